@@ -1,0 +1,57 @@
+# Where each dependency comes from, and the flags every target of ours compiles with.
+find_package(Threads REQUIRED)
+find_package(PkgConfig REQUIRED)
+
+# The toolkit's headers: an installed toolkit, or the private folder that ./quickstart fills from PyPI.
+find_path(CUDA_INCLUDE cuda.h
+  HINTS ${CMAKE_SOURCE_DIR}/.cache/cuda/include $ENV{CUDA_HOME}/include /usr/local/cuda/include REQUIRED)
+find_program(NVCC nvcc
+  HINTS ${CMAKE_SOURCE_DIR}/.cache/cuda/bin $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
+add_library(cuda_headers INTERFACE)
+target_include_directories(cuda_headers SYSTEM INTERFACE ${CUDA_INCLUDE})
+
+# KJ and Cap'n Proto, yaml-cpp and SQLite are linked statically, so that one build runs on any node.
+find_program(CAPNP capnp REQUIRED)
+find_program(CAPNPC_CXX capnpc-c++ REQUIRED)
+add_library(capnp_static INTERFACE)
+target_link_libraries(capnp_static INTERFACE
+  -l:libcapnp-rpc.a -l:libcapnp.a -l:libkj-async.a -l:libkj.a Threads::Threads)
+add_library(yaml_static INTERFACE)
+target_link_libraries(yaml_static INTERFACE -l:libyaml-cpp.a)
+
+# Every target of ours links gpupool_flags: warnings are errors, libstdc++ goes inside.
+add_library(gpupool_flags INTERFACE)
+target_compile_options(gpupool_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers
+  -fvisibility=hidden -fno-omit-frame-pointer)
+target_link_libraries(gpupool_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
+if(GPUPOOL_SANITIZE)
+  target_compile_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE})
+else()
+  target_link_options(gpupool_flags INTERFACE -static-libstdc++ -static-libgcc)
+endif()
+
+# gpupool_test(NAME LABEL sources... LIBS libs...): one Catch2 executable, one CTest entry with that label and a
+# time limit. tests/main.cpp and tests/catch.h hide the difference between Catch2 2 (Debian 12) and 3.
+find_package(Catch2 REQUIRED)
+function(gpupool_test name label)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LIBS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support)
+  target_link_libraries(${name} PRIVATE gpupool_flags catch_main ${ARG_LIBS})
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
+endfunction()
+mark_as_advanced(CUDA_INCLUDE NVCC CCACHE CAPNP CAPNPC_CXX)
+
+if(NOT TARGET catch_main)
+  add_library(catch_main STATIC ${CMAKE_SOURCE_DIR}/tests/support/catch_main.cpp)
+  if(TARGET Catch2::Catch2WithMain)  # Catch2 3
+    target_link_libraries(catch_main PUBLIC Catch2::Catch2WithMain)
+  else()
+    target_link_libraries(catch_main PUBLIC Catch2::Catch2)
+  endif()
+endif()

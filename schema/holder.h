@@ -1,0 +1,53 @@
+#pragma once
+// Between an application's client library and its lease holder, a process of the `gpupool` tool on the same host.
+//
+// Why a process of its own: it holds the token, the session key and the Cap'n Proto RPC event loop, none of which belong
+// into other people's processes; it renews the lease while the application is paused; and Debian's static KJ archives
+// cannot be linked into a shared library (their thread-locals are local-exec).
+//
+// Wire: a SOCK_SEQPACKET Unix socket, one datagram each way, host byte order. The client finds it at
+// GPUPOOL_HOLDER=<path> (set by `gpupool run`), or starts `gpupool hold --descriptor 3` itself with one end of a
+// socket pair as descriptor 3. The holder serves a connection until the peer closes it; the one started by a client
+// releases the lease and exits then. The session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
+
+#include <cstdint>
+
+namespace gpupool::holder {
+
+inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
+inline constexpr uint32_t kVersion = 1;
+
+struct OpenRequest {
+  uint32_t magic = kMagic;
+  uint32_t version = kVersion;
+  uint64_t rowsHash = 0;
+  int32_t pid = 0;
+  uint32_t reserved = 0;
+  char transport[16] = {};  // "", "shm" or "ucx"; empty: the holder chooses
+  char command[128] = {};   // for people
+};
+
+enum class Status : uint32_t {
+  ok = 0,
+  noManager = 1,     // no pool manager reachable
+  noDevice = 2,      // nothing free, and who holds it
+  refused = 3,       // token, tenant or version
+  serverLost = 4,    // the leased server does not answer
+  internal = 5,
+};
+
+struct OpenReply {
+  uint32_t magic = kMagic;
+  uint32_t version = kVersion;
+  Status status = Status::ok;
+  uint32_t deviceCount = 0;
+  uint64_t sessionHigh = 0, sessionLow = 0;
+  uint64_t epoch = 0;
+  char transport[16] = {};
+  char networkDevice[32] = {};
+  char server[64] = {};
+  char text[512] = {};  // status != ok: one line that says what happened and what to do
+};
+static_assert(sizeof(OpenRequest) == 168 && sizeof(OpenReply) == 664);
+
+}  // namespace gpupool::holder

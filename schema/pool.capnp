@@ -1,0 +1,148 @@
+@0xd3b5a1c07e4f9a21;
+# What outlives a call: joining, leases, heartbeats, and how a session is opened on a server.
+# One side of every interface is the manager (Manager) or a server (Server); the other is the `gpupool` tool acting as
+# lease holder for an application. The application's own process speaks none of this: see schema/holder.h.
+
+using Cxx = import "/capnp/c++.capnp";
+$Cxx.namespace("gpupool::schema");
+
+const protocolVersion :UInt32 = 1;
+
+struct Id128 { high @0 :UInt64; low @1 :UInt64; }
+
+struct DeviceInfo {
+  uuid @0 :Data;              # 16 bytes, as cuDeviceGetUuid gives it
+  name @1 :Text;
+  memoryBytes @2 :UInt64;
+  computeMajor @3 :UInt32;
+  computeMinor @4 :UInt32;
+  pciBusId @5 :Text;
+  ordinal @6 :UInt32;         # the driver's ordinal on its server
+  software @7 :Bool;          # the software GPU
+  healthy @8 :Bool = true;
+  driverVersion @9 :UInt32;   # cuDriverGetVersion
+}
+
+struct DeviceState {
+  info @0 :DeviceInfo;
+  server @1 :Text;            # server name
+  freeBytes @2 :UInt64;       # not reserved by any lease
+  leases @3 :List(Id128);
+}
+
+struct ServerInfo {
+  name @0 :Text;              # unique in the pool; the host name by default
+  incarnation @1 :Id128;      # new at every start of the server
+  localPath @2 :Text;         # Unix socket for sessions of this host; empty: none
+  host @3 :Text;              # where network sessions connect; empty: none
+  port @4 :UInt16;
+  bootId @5 :Text;            # /proc/sys/kernel/random/boot_id: tells whether a client is on the same host
+  devices @6 :List(DeviceInfo);
+  protocol @7 :UInt32;
+  rowsHash @8 :UInt64;
+  pid @9 :UInt32;
+}
+
+struct LeaseRequest {
+  id @0 :Id128;               # chosen by the requester; the same id again gives the same lease (idempotent)
+  deviceCount @1 :UInt32 = 1;
+  memoryBytes @2 :UInt64;     # per device; 0: the whole device
+  tenant @3 :Text;
+  holder @4 :Text;            # for people: "user@host pid command"
+  ttlMs @5 :UInt32 = 15000;
+  server @6 :Text;            # only this server; empty: any
+  waitMs @7 :UInt32;          # wait this long for devices to become free; 0: fail at once
+}
+
+struct LeasedDevice {
+  info @0 :DeviceInfo;
+  memoryBytes @1 :UInt64;     # reserved for this lease
+}
+
+struct Lease {
+  id @0 :Id128;
+  server @1 :ServerInfo;      # v1: all devices of a lease are on one server
+  devices @2 :List(LeasedDevice);
+  ttlMs @3 :UInt32;           # duration, counted from the reply on the holder's CLOCK_BOOTTIME
+  deviceEpoch @4 :UInt64;     # grows with every grant; the server admits only a higher one
+  sessionKey @5 :Data;        # 32 bytes; proven by HMAC-SHA256 challenge to the server, never sent to it by the holder
+  holder @6 :Text;
+  tenant @7 :Text;
+  ageMs @8 :UInt64;
+}
+
+interface Manager {
+  # Servers.
+  join @0 (info :ServerInfo, control :Server) -> (beatMs :UInt32);
+  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool)) -> (known :Bool);
+  leave @2 (name :Text, incarnation :Id128) -> ();
+  # Holders.
+  lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
+  renew @4 (id :Id128) -> (ttlMs :UInt32);                 # fails if the lease is gone
+  release @5 (id :Id128) -> ();                            # idempotent
+  # People.
+  devices @6 () -> (devices :List(DeviceState));
+  servers @7 () -> (servers :List(ServerState));
+  leases @8 () -> (leases :List(Lease));                   # without their keys
+}
+
+struct ServerState {
+  info @0 :ServerInfo;
+  lastBeatMs @1 :UInt64;      # ago
+  alive @2 :Bool;
+}
+
+interface Server {
+  # Called by the manager on the connection that the server made when it joined.
+  grant @0 (lease :Lease) -> ();          # before the holder hears of it: the server then admits its sessions
+  revoke @1 (id :Id128, reason :Text) -> (); # ends its sessions; returns when their device memory is free
+}
+
+# The handshake on a session's socket, before the worker takes the socket over. Each is one message in the standard
+# stream framing. holder -> server: SessionHello; server -> holder: SessionChallenge; holder -> server: SessionProof;
+# server -> holder: SessionAnswer. After `ok` the socket belongs to the worker on that side, and the holder passes its
+# end to the application. Both sides prove the key: proof = HMAC-SHA256(key, role ‖ session ‖ epoch ‖ clientNonce ‖
+# serverNonce ‖ server name), role "holder" or "server".
+struct SessionHello {
+  protocol @0 :UInt32;
+  rowsHash @1 :UInt64;
+  lease @2 :Id128;
+  session @3 :Id128;
+  epoch @4 :UInt64;           # 1 for a new session
+  clientNonce @5 :Data;       # 32 bytes
+  transport @6 :Text;         # "shm" or "ucx"
+  pid @7 :UInt32;             # of the application, for people
+  command @8 :Text;           # for people
+}
+struct SessionChallenge {
+  serverNonce @0 :Data;
+  proof @1 :Data;             # the server's own
+  protocol @2 :UInt32;
+  rowsHash @3 :UInt64;
+  error @4 :Text;             # not empty: refused (unknown lease, version or rows mismatch naming both), socket closes
+}
+struct SessionProof { proof @0 :Data; }
+struct SessionAnswer {
+  ok @0 :Bool;
+  error @1 :Text;
+}
+
+# server -> worker over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET; the client's socket comes with it
+# by SCM_RIGHTS). One worker serves one session and then exits.
+struct WorkerStart {
+  session @0 :Id128;
+  epoch @1 :UInt64;
+  transport @2 :Text;
+  devices @3 :List(LeasedDevice);   # info.ordinal: the driver's
+  networkDevice @4 :Text;
+  moduleCache @5 :Text;             # folder, per tenant; empty: none
+  clientPid @6 :UInt32;
+}
+struct WorkerReport {
+  union {
+    ready @0 :Void;                 # warm: cuInit done
+    devices @1 :List(DeviceInfo);   # answer to --inventory
+    ended @2 :Text;                 # the session is over; why, for people
+    failed @3 :Text;                # could not start
+  }
+}

@@ -1,0 +1,151 @@
+#pragma once
+// The seam between a session and the wire: about a dozen operations and no CUDA.
+//
+// A connection is made over a *bootstrap socket*: a connected stream socket (Unix or TCP) between client and
+// worker that the server handed over. Each transport exchanges over it what it needs (memory descriptors, a
+// listener's port) and keeps it: end-of-file on it is how the death of the peer is seen at once.
+//
+// Contract, the same for every implementation and tested once (tests/contract/):
+//  * Messages of one channel arrive once, whole, in order. The channels have separate buffers and credits: a full
+//    `call` channel never delays `control`.
+//  * A put has landed in the peer's memory before any message committed after it is delivered there.
+//  * Every wait ends: with its result, at its deadline, or within 2 s of the peer's death.
+//  * What `receive` returns is private memory: the peer cannot change it after it was delivered.
+//  * Threads: one producer and one consumer per channel (callers serialise with their own lock); regions and
+//    transfers from any thread. Nothing calls back into the user.
+//  * Errors after construction are values (nullptr, empty span, Peer), never exceptions; set-up throws
+//    kj-free std::runtime_error with a message an operator can act on.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+namespace gpupool::transport {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+inline constexpr Deadline kForever = Deadline::max();
+
+enum class Channel : uint8_t { call, control };  // each exists in both directions
+inline constexpr int kChannels = 2;
+
+// alive; closed: the peer said goodbye; lost: it died, or the wire did (reason() says which).
+enum class Peer : uint8_t { alive, closed, lost };
+
+// Names memory shared over one connection. The generation makes a stale name an error, never other memory.
+// {0, 0} names nothing.
+struct Region {
+  uint32_t id = 0;
+  uint32_t generation = 0;
+  bool operator==(const Region&) const = default;
+};
+
+// Memory that can be shared with the peer. Where both are on one host it is a memfd, sealed against resizing.
+// Owns the mapping and the descriptor; unmapped on destruction, so it outlives its use by any device.
+class SharedMemory {
+ public:
+  // Maps `bytes` (rounded up to pages) of zeroed memory, at `fixedAddress` if given (it must be free or reserved by
+  // the caller: the mapping replaces it). Throws std::runtime_error.
+  static std::shared_ptr<SharedMemory> create(size_t bytes, void* fixedAddress = nullptr);
+  // The same memory, from a received descriptor; checks size and seals before it maps.
+  static std::shared_ptr<SharedMemory> adopt(int descriptor, size_t bytes, void* fixedAddress = nullptr);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  size_t size() const { return size_; }
+  int descriptor() const { return descriptor_; }
+
+ private:
+  SharedMemory(std::byte* data, size_t size, int descriptor, bool restoreReservation);
+  std::byte* data_;
+  size_t size_;
+  int descriptor_;
+  bool restoreReservation_;  // fixed address: leave PROT_NONE behind instead of a hole
+};
+
+// A put or get under way. 0: nothing to wait for.
+using Transfer = uint64_t;
+
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  // --- messages ---------------------------------------------------------------------------------------------
+  // Room for one message of up to `bytes` bytes, at most maxMessage(). Blocks while the peer is slow; nullptr at the
+  // deadline or when the peer is gone. The pointer is 8-aligned and valid until commit.
+  virtual std::byte* reserve(Channel channel, size_t bytes, Deadline deadline) = 0;
+  // Sends the reserved message, of which `bytes` (<= reserved) were written. Never blocks.
+  virtual void commit(Channel channel, size_t bytes) = 0;
+  // The next message, or an empty span at the deadline or when the peer is gone and all it sent was delivered.
+  // Valid until the next receive on this channel.
+  virtual std::span<const std::byte> receive(Channel channel, Deadline deadline) = 0;
+  // True if receive would return at once.
+  virtual bool pending(Channel channel) = 0;
+  virtual size_t maxMessage() const = 0;
+
+  // --- regions ----------------------------------------------------------------------------------------------
+  // Lets the peer map, put to and get from `memory`. Kept alive until unshare or close.
+  virtual Region share(std::shared_ptr<SharedMemory> memory) = 0;
+  virtual void unshare(Region region) = 0;
+  // The peer's region in this process, at `fixedAddress` if given; null where this transport cannot give one (a
+  // network). Waits for the region to be announced, until the deadline.
+  virtual std::shared_ptr<SharedMemory> map(Region remote, void* fixedAddress, Deadline deadline) = 0;
+  // True if map can succeed: client and worker are on one host.
+  virtual bool mapsMemory() const = 0;
+  // Copies to or from the peer's region; bounds are checked here against its announced size (0 returned and
+  // peer() unchanged: a caller's error is reported by `failed`). `local` stays valid until the transfer is done.
+  virtual Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) = 0;
+  virtual Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) = 0;
+  // True once the transfer has completed at its destination; false at the deadline or when the peer is gone.
+  virtual bool wait(Transfer transfer, Deadline deadline) = 0;
+
+  // --- the peer ---------------------------------------------------------------------------------------------
+  virtual Peer peer() const = 0;
+  virtual std::string reason() const = 0;  // why peer() is not alive, for people
+  // Readable when the peer goes away (poll it together with other descriptors). Owned by the connection.
+  virtual int wakeupDescriptor() const = 0;
+  // Says goodbye and wakes every waiter of this side. Idempotent.
+  virtual void close() = 0;
+  // In a forked child: drops everything without a word to the peer.
+  virtual void abandon() = 0;
+  virtual const char* name() const = 0;  // "shm", "ucx", "loopback"
+};
+
+struct Options {
+  size_t callBytes = size_t{4} << 20;     // buffer of the call channel, each direction
+  size_t controlBytes = size_t{256} << 10;
+  std::string networkDevice;  // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: all
+  std::string bindAddress;    // ucx: address the worker's listener binds; empty: the bootstrap socket's own
+  std::chrono::milliseconds setupTimeout{10000};
+  std::chrono::milliseconds peerTimeout{2000};  // silent network peer: lost after this
+};
+
+// Both sides call the one that fits, on the two ends of the bootstrap socket; takes ownership of the descriptor.
+// accept: the worker, which creates all shared memory. connect: the client.
+std::unique_ptr<Connection> acceptShm(int bootstrap, const Options& options);
+std::unique_ptr<Connection> connectShm(int bootstrap, const Options& options);
+std::unique_ptr<Connection> acceptUcx(int bootstrap, const Options& options);
+std::unique_ptr<Connection> connectUcx(int bootstrap, const Options& options);
+// "shm" or "ucx"; throws std::runtime_error for another name.
+std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options);
+std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap, const Options& options);
+
+// Two connected ends in this process: {client, worker}.
+std::pair<std::unique_ptr<Connection>, std::unique_ptr<Connection>> loopbackPair(const Options& options);
+
+// Wraps another connection: from `seed`, delays messages by up to `delay` and loses the peer after `lifetime` messages
+// (0: never).
+struct Faults {
+  uint64_t seed = 1;
+  std::chrono::microseconds delay{0};
+  uint64_t lifetime = 0;
+};
+std::unique_ptr<Connection> faulty(std::unique_ptr<Connection> inner, const Faults& faults);
+
+}  // namespace gpupool::transport
