@@ -74,7 +74,10 @@ struct Lease {
 interface Manager {
   # Servers.
   join @0 (info :ServerInfo, control :Server) -> (beatMs :UInt32);
-  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool)) -> (known :Bool);
+  # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
+  # warmWorkers: started ahead of time and unused; `gpupool up` waits for the first. known = false: join again.
+  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool), warmWorkers :UInt32)
+      -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -90,6 +93,7 @@ struct ServerState {
   info @0 :ServerInfo;
   lastBeatMs @1 :UInt64;      # ago
   alive @2 :Bool;
+  warmWorkers @3 :UInt32;
 }
 
 interface Server {
@@ -102,7 +106,7 @@ interface Server {
 # stream framing. holder -> server: SessionHello; server -> holder: SessionChallenge; holder -> server: SessionProof;
 # server -> holder: SessionAnswer. After `ok` the socket belongs to the worker on that side, and the holder passes its
 # end to the application. Both sides prove the key: proof = HMAC-SHA256(key, role ‖ session ‖ epoch ‖ clientNonce ‖
-# serverNonce ‖ server name), role "holder" or "server".
+# serverNonce ‖ server name), role "holder" or "server"; schema/handshake.h fixes the bytes.
 struct SessionHello {
   protocol @0 :UInt32;
   rowsHash @1 :UInt64;
@@ -145,4 +149,13 @@ struct WorkerReport {
     ended @2 :Text;                 # the session is over; why, for people
     failed @3 :Text;                # could not start
   }
+}
+
+# One lease in the manager's store (key "lease/<id>").
+struct StoredLease {
+  lease @0 :Lease;
+  state @1 :UInt32;           # pool-manager/leases.h: LeaseState
+  deadlineMs @2 :UInt64;      # on CLOCK_BOOTTIME of the boot named here; renewals write it rarely
+  bootId @3 :Text;
+  reason @4 :Text;            # why it is being revoked
 }
