@@ -100,6 +100,18 @@ interface Server {
   # Called by the manager on the connection that the server made when it joined.
   grant @0 (lease :Lease) -> ();          # before the holder hears of it: the server then admits its sessions
   revoke @1 (id :Id128, reason :Text) -> (); # ends its sessions; returns when their device memory is free
+  sessions @2 () -> (sessions :List(SessionState));  # living ones, then those that ended lately
+}
+
+struct SessionState {
+  session @0 :Id128;
+  lease @1 :Id128;
+  workerPid @2 :UInt32;
+  clientPid @3 :UInt32;
+  command @4 :Text;
+  ageMs @5 :UInt64;
+  ended @6 :Bool;
+  text @7 :Text;              # why it ended
 }
 
 # The handshake on a session's socket, before the worker takes the socket over. Each is one message in the standard
@@ -141,8 +153,11 @@ struct WorkerStart {
   networkDevice @4 :Text;
   moduleCache @5 :Text;             # folder, per tenant; empty: none
   clientPid @6 :UInt32;
+  stop @7 :Text;                    # not empty: no start, but the order to end the session now, and why
 }
 struct WorkerReport {
+  driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
+  rowsHash @5 :UInt64;              # of the rows the worker was built with
   union {
     ready @0 :Void;                 # warm: cuInit done
     devices @1 :List(DeviceInfo);   # answer to --inventory
