@@ -1,6 +1,6 @@
 @0xd3b5a1c07e4f9a21;
 # What outlives a call: joining, leases, heartbeats, and how a session is opened on a server.
-# One side of every interface is the manager (Manager) or a server (Server); the other is the `gpupool` tool acting as
+# One side of every interface is the manager (Manager) or a server (ServerControl); the other is the `gpupool` tool acting as
 # lease holder for an application. The application's own process speaks none of this: see schema/holder.h.
 
 using Cxx = import "/capnp/c++.capnp";
@@ -73,7 +73,7 @@ struct Lease {
 
 interface Manager {
   # Servers.
-  join @0 (info :ServerInfo, control :Server) -> (beatMs :UInt32);
+  join @0 (info :ServerInfo, control :ServerControl) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # warmWorkers: started ahead of time and unused; `gpupool up` waits for the first. known = false: join again.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool), warmWorkers :UInt32)
@@ -96,7 +96,7 @@ struct ServerState {
   warmWorkers @3 :UInt32;
 }
 
-interface Server {
+interface ServerControl {   # not "Server": generated C++ has a class Server in every interface
   # Called by the manager on the connection that the server made when it joined.
   grant @0 (lease :Lease) -> ();          # before the holder hears of it: the server then admits its sessions
   revoke @1 (id :Id128, reason :Text) -> (); # ends its sessions; returns when their device memory is free
