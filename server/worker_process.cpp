@@ -1,0 +1,368 @@
+#include "server/worker_process.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <future>
+#include <stdexcept>
+
+#include "base/log.h"
+#include "schema/pool.capnp.h"
+#include "server/driver.h"
+
+namespace gpupool::server {
+namespace {
+
+// The handler's only way out; one WorkerProcess a process.
+volatile int signalDescriptor = -1;
+
+void onTerminate(int) {
+  const int saved = errno;
+  const uint64_t one = 1;
+  if (write(signalDescriptor, &one, sizeof one) < 0) _exit(WorkerProcess::kExitStopped);
+  errno = saved;
+}
+
+bool isSeqpacket(int descriptor) {
+  int type = 0;
+  socklen_t bytes = sizeof type;
+  return getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_SEQPACKET;
+}
+
+bool sendReport(int descriptor, capnp::MessageBuilder& message) {
+  const auto words = capnp::messageToFlatArray(message);
+  const auto bytes = words.asBytes();
+  while (::send(descriptor, bytes.begin(), bytes.size(), MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return false;
+  }
+  return true;
+}
+
+void fill(schema::DeviceInfo::Builder out, const DeviceDescription& device) {
+  out.setUuid(kj::arrayPtr(device.uuid.data(), device.uuid.size()));
+  out.setName(device.name);
+  out.setMemoryBytes(device.memoryBytes);
+  out.setComputeMajor(device.computeMajor);
+  out.setComputeMinor(device.computeMinor);
+  out.setPciBusId(device.pciBusId);
+  out.setOrdinal(device.ordinal);
+  out.setSoftware(device.software);
+  out.setDriverVersion(device.driverVersion);
+}
+
+DeviceDescription read(schema::DeviceInfo::Reader in) {
+  DeviceDescription device;
+  device.uuid.assign(in.getUuid().begin(), in.getUuid().end());
+  device.name = in.getName();
+  device.memoryBytes = in.getMemoryBytes();
+  device.computeMajor = in.getComputeMajor();
+  device.computeMinor = in.getComputeMinor();
+  device.pciBusId = in.getPciBusId();
+  device.ordinal = in.getOrdinal();
+  device.software = in.getSoftware();
+  device.driverVersion = in.getDriverVersion();
+  return device;
+}
+
+// One datagram and the descriptor that came with it. bytes: 0 at end-of-file, negative on error.
+struct Datagram {
+  kj::Array<capnp::word> words = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
+  ssize_t bytes = 0;
+  int descriptor = -1;
+};
+
+Datagram receive(int socket) {
+  Datagram datagram;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  iovec part{datagram.words.begin(), kMaxDatagram};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  do {
+    datagram.bytes = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
+  } while (datagram.bytes < 0 && errno == EINTR);
+  if (datagram.bytes < 0) return datagram;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len >= CMSG_LEN(sizeof(int)))
+      std::memcpy(&datagram.descriptor, CMSG_DATA(c), sizeof(int));
+  }
+  if ((header.msg_flags & MSG_TRUNC) != 0) datagram.bytes = -1;
+  return datagram;
+}
+
+void checked(const Driver& driver, CUresult result, const char* call) {
+  if (result != CUDA_SUCCESS) throw std::runtime_error(std::string(call) + ": " + driver.describe(result));
+}
+
+SessionStart parseStart(schema::WorkerStart::Reader start, int socket) {
+  SessionStart session;
+  session.sessionHigh = start.getSession().getHigh();
+  session.sessionLow = start.getSession().getLow();
+  session.epoch = start.getEpoch();
+  session.transport = start.getTransport();
+  for (auto device : start.getDevices())
+    session.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  session.networkDevice = start.getNetworkDevice();
+  session.moduleCache = start.getModuleCache();
+  session.clientPid = start.getClientPid();
+  session.socket = socket;
+  return session;
+}
+
+void print(const std::string& driver, std::span<const DeviceDescription> devices) {
+  std::printf("driver %s\n", driver.c_str());
+  for (const auto& device : devices) {
+    std::printf("device %u: %s, compute %u.%u, %.1f GiB, %s%s\n", device.ordinal, device.name.c_str(),
+                device.computeMajor, device.computeMinor,
+                static_cast<double>(device.memoryBytes) / (1u << 30), device.pciBusId.c_str(),
+                device.software ? ", software" : "");
+  }
+}
+
+}  // namespace
+
+const char kWorkerUsage[] =
+    "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL]   started by gpupool-server\n"
+    "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n";
+
+WorkerArguments parseWorkerArguments(int count, char** words) {
+  WorkerArguments arguments;
+  for (int i = 1; i < count; ++i) {
+    const std::string word = words[i];
+    const auto value = [&] {
+      if (++i >= count) throw std::runtime_error(word + " needs a value");
+      return std::string(words[i]);
+    };
+    if (word == "--inventory") {
+      arguments.inventory = true;
+    } else if (word == "--help") {
+      arguments.help = true;
+    } else if (word == "--driver") {
+      arguments.driver = value();
+    } else if (word == "--warm-context") {
+      const std::string text = value();
+      char* end = nullptr;
+      arguments.warmDevice = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+      if (text.empty() || *end != '\0' || arguments.warmDevice < 0)
+        throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
+    } else {
+      throw std::runtime_error("unknown argument '" + word + "'");
+    }
+  }
+  return arguments;
+}
+
+std::vector<DeviceDescription> listDevices(const Driver& driver) {
+  checked(driver, driver.cuInit(0), "cuInit");
+  int version = 0, count = 0;
+  checked(driver, driver.cuDriverGetVersion(&version), "cuDriverGetVersion");
+  checked(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  std::vector<DeviceDescription> devices;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUdevice device = 0;
+    char name[256] = "", pci[64] = "";
+    CUuuid uuid{};
+    size_t bytes = 0;
+    int major = 0, minor = 0;
+    checked(driver, driver.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+    checked(driver, driver.cuDeviceGetName(name, sizeof name - 1, device), "cuDeviceGetName");
+    checked(driver, driver.cuDeviceTotalMem_v2(&bytes, device), "cuDeviceTotalMem");
+    const auto attribute = driver.cuDeviceGetAttribute;
+    checked(driver, attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+            "compute capability");
+    checked(driver, attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+            "compute capability");
+    const auto getUuid =
+        driver.cuDeviceGetUuid_v2 != nullptr ? driver.cuDeviceGetUuid_v2 : driver.cuDeviceGetUuid;
+    if (getUuid == nullptr) throw std::runtime_error("the driver has no cuDeviceGetUuid");
+    checked(driver, getUuid(&uuid, device), "cuDeviceGetUuid");
+    if (driver.cuDeviceGetPCIBusId != nullptr) driver.cuDeviceGetPCIBusId(pci, sizeof pci - 1, device);
+    const auto* id = reinterpret_cast<const uint8_t*>(uuid.bytes);
+    devices.push_back({{id, id + sizeof uuid.bytes},
+                       name,
+                       bytes,
+                       static_cast<uint32_t>(major),
+                       static_cast<uint32_t>(minor),
+                       pci,
+                       static_cast<uint32_t>(ordinal),
+                       driver.software(),
+                       static_cast<uint32_t>(version)});
+  }
+  return devices;
+}
+
+int runInventory(const std::string& driverPath, uint64_t rowsHash) {
+  std::optional<WorkerProcess> process;
+  if (isSeqpacket(kControlDescriptor)) process.emplace(kControlDescriptor, rowsHash);
+  try {
+    const auto driver = Driver::load(driverPath);
+    const auto devices = listDevices(*driver);
+    if (!process) {
+      print(driver->path(), devices);
+      return 0;
+    }
+    return process->reportDevices(driver->path(), devices) ? 0 : 1;
+  } catch (const std::exception& error) {
+    if (process) {
+      process->reportFailed(error.what());
+    } else {
+      std::fprintf(stderr, "gpupool-worker: %s\n", error.what());
+    }
+    return 1;
+  }
+}
+
+void warmUp(const Driver& driver, int device) {
+  checked(driver, driver.cuInit(0), "cuInit");
+  if (device < 0) return;
+  CUdevice handle = 0;
+  CUcontext context = nullptr;
+  checked(driver, driver.cuDeviceGet(&handle, device), "cuDeviceGet");
+  // Retained until the process ends: the session finds the context there.
+  checked(driver, driver.cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain");
+}
+
+WorkerProcess::WorkerProcess(int descriptor, uint64_t rowsHash)
+    : descriptor_(descriptor), rowsHash_(rowsHash) {
+  if (!isSeqpacket(descriptor_))
+    throw std::runtime_error("descriptor " + std::to_string(descriptor) +
+                             " is not the server's socket: gpupool-worker is started by gpupool-server");
+  fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
+  fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
+}
+
+WorkerProcess::~WorkerProcess() {
+  if (watcher_.joinable()) {
+    const uint64_t one = 1;
+    if (write(done_, &one, sizeof one) < 0) _exit(kExitStopped);
+    watcher_.join();
+    signal(SIGTERM, SIG_DFL);
+    close(signalDescriptor);
+    signalDescriptor = -1;
+  }
+  if (done_ >= 0) close(done_);
+  close(descriptor_);
+}
+
+bool WorkerProcess::reportReady(const std::string& driverPath) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setDriver(driverPath);
+  report.setRowsHash(rowsHash_);
+  report.setReady();
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportDevices(const std::string& driverPath, std::span<const DeviceDescription> devices) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setDriver(driverPath);
+  report.setRowsHash(rowsHash_);
+  auto list = report.initDevices(static_cast<unsigned>(devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) fill(list[i], devices[i]);
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportFailed(const std::string& text) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  report.setFailed(text);
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportEnded(const std::string& text) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  report.setEnded(text);
+  return sendReport(descriptor_, message);
+}
+
+std::optional<SessionStart> WorkerProcess::waitForSession() {
+  const Datagram datagram = receive(descriptor_);
+  if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;
+  try {
+    if (datagram.bytes < 0 || datagram.bytes % sizeof(capnp::word) != 0)
+      throw std::runtime_error("truncated");
+    capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
+    const auto start = reader.getRoot<schema::WorkerStart>();
+    if (start.getStop().size() > 0) {
+      if (datagram.descriptor >= 0) close(datagram.descriptor);
+      return std::nullopt;
+    }
+    if (datagram.descriptor < 0) throw std::runtime_error("no socket came with it");
+    if (start.getDevices().size() == 0) throw std::runtime_error("no devices");
+    // The server's event loop used it without blocking; transports here block and poll.
+    fcntl(datagram.descriptor, F_SETFL, fcntl(datagram.descriptor, F_GETFL) & ~O_NONBLOCK);
+    return parseStart(start, datagram.descriptor);
+  } catch (const kj::Exception& error) {
+    if (datagram.descriptor >= 0) close(datagram.descriptor);
+    throw std::runtime_error(std::string("malformed WorkerStart: ") + error.getDescription().cStr());
+  } catch (const std::exception& error) {
+    if (datagram.descriptor >= 0) close(datagram.descriptor);
+    throw std::runtime_error(std::string("malformed WorkerStart: ") + error.what());
+  }
+}
+
+void WorkerProcess::watchServer(std::function<void(const std::string&)> stop,
+                                std::chrono::milliseconds grace) {
+  done_ = eventfd(0, EFD_CLOEXEC);
+  signalDescriptor = eventfd(0, EFD_CLOEXEC);
+  if (done_ < 0 || signalDescriptor < 0) throw std::runtime_error("eventfd: " + std::string(strerror(errno)));
+  struct sigaction action {};
+  action.sa_handler = onTerminate;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGTERM, &action, nullptr);
+  watcher_ = std::thread([this, stop = std::move(stop), grace] { watch(stop, grace); });
+}
+
+void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
+                          std::chrono::milliseconds grace) {
+  pollfd waiting[3] = {{descriptor_, POLLIN, 0}, {signalDescriptor, POLLIN, 0}, {done_, POLLIN, 0}};
+  std::string reason;
+  while (reason.empty()) {
+    if (poll(waiting, 3, -1) < 0) continue;
+    if (waiting[2].revents != 0) return;
+    if (waiting[1].revents != 0) reason = "the GPU server is shutting down";
+    if (waiting[0].revents == 0) continue;
+    const Datagram datagram = receive(descriptor_);
+    if (datagram.descriptor >= 0) close(datagram.descriptor);
+    if (datagram.bytes <= 0) {
+      reason = "the GPU server process died";
+      continue;
+    }
+    try {
+      capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
+      reason = reader.getRoot<schema::WorkerStart>().getStop().cStr();
+    } catch (const kj::Exception& error) {
+      reason = "the GPU server sent nonsense";
+    }
+  }
+  stopping_.store(true, std::memory_order_release);
+  GPUPOOL_INFO("stopping: %s", reason.c_str());
+  // On a thread of its own, so that a session that cannot even be told to stop does not outlive the grace.
+  const auto deadline = std::chrono::steady_clock::now() + grace;
+  auto told = std::async(std::launch::async, [&] { stop(reason); });
+  const auto left = [&] {
+    const auto rest =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    return static_cast<int>(std::max<int64_t>(rest.count(), 0));
+  };
+  const bool finished = told.wait_until(deadline) == std::future_status::ready;
+  if (finished && poll(&waiting[2], 1, left()) > 0) return;
+  GPUPOOL_WARNING("the session did not end in time after: %s", reason.c_str());
+  _exit(kExitStopped);
+}
+
+}  // namespace gpupool::server
