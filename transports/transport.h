@@ -6,7 +6,8 @@
 // listener's port) and keeps it: end-of-file on it is how the death of the peer is seen at once.
 //
 // Contract, the same for every implementation and tested once (tests/contract/):
-//  * Messages of one channel arrive once, whole, in order. The channels have separate buffers and credits: a full
+//  * Messages of one channel arrive once, whole, in order. The channels have separate buffers and credits: a
+//  full
 //    `call` channel never delays `control`.
 //  * A put has landed in the peer's memory before any message committed after it is delivered there.
 //  * Every wait ends: with its result, at its deadline, or within 2 s of the peer's death.
@@ -16,6 +17,7 @@
 //  * Errors after construction are values (nullptr, empty span, Peer), never exceptions; set-up throws
 //    kj-free std::runtime_error with a message an operator can act on.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace gpupool::transport {
 
@@ -48,8 +51,8 @@ struct Region {
 // Owns the mapping and the descriptor; unmapped on destruction, so it outlives its use by any device.
 class SharedMemory {
  public:
-  // Maps `bytes` (rounded up to pages) of zeroed memory, at `fixedAddress` if given (it must be free or reserved by
-  // the caller: the mapping replaces it). Throws std::runtime_error.
+  // Maps `bytes` (rounded up to pages) of zeroed memory, at `fixedAddress` if given (it must be free or
+  // reserved by the caller: the mapping replaces it). Throws std::runtime_error.
   static std::shared_ptr<SharedMemory> create(size_t bytes, void* fixedAddress = nullptr);
   // The same memory, from a received descriptor; checks size and seals before it maps.
   static std::shared_ptr<SharedMemory> adopt(int descriptor, size_t bytes, void* fixedAddress = nullptr);
@@ -69,48 +72,58 @@ class SharedMemory {
   bool restoreReservation_;  // fixed address: leave PROT_NONE behind instead of a hole
 };
 
-// A put or get under way. 0: nothing to wait for.
+// A put or get under way. 0: done already, wait() is true at once. kRefused: out of bounds, a stale or
+// unknown name, or the peer is gone; nothing was moved, wait() is false at once.
 using Transfer = uint64_t;
+inline constexpr Transfer kRefused = ~Transfer{0};
 
 class Connection {
  public:
   virtual ~Connection() = default;
 
-  // --- messages ---------------------------------------------------------------------------------------------
-  // Room for one message of up to `bytes` bytes, at most maxMessage(). Blocks while the peer is slow; nullptr at the
-  // deadline or when the peer is gone. The pointer is 8-aligned and valid until commit.
+  // --- messages
+  // --------------------------------------------------------------------------------------------- Room for
+  // one message of up to `bytes` bytes, at most maxMessage(channel). Blocks while the peer is slow; nullptr
+  // at the deadline or when the peer is gone. The pointer is 8-aligned and valid until commit.
   virtual std::byte* reserve(Channel channel, size_t bytes, Deadline deadline) = 0;
   // Sends the reserved message, of which `bytes` (<= reserved) were written. Never blocks.
   virtual void commit(Channel channel, size_t bytes) = 0;
-  // The next message, or an empty span at the deadline or when the peer is gone and all it sent was delivered.
-  // Valid until the next receive on this channel.
+  // The next message, or an empty span at the deadline or when the peer is gone and all it sent was
+  // delivered. Valid until the next receive on this channel.
   virtual std::span<const std::byte> receive(Channel channel, Deadline deadline) = 0;
   // True if receive would return at once.
   virtual bool pending(Channel channel) = 0;
-  virtual size_t maxMessage() const = 0;
+  virtual size_t maxMessage(Channel channel) const = 0;  // a little less than half of its buffer
+  size_t maxMessage() const {                            // for either channel
+    return std::min(maxMessage(Channel::call), maxMessage(Channel::control));
+  }
 
-  // --- regions ----------------------------------------------------------------------------------------------
-  // Lets the peer map, put to and get from `memory`. Kept alive until unshare or close.
+  // --- regions
+  // ---------------------------------------------------------------------------------------------- Lets the
+  // peer map, put to and get from `memory`. Kept alive until unshare or close.
   virtual Region share(std::shared_ptr<SharedMemory> memory) = 0;
   virtual void unshare(Region region) = 0;
-  // The peer's region in this process, at `fixedAddress` if given; null where this transport cannot give one (a
-  // network). Waits for the region to be announced, until the deadline.
+  // The peer's region in this process, at `fixedAddress` if given; null where this transport cannot give one
+  // (a network). Waits for the region to be announced, until the deadline.
   virtual std::shared_ptr<SharedMemory> map(Region remote, void* fixedAddress, Deadline deadline) = 0;
   // True if map can succeed: client and worker are on one host.
   virtual bool mapsMemory() const = 0;
-  // Copies to or from the peer's region; bounds are checked here against its announced size (0 returned and
-  // peer() unchanged: a caller's error is reported by `failed`). `local` stays valid until the transfer is done.
+  // Copies to or from the peer's region; bounds are checked here against its announced size (kRefused and
+  // peer() unchanged: a caller's error). `local` stays valid until the transfer is done or the connection is
+  // closed.
   virtual Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) = 0;
   virtual Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) = 0;
   // True once the transfer has completed at its destination; false at the deadline or when the peer is gone.
   virtual bool wait(Transfer transfer, Deadline deadline) = 0;
 
-  // --- the peer ---------------------------------------------------------------------------------------------
+  // --- the peer
+  // ---------------------------------------------------------------------------------------------
   virtual Peer peer() const = 0;
   virtual std::string reason() const = 0;  // why peer() is not alive, for people
   // Readable when the peer goes away (poll it together with other descriptors). Owned by the connection.
   virtual int wakeupDescriptor() const = 0;
-  // Says goodbye and wakes every waiter of this side. Idempotent.
+  // Sends what was committed (bounded where the peer is slow), says goodbye and wakes every waiter of this
+  // side; peer() is `closed` from then on. Idempotent.
   virtual void close() = 0;
   // In a forked child: drops everything without a word to the peer.
   virtual void abandon() = 0;
@@ -118,16 +131,17 @@ class Connection {
 };
 
 struct Options {
-  size_t callBytes = size_t{4} << 20;     // buffer of the call channel, each direction
+  size_t callBytes = size_t{4} << 20;  // buffer of the call channel, each direction
   size_t controlBytes = size_t{256} << 10;
-  std::string networkDevice;  // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: all
-  std::string bindAddress;    // ucx: address the worker's listener binds; empty: the bootstrap socket's own
+  std::string
+      networkDevice;        // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: all
+  std::string bindAddress;  // ucx: address the worker's listener binds; empty: the bootstrap socket's own
   std::chrono::milliseconds setupTimeout{10000};
   std::chrono::milliseconds peerTimeout{2000};  // silent network peer: lost after this
 };
 
-// Both sides call the one that fits, on the two ends of the bootstrap socket; takes ownership of the descriptor.
-// accept: the worker, which creates all shared memory. connect: the client.
+// Both sides call the one that fits, on the two ends of the bootstrap socket; takes ownership of the
+// descriptor. accept: the worker, which creates all shared memory. connect: the client.
 std::unique_ptr<Connection> acceptShm(int bootstrap, const Options& options);
 std::unique_ptr<Connection> connectShm(int bootstrap, const Options& options);
 std::unique_ptr<Connection> acceptUcx(int bootstrap, const Options& options);
@@ -139,8 +153,8 @@ std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap,
 // Two connected ends in this process: {client, worker}.
 std::pair<std::unique_ptr<Connection>, std::unique_ptr<Connection>> loopbackPair(const Options& options);
 
-// Wraps another connection: from `seed`, delays messages by up to `delay` and loses the peer after `lifetime` messages
-// (0: never).
+// Wraps another connection: from `seed`, delays messages by up to `delay` and loses the peer after `lifetime`
+// messages (0: never).
 struct Faults {
   uint64_t seed = 1;
   std::chrono::microseconds delay{0};

@@ -1,0 +1,181 @@
+#include "pairs.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+namespace gpupool::transport::testing {
+
+namespace {
+
+bool startsWith(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
+
+std::string inner(const std::string& transport) {
+  return startsWith(transport, "faulty-") ? transport.substr(7) : transport;
+}
+
+bool haveUcx() {
+  const char* name = std::getenv("GPUPOOL_TEST_NO_UCX");
+  if (name && *name == '1') return false;
+  void* library = dlopen("libucp.so.0", RTLD_LAZY | RTLD_NOLOAD);
+  return library != nullptr || access("/usr/lib/x86_64-linux-gnu/libucp.so.0", R_OK) == 0 ||
+         access("/usr/lib/aarch64-linux-gnu/libucp.so.0", R_OK) == 0;
+}
+
+std::pair<int, int> tcpSockets() {
+  int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listener, 1) != 0 ||
+      getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+    throw std::runtime_error("test: cannot listen on 127.0.0.1");
+  }
+  int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (::connect(client, reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    throw std::runtime_error("test: cannot connect to 127.0.0.1");
+  }
+  int worker = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  ::close(listener);
+  return {client, worker};
+}
+
+std::unique_ptr<Connection> wrap(const std::string& transport, std::unique_ptr<Connection> connection,
+                                 uint64_t seed) {
+  if (!startsWith(transport, "faulty-")) return connection;
+  return faulty(std::move(connection), Faults{.seed = seed, .delay = 20us});
+}
+
+}  // namespace
+
+std::vector<std::string> allTransports() {
+  std::vector<std::string> names = {"shm", "loopback"};
+  if (haveUcx()) names.push_back("ucx");
+  for (size_t i = 0, plain = names.size(); i < plain; ++i) names.push_back("faulty-" + names[i]);
+  return names;
+}
+
+std::vector<std::string> processTransports() {
+  std::vector<std::string> names = {"shm"};
+  if (haveUcx()) names.push_back("ucx");
+  return names;
+}
+
+std::pair<int, int> bootstrapSockets(const std::string& transport) {
+  if (transport == "ucx") return tcpSockets();
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    throw std::runtime_error("test: socketpair");
+  return {ends[0], ends[1]};
+}
+
+Pair connectPair(const std::string& transport, const Options& options) {
+  Pair pair;
+  std::string name = inner(transport);
+  if (name == "loopback") {
+    std::tie(pair.client, pair.worker) = loopbackPair(options);
+  } else {
+    auto [client, worker] = bootstrapSockets(name);
+    std::exception_ptr failure;
+    std::thread accepting([&, worker = worker] {
+      try {
+        pair.worker = accept(name, worker, options);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    });
+    try {
+      pair.client = connect(name, client, options);
+    } catch (...) {
+      accepting.join();
+      throw;
+    }
+    accepting.join();
+    if (failure) std::rethrow_exception(failure);
+  }
+  return {wrap(transport, std::move(pair.client), 11), wrap(transport, std::move(pair.worker), 22)};
+}
+
+ForkedPeer::ForkedPeer(const std::string& transport, const Options& options,
+                       std::function<void(Connection&)> peer) {
+  auto [client, worker] = bootstrapSockets(transport);
+  process = fork();
+  if (process == 0) {
+    ::close(worker);
+    int status = 3;
+    try {
+      auto connection = connect(transport, client, options);
+      peer(*connection);
+      connection->close();
+      status = 0;
+    } catch (const std::exception& error) {
+      fprintf(stderr, "forked peer: %s\n", error.what());
+    }
+    _exit(status);
+  }
+  ::close(client);
+  connection = accept(transport, worker, options);
+}
+
+void ForkedPeer::kill() { ::kill(process, SIGKILL); }
+
+ForkedPeer::~ForkedPeer() {
+  connection.reset();
+  if (process > 0) {
+    ::kill(process, SIGKILL);
+    waitpid(process, nullptr, 0);
+  }
+}
+
+bool sendBytes(Connection& connection, Channel channel, const void* bytes, size_t size, Deadline deadline) {
+  std::byte* room = connection.reserve(channel, size, deadline);
+  if (!room) return false;
+  if (size) std::memcpy(room, bytes, size);
+  connection.commit(channel, size);
+  return true;
+}
+
+namespace {
+constexpr uint64_t mix(uint64_t x) {
+  x ^= x >> 31;
+  x *= 0x9E3779B97F4A7C15u;
+  return x ^ (x >> 29);
+}
+}  // namespace
+
+void fillPattern(void* bytes, size_t size, uint64_t seed) {
+  auto* out = static_cast<std::byte*>(bytes);
+  uint64_t base = mix(seed * 2 + 1);
+  for (size_t i = 0; i < size; i += 8) {
+    uint64_t word = mix(base + i);
+    std::memcpy(out + i, &word, std::min<size_t>(8, size - i));
+  }
+}
+
+bool hasPattern(const void* bytes, size_t size, uint64_t seed) {
+  const auto* in = static_cast<const std::byte*>(bytes);
+  uint64_t base = mix(seed * 2 + 1);
+  for (size_t i = 0; i < size; i += 8) {
+    uint64_t word = mix(base + i);
+    if (std::memcmp(in + i, &word, std::min<size_t>(8, size - i)) != 0) return false;
+  }
+  return true;
+}
+
+uint64_t checksum(const void* bytes, size_t size) {
+  const auto* in = static_cast<const unsigned char*>(bytes);
+  uint64_t sum = 14695981039346656037u;
+  for (size_t i = 0; i < size; ++i) sum = (sum ^ in[i]) * 1099511628211u;
+  return sum;
+}
+
+}  // namespace gpupool::transport::testing

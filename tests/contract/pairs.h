@@ -1,0 +1,53 @@
+#pragma once
+// Connected ends of each transport, for the contract suite: in this process, or with the peer in a forked
+// one.
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transports/transport.h"
+
+namespace gpupool::transport::testing {
+
+using namespace std::chrono_literals;
+
+struct Pair {
+  std::unique_ptr<Connection> client;
+  std::unique_ptr<Connection> worker;
+};
+
+// "shm", "loopback", "ucx" (if libucp is installed), and each of them again as "faulty-...", with seeded
+// delays.
+std::vector<std::string> allTransports();
+// Those whose ends can live in two processes.
+std::vector<std::string> processTransports();
+
+Pair connectPair(const std::string& transport, const Options& options = {});
+
+// Runs `peer` with its end in a forked child, which then leaves with _exit. The parent has the other end.
+struct ForkedPeer {
+  std::unique_ptr<Connection> connection;  // the worker's end
+  pid_t process = -1;
+  ForkedPeer(const std::string& transport, const Options& options, std::function<void(Connection&)> peer);
+  ~ForkedPeer();
+  void kill();  // SIGKILL, not reaped before the destructor: a zombie must count as dead
+};
+
+// Two ends of a stream socket that suit the transport's bootstrap (Unix for shm, TCP over lo for ucx).
+std::pair<int, int> bootstrapSockets(const std::string& transport);
+
+inline Deadline in(std::chrono::milliseconds time) { return Clock::now() + time; }
+
+// Sends the bytes, or fails: false.
+bool sendBytes(Connection& connection, Channel channel, const void* bytes, size_t size,
+               Deadline deadline = in(10s));
+// A pattern that depends on seed and length, and its check.
+void fillPattern(void* bytes, size_t size, uint64_t seed);
+bool hasPattern(const void* bytes, size_t size, uint64_t seed);
+uint64_t checksum(const void* bytes, size_t size);
+
+}  // namespace gpupool::transport::testing

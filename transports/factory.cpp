@@ -1,0 +1,32 @@
+// Transports by name: the one place that lists them.
+
+#include <unistd.h>
+
+#include <stdexcept>
+
+#include "transports/transport.h"
+
+namespace gpupool::transport {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& transport, int bootstrap) {
+  ::close(bootstrap);
+  throw std::runtime_error("transport '" + transport + "' does not exist; there are 'shm' and 'ucx'");
+}
+
+}  // namespace
+
+std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options) {
+  if (transport == "shm") return acceptShm(bootstrap, options);
+  if (transport == "ucx") return acceptUcx(bootstrap, options);
+  refuse(transport, bootstrap);
+}
+
+std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap, const Options& options) {
+  if (transport == "shm") return connectShm(bootstrap, options);
+  if (transport == "ucx") return connectUcx(bootstrap, options);
+  refuse(transport, bootstrap);
+}
+
+}  // namespace gpupool::transport

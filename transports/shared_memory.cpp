@@ -1,0 +1,115 @@
+// Memory both processes map: a sealed memfd. The seals are what make it safe to touch: without F_SEAL_SHRINK
+// the peer could truncate it and every access would raise SIGBUS (memfd_create(2), "File sealing").
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+
+#include "transports/descriptor.h"
+#include "transports/transport.h"
+
+namespace gpupool::transport {
+
+std::string errorText(const std::string& what) { return what + ": " + std::strerror(errno); }
+
+Descriptor newEvent() {
+  Descriptor event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event) throw std::runtime_error(errorText("transport: eventfd"));
+  return event;
+}
+
+void signalEvent(const Descriptor& event) {
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t written = ::write(event.get(), &one, sizeof one);  // full: it is readable already
+}
+
+void clearEvent(const Descriptor& event) {
+  uint64_t count;
+  [[maybe_unused]] ssize_t got = ::read(event.get(), &count, sizeof count);
+}
+
+namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+size_t wholePages(size_t bytes) {
+  size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  size_t rounded = (bytes + page - 1) & ~(page - 1);
+  if (bytes == 0 || rounded < bytes || rounded > size_t{1} << 46) {
+    throw std::runtime_error("shared memory: a size of " + std::to_string(bytes) + " bytes is not possible");
+  }
+  return rounded;
+}
+
+std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress) {
+  int flags = MAP_SHARED | (fixedAddress ? MAP_FIXED : 0);
+  void* at = mmap(fixedAddress, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  if (at == MAP_FAILED) throw std::runtime_error(errorText("shared memory: mmap"));
+  return static_cast<std::byte*>(at);
+}
+
+// Only a memfd on tmpfs has both: seals, and pages that are there as long as the size is (hugetlbfs does
+// not).
+void checkReceived(int descriptor, size_t bytes) {
+  struct stat status;
+  struct statfs filesystem;
+  if (fstat(descriptor, &status) != 0 || fstatfs(descriptor, &filesystem) != 0) {
+    throw std::runtime_error(errorText("shared memory: received descriptor"));
+  }
+  if (filesystem.f_type != TMPFS_MAGIC) throw std::runtime_error("shared memory: not a memfd");
+  int seals = fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW)) {
+    throw std::runtime_error("shared memory: the peer's memory is not sealed against resizing");
+  }
+  if (seals & F_SEAL_WRITE) throw std::runtime_error("shared memory: the peer's memory is read-only");
+  if (static_cast<uint64_t>(status.st_size) != bytes) {
+    throw std::runtime_error("shared memory: the peer announced " + std::to_string(bytes) +
+                             " bytes, the file has " + std::to_string(status.st_size));
+  }
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory(std::byte* data, size_t size, int descriptor, bool restoreReservation)
+    : data_(data), size_(size), descriptor_(descriptor), restoreReservation_(restoreReservation) {}
+
+std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes, void* fixedAddress) {
+  bytes = wholePages(bytes);
+  Descriptor memory(memfd_create("gpupool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory) throw std::runtime_error(errorText("shared memory: memfd_create"));
+  if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) {
+    throw std::runtime_error(errorText("shared memory: " + std::to_string(bytes) + " bytes"));
+  }
+  if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw std::runtime_error(errorText("shared memory: cannot seal"));
+  }
+  std::byte* data = mapShared(memory.get(), bytes, fixedAddress);
+  return std::shared_ptr<SharedMemory>(
+      new SharedMemory(data, bytes, memory.release(), fixedAddress != nullptr));
+}
+
+std::shared_ptr<SharedMemory> SharedMemory::adopt(int descriptor, size_t bytes, void* fixedAddress) {
+  Descriptor memory(descriptor);
+  bytes = wholePages(bytes);
+  checkReceived(memory.get(), bytes);
+  std::byte* data = mapShared(memory.get(), bytes, fixedAddress);
+  return std::shared_ptr<SharedMemory>(
+      new SharedMemory(data, bytes, memory.release(), fixedAddress != nullptr));
+}
+
+SharedMemory::~SharedMemory() {
+  bool replaced = restoreReservation_ &&
+                  mmap(data_, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+                       0) != MAP_FAILED;
+  if (!replaced) munmap(data_, size_);
+  ::close(descriptor_);
+}
+
+}  // namespace gpupool::transport
