@@ -1,0 +1,107 @@
+#include "pool-manager/convert.h"
+
+namespace gpupool::pool {
+
+Id read(schema::Id128::Reader from) { return {from.getHigh(), from.getLow()}; }
+
+Device read(schema::DeviceInfo::Reader from) {
+  return {bytes(from.getUuid()),  text(from.getName()),     from.getMemoryBytes(), from.getComputeMajor(),
+          from.getComputeMinor(), text(from.getPciBusId()), from.getOrdinal(),     from.getSoftware(),
+          from.getHealthy(),      from.getDriverVersion()};
+}
+
+Server read(schema::ServerInfo::Reader from) {
+  Server to{text(from.getName()),
+            read(from.getIncarnation()),
+            text(from.getLocalPath()),
+            text(from.getHost()),
+            from.getPort(),
+            text(from.getBootId()),
+            {},
+            from.getProtocol(),
+            from.getRowsHash(),
+            from.getPid()};
+  for (auto device : from.getDevices()) to.devices.push_back(read(device));
+  return to;
+}
+
+LeaseRequest read(schema::LeaseRequest::Reader from) {
+  return {read(from.getId()),     from.getDeviceCount(),  from.getMemoryBytes(), text(from.getTenant()),
+          text(from.getHolder()), text(from.getServer()), from.getTtlMs(),       from.getWaitMs()};
+}
+
+Lease read(schema::Lease::Reader from) {
+  Lease to;
+  to.id = read(from.getId());
+  to.server = read(from.getServer());
+  for (auto device : from.getDevices())
+    to.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  to.ttlMs = from.getTtlMs();
+  to.epoch = from.getDeviceEpoch();
+  to.key = bytes(from.getSessionKey());
+  to.holder = text(from.getHolder());
+  to.tenant = text(from.getTenant());
+  to.ageMs = from.getAgeMs();
+  return to;
+}
+
+void write(const Id& from, schema::Id128::Builder to) {
+  to.setHigh(from.high);
+  to.setLow(from.low);
+}
+
+void write(const Device& from, schema::DeviceInfo::Builder to) {
+  to.setUuid(data(from.uuid));
+  to.setName(from.name);
+  to.setMemoryBytes(from.memoryBytes);
+  to.setComputeMajor(from.computeMajor);
+  to.setComputeMinor(from.computeMinor);
+  to.setPciBusId(from.pciBusId);
+  to.setOrdinal(from.ordinal);
+  to.setSoftware(from.software);
+  to.setHealthy(from.healthy);
+  to.setDriverVersion(from.driverVersion);
+}
+
+void write(const Server& from, schema::ServerInfo::Builder to) {
+  to.setName(from.name);
+  write(from.incarnation, to.initIncarnation());
+  to.setLocalPath(from.localPath);
+  to.setHost(from.host);
+  to.setPort(from.port);
+  to.setBootId(from.bootId);
+  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
+  to.setProtocol(from.protocol);
+  to.setRowsHash(from.rowsHash);
+  to.setPid(from.pid);
+}
+
+void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
+  write(from.id, to.initId());
+  to.setDeviceCount(from.deviceCount);
+  to.setMemoryBytes(from.memoryBytes);
+  to.setTenant(from.tenant);
+  to.setHolder(from.holder);
+  to.setTtlMs(from.ttlMs);
+  to.setServer(from.server);
+  to.setWaitMs(from.waitMs);
+}
+
+void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
+  write(from.id, to.initId());
+  write(from.server, to.initServer());
+  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) {
+    write(from.devices[i].info, devices[i].initInfo());
+    devices[i].setMemoryBytes(from.devices[i].memoryBytes);
+  }
+  to.setTtlMs(from.ttlMs);
+  to.setDeviceEpoch(from.epoch);
+  if (secrets == Secrets::include) to.setSessionKey(data(from.key));
+  to.setHolder(from.holder);
+  to.setTenant(from.tenant);
+  to.setAgeMs(from.ageMs);
+}
+
+}  // namespace gpupool::pool

@@ -1,0 +1,31 @@
+#pragma once
+// Between pool.capnp and model.h. read() checks nothing but shape; who receives from the wire checks the
+// values (Pool::join, Pool::request).
+
+#include "pool-manager/model.h"
+#include "schema/pool.capnp.h"
+
+namespace gpupool::pool {
+
+Id read(schema::Id128::Reader from);
+Device read(schema::DeviceInfo::Reader from);
+Server read(schema::ServerInfo::Reader from);
+LeaseRequest read(schema::LeaseRequest::Reader from);
+Lease read(schema::Lease::Reader from);
+
+void write(const Id& from, schema::Id128::Builder to);
+void write(const Device& from, schema::DeviceInfo::Builder to);
+void write(const Server& from, schema::ServerInfo::Builder to);
+void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
+enum class Secrets { leaveOut, include };
+void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
+
+inline std::string text(capnp::Text::Reader from) { return {from.begin(), from.size()}; }
+inline std::string bytes(capnp::Data::Reader from) {
+  return {reinterpret_cast<const char*>(from.begin()), from.size()};
+}
+inline capnp::Data::Reader data(const std::string& from) {
+  return {reinterpret_cast<const unsigned char*>(from.data()), from.size()};
+}
+
+}  // namespace gpupool::pool

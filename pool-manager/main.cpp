@@ -1,0 +1,143 @@
+// gpupool-manager: one process, one thread, one KJ event loop. Servers (gpupool-server, one a GPU node)
+// connect to it, join and beat; holders (the `gpupool` tool, next to an application) connect to it for
+// leases. It calls servers back over the connections they made. It is never on the data path: when it dies,
+// sessions run on, and after its restart (state is in the store) servers and holders come back by themselves.
+
+#include <kj/async-unix.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+
+#include "base/log.h"
+#include "pool-manager/manager_options.h"
+#include "pool-manager/rpc.h"
+#include "pool-manager/service.h"
+
+namespace gpupool::pool {
+namespace {
+
+const char kHelp[] = R"(gpupool-manager - the GPU pool's manager: inventory, placement, leases
+
+usage: gpupool-manager [options]
+
+Servers with GPUs join it; `gpupool run` and the client library lease devices from it. `gpupool up` starts one
+for this machine; run it yourself (see etc/systemd) to pool several.
+
+options:
+)";
+
+const char kHelpTail[] = R"(
+exit status: 0 after SIGTERM or SIGINT; 1 it could not start; 2 the command line or configuration is wrong.
+
+example: gpupool-manager --listen '*:7410' --store /var/lib/gpupool/manager.db
+)";
+
+struct Invocation {
+  ManagerOptions options;
+  std::string config;
+  bool help = false, printConfig = false, dieWithParent = false;
+};
+
+Invocation parse(int count, char** words) {
+  Invocation invocation;
+  auto table = invocation.options.table();
+  table.push_back(
+      {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
+  table.push_back(
+      {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
+  table.push_back(
+      {"die-with-parent", invocation.dieWithParent, "", "End when the process that started it ends.", true});
+  const std::vector<std::string> arguments(words + 1, words + count);
+  options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
+  if (!early.readArguments(arguments, &invocation.help).empty())
+    throw options::OptionError("there is nothing but options on this command line");
+  if (invocation.help) {
+    invocation.options = {};
+    std::cout << kHelp << options::Set(table, kManagerPrefix).help()
+              << options::wrap("\nenvironment: " + early.environmentHelp() + ", GPUPOOL_LOG.", 0)
+              << kHelpTail;
+    return invocation;
+  }
+  const std::string config = invocation.config;
+  invocation.options = {};
+  options::Set set(table, kManagerPrefix);
+  if (invocation.printConfig) {
+    std::cout << set.yaml(kManagerIntroduction);
+    return invocation;
+  }
+  if (!set.readYamlFile(config.empty() ? "/etc/gpupool/manager.yaml" : config) && !config.empty())
+    throw options::OptionError(config + ": there is no such file");
+  set.readEnvironment([](const char* name) { return std::getenv(name); });
+  set.readArguments(arguments);
+  if (invocation.options.listen.empty() && invocation.options.socket.empty())
+    throw options::OptionError("nowhere to listen: give --listen HOST:PORT or --socket PATH");
+  return invocation;
+}
+
+uint32_t ms(std::chrono::milliseconds time) { return static_cast<uint32_t>(time.count()); }
+
+int serve(const ManagerOptions& options) {
+  kj::UnixEventPort::captureSignal(SIGTERM);
+  kj::UnixEventPort::captureSignal(SIGINT);
+  auto io = kj::setupAsyncIo();
+  const auto store = options.store == "memory" ? makeMemoryStore() : openSqliteStore(options.store);
+  PoolTimes times;
+  times.beatMs = ms(options.beat), times.silentMs = ms(options.silent);
+  times.minTtlMs = ms(options.minTtl), times.maxTtlMs = ms(options.maxTtl);
+  times.driftMs = ms(options.drift), times.killMs = ms(options.kill);
+  ServiceLimits limits;
+  limits.call = options.call.count() * kj::MILLISECONDS;
+  limits.anyUser = options.anyUser;
+  auto& timer = io.provider->getTimer();
+  Service service(timer, *store, times, limits, bootTimeMs);
+  auto& network = io.provider->getNetwork();
+  if (!options.socket.empty()) {
+    // The store's lock says that no other manager is alive here, so a socket that is still there is a dead
+    // one's.
+    ::unlink(options.socket.c_str());
+    const mode_t before = ::umask(options.anyUser ? 0 : 0177);
+    auto address = network.parseAddress(("unix:" + options.socket).c_str()).wait(io.waitScope);
+    service.serve(address->listen(), true);
+    ::umask(before);
+  }
+  if (!options.listen.empty()) {
+    auto address = network.parseAddress(options.listen.c_str(), kDefaultPort).wait(io.waitScope);
+    auto listener = address->listen();
+    GPUPOOL_INFO("listening on %s, port %u", options.listen.c_str(), listener->getPort());
+    service.serve(kj::mv(listener), false);
+  }
+  service.run()
+      .exclusiveJoin(io.unixEventPort.onSignal(SIGTERM).ignoreResult())
+      .exclusiveJoin(io.unixEventPort.onSignal(SIGINT).ignoreResult())
+      .wait(io.waitScope);
+  if (!options.socket.empty()) ::unlink(options.socket.c_str());
+  return 0;
+}
+
+}  // namespace
+}  // namespace gpupool::pool
+
+int main(int count, char** words) {
+  using namespace gpupool;
+  log::setProcessName("manager");
+  try {
+    const pool::Invocation invocation = pool::parse(count, words);
+    if (invocation.help || invocation.printConfig) return 0;
+    if (invocation.dieWithParent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    return pool::serve(invocation.options);
+  } catch (const options::OptionError& error) {
+    GPUPOOL_ERROR("%s", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    GPUPOOL_ERROR("%s", error.what());
+  } catch (const kj::Exception& error) {
+    GPUPOOL_ERROR("%s", pool::errorText(error).c_str());
+  }
+  return 1;
+}

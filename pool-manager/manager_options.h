@@ -1,0 +1,27 @@
+#pragma once
+// The manager's configuration: etc/manager.yaml, GPUPOOL_MANAGER_*, and the command line of gpupool-manager.
+
+#include "base/options.h"
+
+namespace gpupool::pool {
+
+struct ManagerOptions {
+  std::string listen;
+  std::string socket;
+  std::string store = "/var/lib/gpupool/manager.db";
+  bool anyUser = false;
+  std::chrono::milliseconds beat{1000};
+  std::chrono::milliseconds silent{5000};
+  std::chrono::milliseconds minTtl{1000};
+  std::chrono::milliseconds maxTtl{std::chrono::hours(1)};
+  std::chrono::milliseconds drift{500};
+  std::chrono::milliseconds kill{3000};
+  std::chrono::milliseconds call{5000};
+
+  std::vector<options::Option> table();
+};
+
+extern const char kManagerPrefix[];        // of its environment variables
+extern const char kManagerIntroduction[];  // heads etc/manager.yaml
+
+}  // namespace gpupool::pool

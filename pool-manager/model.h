@@ -1,0 +1,79 @@
+#pragma once
+// The manager's words as plain values: what pool.capnp says, without Cap'n Proto's lifetimes. convert.h goes
+// between.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gpupool::pool {
+
+inline constexpr uint32_t kProtocolVersion = 1;  // pool.capnp: protocolVersion
+inline constexpr uint32_t kMaxDevices = 64;      // of one server, and of one lease
+
+struct Id {
+  uint64_t high = 0, low = 0;
+  auto operator<=>(const Id&) const = default;
+};
+Id randomId();
+std::string toText(const Id& id);                // 32 hexadecimal digits
+bool fromText(const std::string& text, Id& id);  // false: not such a text
+
+struct Device {
+  std::string uuid;  // 16 bytes
+  std::string name;
+  uint64_t memoryBytes = 0;
+  uint32_t computeMajor = 0, computeMinor = 0;
+  std::string pciBusId;
+  uint32_t ordinal = 0;
+  bool software = false;
+  bool healthy = true;
+  uint32_t driverVersion = 0;
+};
+
+struct Server {
+  std::string name;
+  Id incarnation;
+  std::string localPath, host;
+  uint16_t port = 0;
+  std::string bootId;
+  std::vector<Device> devices;
+  uint32_t protocol = 0;
+  uint64_t rowsHash = 0;
+  uint32_t pid = 0;
+};
+
+struct LeasedDevice {
+  Device info;
+  uint64_t memoryBytes = 0;
+};
+
+struct LeaseRequest {
+  Id id;
+  uint32_t deviceCount = 1;
+  uint64_t memoryBytes = 0;
+  std::string tenant, holder, server;
+  uint32_t ttlMs = 15000;
+  uint32_t waitMs = 0;
+};
+
+struct Lease {
+  Id id;
+  Server server;
+  std::vector<LeasedDevice> devices;
+  uint32_t ttlMs = 0;
+  uint64_t epoch = 0;
+  std::string key;  // 32 bytes, secret
+  std::string holder, tenant;
+  uint64_t ageMs = 0;  // only in what the manager reports
+};
+
+// Cuts to `limit` bytes and replaces control characters: names come from other machines and end up on
+// terminals.
+std::string printable(const std::string& text, size_t limit);
+// /proc/sys/kernel/random/boot_id, or "unknown".
+std::string bootId();
+// Milliseconds of CLOCK_BOOTTIME: goes on while the machine sleeps, and nobody sets it.
+uint64_t bootTimeMs();
+
+}  // namespace gpupool::pool

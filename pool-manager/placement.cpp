@@ -1,0 +1,121 @@
+#include "pool-manager/placement.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/options.h"
+
+namespace gpupool::pool {
+namespace {
+
+bool fits(const Wish& wish, const DeviceUse& device) {
+  if (!device.info.healthy) return false;
+  if (wish.memoryBytes == 0) return device.holders.empty();
+  return device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
+}
+
+// The fullest devices that fit, in the driver's order.
+std::vector<const DeviceUse*> choose(const Wish& wish, const ServerUse& server) {
+  std::vector<const DeviceUse*> fitting;
+  for (const DeviceUse& device : server.devices)
+    if (fits(wish, device)) fitting.push_back(&device);
+  if (fitting.size() < wish.deviceCount) return {};
+  std::stable_sort(fitting.begin(), fitting.end(),
+                   [](const DeviceUse* a, const DeviceUse* b) { return a->freeBytes < b->freeBytes; });
+  fitting.resize(wish.deviceCount);
+  std::sort(fitting.begin(), fitting.end(),
+            [](const DeviceUse* a, const DeviceUse* b) { return a->info.ordinal < b->info.ordinal; });
+  return fitting;
+}
+
+uint64_t totalFree(const ServerUse& server) {
+  uint64_t sum = 0;
+  for (const DeviceUse& device : server.devices) sum += device.freeBytes;
+  return sum;
+}
+
+std::string plural(size_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+std::string describe(const Wish& wish) {
+  std::string text = plural(wish.deviceCount, "device");
+  if (wish.memoryBytes != 0) text += " with " + options::formatSize(wish.memoryBytes) + " free";
+  if (wish.deviceCount > 1) text += " on one server";
+  if (!wish.server.empty()) text += " (server " + wish.server + ")";
+  return text + (wish.deviceCount == 1 ? " is wanted" : " are wanted");
+}
+
+std::string describe(const Wish& wish, const ServerUse& server) {
+  std::string text = server.name + ": ";
+  if (!server.unusable.empty()) return text + server.unusable;
+  for (const DeviceUse& device : server.devices) {
+    if (&device != &server.devices.front()) text += "; ";
+    text += "GPU " + std::to_string(device.info.ordinal) + " (" + device.info.name + ") ";
+    if (!device.info.healthy) {
+      text += "is out of order";
+    } else if (device.holders.empty()) {
+      text += fits(wish, device) ? "is free" : "has only " + options::formatSize(device.freeBytes);
+    } else {
+      text += "is held by ";
+      for (const std::string& holder : device.holders)
+        text += (&holder == &device.holders[0] ? "" : ", ") + holder;
+      if (device.freeBytes != 0) text += ", " + options::formatSize(device.freeBytes) + " free";
+    }
+  }
+  return text + (server.devices.empty() ? "no devices" : "");
+}
+
+std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
+  if (servers.empty()) return "no server has joined the pool yet";
+  size_t most = 0, largest = 0;
+  std::string details;
+  bool known = false;
+  for (const ServerUse& server : servers) {
+    if (!wish.server.empty() && server.name != wish.server) continue;
+    known = true;
+    const auto free =
+        static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
+                                          [&](const DeviceUse& device) { return fits(wish, device); }));
+    if (server.unusable.empty()) most = std::max(most, free);
+    largest = std::max(largest, server.devices.size());
+    if (details.size() < 1500) details += "\n  " + describe(wish, server);
+  }
+  if (!known) {
+    std::string names;
+    for (const ServerUse& server : servers) names += (names.empty() ? "" : ", ") + server.name;
+    return "there is no server named " + wish.server + " in the pool; there are: " + names;
+  }
+  std::string text = describe(wish) + ", ";
+  if (wish.deviceCount > largest)
+    text += "but no server has more than " + std::to_string(largest);
+  else
+    text +=
+        most == 0 ? "none is free" : "only " + std::to_string(most) + (most == 1 ? " is free" : " are free");
+  return text + details;
+}
+
+}  // namespace
+
+uint64_t reservedBytes(const LeasedDevice& device) {
+  const uint64_t whole = device.info.memoryBytes;
+  if (device.memoryBytes >= whole || device.info.software) return std::min(whole, device.memoryBytes);
+  return std::min(whole, device.memoryBytes + kOverheadBytes);
+}
+
+Choice place(const Wish& wish, std::span<const ServerUse> servers) {
+  const ServerUse* best = nullptr;
+  for (const ServerUse& server : servers) {
+    if (!server.unusable.empty() || (!wish.server.empty() && server.name != wish.server)) continue;
+    if (wish.deviceCount == 0 || choose(wish, server).empty()) continue;
+    if (best == nullptr || totalFree(server) < totalFree(*best)) best = &server;
+  }
+  if (best == nullptr) return {{}, {}, explain(wish, servers)};
+  Choice choice{best->name, {}, {}};
+  for (const DeviceUse* device : choose(wish, *best))
+    choice.devices.push_back(
+        {device->info, wish.memoryBytes == 0 ? device->info.memoryBytes : wish.memoryBytes});
+  return choice;
+}
+
+}  // namespace gpupool::pool

@@ -1,0 +1,47 @@
+#pragma once
+// Which devices a request gets: a pure function of the request and the inventory, so that it can be tested
+// alone and asked "what if" questions. All devices of one lease are on one server (v1).
+//
+// Policy: the fullest server that fits, and on it the fullest devices that fit, so that whole devices and
+// large servers stay free for those who need them.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pool-manager/model.h"
+
+namespace gpupool::pool {
+
+struct DeviceUse {
+  Device info;
+  uint64_t freeBytes = 0;            // not reserved; 0 where a lease holds the whole device
+  std::vector<std::string> holders;  // of the leases on it, for people
+};
+
+struct ServerUse {
+  std::string name;
+  std::string unusable;  // why nothing can be placed here now; empty: it can
+  std::vector<DeviceUse> devices;
+};
+
+struct Wish {
+  uint32_t deviceCount = 1;
+  uint64_t memoryBytes = 0;  // per device; 0: the whole device
+  std::string server;        // only this one; empty: any
+};
+
+struct Choice {
+  std::string server;  // empty: not placed
+  std::vector<LeasedDevice> devices;
+  std::string missing;  // not placed: what is missing and who holds what
+};
+
+// What a lease with a memory limit takes beyond it on a real GPU: context, code, local memory.
+inline constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
+// What a lease takes from the device's free memory.
+uint64_t reservedBytes(const LeasedDevice& device);
+
+Choice place(const Wish& wish, std::span<const ServerUse> servers);
+
+}  // namespace gpupool::pool

@@ -1,0 +1,16 @@
+#pragma once
+// How a lease lies in the store: schema::StoredLease under "lease/<id>".
+
+#include <string>
+
+#include "pool-manager/pool.h"
+
+namespace gpupool::pool {
+
+inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch";
+
+std::string encodeRecord(const LeaseRecord& record, const std::string& bootId);
+// Throws std::runtime_error if the bytes are no such record.
+LeaseRecord decodeRecord(const std::string& bytes);
+
+}  // namespace gpupool::pool

@@ -1,0 +1,55 @@
+#include "pool-manager/rpc.h"
+
+namespace gpupool::pool {
+namespace {
+
+capnp::Capability::Client bootstrap(capnp::RpcSystem<capnp::rpc::twoparty::VatId>& system) {
+  capnp::MallocMessageBuilder message;
+  auto id = message.initRoot<capnp::rpc::twoparty::VatId>();
+  id.setSide(capnp::rpc::twoparty::Side::SERVER);
+  return system.bootstrap(id);
+}
+
+}  // namespace
+
+kj::Exception rpcError(kj::Exception::Type type, const std::string& text) {
+  return kj::Exception(type, "", 0, kj::heapString(text.c_str()));
+}
+
+std::string errorText(const kj::Exception& error) {
+  std::string text = error.getDescription().cStr();
+  for (const char* prefix : {"remote exception: ", "Peer disconnected."}) {
+    if (text.starts_with(prefix) && text != prefix) text.erase(0, std::string_view(prefix).size());
+  }
+  return text;
+}
+
+ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
+    : stream_(kj::mv(stream)),
+      network_(*stream_, capnp::rpc::twoparty::Side::CLIENT),
+      system_(capnp::makeRpcClient(network_)),
+      manager_(bootstrap(system_).castAs<schema::Manager>()) {}
+
+kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
+                                                       kj::Duration limit) {
+  auto attempt =
+      io.getNetwork()
+          .parseAddress(address.c_str(), kDefaultPort)
+          .then([](kj::Own<kj::NetworkAddress> parsed) {
+            auto connected = parsed->connect();
+            return connected.attach(kj::mv(parsed));
+          })
+          .then([](kj::Own<kj::AsyncIoStream> stream) {
+            auto connection = kj::heap<ManagerConnection>(kj::mv(stream));
+            // Any answer will do: it shows that a manager, and one that lets us in, is there.
+            auto answer = connection->manager().serversRequest().send().ignoreResult();
+            return answer.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
+          });
+  return io.getTimer()
+      .timeoutAfter(limit, kj::mv(attempt))
+      .catch_([address](kj::Exception&& error) -> kj::Own<ManagerConnection> {
+        kj::throwFatalException(rpcError(error.getType(), address + ": " + errorText(error)));
+      });
+}
+
+}  // namespace gpupool::pool

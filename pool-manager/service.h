@@ -1,0 +1,78 @@
+#pragma once
+// The manager on the network: Cap'n Proto RPC over TCP and a Unix socket, all on one KJ event loop, in front
+// of a Pool.
+//
+// Every connection gets a Manager object of its own, so that the end of a connection is the end of the server
+// that joined over it. Everything runs on the loop's thread.
+
+#include <kj/async-io.h>
+
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pool-manager/pool.h"
+#include "schema/pool.capnp.h"
+
+namespace gpupool::pool {
+
+struct ServiceLimits {
+  kj::Duration call = 5 * kj::SECONDS;  // an order to a server is answered within this
+  kj::Duration tick = 100 * kj::MILLISECONDS;
+  bool anyUser = false;  // Unix socket: else only this process's user, and root
+};
+
+class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
+ public:
+  // now: CLOCK_BOOTTIME in milliseconds, or a test's clock.
+  Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
+          std::function<uint64_t()> now);
+
+  ~Service() noexcept {}
+
+  // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
+  void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
+  // Expiry and other housekeeping; never resolves.
+  kj::Promise<void> run();
+
+  Pool& pool() { return pool_; }
+
+ private:
+  class Session;  // one connection's Manager
+  struct Controlled {
+    Id incarnation;
+    Session* session;
+    schema::ServerControl::Client control;
+  };
+  using Granted = kj::PromiseFulfiller<Lease>;
+  using Ended = kj::PromiseFulfiller<void>;
+
+  kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
+  void accept(kj::Own<kj::AsyncIoStream> stream);
+  void closed(Session& session);
+
+  // PoolEvents
+  void grant(const Lease& lease) override;
+  void revoke(const std::string& server, const Id& id, const std::string& reason) override;
+  void granted(const Lease& lease) override;
+  void failed(const Id& id, const Failure& failure) override;
+  void ended(const Id& id) override;
+  bool wanted(const Id& id) override;
+
+  void taskFailed(kj::Exception&& error) override;
+
+  kj::Timer& timer_;
+  ServiceLimits limits_;
+  std::function<uint64_t()> now_;
+  std::map<std::string, Controlled> controls_;
+  std::map<Id, std::vector<kj::Own<Granted>>> waiting_;
+  std::map<Id, std::vector<kj::Own<Ended>>> ending_;
+  std::set<Id> revoking_;  // orders under way
+  Pool pool_;
+  kj::Vector<kj::Own<kj::ConnectionReceiver>> listeners_;
+  kj::TaskSet tasks_;  // last, so that sessions end while all of the above lives
+};
+
+}  // namespace gpupool::pool
