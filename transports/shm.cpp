@@ -121,8 +121,7 @@ void Shm::connectPeer(Deadline deadline) {
   attach(std::move(memory), kChannels, 0, hello.generation == 1 && expeditedBarrier());
 }
 
-// --- the watcher
-// ------------------------------------------------------------------------------------------------
+// --- the watcher ---
 
 void Shm::watch() {
   for (;;) {
@@ -177,8 +176,7 @@ bool Shm::handle(const Record& record, Descriptor attached) {
   return record.kind == RecordKind::withdraw && remote_->withdraw(region);
 }
 
-// --- regions
-// ----------------------------------------------------------------------------------------------------
+// --- regions ---
 
 Region Shm::share(std::shared_ptr<SharedMemory> memory) {
   if (!open()) return {};

@@ -81,10 +81,10 @@ class Connection {
  public:
   virtual ~Connection() = default;
 
-  // --- messages
-  // --------------------------------------------------------------------------------------------- Room for
-  // one message of up to `bytes` bytes, at most maxMessage(channel). Blocks while the peer is slow; nullptr
-  // at the deadline or when the peer is gone. The pointer is 8-aligned and valid until commit.
+  // --- messages ---
+
+  // Room for  // one message of up to `bytes` bytes, at most maxMessage(channel). Blocks while the peer is
+  // slow; nullptr at the deadline or when the peer is gone. The pointer is 8-aligned and valid until commit.
   virtual std::byte* reserve(Channel channel, size_t bytes, Deadline deadline) = 0;
   // Sends the reserved message, of which `bytes` (<= reserved) were written. Never blocks.
   virtual void commit(Channel channel, size_t bytes) = 0;
@@ -98,9 +98,9 @@ class Connection {
     return std::min(maxMessage(Channel::call), maxMessage(Channel::control));
   }
 
-  // --- regions
-  // ---------------------------------------------------------------------------------------------- Lets the
-  // peer map, put to and get from `memory`. Kept alive until unshare or close.
+  // --- regions ---
+
+  // Lets the  // peer map, put to and get from `memory`. Kept alive until unshare or close.
   virtual Region share(std::shared_ptr<SharedMemory> memory) = 0;
   virtual void unshare(Region region) = 0;
   // The peer's region in this process, at `fixedAddress` if given; null where this transport cannot give one
@@ -116,8 +116,7 @@ class Connection {
   // True once the transfer has completed at its destination; false at the deadline or when the peer is gone.
   virtual bool wait(Transfer transfer, Deadline deadline) = 0;
 
-  // --- the peer
-  // ---------------------------------------------------------------------------------------------
+  // --- the peer ---
   virtual Peer peer() const = 0;
   virtual std::string reason() const = 0;  // why peer() is not alive, for people
   // Readable when the peer goes away (poll it together with other descriptors). Owned by the connection.
@@ -133,9 +132,11 @@ class Connection {
 struct Options {
   size_t callBytes = size_t{4} << 20;  // buffer of the call channel, each direction
   size_t controlBytes = size_t{256} << 10;
-  std::string
-      networkDevice;        // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: all
-  std::string bindAddress;  // ucx: address the worker's listener binds; empty: the bootstrap socket's own
+  // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: the bootstrap socket's
+  // interface.
+  std::string networkDevice;
+  // ucx: address the worker's listener binds; empty: the bootstrap socket's own.
+  std::string bindAddress;
   std::chrono::milliseconds setupTimeout{10000};
   std::chrono::milliseconds peerTimeout{2000};  // silent network peer: lost after this
 };

@@ -1,1 +1,270 @@
+// What becomes of a connection when one side goes: by goodbye, by death, by fork, by a cut wire.
+
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <thread>
+
 #include "catch.h"
+#include "pairs.h"
+
+using namespace gpupool::transport;
+using namespace gpupool::transport::testing;
+
+namespace {
+
+bool readable(int descriptor, std::chrono::milliseconds time) {
+  pollfd waiting{descriptor, POLLIN, 0};
+  return poll(&waiting, 1, static_cast<int>(time.count())) == 1;
+}
+
+// Every kind of call that can block, each in its thread; join() says how long the last one took after
+// `start`.
+class Blocked {
+ public:
+  explicit Blocked(Connection& connection) : connection_(connection) {
+    for (int i = 0; i < 1000; ++i) {  // fill the control channel, so that reserve blocks
+      if (!sendBytes(connection, Channel::control, &i, 4, in(100ms))) break;
+    }
+    run([this] { connection_.receive(Channel::call, kForever); });
+    run([this] { connection_.receive(Channel::control, kForever); });
+    run([this] {
+      while (sendFull()) {
+      }
+    });
+    run([this] { connection_.map(Region{999, 1}, nullptr, kForever); });
+  }
+  Clock::duration join(Clock::time_point start) {
+    for (auto& thread : threads_) thread.join();
+    return Clock::now() - start;
+  }
+
+ private:
+  bool sendFull() {
+    size_t size = connection_.maxMessage(Channel::call);
+    if (!connection_.reserve(Channel::call, size, kForever)) return false;
+    connection_.commit(Channel::call, size);
+    return true;
+  }
+  void run(std::function<void()> body) { threads_.emplace_back(std::move(body)); }
+  Connection& connection_;
+  std::vector<std::thread> threads_;
+};
+
+Options smallRings() {
+  Options options;
+  options.callBytes = 64 << 10;
+  options.controlBytes = 8 << 10;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("after a goodbye the rest is delivered and the peer is closed") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  CHECK_FALSE(readable(pair.worker->wakeupDescriptor(), 0ms));
+  for (uint64_t i = 0; i < 100; ++i) REQUIRE(sendBytes(*pair.client, Channel::call, &i, sizeof i));
+  pair.client->close();
+  pair.client->close();
+  CHECK(pair.client->peer() == Peer::closed);
+  CHECK(pair.client->reserve(Channel::call, 8, in(5s)) == nullptr);
+  CHECK(pair.client->receive(Channel::call, in(5s)).data() == nullptr);
+  for (uint64_t i = 0; i < 100; ++i) {
+    auto message = pair.worker->receive(Channel::call, in(5s));
+    REQUIRE(message.size() == 8);
+    CHECK(std::memcmp(message.data(), &i, 8) == 0);
+  }
+  CHECK(pair.worker->receive(Channel::call, kForever).data() == nullptr);
+  CHECK(readable(pair.worker->wakeupDescriptor(), 2s));
+  CHECK(pair.worker->peer() == Peer::closed);
+  CHECK_FALSE(pair.worker->reason().empty());
+  CHECK(pair.worker->reserve(Channel::call, 8, in(5s)) == nullptr);
+  CHECK(pair.worker->share(SharedMemory::create(4096)) == Region{});
+}
+
+TEST_CASE("close ends every wait of this side and of the other") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  bool mine = GENERATE(true, false);
+  Pair pair = connectPair(transport, smallRings());
+  Blocked blocked(*pair.worker);
+  std::this_thread::sleep_for(50ms);
+  auto start = Clock::now();
+  (mine ? *pair.worker : *pair.client).close();
+  CHECK(blocked.join(start) < 2s);
+}
+
+TEST_CASE("every wait ends when the peer's process is killed") {
+  auto transport = GENERATE(from_range(processTransports()));
+  CAPTURE(transport);
+  ForkedPeer peer(transport, smallRings(), [](Connection&) { pause(); });
+  Blocked blocked(*peer.connection);
+  std::this_thread::sleep_for(100ms);
+  REQUIRE(peer.connection->peer() == Peer::alive);
+  auto start = Clock::now();
+  peer.kill();
+  CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
+  CHECK(Clock::now() - start < 2s);
+  CHECK(blocked.join(start) < 2s);
+  CHECK(peer.connection->peer() == Peer::lost);
+  CHECK_FALSE(peer.connection->reason().empty());
+  INFO(peer.connection->reason());
+}
+
+TEST_CASE("a transfer under way ends when the peer's process is killed") {
+  auto transport = GENERATE(from_range(processTransports()));
+  CAPTURE(transport);
+  ForkedPeer peer(transport, {}, [](Connection& connection) {
+    auto memory = SharedMemory::create(64 << 20);
+    Region region = connection.share(memory);
+    sendBytes(connection, Channel::control, &region, sizeof region);
+    pause();
+  });
+  auto message = peer.connection->receive(Channel::control, in(10s));
+  REQUIRE(message.size() == sizeof(Region));
+  Region region;
+  std::memcpy(&region, message.data(), sizeof region);
+  std::vector<std::byte> bytes(64 << 20);
+  std::atomic<bool> stop{false};
+  std::atomic<Clock::duration::rep> ended{0};
+  std::thread mover([&] {
+    while (!stop) {
+      Transfer transfer = peer.connection->put(bytes.data(), region, 0, bytes.size());
+      if (transfer == kRefused || !peer.connection->wait(transfer, kForever)) break;
+    }
+    ended = Clock::now().time_since_epoch().count();
+  });
+  std::this_thread::sleep_for(100ms);
+  auto start = Clock::now();
+  peer.kill();
+  mover.join();
+  CHECK(Clock::now() - start < 2s);
+  CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
+  CHECK(peer.connection->peer() == Peer::lost);
+}
+
+TEST_CASE("messages flow between processes until the peer leaves with a goodbye") {
+  auto transport = GENERATE(from_range(processTransports()));
+  CAPTURE(transport);
+  ForkedPeer peer(transport, {}, [](Connection& connection) {
+    for (;;) {
+      auto message = connection.receive(Channel::call, in(10s));
+      if (message.size() != 8) return;
+      if (!sendBytes(connection, Channel::call, message.data(), 8)) return;
+      uint64_t number;
+      std::memcpy(&number, message.data(), 8);
+      if (number == 999) return;
+    }
+  });
+  for (uint64_t i = 0; i < 1000; ++i) {
+    REQUIRE(sendBytes(*peer.connection, Channel::call, &i, 8));
+    REQUIRE(peer.connection->receive(Channel::call, in(10s)).size() == 8);
+  }
+  CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
+  CHECK(peer.connection->peer() == Peer::closed);
+}
+
+TEST_CASE("a forked child abandons its copy and the parent's connection lives on") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  uint64_t word = 1;
+  REQUIRE(sendBytes(*pair.client, Channel::call, &word, 8));
+  pid_t child = fork();
+  if (child == 0) {
+    pair.client->abandon();
+    pair.worker->abandon();
+    bool quiet = pair.client->peer() == Peer::lost && !pair.client->reserve(Channel::call, 8, kForever) &&
+                 pair.client->receive(Channel::call, kForever).data() == nullptr &&
+                 pair.client->share(nullptr) == Region{} &&
+                 !pair.client->map(Region{1, 1}, nullptr, kForever) &&
+                 pair.client->put(&word, Region{1, 1}, 0, 8) == kRefused;
+    pair.client->close();
+    pair.client.reset();
+    pair.worker.reset();
+    _exit(quiet ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(pair.worker->receive(Channel::call, in(5s)).size() == 8);
+  REQUIRE(sendBytes(*pair.worker, Channel::call, &word, 8));
+  CHECK(pair.client->receive(Channel::call, in(5s)).size() == 8);
+  CHECK(pair.client->peer() == Peer::alive);
+}
+
+TEST_CASE("a forked child that keeps the socket does not hide its parent's death") {
+  int pipes[2];
+  REQUIRE(pipe(pipes) == 0);
+  ForkedPeer peer("shm", {}, [&](Connection&) {
+    pid_t child = fork();
+    if (child == 0) {  // never abandons; leaves when the test is over
+      char byte;
+      ::close(pipes[1]);
+      [[maybe_unused]] ssize_t got = read(pipes[0], &byte, 1);
+      _exit(0);
+    }
+    pause();
+  });
+  ::close(pipes[0]);
+  std::this_thread::sleep_for(100ms);
+  auto start = Clock::now();
+  peer.kill();
+  CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
+  CHECK(Clock::now() - start < 2s);
+  CHECK(peer.connection->peer() == Peer::lost);
+  ::close(pipes[1]);
+}
+
+TEST_CASE("a faulty connection loses its peer after its lifetime") {
+  auto transport = GENERATE(from_range(allTransports()));
+  if (transport.rfind("faulty-", 0) == 0) return;
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  auto faultyEnd = faulty(std::move(pair.client), Faults{.seed = 3, .lifetime = 20});
+  uint64_t sent = 0;
+  while (sendBytes(*faultyEnd, Channel::call, &sent, 8, in(2s)) && sent < 1000) ++sent;
+  CHECK(sent >= 20);
+  CHECK(sent <= 21);
+  CHECK(faultyEnd->peer() == Peer::lost);
+  CHECK(readable(pair.worker->wakeupDescriptor(), 2s));
+  CHECK(pair.worker->peer() == Peer::lost);
+  CHECK_FALSE(pair.worker->reason().empty());
+}
+
+TEST_CASE("set-up that cannot succeed ends with an error in time") {
+  auto transport = GENERATE(from_range(processTransports()));
+  CAPTURE(transport);
+  Options options;
+  options.setupTimeout = 300ms;
+  {
+    auto [client, worker] = bootstrapSockets(transport);
+    auto start = Clock::now();
+    CHECK_THROWS(accept(transport, worker, options));  // nobody connects
+    CHECK(Clock::now() - start < 2s);
+    ::close(client);
+  }
+  {
+    auto [client, worker] = bootstrapSockets(transport);
+    ::close(worker);
+    CHECK_THROWS(connect(transport, client, options));
+  }
+  {
+    auto [client, worker] = bootstrapSockets(transport);
+    const char nonsense[64] = "this is not the greeting of a gpupool worker, but something.";
+    REQUIRE(write(worker, nonsense, sizeof nonsense) == sizeof nonsense);
+    CHECK_THROWS(connect(transport, client, options));
+    ::close(worker);
+  }
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  CHECK_THROWS(accept("carrier-pigeon", ends[0], options));
+  CHECK_THROWS(accept(transport, ends[1], options));
+}
