@@ -1,0 +1,42 @@
+#pragma once
+// What the library remembers of each application thread. Allocated at a thread's first call, freed at its
+// exit.
+//
+// One pointer of initial-exec thread storage leads here: reading it is a single instruction, and eight bytes
+// fit into the static storage that the C library keeps for libraries loaded by dlopen. A thread-exit handler
+// of an application that calls in after ours has run gets a fresh, empty state: as natively, the thread then
+// has no current context.
+
+#include <cuda.h>
+
+#include <cstddef>
+
+namespace gpupool::client {
+
+struct Context;
+
+struct ThreadState {
+  CUcontext current = nullptr;  // top of the stack
+  Context* context = nullptr;   // its object; null exactly when current is null
+  // The entries below the top, oldest first.
+  CUcontext* below = nullptr;
+  size_t depth = 0, capacity = 0;
+  // Belongs to the session: its state of this thread, given back through the handler of setThreadExit.
+  void* session = nullptr;
+};
+
+// Runs on the exiting thread for every state whose `session` is set. Set once, before the first thread needs
+// it.
+void setThreadExit(void (*handler)(void* session));
+
+namespace detail {
+extern thread_local ThreadState* threadStatePointer __attribute__((tls_model("initial-exec")));
+ThreadState& makeThreadState();  // aborts with a message when memory for it cannot be had
+}  // namespace detail
+
+inline ThreadState& threadState() {
+  ThreadState* state = detail::threadStatePointer;
+  return state != nullptr ? *state : detail::makeThreadState();
+}
+
+}  // namespace gpupool::client
