@@ -3,6 +3,7 @@
 add_library(client_local STATIC
   ${CMAKE_CURRENT_LIST_DIR}/context_storage.cpp
   ${CMAKE_CURRENT_LIST_DIR}/contexts.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/lookup.cpp
   ${CMAKE_CURRENT_LIST_DIR}/process.cpp
   ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp)
 target_link_libraries(client_local PUBLIC base cuda_headers)
@@ -13,4 +14,14 @@ endfunction()
 
 client_local_test(handles)
 client_local_test(contexts)
+client_local_test(lookup)
 client_local_test(process)
+
+# The table of names against the headers of the toolkit that this build uses.
+find_program(PYTHON3 python3)
+mark_as_advanced(PYTHON3)
+if(PYTHON3)
+  add_test(NAME client_proc_address_table
+    COMMAND ${PYTHON3} ${CMAKE_SOURCE_DIR}/schema/tools/proc_address.py --check ${CUDA_INCLUDE})
+  set_tests_properties(client_proc_address_table PROPERTIES LABELS unit TIMEOUT 60)
+endif()
