@@ -1,0 +1,81 @@
+#pragma once
+// Opens sessions: the handshake on a fresh socket, and its hand-over to a worker.
+//
+//   holder -> SessionHello; server -> SessionChallenge (with its own proof); holder -> SessionProof;
+//   server -> SessionAnswer. Then the socket is the worker's.
+//
+// Nothing from the socket is believed before the proof: messages are small (kMaxWords), each must arrive
+// within `messageBound`, `atOnce` handshakes run at a time, and a peer that keeps failing is turned away for
+// a while. Every refusal tells the peer why, as far as that helps nobody to guess. Belongs to the event
+// loop's thread.
+
+#include <kj/async-io.h>
+
+#include <functional>
+#include <string>
+
+#include "server/front/leases.h"
+#include "server/front/rate_limit.h"
+#include "server/front/sessions.h"
+#include "server/front/worker_pool.h"
+
+namespace gpupool::server {
+
+class Admission final : private kj::TaskSet::ErrorHandler {
+ public:
+  static constexpr uint64_t kMaxWords = 1024;  // 8 KiB a handshake message
+  struct Settings {
+    std::string server;  // ServerInfo.name
+    uint32_t protocol = schema::PROTOCOL_VERSION;
+    uint64_t rowsHash = 0;
+    std::string networkDevice;
+    std::string moduleCache;  // folder for all tenants; empty: no cache
+    kj::Duration messageBound = 2 * kj::SECONDS;
+    kj::Duration workerBound = 20 * kj::SECONDS;
+    uint32_t atOnce = 64;
+    uint32_t sessionsPerLease = 64;
+    double failureBurst = 10;
+    std::chrono::milliseconds failureInterval{1000};
+  };
+
+  Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPool& pool,
+            Settings settings);
+  ~Admission();
+  KJ_DISALLOW_COPY(Admission);
+
+  // A connection that came in. `peer` names who is counted for its failures ("uid 1000", "10.0.0.7").
+  void admit(kj::Own<kj::AsyncIoStream> stream, std::string peer);
+  // Turns everything away from now on.
+  void stop() { stopped_ = true; }
+  size_t underWay() const { return underWay_; }
+
+ private:
+  struct Attempt;
+  kj::Promise<void> readHello(Attempt& attempt);
+  kj::Promise<void> challenge(Attempt& attempt, schema::SessionHello::Reader hello);
+  kj::Promise<void> readProof(Attempt& attempt);
+  kj::Promise<void> start(Attempt& attempt);
+  kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
+  kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
+  kj::Promise<void> replaceWorker(Attempt& attempt);
+  kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why);
+  kj::Promise<void> answer(Attempt& attempt, const std::string& error);
+  kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
+  // Why this hello is refused; empty: it is not.
+  std::string judge(schema::SessionHello::Reader hello);
+  void fillStart(const Attempt& attempt, const Grant& grant, schema::WorkerStart::Builder start);
+  std::string cacheFolder(const std::string& tenant) const;
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::Timer& timer_;
+  LeaseTable& leases_;
+  SessionTable& sessions_;
+  WorkerPool& pool_;
+  Settings settings_;
+  FailureLimit limit_;
+  size_t underWay_ = 0;
+  bool stopped_ = false;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server

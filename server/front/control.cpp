@@ -1,0 +1,44 @@
+#include "server/front/control.h"
+
+#include "base/log.h"
+
+namespace gpupool::server {
+
+kj::Promise<void> Control::grant(GrantContext context) {
+  const auto lease = context.getParams().getLease();
+  const std::string id = Id::read(lease.getId()).text();
+  if (const auto refusal = leases_.grant(lease)) {
+    GPUPOOL_WARNING("grant of lease %s refused: %s", id.c_str(), refusal->c_str());
+    return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
+                         kj::str("the server refuses the lease: ", *refusal));
+  }
+  GPUPOOL_INFO("lease %s granted to %s", id.c_str(), lease.getHolder().cStr());
+  return kj::READY_NOW;
+}
+
+kj::Promise<void> Control::revoke(RevokeContext context) {
+  const Id id = Id::read(context.getParams().getId());
+  const std::string reason = context.getParams().getReason();
+  context.releaseParams();
+  if (!leases_.close(id)) return kj::READY_NOW;  // idempotent
+  GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
+  // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
+  // closed.
+  auto done = sessions_.end(id, reason.empty() ? "the lease was revoked" : reason)
+                  .then([this, id] { leases_.remove(id); })
+                  .fork();
+  tasks_.add(done.addBranch());
+  return done.addBranch();
+}
+
+kj::Promise<void> Control::sessions(SessionsContext context) {
+  auto results = context.getResults();
+  sessions_.write([&](unsigned count) { return results.initSessions(count); });
+  return kj::READY_NOW;
+}
+
+void Control::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("control: %s", exception.getDescription().cStr());
+}
+
+}  // namespace gpupool::server

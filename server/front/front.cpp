@@ -1,0 +1,174 @@
+#include "server/front/front.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "base/log.h"
+
+namespace gpupool::server {
+namespace {
+
+kj::Duration duration(std::chrono::milliseconds time) { return time.count() * kj::MILLISECONDS; }
+
+std::string readLine(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The host part of "host:port" or "[v6]:port".
+std::string hostOf(const std::string& address) {
+  std::string host = address.substr(0, address.rfind(':'));
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  return host;
+}
+
+}  // namespace
+
+Front::Front(kj::AsyncIoContext& io, ServerOptions options)
+    : io_(io),
+      timer_(io.provider->getTimer()),
+      options_(std::move(options)),
+      bootId_(readLine("/proc/sys/kernel/random/boot_id")),
+      tasks_(*this),
+      accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
+
+Front::~Front() = default;
+
+kj::Promise<void> Front::start() {
+  return inventory(500 * kj::MILLISECONDS)
+      .then([this](Inventory found) {
+        run(std::move(found));
+        return listenNetwork();
+      })
+      .then([this] {
+        Membership::Settings settings;
+        settings.manager = options_.manager;
+        Membership::Facts facts;
+        facts.name = options_.name;
+        facts.incarnation = incarnation_;
+        facts.describe = [this](schema::ServerInfo::Builder info) { describe(info); };
+        facts.activeLeases = [this] { return leases_->active(); };
+        facts.healthy = [this] { return std::vector<bool>(inventory_.devices.size(), pool_->healthy()); };
+        facts.warmWorkers = [this] { return pool_->warm(); };
+        membership_ = kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings),
+                                           std::move(facts), kj::heap<Control>(*leases_, *sessions_));
+      });
+}
+
+// A driver that is broken now may be repaired later: a server waits for it rather than dying.
+kj::Promise<Inventory> Front::inventory(kj::Duration pause) {
+  return takeInventory(io_.unixEventPort, timer_, options_.worker, options_.driver)
+      .catch_([this, pause](kj::Exception&& exception) -> kj::Promise<Inventory> {
+        GPUPOOL_ERROR("%s (next attempt in %lld ms)", exception.getDescription().cStr(),
+                      static_cast<long long>(pause / kj::MILLISECONDS));
+        return timer_.afterDelay(pause).then(
+            [this, pause] { return inventory(std::min(pause * 2, kj::Duration(30 * kj::SECONDS))); });
+      });
+}
+
+void Front::run(Inventory found) {
+  inventory_ = std::move(found);
+  for (const auto& device : inventory_.devices)
+    GPUPOOL_INFO("device %u: %s, %.1f GiB, by %s", device.ordinal, device.name.c_str(),
+                 static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
+  leases_ = kj::heap<LeaseTable>(inventory_.devices);
+  sessions_ = kj::heap<SessionTable>(timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)});
+
+  WorkerPool::Settings workers;
+  workers.executable = options_.worker;
+  // The very library the inventory found: a search could end elsewhere once a device is gone.
+  workers.arguments = {"--driver", inventory_.driver};
+  workers.warm = options_.warm;
+  workers.rowsHash = inventory_.rowsHash;
+  pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
+
+  Admission::Settings admission;
+  admission.server = options_.name;
+  admission.rowsHash = inventory_.rowsHash;
+  admission.networkDevice = options_.networkDevice;
+  admission.moduleCache = options_.moduleCache;
+  admission.messageBound = duration(options_.handshakeTime);
+  if (!options_.moduleCache.empty()) std::filesystem::create_directories(options_.moduleCache);
+  admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
+
+  if (!options_.local.empty()) {
+    std::filesystem::create_directories(std::filesystem::path(options_.local).parent_path());
+    local_ = kj::heap<LocalListener>(*io_.lowLevelProvider, options_.local);
+    accepting_->add(accept(local_->receiver(), false));
+  }
+}
+
+kj::Promise<void> Front::listenNetwork() {
+  if (options_.listen.empty()) return kj::READY_NOW;
+  return io_.provider->getNetwork()
+      .parseAddress(options_.listen)
+      .then([this](kj::Own<kj::NetworkAddress> address) {
+        network_ = address->listen();
+        port_ = static_cast<uint16_t>(network_->getPort());
+        host_ = options_.advertise.empty() ? hostOf(options_.listen) : options_.advertise;
+        if (options_.advertise.empty() &&
+            (host_ == "*" || host_ == "0.0.0.0" || host_ == "::" || host_.empty())) {
+          char name[256] = "";
+          gethostname(name, sizeof name - 1);
+          host_ = name;
+        }
+        GPUPOOL_INFO("sessions from the network: %s port %u", host_.c_str(), port_);
+        accepting_->add(accept(*network_, true));
+      });
+}
+
+kj::Promise<void> Front::accept(kj::ConnectionReceiver& receiver, bool network) {
+  return receiver.accept()
+      .then(
+          [this, network](kj::Own<kj::AsyncIoStream> stream) -> kj::Promise<void> {
+            if (network) tuneNetworkSocket(*stream);
+            auto peer = peerName(*stream);
+            admission_->admit(kj::mv(stream), std::move(peer));
+            return kj::READY_NOW;
+          },
+          [this](kj::Exception&& exception) {
+            // Out of descriptors, most likely: pause instead of spinning.
+            GPUPOOL_ERROR("accept: %s", exception.getDescription().cStr());
+            return timer_.afterDelay(100 * kj::MILLISECONDS);
+          })
+      .then([this, &receiver, network] { return accept(receiver, network); });
+}
+
+void Front::describe(schema::ServerInfo::Builder info) {
+  info.setName(options_.name);
+  incarnation_.write(info.initIncarnation());
+  info.setLocalPath(options_.local.empty() ? "" : std::filesystem::absolute(options_.local).string());
+  info.setHost(host_);
+  info.setPort(port_);
+  info.setBootId(bootId_);
+  auto list = info.initDevices(static_cast<unsigned>(inventory_.devices.size()));
+  for (unsigned i = 0; i < list.size(); ++i) {
+    inventory_.devices[i].write(list[i]);
+    list[i].setHealthy(pool_->healthy());
+  }
+  info.setProtocol(schema::PROTOCOL_VERSION);
+  info.setRowsHash(inventory_.rowsHash);
+  info.setPid(static_cast<uint32_t>(getpid()));
+}
+
+kj::Promise<void> Front::stop() {
+  if (pool_.get() == nullptr) return kj::READY_NOW;  // the inventory never came
+  accepting_ = nullptr;
+  admission_->stop();
+  local_ = nullptr;
+  network_ = nullptr;
+  kj::Promise<void> ended = sessions_->endAll("the GPU server is shutting down");
+  return ended.then([this] { return pool_->stop(); }).then([this]() -> kj::Promise<void> {
+    if (membership_.get() == nullptr) return kj::READY_NOW;
+    return membership_->leave();
+  });
+}
+
+void Front::taskFailed(kj::Exception&& exception) { GPUPOOL_ERROR("%s", exception.getDescription().cStr()); }
+
+}  // namespace gpupool::server

@@ -1,0 +1,57 @@
+#pragma once
+// The server: inventory, then the pool of workers, the sockets, and the place in the pool. Owns all of them
+// and the order in which they come and go. Belongs to the event loop's thread.
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include "server/front/admission.h"
+#include "server/front/control.h"
+#include "server/front/inventory.h"
+#include "server/front/listeners.h"
+#include "server/front/membership.h"
+#include "server/front/options.h"
+
+namespace gpupool::server {
+
+class Front final : private kj::TaskSet::ErrorHandler {
+ public:
+  Front(kj::AsyncIoContext& io, ServerOptions options);
+  ~Front();
+  KJ_DISALLOW_COPY(Front);
+
+  // Takes the inventory (again and again, until there are devices), opens the sockets and joins the pool.
+  // Resolves when all of that runs, except that the manager may still be away.
+  kj::Promise<void> start();
+  // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
+  // left.
+  kj::Promise<void> stop();
+
+ private:
+  kj::Promise<Inventory> inventory(kj::Duration pause);
+  void run(Inventory inventory);
+  kj::Promise<void> listenNetwork();
+  kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
+  void describe(schema::ServerInfo::Builder info);
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::AsyncIoContext& io_;
+  kj::Timer& timer_;
+  ServerOptions options_;
+  Id incarnation_ = Id::random();
+  std::string bootId_;
+  std::string host_;  // what is told to programs; empty: no network sessions
+  uint16_t port_ = 0;
+  Inventory inventory_;
+  kj::Own<LeaseTable> leases_;
+  kj::Own<SessionTable> sessions_;
+  kj::Own<WorkerPool> pool_;
+  kj::Own<Admission> admission_;
+  kj::Own<LocalListener> local_;
+  kj::Own<kj::ConnectionReceiver> network_;
+  kj::Own<Membership> membership_;
+  kj::TaskSet tasks_;               // the rest
+  kj::Own<kj::TaskSet> accepting_;  // ended first
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,110 @@
+#include "server/front/leases.h"
+
+#include <algorithm>
+
+namespace gpupool::server {
+
+Device Device::read(schema::DeviceInfo::Reader from) {
+  Device device;
+  device.uuid.assign(reinterpret_cast<const char*>(from.getUuid().begin()), from.getUuid().size());
+  device.name = from.getName().cStr();
+  device.memoryBytes = from.getMemoryBytes();
+  device.computeMajor = from.getComputeMajor();
+  device.computeMinor = from.getComputeMinor();
+  device.pciBusId = from.getPciBusId().cStr();
+  device.ordinal = from.getOrdinal();
+  device.software = from.getSoftware();
+  device.driverVersion = from.getDriverVersion();
+  return device;
+}
+
+void Device::write(schema::DeviceInfo::Builder to) const {
+  to.setUuid(kj::arrayPtr(reinterpret_cast<const kj::byte*>(uuid.data()), uuid.size()));
+  to.setName(name);
+  to.setMemoryBytes(memoryBytes);
+  to.setComputeMajor(computeMajor);
+  to.setComputeMinor(computeMinor);
+  to.setPciBusId(pciBusId);
+  to.setOrdinal(ordinal);
+  to.setSoftware(software);
+  to.setDriverVersion(driverVersion);
+}
+
+LeaseTable::LeaseTable(std::vector<Device> devices)
+    : devices_(std::move(devices)), epochs_(devices_.size(), 0) {}
+
+std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
+  Grant grant;
+  grant.id = Id::read(lease.getId());
+  grant.epoch = lease.getDeviceEpoch();
+  grant.holder = lease.getHolder().cStr();
+  grant.tenant = lease.getTenant().cStr();
+  const auto key = lease.getSessionKey();
+  if (key.size() != schema::kSessionKeyBytes)
+    return "its session key has " + std::to_string(key.size()) + " bytes";
+  const auto* bytes = reinterpret_cast<const std::byte*>(key.begin());
+  grant.key.assign(bytes, bytes + key.size());
+  if (lease.getDevices().size() == 0) return "it names no device";
+
+  const auto found = leases_.find(grant.id);
+  if (found != leases_.end()) {
+    if (found->second.closing) return "it is being revoked";
+    if (found->second.epoch != grant.epoch) return "it was granted before with another epoch";
+    found->second.key = std::move(grant.key);
+    return std::nullopt;
+  }
+  for (auto wanted : lease.getDevices()) {
+    const auto uuid = wanted.getInfo().getUuid();
+    const std::string name(reinterpret_cast<const char*>(uuid.begin()), uuid.size());
+    const auto at =
+        std::find_if(devices_.begin(), devices_.end(), [&](const Device& d) { return d.uuid == name; });
+    if (at == devices_.end()) return "this server has no device of the uuid it names";
+    const size_t index = at - devices_.begin();
+    for (const auto& other : grant.devices)
+      if (other.index == index) return "it names a device twice";
+    if (grant.epoch <= epochs_[index])
+      return "its epoch " + std::to_string(grant.epoch) + " is not higher than " +
+             std::to_string(epochs_[index]) + ", the last one of device " + std::to_string(at->ordinal);
+    const uint64_t amount = wanted.getMemoryBytes() != 0 ? wanted.getMemoryBytes() : at->memoryBytes;
+    const uint64_t taken = reserved(index);
+    if (taken > at->memoryBytes || amount > at->memoryBytes - taken)
+      return "device " + std::to_string(at->ordinal) + " has " +
+             std::to_string(at->memoryBytes - std::min(taken, at->memoryBytes)) + " bytes free, it wants " +
+             std::to_string(amount);
+    grant.devices.push_back({index, amount});
+  }
+  for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
+  leases_.emplace(grant.id, std::move(grant));
+  return std::nullopt;
+}
+
+Grant* LeaseTable::admissible(const Id& id) {
+  const auto found = leases_.find(id);
+  return found == leases_.end() || found->second.closing ? nullptr : &found->second;
+}
+
+bool LeaseTable::close(const Id& id) {
+  const auto found = leases_.find(id);
+  if (found == leases_.end()) return false;
+  found->second.closing = true;
+  return true;
+}
+
+void LeaseTable::remove(const Id& id) { leases_.erase(id); }
+
+std::vector<Id> LeaseTable::active() const {
+  std::vector<Id> list;
+  for (const auto& [id, lease] : leases_)
+    if (!lease.closing) list.push_back(id);
+  return list;
+}
+
+uint64_t LeaseTable::reserved(size_t device) const {
+  uint64_t total = 0;
+  for (const auto& [id, lease] : leases_)
+    for (const auto& granted : lease.devices)
+      if (granted.index == device) total += granted.memoryBytes;
+  return total;
+}
+
+}  // namespace gpupool::server

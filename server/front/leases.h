@@ -1,0 +1,72 @@
+#pragma once
+// What this server has granted, and what it admits: the final word on its devices.
+//
+// A grant is accepted only if its epoch is higher than every one seen on its devices and its memory fits
+// beside that of the leases not yet closed. A lease being revoked admits no session but keeps its memory
+// until `remove`, which comes after its workers are gone. Renewal is the manager's: a lease runs until it is
+// revoked, also while the manager is away. Pure bookkeeping, no I/O; one thread.
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "schema/handshake.h"
+#include "server/front/id.h"
+
+namespace gpupool::server {
+
+// One device of this server, from the inventory.
+struct Device {
+  std::string uuid;  // 16 bytes
+  std::string name;
+  uint64_t memoryBytes = 0;
+  uint32_t computeMajor = 0, computeMinor = 0;
+  std::string pciBusId;
+  uint32_t ordinal = 0;
+  bool software = false;
+  uint32_t driverVersion = 0;
+
+  static Device read(schema::DeviceInfo::Reader from);
+  void write(schema::DeviceInfo::Builder to) const;
+};
+
+struct GrantedDevice {
+  size_t index = 0;  // into the inventory
+  uint64_t memoryBytes = 0;
+};
+
+struct Grant {
+  Id id;
+  uint64_t epoch = 0;
+  std::vector<std::byte> key;
+  std::vector<GrantedDevice> devices;
+  std::string holder, tenant;
+  bool closing = false;
+  std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
+};
+
+class LeaseTable {
+ public:
+  explicit LeaseTable(std::vector<Device> devices);
+
+  // Adds the lease, or renews the key of one that is there. The error: why it is refused, for the manager's
+  // log.
+  std::optional<std::string> grant(schema::Lease::Reader lease);
+  // Null if there is none, or it is closing.
+  Grant* admissible(const Id& id);
+  bool contains(const Id& id) const { return leases_.contains(id); }
+  // No new sessions from now on. False if there is none.
+  bool close(const Id& id);
+  void remove(const Id& id);
+  std::vector<Id> active() const;  // those that admit sessions
+  uint64_t reserved(size_t device) const;
+  const std::vector<Device>& devices() const { return devices_; }
+
+ private:
+  std::vector<Device> devices_;
+  std::vector<uint64_t> epochs_;  // by device
+  std::map<Id, Grant> leases_;
+};
+
+}  // namespace gpupool::server

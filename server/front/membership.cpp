@@ -1,0 +1,130 @@
+#include "server/front/membership.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace gpupool::server {
+
+struct Membership::Link {
+  kj::Own<kj::AsyncIoStream> stream;
+  capnp::TwoPartyClient client;
+  schema::Manager::Client manager;
+  kj::Duration beat = 1 * kj::SECONDS;
+
+  explicit Link(kj::Own<kj::AsyncIoStream> connection)
+      : stream(kj::mv(connection)), client(*stream), manager(client.bootstrap().castAs<schema::Manager>()) {}
+};
+
+Membership::Membership(kj::Network& network, kj::Timer& timer, Settings settings, Facts facts,
+                       schema::ServerControl::Client control)
+    : network_(network),
+      timer_(timer),
+      settings_(std::move(settings)),
+      facts_(std::move(facts)),
+      control_(kj::mv(control)),
+      pause_(settings_.firstPause),
+      tasks_(*this) {
+  tasks_.add(run());
+}
+
+Membership::~Membership() = default;
+
+kj::Promise<void> Membership::run() {
+  return connectAndServe()
+      .catch_([this](kj::Exception&& exception) {
+        if (leaving_) return;
+        const bool was = joined_;
+        if (!reported_ || was)
+          GPUPOOL_WARNING("no pool manager at %s: %s; sessions run on, retrying", settings_.manager.c_str(),
+                          exception.getDescription().cStr());
+        reported_ = true;
+        joined_ = false;
+      })
+      .then([this]() -> kj::Promise<void> {
+        if (leaving_) return kj::READY_NOW;
+        uint16_t noise = 0;
+        randomBytes(std::as_writable_bytes(std::span(&noise, 1)));
+        const auto pause =
+            pause_ + pause_ * static_cast<int64_t>(noise) / 131072;  // up to half as long again
+        pause_ = std::min(pause_ * 2, settings_.longestPause);
+        return timer_.afterDelay(pause).then([this] { return run(); });
+      });
+}
+
+kj::Promise<void> Membership::connectAndServe() {
+  auto connection = network_.parseAddress(settings_.manager).then([](kj::Own<kj::NetworkAddress> address) {
+    auto connecting = address->connect();
+    return connecting.attach(kj::mv(address));
+  });
+  return timer_.timeoutAfter(settings_.connectBound, kj::mv(connection))
+      .then([this](kj::Own<kj::AsyncIoStream> stream) {
+        auto link = kj::heap<Link>(kj::mv(stream));
+        Link& current = *link;
+        auto served = join(current).then([this, &current] { return beats(current); });
+        auto lost = current.client.onDisconnect().then([]() -> kj::Promise<void> {
+          return KJ_EXCEPTION(DISCONNECTED, "the manager closed the connection");
+        });
+        return served.exclusiveJoin(kj::mv(lost))
+            .attach(kj::defer([this] { link_ = nullptr; }), kj::mv(link));
+      });
+}
+
+kj::Promise<void> Membership::join(Link& link) {
+  auto request = link.manager.joinRequest();
+  facts_.describe(request.initInfo());
+  request.setControl(control_);
+  return timer_.timeoutAfter(settings_.connectBound, request.send().then([this, &link](auto&& response) {
+    link.beat = std::max<uint32_t>(response.getBeatMs(), 10) * kj::MILLISECONDS;
+    link_ = &link;
+    joined_ = true;
+    reported_ = false;
+    pause_ = settings_.firstPause;
+    GPUPOOL_INFO("joined the pool manager at %s as %s", settings_.manager.c_str(), facts_.name.c_str());
+  }));
+}
+
+kj::Promise<bool> Membership::beat(Link& link) {
+  auto request = link.manager.beatRequest();
+  request.setName(facts_.name);
+  facts_.incarnation.write(request.initIncarnation());
+  const auto leases = facts_.activeLeases();
+  auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
+  for (unsigned i = 0; i < list.size(); ++i) leases[i].write(list[i]);
+  const auto healthy = facts_.healthy();
+  auto health = request.initHealthy(static_cast<unsigned>(healthy.size()));
+  for (unsigned i = 0; i < health.size(); ++i) health.set(i, healthy[i]);
+  request.setWarmWorkers(facts_.warmWorkers());
+  return timer_.timeoutAfter(link.beat * settings_.beatPatience,
+                             request.send().then([](auto&& response) { return response.getKnown(); }));
+}
+
+// The first beat follows the join at once: it tells a restarted manager which leases live on.
+kj::Promise<void> Membership::beats(Link& link) {
+  return beat(link)
+      .then([this, &link](bool known) -> kj::Promise<void> {
+        if (known || leaving_) return kj::READY_NOW;
+        GPUPOOL_INFO("the pool manager does not know this server any more: joining again");
+        return join(link);
+      })
+      .then([this, &link] { return timer_.afterDelay(link.beat); })
+      .then([this, &link] { return beats(link); });
+}
+
+kj::Promise<void> Membership::leave() {
+  leaving_ = true;
+  if (link_ == nullptr) return kj::READY_NOW;
+  auto request = link_->manager.leaveRequest();
+  request.setName(facts_.name);
+  facts_.incarnation.write(request.initIncarnation());
+  return timer_.timeoutAfter(settings_.leaveBound, request.send().ignoreResult())
+      .catch_([](kj::Exception&& e) {
+        GPUPOOL_WARNING("could not take leave of the pool manager: %s", e.getDescription().cStr());
+      });
+}
+
+void Membership::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("membership: %s", exception.getDescription().cStr());
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,71 @@
+#pragma once
+// This server's place in the pool: it joins the manager, beats, and comes back when the manager was away.
+//
+// The manager is never needed for sessions that run: while it is away leases stay as they are, and nothing
+// new is granted. Attempts to reach it are `firstPause` apart, doubling up to `longestPause`, with jitter, so
+// that a hundred servers do not all return at once. A beat without an answer within `beatPatience` beats
+// means the connection is dead. Belongs to the event loop's thread.
+
+#include <capnp/rpc-twoparty.h>
+#include <kj/async-io.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/front/id.h"
+
+namespace gpupool::server {
+
+class Membership final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Settings {
+    std::string manager;  // "unix:PATH" or "host:port"
+    kj::Duration connectBound = 5 * kj::SECONDS;
+    kj::Duration firstPause = 200 * kj::MILLISECONDS, longestPause = 5 * kj::SECONDS;
+    int beatPatience = 3;
+    kj::Duration leaveBound = 1 * kj::SECONDS;
+  };
+  // What it tells the manager; asked anew each time.
+  struct Facts {
+    std::string name;
+    Id incarnation;
+    std::function<void(schema::ServerInfo::Builder)> describe;
+    std::function<std::vector<Id>()> activeLeases;
+    std::function<std::vector<bool>()> healthy;
+    std::function<uint32_t()> warmWorkers;
+  };
+
+  // Starts trying at once.
+  Membership(kj::Network& network, kj::Timer& timer, Settings settings, Facts facts,
+             schema::ServerControl::Client control);
+  ~Membership();
+  KJ_DISALLOW_COPY(Membership);
+
+  bool joined() const { return joined_; }
+  // Takes leave if a manager is there, and tries no more.
+  kj::Promise<void> leave();
+
+ private:
+  struct Link;
+  kj::Promise<void> run();
+  kj::Promise<void> connectAndServe();
+  kj::Promise<void> join(Link& link);
+  kj::Promise<void> beats(Link& link);
+  kj::Promise<bool> beat(Link& link);
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::Network& network_;
+  kj::Timer& timer_;
+  Settings settings_;
+  Facts facts_;
+  schema::ServerControl::Client control_;
+  kj::Duration pause_;
+  bool joined_ = false;
+  bool reported_ = false;  // that the manager is away
+  bool leaving_ = false;
+  Link* link_ = nullptr;  // owned by the promise of connectAndServe
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server

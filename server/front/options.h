@@ -1,0 +1,32 @@
+#pragma once
+// gpupool-server's options: file, environment (GPUPOOL_SERVER_*), command line.
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/options.h"
+
+namespace gpupool::server {
+
+struct ServerOptions {
+  std::string manager = "127.0.0.1:4780";
+  std::string name;
+  std::string state;
+  std::string local;
+  std::string listen;
+  std::string advertise;
+  std::string driver;
+  std::string worker;
+  uint32_t warm = 2;
+  std::string networkDevice;
+  std::string moduleCache;
+  std::chrono::milliseconds handshakeTime{2000};
+  std::chrono::milliseconds stopTime{2000};
+
+  std::vector<options::Option> table();
+  // Fills what depends on the machine: name, worker, state and local. Throws options::OptionError.
+  void complete();
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,128 @@
+#include "server/front/sessions.h"
+
+#include "base/log.h"
+
+namespace gpupool::server {
+
+SessionTable::SessionTable(kj::Timer& timer, Bounds bounds) : timer_(timer), bounds_(bounds), tasks_(*this) {}
+
+void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker) {
+  auto session = kj::refcounted<Session>();
+  session->facts = std::move(facts);
+  session->worker = kj::mv(worker);
+  session->began = timer_.now();
+  GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
+               session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
+  tasks_.add(listen(kj::addRef(*session)));
+  auto exit = session->worker->exited();
+  tasks_.add(exit.then(
+      [this, kept = kj::addRef(*session)](WorkerChild::Exit exit) mutable { finish(*kept, exit); }));
+  living_.push_back(kj::mv(session));
+}
+
+kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
+  auto report = session->worker->receive();
+  auto kept = kj::addRef(*session);
+  return report.then(
+      [this,
+       session = kj::mv(session)](kj::Maybe<kj::Own<WorkerMessage>> maybe) mutable -> kj::Promise<void> {
+        KJ_IF_MAYBE (message, maybe) {
+          const auto report = (*message)->get();
+          if (!report.isEnded()) return listen(kj::mv(session));
+          if (session->text.empty()) session->text = report.getEnded().cStr();
+          killAfter(*session, bounds_.exit, "did not exit after its session ended");
+          return kj::READY_NOW;
+        }
+        killAfter(*session, bounds_.exit, "closed its socket and did not exit");
+        return kj::READY_NOW;
+      },
+      [session = kj::mv(kept)](kj::Exception&& exception) mutable {
+        if (session->text.empty()) session->text = exception.getDescription().cStr();
+        session->worker->kill();
+      });
+}
+
+void SessionTable::killAfter(Session& session, kj::Duration bound, const char* why) {
+  tasks_.add(timer_.afterDelay(bound).then([why, kept = kj::addRef(session)]() mutable {
+    if (kept->worker->gone()) return;
+    GPUPOOL_WARNING("worker %d %s: killed", kept->worker->pid(), why);
+    kept->worker->kill();
+  }));
+}
+
+kj::Promise<void> SessionTable::end(Session& session, const std::string& reason) {
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  session.gone.add(kj::mv(pair.fulfiller));
+  if (!session.ordered) {
+    session.ordered = true;
+    if (session.text.empty()) session.text = reason;
+    if (session.worker->sendStop(reason)) {
+      killAfter(session, bounds_.stop, "did not stop when told");
+    } else {
+      session.worker->kill();
+    }
+  }
+  return kj::mv(pair.promise);
+}
+
+kj::Promise<void> SessionTable::end(const Id& lease, const std::string& reason) {
+  kj::Vector<kj::Promise<void>> gone;
+  for (auto& session : living_)
+    if (session->facts.lease == lease) gone.add(end(*session, reason));
+  return kj::joinPromises(gone.releaseAsArray());
+}
+
+kj::Promise<void> SessionTable::endAll(const std::string& reason) {
+  kj::Vector<kj::Promise<void>> gone;
+  for (auto& session : living_) gone.add(end(*session, reason));
+  return kj::joinPromises(gone.releaseAsArray());
+}
+
+size_t SessionTable::living(const Id& lease) const {
+  size_t count = 0;
+  for (const auto& session : living_) count += session->facts.lease == lease ? 1 : 0;
+  return count;
+}
+
+void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
+  // Its last report may still lie in the socket: the exit is seen on another descriptor.
+  kj::runCatchingExceptions([&] {
+    if (session.text.empty()) session.text = session.worker->lastWords();
+  });
+  const bool said = !session.text.empty();
+  std::string text = said ? session.text : "the worker " + exit.text + " without a word";
+  if (said && !exit.clean && !session.ordered) text += "; the worker " + exit.text;
+  const auto level = exit.clean || session.ordered ? log::Level::info : log::Level::warning;
+  if (log::enabled(level))
+    log::write(level, "session %s: ended: %s", session.facts.session.text().c_str(), text.c_str());
+  ended_.push_front({session.facts, session.worker->pid(), session.began, std::move(text)});
+  if (ended_.size() > kHistory) ended_.pop_back();
+  for (auto& fulfiller : session.gone) fulfiller->fulfill();
+  living_.remove_if([&](const kj::Own<Session>& other) { return other.get() == &session; });
+}
+
+void SessionTable::write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const {
+  auto list = room(static_cast<unsigned>(living_.size() + ended_.size()));
+  unsigned at = 0;
+  const auto put = [&](const SessionFacts& facts, pid_t pid, kj::TimePoint began, const std::string& text,
+                       bool ended) {
+    auto state = list[at++];
+    facts.session.write(state.initSession());
+    facts.lease.write(state.initLease());
+    state.setWorkerPid(static_cast<uint32_t>(pid));
+    state.setClientPid(facts.clientPid);
+    state.setCommand(facts.command);
+    state.setAgeMs((timer_.now() - began) / kj::MILLISECONDS);
+    state.setEnded(ended);
+    state.setText(text);
+  };
+  for (const auto& session : living_)
+    put(session->facts, session->worker->pid(), session->began, session->text, false);
+  for (const auto& ended : ended_) put(ended.facts, ended.pid, ended.began, ended.text, true);
+}
+
+void SessionTable::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("sessions: %s", exception.getDescription().cStr());
+}
+
+}  // namespace gpupool::server

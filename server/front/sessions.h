@@ -1,0 +1,78 @@
+#pragma once
+// The living sessions: one worker each, from the hand-over of the client's socket until the process is gone.
+//
+// A session ends by itself (its worker reports why and exits), by order (`end`: the worker is told, and
+// killed after `stopBound`), or by a crash. A worker that reported the end but does not exit is killed after
+// `exitBound`. The reason of every end is logged and the last kHistory are kept. Belongs to the event loop's
+// thread.
+
+#include <kj/async-io.h>
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <string>
+
+#include "server/front/id.h"
+#include "server/front/worker_child.h"
+
+namespace gpupool::server {
+
+struct SessionFacts {
+  Id session, lease;
+  uint64_t epoch = 0;
+  uint32_t clientPid = 0;
+  std::string command;
+};
+
+class SessionTable final : private kj::TaskSet::ErrorHandler {
+ public:
+  static constexpr size_t kHistory = 256;
+  struct Bounds {
+    kj::Duration stop = 2 * kj::SECONDS;   // from the order to SIGKILL
+    kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
+  };
+
+  SessionTable(kj::Timer& timer, Bounds bounds);
+  KJ_DISALLOW_COPY(SessionTable);
+
+  // From here the worker is the session's; its socket was handed over.
+  void add(SessionFacts facts, kj::Own<WorkerChild> worker);
+  // Ends all sessions of the lease; resolves when their processes are gone.
+  kj::Promise<void> end(const Id& lease, const std::string& reason);
+  kj::Promise<void> endAll(const std::string& reason);
+  size_t living() const { return living_.size(); }
+  size_t living(const Id& lease) const;
+  // Living ones, then the ended, the latest first.
+  void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
+
+ private:
+  struct Session : kj::Refcounted {
+    SessionFacts facts;
+    kj::Own<WorkerChild> worker;
+    kj::TimePoint began = kj::origin<kj::TimePoint>();
+    std::string text;  // why it ends, once known
+    bool ordered = false;
+    kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> gone;
+  };
+  struct Ended {
+    SessionFacts facts;
+    pid_t pid = 0;
+    kj::TimePoint began = kj::origin<kj::TimePoint>();
+    std::string text;
+  };
+
+  kj::Promise<void> listen(kj::Own<Session> session);
+  kj::Promise<void> end(Session& session, const std::string& reason);
+  void killAfter(Session& session, kj::Duration bound, const char* why);
+  void finish(Session& session, const WorkerChild::Exit& exit);
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::Timer& timer_;
+  Bounds bounds_;
+  std::list<kj::Own<Session>> living_;
+  std::deque<Ended> ended_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,212 @@
+#include "server/front/worker_child.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <string_view>
+
+#include "server/worker_process.h"
+
+namespace gpupool::server {
+namespace {
+
+kj::AutoCloseFd openProcess(pid_t pid) {
+  int descriptor;
+  KJ_SYSCALL(descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), "pidfd_open (needs Linux 5.3)");
+  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  return kj::AutoCloseFd(descriptor);
+}
+
+// Runs in the forked child: async-signal-safe calls only.
+[[noreturn]] void becomeWorker(const char* executable, char* const* arguments, char* const* environment,
+                               int control, int nothing, pid_t parent) {
+  setsid();
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(126);  // it died before the line above
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGTERM, SIG_DFL);
+  signal(SIGINT, SIG_DFL);
+  signal(SIGPIPE, SIG_IGN);
+  dup2(nothing, STDIN_FILENO);
+  dup2(STDERR_FILENO, STDOUT_FILENO);
+  if (control == kControlDescriptor) {
+    fcntl(control, F_SETFD, 0);
+  } else {
+    dup2(control, kControlDescriptor);
+  }
+#ifdef SYS_close_range
+  constexpr unsigned kCloseOnExec = 4;  // CLOSE_RANGE_CLOEXEC; everything of ours is marked already
+  syscall(SYS_close_range, kControlDescriptor + 1, ~0u, kCloseOnExec);
+#endif
+  execve(executable, arguments, environment);
+  _exit(127);
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  for (const auto& text : texts) list.push_back(const_cast<char*>(text.c_str()));
+  list.push_back(nullptr);
+  return list;
+}
+
+}  // namespace
+
+WorkerMessage::WorkerMessage(kj::Array<capnp::word> words) : words_(kj::mv(words)), reader_(words_) {}
+
+std::vector<std::string> workerEnvironment(char** environment) {
+  constexpr std::string_view kKept[] = {
+      "PATH=",   "HOME=",    "USER=",         "LANG=",         "LC_",           "TZ=",
+      "TMPDIR=", "LD_",      "CUDA_",         "NVIDIA_",       "UCX_",          "RDMA",
+      "MLX5_",   "GPUPOOL_", "ASAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS="};
+  constexpr std::string_view kDropped[] = {"TOKEN",           "KEY",           "SECRET", "PASSWORD",
+                                           "GPUPOOL_MANAGER", "GPUPOOL_HOLDER"};
+  std::vector<std::string> kept;
+  for (char** entry = environment; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    bool keep = false;
+    for (auto prefix : kKept) keep = keep || text.starts_with(prefix);
+    for (auto part : kDropped) keep = keep && name.find(part) == std::string_view::npos;
+    if (keep) kept.emplace_back(text);
+  }
+  return kept;
+}
+
+kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::string& executable,
+                                        const std::vector<std::string>& arguments) {
+  if (access(executable.c_str(), X_OK) != 0)
+    KJ_FAIL_SYSCALL("the worker's executable cannot be run", errno, executable.c_str());
+  int ends[2];
+  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
+  kj::AutoCloseFd ours(ends[0]), theirs(ends[1]);
+  int null;
+  KJ_SYSCALL(null = open("/dev/null", O_RDONLY | O_CLOEXEC));
+  kj::AutoCloseFd nothing(null);
+
+  std::vector<std::string> words{executable};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  const auto variables = workerEnvironment(environ);
+  auto argumentList = pointers(words), environmentList = pointers(variables);
+  const pid_t parent = getpid();
+  pid_t pid;
+  KJ_SYSCALL(pid = fork());
+  if (pid == 0)
+    becomeWorker(executable.c_str(), argumentList.data(), environmentList.data(), theirs, nothing, parent);
+  try {
+    return kj::heap<WorkerChild>(port, pid, openProcess(pid), kj::mv(ours));
+  } catch (...) {
+    ::kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    throw;
+  }
+}
+
+WorkerChild::WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket)
+    : pid_(pid),
+      process_(kj::mv(process)),
+      socket_(kj::mv(socket)),
+      processObserver_(port, process_, kj::UnixEventPort::FdObserver::OBSERVE_READ),
+      socketObserver_(port, socket_, kj::UnixEventPort::FdObserver::OBSERVE_READ),
+      buffer_(kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word))),
+      exited_(processObserver_.whenBecomesReadable().then([this] { return reap(); }).fork()) {}
+
+WorkerChild::~WorkerChild() { kill(); }
+
+WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message) {
+  ssize_t bytes;
+  do {
+    bytes = recv(socket_, buffer_.begin(), kMaxDatagram, MSG_DONTWAIT | MSG_TRUNC);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Heard::nothing;
+  if (bytes <= 0) return Heard::end;
+  KJ_REQUIRE(static_cast<size_t>(bytes) <= kMaxDatagram && bytes % sizeof(capnp::word) == 0,
+             "a worker sent a malformed report", pid_, bytes);
+  message = kj::heap<WorkerMessage>(kj::heapArray(buffer_.slice(0, bytes / sizeof(capnp::word)).asConst()));
+  return Heard::message;
+}
+
+kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> WorkerChild::receive() {
+  kj::Maybe<kj::Own<WorkerMessage>> message;
+  if (tryReceive(message) == Heard::nothing)
+    return socketObserver_.whenBecomesReadable().then([this] { return receive(); });
+  return kj::mv(message);
+}
+
+std::string WorkerChild::lastWords() {
+  kj::Maybe<kj::Own<WorkerMessage>> maybe;
+  while (tryReceive(maybe) == Heard::message) {
+    KJ_IF_MAYBE (message, maybe) {
+      const auto report = (*message)->get();
+      if (report.isEnded()) return report.getEnded().cStr();
+    }
+  }
+  return "";
+}
+
+bool WorkerChild::sendStart(capnp::MessageBuilder& workerStart, int clientSocket) {
+  const auto words = capnp::messageToFlatArray(workerStart);
+  const auto bytes = words.asBytes();
+  KJ_REQUIRE(bytes.size() <= kMaxDatagram, "WorkerStart is too large", bytes.size());
+  iovec part{const_cast<kj::byte*>(bytes.begin()), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (clientSocket >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &clientSocket, sizeof(int));
+  }
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
+}
+
+bool WorkerChild::sendStop(const std::string& reason) {
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerStart>().setStop(reason.empty() ? "stopped" : reason);
+  return sendStart(message, -1);
+}
+
+void WorkerChild::kill() {
+  if (gone_) return;
+  ::kill(-pid_, SIGKILL);
+  ::kill(pid_, SIGKILL);  // it may not have reached setsid yet
+}
+
+WorkerChild::Exit WorkerChild::reap() {
+  // Helpers the worker started (JIT compilers, ...) go with it; its pid is ours until it is reaped.
+  ::kill(-pid_, SIGKILL);
+  int status = 0;
+  pid_t result;
+  do {
+    result = waitpid(pid_, &status, 0);
+  } while (result < 0 && errno == EINTR);
+  gone_ = true;
+  if (result < 0) return {false, "vanished"};
+  if (WIFSIGNALED(status)) {
+    const int number = WTERMSIG(status);
+    return {false, "was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")"};
+  }
+  const int code = WEXITSTATUS(status);
+  if (code == 127) return {false, "could not be executed"};
+  return {code == 0, "exited with status " + std::to_string(code)};
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,79 @@
+#pragma once
+// One worker process as its parent sees it: started, spoken to over its socket pair, killed, and seen to be
+// gone.
+//
+// "Gone" is the kernel's word (pidfd): only then is the device memory of the process free. A worker runs in a
+// session and process group of its own with a scrubbed environment; it gets SIGTERM when the server dies,
+// besides the end-of-file on its socket. Belongs to the event loop's thread, which must be the process's main
+// thread (PR_SET_PDEATHSIG follows the thread that forked).
+
+#include <capnp/serialize.h>
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include <string>
+#include <vector>
+
+#include "schema/pool.capnp.h"
+
+namespace gpupool::server {
+
+// One datagram from a worker. Checked for framing, not for sense.
+class WorkerMessage {
+ public:
+  explicit WorkerMessage(kj::Array<capnp::word> words);
+  schema::WorkerReport::Reader get() { return reader_.getRoot<schema::WorkerReport>(); }
+
+ private:
+  kj::Array<capnp::word> words_;
+  capnp::FlatArrayMessageReader reader_;
+};
+
+class WorkerChild {
+ public:
+  struct Exit {
+    bool clean = false;  // status 0
+    std::string text;    // "exited with status 1", "was killed by signal 11 (Segmentation fault)"
+  };
+
+  // Throws kj::Exception if the process cannot be created; that the executable fails shows as an exit.
+  static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const std::string& executable,
+                                    const std::vector<std::string>& arguments);
+  WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket);
+  ~WorkerChild();  // kills it, without waiting
+  KJ_DISALLOW_COPY(WorkerChild);
+
+  pid_t pid() const { return pid_; }
+  // The next report; none when the worker closed its end. Rejects on a malformed one. One receive at a time.
+  kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> receive();
+  // What it last said, if it said that the session ended and that was not received yet. Empty: nothing.
+  std::string lastWords();
+  // Hands the session over together with the client's socket, of which the worker gets its own copy. False:
+  // the worker is gone.
+  bool sendStart(capnp::MessageBuilder& workerStart, int clientSocket);
+  bool sendStop(const std::string& reason);
+  // SIGKILL to the whole process group. Idempotent.
+  void kill();
+  // Resolves when the process is gone and reaped; any number of callers.
+  kj::Promise<Exit> exited() { return exited_.addBranch(); }
+  bool gone() const { return gone_; }
+
+ private:
+  enum class Heard { message, nothing, end };
+  Heard tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message);
+  Exit reap();
+
+  pid_t pid_;
+  kj::AutoCloseFd process_;
+  kj::AutoCloseFd socket_;
+  kj::UnixEventPort::FdObserver processObserver_;
+  kj::UnixEventPort::FdObserver socketObserver_;
+  kj::Array<capnp::word> buffer_;
+  bool gone_ = false;
+  kj::ForkedPromise<Exit> exited_;
+};
+
+// The environment a worker gets: what the driver and the loader read, no tokens, no pool addresses.
+std::vector<std::string> workerEnvironment(char** environment);
+
+}  // namespace gpupool::server

@@ -1,0 +1,155 @@
+#include "server/front/worker_pool.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace gpupool::server {
+
+WorkerPool::WorkerPool(kj::UnixEventPort& port, kj::Timer& timer, Settings settings)
+    : port_(port), timer_(timer), settings_(std::move(settings)), tasks_(*this) {
+  refill();
+}
+
+WorkerPool::~WorkerPool() { stopped_ = true; }
+
+kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(kj::Duration bound) {
+  if (stopped_) return KJ_EXCEPTION(FAILED, "the server is shutting down");
+  while (!ready_.empty()) {
+    auto slot = kj::mv(ready_.front());
+    ready_.pop_front();
+    alive_.erase(slot->child.get());
+    auto child = kj::mv(slot->child);
+    if (child->gone()) continue;
+    refill();
+    return kj::mv(child);
+  }
+  auto pair = kj::newPromiseAndFulfiller<kj::Own<WorkerChild>>();
+  waiters_.push_back({kj::mv(pair.fulfiller)});
+  refill();
+  return pair.promise.exclusiveJoin(
+      timer_.afterDelay(bound).then([this, bound]() -> kj::Promise<kj::Own<WorkerChild>> {
+        return KJ_EXCEPTION(OVERLOADED, "no worker became ready in time", bound / kj::MILLISECONDS,
+                            lastFailure_.empty() ? "none failed" : lastFailure_.c_str());
+      }));
+}
+
+void WorkerPool::refill() {
+  if (stopped_ || pausing_) return;
+  std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
+  while (ready_.size() + starting_.size() < settings_.warm + waiters_.size() &&
+         starting_.size() < settings_.atOnce && !pausing_) {
+    // After a failure one at a time: the next one shows whether the cause is gone.
+    if (failures_ > 0 && !starting_.empty()) return;
+    start();
+  }
+}
+
+void WorkerPool::start() {
+  auto slot = kj::refcounted<Slot>();
+  try {
+    slot->child = WorkerChild::start(port_, settings_.executable, settings_.arguments);
+  } catch (const kj::Exception& exception) {
+    failed(exception.getDescription().cStr());
+    return;
+  }
+  alive_.insert(slot->child.get());
+  starting_.push_back(slot.get());
+  tasks_.add(awaitReady(kj::mv(slot)));
+}
+
+kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
+  auto report = timer_.timeoutAfter(settings_.startBound, slot->child->receive());
+  auto kept = kj::addRef(*slot);
+  return report.then(
+      [this, slot = kj::mv(slot)](kj::Maybe<kj::Own<WorkerMessage>> maybe) mutable -> kj::Promise<void> {
+        KJ_IF_MAYBE (message, maybe) {
+          const auto report = (*message)->get();
+          if (report.isFailed()) return discard(kj::mv(slot), report.getFailed());
+          if (!report.isReady()) return discard(kj::mv(slot), "sent something else than that it is ready");
+          if (report.getRowsHash() != settings_.rowsHash)
+            return discard(kj::mv(slot), "speaks other call rows than this server's: restart the server");
+          starting_.remove(slot.get());
+          slot->ready = true;
+          failures_ = 0;
+          auto task = watchIdle(kj::addRef(*slot));
+          offer(*slot);
+          refill();
+          return task;
+        }
+        return discard(kj::mv(slot), "");
+      },
+      [this, slot = kj::mv(kept)](kj::Exception&& exception) mutable -> kj::Promise<void> {
+        const bool late = exception.getType() == kj::Exception::Type::OVERLOADED;
+        return discard(kj::mv(slot), late ? "did not get ready in time" : exception.getDescription().cStr());
+      });
+}
+
+kj::Promise<void> WorkerPool::watchIdle(kj::Own<Slot> slot) {
+  auto exit = slot->child->exited();
+  return exit.then([this, slot = kj::mv(slot)](WorkerChild::Exit exit) mutable {
+    if (slot->child.get() == nullptr) return;  // taken: the session's concern
+    alive_.erase(slot->child.get());
+    std::erase_if(ready_, [&](const kj::Own<Slot>& other) { return other.get() == slot.get(); });
+    if (!stopped_) failed("a waiting worker " + exit.text);
+    if (alive_.empty())
+      for (auto& fulfiller : emptied_) fulfiller->fulfill();
+  });
+}
+
+kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
+  slot->child->kill();
+  auto exit = slot->child->exited();
+  return exit.then([this, slot = kj::mv(slot), why = std::move(why)](WorkerChild::Exit exit) mutable {
+    starting_.remove(slot.get());
+    alive_.erase(slot->child.get());
+    if (!stopped_) failed("a worker failed to start: " + (why.empty() ? "it " + exit.text : why));
+    if (alive_.empty())
+      for (auto& fulfiller : emptied_) fulfiller->fulfill();
+  });
+}
+
+void WorkerPool::failed(const std::string& why) {
+  lastFailure_ = why;
+  auto pause = settings_.firstPause;
+  for (uint32_t i = 0; i < failures_ && pause < settings_.longestPause; ++i) pause = pause * 2;
+  pause = std::min(pause, settings_.longestPause);
+  ++failures_;
+  GPUPOOL_ERROR("%s (next attempt in %lld ms)", why.c_str(),
+                static_cast<long long>(pause / kj::MILLISECONDS));
+  if (pausing_) return;
+  pausing_ = true;
+  tasks_.add(timer_.afterDelay(pause).then([this] {
+    pausing_ = false;
+    refill();
+  }));
+}
+
+void WorkerPool::offer(Slot& slot) {
+  while (!waiters_.empty()) {
+    auto waiter = kj::mv(waiters_.front());
+    waiters_.pop_front();
+    if (!waiter.fulfiller->isWaiting()) continue;
+    alive_.erase(slot.child.get());
+    waiter.fulfiller->fulfill(kj::mv(slot.child));
+    return;
+  }
+  ready_.push_back(kj::addRef(slot));
+}
+
+kj::Promise<void> WorkerPool::stop() {
+  stopped_ = true;
+  for (auto& waiter : waiters_) waiter.fulfiller->reject(KJ_EXCEPTION(FAILED, "the server is shutting down"));
+  waiters_.clear();
+  if (alive_.empty()) return kj::READY_NOW;
+  for (auto* child : alive_) child->kill();
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  emptied_.add(kj::mv(pair.fulfiller));
+  return kj::mv(pair.promise);
+}
+
+void WorkerPool::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("worker pool: %s", exception.getDescription().cStr());
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,80 @@
+#pragma once
+// Workers started ahead of time, each used for one session.
+//
+// Keeps `warm` of them ready and starts more while sessions wait. A worker that fails to start, or dies while
+// it waits, is reported with its reason and replaced after a pause that doubles up to `longestPause`; one
+// that gets ready resets the pause. Belongs to the event loop's thread.
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include <deque>
+#include <list>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/front/worker_child.h"
+
+namespace gpupool::server {
+
+class WorkerPool final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Settings {
+    std::string executable;
+    std::vector<std::string> arguments;
+    uint32_t warm = 2;
+    uint64_t rowsHash = 0;                       // of a worker of this server; another's is not used
+    uint32_t atOnce = 4;                         // starting at the same time
+    kj::Duration startBound = 60 * kj::SECONDS;  // from fork to ready
+    kj::Duration firstPause = 100 * kj::MILLISECONDS, longestPause = 10 * kj::SECONDS;
+  };
+
+  WorkerPool(kj::UnixEventPort& port, kj::Timer& timer, Settings settings);
+  ~WorkerPool();
+  KJ_DISALLOW_COPY(WorkerPool);
+
+  // A ready worker, now the caller's; rejects after `bound`, saying why there is none.
+  kj::Promise<kj::Own<WorkerChild>> take(kj::Duration bound);
+  uint32_t warm() const { return static_cast<uint32_t>(ready_.size()); }
+  // False after three failures to start in a row: sessions would not start either.
+  bool healthy() const { return failures_ < 3; }
+  const std::string& lastFailure() const { return lastFailure_; }
+  // Ends the waiting workers and starts no more; resolves when they are gone.
+  kj::Promise<void> stop();
+
+ private:
+  struct Slot : kj::Refcounted {
+    kj::Own<WorkerChild> child;  // null once taken
+    bool ready = false;
+  };
+  struct Waiter {
+    kj::Own<kj::PromiseFulfiller<kj::Own<WorkerChild>>> fulfiller;
+  };
+
+  void refill();
+  void start();
+  kj::Promise<void> awaitReady(kj::Own<Slot> slot);
+  kj::Promise<void> watchIdle(kj::Own<Slot> slot);
+  // Kills the worker, waits until it is gone and counts the failure.
+  kj::Promise<void> discard(kj::Own<Slot> slot, std::string why);
+  void failed(const std::string& why);
+  void offer(Slot& slot);
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::UnixEventPort& port_;
+  kj::Timer& timer_;
+  Settings settings_;
+  std::deque<kj::Own<Slot>> ready_;
+  std::list<Slot*> starting_;
+  std::deque<Waiter> waiters_;
+  std::set<WorkerChild*> alive_;  // started and not taken
+  uint32_t failures_ = 0;         // in a row
+  std::string lastFailure_;
+  bool pausing_ = false;
+  bool stopped_ = false;
+  kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> emptied_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server

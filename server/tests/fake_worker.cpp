@@ -1,0 +1,99 @@
+// A worker for tests: the real shell around a session that does what its client's socket says, one byte an
+// order:
+//   e  answer "e<device ordinals>"   q  end well   c  crash   h  report the end, then hang
+//   p  answer with the pid           o  answer with the environment's number of entries that hold "TOKEN"
+// GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
+// file exists.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "server/driver.h"
+#include "server/worker_process.h"
+
+using namespace gpupool::server;
+
+namespace {
+
+constexpr uint64_t kRows = 0x1234;
+
+[[noreturn]] void hang() {
+  for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+int fakedStart(WorkerProcess& process) {
+  const char* text = std::getenv("GPUPOOL_FAKE_WORKER");
+  if (text == nullptr) return 0;
+  if (std::strcmp(text, "crash") == 0) std::abort();
+  if (std::strcmp(text, "mute") == 0) hang();
+  if (std::strcmp(text, "fail") == 0 || (text[0] == '/' && access(text, F_OK) != 0)) {
+    process.reportFailed("told to fail");
+    return 1;
+  }
+  return 0;
+}
+
+void answer(int socket, const std::string& text) {
+  if (write(socket, text.data(), text.size()) < 0) _exit(9);
+}
+
+std::string tokens() {
+  int count = 0;
+  for (char** entry = environ; *entry != nullptr; ++entry)
+    count += std::strstr(*entry, "TOKEN") != nullptr ? 1 : 0;
+  return std::to_string(count);
+}
+
+// Why the session ended.
+std::string serve(WorkerProcess& process, const SessionStart& start) {
+  for (char order; read(start.socket, &order, 1) == 1;) {
+    std::string ordinals = "e";
+    for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
+    if (order == 'e') answer(start.socket, ordinals);
+    if (order == 'p') answer(start.socket, std::to_string(getpid()));
+    if (order == 'o') answer(start.socket, tokens());
+    if (order == 'q') return "client closed";
+    if (order == 'c') std::abort();
+    if (order == 'h') {
+      process.reportEnded("hanging from here");
+      hang();
+    }
+  }
+  return process.stopping() ? "stopped" : "client lost";
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const WorkerArguments arguments = parseWorkerArguments(count, words);
+  if (arguments.inventory) {
+    if (std::getenv("GPUPOOL_FAKE_INVENTORY") != nullptr) std::abort();
+    return runInventory(arguments.driver, kRows);
+  }
+  WorkerProcess process(kControlDescriptor, kRows);
+  if (const int status = fakedStart(process)) return status;
+  std::unique_ptr<const Driver> driver;
+  try {
+    driver = Driver::load(arguments.driver);
+    warmUp(*driver, arguments.warmDevice);
+  } catch (const std::exception& error) {
+    process.reportFailed(error.what());
+    return 1;
+  }
+  process.reportReady(driver->path());
+  const auto start = process.waitForSession();
+  if (!start) return 0;
+  process.watchServer(
+      [&](const std::string& reason) {
+        answer(start->socket, "stop: " + reason);
+        shutdown(start->socket, SHUT_RDWR);
+      },
+      std::chrono::milliseconds(500));
+  process.reportEnded(serve(process, *start));
+  return 0;
+}
