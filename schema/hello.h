@@ -1,0 +1,80 @@
+#pragma once
+// The first message each way on a new session's call channel, before any frame: who speaks which version, where the
+// session's memory lies, and all device properties, so that no query needs the wire later. Flat structs, host order.
+
+#include <cstdint>
+
+#include "schema/cuda.h"
+#include "schema/session_calls.h"
+
+namespace gpupool::schema {
+
+inline constexpr uint32_t kClientMagic = 0x47504331;  // "GPC1"
+inline constexpr uint32_t kWorkerMagic = 0x47505731;  // "GPW1"
+inline constexpr int kMaxDevices = 8;                 // of one session
+inline constexpr int kMaxSpaces = 4;
+inline constexpr int kDeviceAttributes = 160;  // > CU_DEVICE_ATTRIBUTE_MAX
+inline constexpr int kP2PAttributes = 8;
+
+// Where a session's memory can lie. Both processes reserve the same one. Device d's window is
+// [deviceBase + d * windowBytes, + windowBytes).
+struct AddressSpace {
+  uint64_t deviceBase = 0;
+  uint64_t windowBytes = 0;
+  uint64_t hostBase = 0;  // pinned and managed memory: one address on both sides
+  uint64_t hostBytes = 0;
+};
+// Candidates in order of preference. The last fits between ThreadSanitizer's regions.
+inline constexpr AddressSpace kSpaces[kMaxSpaces] = {
+    {0x2000'0000'0000, uint64_t{4} << 40, 0x5000'0000'0000, uint64_t{1} << 40},
+    {0x2800'0000'0000, uint64_t{1} << 40, 0x5200'0000'0000, uint64_t{1} << 40},
+    {0x1800'0000'0000, uint64_t{256} << 30, 0x5300'0000'0000, uint64_t{256} << 30},
+    {0x7e90'0000'0000, uint64_t{32} << 30, 0x7ee0'0000'0000, uint64_t{64} << 30},
+};
+
+struct ClientHello {
+  uint32_t magic = kClientMagic;
+  uint32_t protocol = 0;
+  uint64_t rowsHash = 0;
+  uint64_t epoch = 0;
+  uint32_t spaces = 0;  // bit i: kSpaces[i] is free in the client
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(ClientHello) == 32);
+
+struct DeviceProperties {
+  char name[256] = {};
+  CUuuid uuid = {};
+  char luid[8] = {};
+  uint32_t luidMask = 0;
+  int32_t luidStatus = 0;  // CUresult of cuDeviceGetLuid
+  uint64_t totalBytes = 0;
+  uint64_t limitBytes = 0;  // what the lease allows
+  char pciBusId[32] = {};
+  int32_t attributes[kDeviceAttributes] = {};
+  uint8_t attributeKnown[kDeviceAttributes] = {};
+  int32_t p2p[kMaxDevices][kP2PAttributes] = {};
+  int32_t canAccessPeer[kMaxDevices] = {};
+  int32_t leastPriority = 0, greatestPriority = 0;
+};
+
+struct WorkerHello {
+  uint32_t magic = kWorkerMagic;
+  uint32_t protocol = 0;
+  uint64_t rowsHash = 0;
+  uint64_t epoch = 0;
+  uint32_t status = 0;  // CUresult; not success: text says why, and nothing follows
+  uint32_t space = 0;   // index into kSpaces
+  char text[256] = {};
+  RegionName words;
+  RegionName staging;
+  uint64_t stagingAddress = 0;  // in the worker: what copies through staging name
+  uint64_t stagingBytes = 0;
+  int32_t driverVersion = 0;
+  uint32_t deviceCount = 0;
+  uint32_t softwareDriver = 0;
+  uint32_t reserved = 0;
+  DeviceProperties devices[kMaxDevices];
+};
+
+}  // namespace gpupool::schema

@@ -1,0 +1,65 @@
+#include "schema/rows.h"
+
+namespace gpupool::schema {
+namespace {
+
+// A number per role, so that a changed role changes the fingerprint.
+template <class Role>
+constexpr char roleCode() {
+  if constexpr (isRole<In, Role>) return 'i';
+  else if constexpr (isRole<Device, Role>) return 'd';
+  else if constexpr (isRole<Handle, Role>) return 'h';
+  else if constexpr (isRole<Mints, Role>) return 'm';
+  else if constexpr (isRole<Frees, Role>) return 'f';
+  else if constexpr (isRole<OutHandle, Role>) return 'n';
+  else if constexpr (isRole<Out, Role>) return 'o';
+  else if constexpr (isRole<InOut, Role>) return 'b';
+  else if constexpr (isRole<DeviceValue, Role>) return 'v';
+  else if constexpr (isRole<Struct, Role>) return 's';
+  else if constexpr (isRole<Text, Role>) return 't';
+  else if constexpr (isRole<HostAddress, Role>) return 'p';
+  else if constexpr (isRole<Unused, Role>) return 'u';
+  else if constexpr (isArrayRole<Array, Role>) return 'a';
+  else if constexpr (isArrayRole<OutArray, Role>) return 'r';
+  else return 'x';
+}
+
+template <class T>
+constexpr size_t pointedSize() {
+  using P = std::remove_pointer_t<T>;
+  if constexpr (std::is_pointer_v<T> && !isHandle<T> && !std::is_void_v<P> && !std::is_function_v<P>)
+    return sizeof(P);
+  else
+    return sizeof(T);
+}
+
+template <class R>
+uint64_t addRow(uint64_t hash) {
+  hash = fnv64(R::name.view(), hash);
+  auto byte = [&](size_t v) {
+    char c[4] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16), 0};
+    hash = fnv64({c, 4}, hash);
+  };
+  byte(static_cast<size_t>(R::kind));
+  [&]<class... Roles, class... A>(std::tuple<Roles...>*, std::tuple<A...>*) {
+    (byte(static_cast<size_t>(roleCode<Roles>()) | pointedSize<A>() << 8), ...);
+  }(static_cast<typename R::RoleList*>(nullptr), static_cast<typename R::Arguments*>(nullptr));
+  return hash;
+}
+
+}  // namespace
+
+uint64_t rowsHash() {
+  static const uint64_t value = [] {
+    uint64_t hash = fnv64("gpupool rows");
+#define CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
+#define SESSION_CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
+#include "schema/calls/all.h"
+#undef CALL
+#undef SESSION_CALL
+    return hash;
+  }();
+  return value;
+}
+
+}  // namespace gpupool::schema

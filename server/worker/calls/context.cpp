@@ -1,0 +1,69 @@
+// Contexts: the client keeps the stacks; here a context only exists.
+#include "server/worker/serve.h"
+
+namespace gpupool::server {
+namespace {
+
+using CtxCreate = GPUPOOL_ROW(cuCtxCreate_v2);
+using CtxDestroy = GPUPOOL_ROW(cuCtxDestroy_v2);
+using PrimaryRetain = GPUPOOL_ROW(cuDevicePrimaryCtxRetain);
+using PrimaryRelease = GPUPOOL_ROW(cuDevicePrimaryCtxRelease_v2);
+using PrimaryReset = GPUPOOL_ROW(cuDevicePrimaryCtxReset_v2);
+using PrimaryFlags = GPUPOOL_ROW(cuDevicePrimaryCtxSetFlags_v2);
+using EnablePeer = GPUPOOL_ROW(cuCtxEnablePeerAccess);
+using DisablePeer = GPUPOOL_ROW(cuCtxDisablePeerAccess);
+
+void createContext(Session& session, Call& call) {
+  Served<CtxCreate> served(session, call);
+  if (!served.open()) return;
+  CUresult status = served.invoke(session.driver().cuCtxCreate_v2);
+  CUcontext made = nullptr;
+  if (status == CUDA_SUCCESS) session.driver().cuCtxPopCurrent_v2(&made);
+  served.close(status);
+}
+
+template <class R, auto Member>
+void plain(Session& session, Call& call) {
+  serveDriver<R, Member>(session, call);
+}
+
+unsigned deviceOf(Session& session, CUcontext context) {
+  CUdevice device = 0;
+  session.driver().cuCtxPushCurrent_v2(context);
+  session.driver().cuCtxGetDevice(&device);
+  session.driver().cuCtxPopCurrent_v2(&context);
+  auto& devices = session.objects().devices();
+  for (unsigned d = 0; d < devices.size(); ++d)
+    if (devices[d] == device) return d;
+  return ~0u;
+}
+
+// Peer access is per device here: memory is mapped, not allocated by a context, and access is a property of the mapping.
+void enablePeer(Session& session, Call& call) {
+  Served<EnablePeer> served(session, call);
+  if (!served.open()) return;
+  CUresult status = served.invoke(session.driver().cuCtxEnablePeerAccess);
+  if (status == CUDA_SUCCESS) {
+    CUcontext current = nullptr;
+    session.driver().cuCtxGetCurrent(&current);
+    unsigned me = deviceOf(session, current);
+    unsigned peer = deviceOf(session, served.get<"peerContext">().value());
+    if (me != ~0u && peer != ~0u && me != peer) status = session.space().allowPeer(peer, me);
+  }
+  served.close(status);
+}
+
+}  // namespace
+
+void addContextHandlers(HandlerTable& table) {
+  table.add<CtxCreate>(&createContext);
+  table.add<CtxDestroy>(&plain<CtxDestroy, &Driver::cuCtxDestroy_v2>);
+  table.add<PrimaryRetain>(&plain<PrimaryRetain, &Driver::cuDevicePrimaryCtxRetain>);
+  table.add<PrimaryRelease>(&plain<PrimaryRelease, &Driver::cuDevicePrimaryCtxRelease_v2>);
+  table.add<PrimaryReset>(&plain<PrimaryReset, &Driver::cuDevicePrimaryCtxReset_v2>);
+  table.add<PrimaryFlags>(&plain<PrimaryFlags, &Driver::cuDevicePrimaryCtxSetFlags_v2>);
+  table.add<EnablePeer>(&enablePeer);
+  table.add<DisablePeer>(&plain<DisablePeer, &Driver::cuCtxDisablePeerAccess>);
+}
+
+}  // namespace gpupool::server

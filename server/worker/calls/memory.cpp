@@ -1,0 +1,101 @@
+// Device extents and pinned host memory at addresses the client chose; copies between the two, every address checked.
+#include <cstring>
+
+#include "server/worker/serve.h"
+
+namespace gpupool::server {
+namespace {
+
+using ExtentMap = GPUPOOL_ROW(sessionExtentMap);
+using ExtentUnmap = GPUPOOL_ROW(sessionExtentUnmap);
+using HostMap = GPUPOOL_ROW(sessionHostMap);
+using HostUnmap = GPUPOOL_ROW(sessionHostUnmap);
+using MirrorApply = GPUPOOL_ROW(sessionMirrorApply);
+using MirrorCollect = GPUPOOL_ROW(sessionMirrorCollect);
+
+unsigned ordinalOf(Session& session, CUdevice device) {
+  auto& devices = session.objects().devices();
+  for (unsigned d = 0; d < devices.size(); ++d)
+    if (devices[d] == device) return d;
+  return ~0u;
+}
+
+void mapExtent(Session& session, Call& call) {
+  Served<ExtentMap> served(session, call);
+  if (!served.open()) return;
+  unsigned device = ordinalOf(session, served.get<"device">().value());
+  served.close(session.space().mapExtent(device, served.get<"address">().value(), served.get<"bytes">().value()));
+}
+
+void unmapExtent(Session& session, Call& call) {
+  Served<ExtentUnmap> served(session, call);
+  if (served.open()) served.close(session.space().unmapExtent(served.get<"address">().value()));
+}
+
+void mapHost(Session& session, Call& call) {
+  Served<HostMap> served(session, call);
+  if (!served.open()) return;
+  std::shared_ptr<transport::SharedMemory> memory;
+  CUresult status = session.space().mapHost(served.get<"address">().value(), served.get<"bytes">().value(),
+                                            served.get<"flags">().value(), memory);
+  if (status == CUDA_SUCCESS) {
+    transport::Region region = session.share(memory);
+    served.get<"region">().plain() = {region.id, region.generation};
+    session.keepRegion(served.get<"address">().value(), region);
+  }
+  served.close(status);
+}
+
+void unmapHost(Session& session, Call& call) {
+  Served<HostUnmap> served(session, call);
+  if (!served.open()) return;
+  session.dropRegion(served.get<"address">().value());
+  served.close(session.space().unmapHost(served.get<"address">().value()));
+}
+
+// ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8} ---------------------------------------------
+
+void applyMirror(Session& session, Call& call) {
+  Served<MirrorApply> served(session, call);
+  if (!served.open()) return;
+  uint64_t address = served.get<"address">().value();
+  auto& runs = served.get<"runs">().array();
+  Reader in(std::as_bytes(std::span(runs)));
+  CUresult status = CUDA_SUCCESS;
+  while (in.remaining() > 0 && status == CUDA_SUCCESS) {
+    uint64_t offset = in.value<uint64_t>();
+    auto bytes = in.blob();
+    if (in.bad() || address + offset < address || !session.space().ownsHost(address + offset, bytes.size())) {
+      status = CUDA_ERROR_INVALID_VALUE;
+      break;
+    }
+    std::memcpy(reinterpret_cast<void*>(address + offset), bytes.data(), bytes.size());
+    session.mirror(address).apply(offset, bytes);
+  }
+  served.close(status);
+}
+
+void collectMirror(Session& session, Call& call) {
+  Served<MirrorCollect> served(session, call);
+  if (!served.open()) return;
+  uint64_t address = served.get<"address">().value();
+  size_t length = served.get<"length">().value();
+  auto& out = served.get<"runs">().array();
+  size_t& bytes = served.get<"bytes">().plain();
+  if (!session.space().ownsHost(address, length)) return served.close(CUDA_ERROR_INVALID_VALUE);
+  bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, out);
+  served.close(CUDA_SUCCESS);
+}
+
+}  // namespace
+
+void addMemoryHandlers(HandlerTable& table) {
+  table.add<ExtentMap>(&mapExtent);
+  table.add<ExtentUnmap>(&unmapExtent);
+  table.add<HostMap>(&mapHost);
+  table.add<HostUnmap>(&unmapHost);
+  table.add<MirrorApply>(&applyMirror);
+  table.add<MirrorCollect>(&collectMirror);
+}
+
+}  // namespace gpupool::server

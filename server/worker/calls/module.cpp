@@ -1,0 +1,352 @@
+// Code: images by content, modules and libraries from them, kernels and their layouts, the linker.
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "server/arena_mmap.h"
+#include "server/worker/serve.h"
+
+namespace gpupool::server {
+namespace {
+
+using ImageOffer = GPUPOOL_ROW(sessionImageOffer);
+using ImageData = GPUPOOL_ROW(sessionImageData);
+using ModuleLoad = GPUPOOL_ROW(sessionModuleLoad);
+using LibraryLoad = GPUPOOL_ROW(sessionLibraryLoad);
+using FunctionInfo = GPUPOOL_ROW(sessionFunctionInfo);
+using FunctionName = GPUPOOL_ROW(sessionFunctionName);
+using ModuleFunctions = GPUPOOL_ROW(sessionModuleFunctions);
+using LibraryKernels = GPUPOOL_ROW(sessionLibraryKernels);
+using ModuleGlobal = GPUPOOL_ROW(cuModuleGetGlobal_v2);
+using LibraryGlobal = GPUPOOL_ROW(cuLibraryGetGlobal);
+using LibraryManaged = GPUPOOL_ROW(cuLibraryGetManaged);
+using LinkCreate = GPUPOOL_ROW(sessionLinkCreate);
+using LinkAdd = GPUPOOL_ROW(sessionLinkAdd);
+using LinkComplete = GPUPOOL_ROW(sessionLinkComplete);
+using LinkRead = GPUPOOL_ROW(sessionLinkRead);
+
+// Loads run beside the executor, but the order in which globals are placed decides their addresses.
+std::mutex placing;
+
+void offerImage(Session& session, Call& call) {
+  Served<ImageOffer> served(session, call);
+  if (!served.open()) return;
+  served.get<"have">().plain() = session.images().have(served.get<"image">().value());
+  served.close(CUDA_SUCCESS);
+}
+
+void imageData(Session& session, Call& call) {
+  Served<ImageData> served(session, call);
+  if (!served.open()) return;
+  served.close(session.images().append(served.get<"image">().value(), served.get<"offset">().value(),
+                                       std::as_bytes(std::span(served.get<"data">().array()))));
+}
+
+// What the driver is handed: the bytes, or a fatbin wrapper (24 bytes, facts of the fatbin format) around them.
+struct DriverImage {
+  struct Wrapper {
+    uint32_t magic, version;
+    const void* data;
+    const void* aux;
+  } wrapper{};
+  std::vector<std::byte> text;  // PTX needs its terminator
+  const void* pointer = nullptr;
+
+  DriverImage(const std::vector<std::byte>& bytes, unsigned kind) {
+    if (kind != 0) {
+      wrapper = {0x466243b1, 1, bytes.data(), nullptr};
+      pointer = &wrapper;
+      return;
+    }
+    text = bytes;
+    text.push_back(std::byte{0});
+    pointer = text.data();
+  }
+};
+
+uint32_t word32(const std::byte* p) {
+  uint32_t v;
+  std::memcpy(&v, p, 4);
+  return v;
+}
+
+// A fatbin's own lengths must not lead the driver past the bytes that were sent.
+bool fatbinFits(const std::vector<std::byte>& bytes) {
+  if (bytes.size() < 16 || word32(bytes.data()) != 0xba55ed50) return false;
+  uint64_t rest;
+  std::memcpy(&rest, bytes.data() + 8, 8);
+  return rest <= bytes.size() - 16;
+}
+
+bool contains(std::span<const std::byte> bytes, std::string_view text) {
+  return ::memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
+}
+
+// May code of this image print? Compressed entries are not unpacked for the question: where nothing stored answers it,
+// the answer is yes, which only costs a slower synchronisation.
+bool mayPrint(const std::vector<std::byte>& bytes) {
+  if (contains(bytes, "vprintf") || contains(bytes, "__assertfail")) return true;
+  if (!fatbinFits(bytes)) return false;
+  bool stored = false, packed = false;
+  for (size_t at = 16; at + 64 <= bytes.size();) {
+    uint32_t header = word32(bytes.data() + at + 4), payload = word32(bytes.data() + at + 8);
+    (word32(bytes.data() + at + 16) != 0 ? packed : stored) = true;
+    if (header < 64 || payload > bytes.size() - at - std::min<size_t>(header, bytes.size() - at)) break;
+    at += size_t{header} + payload;
+  }
+  return packed && !stored;
+}
+
+// JIT options with the log buffers added; values are integers in pointers' clothes.
+struct JitOptions {
+  std::vector<CUjit_option> names;
+  std::vector<void*> values;
+  template <class Options, class Values>
+  JitOptions(Options& options, Values& numbers) {
+    for (size_t i = 0; i < options.size(); ++i) {
+      names.push_back(options[i]);
+      values.push_back(reinterpret_cast<void*>(numbers[i]));
+    }
+  }
+  void log(CUjit_option buffer, CUjit_option size, std::vector<char>& text, bool wanted) {
+    if (!wanted || text.size() < 2) return;
+    names.push_back(buffer);
+    values.push_back(text.data());
+    names.push_back(size);
+    values.push_back(reinterpret_cast<void*>(text.size() - 1));
+  }
+};
+
+template <class R, class Make>
+void load(Session& session, Call& call, Make&& make) {
+  Served<R> served(session, call);
+  if (!served.open()) return;
+  auto bytes = session.images().find(served.template get<"image">().value());
+  if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  unsigned kind = served.template get<"kind">().value();
+  bool fatbin = bytes->size() >= 4 && word32(bytes->data()) == 0xba55ed50;
+  if ((kind != 0 || fatbin) && !fatbinFits(*bytes)) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  DriverImage image(*bytes, kind);
+  JitOptions options(served.template get<"options">().array(), served.template get<"values">().array());
+  auto& info = served.template get<"infoLog">();
+  auto& error = served.template get<"errorLog">();
+  options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, info.array(), info.wanted());
+  options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, error.array(), error.wanted());
+  CUresult status;
+  {
+    std::lock_guard lock(placing);
+    PlaceGlobals place;
+    status = make(image.pointer, options, served);
+  }
+  served.template get<"printing">().plain() = mayPrint(*bytes);
+  served.close(status);
+}
+
+void loadModule(Session& session, Call& call) {
+  load<ModuleLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
+    return session.driver().cuModuleLoadDataEx(served.template get<"module">().pass(), image,
+                                               static_cast<unsigned>(options.names.size()), options.names.data(),
+                                               options.values.data());
+  });
+}
+
+void loadLibrary(Session& session, Call& call) {
+  load<LibraryLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
+    return session.driver().cuLibraryLoadData(served.template get<"library">().pass(), image, options.names.data(),
+                                              options.values.data(), static_cast<unsigned>(options.names.size()), nullptr,
+                                              nullptr, 0);
+  });
+}
+
+void functionInfo(Session& session, Call& call) {
+  Served<FunctionInfo> served(session, call);
+  if (!served.open()) return;
+  const Driver& driver = session.driver();
+  CUfunction function = served.get<"function">().value();
+  bool kernel = handles::kindOf(served.get<"function">().id()) == HandleKind::kernel;
+  CUdevice device = served.get<"device">().value();
+  schema::FunctionInfo& info = served.get<"info">().plain();
+  PlaceGlobals place;
+  for (int a = 0; a < schema::kFunctionAttributes; ++a) {
+    auto attribute = static_cast<CUfunction_attribute>(a);
+    CUresult status = kernel ? driver.cuKernelGetAttribute(&info.attributes[a], attribute,
+                                                           reinterpret_cast<CUkernel>(function), device)
+                             : driver.cuFuncGetAttribute(&info.attributes[a], attribute, function);
+    if (status == CUDA_SUCCESS) info.known |= 1u << a;
+    else if (a == 0) return served.close(status);
+  }
+  auto& layout = served.get<"layout">().array();
+  size_t count = 0;
+  while (count < kMaxOutElements) {
+    size_t offset = 0, size = 0;
+    CUresult status = kernel ? driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), count, &offset, &size)
+                             : driver.cuFuncGetParamInfo(function, count, &offset, &size);
+    if (status != CUDA_SUCCESS) break;
+    if (count < layout.size()) layout[count] = {static_cast<uint32_t>(offset), static_cast<uint32_t>(size)};
+    ++count;
+  }
+  info.parameterCount = static_cast<uint32_t>(count);
+  served.get<"layoutCount">().plain() = std::min(count, layout.size());
+  served.close(CUDA_SUCCESS);
+}
+
+void functionName(Session& session, Call& call) {
+  Served<FunctionName> served(session, call);
+  if (!served.open()) return;
+  const char* name = nullptr;
+  CUfunction function = served.get<"function">().value();
+  bool kernel = handles::kindOf(served.get<"function">().id()) == HandleKind::kernel;
+  CUresult status = kernel ? session.driver().cuKernelGetName(&name, reinterpret_cast<CUkernel>(function))
+                           : session.driver().cuFuncGetName(&name, function);
+  auto& room = served.get<"name">().array();
+  if (status == CUDA_SUCCESS && !room.empty()) ::strncpy(room.data(), name, room.size() - 1);
+  served.close(status);
+}
+
+void moduleFunctions(Session& session, Call& call) {
+  Served<ModuleFunctions> served(session, call);
+  if (!served.open()) return;
+  unsigned count = 0;
+  CUmodule module = served.get<"module">().value();
+  CUresult status = session.driver().cuModuleGetFunctionCount(&count, module);
+  auto& functions = served.get<"functions">().array();
+  unsigned asked = std::min<unsigned>(count, static_cast<unsigned>(functions.size()));
+  if (status == CUDA_SUCCESS && asked != 0)
+    status = session.driver().cuModuleEnumerateFunctions(functions.data(), asked, module);
+  served.get<"count">().plain() = asked;
+  served.close(status);
+}
+
+void libraryKernels(Session& session, Call& call) {
+  Served<LibraryKernels> served(session, call);
+  if (!served.open()) return;
+  unsigned count = 0;
+  CUlibrary library = served.get<"library">().value();
+  CUresult status = session.driver().cuLibraryGetKernelCount(&count, library);
+  auto& kernels = served.get<"kernels">().array();
+  unsigned asked = std::min<unsigned>(count, static_cast<unsigned>(kernels.size()));
+  if (status == CUDA_SUCCESS && asked != 0)
+    status = session.driver().cuLibraryEnumerateKernels(kernels.data(), asked, library);
+  served.get<"count">().plain() = asked;
+  served.close(status);
+}
+
+// The driver answers a null size pointer too, but the range must be known: copies are checked against it.
+template <class R, auto Member>
+void global(Session& session, Call& call) {
+  Served<R> served(session, call);
+  if (!served.open()) return;
+  CUresult status;
+  {
+    std::lock_guard lock(placing);
+    PlaceGlobals place;
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    auto owner = [&] {
+      if constexpr (std::is_same_v<R, ModuleGlobal>) return served.template get<"hmod">().value();
+      else return served.template get<"library">().value();
+    }();
+    status = (session.driver().*Member)(&address, &bytes, owner, served.template get<"name">().pass());
+    if (status == CUDA_SUCCESS) {
+      session.space().addGlobal(address, bytes);
+      served.template get<"dptr">().plain() = address;
+      served.template get<"bytes">().plain() = bytes;
+    }
+  }
+  served.close(status);
+}
+
+// ---- linker ------------------------------------------------------------------------------------------------------
+struct Link {
+  std::vector<char> info = std::vector<char>(16384), error = std::vector<char>(16384);
+  std::vector<std::byte> result;
+};
+std::mutex linksMutex;
+std::unordered_map<uint64_t, std::shared_ptr<Link>> links;  // by handle; a worker serves one session
+
+std::shared_ptr<Link> linkOf(uint64_t id) {
+  std::lock_guard lock(linksMutex);
+  auto& link = links[id];
+  if (link == nullptr) link = std::make_shared<Link>();
+  return link;
+}
+
+void linkCreate(Session& session, Call& call) {
+  Served<LinkCreate> served(session, call);
+  if (!served.open()) return;
+  JitOptions options(served.get<"options">().array(), served.get<"values">().array());
+  auto link = linkOf(served.get<"link">().id());
+  options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, link->info, true);
+  options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, link->error, true);
+  served.close(session.driver().cuLinkCreate_v2(static_cast<unsigned>(options.names.size()), options.names.data(),
+                                                options.values.data(), served.get<"link">().pass()));
+}
+
+void linkAdd(Session& session, Call& call) {
+  Served<LinkAdd> served(session, call);
+  if (!served.open()) return;
+  auto bytes = session.images().find(served.get<"image">().value());
+  if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  DriverImage image(*bytes, 0);
+  JitOptions options(served.get<"options">().array(), served.get<"values">().array());
+  size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
+  served.close(session.driver().cuLinkAddData_v2(served.get<"link">().value(), served.get<"type">().value(),
+                                                 const_cast<void*>(image.pointer), size, served.get<"name">().pass(),
+                                                 static_cast<unsigned>(options.names.size()), options.names.data(),
+                                                 options.values.data()));
+}
+
+void linkComplete(Session& session, Call& call) {
+  Served<LinkComplete> served(session, call);
+  if (!served.open()) return;
+  auto link = linkOf(served.get<"link">().id());
+  void* result = nullptr;
+  size_t bytes = 0;
+  CUresult status = session.driver().cuLinkComplete(served.get<"link">().value(), &result, &bytes);
+  if (status == CUDA_SUCCESS) {
+    auto* first = static_cast<const std::byte*>(result);
+    link->result.assign(first, first + bytes);
+    served.get<"bytes">().plain() = bytes;
+  }
+  auto copyLog = [](auto& slot, const std::vector<char>& log) {
+    if (slot.wanted() && !slot.array().empty()) ::strncpy(slot.array().data(), log.data(), slot.array().size() - 1);
+  };
+  copyLog(served.get<"infoLog">(), link->info);
+  copyLog(served.get<"errorLog">(), link->error);
+  served.close(status);
+}
+
+void linkRead(Session& session, Call& call) {
+  Served<LinkRead> served(session, call);
+  if (!served.open()) return;
+  auto link = linkOf(served.get<"link">().id());
+  size_t offset = served.get<"offset">().value();
+  auto& room = served.get<"data">().array();
+  size_t n = offset <= link->result.size() ? std::min(room.size(), link->result.size() - offset) : 0;
+  if (n != 0) std::memcpy(room.data(), link->result.data() + offset, n);
+  served.get<"bytes">().plain() = n;
+  served.close(CUDA_SUCCESS);
+}
+
+}  // namespace
+
+void addModuleHandlers(HandlerTable& table) {
+  table.add<ImageOffer>(&offerImage);
+  table.add<ImageData>(&imageData);
+  table.add<ModuleLoad>(&loadModule);
+  table.add<LibraryLoad>(&loadLibrary);
+  table.add<FunctionInfo>(&functionInfo);
+  table.add<FunctionName>(&functionName);
+  table.add<ModuleFunctions>(&moduleFunctions);
+  table.add<LibraryKernels>(&libraryKernels);
+  table.add<ModuleGlobal>(&global<ModuleGlobal, &Driver::cuModuleGetGlobal_v2>);
+  table.add<LibraryGlobal>(&global<LibraryGlobal, &Driver::cuLibraryGetGlobal>);
+  table.add<LibraryManaged>(&global<LibraryManaged, &Driver::cuLibraryGetManaged>);
+  table.add<LinkCreate>(&linkCreate);
+  table.add<LinkAdd>(&linkAdd);
+  table.add<LinkComplete>(&linkComplete);
+  table.add<LinkRead>(&linkRead);
+}
+
+}  // namespace gpupool::server

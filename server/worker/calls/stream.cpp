@@ -1,0 +1,123 @@
+// Order: completion words, events, host functions, stream memory operations, captures.
+#include "server/worker/callbacks.h"
+#include "server/worker/serve.h"
+
+namespace gpupool::server {
+namespace {
+
+using Word = GPUPOOL_ROW(sessionWord);
+using EventRecord = GPUPOOL_ROW(sessionEventRecord);
+using HostFunction = GPUPOOL_ROW(sessionHostFunction);
+using Drain = GPUPOOL_ROW(sessionDrain);
+using CaptureInfo = GPUPOOL_ROW(sessionCaptureInfo);
+using BeginCapture = GPUPOOL_ROW(cuStreamBeginCapture_v2);
+using BeginCaptureToGraph = GPUPOOL_ROW(cuStreamBeginCaptureToGraph);
+
+CUresult writeWord(Session& session, CUstream stream, uint64_t word, uint64_t value) {
+  CUdeviceptr address = session.words().deviceAddress(word);
+  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  return session.driver().cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+void streamWord(Session& session, Call& call) {
+  Served<Word> served(session, call);
+  if (served.open())
+    served.close(writeWord(session, served.get<"stream">().value(), served.get<"word">().value(),
+                           served.get<"value">().value()));
+}
+
+void eventRecord(Session& session, Call& call) {
+  Served<EventRecord> served(session, call);
+  if (!served.open()) return;
+  CUstream stream = served.get<"stream">().value();
+  unsigned flags = served.get<"flags">().value();
+  const Driver& driver = session.driver();
+  CUresult status = flags == 0 ? driver.cuEventRecord(served.get<"event">().value(), stream)
+                               : driver.cuEventRecordWithFlags(served.get<"event">().value(), stream, flags);
+  if (status == CUDA_SUCCESS && served.get<"word">().value() != 0)
+    status = writeWord(session, stream, served.get<"word">().value(), served.get<"value">().value());
+  served.close(status);
+}
+
+void CUDA_CB streamCallback(CUstream, CUresult status, void* data) { session_callbacks::run(data, status); }
+
+void hostFunction(Session& session, Call& call) {
+  Served<HostFunction> served(session, call);
+  if (!served.open()) return;
+  void* data = session_callbacks::make(session, served.get<"callback">().value());
+  CUstream stream = served.get<"stream">().value();
+  served.close(served.get<"error">().value() != 0
+                   ? session.driver().cuStreamAddCallback(stream, &streamCallback, data, 0)
+                   : session.driver().cuLaunchHostFunc(stream, &session_callbacks::hostNode, data));
+}
+
+void drain(Session& session, Call& call) {
+  Served<Drain> served(session, call);
+  if (!served.open()) return;
+  call.drained = true;
+  served.close(served.get<"wholeContext">().value() != 0
+                   ? session.driver().cuCtxSynchronize()
+                   : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
+}
+
+template <class R, auto Member, size_t Width>
+void memoryOperation(Session& session, Call& call) {
+  Served<R> served(session, call);
+  if (!served.open()) return;
+  bool ours = session.space().owns(served.template get<"addr">().value(), Width);
+  served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
+}
+
+void beginCapture(Session& session, Call& call) {
+  Served<BeginCapture> served(session, call);
+  if (served.open())
+    served.close(session.driver().cuStreamBeginCapture_v2(served.get<"hStream">().value(), CU_STREAM_CAPTURE_MODE_RELAXED));
+}
+
+void beginCaptureToGraph(Session& session, Call& call) {
+  Served<BeginCaptureToGraph> served(session, call);
+  if (!served.open()) return;
+  served.get<"mode">().value() = CU_STREAM_CAPTURE_MODE_RELAXED;
+  served.close(served.invoke(session.driver().cuStreamBeginCaptureToGraph));
+}
+
+void captureInfo(Session& session, Call& call) {
+  Served<CaptureInfo> served(session, call);
+  if (!served.open()) return;
+  const CUgraphNode* dependencies = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  size_t count = 0;
+  CUresult status = session.driver().cuStreamGetCaptureInfo_v3(
+      served.get<"stream">().value(), &served.get<"status">().plain(), &served.get<"id">().plain(),
+      served.get<"graph">().pass(), &dependencies, &edges, &count);
+  auto& nodes = served.get<"dependencies">().array();
+  auto& data = served.get<"edges">().array();
+  count = std::min(count, nodes.size());
+  for (size_t i = 0; i < count; ++i) {
+    nodes[i] = dependencies[i];
+    if (i < data.size()) data[i] = edges != nullptr ? edges[i] : CUgraphEdgeData{};
+  }
+  served.get<"count">().plain() = count;
+  served.close(status);
+}
+
+}  // namespace
+
+void addStreamHandlers(HandlerTable& table) {
+  table.add<Word>(&streamWord);
+  table.add<EventRecord>(&eventRecord);
+  table.add<HostFunction>(&hostFunction);
+  table.add<Drain>(&drain);
+  table.add<CaptureInfo>(&captureInfo);
+  table.add<BeginCapture>(&beginCapture);
+  table.add<BeginCaptureToGraph>(&beginCaptureToGraph);
+#define MEMORY_OPERATION(function, width) \
+  table.add<GPUPOOL_ROW(function)>(&memoryOperation<GPUPOOL_ROW(function), &Driver::function, width>);
+  MEMORY_OPERATION(cuStreamWaitValue32_v2, 4)
+  MEMORY_OPERATION(cuStreamWaitValue64_v2, 8)
+  MEMORY_OPERATION(cuStreamWriteValue32_v2, 4)
+  MEMORY_OPERATION(cuStreamWriteValue64_v2, 8)
+#undef MEMORY_OPERATION
+}
+
+}  // namespace gpupool::server

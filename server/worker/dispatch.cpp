@@ -1,0 +1,86 @@
+#include "server/worker/dispatch.h"
+
+#include <algorithm>
+
+#include "server/worker/serve.h"
+
+namespace gpupool::server {
+
+void HandlerTable::put(uint32_t id, const Handler& handler) {
+  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id, [](auto& entry, uint32_t k) { return entry.first < k; });
+  if (at != sorted_.end() && at->first == id) at->second = handler;
+  else sorted_.insert(at, {id, handler});
+}
+
+const Handler* HandlerTable::find(uint32_t id) const {
+  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id, [](auto& entry, uint32_t k) { return entry.first < k; });
+  return at != sorted_.end() && at->first == id ? &at->second : nullptr;
+}
+
+namespace {
+
+template <class R, auto Member>
+void addRow(HandlerTable& table) {
+  if constexpr (R::kind == schema::Kind::Post || R::kind == schema::Kind::Await || R::kind == schema::Kind::MayBlock)
+    table.add<R>(&serveDriver<R, Member>);
+}
+
+HandlerTable build() {
+  HandlerTable table;
+#define CALL(function, ...) addRow<GPUPOOL_ROW(function), &Driver::function>(table);
+#define SESSION_CALL(function, ...)
+#include "schema/calls/all.h"
+#undef CALL
+#undef SESSION_CALL
+
+// Rows whose policy is the client's alone: here they are plain driver calls.
+#define PLAIN(function) table.add<GPUPOOL_ROW(function)>(&serveDriver<GPUPOOL_ROW(function), &Driver::function>);
+  PLAIN(cuStreamCreateWithPriority)
+  PLAIN(cuStreamDestroy_v2)
+  PLAIN(cuStreamWaitEvent)
+  PLAIN(cuStreamEndCapture)
+  PLAIN(cuStreamIsCapturing)
+  PLAIN(cuStreamUpdateCaptureDependencies_v2)
+  PLAIN(cuEventCreate)
+  PLAIN(cuEventDestroy_v2)
+  PLAIN(cuEventElapsedTime_v2)
+  PLAIN(cuCtxGetLimit)
+  PLAIN(cuCtxSetLimit)
+  PLAIN(cuModuleGetFunction)
+  PLAIN(cuModuleUnload)
+  PLAIN(cuLibraryGetKernel)
+  PLAIN(cuLibraryGetModule)
+  PLAIN(cuLibraryUnload)
+  PLAIN(cuKernelGetFunction)
+  PLAIN(cuKernelSetAttribute)
+  PLAIN(cuFuncSetAttribute)
+  PLAIN(cuKernelSetCacheConfig)
+  PLAIN(cuFuncSetCacheConfig)
+  PLAIN(cuLinkDestroy)
+  PLAIN(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
+  PLAIN(cuOccupancyAvailableDynamicSMemPerBlock)
+  PLAIN(cuGraphAddMemsetNode)
+  PLAIN(cuGraphMemsetNodeSetParams)
+  PLAIN(cuGraphExecMemsetNodeSetParams)
+  PLAIN(cuGraphDestroy)
+  PLAIN(cuGraphExecDestroy)
+  PLAIN(cuGraphLaunch)
+#undef PLAIN
+  addContextHandlers(table);
+  addMemoryHandlers(table);
+  addCopyHandlers(table);
+  addModuleHandlers(table);
+  addStreamHandlers(table);
+  addLaunchHandlers(table);
+  addGraphHandlers(table);
+  return table;
+}
+
+}  // namespace
+
+const Handler* findHandler(uint32_t id) {
+  static const HandlerTable* table = new HandlerTable(build());
+  return table->find(id);
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,21 @@
+#pragma once
+// From a call's wire id to the function that serves it.
+
+#include <cstdint>
+#include <string_view>
+
+#include "server/worker/session.h"
+
+namespace gpupool::server {
+
+struct Handler {
+  void (*serve)(Session&, Call&) = nullptr;
+  bool beside = false;   // MayBlock: on a thread of its own lane
+  bool post = false;     // the client does not wait: a failure ends the session loudly
+  std::string_view name;
+};
+
+// Null for an id without a handler: calls the client answers itself never come.
+const Handler* findHandler(uint32_t id);
+
+}  // namespace gpupool::server

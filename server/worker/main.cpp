@@ -1,0 +1,66 @@
+// gpupool-worker: one process per session, started ahead of time by gpupool-server with cuInit done and used once. The
+// server hands it a client's socket; from then on it talks to that client alone. A crash, a fault or a leak ends this
+// process and with it this session only. `--inventory` lists the driver's devices for the server and exits.
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "base/log.h"
+#include "schema/rows.h"
+#include "server/driver.h"
+#include "server/worker/session.h"
+#include "server/worker_process.h"
+
+using namespace gpupool;
+
+namespace {
+
+int serve(const server::WorkerArguments& arguments) {
+  server::WorkerProcess process(server::kControlDescriptor, schema::rowsHash());
+  std::unique_ptr<const server::Driver> driver;
+  try {
+    driver = server::Driver::load(arguments.driver);
+    server::warmUp(*driver, arguments.warmDevice);
+  } catch (const std::exception& e) {
+    process.reportFailed(e.what());
+    return 1;
+  }
+  process.reportReady(driver->path());
+  auto start = process.waitForSession();
+  if (!start) return 0;
+  std::string why;
+  try {
+    transport::Options options;
+    options.networkDevice = start->networkDevice;
+    server::Session session(*driver, *start, transport::accept(start->transport, start->socket, options));
+    process.watchServer([&](const std::string& reason) { session.stop("the server ended the session: " + reason); });
+    why = session.run();
+    process.reportEnded(why);
+    // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them and frees
+    // the device faster than an orderly teardown, and nothing outlives this process.
+    _exit(0);
+  } catch (const std::exception& e) {
+    GPUPOOL_ERROR("session failed: %s", e.what());
+    process.reportEnded(e.what());
+    return 1;
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  log::setProcessName("worker");
+  try {
+    auto arguments = server::parseWorkerArguments(count, words);
+    if (arguments.help) {
+      std::fputs(server::kWorkerUsage, stdout);
+      return 0;
+    }
+    if (arguments.inventory) return server::runInventory(arguments.driver, schema::rowsHash());
+    return serve(arguments);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "gpupool-worker: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,381 @@
+#include "server/worker/session.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "schema/rows.h"
+#include "server/arena_mmap.h"
+#include "server/worker/dispatch.h"
+
+namespace gpupool::server {
+
+using schema::Frame;
+using schema::Notice;
+using schema::NoticeType;
+using transport::Channel;
+using transport::Peer;
+
+namespace {
+
+constexpr size_t kStagingBytes = size_t{64} << 20;
+constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
+constexpr auto kTick = std::chrono::milliseconds(500);
+constexpr size_t kMostBeside = 64;
+
+transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
+
+std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& start) {
+  std::vector<CUdevice> devices;
+  for (auto& device : start.devices) {
+    CUdevice handle = 0;
+    driver.cuDeviceGet(&handle, static_cast<int>(device.info.ordinal));
+    devices.push_back(handle);
+  }
+  return devices;
+}
+
+std::vector<uint64_t> limits(const SessionStart& start) {
+  std::vector<uint64_t> bytes;
+  for (auto& device : start.devices) bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
+  return bytes;
+}
+
+}  // namespace
+
+Session::Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection)
+    : driver_(driver),
+      start_(start),
+      connection_(std::move(connection)),
+      objects_(driverDevices(driver, start)),
+      space_(driver, objects_.devices(), limits(start)),
+      words_(
+          driver, objects_,
+          [this](const std::vector<schema::WordUpdate>& reached) {
+            if (!mapsMemory()) notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
+          },
+          [this](CUresult status) {
+            schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
+            notice(NoticeType::failed, &body, sizeof body, driver_.describe(status));
+          }) {}
+
+Session::~Session() {
+  end("worker shuts down");
+  besideReady_.notify_all();
+  callbackDone_.notify_all();
+  for (auto& thread : besideThreads_) thread.join();
+  if (control_.joinable()) control_.join();
+  words_.stop();
+  if (stagingRegistered_) driver_.cuMemHostUnregister(staging_->data());
+}
+
+void Session::end(const std::string& reason) {
+  {
+    std::lock_guard lock(endMutex_);
+    if (endReason_.empty()) endReason_ = reason;
+  }
+  {
+    std::lock_guard lock(besideMutex_);
+    stopping_ = true;
+  }
+  besideReady_.notify_all();
+  {
+    std::lock_guard lock(callbackMutex_);
+  }
+  callbackDone_.notify_all();
+}
+
+void Session::stop(const std::string& reason) {
+  schema::FailedBody body{completed_, CUDA_ERROR_DEVICE_UNAVAILABLE, 0};
+  notice(NoticeType::failed, &body, sizeof body, reason);
+  words_.setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+  end(reason);
+}
+
+void Session::describeDevices(schema::WorkerHello& hello) {
+  hello.deviceCount = static_cast<uint32_t>(objects_.devices().size());
+  auto bytes = limits(start_);
+  for (size_t d = 0; d < objects_.devices().size(); ++d) {
+    schema::DeviceProperties& properties = hello.devices[d];
+    CUdevice device = objects_.devices()[d];
+    driver_.cuDeviceGetName(properties.name, sizeof properties.name, device);
+    (driver_.cuDeviceGetUuid_v2 ? driver_.cuDeviceGetUuid_v2 : driver_.cuDeviceGetUuid)(&properties.uuid, device);
+    properties.luidStatus = driver_.cuDeviceGetLuid
+                                ? driver_.cuDeviceGetLuid(properties.luid, &properties.luidMask, device)
+                                : CUDA_ERROR_NOT_SUPPORTED;
+    driver_.cuDeviceGetPCIBusId(properties.pciBusId, sizeof properties.pciBusId, device);
+    size_t total = 0;
+    driver_.cuDeviceTotalMem_v2(&total, device);
+    properties.totalBytes = total;
+    properties.limitBytes = std::min<uint64_t>(bytes[d], total);
+    for (int a = 1; a < schema::kDeviceAttributes; ++a)
+      properties.attributeKnown[a] = driver_.cuDeviceGetAttribute(&properties.attributes[a],
+                                                                  static_cast<CUdevice_attribute>(a), device) == CUDA_SUCCESS;
+    for (size_t other = 0; other < objects_.devices().size(); ++other) {
+      if (other == d) continue;
+      driver_.cuDeviceCanAccessPeer(&properties.canAccessPeer[other], device, objects_.devices()[other]);
+      for (int a = 1; a < schema::kP2PAttributes; ++a)
+        if (driver_.cuDeviceGetP2PAttribute)
+          driver_.cuDeviceGetP2PAttribute(&properties.p2p[other][a], static_cast<CUdevice_P2PAttribute>(a), device,
+                                          objects_.devices()[other]);
+    }
+  }
+}
+
+bool Session::greet(std::string& reason) {
+  auto message = connection_->receive(Channel::call, soon(std::chrono::seconds(10)));
+  schema::ClientHello client;
+  auto hello = std::make_unique<schema::WorkerHello>();
+  hello->protocol = schema::kProtocolVersion;
+  hello->rowsHash = schema::rowsHash();
+  hello->epoch = start_.epoch;
+  if (message.size() != sizeof client) reason = "the client sent no greeting";
+  if (reason.empty()) {
+    std::memcpy(&client, message.data(), sizeof client);
+    if (client.magic != schema::kClientMagic) reason = "the client's greeting is not gpupool's";
+    else if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
+      reason = "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
+               std::to_string(schema::kProtocolVersion) + ", or their call rows differ; install the same gpupool on both";
+    else if (client.epoch != start_.epoch) reason = "the client's epoch is not the session's";
+  }
+  if (reason.empty()) {
+    int space = space_.reserve(client.spaces, reason);
+    if (space >= 0) hello->space = static_cast<uint32_t>(space);
+  }
+  if (reason.empty()) {
+    staging_ = transport::SharedMemory::create(kStagingBytes);
+    space_.addHostRange(reinterpret_cast<uint64_t>(staging_->data()), staging_->size());
+    auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
+    hello->words = name(connection_->share(words_.memory()));
+    hello->staging = name(connection_->share(staging_));
+    hello->stagingAddress = reinterpret_cast<uint64_t>(staging_->data());
+    hello->stagingBytes = staging_->size();
+    driver_.cuDriverGetVersion(&hello->driverVersion);
+    hello->softwareDriver = driver_.software();
+    describeDevices(*hello);
+  } else {
+    hello->status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
+  }
+  std::byte* out = connection_->reserve(Channel::call, sizeof *hello, soon(std::chrono::seconds(10)));
+  if (out == nullptr) {
+    if (reason.empty()) reason = "the client went away while greeting: " + connection_->reason();
+    return false;
+  }
+  std::memcpy(out, hello.get(), sizeof *hello);
+  connection_->commit(Channel::call, sizeof *hello);
+  return reason.empty();
+}
+
+CUresult Session::makeCurrent(uint64_t id) {
+  thread_local uint64_t current = 0;
+  thread_local bool relaxed = false;
+  if (!relaxed) {
+    // Captures begin relaxed here and every thread is relaxed: mode and ownership are enforced by the client.
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode);
+    relaxed = true;
+  }
+  if (id == 0) return CUDA_SUCCESS;
+  CUcontext now = nullptr;
+  CUcontext real = nullptr;
+  if (!objects_.find(id, real)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (current == id && driver_.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == real) return CUDA_SUCCESS;
+  CUresult result = driver_.cuCtxSetCurrent(real);
+  current = result == CUDA_SUCCESS ? id : 0;
+  if (result == CUDA_SUCCESS && !stagingRegistered_ && staging_) {
+    std::lock_guard lock(endMutex_);
+    if (!stagingRegistered_)
+      stagingRegistered_ = driver_.cuMemHostRegister_v2(staging_->data(), staging_->size(),
+                                                        CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+  }
+  return result;
+}
+
+bool Session::admit(std::span<const std::byte> message, std::string& reason) {
+  Call call;
+  if (message.size() < sizeof(Frame)) {
+    reason = "a frame is shorter than its header";
+    return false;
+  }
+  std::memcpy(&call.frame, message.data(), sizeof call.frame);
+  call.bytes.assign(message.begin() + sizeof(Frame), message.end());
+  if (call.frame.epoch != start_.epoch || call.frame.seq != lastSeq_ + 1) {
+    reason = "frame " + std::to_string(call.frame.seq) + " of epoch " + std::to_string(call.frame.epoch) +
+             " is out of order: expected " + std::to_string(lastSeq_ + 1) + " of epoch " + std::to_string(start_.epoch);
+    return false;
+  }
+  lastSeq_ = call.frame.seq;
+  const Handler* handler = findHandler(call.frame.call);
+  if (handler == nullptr) {
+    reason = "frame " + std::to_string(call.frame.seq) + " names no call of the rows";
+    return false;
+  }
+  if (handler->beside) {
+    runBeside(std::move(call));
+    return true;
+  }
+  execute(call);
+  if (call.malformed != nullptr) {
+    reason = std::string(handler->name) + ": " + call.malformed;
+    return false;
+  }
+  completed_ = call.frame.seq;
+  return true;
+}
+
+void Session::execute(Call& call) {
+  const Handler* handler = findHandler(call.frame.call);
+  call.status = makeCurrent(call.frame.context);
+  if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
+  if (call.malformed != nullptr) return;
+  GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(), call.status);
+  if (call.frame.flags & Frame::kAwait) reply(call);
+  else if (call.status != CUDA_SUCCESS) postFailed(call);
+}
+
+void Session::dropRegion(uint64_t address) {
+  auto found = regions_.find(address);
+  if (found == regions_.end()) return;
+  connection_->unshare(found->second);
+  regions_.erase(found);
+  mirrors_.erase(address);
+}
+
+void Session::runBeside(Call call) {
+  std::lock_guard lock(besideMutex_);
+  beside_.push_back(std::move(call));
+  if (besideIdle_ < beside_.size() && besideThreads_.size() < kMostBeside)
+    besideThreads_.emplace_back([this] { besideLoop(); });
+  besideReady_.notify_one();
+}
+
+void Session::besideLoop() {
+  while (true) {
+    Call call;
+    {
+      std::unique_lock lock(besideMutex_);
+      ++besideIdle_;
+      besideReady_.wait(lock, [&] { return stopping_ || !beside_.empty(); });
+      --besideIdle_;
+      if (beside_.empty()) return;
+      call = std::move(beside_.front());
+      beside_.pop_front();
+    }
+    execute(call);
+    if (call.malformed != nullptr) end(std::string("malformed frame: ") + call.malformed);
+  }
+}
+
+void Session::reply(const Call& call) {
+  std::string text = call.drained ? output_.take() : std::string();
+  std::lock_guard lock(replyMutex_);
+  auto outputs = call.out.span();
+  size_t bytes = sizeof(schema::Reply) + outputs.size() + schema::padded(text.size());
+  if (bytes > connection_->maxMessage()) {
+    end("a reply of " + std::to_string(bytes) + " bytes does not fit a message");
+    return;
+  }
+  std::byte* out = connection_->reserve(Channel::call, bytes, transport::Clock::now() + kSendBound);
+  if (out == nullptr) return;  // the receiving side learns of the loss
+  schema::Reply header;
+  header.seq = call.frame.seq;
+  header.epoch = call.frame.epoch;
+  header.status = call.status;
+  header.outputBytes = static_cast<uint32_t>(text.size());
+  header.admitted = lastSeq_;
+  header.completed = completed_;
+  std::memcpy(out, &header, sizeof header);
+  if (!outputs.empty()) std::memcpy(out + sizeof header, outputs.data(), outputs.size());
+  if (!text.empty()) std::memcpy(out + sizeof header + outputs.size(), text.data(), text.size());
+  connection_->commit(Channel::call, bytes);
+}
+
+// The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a promise broken,
+// and the session ends naming the call.
+void Session::postFailed(const Call& call) {
+  const Handler* handler = findHandler(call.frame.call);
+  schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), call.frame.call};
+  std::string text = std::string(handler->name) + ": " + driver_.describe(call.status);
+  words_.setSticky(call.status);
+  notice(NoticeType::failed, &body, sizeof body, text);
+}
+
+void Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {
+  std::lock_guard lock(noticeMutex_);
+  size_t whole = sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
+  std::byte* out = connection_->reserve(Channel::control, whole, transport::Clock::now() + kSendBound);
+  if (out == nullptr) return;
+  schema::Writer writer(out, whole);
+  writer.value(Notice{type, static_cast<uint32_t>(start_.epoch), ++effects_});
+  writer.raw(body, bytes);
+  if (!text.empty()) writer.text(text);
+  connection_->commit(Channel::control, whole);
+}
+
+void Session::runCallback(uint64_t callback, CUresult status) {
+  {
+    std::lock_guard lock(callbackMutex_);
+    if (stopping_) return;
+    ++callbacksOpen_[callback];
+  }
+  schema::CallbackBody body{callback, static_cast<uint32_t>(status), 0};
+  notice(NoticeType::callback, &body, sizeof body, {});
+  std::unique_lock lock(callbackMutex_);
+  // No bound of its own: the application's function may take as long as it likes. It ends with the session.
+  callbackDone_.wait(lock, [&] { return stopping_ || callbacksOpen_.count(callback) == 0; });
+}
+
+void Session::controlLoop() {
+  while (!stopping_) {
+    auto message = connection_->receive(Channel::control, soon(kTick));
+    if (message.empty()) {
+      if (connection_->peer() != Peer::alive) return;
+      continue;
+    }
+    schema::Reader in(message);
+    auto header = in.value<Notice>();
+    if (header.type == NoticeType::watch) {
+      auto watch = in.value<schema::WordUpdate>();
+      if (!in.bad()) words_.watch(watch.index, watch.value);
+    } else if (header.type == NoticeType::callbackDone) {
+      auto body = in.value<schema::CallbackBody>();
+      std::lock_guard lock(callbackMutex_);
+      auto open = callbacksOpen_.find(body.id);
+      if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
+      callbackDone_.notify_all();
+    } else if (header.type == NoticeType::goodbye) {
+      end("client closed the session");
+      return;
+    }
+  }
+}
+
+std::string Session::run() {
+  std::string reason;
+  if (!greet(reason)) return reason;
+  reserveGlobalArena();
+  control_ = std::thread([this] { controlLoop(); });
+  while (!stopping_) {
+    auto message = connection_->receive(Channel::call, soon(kTick));
+    if (message.empty()) {
+      Peer peer = connection_->peer();
+      if (peer == Peer::closed) end("client closed the session");
+      if (peer == Peer::lost) end("client lost: " + connection_->reason());
+      continue;
+    }
+    if (!admit(message, reason)) {
+      schema::FailedBody body{lastSeq_, CUDA_ERROR_UNKNOWN, 0};
+      notice(NoticeType::failed, &body, sizeof body, reason);
+      words_.setSticky(CUDA_ERROR_UNKNOWN);
+      end("malformed frame: " + reason);
+    }
+  }
+  std::lock_guard lock(endMutex_);
+  return endReason_;
+}
+
+}  // namespace gpupool::server

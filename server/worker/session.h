@@ -1,0 +1,126 @@
+#pragma once
+// One session in its own process: takes frames from the call channel in order, calls the driver, answers.
+//
+//   executor (the thread that calls run)   every frame, in seq order; never blocks on the device
+//   beside threads                         MayBlock calls (JIT, drain): only their lane waits
+//   control thread                         answers to callbacks, watches, goodbye
+//   watcher (Words)                        completion words and device faults
+//
+// A frame that is malformed ends the session with a reason the client prints; the process exits then.
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "schema/frame.h"
+#include "schema/hello.h"
+#include "schema/mirror.h"
+#include "schema/wire.h"
+#include "server/driver.h"
+#include "server/worker/images.h"
+#include "server/worker/objects.h"
+#include "server/worker/output.h"
+#include "server/worker/record.h"
+#include "server/worker/space.h"
+#include "server/worker/words.h"
+#include "server/worker_process.h"
+#include "transports/transport.h"
+
+namespace gpupool::server {
+
+// One frame being served. The bytes are private to this process.
+struct Call {
+  schema::Frame frame;
+  std::vector<std::byte> bytes;  // arguments
+  schema::ByteBuffer out;        // outputs, if status says success (or the call always has them)
+  CUresult status = CUDA_SUCCESS;
+  const char* malformed = nullptr;  // set: the session ends, and why
+  bool drained = false;             // a synchronisation: device output goes with the reply
+};
+
+class Session {
+ public:
+  Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection);
+  ~Session();
+
+  // Greets and serves until the client leaves or is lost, or stop is called. Why it ended, for people.
+  std::string run();
+  // From any thread: ends run() soon; `reason` goes to the client.
+  void stop(const std::string& reason);
+
+  // ---- for handlers
+  const Driver& driver() const { return driver_; }
+  Objects& objects() { return objects_; }
+  Space& space() { return space_; }
+  Words& words() { return words_; }
+  Images& images() { return images_; }
+  Record& record() { return record_; }
+  transport::Connection& connection() { return *connection_; }
+  // Makes the context of handle `id` current on this thread.
+  CUresult makeCurrent(uint64_t id);
+  // Runs host function `callback` of the client and waits for its answer; on a driver thread.
+  void runCallback(uint64_t callback, CUresult status);
+  bool mapsMemory() const { return connection_->mapsMemory(); }
+  // Regions of pinned memory by address, to be withdrawn with it.
+  void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
+  void dropRegion(uint64_t address);
+  schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }
+  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) { return connection_->share(std::move(memory)); }
+
+ private:
+  bool greet(std::string& reason);
+  void describeDevices(schema::WorkerHello& hello);
+  bool admit(std::span<const std::byte> message, std::string& reason);
+  void execute(Call& call);
+  void runBeside(Call call);
+  void besideLoop();
+  void reply(const Call& call);
+  void postFailed(const Call& call);
+  void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
+  void controlLoop();
+  void end(const std::string& reason);
+
+  const Driver& driver_;
+  SessionStart start_;
+  std::unique_ptr<transport::Connection> connection_;
+  Objects objects_;
+  Space space_;
+  std::shared_ptr<transport::SharedMemory> staging_;
+  bool stagingRegistered_ = false;
+  Words words_;
+  Images images_;
+  Output output_;
+  Record record_;
+
+  std::map<uint64_t, transport::Region> regions_;      // executor only
+  std::map<uint64_t, schema::MirrorBase> mirrors_;     // executor only
+  uint64_t lastSeq_ = 0;
+  std::atomic<uint64_t> completed_{0};
+  std::mutex replyMutex_;
+  std::mutex noticeMutex_;
+  uint64_t effects_ = 0;  // under noticeMutex_
+
+  std::mutex besideMutex_;
+  std::condition_variable besideReady_;
+  std::deque<Call> beside_;
+  std::vector<std::thread> besideThreads_;
+  unsigned besideIdle_ = 0;
+
+  std::mutex callbackMutex_;
+  std::condition_variable callbackDone_;
+  std::map<uint64_t, unsigned> callbacksOpen_;  // id -> runs not yet answered
+
+  std::atomic<bool> stopping_{false};
+  std::mutex endMutex_;
+  std::string endReason_;
+  std::thread control_;
+};
+
+}  // namespace gpupool::server

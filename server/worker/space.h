@@ -1,0 +1,81 @@
+#pragma once
+// The session's memory in this process: device windows and extents in them, pinned host memory, module globals. Every
+// address from the wire is checked against it, once, before the driver sees it: without that, unified addressing would
+// let a client read the worker's own heap.
+//
+// Threads: the executor and MayBlock threads; a mutex inside.
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "schema/hello.h"
+#include "server/driver.h"
+#include "transports/transport.h"
+
+namespace gpupool::server {
+
+class Space {
+ public:
+  Space(const Driver& driver, std::vector<CUdevice> devices, std::vector<uint64_t> limits);
+  ~Space();
+  Space(const Space&) = delete;
+  Space& operator=(const Space&) = delete;
+
+  // Reserves the first candidate of `offered` (bits) that this process can have; its index, or -1 with `reason`.
+  int reserve(uint32_t offered, std::string& reason);
+
+  CUresult mapExtent(unsigned device, CUdeviceptr address, size_t bytes);
+  CUresult unmapExtent(CUdeviceptr address);
+  // Opens every extent, present and future, of `device` to `peer`.
+  CUresult allowPeer(unsigned device, unsigned peer);
+
+  // Pinned memory at `address` of the host arena; needs a current context.
+  CUresult mapHost(uint64_t address, size_t bytes, unsigned flags, std::shared_ptr<transport::SharedMemory>& memory);
+  CUresult unmapHost(uint64_t address);
+
+  // A module global the client was told of.
+  void addGlobal(CUdeviceptr address, size_t bytes);
+
+  // True if [address, + bytes) is the session's: inside one window, host piece or global.
+  bool owns(uint64_t address, size_t bytes) const;
+  // True if it is host memory of the session (arena or staging).
+  bool ownsHost(uint64_t address, size_t bytes) const;
+  void addHostRange(uint64_t address, size_t bytes);  // the staging memory
+
+  // For the record and checkpoints.
+  struct Extent {
+    unsigned device = 0;
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    CUmemGenericAllocationHandle handle = 0;
+  };
+  std::vector<Extent> extents() const;
+  uint64_t mappedBytes(unsigned device) const;
+
+ private:
+  struct HostPiece {
+    std::shared_ptr<transport::SharedMemory> memory;
+    bool registered = false;
+  };
+  CUresult setAccess(const Extent& extent);
+  CUresult scrub(const Extent& extent);
+
+  const Driver& driver_;
+  std::vector<CUdevice> devices_;
+  std::vector<uint64_t> limits_;
+  schema::AddressSpace layout_{};
+  std::vector<CUdeviceptr> windows_;
+  std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
+  mutable std::mutex mutex_;
+  std::map<CUdeviceptr, Extent> extents_;
+  std::vector<uint64_t> mapped_;
+  std::map<uint64_t, HostPiece> host_;
+  std::map<uint64_t, size_t> hostRanges_;
+  std::map<uint64_t, size_t> globals_;
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,65 @@
+#pragma once
+// Completion words (schema/frame.h) and the watcher thread behind them. The device writes a word when the stream reaches
+// it; on one host the client polls the very page. The watcher works only while somebody waits: it rings the client's bell
+// (one host) or sends the word (network) when a watched word is reached, and after a device fault, when no word is ever
+// written again, it puts the sticky status where every waiter looks.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "schema/frame.h"
+#include "server/driver.h"
+#include "server/worker/objects.h"
+#include "transports/transport.h"
+
+namespace gpupool::server {
+
+class Words {
+ public:
+  using Publish = std::function<void(const std::vector<schema::WordUpdate>&)>;
+  // publish: called on the watcher's thread for words that were reached (networks only; empty on one host).
+  // fault: called once with the sticky status.
+  Words(const Driver& driver, Objects& objects, Publish publish, std::function<void(CUresult)> fault);
+  ~Words();
+
+  const std::shared_ptr<transport::SharedMemory>& memory() const { return memory_; }
+  // The device's address of word `index`; 0 if there is no such word. Registers the page with the driver at first use:
+  // a context must be current.
+  CUdeviceptr deviceAddress(uint64_t index);
+  void watch(uint64_t index, uint64_t value);
+  // From any thread: the session is over; every waiter learns `status`.
+  void setSticky(CUresult status);
+  CUresult sticky() const;
+  void stop();
+
+ private:
+  void run();
+  bool serve(std::vector<schema::WordUpdate>& reached);
+  void checkFault();
+  schema::WordsHeader& header() const { return *reinterpret_cast<schema::WordsHeader*>(memory_->data()); }
+  std::atomic<uint64_t>& word(uint64_t index) const {
+    return reinterpret_cast<std::atomic<uint64_t>*>(memory_->data() + schema::kWordsOffset)[index];
+  }
+  void ring();
+
+  const Driver& driver_;
+  Objects& objects_;
+  Publish publish_;
+  std::function<void(CUresult)> fault_;
+  std::shared_ptr<transport::SharedMemory> memory_;
+  std::atomic<CUdeviceptr> device_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<schema::WordUpdate> watched_;
+  std::vector<std::pair<uint64_t, CUstream>> probes_;  // context id -> idle stream of it, asked for faults
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gpupool::server
