@@ -3,6 +3,7 @@
 add_library(client_local STATIC
   ${CMAKE_CURRENT_LIST_DIR}/context_storage.cpp
   ${CMAKE_CURRENT_LIST_DIR}/contexts.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/errors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lookup.cpp
   ${CMAKE_CURRENT_LIST_DIR}/process.cpp
   ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp)
@@ -14,6 +15,8 @@ endfunction()
 
 client_local_test(handles)
 client_local_test(contexts)
+client_local_test(errors)
+target_compile_definitions(client_errors_test PRIVATE GPUPOOL_CUDA_INCLUDE="${CUDA_INCLUDE}")
 client_local_test(lookup)
 client_local_test(process)
 
