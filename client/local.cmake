@@ -4,10 +4,15 @@ add_library(client_local STATIC
   ${CMAKE_CURRENT_LIST_DIR}/context_storage.cpp
   ${CMAKE_CURRENT_LIST_DIR}/contexts.cpp
   ${CMAKE_CURRENT_LIST_DIR}/errors.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/export_tables.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lookup.cpp
   ${CMAKE_CURRENT_LIST_DIR}/process.cpp
   ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp)
 target_link_libraries(client_local PUBLIC base cuda_headers)
+if(GPUPOOL_CUDART_SELFTEST)
+  target_sources(client_local PRIVATE ${CMAKE_CURRENT_LIST_DIR}/selftest.cpp)
+endif()
+target_compile_definitions(client_local PUBLIC GPUPOOL_CUDART_SELFTEST=$<BOOL:${GPUPOOL_CUDART_SELFTEST}>)
 
 function(client_local_test name)
   gpupool_test(client_${name}_test unit ${CMAKE_CURRENT_LIST_DIR}/tests/${name}_test.cpp ${ARGN} LIBS client_local)
@@ -17,7 +22,11 @@ client_local_test(handles)
 client_local_test(contexts)
 client_local_test(errors)
 target_compile_definitions(client_errors_test PRIVATE GPUPOOL_CUDA_INCLUDE="${CUDA_INCLUDE}")
+client_local_test(export_tables)
 client_local_test(lookup)
+if(GPUPOOL_CUDART_SELFTEST)
+  client_local_test(selftest)
+endif()
 client_local_test(process)
 
 # The table of names against the headers of the toolkit that this build uses.
