@@ -8,22 +8,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "transports/network_address.h"
+
 namespace gpupool::transport {
-
-namespace {
-
-// Waits for `events`; false at the deadline.
-bool pollUntil(int descriptor, short events, Deadline deadline) {
-  for (;;) {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        std::min<Clock::duration>(deadline - Clock::now(), std::chrono::seconds(10)));
-    if (left.count() <= 0) return false;
-    pollfd waiting{descriptor, events, 0};
-    if (::poll(&waiting, 1, static_cast<int>(left.count())) > 0) return true;
-  }
-}
-
-}  // namespace
 
 Bootstrap::Bootstrap(int socket) : socket_(socket) {
   int domain = 0, type = 0, on = 1;

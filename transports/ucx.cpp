@@ -1,18 +1,427 @@
-#include <unistd.h>
+#include "transports/ucx.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
 #include <stdexcept>
 
-#include "transports/transport.h"
+#include "base/log.h"
 
 namespace gpupool::transport {
 
-std::unique_ptr<Connection> acceptUcx(int bootstrap, const Options&) {
-  ::close(bootstrap);
-  throw std::runtime_error("ucx: not built yet");
+namespace {
+
+// Enough to fill any wire; smaller batches leave sooner.
+constexpr size_t kBatchBytes = 256 << 10;
+// From here on a put goes by rendezvous, straight into the peer's memory.
+constexpr size_t kRendezvousBytes = 32 << 10;
+constexpr std::chrono::seconds kAnnouncementBound{2};
+// How long close() tries to get rid of what was committed and to hear that it arrived.
+constexpr std::chrono::milliseconds kCloseBound{1000};
+// After end-of-file on the bootstrap socket, what UCX has already received is still delivered.
+constexpr std::chrono::milliseconds kGrace{100};
+constexpr size_t kRememberedFailures = 1024;
+
+}  // namespace
+
+// --- transfers ---
+
+Transfer TransferTable::begin() {
+  std::lock_guard lock(mutex_);
+  if (stopped_) return kRefused;
+  running_.insert(running_.end(), next_);
+  return next_++;
 }
 
-std::unique_ptr<Connection> connectUcx(int bootstrap, const Options&) {
-  ::close(bootstrap);
-  throw std::runtime_error("ucx: not built yet");
+void TransferTable::end(Transfer transfer, bool ok) {
+  {
+    std::lock_guard lock(mutex_);
+    running_.erase(transfer);
+    if (!ok) failed_.insert(transfer);
+    if (failed_.size() > kRememberedFailures) failed_.erase(failed_.begin());
+  }
+  changed_.notify_all();
+}
+
+bool TransferTable::wait(Transfer transfer, Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!running_.count(transfer)) return transfer < next_ && !failed_.count(transfer);
+    Clock::time_point now = Clock::now();
+    if (stopped_ || now >= deadline) return false;
+    changed_.wait_until(lock, std::min(deadline, now + kLongestSleep));
+  }
+}
+
+void TransferTable::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+}
+
+// --- any thread ---
+
+Ucx::Ucx(int bootstrap, const Options& options, bool worker)
+    : bootstrap_(bootstrap),
+      options_(options),
+      event_(newEvent()),
+      transfers_(std::make_unique<TransferTable>()) {
+  UcxGreeting greeting;
+  RingMemory::Sizes sizes = RingMemory::sizes(options);
+  greeting.callBytes = sizes.ring[0];
+  greeting.controlBytes = sizes.ring[1];
+  link_ =
+      worker ? UcxLink::accept(bootstrap, options, greeting) : UcxLink::connect(bootstrap, options, greeting);
+  options_.callBytes = greeting.callBytes;  // the worker's sizes hold for both sides
+  options_.controlBytes = greeting.controlBytes;
+  sizes = RingMemory::sizes(options_);
+  auto backing = SharedMemory::create(RingMemory::totalBytes(sizes));
+  bool expedited = expeditedBarrier();
+  attach(std::make_shared<RingMemory>(backing->descriptor(), sizes), 0, kChannels, expedited);
+  for (int channel = 0; channel < kChannels; ++channel) {
+    Lane& lane = lanes_[channel];
+    int in = kChannels + channel;
+    lane.size = memory_->size(channel);
+    lane.drain =
+        std::make_unique<RingConsumer>(memory_->words(channel), memory_->data(channel), lane.size, expedited);
+    lane.fill = std::make_unique<RingProducer>(memory_->words(in), memory_->data(in), lane.size, expedited);
+  }
+  link_->setSink(this);
+  lastSaid_ = lastHeard_ = Clock::now();
+  progress_ = startQuietThread([this] { run(); });
+}
+
+Ucx::~Ucx() {
+  if (abandoned_) {
+    [[maybe_unused]] UcxLink* leaked = link_.release();
+    return;
+  }
+  close();
+  progress_->join();
+}
+
+void Ucx::wakeProgress() {
+  if (progressArmed_.exchange(0, std::memory_order_seq_cst)) signalEvent(event_);
+}
+
+void Ucx::wakeReader(Channel channel) {
+  out_[index(channel)]->words()->consumerArmed.store(0, std::memory_order_relaxed);
+  signalEvent(event_);
+}
+
+void Ucx::consumed(Channel channel) {
+  int i = index(channel);
+  uint64_t unsaid = in_[i]->position() - creditSaid_[i].load(std::memory_order_relaxed);
+  if (unsaid < memory_->size(i) / 4 || work_.load(std::memory_order_relaxed)) return;
+  work_.store(true, std::memory_order_seq_cst);
+  wakeProgress();
+}
+
+void Ucx::gone() {
+  transfers_->stop();
+  work_.store(true, std::memory_order_seq_cst);
+  wakeProgress();
+}
+
+Transfer Ucx::submit(Request request) {
+  Transfer transfer = request.transfer;
+  {
+    std::lock_guard lock(requestsMutex_);
+    requests_.push_back(std::move(request));
+  }
+  work_.store(true, std::memory_order_seq_cst);
+  wakeProgress();
+  return transfer;
+}
+
+Region Ucx::share(std::shared_ptr<SharedMemory> memory) {
+  if (!open()) return {};
+  Region region = local_.add(memory);
+  if (region == Region{}) return {};
+  submit({.header = {.kind = WireKind::region, .region = region, .length = memory->size()}});
+  return region;
+}
+
+void Ucx::unshare(Region region) {
+  if (closedHere() || !local_.remove(region)) return;
+  submit({.header = {.kind = WireKind::withdraw, .region = region}});
+}
+
+Transfer Ucx::put(const void* local, Region remote, uint64_t offset, size_t bytes) {
+  if (!open()) return kRefused;
+  auto entry = remote_->wait(remote, Clock::now() + kAnnouncementBound);
+  if (!entry || !within(entry->size, offset, bytes)) return kRefused;
+  if (bytes == 0) return 0;
+  Transfer transfer = transfers_->begin();
+  if (transfer == kRefused) return transfer;
+  WireHeader header{.kind = WireKind::put, .region = remote, .offset = offset, .length = bytes};
+  return submit({.header = header, .source = local, .transfer = transfer});
+}
+
+Transfer Ucx::get(void* local, Region remote, uint64_t offset, size_t bytes) {
+  if (!open()) return kRefused;
+  auto entry = remote_->wait(remote, Clock::now() + kAnnouncementBound);
+  if (!entry || !within(entry->size, offset, bytes)) return kRefused;
+  if (bytes == 0) return 0;
+  Transfer transfer = transfers_->begin();
+  if (transfer == kRefused) return transfer;
+  WireHeader header{.kind = WireKind::get, .region = remote, .offset = offset, .length = bytes};
+  return submit({.header = header, .target = local, .transfer = transfer});
+}
+
+bool Ucx::wait(Transfer transfer, Deadline deadline) {
+  if (transfer == 0) return true;
+  if (transfer == kRefused || abandoned_) return false;
+  return transfers_->wait(transfer, deadline);
+}
+
+void Ucx::close() {
+  if (abandoned_) return;
+  bool first = closeHere();
+  closing_.store(true, std::memory_order_seq_cst);
+  work_.store(true, std::memory_order_seq_cst);
+  wakeProgress();
+  {
+    std::unique_lock lock(endMutex_);
+    ended_.wait(lock, [&] { return runEnded_; });  // bounded by kCloseBound and UCX's own end
+  }
+  if (first) markGone(Peer::closed, "this side closed the connection");
+}
+
+void Ucx::sever() {
+  lose("the wire was cut");
+  severed_.store(true);
+  ::shutdown(bootstrap_.get(), SHUT_RDWR);
+}
+
+void Ucx::abandon() {
+  abandoned_ = true;
+  forget();
+  [[maybe_unused]] std::thread* thread = progress_.release();  // it does not exist in this process
+  [[maybe_unused]] TransferTable* table = transfers_.release();
+  bootstrap_.reset();
+  event_.reset();
+}
+
+// --- the progress thread ---
+
+void Ucx::run() {
+  Clock::time_point idleSince{};
+  const auto spin = spinTime();
+  for (;;) {
+    bool busy = false;
+    try {
+      busy = step();
+    } catch (const std::exception& error) {
+      lose(error.what());
+    }
+    Clock::time_point now = Clock::now();
+    if (finished(now)) break;
+    if (busy) {
+      idleSince = {};
+      continue;
+    }
+    if (idleSince == Clock::time_point{}) idleSince = now;
+    if (now - idleSince < spin) {
+      relaxCpu();
+      continue;
+    }
+    sleep();
+    idleSince = {};
+  }
+  transfers_->stop();
+  link_->shutdown();
+  link_.reset();
+  ::shutdown(bootstrap_.get(), SHUT_RDWR);
+  {
+    std::lock_guard lock(endMutex_);
+    runEnded_ = true;
+  }
+  ended_.notify_all();
+}
+
+bool Ucx::step() {
+  bool busy = false;
+  for (int i = 0; i < 64 && link_->progress(); ++i) busy = true;
+  if (work_.exchange(false, std::memory_order_seq_cst)) {
+    busy = true;
+    runRequests();
+    returnCredits();
+  }
+  for (int channel = 0; channel < kChannels; ++channel) busy |= pump(channel);
+  Clock::time_point now = Clock::now();
+  if (now - lastSaid_ >= options_.peerTimeout / 4) {
+    readBootstrap();
+    beat(now);
+  }
+  if (closing_.load(std::memory_order_acquire) && !goodbyeSent_) {
+    if (closeDeadline_ == Clock::time_point{}) closeDeadline_ = now + kCloseBound;
+    if (peer() != Peer::alive || drained() || now >= closeDeadline_ - kCloseBound / 4) {
+      goodbyeSent_ = true;
+      WireHeader goodbye{.kind = WireKind::goodbye, .number = lanes_[0].sent, .offset = lanes_[1].sent};
+      link_->send(goodbye, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
+      busy = true;
+    }
+  }
+  return busy;
+}
+
+// Sends the next records of a channel, if none are in flight and the peer has room.
+bool Ucx::pump(int channel) {
+  Lane& lane = lanes_[channel];
+  if (lane.inFlight || peer() != Peer::alive) return false;
+  size_t room = lane.size - (lane.sent - lane.peerConsumed);
+  auto records = lane.drain->peek(lane.sent, std::min(room, kBatchBytes));
+  if (records.empty() && room > kBatchBytes)
+    records = lane.drain->peek(lane.sent, room);  // one large message
+  if (records.empty()) return false;
+  WireHeader header{.kind = WireKind::messages,
+                    .channel = static_cast<uint32_t>(channel),
+                    .number = lane.sent,
+                    .landed = putsSent_};
+  lane.inFlight = true;
+  lane.sent += records.size();
+  size_t bytes = records.size();
+  link_->send(header, records.data(), bytes, UCP_AM_SEND_FLAG_EAGER, [this, &lane, bytes](bool) {
+    lane.inFlight = false;
+    if (lane.drain->release(bytes)) futexWake(lane.drain->words()->producerArmed);
+  });
+  return true;
+}
+
+bool Ucx::runRequests() {
+  std::vector<Request> requests;
+  {
+    std::lock_guard lock(requestsMutex_);
+    requests.swap(requests_);
+  }
+  for (Request& request : requests) sendRequest(request);
+  return !requests.empty();
+}
+
+void Ucx::sendRequest(Request& request) {
+  WireHeader& header = request.header;
+  if (header.kind == WireKind::put) {
+    header.number = ++putsSent_;
+    puts_[header.number].transfer = request.transfer;
+    uint32_t flags = header.length >= kRendezvousBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
+    link_->send(header, request.source, header.length, flags, [this, number = header.number](bool ok) {
+      PutState& put = puts_[number];
+      put.sent = true;
+      put.ok &= ok;
+      settle(number);
+    });
+    return;
+  }
+  if (header.kind == WireKind::get) {
+    header.number = request.transfer;
+    gets_[header.number] = request;
+  }
+  link_->send(header, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
+}
+
+void Ucx::returnCredits() {
+  for (int channel = 0; channel < kChannels; ++channel) {
+    Lane& lane = lanes_[channel];
+    uint64_t position = in_[channel]->position();
+    if (position - lane.creditSaid < lane.size / 4) continue;
+    lane.creditSaid = position;
+    creditSaid_[channel].store(position, std::memory_order_relaxed);
+    WireHeader credit{
+        .kind = WireKind::credit, .channel = static_cast<uint32_t>(channel), .number = position};
+    link_->send(credit, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
+  }
+}
+
+void Ucx::beat(Clock::time_point now) {
+  lastSaid_ = now;
+  if (peer() != Peer::alive || endOfFile_) return;
+  char byte = 'b';
+  [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (now - lastHeard_ > options_.peerTimeout) {
+    lose("nothing was heard from the peer for " + std::to_string(options_.peerTimeout.count()) + " ms");
+  }
+}
+
+void Ucx::readBootstrap() {
+  char bytes[64];
+  while (!endOfFile_) {
+    ssize_t got = ::recv(bootstrap_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+    if (got > 0) {
+      lastHeard_ = Clock::now();
+    } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+      return;
+    } else {
+      endOfFile_ = true;
+      endOfFileAt_ = Clock::now();
+    }
+  }
+}
+
+bool Ucx::drained() const {
+  for (const Lane& lane : lanes_) {
+    if (lane.inFlight || lane.drain->words()->tail.load(std::memory_order_acquire) != lane.sent) return false;
+  }
+  return true;
+}
+
+bool Ucx::finished(Clock::time_point now) {
+  if (severed_.load(std::memory_order_acquire)) return true;
+  if (endOfFile_ && peer() == Peer::alive && now - endOfFileAt_ >= kGrace) {
+    if (peerGoodbye_) {
+      markGone(Peer::closed, "the peer closed the connection before all it sent had arrived");
+    } else {
+      lose("the peer's process ended or dropped its socket");
+    }
+  }
+  if (closing_.load(std::memory_order_acquire)) {
+    if (goodbyeSeen_ || peer() != Peer::alive) return link_->operations() == 0 || now >= closeDeadline_;
+    return closeDeadline_ != Clock::time_point{} && now >= closeDeadline_;
+  }
+  if (peer() == Peer::lost) return true;
+  if (peer() == Peer::alive) return false;
+  // It said goodbye: stay until it has heard that we know.
+  if (goneAt_ == Clock::time_point{}) goneAt_ = now;
+  return endOfFile_ || now - goneAt_ >= kCloseBound;
+}
+
+// Sleeps until UCX, another thread or the bootstrap socket has something, or the next beat is due.
+void Ucx::sleep() {
+  bool expedited = lanes_[0].drain->expedited();
+  progressArmed_.store(1, std::memory_order_seq_cst);
+  for (Lane& lane : lanes_) {
+    if (!lane.inFlight) lane.drain->words()->consumerArmed.store(1, std::memory_order_seq_cst);
+  }
+  if (expedited) heavyBarrier();
+  bool work = work_.load(std::memory_order_seq_cst);
+  for (int channel = 0; channel < kChannels && !work; ++channel) work = pump(channel);
+  if (!work && link_->arm()) {
+    auto next = lastSaid_ + options_.peerTimeout / 4;
+    if (closing_.load() || endOfFile_ || peer() != Peer::alive)
+      next = Clock::now() + std::chrono::milliseconds(5);
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
+    pollfd watched[3] = {{link_->descriptor(), POLLIN, 0},
+                         {event_.get(), POLLIN, 0},
+                         {endOfFile_ ? -1 : bootstrap_.get(), POLLIN, 0}};
+    if (::poll(watched, 3, static_cast<int>(std::max<int64_t>(left.count(), 0))) > 0) {
+      if (watched[1].revents) clearEvent(event_);
+      if (watched[2].revents) readBootstrap();
+    }
+  }
+  progressArmed_.store(0, std::memory_order_relaxed);
+  for (Lane& lane : lanes_) lane.drain->words()->consumerArmed.store(0, std::memory_order_relaxed);
+}
+
+std::unique_ptr<Connection> acceptUcx(int bootstrap, const Options& options) {
+  return std::make_unique<Ucx>(bootstrap, options, true);
+}
+
+std::unique_ptr<Connection> connectUcx(int bootstrap, const Options& options) {
+  return std::make_unique<Ucx>(bootstrap, options, false);
 }
 
 }  // namespace gpupool::transport

@@ -1,0 +1,171 @@
+#pragma once
+// A connection over UCX. Producers and consumers use rings in private memory, exactly as in shm; a progress
+// thread is their other end and moves whole records between the rings of the two processes:
+//
+//   producer -> [out ring] -> progress thread ~~ active message ~~> progress thread -> [in ring] -> consumer
+//
+//  * Everything committed while a message is in flight leaves with the next one: coalescing without timers.
+//  * Credits: a sender never has more bytes under way than the receiver's ring holds; the receiver reports
+//    consumption every quarter of a ring.
+//  * put: a numbered active message (rendezvous when large), received straight into the region after region
+//  id,
+//    generation and bounds were checked, and answered when it has landed. Messages say which put they follow
+//    and are held back until it has landed. get: a request, answered by the data.
+//  * A dead peer shows as end-of-file on the bootstrap socket, as an error of UCX, or as silence: both sides
+//  say a
+//    byte on the bootstrap socket every quarter of Options::peerTimeout.
+//
+// Threads: link_, drain_, fill_ and everything below "progress thread" belong to it alone once it runs.
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+
+#include "transports/ring_connection.h"
+#include "transports/ucx_link.h"
+
+namespace gpupool::transport {
+
+// Transfers under way, by number; any thread.
+class TransferTable {
+ public:
+  Transfer begin();
+  void end(Transfer transfer, bool ok);
+  // True: it has ended well. False: it failed, or the deadline, or stop().
+  bool wait(Transfer transfer, Deadline deadline);
+  void stop();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Transfer next_ = 1;
+  std::set<Transfer> running_;
+  std::set<Transfer> failed_;  // the latest few
+  bool stopped_ = false;
+};
+
+class Ucx final : public RingConnection, private UcxLink::Sink {
+ public:
+  Ucx(int bootstrap, const Options& options, bool worker);
+  ~Ucx() override;
+
+  Region share(std::shared_ptr<SharedMemory> memory) override;
+  void unshare(Region region) override;
+  std::shared_ptr<SharedMemory> map(Region, void*, Deadline) override { return nullptr; }
+  bool mapsMemory() const override { return false; }
+  Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) override;
+  Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) override;
+  bool wait(Transfer transfer, Deadline deadline) override;
+  void close() override;
+  void abandon() override;
+  void sever() override;
+  const char* name() const override { return "ucx"; }
+
+ private:
+  // What other threads ask the progress thread to send.
+  struct Request {
+    WireHeader header;
+    const void* source = nullptr;  // put
+    void* target = nullptr;        // get
+    Transfer transfer = 0;
+  };
+  // A put is over when the peer has answered and UCX has let go of the source.
+  struct PutState {
+    Transfer transfer = 0;
+    bool sent = false;
+    bool answered = false;
+    bool ok = true;
+  };
+  struct Held {
+    uint64_t landed;
+    std::vector<std::byte> records;
+  };
+  // The progress thread's end of one channel.
+  struct Lane {
+    std::unique_ptr<RingConsumer> drain;  // of the out ring
+    std::unique_ptr<RingProducer> fill;   // of the in ring
+    size_t size = 0;
+    uint64_t sent = 0;          // position handed to UCX
+    uint64_t peerConsumed = 0;  // credit
+    bool inFlight = false;
+    uint64_t filled = 0;            // position published to the in ring
+    uint64_t creditSaid = 0;        // consumption reported to the peer
+    std::map<uint64_t, Held> held;  // records that must wait, by position
+  };
+
+  // Any thread.
+  Transfer submit(Request request);
+  void wakeReader(Channel channel) override;
+  void wakeWriter(Channel) override {}  // credits guarantee room: the progress thread never sleeps for it
+  void consumed(Channel channel) override;
+  void gone() override;
+  void wakeProgress();
+
+  // Progress thread: the loop (ucx.cpp).
+  void run();
+  bool step();
+  void sleep();
+  bool pump(int channel);
+  bool runRequests();
+  void sendRequest(Request& request);
+  void returnCredits();
+  void readBootstrap();
+  void beat(Clock::time_point now);
+  bool drained() const;
+  bool finished(Clock::time_point now);
+
+  // Progress thread: what the peer sent (ucx_receive.cpp).
+  bool received(const WireHeader& header, void* data, size_t length, bool rendezvous) override;
+  void failed(const std::string& why) override { lose(why); }
+  void lose(const std::string& why) { markGone(Peer::lost, why); }
+  void onMessages(const WireHeader& header, const void* data, size_t length, bool rendezvous);
+  bool deliver(Lane& lane, const void* records, size_t bytes);
+  void deliverHeld();
+  bool onPut(const WireHeader& header, void* data, size_t length, bool rendezvous);
+  void landed(uint64_t put, bool ok);
+  void onGet(const WireHeader& header);
+  bool onGetData(const WireHeader& header, void* data, size_t length, bool rendezvous);
+  void onPutDone(const WireHeader& header);
+  void settle(uint64_t put);
+  void onCredit(const WireHeader& header);
+  void checkGoodbye();
+
+  Descriptor bootstrap_;
+  Options options_;
+  Descriptor event_;  // wakes the progress thread
+  std::unique_ptr<std::thread> progress_;
+  std::unique_ptr<TransferTable> transfers_;
+  bool abandoned_ = false;
+
+  ArmWord progressArmed_{0};
+  std::atomic<bool> work_{false};  // requests, credits or an end to look at
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> severed_{false};
+  std::atomic<uint64_t> creditSaid_[kChannels] = {};  // Lane::creditSaid, for the consumer
+  std::mutex requestsMutex_;
+  std::vector<Request> requests_;
+  std::mutex endMutex_;
+  std::condition_variable ended_;
+  bool runEnded_ = false;
+
+  // Progress thread.
+  std::unique_ptr<UcxLink> link_;
+  std::array<Lane, kChannels> lanes_;
+  uint64_t putsSent_ = 0;
+  std::unordered_map<uint64_t, PutState> puts_;  // under way, by number
+  std::unordered_map<uint64_t, Request> gets_;   // by transfer
+  uint64_t putsLanded_ = 0;                      // all up to this one
+  std::set<uint64_t> landedEarly_;
+  uint64_t serving_ = 0;  // gets of the peer being answered
+  Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;
+  bool endOfFile_ = false;
+  bool goodbyeSent_ = false;
+  bool goodbyeSeen_ = false;
+  std::optional<std::array<uint64_t, kChannels>> peerGoodbye_;
+};
+
+}  // namespace gpupool::transport

@@ -1,0 +1,138 @@
+#pragma once
+// One endpoint of UCX between client and worker: set-up over the bootstrap socket, active messages, and the
+// end.
+//
+// The worker listens on a port of its own and tells it, with a nonce, over the bootstrap socket; only the
+// endpoint that says the nonce becomes the connection. Used by one thread at a time (set-up, then the
+// progress thread).
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transports/descriptor.h"
+#include "transports/transport.h"
+#include "transports/ucx_library.h"
+
+namespace gpupool::transport {
+
+enum class WireKind : uint32_t {
+  hello = 1,  // client: the nonce in number, offset
+  welcome,    // worker: accepted
+  messages,  // payload: whole records of `channel` from position `number`; to be delivered after put `landed`
+  credit,    // the consumer of `channel` is at position `number`
+  put,       // payload for `region` at `offset`; puts are numbered from 1 without gaps
+  putDone,   // answers put `number`; channel: 0 landed, 1 refused
+  get,       // asks for `length` bytes of `region` at `offset`
+  getData,   // answers get `number`, with the payload; channel: 0 ok, 1 refused
+  region,    // `region` of `length` bytes can be used
+  withdraw,  // and no longer
+  goodbye,   // the sender's last positions: number (call), offset (control)
+  goodbyeSeen,  // everything up to the goodbye was delivered
+};
+
+struct WireHeader {
+  WireKind kind{};
+  uint32_t channel = 0;
+  uint64_t number = 0;
+  Region region{};
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  uint64_t landed = 0;
+};
+static_assert(sizeof(WireHeader) == 48);
+
+// What the worker says first on the bootstrap socket.
+struct UcxGreeting {
+  uint64_t magic = 0;
+  uint32_t protocol = 0;
+  uint32_t addressBytes = 0;
+  uint64_t nonce[2] = {};
+  uint64_t callBytes = 0;
+  uint64_t controlBytes = 0;
+  std::byte address[128] = {};  // sockaddr of the listener
+};
+
+class UcxLink {
+ public:
+  class Sink {
+   public:
+    // Within progress(). `rendezvous`: `data` must go to receive(), or is dropped by returning false. True:
+    // kept.
+    virtual bool received(const WireHeader& header, void* data, size_t length, bool rendezvous) = 0;
+    virtual void failed(const std::string& why) = 0;
+
+   protected:
+    ~Sink() = default;
+  };
+  using Done = std::function<void(bool)>;
+
+  // Either throws std::runtime_error. `bootstrap` is borrowed. On return the peer is connected.
+  static std::unique_ptr<UcxLink> accept(int bootstrap, const Options& options, UcxGreeting& greeting);
+  static std::unique_ptr<UcxLink> connect(int bootstrap, const Options& options, UcxGreeting& greeting);
+  ~UcxLink();
+  UcxLink(const UcxLink&) = delete;
+  UcxLink& operator=(const UcxLink&) = delete;
+
+  void setSink(Sink* sink) { sink_ = sink; }
+  // Sends header and payload; `payload` stays valid until `done`, which comes within send or progress.
+  // flags: UCP_AM_SEND_FLAG_EAGER, UCP_AM_SEND_FLAG_RNDV or 0.
+  void send(const WireHeader& header, const void* payload, size_t bytes, uint32_t flags, Done done);
+  // Receives what arrived by rendezvous into `to`.
+  void receive(void* data, void* to, size_t bytes, Done done);
+  // True if something happened.
+  bool progress() { return ucx_.ucp_worker_progress(worker_) != 0; }
+  // True: nothing to do, and descriptor() becomes readable when there is.
+  bool arm() { return ucx_.ucp_worker_arm(worker_) == UCS_OK; }
+  int descriptor() const { return eventDescriptor_; }
+  // Ends the endpoint by force: when it returns no buffer given to send or receive is touched any more.
+  void shutdown();
+  size_t operations() const { return operations_.size(); }
+
+ private:
+  struct Operation {
+    UcxLink* link;
+    WireHeader header;
+    Done done;
+    std::list<std::unique_ptr<Operation>>::iterator self;
+  };
+
+  UcxLink(const Options& options, const std::string& interface);
+  void listen(const std::string& address);
+  void awaitClient(int bootstrap, const UcxGreeting& greeting, Deadline deadline);
+  void awaitWelcome(int bootstrap, Deadline deadline);
+  ucp_ep_h createEndpoint(ucp_ep_params_t& params);
+  void closeEndpoint(ucp_ep_h endpoint);
+  void setupStep(int bootstrap, Deadline deadline, const char* what);
+  void takeConnections();
+  Operation* newOperation(const WireHeader& header, Done done);
+  void finish(Operation* operation, ucs_status_t status);
+  void fail(ucs_status_t status);
+  void check(ucs_status_t status, const char* what) const;
+
+  static void onConnection(ucp_conn_request_h request, void* self);
+  static void onError(void* self, ucp_ep_h endpoint, ucs_status_t status);
+  static ucs_status_t onMessage(void* self, const void* header, size_t headerBytes, void* data, size_t bytes,
+                                const ucp_am_recv_param_t* param);
+  static void onSent(void* request, ucs_status_t status, void* operation);
+  static void onReceived(void* request, ucs_status_t status, size_t bytes, void* operation);
+
+  const UcxLibrary& ucx_;
+  Sink* sink_ = nullptr;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
+  ucp_ep_h endpoint_ = nullptr;
+  int eventDescriptor_ = -1;  // UCX's
+  std::vector<ucp_conn_request_h> requests_;
+  std::vector<ucp_ep_h> candidates_;  // connected, but have not said the nonce yet
+  uint64_t nonce_[2] = {};
+  bool welcomed_ = false;
+  bool finished_ = false;
+  std::string failure_;
+  std::list<std::unique_ptr<Operation>> operations_;  // under way
+};
+
+}  // namespace gpupool::transport
