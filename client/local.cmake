@@ -5,9 +5,12 @@ add_library(client_local STATIC
   ${CMAKE_CURRENT_LIST_DIR}/contexts.cpp
   ${CMAKE_CURRENT_LIST_DIR}/errors.cpp
   ${CMAKE_CURRENT_LIST_DIR}/export_tables.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/image.cpp
   ${CMAKE_CURRENT_LIST_DIR}/lookup.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/parameters.cpp
   ${CMAKE_CURRENT_LIST_DIR}/process.cpp
-  ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp)
+  ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp
+  ${CMAKE_CURRENT_LIST_DIR}/visible_devices.cpp)
 target_link_libraries(client_local PUBLIC base cuda_headers)
 if(GPUPOOL_CUDART_SELFTEST)
   target_sources(client_local PRIVATE ${CMAKE_CURRENT_LIST_DIR}/selftest.cpp)
@@ -23,7 +26,10 @@ client_local_test(contexts)
 client_local_test(errors)
 target_compile_definitions(client_errors_test PRIVATE GPUPOOL_CUDA_INCLUDE="${CUDA_INCLUDE}")
 client_local_test(export_tables)
+client_local_test(image)
 client_local_test(lookup)
+client_local_test(parameters)
+client_local_test(visible_devices)
 if(GPUPOOL_CUDART_SELFTEST)
   client_local_test(selftest)
 endif()
