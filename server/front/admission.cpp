@@ -171,10 +171,8 @@ kj::Promise<void> Admission::start(Attempt& attempt) {
   return pool_.take(settings_.workerBound)
       .then([this, &attempt](kj::Own<WorkerChild> worker) { return handOver(attempt, kj::mv(worker)); },
             [this, &attempt](kj::Exception&& exception) {
-              GPUPOOL_ERROR("session refused: no worker: %s", exception.getDescription().cStr());
-              return answer(attempt, "server " + settings_.server + " has no worker for the session: " +
-                                         (pool_.lastFailure().empty() ? exception.getDescription().cStr()
-                                                                      : pool_.lastFailure().c_str()));
+              GPUPOOL_ERROR("session refused: %s", exception.getDescription().cStr());
+              return answer(attempt, "server " + settings_.server + ": " + exception.getDescription().cStr());
             });
 }
 

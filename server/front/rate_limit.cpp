@@ -11,7 +11,7 @@ double FailureLimit::level(const Bucket& bucket, Clock::time_point now) const {
 
 bool FailureLimit::allowed(const std::string& peer, Clock::time_point now) {
   const auto found = buckets_.find(peer);
-  return found == buckets_.end() || level(found->second, now) < burst_;
+  return found == buckets_.end() || level(found->second, now) + 1 <= burst_;
 }
 
 void FailureLimit::failed(const std::string& peer, Clock::time_point now) {

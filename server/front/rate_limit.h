@@ -10,7 +10,7 @@ namespace gpupool::server {
 class FailureLimit {
  public:
   using Clock = std::chrono::steady_clock;
-  // `burst` failures at once, then one every `interval`.
+  // `burst` failures at once, then one every `interval`. A peer is allowed while one more failure fits.
   FailureLimit(double burst, std::chrono::milliseconds interval) : burst_(burst), interval_(interval) {}
 
   bool allowed(const std::string& peer, Clock::time_point now);

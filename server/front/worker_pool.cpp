@@ -29,8 +29,9 @@ kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(kj::Duration bound) {
   refill();
   return pair.promise.exclusiveJoin(
       timer_.afterDelay(bound).then([this, bound]() -> kj::Promise<kj::Own<WorkerChild>> {
-        return KJ_EXCEPTION(OVERLOADED, "no worker became ready in time", bound / kj::MILLISECONDS,
-                            lastFailure_.empty() ? "none failed" : lastFailure_.c_str());
+        return kj::Exception(kj::Exception::Type::OVERLOADED, __FILE__, __LINE__,
+                             kj::str("no worker became ready in ", bound / kj::MILLISECONDS, " ms",
+                                     lastFailure_.empty() ? "" : "; lately ", lastFailure_));
       }));
 }
 
@@ -87,14 +88,14 @@ kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
 
 kj::Promise<void> WorkerPool::watchIdle(kj::Own<Slot> slot) {
   auto exit = slot->child->exited();
-  return exit.then([this, slot = kj::mv(slot)](WorkerChild::Exit exit) mutable {
-    if (slot->child.get() == nullptr) return;  // taken: the session's concern
-    alive_.erase(slot->child.get());
-    std::erase_if(ready_, [&](const kj::Own<Slot>& other) { return other.get() == slot.get(); });
-    if (!stopped_) failed("a waiting worker " + exit.text);
-    if (alive_.empty())
-      for (auto& fulfiller : emptied_) fulfiller->fulfill();
-  });
+  return exit.then(
+      [this, slot = kj::mv(slot)](WorkerChild::Exit exit) mutable {
+        if (slot->child.get() == nullptr) return;  // taken: the session's concern
+        std::erase_if(ready_, [&](const kj::Own<Slot>& other) { return other.get() == slot.get(); });
+        if (!stopped_) failed("a waiting worker " + exit.text);
+        forget(*slot);
+      },
+      [](kj::Exception&&) {});  // taken, and dropped before it exited
 }
 
 kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
@@ -102,11 +103,16 @@ kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
   auto exit = slot->child->exited();
   return exit.then([this, slot = kj::mv(slot), why = std::move(why)](WorkerChild::Exit exit) mutable {
     starting_.remove(slot.get());
-    alive_.erase(slot->child.get());
     if (!stopped_) failed("a worker failed to start: " + (why.empty() ? "it " + exit.text : why));
-    if (alive_.empty())
-      for (auto& fulfiller : emptied_) fulfiller->fulfill();
+    forget(*slot);
   });
+}
+
+void WorkerPool::forget(Slot& slot) {
+  alive_.erase(slot.child.get());
+  if (!alive_.empty()) return;
+  for (auto& fulfiller : emptied_) fulfiller->fulfill();
+  emptied_.clear();
 }
 
 void WorkerPool::failed(const std::string& why) {

@@ -58,6 +58,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> watchIdle(kj::Own<Slot> slot);
   // Kills the worker, waits until it is gone and counts the failure.
   kj::Promise<void> discard(kj::Own<Slot> slot, std::string why);
+  void forget(Slot& slot);  // its process is gone
   void failed(const std::string& why);
   void offer(Slot& slot);
   void taskFailed(kj::Exception&& exception) override;

@@ -1,0 +1,232 @@
+// The handshake, from the side of holders good and bad.
+#include "server/front/admission.h"
+
+#include "server/tests/support.h"
+
+#include "catch.h"
+
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+struct Bench {
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  kj::Timer& timer = io.provider->getTimer();
+  Folder folder;
+  LeaseTable leases{twoDevices()};
+  SessionTable sessions{timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}};
+  kj::Own<WorkerPool> pool;
+  kj::Own<Admission> admission;
+
+  explicit Bench(std::function<void(Admission::Settings&)> adjust = {}, uint32_t warm = 1) {
+    WorkerPool::Settings workers;
+    workers.executable = FAKE_WORKER;
+    workers.arguments = {"--driver", FAKE_DRIVER};
+    workers.warm = warm;
+    workers.rowsHash = kRows;
+    pool = kj::heap<WorkerPool>(io.unixEventPort, timer, workers);
+    Admission::Settings settings;
+    settings.server = kServer;
+    settings.rowsHash = kRows;
+    settings.messageBound = 300 * kj::MILLISECONDS;
+    settings.workerBound = 5 * kj::SECONDS;
+    settings.moduleCache = folder.path;
+    if (adjust) adjust(settings);
+    admission = kj::heap<Admission>(timer, leases, sessions, *pool, settings);
+    grant({1, 1}, 1, {1});
+  }
+  ~Bench() {
+    sessions.endAll("test over").wait(io.waitScope);
+    pool->stop().wait(io.waitScope);
+  }
+  void grant(Id id, uint64_t epoch, std::vector<int> devices) {
+    capnp::MallocMessageBuilder message;
+    fillLease(message.initRoot<gpupool::schema::Lease>(), id, epoch, std::move(devices));
+    REQUIRE_FALSE(leases.grant(message.getRoot<gpupool::schema::Lease>().asReader()).has_value());
+  }
+  kj::Own<kj::AsyncIoStream> connect(const std::string& peer = "uid 1") {
+    auto [client, server] = connection(*io.lowLevelProvider);
+    admission->admit(kj::mv(server), peer);
+    return kj::mv(client);
+  }
+  // What the server says to this opening; "" is yes. A closed connection is "disconnected".
+  std::string open(Opening& opening, const std::string& peer = "uid 1") {
+    try {
+      opening.run(connect(peer)).wait(io.waitScope);
+    } catch (const kj::Exception& exception) {
+      return exception.getType() == kj::Exception::Type::DISCONNECTED ||
+                     contains(exception.getDescription().cStr(), "Premature EOF")
+                 ? "disconnected"
+                 : exception.getDescription().cStr();
+    }
+    return opening.error;
+  }
+  // Sends raw bytes and waits for the server to hang up; true if it did so without an answer.
+  bool hangsUp(const std::string& bytes) {
+    auto stream = connect("uid raw");
+    stream->write(bytes.data(), bytes.size()).catch_([](kj::Exception&&) {}).wait(io.waitScope);
+    char answer[64];
+    const size_t got = stream->tryRead(answer, 1, sizeof answer)
+                           .catch_([](kj::Exception&&) { return size_t{0}; })
+                           .wait(io.waitScope);
+    eventually(timer, [&] { return admission->underWay() == 0; }).wait(io.waitScope);
+    return got == 0;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a holder with the key gets a worker with the lease's devices") {
+  Bench bench;
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  CHECK(opening.serverProved);
+  CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
+  CHECK(bench.sessions.living({1, 1}) == 1);
+  CHECK(opening.order('q').wait(bench.io.waitScope) == "");  // the worker had the only copy of the socket
+}
+
+TEST_CASE("a wrong key is refused, and the server's proof shows it too") {
+  Bench bench;
+  Opening opening;
+  opening.key = std::string(32, 'x');
+  CHECK(contains(bench.open(opening), "proof of the session key is wrong"));
+  CHECK_FALSE(opening.serverProved);
+  CHECK(bench.sessions.living() == 0);
+}
+
+TEST_CASE("another version or other rows are refused, naming both") {
+  Bench bench;
+  Opening version, rows;
+  version.protocol = gpupool::schema::PROTOCOL_VERSION + 7;
+  const std::string said = bench.open(version);
+  CHECK(contains(said, ("version " + std::to_string(gpupool::schema::PROTOCOL_VERSION + 7)).c_str()));
+  CHECK(contains(said, (std::to_string(gpupool::schema::PROTOCOL_VERSION) + " on server node1").c_str()));
+  rows.rowsHash = 0xabc;
+  CHECK(contains(bench.open(rows), "0000000000000abc"));
+  CHECK(contains(bench.open(rows), "0000000000001234"));
+}
+
+TEST_CASE("unknown, closing and crowded leases are refused") {
+  Bench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 1; });
+  Opening unknown;
+  unknown.lease = {7, 7};
+  CHECK(contains(bench.open(unknown), "is not known on server node1"));
+  Opening first, second;
+  REQUIRE(bench.open(first) == "");
+  second.session = {2, 3};
+  CHECK(contains(bench.open(second), "has 1 sessions already"));
+  bench.leases.close({1, 1});
+  CHECK(contains(bench.open(second), "is not known"));
+}
+
+TEST_CASE("a session is opened once an epoch") {
+  Bench bench;
+  Opening first, again, resumed;
+  REQUIRE(bench.open(first) == "");
+  CHECK(contains(bench.open(again), "opened before with epoch 1"));
+  resumed.epoch = 2;
+  CHECK(bench.open(resumed) == "");
+}
+
+TEST_CASE("nonsense in the hello is refused") {
+  Bench bench;
+  Opening nonce, transport, command;
+  nonce.nonce = "short";
+  CHECK(contains(bench.open(nonce), "nonce is not 32 bytes"));
+  transport.transport = "carrier pigeon";
+  CHECK(contains(bench.open(transport), "unknown transport"));
+  command.command = std::string(20000, 'x');
+  CHECK(bench.open(command) == "disconnected");
+  CHECK(bench.sessions.living() == 0);
+}
+
+TEST_CASE("slow, silent and malformed peers are hung up on") {
+  Bench bench;
+  const auto began = std::chrono::steady_clock::now();
+  CHECK(bench.hangsUp(""));
+  CHECK(bench.hangsUp(std::string(4, '\0')));  // one segment; its size never comes
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  CHECK(took.count() > 0.5);
+  CHECK(took.count() < 2.0);
+  CHECK(bench.hangsUp(std::string("\0\0\0\0\xff\xff\xff\x7f", 8)));          // 16 GiB announced
+  CHECK(bench.hangsUp(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8)));  // 4 billion segments
+  std::string wild("\0\0\0\0\1\0\0\0\xff\xff\xff\x7f\xff\xff\xff\x7f", 16);  // a root that points far away
+  CHECK(bench.hangsUp(wild));
+  CHECK(bench.sessions.living() == 0);
+}
+
+TEST_CASE("a peer that keeps failing is turned away, another is not") {
+  Bench bench([](Admission::Settings& settings) {
+    settings.failureBurst = 3;
+    settings.failureInterval = std::chrono::milliseconds(400);
+  });
+  Opening bad;
+  bad.key = std::string(32, 'x');
+  for (int i = 0; i < 3; ++i) CHECK(contains(bench.open(bad, "10.0.0.7"), "proof"));
+  Opening good;
+  CHECK(contains(bench.open(good, "10.0.0.7"), "too many failed attempts from 10.0.0.7"));
+  CHECK(bench.open(good, "10.0.0.8") == "");
+  bench.timer.afterDelay(500 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  Opening later;
+  later.session = {2, 9};
+  CHECK(bench.open(later, "10.0.0.7") == "");
+}
+
+TEST_CASE("only so many handshakes run at a time") {
+  Bench bench([](Admission::Settings& settings) { settings.atOnce = 2; });
+  auto one = bench.connect(), two = bench.connect();
+  CHECK(bench.admission->underWay() == 2);
+  Opening opening;
+  CHECK(bench.open(opening) == "disconnected");
+  eventually(bench.timer, [&] { return bench.admission->underWay() == 0; }).wait(bench.io.waitScope);
+  Opening after;
+  CHECK(bench.open(after, "uid 2") == "");
+}
+
+TEST_CASE("a waiting worker that died is replaced before the session notices") {
+  Bench bench;
+  eventually(bench.timer, [&] { return bench.pool->warm() == 1; }).wait(bench.io.waitScope);
+  Opening probe;
+  REQUIRE(bench.open(probe) == "");
+  const pid_t used = std::stoi(probe.order('p').wait(bench.io.waitScope));
+  eventually(bench.timer, [&] { return bench.pool->warm() == 1; }).wait(bench.io.waitScope);
+  pid_t waiting = 0;
+  for (pid_t pid : children())
+    if (pid != used) waiting = pid;
+  REQUIRE(waiting > 0);
+  kill(waiting, SIGKILL);
+  while (alive(waiting)) usleep(1000);  // dead before the server's event loop hears of it
+  Opening opening;
+  opening.session = {2, 5};
+  CHECK(bench.open(opening) == "");
+  CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
+}
+
+TEST_CASE("without workers the holder hears why") {
+  Environment fail("GPUPOOL_FAKE_WORKER", "fail");
+  Bench bench([](Admission::Settings& settings) { settings.workerBound = 300 * kj::MILLISECONDS; });
+  Opening opening;
+  CHECK(contains(bench.open(opening), "told to fail"));
+}
+
+TEST_CASE("a lease revoked during the handshake starts nothing") {
+  Environment slow("GPUPOOL_FAKE_WORKER", "mute");
+  Bench bench([](Admission::Settings& settings) { settings.workerBound = 500 * kj::MILLISECONDS; });
+  Opening opening;
+  auto opened = opening.run(bench.connect()).eagerlyEvaluate(nullptr);
+  bench.timer.afterDelay(100 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  bench.leases.close({1, 1});
+  opened.wait(bench.io.waitScope);
+  CHECK_FALSE(opening.error.empty());
+  CHECK(bench.sessions.living() == 0);
+}
+
+TEST_CASE("workers see no tokens") {
+  Environment token("GPUPOOL_TOKEN", "secret");
+  Bench bench;
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  CHECK(opening.order('o').wait(bench.io.waitScope) == "0");
+}

@@ -1,0 +1,135 @@
+// The pure parts of the server: what is granted, who is slowed down, what a worker's environment holds.
+#include "server/front/leases.h"
+#include "server/front/options.h"
+#include "server/front/rate_limit.h"
+#include "server/front/worker_child.h"
+#include "server/tests/support.h"
+
+#include "catch.h"
+
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+std::string grant(LeaseTable& table, Id id, uint64_t epoch, std::vector<int> devices, uint64_t memory,
+                  const std::string& key = kKey) {
+  capnp::MallocMessageBuilder message;
+  fillLease(message.initRoot<gpupool::schema::Lease>(), id, epoch, std::move(devices), memory, key);
+  return table.grant(message.getRoot<gpupool::schema::Lease>().asReader()).value_or("");
+}
+
+}  // namespace
+
+TEST_CASE("memory is reserved until the lease is removed, not until it is closed") {
+  LeaseTable table(twoDevices());
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB) == "");
+  CHECK(contains(grant(table, {1, 2}, 2, {0}, 4 * kGiB), "bytes free"));
+  CHECK(grant(table, {1, 3}, 3, {0, 1}, 3 * kGiB) == "");
+  CHECK(table.reserved(0) == 8 * kGiB);
+  CHECK(table.reserved(1) == 3 * kGiB);
+  REQUIRE(table.close({1, 1}));
+  CHECK(table.admissible({1, 1}) == nullptr);
+  CHECK(table.contains({1, 1}));
+  CHECK(table.reserved(0) == 8 * kGiB);
+  CHECK(contains(grant(table, {1, 4}, 4, {0}, kGiB), "bytes free"));
+  table.remove({1, 1});
+  CHECK(table.reserved(0) == 3 * kGiB);
+  CHECK(grant(table, {1, 4}, 4, {0}, kGiB) == "");
+  CHECK(table.active() == std::vector<Id>{{1, 3}, {1, 4}});
+}
+
+TEST_CASE("only a higher epoch is admitted, device by device") {
+  LeaseTable table(twoDevices());
+  CHECK(grant(table, {1, 1}, 10, {0}, kGiB) == "");
+  CHECK(contains(grant(table, {1, 2}, 10, {0}, kGiB), "not higher than 10"));
+  CHECK(grant(table, {1, 2}, 5, {1}, kGiB) == "");
+  CHECK(contains(grant(table, {1, 3}, 7, {0, 1}, kGiB), "not higher than 10"));
+  // A refused grant changes nothing: device 1 still takes 6.
+  CHECK(grant(table, {1, 4}, 6, {1}, kGiB) == "");
+  table.close({1, 1});
+  table.remove({1, 1});
+  CHECK(contains(grant(table, {1, 5}, 9, {0}, kGiB), "not higher than 10"));
+}
+
+TEST_CASE("the same lease again is no second reservation; another epoch is another lease") {
+  LeaseTable table(twoDevices());
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB) == "");
+  const std::string other(32, 'z');
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB, other) == "");
+  CHECK(table.reserved(0) == 5 * kGiB);
+  CHECK(static_cast<char>(table.admissible({1, 1})->key[0]) == 'z');
+  CHECK(contains(grant(table, {1, 1}, 2, {0}, 5 * kGiB), "another epoch"));
+  table.close({1, 1});
+  CHECK(contains(grant(table, {1, 1}, 1, {0}, 5 * kGiB), "being revoked"));
+}
+
+TEST_CASE("nonsense is not granted") {
+  LeaseTable table(twoDevices());
+  CHECK(contains(grant(table, {1, 1}, 1, {0}, kGiB, "short"), "session key has 5 bytes"));
+  CHECK(contains(grant(table, {1, 1}, 1, {}, kGiB), "names no device"));
+  CHECK(contains(grant(table, {1, 1}, 1, {7}, kGiB), "no device of the uuid"));
+  CHECK(contains(grant(table, {1, 1}, 1, {1, 1}, kGiB), "twice"));
+  CHECK(contains(grant(table, {1, 1}, 1, {0}, ~uint64_t{0}), "bytes free"));
+  CHECK(contains(grant(table, {1, 1}, 0, {0}, kGiB), "not higher than 0"));
+  CHECK(table.active().empty());
+  CHECK(grant(table, {1, 1}, 1, {0}, 0) == "");
+  CHECK(table.reserved(0) == 8 * kGiB);
+}
+
+TEST_CASE("failures fill a bucket that drains; peers do not share it") {
+  using namespace std::chrono_literals;
+  FailureLimit limit(3, 1000ms);
+  auto now = FailureLimit::Clock::now();
+  for (int i = 0; i < 3; ++i) {
+    CHECK(limit.allowed("a", now));
+    limit.failed("a", now);
+  }
+  CHECK_FALSE(limit.allowed("a", now));
+  CHECK(limit.allowed("b", now));
+  CHECK_FALSE(limit.allowed("a", now - 0ms));
+  CHECK(limit.allowed("a", now + 1100ms));
+  for (int i = 0; i < 100; ++i) limit.failed("a", now);
+  CHECK_FALSE(limit.allowed("a", now + 3900ms));
+  CHECK(limit.allowed("a", now + 4100ms));  // the bucket is bounded: nobody is shut out for long
+}
+
+TEST_CASE("a flood of peers is forgotten, the worst one last") {
+  FailureLimit limit(2, std::chrono::milliseconds(1000));
+  const auto now = FailureLimit::Clock::now();
+  for (int i = 0; i < 4; ++i) limit.failed("worst", now);
+  for (int i = 0; i < 10000; ++i) limit.failed("peer " + std::to_string(i), now);
+  CHECK(limit.peers() <= 4096);
+  CHECK_FALSE(limit.allowed("worst", now));
+}
+
+TEST_CASE("a worker's environment holds no tokens and no pool addresses") {
+  const char* given[] = {"PATH=/bin",
+                         "HOME=/root",
+                         "GPUPOOL_TOKEN=t",
+                         "GPUPOOL_MANAGER=m:1",
+                         "GPUPOOL_HOLDER=/x",
+                         "AWS_SECRET_KEY=s",
+                         "CUDA_VISIBLE_DEVICES=1",
+                         "GPUPOOL_LOG=info",
+                         "LD_LIBRARY_PATH=/l",
+                         "GPUPOOL_SESSION_KEY=k",
+                         nullptr};
+  CHECK(workerEnvironment(const_cast<char**>(given)) ==
+        std::vector<std::string>{"PATH=/bin", "HOME=/root", "CUDA_VISIBLE_DEVICES=1", "GPUPOOL_LOG=info",
+                                 "LD_LIBRARY_PATH=/l"});
+}
+
+TEST_CASE("options that depend on the machine are filled in") {
+  ServerOptions options;
+  options.name = "n";
+  options.state = "/run/x";
+  options.complete();
+  CHECK(options.local == "/run/x/server-n.sock");
+  CHECK(contains(options.worker, "/gpupool-worker"));
+  options.local = "none";
+  options.complete();
+  CHECK(options.local.empty());
+  options.name = "a/b";
+  CHECK_THROWS_AS(options.complete(), gpupool::options::OptionError);
+}

@@ -1,0 +1,299 @@
+// A whole server in this process's event loop, and a manager that does what the test says.
+#include "server/front/front.h"
+
+#include <capnp/rpc-twoparty.h>
+#include <sys/stat.h>
+
+#include "server/tests/support.h"
+
+#include "catch.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+// What the manager saw, and how it answers.
+struct Seen {
+  int joins = 0, beats = 0, leaves = 0;
+  Id incarnation;
+  std::string name, local, host;
+  uint16_t port = 0;
+  size_t devices = 0;
+  uint64_t rows = 0;
+  std::vector<Id> activeLeases;
+  std::vector<bool> healthy;
+  uint32_t warm = 0;
+  bool known = true;
+  bool mute = false;  // beats are never answered
+  kj::Maybe<schema::ServerControl::Client> control;
+};
+
+class FakeManager final : public schema::Manager::Server {
+ public:
+  explicit FakeManager(Seen& seen) : seen_(seen) {}
+
+ protected:
+  kj::Promise<void> join(JoinContext context) override {
+    const auto info = context.getParams().getInfo();
+    ++seen_.joins;
+    seen_.incarnation = Id::read(info.getIncarnation());
+    seen_.name = info.getName().cStr();
+    seen_.local = info.getLocalPath().cStr();
+    seen_.host = info.getHost().cStr();
+    seen_.port = info.getPort();
+    seen_.devices = info.getDevices().size();
+    seen_.rows = info.getRowsHash();
+    seen_.control = context.getParams().getControl();
+    seen_.known = true;
+    context.getResults().setBeatMs(30);
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> beat(BeatContext context) override {
+    const auto params = context.getParams();
+    ++seen_.beats;
+    if (seen_.mute) return kj::NEVER_DONE;
+    seen_.activeLeases.clear();
+    for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(Id::read(id));
+    seen_.healthy.clear();
+    for (bool healthy : params.getHealthy()) seen_.healthy.push_back(healthy);
+    seen_.warm = params.getWarmWorkers();
+    context.getResults().setKnown(seen_.known);
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> leave(LeaveContext) override {
+    ++seen_.leaves;
+    return kj::READY_NOW;
+  }
+
+ private:
+  Seen& seen_;
+};
+
+// The manager's socket; destroying it closes every connection.
+struct Manager : kj::TaskSet::ErrorHandler {
+  Manager(kj::AsyncIoContext& io, const std::string& path, Seen& seen)
+      : path(path), listener(*io.lowLevelProvider, path), server(kj::heap<FakeManager>(seen)), tasks(*this) {
+    tasks.add(server.listen(listener.receiver()));
+  }
+  void taskFailed(kj::Exception&&) override {}
+  std::string path;
+  LocalListener listener;
+  capnp::TwoPartyServer server;
+  kj::TaskSet tasks;
+};
+
+struct Bench {
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  kj::Timer& timer = io.provider->getTimer();
+  Folder folder;
+  Seen seen;
+  kj::Own<Manager> manager;
+  kj::Own<Front> front;
+
+  explicit Bench(bool withManager = true, bool network = false) {
+    if (withManager) startManager();
+    ServerOptions options;
+    options.manager = "unix:" + managerPath();
+    options.name = kServer;
+    options.state = folder.path;
+    options.local = localPath();
+    if (network) options.listen = "127.0.0.1:0";
+    options.driver = FAKE_DRIVER;
+    options.worker = FAKE_WORKER;
+    options.warm = 1;
+    options.complete();
+    front = kj::heap<Front>(io, options);
+    front->start().wait(io.waitScope);
+  }
+  ~Bench() {
+    if (front.get() != nullptr) front->stop().wait(io.waitScope);
+  }
+  std::string managerPath() const { return folder.path + "/manager.sock"; }
+  std::string localPath() const { return folder.path + "/server.sock"; }
+  void startManager() { manager = kj::heap<Manager>(io, managerPath(), seen); }
+  void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
+
+  schema::ServerControl::Client control() {
+    KJ_IF_MAYBE (client, seen.control) {
+      return *client;
+    }
+    KJ_FAIL_REQUIRE("no server joined");
+  }
+  void grant(Id id, uint64_t epoch, uint64_t memory = kGiB) {
+    auto request = control().grantRequest();
+    fillLease(request.initLease(), id, epoch, {0}, memory);
+    request.send().ignoreResult().wait(io.waitScope);
+  }
+  void revoke(Id id, const std::string& reason) {
+    auto request = control().revokeRequest();
+    id.write(request.initId());
+    request.setReason(reason);
+    request.send().ignoreResult().wait(io.waitScope);
+  }
+  kj::Own<kj::AsyncIoStream> connect(const std::string& address) {
+    auto parsed = io.provider->getNetwork().parseAddress(address).wait(io.waitScope);
+    return parsed->connect().wait(io.waitScope);
+  }
+  std::string open(Opening& opening) {
+    opening.run(connect("unix:" + localPath())).wait(io.waitScope);
+    return opening.error;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a server joins, beats, and takes leave without a trace") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 2 && bench.seen.warm == 1; });
+  CHECK(bench.seen.joins == 1);
+  CHECK(bench.seen.name == kServer);
+  CHECK(bench.seen.local == bench.localPath());
+  CHECK(bench.seen.host.empty());
+  CHECK(bench.seen.devices == 2);
+  CHECK(bench.seen.rows == kRows);
+  CHECK(bench.seen.healthy == std::vector<bool>{true, true});
+  CHECK(bench.seen.activeLeases.empty());
+  REQUIRE(std::filesystem::exists(bench.localPath()));
+  bench.front->stop().wait(bench.io.waitScope);
+  bench.front = nullptr;
+  CHECK(bench.seen.leaves == 1);
+  CHECK_FALSE(std::filesystem::exists(bench.localPath()));
+  CHECK(children().empty());
+}
+
+TEST_CASE("a granted lease admits sessions until it is revoked, and its memory is free then") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  Opening early, opening, late;
+  CHECK(contains(bench.open(early), "is not known"));
+  bench.grant({1, 1}, 1, 8 * kGiB);
+  REQUIRE(bench.open(opening) == "");
+  const pid_t pid = std::stoi(opening.order('p').wait(bench.io.waitScope));
+  bench.until([&] { return bench.seen.activeLeases == std::vector<Id>{{1, 1}}; });
+  CHECK(contains(failure([&] { bench.grant({1, 2}, 2); }), "bytes free"));
+
+  auto listed = bench.control().sessionsRequest().send().wait(bench.io.waitScope);
+  REQUIRE(listed.getSessions().size() == 1);
+  CHECK(listed.getSessions()[0].getWorkerPid() == static_cast<uint32_t>(pid));
+  CHECK_FALSE(listed.getSessions()[0].getEnded());
+
+  bench.revoke({1, 1}, "drained");
+  CHECK_FALSE(alive(pid));
+  CHECK(opening.hear().wait(bench.io.waitScope) == "stop: drained");
+  late.session = {2, 3};
+  CHECK(contains(bench.open(late), "is not known"));
+  bench.grant({1, 2}, 2, 8 * kGiB);
+  bench.revoke({1, 1}, "again");  // idempotent
+  auto history = bench.control().sessionsRequest().send().wait(bench.io.waitScope);
+  REQUIRE(history.getSessions().size() == 1);
+  CHECK(history.getSessions()[0].getEnded());
+  CHECK(history.getSessions()[0].getText() == "drained");
+}
+
+TEST_CASE("network sessions come over tcp") {
+  Bench bench(true, true);
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.host == "127.0.0.1");
+  REQUIRE(bench.seen.port != 0);
+  bench.grant({1, 1}, 1);
+  Opening opening;
+  opening.transport = "ucx";
+  opening.run(bench.connect("127.0.0.1:" + std::to_string(bench.seen.port))).wait(bench.io.waitScope);
+  REQUIRE(opening.error == "");
+  CHECK(opening.order('e').wait(bench.io.waitScope) == "e0");
+}
+
+TEST_CASE("while the manager is away sessions run on, and the server comes back with its leases") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening first, second;
+  REQUIRE(bench.open(first) == "");
+  const Id incarnation = bench.seen.incarnation;
+
+  bench.seen.control = nullptr;
+  bench.manager = nullptr;
+  bench.timer.afterDelay(300 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  CHECK(first.order('e').wait(bench.io.waitScope) == "e0");
+  second.session = {2, 3};
+  CHECK(bench.open(second) == "");  // admitted without the manager
+
+  bench.seen.activeLeases.clear();
+  bench.startManager();
+  bench.until([&] { return bench.seen.joins == 2 && !bench.seen.activeLeases.empty(); });
+  CHECK(bench.seen.incarnation == incarnation);
+  CHECK(bench.seen.activeLeases == std::vector<Id>{{1, 1}});
+  bench.revoke({1, 1}, "over");
+  CHECK(first.hear().wait(bench.io.waitScope) == "stop: over");
+}
+
+TEST_CASE("a server that starts before its manager finds it") {
+  Bench bench(false);
+  bench.timer.afterDelay(300 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  bench.startManager();
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.joins == 1);
+}
+
+TEST_CASE("a manager that forgot the server is joined again; one that is silent is left") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.seen.known = false;
+  bench.until([&] { return bench.seen.joins == 2; });
+  bench.seen.mute = true;
+  bench.timer.afterDelay(150 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  bench.seen.mute = false;
+  bench.until([&] { return bench.seen.joins == 3; });
+}
+
+TEST_CASE("a manager that dies during a revoke does not stop it") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1, 8 * kGiB);
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  const pid_t pid = std::stoi(opening.order('p').wait(bench.io.waitScope));
+  kill(pid, SIGSTOP);  // it will not obey, so that the revoke takes its time
+  {
+    auto request = bench.control().revokeRequest();
+    Id{1, 1}.write(request.initId());
+    auto call = request.send().ignoreResult().eagerlyEvaluate(nullptr);
+    bench.timer.afterDelay(100 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  }
+  bench.seen.control = nullptr;
+  bench.manager = nullptr;
+  bench.until([&] { return !alive(pid); });
+  bench.startManager();
+  bench.until([&] { return bench.seen.joins == 2; });
+  bench.grant({1, 2}, 2, 8 * kGiB);
+}
+
+TEST_CASE("a shutting-down server tells its sessions") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  bench.front->stop().wait(bench.io.waitScope);
+  CHECK(opening.hear().wait(bench.io.waitScope) == "stop: the GPU server is shutting down");
+  bench.front = nullptr;
+  CHECK(children().empty());
+}
+
+TEST_CASE("a second server does not take the first one's socket; a dead one's is replaced") {
+  Bench bench;
+  CHECK(contains(failure([&] { LocalListener(*bench.io.lowLevelProvider, bench.localPath()); }),
+                 "another server answers"));
+  const std::string stale = bench.folder.path + "/stale.sock";
+  {
+    LocalListener listener(*bench.io.lowLevelProvider, stale);
+    std::ofstream(bench.folder.path + "/file") << "data";
+    REQUIRE(link(stale.c_str(), (stale + ".kept").c_str()) == 0);
+  }
+  REQUIRE(std::filesystem::exists(stale + ".kept"));
+  LocalListener again(*bench.io.lowLevelProvider, stale + ".kept");
+  CHECK(contains(failure([&] { LocalListener(*bench.io.lowLevelProvider, bench.folder.path + "/file"); }),
+                 "something else than a socket"));
+}

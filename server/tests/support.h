@@ -1,0 +1,207 @@
+#pragma once
+// What the server's tests share: a folder that goes away, grants to hand out, the holder's side of the
+// handshake.
+
+#include <capnp/message.h>
+#include <capnp/serialize-async.h>
+#include <kj/async-io.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "schema/handshake.h"
+#include "server/front/leases.h"
+
+namespace gpupool::server::test {
+
+inline constexpr uint64_t kRows = 0x1234;  // fake_worker.cpp's
+inline constexpr const char* kServer = "node1";
+inline constexpr uint64_t kGiB = uint64_t{1} << 30;
+
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/gpupool-test-XXXXXX";
+    if (mkdtemp(name) == nullptr) abort();
+    path = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+struct Environment {
+  Environment(const char* name, const std::string& value) : name(name) { setenv(name, value.c_str(), 1); }
+  ~Environment() { unsetenv(name); }
+  const char* name;
+};
+
+inline bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
+// What the kj::Exception that `action` throws says; "" if it throws none.
+template <class Action>
+std::string failure(Action action) {
+  try {
+    action();
+  } catch (const kj::Exception& exception) {
+    return exception.getDescription().cStr();
+  }
+  return "";
+}
+
+inline std::string uuid(int device) {
+  return std::string(16, static_cast<char>(0x40 + device));
+}  // fake_driver.cpp's
+
+inline std::vector<Device> twoDevices() {
+  return {{uuid(0), "Fake GPU 0", 8 * kGiB, 9, 0, "", 0, false, 13000},
+          {uuid(1), "Fake GPU 1", 8 * kGiB, 9, 0, "", 1, false, 13000}};
+}
+
+inline const std::string kKey(32, 'k');
+
+// memory 0: the whole device.
+inline void fillLease(schema::Lease::Builder lease, Id id, uint64_t epoch, std::vector<int> devices,
+                      uint64_t memory = kGiB, const std::string& key = kKey) {
+  id.write(lease.initId());
+  lease.setDeviceEpoch(epoch);
+  lease.setSessionKey(kj::arrayPtr(reinterpret_cast<const kj::byte*>(key.data()), key.size()));
+  lease.setHolder("tester");
+  lease.setTenant("tenant");
+  auto list = lease.initDevices(static_cast<unsigned>(devices.size()));
+  for (unsigned i = 0; i < list.size(); ++i) {
+    const std::string name = uuid(devices[i]);
+    list[i].initInfo().setUuid(kj::arrayPtr(reinterpret_cast<const kj::byte*>(name.data()), name.size()));
+    list[i].setMemoryBytes(memory);
+  }
+}
+
+// The holder's side, with everything that a test may want to get wrong.
+struct Opening {
+  Id lease{1, 1};
+  Id session{2, 2};
+  uint64_t epoch = 1;
+  uint32_t protocol = schema::PROTOCOL_VERSION;
+  uint64_t rowsHash = kRows;
+  std::string key = kKey;
+  std::string transport = "shm";
+  std::string nonce = std::string(32, 'n');
+  std::string command = "test";
+
+  std::string error;          // what the server said; empty: the session is open
+  bool serverProved = false;  // its proof was right
+  kj::Own<kj::AsyncIoStream> stream;
+
+  kj::Promise<void> run(kj::Own<kj::AsyncIoStream> connection) {
+    stream = kj::mv(connection);
+    capnp::MallocMessageBuilder message;
+    auto hello = message.initRoot<schema::SessionHello>();
+    hello.setProtocol(protocol);
+    hello.setRowsHash(rowsHash);
+    lease.write(hello.initLease());
+    session.write(hello.initSession());
+    hello.setEpoch(epoch);
+    hello.setClientNonce(kj::arrayPtr(reinterpret_cast<const kj::byte*>(nonce.data()), nonce.size()));
+    hello.setTransport(transport);
+    hello.setPid(static_cast<uint32_t>(getpid()));
+    hello.setCommand(command);
+    auto sent = send(message);
+    return sent.then([this] { return capnp::readMessage(*stream); })
+        .then([this](kj::Own<capnp::MessageReader> reply) {
+          return prove(reply->getRoot<schema::SessionChallenge>());
+        });
+  }
+
+  kj::Promise<void> prove(schema::SessionChallenge::Reader challenge) {
+    error = challenge.getError().cStr();
+    if (!error.empty()) return kj::READY_NOW;
+    const auto serverNonce = challenge.getServerNonce();
+    const schema::HandshakeFacts facts{
+        session.high,
+        session.low,
+        epoch,
+        std::as_bytes(std::span(nonce)),
+        std::span(reinterpret_cast<const std::byte*>(serverNonce.begin()), serverNonce.size()),
+        kServer};
+    const auto secret = std::as_bytes(std::span(key));
+    const auto proof = challenge.getProof();
+    serverProved =
+        equalConstantTime(std::span(reinterpret_cast<const std::byte*>(proof.begin()), proof.size()),
+                          schema::handshakeProof(secret, schema::kRoleServer, facts));
+    const Digest mine = schema::handshakeProof(secret, schema::kRoleHolder, facts);
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::SessionProof>().setProof(
+        kj::arrayPtr(reinterpret_cast<const kj::byte*>(mine.data()), mine.size()));
+    return send(message)
+        .then([this] { return capnp::readMessage(*stream); })
+        .then([this](kj::Own<capnp::MessageReader> reply) {
+          const auto answer = reply->getRoot<schema::SessionAnswer>();
+          error = answer.getOk() ? "" : answer.getError().cStr();
+        });
+  }
+
+  kj::Promise<void> send(capnp::MessageBuilder& message) {
+    auto words = capnp::messageToFlatArray(message);
+    auto write = stream->write(words.asBytes().begin(), words.asBytes().size());
+    return write.attach(kj::mv(words));
+  }
+
+  // Tells the fake worker what to do, and reads what it says: "" at end-of-file.
+  kj::Promise<std::string> order(char letter) {
+    auto text = kj::heapArray<char>(1);
+    text[0] = letter;
+    auto write = stream->write(text.begin(), 1);
+    return write.attach(kj::mv(text)).then([this] { return hear(); });
+  }
+  kj::Promise<std::string> hear() {
+    auto buffer = kj::heapArray<char>(256);
+    auto read = stream->tryRead(buffer.begin(), 1, buffer.size());
+    return read.then([buffer = kj::mv(buffer)](size_t bytes) { return std::string(buffer.begin(), bytes); },
+                     [](kj::Exception&&) { return std::string(); });
+  }
+};
+
+// The two ends of a Unix connection.
+inline std::pair<kj::Own<kj::AsyncIoStream>, kj::Own<kj::AsyncIoStream>> connection(
+    kj::LowLevelAsyncIoProvider& io) {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) abort();
+  return {io.wrapSocketFd(kj::AutoCloseFd(ends[0])), io.wrapSocketFd(kj::AutoCloseFd(ends[1]))};
+}
+
+// Resolves when the condition holds; rejects after ten seconds.
+inline kj::Promise<void> eventually(kj::Timer& timer, std::function<bool()> condition, int attempts = 1000) {
+  if (condition()) return kj::READY_NOW;
+  if (attempts == 0) return KJ_EXCEPTION(FAILED, "it did not happen in ten seconds");
+  return timer.afterDelay(10 * kj::MILLISECONDS)
+      .then([&timer, condition = std::move(condition), attempts]() mutable {
+        return eventually(timer, std::move(condition), attempts - 1);
+      });
+}
+
+// Running: neither gone nor waiting to be reaped.
+inline bool alive(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name = line.rfind(')');
+  return name != std::string::npos && line.size() > name + 2 && line[name + 2] != 'Z' &&
+         line[name + 2] != 'X';
+}
+
+// The running processes that `parent` started.
+inline std::vector<pid_t> children(pid_t parent = getpid()) {
+  std::ifstream file("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) + "/children");
+  std::vector<pid_t> list;
+  for (pid_t pid; file >> pid;)
+    if (alive(pid)) list.push_back(pid);
+  return list;
+}
+
+}  // namespace gpupool::server::test

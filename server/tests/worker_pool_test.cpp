@@ -1,0 +1,242 @@
+// Warm workers and sessions, with real processes around a fake driver.
+#include "server/front/worker_pool.h"
+
+#include <fstream>
+
+#include "server/front/inventory.h"
+#include "server/front/sessions.h"
+#include "server/tests/support.h"
+
+#include "catch.h"
+
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+struct Bench {
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  kj::Timer& timer = io.provider->getTimer();
+  Folder folder;
+  SessionTable sessions{timer, {.stop = 1 * kj::SECONDS, .exit = 300 * kj::MILLISECONDS}};
+
+  WorkerPool::Settings settings(uint32_t warm) {
+    WorkerPool::Settings settings;
+    settings.executable = FAKE_WORKER;
+    settings.arguments = {"--driver", FAKE_DRIVER};
+    settings.warm = warm;
+    settings.rowsHash = kRows;
+    settings.firstPause = 20 * kj::MILLISECONDS;
+    settings.longestPause = 100 * kj::MILLISECONDS;
+    return settings;
+  }
+  void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
+  kj::Own<WorkerChild> take(WorkerPool& pool) { return pool.take(5 * kj::SECONDS).wait(io.waitScope); }
+  void stop(WorkerPool& pool) { pool.stop().wait(io.waitScope); }
+
+  // A session on a worker of the pool; the client's end.
+  Opening begin(WorkerPool& pool, Id lease, Id session) {
+    auto worker = take(pool);
+    auto [client, server] = connection(*io.lowLevelProvider);
+    capnp::MallocMessageBuilder message;
+    auto start = message.initRoot<gpupool::schema::WorkerStart>();
+    twoDevices()[1].write(start.initDevices(1)[0].initInfo());
+    int descriptor = -1;
+    KJ_IF_MAYBE (fd, server->getFd()) {
+      descriptor = *fd;
+    }
+    REQUIRE(worker->sendStart(message, descriptor));
+    sessions.add({session, lease, 1, 42, "test"}, kj::mv(worker));
+    Opening opening;
+    opening.stream = kj::mv(client);
+    return opening;
+  }
+  std::string endText(size_t index = 0) {
+    capnp::MallocMessageBuilder message;
+    auto results = message.initRoot<gpupool::schema::ServerControl::SessionsResults>();
+    sessions.write([&](unsigned count) { return results.initSessions(count); });
+    REQUIRE(index < results.getSessions().size());
+    return results.getSessions()[index].getText().cStr();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("workers are ready ahead of time, used once, and replaced") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(2));
+  bench.until([&] { return pool.warm() == 2; });
+  auto first = bench.take(pool), second = bench.take(pool), third = bench.take(pool);
+  CHECK(first->pid() != second->pid());
+  CHECK(second->pid() != third->pid());
+  bench.until([&] { return pool.warm() == 2; });
+  CHECK(pool.healthy());
+  bench.stop(pool);
+  CHECK(pool.warm() == 0);
+}
+
+TEST_CASE("without warm workers one is started for who asks") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(0));
+  auto worker = bench.take(pool);
+  CHECK(alive(worker->pid()));
+  CHECK(pool.warm() == 0);
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker that cannot start is reported with its reason and tried again") {
+  Bench bench;
+  const std::string flag = bench.folder.path + "/ready";
+  Environment fail("GPUPOOL_FAKE_WORKER", flag);
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  bench.until([&] { return !pool.healthy(); });
+  CHECK(contains(pool.lastFailure(), "told to fail"));
+  CHECK(
+      contains(failure([&] { pool.take(50 * kj::MILLISECONDS).wait(bench.io.waitScope); }), "told to fail"));
+  std::ofstream{flag};
+  CHECK(alive(bench.take(pool)->pid()));
+  CHECK(pool.healthy());
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker that crashes at its start, or cannot even be executed, says so") {
+  Bench bench;
+  {
+    Environment crash("GPUPOOL_FAKE_WORKER", "crash");
+    WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+    bench.until([&] { return !pool.healthy(); });
+    CHECK(contains(pool.lastFailure(), "killed by signal 6"));
+    bench.stop(pool);
+  }
+  auto settings = bench.settings(1);
+  settings.executable = bench.folder.path + "/nothing";
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return !pool.healthy(); });
+  CHECK(contains(pool.lastFailure(), "cannot be run"));
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker that never gets ready is killed at the bound") {
+  Bench bench;
+  Environment mute("GPUPOOL_FAKE_WORKER", "mute");
+  auto settings = bench.settings(1);
+  settings.startBound = 100 * kj::MILLISECONDS;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return contains(pool.lastFailure(), "did not get ready in time"); });
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker built from other rows is not used") {
+  Bench bench;
+  auto settings = bench.settings(1);
+  settings.rowsHash = kRows + 1;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return contains(pool.lastFailure(), "other call rows"); });
+  CHECK(pool.warm() == 0);
+  bench.stop(pool);
+}
+
+TEST_CASE("a waiting worker that dies is replaced") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  bench.until([&] { return pool.warm() == 1; });
+  const auto pids = children();
+  REQUIRE(pids.size() == 1);
+  kill(pids[0], SIGKILL);
+  bench.until([&] { return contains(pool.lastFailure(), "a waiting worker was killed by signal 9"); });
+  bench.until([&] { return pool.warm() == 1; });
+  CHECK(children() != pids);
+  bench.stop(pool);
+}
+
+TEST_CASE("a session ends by itself, and its reason is kept") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  auto client = bench.begin(pool, {1, 1}, {2, 1});
+  CHECK(client.order('e').wait(bench.io.waitScope) == "e1");
+  CHECK(bench.sessions.living({1, 1}) == 1);
+  CHECK(client.order('q').wait(bench.io.waitScope) == "");
+  bench.until([&] { return bench.sessions.living() == 0; });
+  CHECK(bench.endText() == "client closed");
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker that crashes ends its session alone") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(2));
+  auto unlucky = bench.begin(pool, {1, 1}, {2, 1});
+  auto other = bench.begin(pool, {1, 2}, {2, 2});
+  CHECK(unlucky.order('c').wait(bench.io.waitScope) == "");
+  bench.until([&] { return bench.sessions.living() == 1; });
+  CHECK(contains(bench.endText(1), "killed by signal 6"));
+  CHECK(other.order('e').wait(bench.io.waitScope) == "e1");
+  bench.sessions.endAll("test over").wait(bench.io.waitScope);
+  bench.stop(pool);
+}
+
+TEST_CASE("a client that goes away ends its session") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  auto client = bench.begin(pool, {1, 1}, {2, 1});
+  client.stream = nullptr;
+  bench.until([&] { return bench.sessions.living() == 0; });
+  CHECK(bench.endText() == "client lost");
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker that hangs after its session is killed at the bound") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  auto client = bench.begin(pool, {1, 1}, {2, 1});
+  CHECK(client.order('h').wait(bench.io.waitScope) == "");
+  bench.until([&] { return bench.sessions.living() == 0; });
+  CHECK(contains(bench.endText(), "hanging from here; the worker was killed by signal 9"));
+  bench.stop(pool);
+}
+
+TEST_CASE("ending a lease tells its clients why, and waits for the processes") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(2));
+  auto one = bench.begin(pool, {1, 1}, {2, 1});
+  auto two = bench.begin(pool, {1, 1}, {2, 2});
+  auto other = bench.begin(pool, {1, 2}, {2, 3});
+  const pid_t pid = std::stoi(one.order('p').wait(bench.io.waitScope));
+  CHECK(getpgid(pid) == pid);
+  CHECK(getsid(pid) == pid);
+  bench.sessions.end({1, 1}, "the tenant's quota is used up").wait(bench.io.waitScope);
+  CHECK_FALSE(alive(pid));
+  CHECK(bench.sessions.living() == 1);
+  CHECK(one.hear().wait(bench.io.waitScope) == "stop: the tenant's quota is used up");
+  CHECK(other.order('e').wait(bench.io.waitScope) == "e1");
+  bench.sessions.end({9, 9}, "no such lease").wait(bench.io.waitScope);
+  bench.sessions.endAll("test over").wait(bench.io.waitScope);
+  bench.stop(pool);
+}
+
+TEST_CASE("a worker deaf to the order is killed") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  auto client = bench.begin(pool, {1, 1}, {2, 1});
+  const pid_t pid = std::stoi(client.order('p').wait(bench.io.waitScope));
+  kill(pid, SIGSTOP);
+  bench.sessions.end({1, 1}, "revoked").wait(bench.io.waitScope);
+  CHECK_FALSE(alive(pid));
+  bench.stop(pool);
+}
+
+TEST_CASE("the inventory comes from a child, whose crash is an error and no more") {
+  Bench bench;
+  const auto take = [&](const std::string& driver) {
+    return takeInventory(bench.io.unixEventPort, bench.timer, FAKE_WORKER, driver).wait(bench.io.waitScope);
+  };
+  const Inventory inventory = take(FAKE_DRIVER);
+  CHECK(inventory.driver == FAKE_DRIVER);
+  CHECK(inventory.rowsHash == kRows);
+  REQUIRE(inventory.devices.size() == 2);
+  CHECK(inventory.devices[1].uuid == uuid(1));
+  CHECK(inventory.devices[1].name == "Fake GPU 1");
+  CHECK(inventory.devices[1].memoryBytes == 8 * kGiB);
+  CHECK(contains(failure([&] { take("/nonexistent/libcuda.so.1"); }), "/nonexistent/libcuda.so.1"));
+  Environment crash("GPUPOOL_FAKE_INVENTORY", "crash");
+  CHECK(contains(failure([&] { take(FAKE_DRIVER); }), "killed by signal 6"));
+}
