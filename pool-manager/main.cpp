@@ -5,9 +5,7 @@
 
 #include <kj/async-unix.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -35,13 +33,13 @@ options:
 const char kHelpTail[] = R"(
 exit status: 0 after SIGTERM or SIGINT; 1 it could not start; 2 the command line or configuration is wrong.
 
-example: gpupool-manager --listen '*:7410' --store /var/lib/gpupool/manager.db
+example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 )";
 
 struct Invocation {
   ManagerOptions options;
   std::string config;
-  bool help = false, printConfig = false, dieWithParent = false;
+  bool help = false, printConfig = false;
 };
 
 Invocation parse(int count, char** words) {
@@ -51,8 +49,6 @@ Invocation parse(int count, char** words) {
       {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
   table.push_back(
       {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
-  table.push_back(
-      {"die-with-parent", invocation.dieWithParent, "", "End when the process that started it ends.", true});
   const std::vector<std::string> arguments(words + 1, words + count);
   options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
   if (!early.readArguments(arguments, &invocation.help).empty())
@@ -129,7 +125,6 @@ int main(int count, char** words) {
   try {
     const pool::Invocation invocation = pool::parse(count, words);
     if (invocation.help || invocation.printConfig) return 0;
-    if (invocation.dieWithParent) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     return pool::serve(invocation.options);
   } catch (const options::OptionError& error) {
     GPUPOOL_ERROR("%s", error.what());

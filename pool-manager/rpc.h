@@ -12,7 +12,7 @@
 
 namespace gpupool::pool {
 
-inline constexpr uint16_t kDefaultPort = 7410;
+inline constexpr uint16_t kDefaultPort = 4780;
 
 // Exceptions cross the wire as a type and a text. OVERLOADED: nothing free now; DISCONNECTED: a server or the
 // wire was lost; FAILED: refused.

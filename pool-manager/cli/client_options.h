@@ -1,0 +1,29 @@
+#pragma once
+// What every command that leases or asks shares: etc/client.yaml, GPUPOOL_*, and options of the command line.
+
+#include "base/options.h"
+
+namespace gpupool::cli {
+
+struct ClientOptions {
+  std::string manager;
+  uint32_t gpus = 1;
+  options::Bytes memory;
+  std::string transport;
+  std::string networkDevice;
+  std::string server;
+  std::string tenant;
+  std::chrono::milliseconds wait{0};
+  std::chrono::milliseconds ttl{15000};
+
+  std::vector<options::Option> table();
+};
+
+extern const char kClientPrefix[];
+extern const char kClientIntroduction[];
+
+// The configuration file that is read: GPUPOOL_CONFIG, else the first that exists of
+// ~/.config/gpupool/client.yaml, <prefix>/etc/gpupool/client.yaml and /etc/gpupool/client.yaml. Empty: none.
+std::string clientConfigFile();
+
+}  // namespace gpupool::cli

@@ -1,0 +1,73 @@
+#include "pool-manager/cli/command.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+namespace gpupool::cli {
+
+const std::vector<Command>& commands() {
+  static const std::vector<Command> kCommands = {
+      {"up", "start a pool on this machine: manager and server", runUp},
+      {"down", "stop it and leave nothing behind", runDown},
+      {"run", "run a program with GPUs of the pool", runRun},
+      {"hold", "hold a lease for a client library (started by it, not by hand)", runHold},
+      {"devices", "list the GPUs of the pool, and how much of each is free", runDevices},
+      {"servers", "list the servers of the pool", runServers},
+      {"leases", "list who holds what", runLeases},
+  };
+  return kCommands;
+}
+
+namespace {
+
+void printHelp(const Help& help, const options::Set& set, bool client) {
+  std::cout << "usage: " << help.usage << "\n\n"
+            << options::wrap(help.purpose, 0) << "\noptions:\n"
+            << set.help();
+  std::cout << "  --help\n      Print this.\n";
+  std::string environment =
+      client ? "Options with a file or the environment behind them: " + set.environmentHelp() +
+                   " (etc/client.yaml describes each). "
+             : "";
+  environment += std::string(help.environment);
+  if (!environment.empty()) std::cout << "\nenvironment:\n" << options::wrap(environment, 2);
+  std::cout << "\nexit status:\n" << options::wrap(help.status, 2) << "\nexamples:\n" << help.examples;
+}
+
+}  // namespace
+
+Parsed parseCommand(const Words& words, const Help& help, ClientOptions* client,
+                    const std::vector<std::string>& names, std::vector<options::Option> own) {
+  std::vector<options::Option> shown = own;
+  if (client != nullptr) {
+    // The whole table is read from file and environment, so that a wrong key is never silently ignored.
+    options::Set all(client->table(), kClientPrefix);
+    auto table = client->table();
+    std::erase_if(table, [&](const options::Option& option) {
+      return std::find(names.begin(), names.end(), option.name) == names.end();
+    });
+    shown.insert(shown.begin(), table.begin(), table.end());
+    const options::Set defaults(shown, kClientPrefix);
+    Parsed early;
+    if (std::find(words.begin(), words.end(), "--help") != words.end() ||
+        std::find(words.begin(), words.end(), "-h") != words.end()) {
+      options::Set probe(shown, kClientPrefix);
+      probe.readArguments(words, &early.helped);
+      if (early.helped) {
+        printHelp(help, defaults, true);
+        return early;
+      }
+    }
+    const std::string file = clientConfigFile();
+    if (!file.empty() && !all.readYamlFile(file)) throw options::OptionError(file + ": cannot be read");
+    all.readEnvironment([](const char* name) { return std::getenv(name); });
+  }
+  options::Set set(shown, kClientPrefix);
+  Parsed parsed;
+  parsed.rest = set.readArguments(words, &parsed.helped);
+  if (parsed.helped) printHelp(help, set, client != nullptr);
+  return parsed;
+}
+
+}  // namespace gpupool::cli

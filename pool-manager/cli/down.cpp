@@ -1,0 +1,84 @@
+// gpupool down. Asks the supervisor of the pool to end it; where that has died, ends what it had started;
+// then removes what is left. Every step is bounded.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/places.h"
+#include "pool-manager/cli/pool_directory.h"
+#include "pool-manager/cli/processes.h"
+
+namespace gpupool::cli {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSupervisorPatience{20'000}, kOrphanPatience{5000};
+
+const Help kHelp = {
+    "gpupool down [options]",
+    "Stops the pool of this machine: every session on it ends, and no process, socket or file of it remains. "
+    "A pool "
+    "that is not up is no error.",
+    "GPUPOOL_STATE: the runtime directory instead of $XDG_RUNTIME_DIR/gpupool or /tmp/gpupool-<uid>.",
+    "0: there is no pool now. 1: something could not be ended or removed. 2: the command line is wrong.",
+    "  gpupool down\n  gpupool down --state /run/my-pool\n"};
+
+// True if there was something to take down.
+bool takeDown(const std::string& path) {
+  PoolDirectory directory(path);
+  bool found = false;
+  const pid_t owner = directory.owner();
+  if (owner < 0)
+    throw CommandError(kExitFailure,
+                       "the pool in " + path + " belongs to a process of another container; stop it there");
+  if (owner > 0) {
+    found = true;
+    if (!endProcess(nameProcess(owner, "supervisor"), kSupervisorPatience))
+      throw CommandError(kExitFailure,
+                         "the pool's supervisor, process " + std::to_string(owner) + ", cannot be ended");
+  }
+  if (::access(path.c_str(), F_OK) != 0) return found;
+  // What a supervisor leaves that was killed. The server first, as it would have done.
+  auto left = readProcesses(directory.file(kProcesses));
+  std::reverse(left.begin(), left.end());
+  for (const ProcessName& process : left) {
+    if (process.role == "supervisor" || !alive(process)) continue;
+    found = true;
+    if (!endProcess(process, kOrphanPatience))
+      throw CommandError(kExitFailure, "the pool's " + process.role + ", process " +
+                                           std::to_string(process.pid) + ", cannot be ended");
+  }
+  if (::access(directory.file(kLock).c_str(), F_OK) != 0) return found;
+  pid_t other = 0;
+  if (!directory.take(&other))
+    throw CommandError(kExitFailure, "a pool is being started in " + path + " by process " +
+                                         std::to_string(other) + "; try again");
+  directory.remove();
+  return true;
+}
+
+}  // namespace
+
+int runDown(const Words& words) {
+  std::string state;
+  const Parsed parsed =
+      parseCommand(words, kHelp, nullptr, {}, {{"state", state, "DIR", "The runtime directory.", true}});
+  if (parsed.helped) return 0;
+  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': down takes options only");
+  std::string looked;
+  bool found = false;
+  for (const std::string& path : runtimeDirectories(state)) {
+    looked += (looked.empty() ? "" : ", ") + path;
+    if (!takeDown(path)) continue;
+    found = true;
+    std::cout << "gpupool: the pool in " << path << " is down\n";
+  }
+  if (!found) std::cout << "gpupool: no pool is up (looked in " << looked << ")\n";
+  return 0;
+}
+
+}  // namespace gpupool::cli

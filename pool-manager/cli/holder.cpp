@@ -1,0 +1,303 @@
+#include "pool-manager/cli/holder.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pwd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include "base/log.h"
+#include "pool-manager/convert.h"
+
+namespace gpupool::cli {
+namespace {
+
+using holder::OpenReply;
+using holder::OpenRequest;
+using holder::Status;
+
+template <size_t size>
+std::string field(const char (&from)[size]) {
+  return {from, ::strnlen(from, size)};
+}
+
+template <size_t size>
+void setField(char (&to)[size], const std::string& from) {
+  const size_t length = std::min(from.size(), size - 1);
+  std::memcpy(to, from.data(), length);
+  to[length] = '\0';
+}
+
+bool ourUser(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         (peer.uid == ::geteuid() || peer.uid == 0);
+}
+
+// The reply, and the session's socket with it. A peer that does not read is a peer that is gone.
+void sendReply(int socket, const OpenReply& reply, int passed) {
+  iovec part{const_cast<OpenReply*>(&reply), sizeof reply};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (passed >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof passed);
+    std::memcpy(CMSG_DATA(header), &passed, sizeof passed);
+  }
+  while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
+  }
+}
+
+OpenReply failureReply(const OpenFailure& failure) {
+  OpenReply reply;
+  reply.status = failure.status;
+  std::string line = failure.text;
+  std::replace(line.begin(), line.end(), '\n', ';');
+  setField(reply.text, line);
+  return reply;
+}
+
+std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
+  if (size >= 8 && request.magic == holder::kMagic && request.version != holder::kVersion)
+    return OpenFailure{Status::refused, "libcuda.so.1 speaks holder protocol " +
+                                            std::to_string(request.version) + ", this gpupool speaks " +
+                                            std::to_string(holder::kVersion) +
+                                            ": use both from one installation"};
+  if (size != sizeof request || request.magic != holder::kMagic)
+    return OpenFailure{Status::refused, "that was no request to open a session"};
+  return std::nullopt;
+}
+
+bool fromManager(const kj::Exception& error) {
+  return std::string_view(error.getDescription().cStr()).starts_with("remote exception: ");
+}
+
+}  // namespace
+
+struct Holder::Peer {
+  Peer(kj::UnixEventPort& port, kj::AutoCloseFd descriptor)
+      : socket(kj::mv(descriptor)), observer(port, socket, kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
+  kj::AutoCloseFd socket;
+  kj::UnixEventPort::FdObserver observer;
+};
+
+Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
+               std::function<void(const std::string&)> onLost)
+    : io_(io), port_(port), settings_(std::move(settings)), onLost_(std::move(onLost)), tasks_(*this) {
+  settings_.request.id = pool::randomId();
+}
+
+// --- the lease
+// ---------------------------------------------------------------------------------------------------------
+
+kj::Promise<void> Holder::connect(size_t at, std::string tried) {
+  if (connection_.get() != nullptr) return kj::READY_NOW;
+  if (at == settings_.addresses.size()) {
+    kj::throwFatalException(toException(
+        {Status::noManager, "no pool manager is reachable. Tried" + tried +
+                                "\nStart a pool on this machine with `gpupool up --detach`, or name a "
+                                "manager with --manager host:port or GPUPOOL_MANAGER."}));
+  }
+  return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit)
+      .then(
+          [this](kj::Own<pool::ManagerConnection> connection) -> kj::Promise<void> {
+            connection_ = kj::mv(connection);
+            return kj::READY_NOW;
+          },
+          [this, at, tried](kj::Exception&& error) {
+            return connect(at + 1, tried + "\n  " + pool::errorText(error));
+          });
+}
+
+kj::Promise<void> Holder::requestLease(int attempts) {
+  asked_ = true;
+  auto request = connection_->manager().leaseRequest();
+  pool::write(settings_.request, request.initRequest());
+  const auto limit = (settings_.request.waitMs + 15'000) * kj::MILLISECONDS;
+  return io_.getTimer()
+      .timeoutAfter(limit, request.send())
+      .then(
+          [this](capnp::Response<schema::Manager::LeaseResults>&& response) -> kj::Promise<void> {
+            lease_ = pool::read(response.getLease());
+            tasks_.add(renewLoop());
+            return kj::READY_NOW;
+          },
+          [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
+            using Type = kj::Exception::Type;
+            const bool answered = fromManager(error);
+            if (error.getType() == Type::DISCONNECTED && attempts > 1) {
+              // A server that failed us: another lease. A manager that died: the same request once more.
+              if (answered) settings_.request.id = pool::randomId();
+              if (!answered) connection_ = nullptr;
+              return io_.getTimer()
+                  .afterDelay(500 * kj::MILLISECONDS)
+                  .then([this]() { return connect(0, ""); })
+                  .then([this, attempts]() { return requestLease(attempts - 1); });
+            }
+            const Status status = !answered                               ? Status::noManager
+                                  : error.getType() == Type::OVERLOADED   ? Status::noDevice
+                                  : error.getType() == Type::DISCONNECTED ? Status::serverLost
+                                                                          : Status::refused;
+            const std::string text = pool::errorText(error);
+            kj::throwFatalException(toException(
+                {status, status == Status::noDevice ? text + "\nWait for one with --wait TIME, share one "
+                                                             "with --memory SIZE, or see `gpupool leases`."
+                                                    : text}));
+          });
+}
+
+kj::Promise<void> Holder::acquire() {
+  if (!lost_.empty())
+    kj::throwFatalException(
+        toException({Status::refused, "the lease has ended: " + lost_ + ". Start the program again."}));
+  if (lease_) return kj::READY_NOW;
+  KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
+  auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
+  auto branch = fork.addBranch().then(
+      [this]() { acquiring_ = nullptr; },
+      [this](kj::Exception&& error) {
+        acquiring_ = nullptr;
+        settings_.request.id = pool::randomId();  // the manager may remember that the old one failed
+        kj::throwFatalException(kj::mv(error));
+      });
+  acquiring_ = kj::mv(fork);
+  return branch;
+}
+
+kj::Promise<void> Holder::renewOnce() {
+  return connect(0, "").then([this]() {
+    auto request = connection_->manager().renewRequest();
+    pool::write(lease_->id, request.initId());
+    return io_.getTimer().timeoutAfter(settings_.connectLimit, request.send()).ignoreResult();
+  });
+}
+
+kj::Promise<void> Holder::renewLoop() {
+  return io_.getTimer()
+      .afterDelay(lease_->ttlMs / 3 * kj::MILLISECONDS)
+      .then([this]() { return lease_ ? renewOnce() : kj::Promise<void>(kj::READY_NOW); })
+      .catch_([this](kj::Exception&& error) {
+        if (fromManager(error) && error.getType() == kj::Exception::Type::FAILED) {
+          lost_ = pool::errorText(error);
+          if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
+            lost_.erase(0, prefix.size());
+          lease_.reset();
+          onLost_(lost_);
+          return;
+        }
+        // The manager is away; sessions do not need it. Try again, on a new connection.
+        connection_ = nullptr;
+        GPUPOOL_INFO("the manager is away: %s", pool::errorText(error).c_str());
+      })
+      .then([this]() { return lease_ ? renewLoop() : kj::Promise<void>(kj::READY_NOW); });
+}
+
+kj::Promise<void> Holder::release() {
+  acquiring_ = nullptr;
+  if (!asked_ || !lost_.empty()) return kj::READY_NOW;
+  const pool::Id id = lease_ ? lease_->id : settings_.request.id;
+  lease_.reset();
+  asked_ = false;
+  auto done = connect(0, "").then([this, id]() {
+    auto request = connection_->manager().releaseRequest();
+    pool::write(id, request.initId());
+    return request.send().ignoreResult();
+  });
+  return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done)).catch_([](kj::Exception&& error) {
+    GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
+  });
+}
+
+// --- applications
+// ---------------------------------------------------------------------------------------------------
+
+kj::Promise<void> Holder::serve(kj::AutoCloseFd socket) {
+  ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
+  auto peer = kj::heap<Peer>(port_, kj::mv(socket));
+  auto served = serveNext(*peer);
+  return served.attach(kj::mv(peer));
+}
+
+kj::Promise<void> Holder::serveNext(Peer& peer) {
+  OpenRequest request{};
+  const ssize_t size = ::recv(peer.socket, &request, sizeof request, MSG_TRUNC);
+  if (size < 0 && errno == EINTR) return serveNext(peer);
+  if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    return peer.observer.whenBecomesReadable().then([this, &peer]() { return serveNext(peer); });
+  if (size <= 0) return kj::READY_NOW;
+  if (const auto failure = check(request, size)) {
+    sendReply(peer.socket, failureReply(*failure), -1);
+    return serveNext(peer);
+  }
+  return open(peer, request).then([this, &peer]() { return serveNext(peer); });
+}
+
+kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
+  SessionWish wish{request.rowsHash, field(request.transport), static_cast<uint32_t>(request.pid),
+                   pool::printable(field(request.command), sizeof request.command)};
+  if (wish.transport.empty()) wish.transport = settings_.transport;
+  if (!lease_ && settings_.request.holder.empty())
+    settings_.request.holder = holderName(request.pid, wish.command);
+  // evalNow: what acquire() throws at once is an answer too.
+  return kj::evalNow([&]() { return acquire(); })
+      .then([this, wish]() {
+        // The lease may end while the session opens.
+        auto lease = kj::heap<pool::Lease>(*lease_);
+        auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
+        return opened.attach(kj::mv(lease));
+      })
+      .then(
+          [this, &peer](OpenSession&& session) {
+            OpenReply reply;
+            reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
+            reply.sessionHigh = session.id.high;
+            reply.sessionLow = session.id.low;
+            reply.epoch = session.epoch;
+            setField(reply.transport, session.transport);
+            setField(reply.networkDevice, settings_.networkDevice);
+            setField(reply.server, lease_ ? lease_->server.name : "");
+            sendReply(peer.socket, reply, session.socket);
+          },
+          [&peer](kj::Exception&& error) { sendReply(peer.socket, failureReply(toFailure(error)), -1); });
+}
+
+kj::Promise<void> Holder::listen(int listeningSocket) {
+  for (;;) {
+    const int accepted = ::accept4(listeningSocket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (accepted < 0) break;
+    kj::AutoCloseFd socket(accepted);
+    if (ourUser(accepted)) tasks_.add(serve(kj::mv(socket)));
+  }
+  auto observer = kj::heap<kj::UnixEventPort::FdObserver>(port_, listeningSocket,
+                                                          kj::UnixEventPort::FdObserver::OBSERVE_READ);
+  auto readable = observer->whenBecomesReadable();
+  return readable.attach(kj::mv(observer)).then([this, listeningSocket]() {
+    return listen(listeningSocket);
+  });
+}
+
+void Holder::taskFailed(kj::Exception&& error) {
+  GPUPOOL_INFO("a connection of the holder failed: %s", pool::errorText(error).c_str());
+}
+
+std::string holderName(int pid, const std::string& command) {
+  char host[HOST_NAME_MAX + 1] = "?";
+  ::gethostname(host, sizeof host - 1);
+  const passwd* user = ::getpwuid(::geteuid());
+  const std::string name = user != nullptr ? user->pw_name : std::to_string(::geteuid());
+  return name + "@" + host + " pid " + std::to_string(pid) + (command.empty() ? "" : " " + command);
+}
+
+}  // namespace gpupool::cli

@@ -1,0 +1,74 @@
+#pragma once
+// The lease holder: leases from the manager, keeps the lease alive, opens sessions for applications and gives
+// the lease back. One event loop, one thread. It outlives a manager that dies: it reconnects and goes on
+// renewing.
+
+#include <kj/async-io.h>
+#include <kj/async-unix.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pool-manager/cli/session_opener.h"
+#include "pool-manager/rpc.h"
+
+namespace gpupool::cli {
+
+struct HolderSettings {
+  std::vector<std::string> addresses;  // of managers
+  pool::LeaseRequest request;          // without its id
+  std::string transport, networkDevice;
+  kj::Duration connectLimit = 3 * kj::SECONDS;
+  kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
+  kj::Duration releaseLimit = 7 * kj::SECONDS;
+};
+
+class Holder final : private kj::TaskSet::ErrorHandler {
+ public:
+  // onLost: the lease ended under us; called at most once, with the reason.
+  Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
+         std::function<void(const std::string&)> onLost);
+  ~Holder() noexcept {}
+
+  // Resolves when the lease is there. Called again, it gives the same lease, or after a failure tries again.
+  // Fails with toException(OpenFailure).
+  kj::Promise<void> acquire();
+  const pool::Lease* lease() const { return lease_ ? &*lease_ : nullptr; }
+
+  // Answers OpenRequests on a SOCK_SEQPACKET socket until the peer closes it.
+  kj::Promise<void> serve(kj::AutoCloseFd socket);
+  // Accepts such connections from this user's processes (and root's) for ever.
+  kj::Promise<void> listen(int listeningSocket);
+
+  // Gives the lease back; resolves when the devices are free or the limit has passed. Nothing to do without a
+  // lease.
+  kj::Promise<void> release();
+
+ private:
+  struct Peer;
+  kj::Promise<void> connect(size_t at, std::string tried);
+  kj::Promise<void> requestLease(int attempts);
+  kj::Promise<void> renewLoop();
+  kj::Promise<void> renewOnce();
+  kj::Promise<void> serveNext(Peer& peer);
+  kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
+  void taskFailed(kj::Exception&& error) override;
+
+  kj::AsyncIoProvider& io_;
+  kj::UnixEventPort& port_;
+  HolderSettings settings_;
+  std::function<void(const std::string&)> onLost_;
+  kj::Own<pool::ManagerConnection> connection_;  // null: to be made
+  std::optional<pool::Lease> lease_;
+  std::string lost_;    // why the lease ended, if it did
+  bool asked_ = false;  // the manager may know our request
+  kj::Maybe<kj::ForkedPromise<void>> acquiring_;
+  kj::TaskSet tasks_;
+};
+
+// "user@host pid N name", for people who look at the leases.
+std::string holderName(int pid, const std::string& command);
+
+}  // namespace gpupool::cli

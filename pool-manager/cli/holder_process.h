@@ -1,0 +1,38 @@
+#pragma once
+// The process around a Holder. `gpupool run` forks one, so that the lease is renewed while the program (and
+// the wrapper with it) is stopped from the terminal; a client library starts one as `gpupool hold`.
+
+#include "pool-manager/cli/holder.h"
+
+namespace gpupool::cli {
+
+struct HolderProcess {
+  HolderSettings settings;
+  int listening = -1;     // SOCK_SEQPACKET, listening: applications connect to it
+  int application = -1;   // SOCK_SEQPACKET, connected: its end ends the process
+  int control = -1;       // SOCK_SEQPACKET, to `gpupool run`; its end too, but not before the program's
+  std::string directory;  // removed at the end, with the socket in it; empty: none
+};
+
+// Between `gpupool run` and its holder: one datagram each, a word and the rest.
+//   holder -> run: "leased", "failed <text>", "lost <reason>", "released"
+//   run -> holder: "program <pid>", "release"
+inline constexpr char kLeased[] = "leased", kFailed[] = "failed ", kLost[] = "lost ",
+                      kReleased[] = "released", kProgram[] = "program ", kRelease[] = "release";
+
+// Leaves the caller's session, signals and descriptors behind: nothing of the process that forked it stays
+// open but `kept` (and stderr, if GPUPOOL_LOG asks for more than errors). Call first in a fresh process.
+void detachFromCaller(const std::vector<int>& kept);
+
+// Closes every descriptor from 3 on but `kept`.
+void closeAllBut(std::vector<int> kept);
+
+// Runs until the end and returns the exit status.
+int runHolderProcess(HolderProcess process);
+
+// The holder's socket in a private directory and its name.
+inline constexpr char kHolderSocket[] = "holder";
+int listenForApplications(const std::string& path);
+void removeHolderDirectory(const std::string& directory);
+
+}  // namespace gpupool::cli

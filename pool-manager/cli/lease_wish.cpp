@@ -1,0 +1,34 @@
+#include "pool-manager/cli/lease_wish.h"
+
+#include <climits>
+
+#include "pool-manager/cli/places.h"
+
+namespace gpupool::cli {
+
+std::vector<std::string> leaseOptionNames() {
+  return {"gpus", "memory", "transport", "wait", "manager", "server", "tenant", "network-device", "ttl"};
+}
+
+HolderSettings leaseWish(const ClientOptions& options) {
+  if (options.gpus == 0 || options.gpus > pool::kMaxDevices)
+    throw options::OptionError("--gpus: 1 to " + std::to_string(pool::kMaxDevices));
+  if (!options.transport.empty() && options.transport != "shm" && options.transport != "ucx")
+    throw options::OptionError("--transport: '" + options.transport + "' is neither shm nor ucx");
+  if (options.ttl.count() < 1000 || options.ttl > std::chrono::hours(1))
+    throw options::OptionError("--ttl: 1s to 1h");
+  if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
+  HolderSettings settings;
+  settings.addresses = managerAddresses(options.manager);
+  settings.request.deviceCount = options.gpus;
+  settings.request.memoryBytes = options.memory.value;
+  settings.request.tenant = options.tenant;
+  settings.request.server = options.server;
+  settings.request.ttlMs = static_cast<uint32_t>(options.ttl.count());
+  settings.request.waitMs = static_cast<uint32_t>(options.wait.count());
+  settings.transport = options.transport;
+  settings.networkDevice = options.networkDevice;
+  return settings;
+}
+
+}  // namespace gpupool::cli

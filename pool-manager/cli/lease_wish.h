@@ -1,0 +1,14 @@
+#pragma once
+// From the options of `run` and `hold` to what a Holder needs.
+
+#include "pool-manager/cli/client_options.h"
+#include "pool-manager/cli/holder.h"
+
+namespace gpupool::cli {
+
+// The options of ClientOptions that leasing commands take.
+std::vector<std::string> leaseOptionNames();
+// Throws options::OptionError for values that no manager would take.
+HolderSettings leaseWish(const ClientOptions& options);
+
+}  // namespace gpupool::cli

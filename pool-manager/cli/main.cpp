@@ -1,0 +1,77 @@
+// gpupool: the pool's command-line tool. `up` and `down` run a pool on this machine; `run` and `hold` lease
+// from one and stay as the lease's holder; the others ask the manager. Every command is its own short-lived
+// process.
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "base/log.h"
+#include "pool-manager/cli/command.h"
+#include "pool-manager/rpc.h"
+
+namespace {
+
+using namespace gpupool;
+
+std::string overview() {
+  std::string text =
+      "gpupool - GPUs of a few servers for machines that have none\n\n"
+      "usage: gpupool <command> [options]\n\ncommands:\n";
+  for (const cli::Command& command : cli::commands()) {
+    std::string name = command.name;
+    name.resize(10, ' ');
+    text += "  " + name + command.summary + "\n";
+  }
+  return text +
+         "\n`gpupool <command> --help` describes a command in full.\n\n"
+         "first steps on one machine:\n"
+         "  gpupool up --detach          # a pool here; the software GPU where there is no NVIDIA one\n"
+         "  gpupool run -- ./vectorAdd   # a CUDA program, unchanged\n"
+         "  gpupool down\n";
+}
+
+int dispatch(const cli::Words& words) {
+  if (words.empty()) {
+    std::cerr << overview();
+    return cli::kExitUsage;
+  }
+  if (words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+    if (words[0] == "help" && words.size() > 1) return dispatch({words[1], "--help"});
+    std::cout << overview();
+    return 0;
+  }
+  if (words[0] == "--version") {
+    std::cout << "gpupool " GPUPOOL_VERSION "\n";
+    return 0;
+  }
+  for (const cli::Command& command : cli::commands())
+    if (words[0] == command.name) return command.run({words.begin() + 1, words.end()});
+  std::string names;
+  for (const cli::Command& command : cli::commands())
+    names += std::string(names.empty() ? "" : ", ") + command.name;
+  throw cli::CommandError(cli::kExitUsage, "there is no command '" + words[0] + "'. Commands: " + names);
+}
+
+// Text for the terminal, not the log: it may have several lines.
+int fail(int status, const std::string& text) {
+  const std::string line = "gpupool: " + text + "\n";
+  return ::write(STDERR_FILENO, line.data(), line.size()) < 0 ? status : status;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  try {
+    return dispatch({words + 1, words + count});
+  } catch (const cli::CommandError& error) {
+    return fail(error.status, error.what());
+  } catch (const options::OptionError& error) {
+    return fail(cli::kExitUsage, error.what());
+  } catch (const kj::Exception& error) {
+    return fail(cli::kExitFailure, pool::errorText(error));
+  } catch (const std::exception& error) {
+    return fail(cli::kExitFailure, error.what());
+  }
+}

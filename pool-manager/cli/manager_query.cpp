@@ -1,0 +1,64 @@
+#include "pool-manager/cli/manager_query.h"
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/convert.h"
+
+namespace gpupool::cli {
+
+ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs)
+    : io_(kj::setupAsyncIo()), limitMs_(limitMs) {
+  std::string tried;
+  for (const std::string& address : addresses) {
+    try {
+      connection_ =
+          pool::connectManager(*io_.provider, address, limitMs * kj::MILLISECONDS).wait(io_.waitScope);
+      return;
+    } catch (const kj::Exception& error) {
+      tried += "\n  " + pool::errorText(error);
+    }
+  }
+  throw CommandError(kExitFailure,
+                     "no pool manager is reachable. Tried" + tried +
+                         "\nStart a pool on this machine with `gpupool up --detach`, or name a manager "
+                         "with --manager host:port or GPUPOOL_MANAGER.");
+}
+
+template <class T>
+T ManagerQuery::await(kj::Promise<T>&& promise) {
+  return io_.provider->getTimer()
+      .timeoutAfter(limitMs_ * kj::MILLISECONDS, kj::mv(promise))
+      .wait(io_.waitScope);
+}
+
+std::vector<ListedDevice> ManagerQuery::devices() {
+  return await(connection_->manager().devicesRequest().send().then([](auto&& response) {
+    std::vector<ListedDevice> list;
+    for (auto device : response.getDevices()) {
+      ListedDevice one{
+          pool::read(device.getInfo()), pool::text(device.getServer()), device.getFreeBytes(), {}};
+      for (auto id : device.getLeases()) one.leases.push_back(pool::read(id));
+      list.push_back(std::move(one));
+    }
+    return list;
+  }));
+}
+
+std::vector<ListedServer> ManagerQuery::servers() {
+  return await(connection_->manager().serversRequest().send().then([](auto&& response) {
+    std::vector<ListedServer> list;
+    for (auto server : response.getServers())
+      list.push_back(
+          {pool::read(server.getInfo()), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers()});
+    return list;
+  }));
+}
+
+std::vector<pool::Lease> ManagerQuery::leases() {
+  return await(connection_->manager().leasesRequest().send().then([](auto&& response) {
+    std::vector<pool::Lease> list;
+    for (auto lease : response.getLeases()) list.push_back(pool::read(lease));
+    return list;
+  }));
+}
+
+}  // namespace gpupool::cli

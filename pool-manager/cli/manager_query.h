@@ -1,0 +1,46 @@
+#pragma once
+// Asks a manager and waits for the answer: for commands that do nothing else.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "pool-manager/model.h"
+#include "pool-manager/rpc.h"
+
+namespace gpupool::cli {
+
+struct ListedDevice {
+  pool::Device info;
+  std::string server;
+  uint64_t freeBytes = 0;
+  std::vector<pool::Id> leases;
+};
+
+struct ListedServer {
+  pool::Server info;
+  uint64_t lastBeatMs = 0;
+  bool alive = false;
+  uint32_t warmWorkers = 0;
+};
+
+class ManagerQuery {
+ public:
+  // Connects to the first address that answers; each within `limitMs`. Throws CommandError naming all that
+  // were tried.
+  explicit ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs = 3000);
+
+  std::vector<ListedDevice> devices();
+  std::vector<ListedServer> servers();
+  std::vector<pool::Lease> leases();
+
+ private:
+  template <class T>
+  T await(kj::Promise<T>&& promise);
+
+  kj::AsyncIoContext io_;
+  unsigned limitMs_;
+  kj::Own<pool::ManagerConnection> connection_;
+};
+
+}  // namespace gpupool::cli

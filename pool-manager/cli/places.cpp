@@ -1,0 +1,99 @@
+#include "pool-manager/cli/places.h"
+
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+namespace gpupool::cli {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// A directory of ours, or at least one that nobody else can put things into.
+bool ours(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+}
+
+}  // namespace
+
+std::string executableDirectory() {
+  char path[PATH_MAX];
+  const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  if (length <= 0) return ".";
+  const std::string whole(path, static_cast<size_t>(length));
+  return whole.substr(0, whole.rfind('/'));
+}
+
+std::string clientLibraryDirectory() {
+  const std::string chosen = variable("GPUPOOL_LIBRARY_DIR");
+  if (!chosen.empty()) return chosen;
+  const std::string path = executableDirectory() + "/../lib/gpupool";
+  char resolved[PATH_MAX];
+  return ::realpath(path.c_str(), resolved) != nullptr ? resolved : path;
+}
+
+std::string softwareDriver() {
+  const std::string path = executableDirectory() + "/../lib/libcuda-soft.so";
+  char resolved[PATH_MAX];
+  return ::realpath(path.c_str(), resolved) != nullptr ? resolved : path;
+}
+
+std::vector<std::string> runtimeDirectories(const std::string& chosen) {
+  if (!chosen.empty()) return {chosen};
+  if (const std::string state = variable("GPUPOOL_STATE"); !state.empty()) return {state};
+  std::vector<std::string> places;
+  if (const std::string runtime = variable("XDG_RUNTIME_DIR"); !runtime.empty() && ours(runtime))
+    places.push_back(runtime + "/gpupool");
+  places.push_back("/tmp/gpupool-" + std::to_string(::geteuid()));
+  return places;
+}
+
+void makePrivateDirectory(const std::string& path) {
+  if (path.size() + 1 + sizeof kManagerSocket > sizeof(sockaddr_un{}.sun_path))
+    throw std::runtime_error(path + ": too long a path for a Unix socket in it; choose another with --state");
+  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    throw std::runtime_error("cannot make the directory " + path + ": " + std::strerror(errno));
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid())
+    throw std::runtime_error(
+        path + " exists, but is not a directory of this user: remove it or choose another with --state");
+  if ((info.st_mode & 077) != 0 && ::chmod(path.c_str(), 0700) != 0)
+    throw std::runtime_error(path + ": " + std::strerror(errno));
+}
+
+std::string makeTemporaryDirectory() {
+  std::string base = variable("XDG_RUNTIME_DIR");
+  // 64: what is left of a socket's path must hold our name.
+  if (base.empty() || !ours(base) || base.size() > 64) base = "/tmp";
+  std::string path = base + "/gpupool-run-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr)
+    throw std::runtime_error("cannot make " + path + ": " + std::strerror(errno));
+  return path;
+}
+
+std::vector<std::string> managerAddresses(const std::string& list) {
+  std::vector<std::string> addresses;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
+    if (!word.empty()) addresses.push_back(word[0] == '/' ? "unix:" + word : word);
+  }
+  if (!addresses.empty()) return addresses;
+  for (const std::string& directory : runtimeDirectories())
+    addresses.push_back("unix:" + directory + "/" + kManagerSocket);
+  return addresses;
+}
+
+}  // namespace gpupool::cli

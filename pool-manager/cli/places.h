@@ -1,0 +1,39 @@
+#pragma once
+// Where things lie: this installation's files, and the runtime directory of the pool of this machine.
+
+#include <string>
+#include <vector>
+
+namespace gpupool::cli {
+
+std::string executableDirectory();  // of /proc/self/exe, symbolic links resolved
+std::string
+clientLibraryDirectory();      // <prefix>/lib/gpupool: our libcuda.so.1. GPUPOOL_LIBRARY_DIR overrides it
+std::string softwareDriver();  // <prefix>/lib/libcuda-soft.so
+
+// Names in a runtime directory. All that a pool leaves there is in kPoolFiles and kPoolFolder, so that
+// `gpupool down` removes what is ours and nothing else.
+inline constexpr char kManagerSocket[] = "manager.sock", kServerSocket[] = "server.sock",
+                      kStore[] = "manager.db", kLock[] = "pool.lock", kProcesses[] = "pool.processes",
+                      kManagerLog[] = "manager.log", kServerLog[] = "server.log", kPoolLog[] = "pool.log",
+                      kServerFolder[] = "server";
+inline constexpr const char* kPoolFiles[] = {
+    kManagerSocket, kServerSocket, "manager.db-wal", "manager.db-shm", kStore,
+    kProcesses,     kManagerLog,   kServerLog,       kPoolLog,         kLock};
+
+// Where the pool of this machine may be: `chosen` (--state) alone, or GPUPOOL_STATE alone, or
+// $XDG_RUNTIME_DIR/gpupool and /tmp/gpupool-<uid>. The first is where a new one goes.
+std::vector<std::string> runtimeDirectories(const std::string& chosen = "");
+
+// Makes `path` a directory that only this user can enter. Throws std::runtime_error if it is somebody else's,
+// a link, or too long for a Unix socket in it.
+void makePrivateDirectory(const std::string& path);
+
+// A fresh private directory for one process: under $XDG_RUNTIME_DIR or /tmp. Throws std::runtime_error.
+std::string makeTemporaryDirectory();
+
+// The addresses to try for a manager, in order: from a list as in ClientOptions.manager, or this machine's
+// pools.
+std::vector<std::string> managerAddresses(const std::string& list);
+
+}  // namespace gpupool::cli

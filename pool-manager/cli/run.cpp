@@ -1,0 +1,189 @@
+// gpupool run. Three processes: this one starts the program, passes signals on and repeats its end; its
+// child, the holder, keeps the lease in a session of its own, because a lease must be renewed while the
+// terminal has stopped the program; and the program, which finds the holder at GPUPOOL_HOLDER.
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/log.h"
+#include "pool-manager/cli/child_program.h"
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/holder_process.h"
+#include "pool-manager/cli/lease_wish.h"
+#include "pool-manager/cli/places.h"
+
+namespace gpupool::cli {
+namespace {
+
+constexpr int kReleaseBoundMs = 10'000;
+
+const Help kHelp = {
+    "gpupool run [options] [--] program [argument...]",
+    "Leases GPUs of the pool, runs the program with them, and gives them back when it ends. The program "
+    "needs no change: it "
+    "finds gpupool's libcuda.so.1 through LD_LIBRARY_PATH. Its children may use the same lease as long as "
+    "the program itself runs. Signals sent to gpupool are passed on to the program; stopped from the "
+    "terminal, it "
+    "keeps its lease.",
+    "LD_LIBRARY_PATH gets gpupool's library folder in front, and GPUPOOL_HOLDER names the lease's holder; "
+    "both for the "
+    "program. GPUPOOL_LIBRARY_DIR: where libcuda.so.1 lies instead. GPUPOOL_STATE: the local pool's runtime "
+    "directory. "
+    "GPUPOOL_LOG: error, warning, info or debug.",
+    "The program's own; died it by a signal, so does gpupool. 125: gpupool failed (no manager, no GPU free, "
+    "...). 126: "
+    "the program cannot be executed. 127: there is no such program.",
+    "  gpupool run -- ./vectorAdd\n"
+    "  gpupool run --gpus 2 --memory 20GiB --wait 10m -- python train.py\n"
+    "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
+
+// The holder as this process sees it: the other end of the control socket.
+class HolderChild {
+ public:
+  HolderChild(HolderSettings settings) : directory_(makeTemporaryDirectory()) {
+    try {
+      start(std::move(settings));
+    } catch (...) {
+      removeHolderDirectory(directory_);
+      throw;
+    }
+  }
+  ~HolderChild() {
+    if (control_ >= 0) ::close(control_);
+    if (pid_ > 0) ::waitpid(pid_, nullptr, WNOHANG);
+    removeHolderDirectory(directory_);
+  }
+  HolderChild(const HolderChild&) = delete;
+  HolderChild& operator=(const HolderChild&) = delete;
+
+  int control() const { return control_; }
+  std::string path() const { return directory_ + "/" + kHolderSocket; }
+  void say(const std::string& text) const { ::send(control_, text.data(), text.size(), MSG_NOSIGNAL); }
+
+  // One datagram; empty when the holder is gone.
+  std::string hear() const {
+    char text[4096];
+    ssize_t size;
+    while ((size = ::recv(control_, text, sizeof text, 0)) < 0 && errno == EINTR) {
+    }
+    return size <= 0 ? "" : std::string(text, static_cast<size_t>(size));
+  }
+
+  // Asks for the release and waits for it, within a bound.
+  void release() {
+    say(kRelease);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(kReleaseBoundMs);
+    for (;;) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+      pollfd wait{control_, POLLIN, 0};
+      const int ready = left.count() <= 0 ? 0 : ::poll(&wait, 1, static_cast<int>(left.count()));
+      if (ready < 0 && errno == EINTR) continue;
+      if (ready <= 0) {
+        GPUPOOL_WARNING("the lease's holder does not answer; the lease will expire by itself");
+        return;
+      }
+      const std::string text = hear();
+      if (text.empty() || text == kReleased) break;
+    }
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  void start(HolderSettings settings) {
+    const int listening = listenForApplications(path());
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
+      throw CommandError(kExitRun, std::string("socketpair: ") + std::strerror(errno));
+    pid_ = ::fork();
+    if (pid_ < 0) throw CommandError(kExitRun, std::string("fork: ") + std::strerror(errno));
+    if (pid_ == 0) {
+      detachFromCaller({listening, pair[1]});
+      ::_exit(runHolderProcess({std::move(settings), listening, -1, pair[1], directory_}));
+    }
+    ::close(listening);
+    ::close(pair[1]);
+    control_ = pair[0];
+  }
+
+  std::string directory_;
+  int control_ = -1;
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> programEnvironment(const HolderChild& holder) {
+  const std::string library = clientLibraryDirectory();
+  if (::access((library + "/libcuda.so.1").c_str(), R_OK) != 0)
+    throw CommandError(kExitRun, library +
+                                     "/libcuda.so.1 is missing: this installation has no client library. "
+                                     "Install it there, or name its folder in GPUPOOL_LIBRARY_DIR.");
+  const char* before = std::getenv("LD_LIBRARY_PATH");
+  std::string path = "LD_LIBRARY_PATH=" + library;
+  if (before != nullptr && *before != '\0') path += ":" + std::string(before);
+  return {path, "GPUPOOL_HOLDER=" + holder.path()};
+}
+
+int runLeased(HolderSettings settings, const Words& program) {
+  settings.request.holder = holderName(::getpid(), program[0].substr(program[0].rfind('/') + 1));
+  HolderChild holder(std::move(settings));
+  const auto environment = programEnvironment(holder);
+  const std::string first = holder.hear();
+  if (first.starts_with(kFailed)) throw CommandError(kExitRun, first.substr(sizeof kFailed - 1));
+  if (first != kLeased)
+    throw CommandError(kExitRun, "the lease's holder ended unexpectedly; GPUPOOL_LOG=debug may say why");
+  int status = 0;
+  {
+    ChildProgram child;
+    try {
+      child.start(program, environment);
+    } catch (const CommandError&) {
+      holder.release();
+      throw;
+    }
+    holder.say(kProgram + std::to_string(child.pid()));
+    status = child.wait(holder.control(), [&] {
+      const std::string text = holder.hear();
+      if (text.starts_with(kLost))
+        GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
+      if (text.empty()) GPUPOOL_WARNING("the lease's holder was killed; the lease will expire");
+      return !text.empty();
+    });
+    holder.release();
+  }
+  return status;
+}
+
+}  // namespace
+
+int runRun(const Words& words) {
+  ClientOptions options;
+  Parsed parsed;
+  HolderSettings settings;
+  try {
+    parsed = parseCommand(words, kHelp, &options, leaseOptionNames(), {});
+    if (parsed.helped) return 0;
+    settings = leaseWish(options);
+    if (parsed.rest.empty()) throw options::OptionError("which program? usage: " + std::string(kHelp.usage));
+  } catch (const options::OptionError& error) {
+    throw CommandError(kExitRun, error.what());
+  }
+  try {
+    return endLike(runLeased(std::move(settings), parsed.rest));
+  } catch (const CommandError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw CommandError(kExitRun, error.what());
+  }
+}
+
+}  // namespace gpupool::cli

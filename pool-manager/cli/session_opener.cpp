@@ -1,0 +1,186 @@
+#include "pool-manager/cli/session_opener.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize-async.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <span>
+
+#include "pool-manager/convert.h"
+#include "pool-manager/rpc.h"
+#include "schema/handshake.h"
+
+namespace gpupool::cli {
+namespace {
+
+using holder::Status;
+
+constexpr capnp::ReaderOptions kSmall{.traversalLimitInWords = 8192, .nestingLimit = 8};
+
+[[noreturn]] void fail(Status status, const std::string& text) {
+  kj::throwFatalException(toException({status, text}));
+}
+
+std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+// One handshake: its state lives here until the promise of run() is done.
+class Handshake {
+ public:
+  Handshake(const pool::Lease& lease, SessionWish wish, std::string transport,
+            kj::Own<kj::AsyncIoStream> stream)
+      : lease_(lease),
+        wish_(std::move(wish)),
+        transport_(std::move(transport)),
+        stream_(kj::mv(stream)),
+        session_(pool::randomId()),
+        nonce_(schema::kNonceBytes, '\0') {
+    randomBytes(std::as_writable_bytes(std::span(nonce_)));
+  }
+
+  kj::Promise<OpenSession> run() {
+    auto hello = kj::heap<capnp::MallocMessageBuilder>();
+    fillHello(hello->initRoot<schema::SessionHello>());
+    auto sent = capnp::writeMessage(*stream_, *hello);
+    return sent.attach(kj::mv(hello))
+        .then([this]() { return capnp::readMessage(*stream_, kSmall); })
+        .then([this](kj::Own<capnp::MessageReader> message) {
+          auto proof = kj::heap<capnp::MallocMessageBuilder>();
+          answer(message->getRoot<schema::SessionChallenge>(), proof->initRoot<schema::SessionProof>());
+          auto written = capnp::writeMessage(*stream_, *proof);
+          return written.attach(kj::mv(proof));
+        })
+        .then([this]() { return capnp::readMessage(*stream_, kSmall); })
+        .then([this](kj::Own<capnp::MessageReader> message) {
+          const auto verdict = message->getRoot<schema::SessionAnswer>();
+          if (!verdict.getOk()) fail(Status::refused, pool::text(verdict.getError()));
+          return OpenSession{detach(), session_, 1, transport_};
+        });
+  }
+
+ private:
+  void fillHello(schema::SessionHello::Builder hello) {
+    hello.setProtocol(pool::kProtocolVersion);
+    hello.setRowsHash(wish_.rowsHash);
+    pool::write(lease_.id, hello.initLease());
+    pool::write(session_, hello.initSession());
+    hello.setEpoch(1);
+    hello.setClientNonce(pool::data(nonce_));
+    hello.setTransport(transport_);
+    hello.setPid(wish_.pid);
+    hello.setCommand(wish_.command);
+  }
+
+  // The server shows first that it knows the key; only then does it see ours.
+  void answer(schema::SessionChallenge::Reader challenge, schema::SessionProof::Builder out) {
+    const std::string error = pool::text(challenge.getError());
+    if (!error.empty()) fail(Status::refused, "server " + lease_.server.name + ": " + error);
+    const std::string serverNonce = pool::bytes(challenge.getServerNonce());
+    const std::string proof = pool::bytes(challenge.getProof());
+    if (serverNonce.size() != schema::kNonceBytes)
+      fail(Status::refused, "server " + lease_.server.name + " sent a malformed challenge");
+    const schema::HandshakeFacts facts{session_.high, session_.low,      1,
+                                       view(nonce_),  view(serverNonce), lease_.server.name};
+    const auto expected = schema::handshakeProof(view(lease_.key), schema::kRoleServer, facts);
+    if (!equalConstantTime(expected, view(proof)))
+      fail(Status::refused,
+           "whoever answers at server " + lease_.server.name + "'s address does not know this lease's key");
+    const auto mine = schema::handshakeProof(view(lease_.key), schema::kRoleHolder, facts);
+    out.setProof(kj::arrayPtr(reinterpret_cast<const kj::byte*>(mine.data()), mine.size()));
+  }
+
+  kj::AutoCloseFd detach() {
+    int raw = -1;
+    KJ_IF_MAYBE (descriptor, stream_->getFd()) raw = ::fcntl(*descriptor, F_DUPFD_CLOEXEC, 3);
+    if (raw < 0)
+      fail(Status::internal, std::string("cannot pass on the session's socket: ") + std::strerror(errno));
+    kj::AutoCloseFd socket(raw);
+    // The application's library waits with poll and blocking calls; KJ had made the socket non-blocking.
+    ::fcntl(raw, F_SETFL, ::fcntl(raw, F_GETFL) & ~O_NONBLOCK);
+    stream_ = nullptr;
+    return socket;
+  }
+
+  const pool::Lease& lease_;
+  SessionWish wish_;
+  std::string transport_;
+  kj::Own<kj::AsyncIoStream> stream_;
+  pool::Id session_;
+  std::string nonce_;
+};
+
+kj::Promise<kj::Own<kj::AsyncIoStream>> connectTo(kj::AsyncIoProvider& io, const std::string& address) {
+  return io.getNetwork().parseAddress(address.c_str()).then([](kj::Own<kj::NetworkAddress> parsed) {
+    auto connected = parsed->connect();
+    return connected.attach(kj::mv(parsed));
+  });
+}
+
+struct Route {
+  std::string transport, address;
+};
+
+Route chooseRoute(const pool::Server& server, const std::string& wanted) {
+  const bool sameHost =
+      server.bootId == pool::bootId() && server.bootId != "unknown" && !server.localPath.empty();
+  const bool network = !server.host.empty() && server.port != 0;
+  const std::string host = server.host.find(':') == std::string::npos ? server.host : "[" + server.host + "]";
+  const Route local{"shm", "unix:" + server.localPath},
+      remote{"ucx", host + ":" + std::to_string(server.port)};
+  if (!wanted.empty() && wanted != "shm" && wanted != "ucx")
+    fail(Status::refused, "there is no transport '" + wanted + "': choose shm or ucx");
+  if (wanted == "shm" && !sameHost)
+    fail(Status::refused,
+         "server " + server.name + " is on another machine, which --transport shm cannot reach: use ucx");
+  if (wanted == "ucx" && !network)
+    fail(Status::refused,
+         "server " + server.name +
+             " takes no network sessions: start it with --transport ucx (gpupool up --transport ucx)");
+  if (wanted == "shm" || (wanted.empty() && sameHost)) {
+    // Another container of this machine may not see the path; the network then still goes.
+    if (wanted == "shm" || !network || ::access(server.localPath.c_str(), F_OK) == 0) return local;
+  }
+  if (!network)
+    fail(Status::refused, "server " + server.name +
+                              " is on another machine and takes no network sessions: start it with "
+                              "--transport ucx");
+  return remote;
+}
+
+}  // namespace
+
+kj::Exception toException(const OpenFailure& failure) {
+  return pool::rpcError(kj::Exception::Type::FAILED,
+                        "open:" + std::to_string(static_cast<uint32_t>(failure.status)) + ":" + failure.text);
+}
+
+OpenFailure toFailure(const kj::Exception& error) {
+  const std::string text = pool::errorText(error);
+  if (text.size() > 7 && text.starts_with("open:") && text[6] == ':' && text[5] >= '1' && text[5] <= '5')
+    return {static_cast<Status>(text[5] - '0'), text.substr(7)};
+  return {Status::internal, text};
+}
+
+kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
+                                     kj::Duration limit) {
+  const Route route = chooseRoute(lease.server, wish.transport);
+  auto opened =
+      connectTo(io, route.address).then([&lease, wish, route](kj::Own<kj::AsyncIoStream> stream) mutable {
+        auto handshake = kj::heap<Handshake>(lease, std::move(wish), route.transport, kj::mv(stream));
+        auto done = handshake->run();
+        return done.attach(kj::mv(handshake));
+      });
+  const std::string where = "server " + lease.server.name + " at " + route.address;
+  return io.getTimer()
+      .timeoutAfter(limit, kj::mv(opened))
+      .catch_([where](kj::Exception&& error) -> OpenSession {
+        if (pool::errorText(error).starts_with("open:")) kj::throwFatalException(kj::mv(error));
+        if (error.getType() == kj::Exception::Type::OVERLOADED)
+          fail(Status::serverLost, where + " does not answer");
+        fail(Status::serverLost, where + ": " + pool::errorText(error));
+      });
+}
+
+}  // namespace gpupool::cli

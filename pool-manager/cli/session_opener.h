@@ -1,0 +1,45 @@
+#pragma once
+// Opens one session on a leased server: connects, proves the lease's key and has the server prove it too
+// (pool.capnp, schema/handshake.h), and hands out the socket that the application's client library goes on
+// with.
+
+#include <kj/async-io.h>
+#include <kj/io.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "pool-manager/model.h"
+#include "schema/holder.h"
+
+namespace gpupool::cli {
+
+// Why an OpenRequest cannot be served, in the words of holder.h.
+struct OpenFailure {
+  holder::Status status = holder::Status::internal;
+  std::string text;
+};
+
+struct SessionWish {
+  uint64_t rowsHash = 0;
+  std::string transport;  // "shm", "ucx", or empty: shm where the server is on this host, else ucx
+  uint32_t pid = 0;
+  std::string command;
+};
+
+struct OpenSession {
+  kj::AutoCloseFd socket;  // connected, blocking, nothing read beyond the handshake
+  pool::Id id;
+  uint64_t epoch = 1;
+  std::string transport;
+};
+
+// kj::Exception carries an OpenFailure as text; these go between.
+kj::Exception toException(const OpenFailure& failure);
+OpenFailure toFailure(const kj::Exception& error);
+
+// Resolves within `limit`. `lease` stays alive until then. Fails with toException(OpenFailure).
+kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
+                                     kj::Duration limit);
+
+}  // namespace gpupool::cli

@@ -1,0 +1,207 @@
+// gpupool devices, servers, leases: what the manager knows, as a table for people or as JSON for programs.
+
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/places.h"
+
+namespace gpupool::cli {
+namespace {
+
+using nlohmann::json;
+
+// Columns as wide as their widest cell; the last one free.
+void printTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows[0].size());
+  for (const auto& row : rows)
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    std::cout << line << '\n';
+  }
+}
+
+std::string age(uint64_t ms) {
+  const uint64_t s = ms / 1000;
+  if (s < 60) return std::to_string(s) + "s";
+  if (s < 3600) return std::to_string(s / 60) + "m";
+  if (s < 86400) return std::to_string(s / 3600) + "h" + std::to_string(s / 60 % 60) + "m";
+  return std::to_string(s / 86400) + "d" + std::to_string(s / 3600 % 24) + "h";
+}
+
+std::string uuidText(const std::string& bytes) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    char pair[3];
+    std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned char>(bytes[i]));
+    text += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(pair);
+  }
+  return text;
+}
+
+std::string shortId(const pool::Id& id) { return pool::toText(id).substr(0, 8); }
+
+// Names come from servers: whatever bytes they are, the output is valid JSON.
+void print(const json& value) {
+  std::cout << value.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
+}
+
+json toJson(const pool::Device& device) {
+  return {
+      {"ordinal", device.ordinal},
+      {"name", device.name},
+      {"uuid", uuidText(device.uuid)},
+      {"memoryBytes", device.memoryBytes},
+      {"computeCapability", std::to_string(device.computeMajor) + "." + std::to_string(device.computeMinor)},
+      {"pciBusId", device.pciBusId},
+      {"software", device.software},
+      {"healthy", device.healthy},
+      {"driverVersion", device.driverVersion}};
+}
+
+struct Listing {
+  ClientOptions client;
+  bool json = false;
+  bool helped = false;
+  std::vector<std::string> addresses;
+};
+
+Listing parse(const Words& words, const char* usage, const char* purpose, const char* examples) {
+  const Help help = {usage, purpose, "GPUPOOL_STATE: the local pool's runtime directory.",
+                     "0: listed. 1: no manager is reachable. 2: the command line is wrong.", examples};
+  Listing listing;
+  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager"},
+                                     {{"json", listing.json, "", "Print JSON instead of a table.", true}});
+  listing.helped = parsed.helped;
+  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
+  listing.addresses = managerAddresses(listing.client.manager);
+  return listing;
+}
+
+}  // namespace
+
+int runDevices(const Words& words) {
+  const Listing listing =
+      parse(words, "gpupool devices [options]",
+            "Lists the GPUs of the pool: how much memory of each is free, and who holds it.",
+            "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
+  if (listing.helped) return 0;
+  ManagerQuery query(listing.addresses);
+  const auto devices = query.devices();
+  std::map<pool::Id, std::string> holders;
+  for (const pool::Lease& lease : query.leases()) holders[lease.id] = lease.holder;
+  json list = json::array();
+  std::vector<std::vector<std::string>> rows = {
+      {"SERVER", "GPU", "NAME", "MEMORY", "FREE", "STATE", "HELD BY"}};
+  for (const ListedDevice& device : devices) {
+    std::string held;
+    json entry = toJson(device.info);
+    entry["server"] = device.server;
+    entry["freeBytes"] = device.freeBytes;
+    entry["leases"] = json::array();
+    for (const pool::Id& id : device.leases) {
+      held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]);
+      entry["leases"].push_back(pool::toText(id));
+    }
+    list.push_back(entry);
+    rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
+                    options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes),
+                    !device.info.healthy    ? "broken"
+                    : !held.empty()         ? "leased"
+                    : device.freeBytes != 0 ? "free"
+                                            : "unreachable",
+                    held.empty() ? "-" : held});
+  }
+  if (listing.json)
+    print(list);
+  else
+    printTable(rows);
+  return 0;
+}
+
+int runServers(const Words& words) {
+  const Listing listing = parse(words, "gpupool servers [options]", "Lists the servers of the pool.",
+                                "  gpupool servers --manager head:4780\n");
+  if (listing.helped) return 0;
+  ManagerQuery query(listing.addresses);
+  json list = json::array();
+  std::vector<std::vector<std::string>> rows = {
+      {"SERVER", "STATE", "GPUS", "WARM WORKERS", "HEARD OF", "SESSIONS AT"}};
+  for (const ListedServer& server : query.servers()) {
+    json devices = json::array();
+    for (const pool::Device& device : server.info.devices) devices.push_back(toJson(device));
+    const std::string network = server.info.host.empty() || server.info.port == 0
+                                    ? ""
+                                    : server.info.host + ":" + std::to_string(server.info.port);
+    list.push_back({{"name", server.info.name},
+                    {"alive", server.alive},
+                    {"lastBeatMs", server.lastBeatMs},
+                    {"warmWorkers", server.warmWorkers},
+                    {"pid", server.info.pid},
+                    {"localPath", server.info.localPath},
+                    {"address", network},
+                    {"rowsHash", server.info.rowsHash},
+                    {"devices", devices}});
+    std::string at = network;
+    if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
+    rows.push_back({server.info.name, server.alive ? "alive" : "lost",
+                    std::to_string(server.info.devices.size()), std::to_string(server.warmWorkers),
+                    age(server.lastBeatMs) + " ago", at});
+  }
+  if (listing.json)
+    print(list);
+  else
+    printTable(rows);
+  return 0;
+}
+
+int runLeases(const Words& words) {
+  const Listing listing =
+      parse(words, "gpupool leases [options]", "Lists the leases: who holds which GPUs, and for how long.",
+            "  gpupool leases\n");
+  if (listing.helped) return 0;
+  ManagerQuery query(listing.addresses);
+  json list = json::array();
+  std::vector<std::vector<std::string>> rows = {
+      {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "AGE", "TENANT", "HOLDER"}};
+  for (const pool::Lease& lease : query.leases()) {
+    json devices = json::array();
+    std::string ordinals;
+    bool whole = true;
+    for (const pool::LeasedDevice& device : lease.devices) {
+      devices.push_back({{"ordinal", device.info.ordinal},
+                         {"uuid", uuidText(device.info.uuid)},
+                         {"memoryBytes", device.memoryBytes}});
+      ordinals += (ordinals.empty() ? "" : ",") + std::to_string(device.info.ordinal);
+      whole = whole && device.memoryBytes >= device.info.memoryBytes;
+    }
+    list.push_back({{"id", pool::toText(lease.id)},
+                    {"server", lease.server.name},
+                    {"devices", devices},
+                    {"ttlMs", lease.ttlMs},
+                    {"ageMs", lease.ageMs},
+                    {"tenant", lease.tenant},
+                    {"holder", lease.holder}});
+    rows.push_back(
+        {shortId(lease.id), lease.server.name, ordinals,
+         whole ? "whole" : options::formatSize(lease.devices.empty() ? 0 : lease.devices[0].memoryBytes),
+         age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
+  }
+  if (listing.json)
+    print(list);
+  else
+    printTable(rows);
+  return 0;
+}
+
+}  // namespace gpupool::cli

@@ -1,0 +1,234 @@
+// gpupool up. The process that stays is the supervisor: in the foreground it is this one; with --detach a
+// child in a session of its own, which tells this one through a pipe how the start went.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <iostream>
+
+#include "base/log.h"
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/holder_process.h"
+#include "pool-manager/cli/places.h"
+#include "pool-manager/cli/supervisor.h"
+
+namespace gpupool::cli {
+namespace {
+
+const Help kHelp = {"gpupool up [options]",
+                    "Starts a pool on this machine: gpupool-manager and gpupool-server, in a private runtime "
+                    "directory. Its GPUs "
+                    "are those of the NVIDIA driver, or software GPUs where there is none. Returns when "
+                    "programs can run, or says why "
+                    "they cannot. Stays in the foreground until Ctrl-C, unless --detach. If a pool is up "
+                    "already, that is fine.",
+                    "GPUPOOL_STATE: the runtime directory instead of $XDG_RUNTIME_DIR/gpupool or "
+                    "/tmp/gpupool-<uid>. GPUPOOL_LOG: error, "
+                    "warning, info or debug.",
+                    "0: the pool is up (--detach), was up already, or was stopped by a signal. 1: it could "
+                    "not start, or died. 2: the command "
+                    "line is wrong.",
+                    "  gpupool up --detach\n"
+                    "  gpupool up --software 2 --transport ucx\n"
+                    "  gpupool up --port 4780 --listen 0.0.0.0    # other machines may lease too\n"};
+
+struct UpOptions {
+  bool detach = false;
+  std::string transport = "shm";
+  uint32_t software = 0;
+  uint32_t port = 0;
+  std::string listen = "127.0.0.1";
+  std::string networkDevice;
+  std::string state, name, driver;
+  uint32_t warm = 2;
+  std::chrono::milliseconds wait{60'000};
+
+  std::vector<options::Option> table() {
+    return {
+        {"detach", detach, "", "Return when the pool is ready; it goes on in the background.", true},
+        {"transport", transport, "shm|ucx",
+         "How programs of this machine reach the server: shm, or ucx to go through the network stack.", true},
+        {"software", software, "N",
+         "Use N software GPUs, also where there is an NVIDIA driver. 0: only where there is none.", true},
+        {"port", port, "PORT",
+         "Let other machines lease: the manager's TCP port, and network sessions on the server. 0: this "
+         "machine only. "
+         "Without tokens and TLS as yet: for trusted networks.",
+         true},
+        {"listen", listen, "HOST", "The address for --port and for ucx sessions; 0.0.0.0 is every interface.",
+         true},
+        {"network-device", networkDevice, "NAME",
+         "The network device that ucx uses on the server (mlx5_0:1, eth0, lo).", true},
+        {"warm", warm, "N", "Workers kept ready.", true},
+        {"name", name, "NAME", "The server's name in the pool. Empty: the host's name.", true},
+        {"driver", driver, "PATH", "The CUDA driver library. Empty: searched for.", true},
+        {"state", state, "DIR", "The runtime directory.", true},
+        {"wait", wait, "TIME", "Give up if the pool is not ready by then.", true},
+    };
+  }
+};
+
+std::string executable(const char* name) {
+  const std::string path = executableDirectory() + "/" + name;
+  if (::access(path.c_str(), X_OK) != 0)
+    throw CommandError(kExitFailure, path + " is missing: the installation is incomplete");
+  return path;
+}
+
+std::string hostPort(const std::string& host, uint32_t port) {
+  return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+}
+
+PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
+  PoolPlan plan;
+  plan.wait = options.wait;
+  plan.managerAddress = "unix:" + directory.file(kManagerSocket);
+  // The configuration files of this machine's own services are not for this pool.
+  plan.manager = {executable("gpupool-manager"),  "--config", "/dev/null",           "--socket",
+                  directory.file(kManagerSocket), "--store",  directory.file(kStore)};
+  if (options.port != 0)
+    plan.manager.insert(plan.manager.end(), {"--listen", hostPort(options.listen, options.port)});
+  const bool local = options.transport == "shm";
+  plan.server = {executable("gpupool-server"),
+                 "--manager",
+                 plan.managerAddress,
+                 "--state",
+                 directory.file(kServerFolder),
+                 "--local",
+                 local ? directory.file(kServerSocket) : "none",
+                 "--warm",
+                 std::to_string(options.warm)};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) plan.server.insert(plan.server.end(), {name, value});
+  };
+  add("--name", options.name);
+  if (!local || options.port != 0) add("--listen", hostPort(options.listen, 0));
+  add("--network-device", options.networkDevice);
+  add("--driver", options.software != 0 ? softwareDriver() : options.driver);
+  if (options.software != 0)
+    plan.serverEnvironment.push_back("GPUPOOL_SOFT_DEVICES=" + std::to_string(options.software));
+  return plan;
+}
+
+void check(const UpOptions& options) {
+  if (options.transport != "shm" && options.transport != "ucx")
+    throw options::OptionError("--transport: '" + options.transport + "' is neither shm nor ucx");
+  if (options.port > 65535) throw options::OptionError("--port: 1 to 65535");
+  if (options.software > 64) throw options::OptionError("--software: at most 64");
+  if (options.software != 0 && !options.driver.empty())
+    throw options::OptionError("--software and --driver contradict each other");
+  if (options.software != 0 && ::access(softwareDriver().c_str(), R_OK) != 0)
+    throw CommandError(kExitFailure, softwareDriver() + " is missing: this installation has no software GPU");
+}
+
+using Report = std::function<bool(bool good, const std::string& text)>;
+
+// In the process that stays. `report` is called once, false if nobody listens.
+int supervise(PoolDirectory& directory, PoolPlan plan, const Report& report) {
+  pid_t owner = 0;
+  if (!directory.take(&owner)) {
+    report(true, "a pool is up already in " + directory.path() + " (process " + std::to_string(owner) +
+                     "); `gpupool down` stops it");
+    return 0;
+  }
+  try {
+    Supervisor supervisor(directory, std::move(plan));
+    const std::string state = supervisor.start();
+    if (!report(true, "the pool is up: " + state + " (" + directory.path() + ")")) return kExitFailure;
+    std::string why;
+    if (supervisor.watch(&why)) return 0;
+    GPUPOOL_ERROR("%s", why.c_str());
+  } catch (const std::exception& error) {
+    report(false, error.what());
+  }
+  return kExitFailure;
+}
+
+void detachStreams() {
+  ::setsid();
+  ::umask(077);
+  const int null = ::open("/dev/null", O_RDWR);
+  for (int descriptor : {0, 1, 2}) ::dup2(null, descriptor);
+  if (null > 2) ::close(null);
+  if (::chdir("/") != 0) ::_exit(kExitFailure);
+}
+
+int superviseDetached(PoolDirectory& directory, PoolPlan plan) {
+  int pipe[2];
+  if (::pipe2(pipe, O_CLOEXEC) != 0)
+    throw CommandError(kExitFailure, std::string("pipe: ") + std::strerror(errno));
+  const pid_t pid = ::fork();
+  if (pid < 0) throw CommandError(kExitFailure, std::string("fork: ") + std::strerror(errno));
+  if (pid == 0) {
+    ::signal(SIGPIPE, SIG_IGN);
+    detachStreams();
+    closeAllBut({pipe[1]});
+    const int status = supervise(directory, std::move(plan), [&](bool good, const std::string& text) {
+      const std::string line = (good ? "+" : "-") + text;
+      const bool heard = ::write(pipe[1], line.data(), line.size()) == static_cast<ssize_t>(line.size());
+      ::close(pipe[1]);
+      const int log = ::open(directory.file(kPoolLog).c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      if (good && log >= 0) ::dup2(log, 2);
+      if (log > 2) ::close(log);
+      return heard;
+    });
+    ::_exit(status);
+  }
+  ::close(pipe[1]);
+  std::string answer;
+  char part[4096];
+  for (ssize_t size; (size = ::read(pipe[0], part, sizeof part)) != 0;) {
+    if (size < 0 && errno != EINTR) break;
+    if (size > 0) answer.append(part, static_cast<size_t>(size));
+  }
+  ::close(pipe[0]);
+  if (answer.empty()) throw CommandError(kExitFailure, "the pool's supervisor ended without a word");
+  if (answer[0] == '-') {
+    ::waitpid(pid, nullptr, 0);  // it is still clearing away
+    throw CommandError(kExitFailure, answer.substr(1));
+  }
+  std::cout << "gpupool: " << answer.substr(1) << std::endl;
+  return 0;
+}
+
+}  // namespace
+
+int runUp(const Words& words) {
+  UpOptions options;
+  const Parsed parsed = parseCommand(words, kHelp, nullptr, {}, options.table());
+  if (parsed.helped) return 0;
+  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': up takes options only");
+  check(options);
+  const auto places = runtimeDirectories(options.state);
+  char absolute[PATH_MAX];
+  std::string path = places.front();
+  if (path[0] != '/')
+    path = std::string(::getcwd(absolute, sizeof absolute) != nullptr ? absolute : "") + "/" + path;
+  for (const std::string& other : places) {
+    const pid_t owner = other == places.front() ? 0 : PoolDirectory(other).owner();
+    if (owner == 0) continue;
+    std::cout << "gpupool: a pool is up already in " << other << " (process " << owner
+              << "); `gpupool down` stops it\n";
+    return 0;
+  }
+  PoolDirectory directory(path);
+  PoolPlan plan = makePlan(options, directory);
+  if (options.detach) return superviseDetached(directory, std::move(plan));
+  return supervise(directory, std::move(plan), [](bool good, const std::string& text) {
+    if (good) std::cout << "gpupool: " << text << "; Ctrl-C stops it" << std::endl;
+    if (!good) std::cerr << "gpupool: " << text << std::endl;
+    return true;
+  });
+}
+
+}  // namespace gpupool::cli
