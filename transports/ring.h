@@ -73,7 +73,7 @@ class RingProducer {
  private:
   bool refresh(size_t need) {
     uint64_t head = words_->head.load(std::memory_order_seq_cst);
-    if (tail_ - head > size_ || head < head_) {
+    if (head > tail_ || head < head_) {  // positions never wrap: 2^64 bytes
       corrupt_ = true;
       return false;
     }

@@ -22,6 +22,8 @@ constexpr std::chrono::seconds kAnnouncementBound{2};
 constexpr std::chrono::milliseconds kCloseBound{1000};
 // After end-of-file on the bootstrap socket, what UCX has already received is still delivered.
 constexpr std::chrono::milliseconds kGrace{100};
+// Signs of life per Options::peerTimeout.
+constexpr int kBeats = 8;
 constexpr size_t kRememberedFailures = 1024;
 
 }  // namespace
@@ -254,7 +256,7 @@ bool Ucx::step() {
   }
   for (int channel = 0; channel < kChannels; ++channel) busy |= pump(channel);
   Clock::time_point now = Clock::now();
-  if (now - lastSaid_ >= options_.peerTimeout / 4) {
+  if (now >= nextBeat()) {
     readBootstrap();
     beat(now);
   }
@@ -337,12 +339,16 @@ void Ucx::returnCredits() {
   }
 }
 
+Clock::time_point Ucx::nextBeat() const {
+  return std::min(lastSaid_ + options_.peerTimeout / kBeats, lastHeard_ + options_.peerTimeout);
+}
+
 void Ucx::beat(Clock::time_point now) {
   lastSaid_ = now;
   if (peer() != Peer::alive || endOfFile_) return;
   char byte = 'b';
   [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (now - lastHeard_ > options_.peerTimeout) {
+  if (now - lastHeard_ >= options_.peerTimeout) {
     lose("nothing was heard from the peer for " + std::to_string(options_.peerTimeout.count()) + " ms");
   }
 }
@@ -400,7 +406,7 @@ void Ucx::sleep() {
   bool work = work_.load(std::memory_order_seq_cst);
   for (int channel = 0; channel < kChannels && !work; ++channel) work = pump(channel);
   if (!work && link_->arm()) {
-    auto next = lastSaid_ + options_.peerTimeout / 4;
+    auto next = nextBeat();
     if (closing_.load() || endOfFile_ || peer() != Peer::alive)
       next = Clock::now() + std::chrono::milliseconds(5);
     auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());

@@ -13,7 +13,7 @@
 //    and are held back until it has landed. get: a request, answered by the data.
 //  * A dead peer shows as end-of-file on the bootstrap socket, as an error of UCX, or as silence: both sides
 //  say a
-//    byte on the bootstrap socket every quarter of Options::peerTimeout.
+//    byte on the bootstrap socket several times per Options::peerTimeout.
 //
 // Threads: link_, drain_, fill_ and everything below "progress thread" belong to it alone once it runs.
 
@@ -114,6 +114,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void sendRequest(Request& request);
   void returnCredits();
   void readBootstrap();
+  Clock::time_point nextBeat() const;
   void beat(Clock::time_point now);
   bool drained() const;
   bool finished(Clock::time_point now);

@@ -105,7 +105,7 @@ std::unique_ptr<UcxLink> UcxLink::accept(int bootstrap, const Options& options, 
   if (!sendAll(bootstrap, &greeting, sizeof greeting, deadline)) {
     throw std::runtime_error("ucx: the client went away during set-up");
   }
-  link->awaitClient(bootstrap, greeting, deadline);
+  link->awaitClient(bootstrap, deadline);
   return link;
 }
 
@@ -146,11 +146,10 @@ void UcxLink::listen(const std::string& address) {
   }
 }
 
-void UcxLink::awaitClient(int bootstrap, const UcxGreeting&, Deadline deadline) {
+void UcxLink::awaitClient(int bootstrap, Deadline deadline) {
   while (!endpoint_) {
     setupStep(bootstrap, deadline, "the client did not connect");
     takeConnections();
-    if (candidates_.empty()) failure_.clear();  // only strangers failed so far
   }
   ucx_.ucp_listener_destroy(listener_);
   listener_ = nullptr;
@@ -207,7 +206,7 @@ void UcxLink::onConnection(ucp_conn_request_h request, void* self) {
 
 void UcxLink::onError(void* self, ucp_ep_h endpoint, ucs_status_t status) {
   auto& link = *static_cast<UcxLink*>(self);
-  if (link.endpoint_ == nullptr || link.endpoint_ == endpoint) link.fail(status);
+  if (link.endpoint_ == endpoint) link.fail(status);  // a stranger's end is closed with the others
 }
 
 void UcxLink::fail(ucs_status_t status) {

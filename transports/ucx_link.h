@@ -101,7 +101,7 @@ class UcxLink {
 
   UcxLink(const Options& options, const std::string& interface);
   void listen(const std::string& address);
-  void awaitClient(int bootstrap, const UcxGreeting& greeting, Deadline deadline);
+  void awaitClient(int bootstrap, Deadline deadline);
   void awaitWelcome(int bootstrap, Deadline deadline);
   ucp_ep_h createEndpoint(ucp_ep_params_t& params);
   void closeEndpoint(ucp_ep_h endpoint);

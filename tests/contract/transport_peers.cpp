@@ -1,6 +1,7 @@
 // What becomes of a connection when one side goes: by goodbye, by death, by fork, by a cut wire.
 
 #include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -221,6 +222,26 @@ TEST_CASE("a forked child that keeps the socket does not hide its parent's death
   CHECK(Clock::now() - start < 2s);
   CHECK(peer.connection->peer() == Peer::lost);
   ::close(pipes[1]);
+}
+
+TEST_CASE("a network peer that falls silent is lost after the time allowed") {
+  for (auto& transport : processTransports()) {
+    if (transport == "shm") continue;  // a stopped local process is not dead: it comes back
+    Options options = smallRings();
+    options.peerTimeout = 600ms;
+    ForkedPeer peer(transport, options, [](Connection&) { pause(); });
+    Blocked blocked(*peer.connection);
+    std::this_thread::sleep_for(1200ms);
+    CHECK(peer.connection->peer() == Peer::alive);  // idle is not silent
+    auto start = Clock::now();
+    ::kill(peer.process, SIGSTOP);
+    CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
+    CHECK(Clock::now() - start < 1s);
+    CHECK(Clock::now() - start > 300ms);
+    CHECK(blocked.join(start) < 2s);
+    CHECK(peer.connection->peer() == Peer::lost);
+    ::kill(peer.process, SIGCONT);
+  }
 }
 
 TEST_CASE("a faulty connection loses its peer after its lifetime") {

@@ -1,0 +1,42 @@
+#include "transports/waiting.h"
+
+#include <thread>
+
+#include "catch.h"
+
+using namespace gpupool::transport;
+using namespace std::chrono_literals;
+
+TEST_CASE("a futex sleep ends at its deadline, by a wake-up, or at once if nobody is armed") {
+  ArmWord word{0};
+  auto before = Clock::now();
+  futexSleep(word, kForever);  // not armed
+  CHECK(Clock::now() - before < 300ms);
+  word = 1;
+  before = Clock::now();
+  futexSleep(word, before + 40ms);
+  CHECK(Clock::now() - before >= 40ms);
+  word = 1;
+  before = Clock::now();
+  futexSleep(word, kForever);  // bounded, whatever the other side does
+  CHECK(Clock::now() - before < 2 * kLongestSleep);
+  std::atomic<bool> done{false};
+  std::thread waiter([&] { waitFor(word, false, kForever, [&] { return done.load(); }); });
+  std::this_thread::sleep_for(20ms);
+  done = true;
+  before = Clock::now();
+  futexWake(word);
+  waiter.join();
+  CHECK(Clock::now() - before < 300ms);
+}
+
+TEST_CASE("waitFor says at the deadline whether it got what it waited for") {
+  ArmWord word{0};
+  auto before = Clock::now();
+  CHECK_FALSE(waitFor(word, false, before + 30ms, [] { return false; }));
+  CHECK(Clock::now() - before >= 30ms);
+  CHECK(word == 0);
+  int asked = 0;
+  CHECK(waitFor(word, false, Clock::now(), [&] { return ++asked == 1; }));
+  CHECK(asked == 1);
+}
