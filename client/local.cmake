@@ -43,3 +43,17 @@ if(PYTHON3)
     COMMAND ${PYTHON3} ${CMAKE_SOURCE_DIR}/schema/tools/proc_address.py --check ${CUDA_INCLUDE})
   set_tests_properties(client_proc_address_table PROPERTIES LABELS unit TIMEOUT 60)
 endif()
+
+# A real runtime on the local part alone, where the toolkit has one.
+find_library(CUDART libcudart.so.13 HINTS ${CUDA_INCLUDE}/../lib ${CUDA_INCLUDE}/../lib64)
+mark_as_advanced(CUDART)
+if(CUDART AND GPUPOOL_CUDART_SELFTEST)
+  add_library(client_test_driver SHARED ${CMAKE_CURRENT_LIST_DIR}/tests/test_driver.cpp)
+  target_link_libraries(client_test_driver PRIVATE client_local)
+  set_target_properties(client_test_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+    LIBRARY_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/test_driver)
+  gpupool_test(client_cudart_test contract ${CMAKE_CURRENT_LIST_DIR}/tests/cudart_test.cpp)
+  target_compile_definitions(client_cudart_test PRIVATE GPUPOOL_CUDART="${CUDART}"
+    GPUPOOL_TEST_DRIVER="$<TARGET_FILE:client_test_driver>")
+  add_dependencies(client_cudart_test client_test_driver)
+endif()
