@@ -30,6 +30,7 @@ int main() {
     const int five = 5;
     CUDA(cudaMemcpyToSymbol(step, &five, sizeof five));
     const int result = run(4);
+    managed = 3;  // it keeps its value over a reset
     useManaged<<<1, 1, 0, stream>>>();
     CUDA(cudaDeviceSynchronize());
     check::say("life %d: counter %d, managed %d", life, result, managed);

@@ -76,7 +76,7 @@ static void module(const char* name, const void* image, const Buffers& buffers, 
     CUdeviceptr input, output;
     Settings settings;
   } packed = {input, output, {kCount, 2, 't'}};
-  size_t packedSize = sizeof packed;
+  size_t packedSize = offsetof(decltype(packed), settings) + sizeof(Settings);  // no padding behind
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &packedSize,
                    CU_LAUNCH_PARAM_END};
   DRIVER(cuLaunchKernel(scale, 8, 1, 1, 128, 1, 1, 0, stream, nullptr, extra));

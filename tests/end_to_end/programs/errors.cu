@@ -64,15 +64,15 @@ static void symbols() {
 static void launches() {
   check::Device<int> device(1024);
   touch<<<1, 2048>>>(device);
-  REQUIRE(cudaPeekAtLastError() == cudaErrorInvalidConfiguration);
+  REQUIRE(cudaPeekAtLastError() == cudaErrorInvalidValue);
   touch<<<1, 32>>>(device);  // works, and does not clear the error
   CUDA(cudaDeviceSynchronize());
-  CUDA_GIVES(cudaErrorInvalidConfiguration, cudaGetLastError());
+  CUDA_GIVES(cudaErrorInvalidValue, cudaGetLastError());
   CUDA_GIVES(cudaSuccess, cudaGetLastError());
   touch<<<1, 32, 1 << 20>>>(device);
   CUDA_GIVES(cudaErrorInvalidValue, cudaGetLastError());
   void* arguments[] = {nullptr};
-  MISUSE(cudaErrorInvalidDeviceFunction,
+  MISUSE(cudaErrorInvalidResourceHandle,
          cudaLaunchKernel(reinterpret_cast<void*>(&unknown), dim3(1), dim3(1), arguments, 0, 0));
   touch<<<1, 64>>>(device);
   CUDA(cudaGetLastError());

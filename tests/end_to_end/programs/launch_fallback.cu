@@ -65,7 +65,7 @@ static void blockShapes() {
     plain<<<shape.grid, shape.block>>>(output);
     const cudaError_t status = cudaGetLastError();
     check::say("%s: %s", shape.name, cudaGetErrorName(status));
-    REQUIRE(status == cudaErrorInvalidConfiguration);
+    REQUIRE(status == cudaErrorInvalidValue);
     plain<<<4, 32>>>(output);
     CUDA(cudaGetLastError());
     check::same("the next launch", output.read(), std::vector<int>{400, 401, 402, 403});
