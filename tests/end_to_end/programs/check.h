@@ -92,18 +92,26 @@ inline uint64_t digest(const void* bytes, size_t count, uint64_t start = 1469598
   return start;
 }
 
+template <typename T, typename U>
+void sameSize(const char* what, const std::vector<T>& got, const std::vector<U>& expected) {
+  if (got.size() != expected.size()) fail("%s: %zu values, expected %zu", what, got.size(), expected.size());
+}
+
+template <typename T, typename U>
+void differs(const char* what, size_t index, T got, U expected) {
+  if constexpr (std::is_floating_point_v<T>)
+    fail("%s: [%zu] is %.9g, expected %.9g", what, index, static_cast<double>(got),
+         static_cast<double>(expected));
+  else
+    fail("%s: [%zu] is %lld, expected %lld", what, index, static_cast<long long>(got),
+         static_cast<long long>(expected));
+}
+
 template <typename T>
 void same(const char* what, const std::vector<T>& got, const std::vector<T>& expected) {
-  if (got.size() != expected.size()) fail("%s: %zu values, expected %zu", what, got.size(), expected.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (got[i] == expected[i]) continue;
-    if constexpr (std::is_floating_point_v<T>)
-      fail("%s: [%zu] is %.9g, expected %.9g", what, i, static_cast<double>(got[i]),
-           static_cast<double>(expected[i]));
-    else
-      fail("%s: [%zu] is %lld, expected %lld", what, i, static_cast<long long>(got[i]),
-           static_cast<long long>(expected[i]));
-  }
+  sameSize(what, got, expected);
+  for (size_t i = 0; i < got.size(); ++i)
+    if (got[i] != expected[i]) return differs(what, i, got[i], expected[i]);
   say("%s: %zu values are exact", what, got.size());
 }
 
@@ -111,13 +119,11 @@ void same(const char* what, const std::vector<T>& got, const std::vector<T>& exp
 template <typename T, typename U>
 void near(const char* what, const std::vector<T>& got, const std::vector<U>& expected, double relative,
           double absolute = 0) {
-  if (got.size() != expected.size()) fail("%s: %zu values, expected %zu", what, got.size(), expected.size());
+  sameSize(what, got, expected);
   for (size_t i = 0; i < got.size(); ++i) {
     const double difference = std::fabs(static_cast<double>(got[i]) - static_cast<double>(expected[i]));
     const double bound = absolute + relative * std::fabs(static_cast<double>(expected[i]));
-    if (!(difference <= bound))
-      fail("%s: [%zu] is %.9g, expected %.9g", what, i, static_cast<double>(got[i]),
-           static_cast<double>(expected[i]));
+    if (!(difference <= bound)) return differs(what, i, got[i], expected[i]);
   }
   say("%s: %zu values agree", what, got.size());
 }
