@@ -97,7 +97,8 @@ int main() {
     CUDA_GIVES(cudaErrorStreamCaptureWrongThread, cudaStreamEndCapture(stream, &none));
     cudaGetLastError();
   }).join();
-  end("kept by its thread", true);
+  CUDA_GIVES(cudaErrorIllegalState, cudaStreamEndCapture(stream, &graph));  // the attempt has ended it
+  cudaGetLastError();
   begin(cudaStreamCaptureModeRelaxed);
   std::thread([&] { end("given away", true); }).join();
 
