@@ -83,6 +83,7 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> lease(LeaseContext context) override {
     const LeaseRequest request = read(context.getParams().getRequest());
+    context.allowCancellation();  // a holder that went away leaves the queue
     auto answer = kj::newPromiseAndFulfiller<Lease>();
     service_.waiting_[request.id].push_back(kj::mv(answer.fulfiller));
     guarded([&] { service_.pool_.request(request, service_.now_()); });
@@ -105,6 +106,7 @@ class Service::Session final : public schema::Manager::Server {
     const Id id = read(context.getParams().getId());
     if (!guarded([&] { return service_.pool_.release(id, service_.now_()); })) return kj::READY_NOW;
     if (!service_.pool_.leases().contains(id)) return kj::READY_NOW;
+    context.allowCancellation();
     auto over = kj::newPromiseAndFulfiller<void>();
     service_.ending_[id].push_back(kj::mv(over.fulfiller));
     return over.promise.exclusiveJoin(service_.timer_.afterDelay(service_.limits_.call));

@@ -1,0 +1,163 @@
+#include "fake_server.h"
+
+#include <capnp/serialize-async.h>
+
+#include "pool-manager/convert.h"
+#include "schema/handshake.h"
+
+namespace gpupool::test {
+namespace {
+
+std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+}  // namespace
+
+class FakeServer::Control final : public schema::ServerControl::Server {
+ public:
+  explicit Control(FakeServer& server) : server_(server) {}
+
+ protected:
+  kj::Promise<void> grant(GrantContext context) override {
+    if (!server_.refuseGrants.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseGrants));
+    const auto lease = pool::read(context.getParams().getLease());
+    server_.leases[lease.id] = lease;
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> revoke(RevokeContext context) override {
+    server_.revokeReasons.push_back(pool::text(context.getParams().getReason()));
+    if (server_.muteRevokes) return kj::NEVER_DONE;
+    server_.leases.erase(pool::read(context.getParams().getId()));
+    return kj::READY_NOW;
+  }
+
+ private:
+  FakeServer& server_;
+};
+
+FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, std::string socketPath)
+    : io_(io), membership_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))), tasks_(*this) {
+  facts.name = std::move(name);
+  facts.incarnation = pool::randomId();
+  facts.localPath = socketPath;
+  facts.bootId = pool::bootId();
+  facts.protocol = pool::kProtocolVersion;
+  facts.rowsHash = rowsHash;
+  for (uint32_t i = 0; i < devices; ++i) {
+    pool::Device device;
+    device.uuid.assign(16, static_cast<char>('a' + i));
+    device.name = "Fake GPU";
+    device.memoryBytes = uint64_t{8} << 30;
+    device.ordinal = i;
+    device.software = true;
+    facts.devices.push_back(device);
+  }
+  auto address = io.provider->getNetwork().parseAddress(("unix:" + socketPath).c_str()).wait(io.waitScope);
+  listener_ = address->listen();
+  tasks_.add(accept());
+}
+
+void FakeServer::join(const std::string& address) { membership_->add(membership(address)); }
+
+void FakeServer::disconnect() {
+  membership_ = kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this));
+  connection_ = nullptr;
+  isJoined_ = false;
+}
+
+kj::Promise<void> FakeServer::membership(std::string address) {
+  return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS)
+      .then([this](kj::Own<pool::ManagerConnection> connection) {
+        connection_ = kj::mv(connection);
+        auto request = connection_->manager().joinRequest();
+        pool::write(facts, request.initInfo());
+        request.setControl(kj::heap<Control>(*this));
+        return request.send().ignoreResult();
+      })
+      .then([this]() { return beatNow(); })
+      .then([this]() {
+        isJoined_ = true;
+        return beats().exclusiveJoin(connection_->onDisconnect());
+      })
+      .catch_([](kj::Exception&&) {})
+      .then([this, address]() {
+        isJoined_ = false;
+        connection_ = nullptr;
+        return io_.provider->getTimer().afterDelay(50 * kj::MILLISECONDS);
+      })
+      .then([this, address]() { return membership(address); });
+}
+
+kj::Promise<void> FakeServer::joined() {
+  if (isJoined_) return kj::READY_NOW;
+  return io_.provider->getTimer().afterDelay(5 * kj::MILLISECONDS).then([this]() { return joined(); });
+}
+
+kj::Promise<void> FakeServer::beatNow() {
+  auto request = connection_->manager().beatRequest();
+  request.setName(facts.name);
+  pool::write(facts.incarnation, request.initIncarnation());
+  auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
+  unsigned at = 0;
+  for (const auto& [id, lease] : leases) pool::write(id, list[at++]);
+  request.setWarmWorkers(1);
+  return request.send().then([](auto&& response) { KJ_REQUIRE(response.getKnown()); });
+}
+
+kj::Promise<void> FakeServer::beats() {
+  return io_.provider->getTimer()
+      .afterDelay(100 * kj::MILLISECONDS)
+      .then([this]() { return beatNow(); })
+      .then([this]() { return beats(); });
+}
+
+kj::Promise<void> FakeServer::accept() {
+  return listener_->accept().then([this](kj::Own<kj::AsyncIoStream> stream) {
+    auto& served = *stream;
+    tasks_.add(session(served).attach(kj::mv(stream)));
+    return accept();
+  });
+}
+
+kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
+  struct Exchange {
+    schema::HandshakeFacts facts;
+    std::string clientNonce, serverNonce = std::string(32, 's'), key;
+    capnp::MallocMessageBuilder challenge, answer;
+    char byte = 0;
+  };
+  auto owned = kj::heap<Exchange>();
+  Exchange& exchange = *owned;
+  return capnp::readMessage(stream)
+      .then([this, &stream, &exchange](kj::Own<capnp::MessageReader> message) {
+        const auto hello = message->getRoot<schema::SessionHello>();
+        auto out = exchange.challenge.initRoot<schema::SessionChallenge>();
+        const auto lease = leases.find(pool::read(hello.getLease()));
+        if (hello.getRowsHash() != rowsHash) out.setError("rows differ");
+        if (lease == leases.end()) out.setError("unknown lease");
+        exchange.key = lease == leases.end() || forgeProof ? std::string(32, 'x') : lease->second.key;
+        exchange.clientNonce = pool::bytes(hello.getClientNonce());
+        exchange.facts = {hello.getSession().getHigh(), hello.getSession().getLow(), hello.getEpoch(),
+                          view(exchange.clientNonce),   view(exchange.serverNonce),  facts.name};
+        const Digest proof = schema::handshakeProof(view(exchange.key), schema::kRoleServer, exchange.facts);
+        out.setServerNonce(pool::data(exchange.serverNonce));
+        out.setProof(kj::arrayPtr(reinterpret_cast<const kj::byte*>(proof.data()), proof.size()));
+        return capnp::writeMessage(stream, exchange.challenge);
+      })
+      .then([&stream]() { return capnp::readMessage(stream); })
+      .then([this, &stream, &exchange](kj::Own<capnp::MessageReader> message) {
+        const std::string proof = pool::bytes(message->getRoot<schema::SessionProof>().getProof());
+        const Digest expected =
+            schema::handshakeProof(view(exchange.key), schema::kRoleHolder, exchange.facts);
+        auto out = exchange.answer.initRoot<schema::SessionAnswer>();
+        out.setOk(equalConstantTime(expected, view(proof)));
+        if (!out.getOk()) out.setError("wrong proof");
+        if (out.getOk()) ++sessions;
+        return capnp::writeMessage(stream, exchange.answer);
+      })
+      .then([&stream, &exchange]() { return stream.read(&exchange.byte, 1); })
+      .then([&stream]() { return stream.write("hello", 5); })
+      .attach(kj::mv(owned));
+}
+
+}  // namespace gpupool::test

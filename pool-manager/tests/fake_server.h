@@ -1,0 +1,53 @@
+#pragma once
+// A server of the pool inside a test: joins a manager, records what it is told, and opens sessions by the
+// handshake of pool.capnp, answering the first byte on a session's socket with "hello".
+
+#include <capnp/rpc-twoparty.h>
+#include <kj/async-io.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "pool-manager/model.h"
+#include "pool-manager/rpc.h"
+
+namespace gpupool::test {
+
+class FakeServer final : private kj::TaskSet::ErrorHandler {
+ public:
+  FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, std::string socketPath);
+  ~FakeServer() noexcept {}
+
+  pool::Server facts;
+  std::map<pool::Id, pool::Lease> leases;  // granted and not revoked
+  std::vector<std::string> revokeReasons;
+  std::string refuseGrants;  // not empty: every grant fails with this
+  bool muteRevokes = false;  // never answers a revoke
+  bool forgeProof = false;   // does not know the session key
+  uint64_t rowsHash = 0x1234;
+  uint32_t sessions = 0;
+
+  // Joins and beats, on a connection of its own, until leave(); comes back if the manager goes away.
+  void join(const std::string& managerAddress);
+  void disconnect();  // as if it had died
+  kj::Promise<void> joined();
+  kj::Promise<void> beatNow();
+
+ private:
+  class Control;
+  kj::Promise<void> membership(std::string address);
+  kj::Promise<void> beats();
+  kj::Promise<void> accept();
+  kj::Promise<void> session(kj::AsyncIoStream& stream);
+  void taskFailed(kj::Exception&&) override {}
+
+  kj::AsyncIoContext& io_;
+  kj::Own<kj::ConnectionReceiver> listener_;
+  kj::Own<pool::ManagerConnection> connection_;
+  bool isJoined_ = false;
+  kj::Own<kj::TaskSet> membership_;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::test

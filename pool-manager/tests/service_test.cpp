@@ -1,0 +1,308 @@
+// The manager's RPC in process, with a server and holders on the same event loop; then the real process,
+// killed and started again.
+#include "pool-manager/service.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "catch.h"
+#include "fake_server.h"
+#include "pool-manager/convert.h"
+#include "support.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+struct Fixture {
+  Fixture() : io(kj::setupAsyncIo()), store(makeMemoryStore()), address("unix:" + folder.path + "/manager") {
+    PoolTimes times;
+    times.beatMs = 100;
+    ServiceLimits limits;
+    limits.call = 300 * kj::MILLISECONDS;
+    limits.tick = 10 * kj::MILLISECONDS;
+    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, [this] { return now; });
+    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+    service->serve(parsed->listen(), true);
+    housekeeping = service->run();
+  }
+  kj::Own<ManagerConnection> connect() {
+    return connectManager(*io.provider, address, 2 * kj::SECONDS).wait(io.waitScope);
+  }
+  template <class T>
+  T await(kj::Promise<T>&& promise) {
+    return io.provider->getTimer().timeoutAfter(5 * kj::SECONDS, kj::mv(promise)).wait(io.waitScope);
+  }
+  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
+
+  Folder folder;
+  kj::AsyncIoContext io;
+  uint64_t now = 1'000'000;
+  std::unique_ptr<Store> store;
+  std::string address;
+  kj::Own<Service> service;
+  kj::Promise<void> housekeeping = nullptr;
+};
+
+kj::Promise<Lease> lease(ManagerConnection& connection, const LeaseRequest& wish) {
+  auto request = connection.manager().leaseRequest();
+  write(wish, request.initRequest());
+  return request.send().then([](auto&& response) { return read(response.getLease()); });
+}
+
+kj::Promise<uint32_t> renew(ManagerConnection& connection, const Id& id) {
+  auto request = connection.manager().renewRequest();
+  write(id, request.initId());
+  return request.send().then([](auto&& response) { return response.getTtlMs(); });
+}
+
+kj::Promise<void> release(ManagerConnection& connection, const Id& id) {
+  auto request = connection.manager().releaseRequest();
+  write(id, request.initId());
+  return request.send().ignoreResult();
+}
+
+LeaseRequest wish(uint32_t count = 1) {
+  LeaseRequest request;
+  request.id = randomId();
+  request.deviceCount = count;
+  request.holder = "tester";
+  return request;
+}
+
+// What the promise fails with.
+template <class T>
+kj::Exception failure(Fixture& fixture, kj::Promise<T>&& promise) {
+  KJ_IF_MAYBE (exception, kj::runCatchingExceptions([&]() { fixture.await(kj::mv(promise)); }))
+    return kj::mv(*exception);
+  return kj::Exception(kj::Exception::Type::FAILED, "", 0, kj::heapString("it succeeded"));
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "lease, renew and release through the manager") {
+  FakeServer server(io, "a", 2, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  CHECK(got.key.size() == 32);
+  REQUIRE(server.leases.contains(got.id));  // told before the holder
+  CHECK(server.leases.at(got.id).key == got.key);
+  CHECK(got.server.localPath == server.facts.localPath);
+  CHECK(await(renew(*holder, got.id)) == 15'000u);
+
+  auto listed = await(holder->manager().leasesRequest().send());
+  REQUIRE(listed.getLeases().size() == 1);
+  CHECK(listed.getLeases()[0].getSessionKey().size() == 0);
+  CHECK(text(listed.getLeases()[0].getHolder()) == "tester");
+  auto devices = await(holder->manager().devicesRequest().send());
+  REQUIRE(devices.getDevices().size() == 2);
+  CHECK(devices.getDevices()[0].getFreeBytes() + devices.getDevices()[1].getFreeBytes() == uint64_t{8} << 30);
+
+  await(release(*holder, got.id));
+  CHECK(server.leases.empty());  // the devices are free when the release returns
+  CHECK(server.revokeReasons == std::vector<std::string>{"released"});
+  await(release(*holder, got.id));
+  CHECK(errorText(failure(*this, renew(*holder, got.id))) == "the lease has ended: released");
+}
+
+TEST_CASE_METHOD(Fixture, "the same request twice is one lease") {
+  FakeServer server(io, "a", 2, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto first = connect(), second = connect();
+  const auto request = wish();
+  auto one = lease(*first, request), other = lease(*second, request);
+  CHECK(await(kj::mv(one)).key == await(kj::mv(other)).key);
+  CHECK(server.leases.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "nothing free: who holds it, and the kind of error that may pass") {
+  auto holder = connect();
+  auto none = failure(*this, lease(*holder, wish()));
+  CHECK(none.getType() == kj::Exception::Type::OVERLOADED);
+  CHECK(errorText(none) == "no server has joined the pool yet");
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  await(lease(*holder, wish()));
+  CHECK(contains(errorText(failure(*this, lease(*holder, wish()))), "is held by tester"));
+}
+
+TEST_CASE_METHOD(Fixture, "who waits gets the device that is released; who left the queue does not") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect(), impatient = connect(), patient = connect();
+  const Lease held = await(lease(*holder, wish()));
+  auto waiting = wish();
+  waiting.waitMs = 60'000;
+  auto dropped = lease(*impatient, waiting).eagerlyEvaluate(nullptr);
+  pause(20);
+  auto other = waiting;
+  other.id = randomId();
+  auto kept = lease(*patient, other).eagerlyEvaluate(nullptr);
+  pause(20);
+  dropped = nullptr;
+  impatient = nullptr;
+  pause(20);
+  await(release(*holder, held.id));
+  CHECK(await(kj::mv(kept)).id == other.id);
+}
+
+TEST_CASE_METHOD(Fixture, "expiry frees: the server is told") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  now += 16'000;
+  pause(100);
+  await(server.beatNow());
+  pause(50);
+  CHECK(server.leases.empty());
+  CHECK(service->pool().leases().empty());
+  CHECK(contains(errorText(failure(*this, renew(*holder, got.id))), "has not renewed it for 15 s"));
+}
+
+TEST_CASE_METHOD(Fixture, "a server that does not answer a revoke delays the release, not for ever") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.muteRevokes = true;
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  await(release(*holder, got.id));
+  CHECK(service->pool().leases().size() == 1);  // not free: nobody confirmed
+  CHECK(contains(errorText(failure(*this, lease(*holder, wish()))), "ending"));
+  now += 15'000 + 500 + 3000 + 1;
+  pause(50);
+  CHECK(service->pool().leases().empty());
+}
+
+TEST_CASE_METHOD(Fixture, "a refused grant is a lost server, in its own words") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.refuseGrants = "the driver is gone";
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const auto error = failure(*this, lease(*holder, wish()));
+  CHECK(error.getType() == kj::Exception::Type::DISCONNECTED);
+  CHECK(errorText(error) == "server a did not take the lease: the driver is gone");
+  CHECK(service->pool().leases().empty());
+}
+
+TEST_CASE_METHOD(Fixture, "the end of its connection is the end of a server's membership") {
+  auto holder = connect();
+  {
+    FakeServer server(io, "a", 1, folder.path + "/server");
+    server.join(address);
+    await(server.joined());
+    FakeServer twin(io, "a", 1, folder.path + "/twin");
+    twin.join(address);
+    pause(100);
+    CHECK(service->pool().servers().at("a").facts.incarnation == server.facts.incarnation);
+    server.disconnect();
+    await(twin.joined());  // the name is free now
+    CHECK(service->pool().servers().at("a").facts.incarnation == twin.facts.incarnation);
+    twin.disconnect();
+    pause(50);
+  }
+  CHECK(contains(errorText(failure(*this, lease(*holder, wish()))), "not connected"));
+}
+
+TEST_CASE_METHOD(Fixture, "garbage on a connection ends that connection alone") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+  auto stream = parsed->connect().wait(io.waitScope);
+  const std::string noise(4096, '\xa5');
+  stream->write(noise.data(), noise.size()).wait(io.waitScope);
+  pause(50);
+  auto holder = connect();
+  CHECK(await(lease(*holder, wish())).server.name == "a");
+}
+
+// --- the process
+// --------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct ManagerProcess {
+  explicit ManagerProcess(const std::string& folder) : folder(folder) { start(); }
+  ~ManagerProcess() { stop(SIGKILL); }
+  void start() {
+    pid = ::fork();
+    if (pid != 0) return;
+    const std::string socket = folder + "/manager", store = folder + "/db";
+    ::execl(MANAGER_PROGRAM, MANAGER_PROGRAM, "--config", "/dev/null", "--socket", socket.c_str(), "--store",
+            store.c_str(), "--beat", "100ms", static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  int stop(int signal) {
+    if (pid <= 0) return 0;
+    int status = 0;
+    ::kill(pid, signal);
+    ::waitpid(pid, &status, 0);
+    pid = -1;
+    return status;
+  }
+  std::string folder;
+  pid_t pid = -1;
+};
+
+}  // namespace
+
+TEST_CASE("killed and started again, the manager keeps its leases") {
+  Folder folder;
+  auto io = kj::setupAsyncIo();
+  const std::string address = "unix:" + folder.path + "/manager";
+  ManagerProcess manager(folder.path);
+  const auto connect = [&]() {
+    for (int attempt = 0;; ++attempt) try {
+        return connectManager(*io.provider, address, 2 * kj::SECONDS).wait(io.waitScope);
+      } catch (const kj::Exception&) {
+        REQUIRE(attempt < 100);
+        io.provider->getTimer().afterDelay(20 * kj::MILLISECONDS).wait(io.waitScope);
+      }
+  };
+  auto holder = connect();
+  FakeServer server(io, "a", 2, folder.path + "/server");
+  server.join(address);
+  server.joined().wait(io.waitScope);
+  const auto request = wish();
+  const Lease before = lease(*holder, request).wait(io.waitScope);
+
+  manager.stop(SIGKILL);
+  holder = nullptr;
+  io.provider->getTimer().afterDelay(50 * kj::MILLISECONDS).wait(io.waitScope);
+  CHECK(server.leases.contains(before.id));  // its sessions run on
+  manager.start();
+  holder = connect();
+  CHECK(renew(*holder, before.id).wait(io.waitScope) == 15'000u);
+  io.provider->getTimer().afterDelay(100 * kj::MILLISECONDS).wait(io.waitScope);
+  server.joined().wait(io.waitScope);
+  CHECK(server.leases.contains(before.id));
+  CHECK(server.revokeReasons.empty());
+  CHECK(lease(*holder, request).wait(io.waitScope).key == before.key);
+  const Lease next = lease(*holder, wish()).wait(io.waitScope);
+  CHECK(next.devices.at(0).info.ordinal != before.devices.at(0).info.ordinal);
+  CHECK(next.epoch > before.epoch);
+  KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { lease(*holder, wish()).wait(io.waitScope); }))
+    CHECK(contains(errorText(*error), "none is free"));
+  else
+    FAIL("a third device was found");
+  release(*holder, before.id).wait(io.waitScope);
+  CHECK_FALSE(server.leases.contains(before.id));
+
+  holder = nullptr;
+  const int status = manager.stop(SIGTERM);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK_FALSE(std::filesystem::exists(folder.path + "/manager"));
+}
