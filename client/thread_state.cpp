@@ -33,7 +33,7 @@ void setThreadExit(void (*handler)(void*)) { threadExit.store(handler, std::memo
 
 namespace detail {
 
-thread_local ThreadState* threadStatePointer __attribute__((tls_model("initial-exec"))) = nullptr;
+constinit thread_local ThreadState* threadStatePointer __attribute__((tls_model("initial-exec"))) = nullptr;
 
 ThreadState& makeThreadState() {
   // A pthread key rather than a thread_local destructor: it works for threads that outlive main and costs no

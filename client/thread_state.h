@@ -30,7 +30,8 @@ struct ThreadState {
 void setThreadExit(void (*handler)(void* session));
 
 namespace detail {
-extern thread_local ThreadState* threadStatePointer __attribute__((tls_model("initial-exec")));
+// constinit: says that no initialisation wrapper is needed around every access.
+extern constinit thread_local ThreadState* threadStatePointer __attribute__((tls_model("initial-exec")));
 ThreadState& makeThreadState();  // aborts with a message when memory for it cannot be had
 }  // namespace detail
 

@@ -44,7 +44,7 @@ struct Result {
 
 Result ask(const char* name, int version, cuuint64_t flags) {
   void* address = nullptr;
-  auto status = static_cast<CUdriverProcAddressQueryResult>(77);
+  auto status = CU_GET_PROC_ADDRESS_SUCCESS;
   const CUresult result = lookup(name, version, flags, &address, &status);
   return {result, static_cast<int>(status), address ? static_cast<const char*>(address) : "none"};
 }
