@@ -25,7 +25,9 @@ std::string overview() {
     text += "  " + name + command.summary + "\n";
   }
   return text +
-         "\n`gpupool <command> --help` describes a command in full.\n\n"
+         "\n`gpupool <command> --help` describes a command in full; `gpupool --print-config` prints "
+         "etc/client.yaml;\n"
+         "`gpupool --version` the version.\n\n"
          "first steps on one machine:\n"
          "  gpupool up --detach          # a pool here; the software GPU where there is no NVIDIA one\n"
          "  gpupool run -- ./vectorAdd   # a CUDA program, unchanged\n"
@@ -44,6 +46,11 @@ int dispatch(const cli::Words& words) {
   }
   if (words[0] == "--version") {
     std::cout << "gpupool " GPUPOOL_VERSION "\n";
+    return 0;
+  }
+  if (words[0] == "--print-config") {
+    cli::ClientOptions options;
+    std::cout << options::Set(options.table(), cli::kClientPrefix).yaml(cli::kClientIntroduction);
     return 0;
   }
   for (const cli::Command& command : cli::commands())
