@@ -11,20 +11,26 @@ __global__ void sumOf(const int* a, const int* b, int* c, int count) {
     c[i] = a[i] + b[i];
 }
 
-int main() {
-  constexpr int kStreams = 4, kChunk = 1 << 16;
-  cudaStream_t streams[kStreams];
-  cudaEvent_t begin[kStreams], end[kStreams];
-  int *host, *device;
-  const size_t bytes = kStreams * kChunk * sizeof(int);
-  CUDA(cudaMallocHost(&host, bytes));
-  CUDA(cudaMalloc(&device, bytes));
+constexpr int kStreams = 4, kChunk = 1 << 16;
+constexpr size_t kBytes = kStreams * kChunk * sizeof(int);
+static cudaStream_t streams[kStreams];
+static cudaEvent_t begin[kStreams], end[kStreams];
+static cudaEvent_t ready[2];  // without timing
+static int *host, *device;
+
+static void setUp() {
+  CUDA(cudaMallocHost(&host, kBytes));
+  CUDA(cudaMalloc(&device, kBytes));
   for (int i = 0; i < kStreams * kChunk; ++i) host[i] = i;
   for (int s = 0; s < kStreams; ++s) {
     CUDA(cudaStreamCreateWithFlags(&streams[s], s % 2 ? cudaStreamNonBlocking : cudaStreamDefault));
     CUDA(cudaEventCreate(&begin[s]));
     CUDA(cudaEventCreate(&end[s]));
   }
+  for (cudaEvent_t& event : ready) CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+}
+
+static void sideBySide() {
   for (int round = 0; round < 5; ++round)
     for (int s = 0; s < kStreams; ++s) {
       int* from = host + s * kChunk;
@@ -47,11 +53,11 @@ int main() {
       if (host[s * kChunk + i] != (s * kChunk + i) * power) check::fail("stream %d: [%d] is wrong", s, i);
     check::say("stream %d: %d values are exact", s, kChunk);
   }
+}
 
-  // One stream waits for two others, without the host.
-  cudaEvent_t ready[2];
-  for (cudaEvent_t& event : ready) CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-  CUDA(cudaMemsetAsync(device, 0, bytes, streams[1]));
+// One stream waits for two others, without the host.
+static void joined() {
+  CUDA(cudaMemsetAsync(device, 0, kBytes, streams[1]));
   CUDA(cudaEventRecord(ready[0], streams[1]));
   for (int s = 0; s < kStreams; ++s) CUDA(cudaStreamWaitEvent(streams[s], ready[0], 0));
   for (int i = 0; i < 2 * kChunk; ++i) host[i] = i;
@@ -68,8 +74,10 @@ int main() {
   CUDA(cudaStreamSynchronize(streams[3]));
   for (int i = 0; i < kChunk; ++i) REQUIRE(host[2 * kChunk + i] == 2 * i + kChunk);
   check::say("joined: %d values are exact", kChunk);
+}
 
-  // Timing: later events are not earlier; events without timing refuse; unrecorded ones too.
+// Later events are not earlier; events without timing refuse.
+static void timing() {
   cudaEvent_t marks[3];
   for (cudaEvent_t& event : marks) CUDA(cudaEventCreate(&event));
   for (cudaEvent_t& event : marks) {
@@ -84,7 +92,9 @@ int main() {
   REQUIRE(first > 0 && second > 0 && std::fabs(both - first - second) < 0.01f * both + 0.002f);
   CUDA_GIVES(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&first, ready[0], ready[1]));
   cudaGetLastError();
+}
 
+static void priorities() {
   int least, greatest;
   CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest));
   REQUIRE(greatest <= least);
@@ -97,6 +107,14 @@ int main() {
   REQUIRE(priority == greatest && flags == cudaStreamNonBlocking);
   REQUIRE(cudaStreamQuery(urgent) == cudaSuccess);
   CUDA(cudaStreamDestroy(urgent));
+}
+
+int main() {
+  setUp();
+  sideBySide();
+  joined();
+  timing();
+  priorities();
   for (int s = 0; s < kStreams; ++s) {
     CUDA(cudaStreamDestroy(streams[s]));
     CUDA(cudaEventDestroy(begin[s]));

@@ -50,14 +50,16 @@ static void byMode(const char* name, cudaStreamCaptureMode mode, cudaError_t her
   end(name, here == cudaSuccess);
 }
 
-int main() {
+static void setUp() {
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   CUDA(cudaStreamCreateWithFlags(&unrelated, cudaStreamNonBlocking));
   CUDA(cudaMalloc(&counter, sizeof(int)));
   CUDA(cudaMemset(counter, 0, sizeof(int)));
   addOne<<<1, 1, 0, unrelated>>>(counter);
   CUDA(cudaDeviceSynchronize());
+}
 
+static void modes() {
   const cudaError_t forbidden = cudaErrorStreamCaptureUnsupported;
   byMode("global", cudaStreamCaptureModeGlobal, forbidden, forbidden);
   byMode("thread-local", cudaStreamCaptureModeThreadLocal, forbidden, cudaSuccess);
@@ -71,7 +73,9 @@ int main() {
   CUDA_GIVES(cudaSuccess, allocate());
   CUDA(cudaThreadExchangeStreamCaptureMode(&mode));
   end("exchanged", true);
+}
 
+static void otherStreams() {
   // Work on an unrelated stream goes on; the legacy stream may not be used while a blocking stream captures.
   begin(cudaStreamCaptureModeThreadLocal);
   addOne<<<1, 1, 0, unrelated>>>(counter);
@@ -90,7 +94,14 @@ int main() {
   CUDA_GIVES(cudaErrorStreamCaptureInvalidated, cudaStreamEndCapture(blocking, &graph));
   cudaGetLastError();
 
-  // Ended by another thread: only a relaxed capture may be.
+  // A stream destroyed while it captures takes the capture with it.
+  CUDA(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
+  CUDA(cudaStreamDestroy(blocking));
+}
+
+// Ended by another thread: only a relaxed capture may be.
+static void otherThreads() {
+  cudaGraph_t graph = nullptr;
   begin(cudaStreamCaptureModeThreadLocal);
   std::thread([&] {
     cudaGraph_t none = nullptr;
@@ -101,7 +112,9 @@ int main() {
   cudaGetLastError();
   begin(cudaStreamCaptureModeRelaxed);
   std::thread([&] { end("given away", true); }).join();
+}
 
+static void eventsAndInformation() {
   // Events recorded in a capture are of no use outside it.
   cudaEvent_t event;
   CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
@@ -115,6 +128,7 @@ int main() {
   begin(cudaStreamCaptureModeRelaxed);
   cudaStreamCaptureStatus status;
   unsigned long long first = 0, second = 0;
+  cudaGraph_t graph = nullptr;
   CUDA(cudaStreamGetCaptureInfo(stream, &status, &first, &graph, nullptr, nullptr, nullptr));
   REQUIRE(status == cudaStreamCaptureStatusActive && graph != nullptr);
   CUDA(cudaStreamGetCaptureInfo(unrelated, &status));
@@ -124,16 +138,21 @@ int main() {
   CUDA(cudaStreamGetCaptureInfo(stream, &status, &second));
   REQUIRE(first != second);
   end("second", true);
+  CUDA(cudaEventDestroy(event));
+}
 
-  // A stream destroyed while it captures takes the capture with it.
-  CUDA(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeRelaxed));
-  CUDA(cudaStreamDestroy(blocking));
+int main() {
+  setUp();
+  modes();
+  otherStreams();
+  otherThreads();
+  eventsAndInformation();
+  int value = 0;
   addOne<<<1, 1>>>(counter);
   CUDA(cudaDeviceSynchronize());
   CUDA(cudaMemcpy(&value, counter, sizeof value, cudaMemcpyDeviceToHost));
   check::say("run in the end: %d", value);
   REQUIRE(value == 3);
-  CUDA(cudaEventDestroy(event));
   CUDA(cudaStreamDestroy(stream));
   CUDA(cudaStreamDestroy(unrelated));
   CUDA(cudaFree(counter));

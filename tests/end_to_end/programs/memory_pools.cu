@@ -25,16 +25,28 @@ static unsigned long long sumOf(int count, int value) {
          static_cast<unsigned long long>(count) * (count - 1) / 2;
 }
 
-int main() {
+static cudaStream_t one, two;
+static cudaEvent_t event;
+static unsigned long long* totals;  // on the device, one for each part
+
+static unsigned long long total(int which) {
+  unsigned long long value = 0;
+  CUDA(cudaMemcpy(&value, totals + which, sizeof value, cudaMemcpyDeviceToHost));
+  return value;
+}
+
+static void setUp() {
   int supported = 0;
   CUDA(cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, 0));
   REQUIRE(supported == 1);
-  cudaStream_t one, two;
   CUDA(cudaStreamCreateWithFlags(&one, cudaStreamNonBlocking));
   CUDA(cudaStreamCreateWithFlags(&two, cudaStreamNonBlocking));
-  check::Device<unsigned long long> totals(64);
-  CUDA(cudaMemset(totals, 0, 64 * sizeof(unsigned long long)));
+  CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  CUDA(cudaMalloc(&totals, 4 * sizeof *totals));
+  CUDA(cudaMemset(totals, 0, 4 * sizeof *totals));
+}
 
+static void onStreams() {
   // Many short lives on one stream; the host never waits.
   unsigned long long expected = 0;
   for (int i = 0; i < 50; ++i) {
@@ -47,12 +59,10 @@ int main() {
     expected += sumOf(count, i);
   }
   CUDA(cudaStreamSynchronize(one));
-  REQUIRE(totals.read()[0] == expected);
+  REQUIRE(total(0) == expected);
   check::say("50 allocations on a stream: %llu", expected);
 
   // Allocated on one stream, used and freed on another, ordered by events.
-  cudaEvent_t event;
-  CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   expected = 0;
   for (int i = 0; i < 20; ++i) {
     const int count = 50000;
@@ -66,9 +76,12 @@ int main() {
     expected += sumOf(count, i);
   }
   CUDA(cudaDeviceSynchronize());
-  REQUIRE(totals.read()[1] == expected);
+  REQUIRE(total(1) == expected);
   check::say("20 allocations across streams: %llu", expected);
+}
 
+// The device's own pool, which gives back what is free at every synchronisation.
+static void standardPool() {
   cudaMemPool_t standard, current;
   CUDA(cudaDeviceGetDefaultMemPool(&standard, 0));
   CUDA(cudaDeviceGetMemPool(&current, 0));
@@ -76,8 +89,10 @@ int main() {
   REQUIRE(poolAttribute(standard, cudaMemPoolAttrReleaseThreshold) == 0);
   REQUIRE(poolAttribute(standard, cudaMemPoolAttrUsedMemCurrent) == 0);
   REQUIRE(poolAttribute(standard, cudaMemPoolAttrUsedMemHigh) > 0);
+}
 
-  // A pool of one's own, which keeps what it has up to the threshold.
+// A pool of one's own, which keeps what it has up to the threshold.
+static void ownPool() {
   cudaMemPoolProps properties = {};
   properties.allocType = cudaMemAllocationTypePinned;
   properties.location.type = cudaMemLocationTypeDevice;
@@ -96,7 +111,7 @@ int main() {
   sumInto<<<16, 128, 0, one>>>(a, count, totals + 2);
   sumInto<<<16, 128, 0, one>>>(b, count, totals + 2);
   CUDA(cudaStreamSynchronize(one));
-  REQUIRE(totals.read()[2] == sumOf(count, 5) + sumOf(count, 6));
+  REQUIRE(total(2) == sumOf(count, 5) + sumOf(count, 6));
   REQUIRE(poolAttribute(pool, cudaMemPoolAttrUsedMemCurrent) == 2 * count * sizeof(int));
   CUDA(cudaFreeAsync(a, one));
   CUDA(cudaFreeAsync(b, one));
@@ -110,6 +125,8 @@ int main() {
   CUDA(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &zero));
   REQUIRE(poolAttribute(pool, cudaMemPoolAttrUsedMemHigh) == 0);
 
+  cudaMemPool_t standard;
+  CUDA(cudaDeviceGetDefaultMemPool(&standard, 0));
   CUDA(cudaDeviceSetMemPool(0, pool));
   CUDA(cudaMallocAsync(&a, 4096, one));
   REQUIRE(poolAttribute(pool, cudaMemPoolAttrUsedMemCurrent) == 4096);
@@ -118,8 +135,11 @@ int main() {
   CUDA(cudaDeviceSynchronize());
   CUDA(cudaDeviceSetMemPool(0, standard));
   CUDA(cudaMemPoolDestroy(pool));
+}
 
+static void mixed() {
   // Ordinary memory may be freed in stream order.
+  int* a;
   CUDA(cudaMalloc(&a, 1 << 16));
   fill<<<1, 128, 0, one>>>(a, 1 << 14, 0);
   CUDA(cudaFreeAsync(a, one));
@@ -137,13 +157,22 @@ int main() {
   CUDA(cudaGraphInstantiate(&exec, graph, 0));
   for (int i = 0; i < 5; ++i) CUDA(cudaGraphLaunch(exec, one));
   CUDA(cudaStreamSynchronize(one));
-  REQUIRE(totals.read()[3] == 5 * sumOf(10000, 1));
+  REQUIRE(total(3) == 5 * sumOf(10000, 1));
   check::say("allocation in a graph, 5 launches: %llu", 5 * sumOf(10000, 1));
   CUDA(cudaGraphExecDestroy(exec));
   CUDA(cudaGraphDestroy(graph));
   CUDA(cudaDeviceGraphMemTrim(0));
   CUDA_GIVES(cudaErrorInvalidValue, cudaFreeAsync(reinterpret_cast<void*>(0x12345), one));
   cudaGetLastError();
+}
+
+int main() {
+  setUp();
+  onStreams();
+  standardPool();
+  ownPool();
+  mixed();
+  CUDA(cudaFree(totals));
   CUDA(cudaEventDestroy(event));
   CUDA(cudaStreamDestroy(one));
   CUDA(cudaStreamDestroy(two));

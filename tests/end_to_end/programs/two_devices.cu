@@ -52,6 +52,26 @@ static void run(const Side& side, int factor, int value) {
   CUDA(cudaEventRecord(side.done, side.stream));
 }
 
+// Direct access, where there are two devices and they can: a kernel on one reads the other's memory.
+static void readOther(const Side& a, const Side& b) {
+  int possible = 0;
+  if (a.device != b.device) CUDA(cudaDeviceCanAccessPeer(&possible, a.device, b.device));
+  if (possible) {
+    CUDA(cudaSetDevice(a.device));
+    CUDA(cudaDeviceEnablePeerAccess(b.device, 0));
+    REQUIRE(cudaDeviceEnablePeerAccess(b.device, 0) == cudaErrorPeerAccessAlreadyEnabled);
+    cudaGetLastError();
+    const Side mixed = {a.device, a.stream, a.done, b.input, a.output};
+    run(mixed, 1, 4);
+    CUDA(cudaStreamSynchronize(a.stream));
+    CUDA(cudaDeviceDisablePeerAccess(b.device));
+  } else {
+    CUDA(cudaMemcpy(a.input, b.input, kCount * sizeof(int), cudaMemcpyDefault));
+    run(a, 1, 4);
+    CUDA(cudaStreamSynchronize(a.stream));
+  }
+}
+
 int main(int argc, char** argv) {
   int devices = 0;
   CUDA(cudaGetDeviceCount(&devices));
@@ -83,23 +103,7 @@ int main(int argc, char** argv) {
   CUDA(cudaMemcpy(b.input, a.output, kCount * sizeof(int), cudaMemcpyDefault));
   expect("by address alone", b.input, 7000, 5, 996);
 
-  // Direct access, where there are two devices and they can: a kernel on one reads the other's memory.
-  int possible = 0;
-  if (distinct) CUDA(cudaDeviceCanAccessPeer(&possible, a.device, b.device));
-  if (possible) {
-    CUDA(cudaSetDevice(a.device));
-    CUDA(cudaDeviceEnablePeerAccess(b.device, 0));
-    REQUIRE(cudaDeviceEnablePeerAccess(b.device, 0) == cudaErrorPeerAccessAlreadyEnabled);
-    cudaGetLastError();
-    const Side mixed = {a.device, a.stream, a.done, b.input, a.output};
-    run(mixed, 1, 4);
-    CUDA(cudaStreamSynchronize(a.stream));
-    CUDA(cudaDeviceDisablePeerAccess(b.device));
-  } else {
-    CUDA(cudaMemcpy(a.input, b.input, kCount * sizeof(int), cudaMemcpyDefault));
-    run(a, 1, 4);
-    CUDA(cudaStreamSynchronize(a.stream));
-  }
+  readOther(a, b);
   expect("the other's memory", a.output, 7000, 5, 1000);
 
   // A thread for each device; the current device belongs to the thread.
