@@ -7,6 +7,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
 namespace gpupool {
 namespace {
 
@@ -30,6 +35,54 @@ void storeBig(std::byte* at, uint32_t value) {
   for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(value >> (24 - 8 * i));
 }
 
+#if defined(__x86_64__)
+// The processor's SHA instructions, about ten times as fast: code images of hundreds of megabytes are named
+// by their hash. Registers hold the state as ABEF and CDGH; each step does four rounds and makes four words
+// of the schedule.
+__attribute__((target("sha,sse4.1"))) void blockByInstruction(uint32_t* state, const std::byte* data) {
+  const __m128i bigEndian = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
+  const auto load = [](const void* from) __attribute__((target("sha,sse4.1"))) {
+    return _mm_loadu_si128(static_cast<const __m128i*>(from));
+  };
+  const __m128i cdab = _mm_shuffle_epi32(load(state), 0xb1);
+  const __m128i efgh = _mm_shuffle_epi32(load(state + 4), 0x1b);
+  __m128i abef = _mm_alignr_epi8(cdab, efgh, 8);
+  __m128i cdgh = _mm_blend_epi16(efgh, cdab, 0xf0);
+  const __m128i abefBefore = abef, cdghBefore = cdgh;
+  __m128i w[4];
+#pragma GCC unroll 16
+  for (int step = 0; step < 16; ++step) {
+    __m128i& next = w[step % 4];
+    if (step < 4) {
+      next = _mm_shuffle_epi8(load(data + 16 * step), bigEndian);
+    } else {
+      const __m128i last = w[(step + 3) % 4];
+      const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(next, w[(step + 1) % 4]),
+                                        _mm_alignr_epi8(last, w[(step + 2) % 4], 4));
+      next = _mm_sha256msg2_epu32(sum, last);
+    }
+    const __m128i keyed = _mm_add_epi32(next, load(kRound + 4 * step));
+    cdgh = _mm_sha256rnds2_epu32(cdgh, abef, keyed);
+    abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(keyed, 0x0e));
+  }
+  abef = _mm_add_epi32(abef, abefBefore);
+  cdgh = _mm_add_epi32(cdgh, cdghBefore);
+  const __m128i feba = _mm_shuffle_epi32(abef, 0x1b);
+  const __m128i dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state), _mm_blend_epi16(feba, dchg, 0xf0));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
+}
+
+bool hasInstruction() {
+  static const bool has = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0 || (c & bit_SSE4_1) == 0) return false;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & bit_SHA) != 0;
+  }();
+  return has;
+}
+#endif
+
 }  // namespace
 
 Sha256::Sha256()
@@ -37,6 +90,9 @@ Sha256::Sha256()
 }
 
 void Sha256::block(const std::byte* data) {
+#if defined(__x86_64__)
+  if (hasInstruction()) return blockByInstruction(state_, data);
+#endif
   using std::rotr;
   uint32_t w[64];
   for (int t = 0; t < 16; ++t) w[t] = loadBig(data + 4 * t);
