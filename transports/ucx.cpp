@@ -92,8 +92,10 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
         std::make_unique<RingConsumer>(memory_->words(channel), memory_->data(channel), lane.size, expedited);
     lane.fill = std::make_unique<RingProducer>(memory_->words(in), memory_->data(in), lane.size, expedited);
   }
-  link_->setSink(this);
   lastSaid_ = lastHeard_ = Clock::now();
+  link_->setSink(this);
+  Deadline deadline = Clock::now() + options.setupTimeout;
+  worker ? link_->awaitReady(bootstrap, deadline) : UcxLink::sayReady(bootstrap, deadline);
   progress_ = startQuietThread([this] { run(); });
 }
 

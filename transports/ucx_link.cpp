@@ -164,6 +164,19 @@ void UcxLink::awaitWelcome(int bootstrap, Deadline deadline) {
   while (!welcomed_) setupStep(bootstrap, deadline, "the worker did not answer");
 }
 
+void UcxLink::sayReady(int bootstrap, Deadline deadline) {
+  char ready = 'r';
+  if (!sendAll(bootstrap, &ready, 1, deadline))
+    throw std::runtime_error("ucx: the worker went away during set-up");
+}
+
+void UcxLink::awaitReady(int bootstrap, Deadline deadline) {
+  char ready = 0;
+  while (recv(bootstrap, &ready, 1, MSG_DONTWAIT) != 1) {
+    setupStep(bootstrap, deadline, "the client did not finish its set-up");
+  }
+}
+
 void UcxLink::setupStep(int bootstrap, Deadline deadline, const char* what) {
   while (progress()) {
   }

@@ -76,7 +76,11 @@ class UcxLink {
   UcxLink(const UcxLink&) = delete;
   UcxLink& operator=(const UcxLink&) = delete;
 
+  // What arrives before it is dropped, so: the client sets its sink, then says ready; the worker sets its
+  // sink, then waits for that, and only then may send. Both throw std::runtime_error.
   void setSink(Sink* sink) { sink_ = sink; }
+  static void sayReady(int bootstrap, Deadline deadline);
+  void awaitReady(int bootstrap, Deadline deadline);
   // Sends header and payload; `payload` stays valid until `done`, which comes within send or progress.
   // flags: UCP_AM_SEND_FLAG_EAGER, UCP_AM_SEND_FLAG_RNDV or 0.
   void send(const WireHeader& header, const void* payload, size_t bytes, uint32_t flags, Done done);

@@ -238,6 +238,7 @@ struct HostileNetworkClient : UcxLink::Sink {
     UcxGreeting greeting;
     link = UcxLink::connect(client, options, greeting);
     link->setSink(this);
+    UcxLink::sayReady(client, in(2s));
     bootstrap = Descriptor(client);
     accepting.join();
     REQUIRE(worker);

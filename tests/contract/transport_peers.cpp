@@ -165,7 +165,9 @@ TEST_CASE("messages flow between processes until the peer leaves with a goodbye"
   });
   for (uint64_t i = 0; i < 1000; ++i) {
     REQUIRE(sendBytes(*peer.connection, Channel::call, &i, 8));
-    REQUIRE(peer.connection->receive(Channel::call, in(10s)).size() == 8);
+    auto message = peer.connection->receive(Channel::call, in(10s));
+    CAPTURE(i, peer.connection->reason());
+    REQUIRE(message.size() == 8);
   }
   CHECK(readable(peer.connection->wakeupDescriptor(), 2s));
   CHECK(peer.connection->peer() == Peer::closed);
