@@ -36,7 +36,9 @@ class FakeServer::Control final : public schema::ServerControl::Server {
 };
 
 FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, std::string socketPath)
-    : io_(io), membership_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))), tasks_(*this) {
+    : io_(io),
+      membership_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))),
+      tasks_(*this) {
   facts.name = std::move(name);
   facts.incarnation = pool::randomId();
   facts.localPath = socketPath;

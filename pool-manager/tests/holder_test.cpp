@@ -1,0 +1,326 @@
+// The holder between an application and the pool, all on one event loop: a Service, a server that speaks the
+// handshake, and a socket as the client library would hold it.
+#include "pool-manager/cli/holder.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "catch.h"
+#include "fake_server.h"
+#include "pool-manager/cli/holder_process.h"
+#include "pool-manager/service.h"
+#include "support.h"
+
+using namespace gpupool;
+using namespace gpupool::cli;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+using holder::OpenReply;
+using holder::OpenRequest;
+using holder::Status;
+
+namespace {
+
+struct Opened {
+  OpenReply reply;
+  kj::AutoCloseFd session;
+  bool answered = false;
+};
+
+bool connectTo(int socket, const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  path.copy(address.sun_path, sizeof address.sun_path - 1);
+  return ::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+}
+
+struct Fixture {
+  Fixture()
+      : io(kj::setupAsyncIo()),
+        store(makeMemoryStore()),
+        address("unix:" + folder.path + "/manager"),
+        server(kj::heap<FakeServer>(io, "a", 2, folder.path + "/server")) {
+    settings.addresses = {address};
+    settings.request.holder = "tester";
+    settings.request.ttlMs = 1000;
+    settings.connectLimit = 500 * kj::MILLISECONDS;
+    settings.sessionLimit = 500 * kj::MILLISECONDS;
+  }
+  void startManager() {
+    PoolTimes times;
+    times.beatMs = 100;
+    ServiceLimits limits;
+    limits.tick = 10 * kj::MILLISECONDS;
+    limits.call = 500 * kj::MILLISECONDS;
+    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
+    ::unlink((folder.path + "/manager").c_str());
+    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+    service->serve(parsed->listen(), true);
+    housekeeping = service->run().eagerlyEvaluate(nullptr);
+  }
+  void stopManager() {
+    housekeeping = nullptr;
+    service = nullptr;
+  }
+  void startAll() {
+    startManager();
+    server->join(address);
+    server->joined().wait(io.waitScope);
+  }
+  void makeHolder() {
+    holder = kj::heap<Holder>(*io.provider, io.unixEventPort, settings,
+                              [this](const std::string& why) { lost = why; });
+    int pair[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
+    application = kj::AutoCloseFd(pair[0]);
+    serving = holder->serve(kj::AutoCloseFd(pair[1])).eagerlyEvaluate(nullptr);
+  }
+  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
+
+  // Sends as the client library would, and pumps the loop until the reply is there.
+  Opened open(OpenRequest request) { return send(&request, sizeof request); }
+  Opened send(const void* data, size_t size) {
+    REQUIRE(::send(application, data, size, 0) == static_cast<ssize_t>(size));
+    Opened opened;
+    for (int i = 0; i < 300 && !opened.answered; ++i) {
+      pause(10);
+      receive(opened);
+    }
+    return opened;
+  }
+  void receive(Opened& opened) {
+    iovec part{&opened.reply, sizeof opened.reply};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    const ssize_t got = ::recvmsg(application, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got < 0) return;
+    CHECK(got == sizeof opened.reply);
+    opened.answered = true;
+    if (const cmsghdr* header = CMSG_FIRSTHDR(&message)) {
+      int passed = -1;
+      std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
+      opened.session = kj::AutoCloseFd(passed);
+    }
+  }
+  static OpenRequest request(uint64_t rows = 0x1234) {
+    OpenRequest one;
+    one.rowsHash = rows;
+    one.pid = ::getpid();
+    std::strcpy(one.command, "test");
+    return one;
+  }
+
+  Folder folder;
+  kj::AsyncIoContext io;
+  std::unique_ptr<Store> store;
+  std::string address, lost;
+  kj::Own<FakeServer> server;
+  kj::Own<Service> service;
+  kj::Promise<void> housekeeping = nullptr;
+  HolderSettings settings;
+  kj::Own<Holder> holder;
+  kj::AutoCloseFd application;
+  kj::Promise<void> serving = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "an application gets a session's socket, proven on both sides") {
+  startAll();
+  settings.request.deviceCount = 2;
+  settings.networkDevice = "mlx5_0:1";
+  makeHolder();
+  CHECK(server->leases.empty());  // leased at the first request, not before
+  const Opened opened = open(request());
+  REQUIRE(opened.answered);
+  INFO(opened.reply.text);
+  REQUIRE(opened.reply.status == Status::ok);
+  CHECK(opened.reply.deviceCount == 2);
+  CHECK(opened.reply.epoch == 1);
+  CHECK(std::string(opened.reply.transport) == "shm");
+  CHECK(std::string(opened.reply.server) == "a");
+  CHECK(std::string(opened.reply.networkDevice) == "mlx5_0:1");
+  CHECK((opened.reply.sessionHigh | opened.reply.sessionLow) != 0);
+  // The very socket that the server goes on with, in blocking mode.
+  REQUIRE(opened.session.get() >= 0);
+  CHECK((::fcntl(opened.session, F_GETFL) & O_NONBLOCK) == 0);
+  REQUIRE(::write(opened.session, "x", 1) == 1);
+  pause(20);
+  char greeting[8] = {};
+  CHECK(::recv(opened.session, greeting, sizeof greeting, MSG_DONTWAIT) == 5);
+  CHECK(std::string(greeting) == "hello");
+
+  const Opened second = open(request());
+  CHECK(second.reply.status == Status::ok);
+  CHECK(second.reply.sessionLow != opened.reply.sessionLow);
+  CHECK(server->leases.size() == 1);
+  CHECK(server->sessions == 2);
+}
+
+TEST_CASE_METHOD(Fixture, "the end of the application's socket ends the service, and release frees") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  application = nullptr;
+  serving.wait(io.waitScope);
+  holder->release().wait(io.waitScope);
+  CHECK(server->leases.empty());
+  CHECK(service->pool().leases().empty());
+}
+
+TEST_CASE_METHOD(Fixture, "no manager: every address that was tried, and what to do") {
+  settings.addresses = {address, "unix:/nonexistent/manager"};
+  makeHolder();
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::noManager);
+  const std::string text = opened.reply.text;
+  CHECK(contains(text, address));
+  CHECK(contains(text, "unix:/nonexistent/manager"));
+  CHECK(contains(text, "gpupool up"));
+  CHECK_FALSE(contains(text, "\n"));
+  startAll();  // the next attempt is a fresh one
+  CHECK(open(request()).reply.status == Status::ok);
+}
+
+TEST_CASE_METHOD(Fixture, "a manager that does not answer is no manager") {
+  auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+  auto mute = parsed->listen();
+  makeHolder();
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::noManager);
+}
+
+TEST_CASE_METHOD(Fixture, "no device: who holds it") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  auto other = kj::heap<Holder>(
+      *io.provider, io.unixEventPort,
+      [&] {
+        auto wish = settings;
+        wish.request.deviceCount = 2;
+        return wish;
+      }(),
+      [](const std::string&) {});
+  KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { other->acquire().wait(io.waitScope); })) {
+    CHECK(toFailure(*error).status == Status::noDevice);
+    CHECK(contains(toFailure(*error).text, "held by tester"));
+  } else {
+    FAIL("two devices of one were found");
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "rows that differ are refused in the server's words") {
+  startAll();
+  makeHolder();
+  const Opened opened = open(request(0x9999));
+  CHECK(opened.reply.status == Status::refused);
+  CHECK(std::string(opened.reply.text) == "server a: rows differ");
+  CHECK(opened.session.get() < 0);
+  CHECK(open(request()).reply.status == Status::ok);  // the lease is still good
+}
+
+TEST_CASE_METHOD(Fixture, "a server that does not know the key is found out") {
+  startAll();
+  server->forgeProof = true;
+  makeHolder();
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::refused);
+  CHECK(contains(opened.reply.text, "does not know this lease's key"));
+  CHECK(server->sessions == 0);
+}
+
+TEST_CASE_METHOD(Fixture, "a server that went away is a lost server, within the limit") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  ::unlink((folder.path + "/server").c_str());
+  server = nullptr;
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::serverLost);
+  CHECK(contains(opened.reply.text, "server a at unix:"));
+}
+
+TEST_CASE_METHOD(Fixture, "a transport that cannot be is refused with the way out") {
+  startAll();
+  makeHolder();
+  auto wish = request();
+  std::strcpy(wish.transport, "ucx");
+  const Opened opened = open(wish);
+  CHECK(opened.reply.status == Status::refused);
+  CHECK(contains(opened.reply.text, "--transport ucx"));
+  std::strcpy(wish.transport, "pigeon");
+  CHECK(contains(open(wish).reply.text, "no transport 'pigeon'"));
+  std::memset(wish.transport, 'x', sizeof wish.transport);  // not even terminated
+  CHECK(open(wish).reply.status == Status::refused);
+}
+
+TEST_CASE_METHOD(Fixture, "malformed requests are answered, not obeyed") {
+  startAll();
+  makeHolder();
+  auto old = request();
+  old.version = 9;
+  const Opened version = open(old);
+  CHECK(version.reply.status == Status::refused);
+  CHECK(contains(version.reply.text, "speaks holder protocol 9, this gpupool speaks 1"));
+  CHECK(send("short", 5).reply.status == Status::refused);
+  CHECK(send(std::string(5000, 'x').data(), 5000).reply.status == Status::refused);
+  CHECK(server->leases.empty());
+  CHECK(open(request()).reply.status == Status::ok);
+}
+
+TEST_CASE_METHOD(Fixture, "the lease is renewed, also while the manager is away and after it has come back") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  pause(1800);  // longer than TTL and drift
+  CHECK(service->pool().leases().size() == 1);
+  stopManager();
+  pause(700);
+  startManager();
+  pause(1900);
+  REQUIRE(service->pool().leases().size() == 1);
+  CHECK(service->pool().leases().begin()->second.state == LeaseState::active);
+  CHECK(lost.empty());
+  CHECK(open(request()).reply.status == Status::ok);
+}
+
+TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is opened on it") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  server->disconnect();
+  pause(50);
+  server->facts.incarnation = randomId();  // restarted
+  server->leases.clear();
+  server->join(address);
+  pause(600);
+  CHECK(lost == "its server a was restarted");
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::refused);
+  CHECK(contains(opened.reply.text, "its server a was restarted"));
+}
+
+TEST_CASE_METHOD(Fixture, "several applications share one listening holder") {
+  startAll();
+  makeHolder();
+  const std::string path = folder.path + "/holder";
+  kj::AutoCloseFd listening(listenForApplications(path));
+  auto accepting = holder->listen(listening).eagerlyEvaluate(nullptr);
+  for (int i = 0; i < 3; ++i) {
+    application = kj::AutoCloseFd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    REQUIRE(connectTo(application, path));
+    CHECK(open(request()).reply.status == Status::ok);
+  }
+  CHECK(server->sessions == 3);
+  CHECK(server->leases.size() == 1);
+}

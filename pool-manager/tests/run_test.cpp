@@ -1,0 +1,364 @@
+// `gpupool run` and `gpupool hold` as a user sees them: the real programs against a manager and a server in
+// this process, whose event loop turns while they run.
+#include <fcntl.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "catch.h"
+#include "fake_server.h"
+#include "pool-manager/service.h"
+#include "support.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+struct Program {
+  pid_t pid = -1;
+  int output = -1;  // stdout and stderr
+  std::string text;
+  int status = -1;
+  bool ended = false;
+
+  void read() {
+    char part[4096];
+    for (ssize_t size; (size = ::read(output, part, sizeof part)) > 0;)
+      text.append(part, static_cast<size_t>(size));
+  }
+  bool poll() {
+    read();
+    if (!ended && ::waitpid(pid, &status, WNOHANG) == pid) ended = true;
+    if (ended) read();
+    return ended;
+  }
+  int exitStatus() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
+  int signal() const { return WIFSIGNALED(status) ? WTERMSIG(status) : 0; }
+  ~Program() {
+    if (!ended && pid > 0) ::kill(pid, SIGKILL), ::waitpid(pid, nullptr, 0);
+    if (output >= 0) ::close(output);
+  }
+};
+
+struct Fixture {
+  Fixture()
+      : io(kj::setupAsyncIo()), store(makeMemoryStore()), address("unix:" + folder.path + "/manager.sock") {
+    PoolTimes times;
+    times.beatMs = 100;
+    ServiceLimits limits;
+    limits.tick = 10 * kj::MILLISECONDS;
+    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
+    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+    service->serve(parsed->listen(), true);
+    housekeeping = service->run().eagerlyEvaluate(nullptr);
+    server = kj::heap<FakeServer>(io, "a", 1, folder.path + "/server");
+    server->join(address);
+    server->joined().wait(io.waitScope);
+    ::mkdir((folder.path + "/lib").c_str(), 0700);
+    std::ofstream(folder.path + "/lib/libcuda.so.1") << "not looked at";
+    environment = {"PATH=/usr/bin:/bin",
+                   "GPUPOOL_STATE=" + folder.path,
+                   "GPUPOOL_LIBRARY_DIR=" + folder.path + "/lib",
+                   "GPUPOOL_TTL=1s",
+                   "LD_LIBRARY_PATH=/before",
+                   "HOME=" + folder.path,
+                   "LC_ALL=C"};
+  }
+
+  [[noreturn]] void become(const std::vector<std::string>& words) {
+    std::vector<char*> arguments, variables;
+    for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+    for (const auto& entry : environment) variables.push_back(const_cast<char*>(entry.c_str()));
+    arguments.push_back(nullptr);
+    variables.push_back(nullptr);
+    ::signal(SIGPIPE, SIG_DFL);  // KJ ignores it
+    ::execve(arguments[0], arguments.data(), variables.data());
+    ::_exit(99);
+  }
+  void start(Program& program, const std::vector<std::string>& words) {
+    int pipe[2];
+    REQUIRE(::pipe2(pipe, O_CLOEXEC) == 0);
+    program.pid = ::fork();
+    if (program.pid == 0) {
+      ::dup2(pipe[1], 1);
+      ::dup2(pipe[1], 2);
+      become(words);
+    }
+    ::close(pipe[1]);
+    program.output = pipe[0];
+    ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
+  }
+  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
+  bool until(const std::function<bool()>& condition, int ms = 8000) {
+    for (; ms > 0; ms -= 5) {
+      if (condition()) return true;
+      pause(5);
+    }
+    return condition();
+  }
+  void finish(Program& program) {
+    REQUIRE(until([&] { return program.poll(); }));
+  }
+  // `gpupool run WORDS` to its end.
+  void run(Program& program, std::vector<std::string> words) {
+    words.insert(words.begin(), {TOOL, "run"});
+    start(program, words);
+    finish(program);
+  }
+  bool free() { return server->leases.empty() && service->pool().leases().empty(); }
+  // The pid that `application sleep` printed.
+  pid_t sleeper(Program& program) {
+    REQUIRE(until([&] {
+      program.poll();
+      return contains(program.text, "ready ") && program.text.back() == '\n';
+    }));
+    return static_cast<pid_t>(std::stol(program.text.substr(program.text.find("ready ") + 6)));
+  }
+
+  Folder folder;
+  kj::AsyncIoContext io;
+  std::unique_ptr<Store> store;
+  std::string address;
+  kj::Own<Service> service;
+  kj::Promise<void> housekeeping = nullptr;
+  kj::Own<FakeServer> server;
+  std::vector<std::string> environment;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "the exit status is the program's") {
+  for (int status : {0, 7, 255}) {
+    Program program;
+    run(program, {"--", "/bin/sh", "-c", "exit " + std::to_string(status)});
+    CHECK(program.exitStatus() == status);
+    CHECK(program.text.empty());
+    CHECK(free());  // when it returns, the device is free
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "so is the signal it died of") {
+  for (int number : {SIGUSR1, SIGTERM, SIGSEGV, SIGKILL}) {
+    Program program;
+    run(program, {"sh", "-c", "kill -" + std::to_string(number) + " $$"});
+    CHECK(program.signal() == number);
+    CHECK(free());
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say why") {
+  Program missing, notExecutable, usage, bad, many, none, library;
+  run(missing, {"--", "/no/such/program"});
+  CHECK(missing.exitStatus() == 127);
+  CHECK(missing.text == "gpupool: /no/such/program: there is no such program\n");
+  run(notExecutable, {"--", folder.path + "/lib/libcuda.so.1"});
+  CHECK(notExecutable.exitStatus() == 126);
+  CHECK(free());
+  run(usage, {});
+  CHECK(usage.exitStatus() == 125);
+  CHECK(contains(usage.text, "which program?"));
+  run(bad, {"--gpus", "none", "true"});
+  CHECK(bad.exitStatus() == 125);
+  CHECK(contains(bad.text, "--gpus: 'none' is not a whole number"));
+  run(many, {"--gpus", "2", "true"});
+  CHECK(many.exitStatus() == 125);
+  CHECK(contains(many.text, "no server has more than 1"));
+  run(none, {"--manager", "unix:/nowhere/manager", "true"});
+  CHECK(none.exitStatus() == 125);
+  CHECK(contains(none.text, "no pool manager is reachable. Tried\n  unix:/nowhere/manager: "));
+  environment[2] = "GPUPOOL_LIBRARY_DIR=/nowhere";
+  run(library, {"true"});
+  CHECK(library.exitStatus() == 125);
+  CHECK(contains(library.text, "/nowhere/libcuda.so.1 is missing"));
+  CHECK(free());
+}
+
+TEST_CASE_METHOD(Fixture, "the program finds the library and the holder, and its own signals as they were") {
+  Program program;
+  run(program, {"--", "sh", "-c",
+                "echo $LD_LIBRARY_PATH; echo $GPUPOOL_HOLDER; test -S $GPUPOOL_HOLDER && echo there; "
+                "stat -c %a $(dirname $GPUPOOL_HOLDER); grep -E 'SigBlk|SigIgn' /proc/self/status"});
+  INFO(program.text);
+  CHECK(program.text.find(folder.path + "/lib:/before\n") == 0);
+  CHECK(contains(program.text, "/holder\nthere\n700\n"));
+  CHECK(contains(program.text, "SigBlk:\t0000000000000000"));
+  CHECK(contains(program.text, "SigIgn:\t0000000000000000"));
+  const size_t start = program.text.find('\n') + 1;
+  const std::string holder = program.text.substr(start, program.text.find('\n', start) - start);
+  CHECK_FALSE(std::filesystem::exists(holder));
+  CHECK_FALSE(std::filesystem::exists(std::filesystem::path(holder).parent_path()));
+}
+
+TEST_CASE_METHOD(Fixture, "a program opens sessions through its holder") {
+  Program program, wrong;
+  run(program, {APPLICATION, "open"});
+  CHECK(program.exitStatus() == 0);
+  CHECK(program.text == "session on a by shm, 1 devices, worker says hello\n");
+  run(wrong, {APPLICATION, "open", "beef"});
+  CHECK(wrong.exitStatus() == 13);
+  CHECK(wrong.text == "refused 3: server a: rows differ\n");
+}
+
+TEST_CASE_METHOD(Fixture, "a client library's own holder leases, serves and goes") {
+  Program program;
+  start(program, {APPLICATION, "hold", TOOL});
+  finish(program);
+  CHECK(program.exitStatus() == 0);
+  CHECK(program.text == "session on a by shm, 1 devices, worker says hello\n");
+  CHECK(free());
+}
+
+TEST_CASE_METHOD(Fixture, "hold keeps nothing of the process that started it") {
+  // The pipe's writing end must not live on in the holder: its reader waits for the end of file.
+  int pair[2], pipe[2];
+  REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+  REQUIRE(::pipe(pipe) == 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::dup2(pair[1], 9);
+    ::close(pair[0]);
+    ::dup2(pipe[1], 1);
+    ::dup2(pipe[1], 2);
+    become({TOOL, "hold", "--descriptor", "9"});
+  }
+  ::close(pair[1]);
+  ::close(pipe[1]);
+  pollfd wait{pipe[0], POLLIN, 0};
+  REQUIRE(::poll(&wait, 1, 5000) == 1);
+  char byte;
+  CHECK(::read(pipe[0], &byte, 1) == 0);
+  CHECK(::kill(pid, 0) == 0);
+  CHECK(::getsid(pid) == pid);
+  ::close(pair[0]);
+  int status = 0;
+  CHECK(until([&] { return ::waitpid(pid, &status, WNOHANG) == pid; }));
+  CHECK(WEXITSTATUS(status) == 0);
+  ::close(pipe[0]);
+}
+
+TEST_CASE_METHOD(Fixture, "signals sent to the tool reach the program, once") {
+  Program program;
+  start(program, {TOOL, "run", "bash", "-c",
+                  "n=0; trap 'n=$((n+1))' USR1; trap 'echo got $n; exit 42' TERM; trap '' HUP; echo ready 1; "
+                  "while :; do sleep 0.05; done"});
+  sleeper(program);
+  ::kill(program.pid, SIGHUP);
+  ::kill(program.pid, SIGUSR1);
+  pause(300);
+  ::kill(program.pid, SIGTERM);
+  finish(program);
+  CHECK(program.exitStatus() == 42);
+  CHECK(contains(program.text, "got 1\n"));
+  CHECK(free());
+}
+
+TEST_CASE_METHOD(Fixture, "a lease is renewed for as long as the program runs") {
+  Program program;
+  start(program, {TOOL, "run", "--ttl", "1s", "sleep", "2"});
+  finish(program);
+  CHECK(program.exitStatus() == 0);
+  CHECK(program.text.empty());
+  CHECK(server->revokeReasons == std::vector<std::string>{"released"});
+}
+
+TEST_CASE_METHOD(Fixture, "interrupted while it waits, the tool leaves the queue") {
+  Program holder, waiter;
+  start(holder, {TOOL, "run", APPLICATION, "sleep", "30"});
+  sleeper(holder);
+  start(waiter, {TOOL, "run", "--wait", "1m", "true"});
+  pause(200);
+  ::kill(waiter.pid, SIGINT);
+  finish(waiter);
+  CHECK(waiter.signal() == SIGINT);
+  pause(100);
+  ::kill(holder.pid, SIGTERM);
+  finish(holder);
+  pause(100);
+  CHECK(free());
+}
+
+TEST_CASE_METHOD(Fixture, "the tool killed, the program keeps its lease to its end") {
+  Program tool;
+  start(tool, {TOOL, "run", APPLICATION, "sleep", "30"});
+  const pid_t program = sleeper(tool);
+  ::kill(tool.pid, SIGKILL);
+  finish(tool);
+  pause(1800);  // past the TTL
+  CHECK_FALSE(free());
+  ::kill(program, SIGTERM);
+  CHECK(until([&] { return free(); }));
+}
+
+TEST_CASE_METHOD(Fixture, "the holder killed, the program runs on and the user is told") {
+  Program tool;
+  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 1; exit 5"});
+  sleeper(tool);
+  std::ifstream children("/proc/" + std::to_string(tool.pid) + "/task/" + std::to_string(tool.pid) +
+                         "/children");
+  pid_t holder = 0;  // the first child
+  REQUIRE(children >> holder);
+  ::kill(holder, SIGKILL);
+  finish(tool);
+  CHECK(tool.exitStatus() == 5);
+  CHECK(contains(tool.text, "the lease's holder was killed"));
+}
+
+TEST_CASE_METHOD(Fixture, "a lease lost under the program is reported") {
+  Program tool;
+  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 1.5; exit 3"});
+  sleeper(tool);
+  server->disconnect();
+  server->leases.clear();
+  server->facts.incarnation = randomId();
+  server->join(address);
+  finish(tool);
+  CHECK(tool.exitStatus() == 3);
+  CHECK(contains(tool.text, "the lease has ended: its server a was restarted"));
+}
+
+// A shell with job control on a terminal of its own.
+TEST_CASE_METHOD(Fixture, "Ctrl-Z, fg and Ctrl-C work as without the tool, and the lease outlives the stop") {
+  Program shell;
+  environment.push_back("PS1=% ");
+  environment.push_back("TERM=dumb");
+  shell.pid = ::forkpty(&shell.output, nullptr, nullptr, nullptr);
+  if (shell.pid == 0) become({"/bin/bash", "--norc", "--noprofile", "-i"});
+  ::fcntl(shell.output, F_SETFL, O_NONBLOCK);
+  size_t seen = 0;
+  const auto type = [&](const std::string& text) {
+    seen = shell.text.size();
+    REQUIRE(::write(shell.output, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  };
+  const auto expect = [&](const std::string& text) {
+    const bool found = until([&] {
+      shell.poll();
+      return shell.text.find(text, seen) != std::string::npos;
+    });
+    INFO(shell.text);
+    REQUIRE(found);
+  };
+  type(std::string(TOOL) + " run " + APPLICATION + " sleep 30\n");
+  expect("ready ");
+  type("\x1a");
+  expect("Stopped");
+  pause(1800);
+  CHECK(server->leases.size() == 1);
+  type("fg\n");
+  expect("sleep 30");
+  pause(100);
+  type("\x03");
+  expect("% ");
+  type("echo status $?.\n");
+  expect("status 130.");
+  CHECK(free());
+  type("exit\n");
+  finish(shell);
+}
