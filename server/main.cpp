@@ -17,49 +17,46 @@
 
 namespace {
 
+using gpupool::options::OptionError;
+using gpupool::options::Set;
+using gpupool::server::ServerOptions;
+
 constexpr const char* kUsage =
-    "usage: gpupool-server [--config PATH] [OPTION...]\n"
+    "usage: gpupool-server [OPTION...]\n"
     "Lends this machine's GPUs to the pool. SIGTERM and SIGINT end its sessions and leave the pool.\n\n";
+constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
-// --config comes first, whatever its place: the command line wins over the file.
-std::string configPath(std::vector<std::string>& words) {
-  for (size_t i = 0; i < words.size(); ++i) {
-    std::string path;
-    size_t count = 1;
-    if (words[i].starts_with("--config=")) {
-      path = words[i].substr(9);
-    } else if (words[i] == "--config" && i + 1 < words.size()) {
-      path = words[i + 1];
-      count = 2;
-    } else {
-      continue;
-    }
-    words.erase(words.begin() + i, words.begin() + i + count);
-    return path;
-  }
-  return "";
-}
-
-// False: help was asked for and given.
-bool readOptions(int count, char** words, gpupool::server::ServerOptions& options) {
-  gpupool::options::Set set(options.table(), "GPUPOOL_SERVER_");
-  std::vector<std::string> rest(words + 1, words + count);
-  const std::string file = configPath(rest);
-  if (!file.empty() && !set.readYamlFile(file))
-    throw gpupool::options::OptionError("--config: there is no " + file);
-  set.readEnvironment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
-  bool help = false;
-  rest = set.readArguments(rest, &help);
-  if (help) {
-    std::printf("%s%s", kUsage, set.help().c_str());
+// False: help or the configuration was asked for and given.
+bool readOptions(int count, char** words, ServerOptions& options) {
+  std::string config;
+  bool help = false, printConfig = false;
+  auto table = options.table();
+  table.push_back(
+      {"config", config, "FILE", std::string("Read this file instead of ") + kConfig + ".", true});
+  table.push_back(
+      {"print-config", printConfig, "", "Print the configuration file with every default.", true});
+  const std::vector<std::string> arguments(words + 1, words + count);
+  Set early(table, ServerOptions::kPrefix);  // learns --config, which the other words win over
+  const auto rest = early.readArguments(arguments, &help);
+  if (!rest.empty()) throw OptionError("unexpected argument '" + rest[0] + "'");
+  const std::string file = config;
+  const bool print = printConfig;
+  options = {};
+  Set set(table, ServerOptions::kPrefix);
+  if (help || print) {
+    const std::string text = print ? set.yaml(ServerOptions::kIntroduction) : kUsage + set.help();
+    std::fputs(text.c_str(), stdout);
     return false;
   }
-  if (!rest.empty()) throw gpupool::options::OptionError("unexpected argument '" + rest[0] + "'");
+  if (!set.readYamlFile(file.empty() ? kConfig : file) && !file.empty())
+    throw OptionError("--config: there is no " + file);
+  set.readEnvironment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
+  set.readArguments(arguments);
   options.complete();
   return true;
 }
 
-int serve(gpupool::server::ServerOptions options) {
+int serve(ServerOptions options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   auto io = kj::setupAsyncIo();
@@ -77,10 +74,10 @@ int serve(gpupool::server::ServerOptions options) {
 int main(int count, char** words) {
   gpupool::log::setProcessName("server");
   try {
-    gpupool::server::ServerOptions options;
+    ServerOptions options;
     if (!readOptions(count, words, options)) return 0;
     return serve(std::move(options));
-  } catch (const gpupool::options::OptionError& error) {
+  } catch (const OptionError& error) {
     std::fprintf(stderr, "gpupool-server: %s\n", error.what());
     return 2;
   } catch (const kj::Exception& error) {

@@ -8,32 +8,41 @@
 
 namespace gpupool::server {
 
+const char ServerOptions::kPrefix[] = "GPUPOOL_SERVER_";
+const char ServerOptions::kIntroduction[] =
+    "gpupool-server: every option at its default. The environment (GPUPOOL_SERVER_<OPTION>) and the command "
+    "line "
+    "(--option) win over this file. Read from --config, or else /etc/gpupool/server.yaml.";
+
 std::vector<options::Option> ServerOptions::table() {
   return {
-      {"manager", manager, "ADDRESS", "the pool manager to join: host:port, or unix:PATH"},
-      {"name", name, "NAME", "this server's name, unique in the pool; empty: the host name"},
+      {"manager", manager, "ADDRESS", "The pool manager to join: HOST:PORT, or unix:PATH."},
+      {"name", name, "NAME", "This server's name, unique in the pool. Empty: the host name."},
       {"state", state, "PATH",
-       "folder for what lasts as long as the server runs; empty: $XDG_RUNTIME_DIR/gpupool, else "
-       "/run/gpupool"},
+       "Folder for what lasts as long as the server runs. Empty: $XDG_RUNTIME_DIR/gpupool, else "
+       "/run/gpupool."},
       {"local", local, "PATH",
-       "Unix socket for sessions of programs on this host; empty: <state>/server-<name>.sock; none: no such "
-       "socket"},
+       "Unix socket for sessions of programs on this host. Empty: <state>/server-<name>.sock; 'none': no "
+       "such "
+       "socket."},
       {"listen", listen, "HOST:PORT",
-       "where sessions from the network connect; port 0: any free one; empty: no network sessions. Bind it "
-       "to the "
-       "fabric's interface: the data plane is not encrypted"},
+       "Where sessions from the network connect; port 0 takes any free one. Empty: no network sessions. Bind "
+       "it to "
+       "the fabric's interface: the data plane is not encrypted."},
       {"advertise", advertise, "HOST",
-       "the address the pool tells programs for --listen; empty: the one listened on"},
+       "The address that programs are told to connect to. Empty: the one of --listen, or the host name where "
+       "that "
+       "means every interface."},
       {"driver", driver, "PATH",
-       "the CUDA driver library; empty: the NVIDIA driver where it finds a GPU, else the software GPU"},
-      {"worker", worker, "PATH", "the worker's executable; empty: gpupool-worker beside this one"},
-      {"warm", warm, "COUNT", "workers kept ready for sessions to come"},
+       "The CUDA driver library. Empty: the NVIDIA driver where it finds a GPU, else the software GPU."},
+      {"worker", worker, "PATH", "The worker's executable. Empty: gpupool-worker beside gpupool-server."},
+      {"warm", warm, "COUNT", "Workers kept ready for the sessions to come."},
       {"network-device", networkDevice, "NAME",
-       "the interface that sessions from the network use: lo, eth0, mlx5_0:1; empty: all"},
+       "The interface that sessions from the network use: lo, eth0, mlx5_0:1. Empty: all."},
       {"module-cache", moduleCache, "PATH",
-       "folder for device code, one below it per tenant; empty: no cache"},
-      {"handshake-time", handshakeTime, "TIME", "a peer that opens a session answers within this"},
-      {"stop-time", stopTime, "TIME", "a worker told to stop is killed after this"},
+       "Folder for the device code that programs bring, one below it per tenant. Empty: no cache."},
+      {"handshake-time", handshakeTime, "TIME", "Who opens a session answers each step within this time."},
+      {"stop-time", stopTime, "TIME", "A worker that was told to stop is killed after this time."},
   };
 }
 

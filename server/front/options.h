@@ -25,6 +25,8 @@ struct ServerOptions {
   std::chrono::milliseconds stopTime{2000};
 
   std::vector<options::Option> table();
+  static const char kPrefix[];        // of its environment variables
+  static const char kIntroduction[];  // heads etc/server.yaml
   // Fills what depends on the machine: name, worker, state and local. Throws options::OptionError.
   void complete();
 };

@@ -32,6 +32,18 @@ bool inArena(const void* place) {
   return address >= kGlobalArenaBase && address < kGlobalArenaBase + kGlobalArenaBytes;
 }
 
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+TEST_CASE("under a sanitizer the arena stays away") {
+  CHECK_FALSE(reserveGlobalArena());
+  Mmap call = loadCaller();
+  PlaceGlobals guard;
+  CHECK_FALSE(inArena(call(nullptr, 2 * kMiB, kAnonymous)));
+}
+#else
+namespace {
+
 // The addresses that a fresh process hands out, after `noise` allocations of its own.
 std::vector<void*> placesInChild(Mmap call, int noise) {
   int ends[2];
@@ -61,14 +73,6 @@ std::vector<void*> placesInChild(Mmap call, int noise) {
 
 }  // namespace
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-TEST_CASE("under a sanitizer the arena stays away") {
-  CHECK_FALSE(reserveGlobalArena());
-  Mmap call = loadCaller();
-  PlaceGlobals guard;
-  CHECK_FALSE(inArena(call(nullptr, 2 * kMiB, kAnonymous)));
-}
-#else
 TEST_CASE("only guarded, large, anonymous requests without a hint are placed") {
   REQUIRE(reserveGlobalArena());
   REQUIRE(reserveGlobalArena());

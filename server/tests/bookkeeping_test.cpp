@@ -133,3 +133,12 @@ TEST_CASE("options that depend on the machine are filled in") {
   options.name = "a/b";
   CHECK_THROWS_AS(options.complete(), gpupool::options::OptionError);
 }
+
+TEST_CASE("etc/server.yaml holds every option at its default") {
+  ServerOptions options;
+  const gpupool::options::Set set(options.table(), ServerOptions::kPrefix);
+  std::ifstream file(SERVER_YAML);
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  // Its two own options make sense on the command line only; they are in main.cpp's table alone.
+  CHECK(text == set.yaml(ServerOptions::kIntroduction));
+}

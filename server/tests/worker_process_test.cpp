@@ -1,0 +1,259 @@
+// The worker's shell, with this test as its server. Each worker is a forked child: its watcher may end the
+// process.
+#include "server/worker_process.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <set>
+
+#include "schema/pool.capnp.h"
+
+#include "catch.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+
+namespace {
+
+// The server's end, and a child that runs `body` on the other.
+struct Worker {
+  int socket = -1;
+  pid_t pid = -1;
+
+  explicit Worker(const std::function<int(WorkerProcess&)>& body) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    socket = ends[0];
+    pid = fork();
+    if (pid == 0) {
+      signal(SIGTERM, SIG_DFL);  // Catch2's handler is not the worker's
+      close(ends[0]);
+      for (int other : serverEnds()) close(other);  // or their workers would never see the end-of-file
+      int status = 99;
+      try {
+        WorkerProcess process(ends[1], 7);
+        status = body(process);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "worker: %s\n", error.what());
+        status = 98;
+      }
+      _exit(status);
+    }
+    close(ends[1]);
+    serverEnds().insert(socket);
+  }
+  ~Worker() {
+    if (socket >= 0) hangUp();
+    if (pid < 0) return;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+  }
+  static std::set<int>& serverEnds() {
+    static std::set<int> ends;
+    return ends;
+  }
+  void hangUp() {
+    serverEnds().erase(socket);
+    close(socket);
+    socket = -1;
+  }
+  // The exit status, or minus the signal.
+  int wait() {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    pid = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  // What the next report is: "ready", "ended: <text>", ...
+  std::string report() {
+    capnp::word buffer[1024];
+    const ssize_t bytes = recv(socket, buffer, sizeof buffer, 0);
+    if (bytes <= 0) return "nothing";
+    capnp::FlatArrayMessageReader reader(kj::arrayPtr(buffer, bytes / sizeof(capnp::word)));
+    const auto report = reader.getRoot<schema::WorkerReport>();
+    if (report.getRowsHash() != 7) return "other rows";
+    if (report.isReady()) return std::string("ready ") + report.getDriver().cStr();
+    if (report.isEnded()) return std::string("ended: ") + report.getEnded().cStr();
+    if (report.isFailed()) return std::string("failed: ") + report.getFailed().cStr();
+    return "devices";
+  }
+  void send(std::span<const std::byte> bytes, int descriptor = -1) {
+    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    if (descriptor >= 0) {
+      header.msg_control = control;
+      header.msg_controllen = sizeof control;
+      cmsghdr* rights = CMSG_FIRSTHDR(&header);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
+    }
+    REQUIRE(sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+  }
+  void send(capnp::MessageBuilder& message, int descriptor = -1) {
+    const auto words = capnp::messageToFlatArray(message);
+    const auto bytes = words.asBytes();
+    send(std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptor);
+  }
+  void order(const char* stop) {
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerStart>().setStop(stop);
+    send(message);
+  }
+};
+
+void fillStart(capnp::MessageBuilder& message) {
+  auto start = message.initRoot<schema::WorkerStart>();
+  start.initSession().setHigh(1);
+  start.setEpoch(3);
+  start.setTransport("shm");
+  auto device = start.initDevices(1)[0];
+  device.initInfo().setOrdinal(5);
+  device.setMemoryBytes(1024);
+  start.setModuleCache("/cache");
+  start.setClientPid(42);
+}
+
+}  // namespace
+
+TEST_CASE("a session start arrives whole, with a blocking socket that programs started later do not get") {
+  Worker worker([](WorkerProcess& process) {
+    process.reportReady("/lib/driver.so");
+    const auto start = process.waitForSession();
+    if (!start || start->sessionHigh != 1 || start->epoch != 3 || start->transport != "shm") return 1;
+    if (start->devices.size() != 1 || start->devices[0].info.ordinal != 5) return 2;
+    if (start->devices[0].memoryBytes != 1024 || start->moduleCache != "/cache") return 3;
+    if (start->clientPid != 42) return 4;
+    if ((fcntl(start->socket, F_GETFL) & O_NONBLOCK) != 0) return 5;
+    if ((fcntl(start->socket, F_GETFD) & FD_CLOEXEC) == 0) return 6;
+    process.reportEnded("client closed");
+    return 0;
+  });
+  CHECK(worker.report() == "ready /lib/driver.so");
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+  capnp::MallocMessageBuilder message;
+  fillStart(message);
+  worker.send(message, ends[1]);
+  CHECK(worker.report() == "ended: client closed");
+  CHECK(worker.wait() == 0);
+  close(ends[0]);
+  close(ends[1]);
+}
+
+TEST_CASE("a worker that waits for a session ends with its server, or when told") {
+  const auto body = [](WorkerProcess& process) { return process.waitForSession() ? 1 : 0; };
+  Worker lost(body), told(body);
+  lost.hangUp();
+  CHECK(lost.wait() == 0);
+  told.order("drained");
+  CHECK(told.wait() == 0);
+}
+
+TEST_CASE("malformed starts are errors, not sessions") {
+  const auto body = [](WorkerProcess& process) {
+    process.waitForSession();
+    return 0;
+  };
+  Worker odd(body), wild(body), socketless(body);
+  odd.send(std::as_bytes(std::span("12345", 5)));
+  CHECK(odd.wait() == 98);
+  const uint64_t pointer[] = {0x0000'0001'0000'0000, 0x7fff'ffff'7fff'fffc};
+  wild.send(std::as_bytes(std::span(pointer)));
+  CHECK(wild.wait() == 98);
+  capnp::MallocMessageBuilder message;
+  fillStart(message);
+  socketless.send(message);
+  CHECK(socketless.wait() == 98);
+}
+
+TEST_CASE("while a session runs, the server's death, its order and SIGTERM stop it once, with the reason") {
+  const auto body = [](WorkerProcess& process) {
+    std::atomic<int> stops{0};
+    std::string reason;
+    process.watchServer([&](const std::string& why) {
+      reason = why;
+      process.reportEnded(why);
+      ++stops;
+    });
+    while (stops == 0) usleep(1000);
+    usleep(20000);
+    if (!process.stopping()) return 50;
+    if (reason == "the GPU server process died") return 10 + stops;
+    if (reason == "drained") return 20 + stops;
+    if (reason == "the GPU server is shutting down") return 30 + stops;
+    return 51;
+  };
+  Worker lost(body), told(body), terminated(body);
+  lost.hangUp();
+  CHECK(lost.wait() == 11);
+  told.order("drained");
+  CHECK(told.report() == "ended: drained");
+  CHECK(told.wait() == 21);
+  usleep(50000);  // until it watches
+  kill(terminated.pid, SIGTERM);
+  CHECK(terminated.wait() == 31);
+}
+
+TEST_CASE("a session that does not stop, or cannot be told, is ended after the grace") {
+  using namespace std::chrono_literals;
+  const auto began = std::chrono::steady_clock::now();
+  Worker idle([](WorkerProcess& process) {
+    process.watchServer([](const std::string&) {}, 100ms);
+    for (;;) sleep(1);
+    return 0;
+  });
+  Worker stuck([](WorkerProcess& process) {
+    process.watchServer(
+        [](const std::string&) {
+          for (;;) sleep(1);
+        },
+        100ms);
+    for (;;) sleep(1);
+    return 0;
+  });
+  idle.hangUp();
+  stuck.hangUp();
+  CHECK(idle.wait() == WorkerProcess::kExitStopped);
+  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
+  CHECK(std::chrono::steady_clock::now() - began < 2s);
+}
+
+TEST_CASE("a watched session that ends by itself leaves nothing behind") {
+  Worker worker([](WorkerProcess& process) {
+    process.watchServer([](const std::string&) { _exit(60); });
+    return 0;
+  });
+  CHECK(worker.wait() == 0);
+}
+
+TEST_CASE("a worker started by hand says whose it is") {
+  CHECK_THROWS_WITH(WorkerProcess(STDERR_FILENO),
+                    "descriptor 2 is not the server's socket: gpupool-worker is started by gpupool-server");
+}
+
+TEST_CASE("a worker's arguments") {
+  const auto parse = [](std::vector<std::string> words) {
+    std::vector<char*> list{const_cast<char*>("gpupool-worker")};
+    for (auto& word : words) list.push_back(word.data());
+    return parseWorkerArguments(static_cast<int>(list.size()), list.data());
+  };
+  CHECK(parse({"--inventory", "--driver", "/d"}).inventory);
+  CHECK(parse({"--driver", "/d"}).driver == "/d");
+  CHECK(parse({"--warm-context", "3"}).warmDevice == 3);
+  CHECK(parse({}).warmDevice == -1);
+  CHECK_THROWS_WITH(parse({"--driver"}), "--driver needs a value");
+  CHECK_THROWS_WITH(parse({"--warm-context", "x"}), "--warm-context: 'x' is no device ordinal");
+  CHECK_THROWS_WITH(parse({"--turbo"}), "unknown argument '--turbo'");
+}
