@@ -99,6 +99,9 @@ struct Launch {
   uint64_t printfBuffer = 0;              // the context's Output, below
 };
 
+// Compiles now what the first run() of the kernel would; false if that failed (the log says why). Any thread.
+bool prepare(const Kernel& kernel);
+
 // Runs the grid on the shared thread pool and returns when it is done. Called by stream threads; several grids may run
 // at once, sharing the cores.
 Outcome run(const Launch& launch);
@@ -110,8 +113,9 @@ uint32_t residentBlocks(const KernelInfo& kernel, uint32_t blockThreads, uint32_
 // synchronisation points where the driver would.
 std::string takeOutput();
 
-// Device heap (malloc in kernels): bytes in use, for cuCtxGetLimit and the record.
+// Device heap (malloc in kernels): its limit, and the bytes in use, for cuCtxGetLimit and the record.
 void setHeapLimit(uint64_t bytes);
+uint64_t heapBytesInUse();
 
 // ---- textures and surfaces: implemented above the seam, called by generated code ---------------------------------
 // `object` is the value kernels received as CUtexObject / CUsurfObject. Coordinates as in PTX (tex / sust).
