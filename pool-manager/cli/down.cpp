@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <iostream>
 
 #include "pool-manager/cli/command.h"
@@ -16,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kSupervisorPatience{20'000}, kOrphanPatience{5000};
+constexpr milliseconds kSupervisorPatience{20'000};
 
 const Help kHelp = {
     "gpupool down [options]",
@@ -41,22 +40,12 @@ bool takeDown(const std::string& path) {
       throw CommandError(kExitFailure,
                          "the pool's supervisor, process " + std::to_string(owner) + ", cannot be ended");
   }
-  if (::access(path.c_str(), F_OK) != 0) return found;
-  // What a supervisor leaves that was killed. The server first, as it would have done.
-  auto left = readProcesses(directory.file(kProcesses));
-  std::reverse(left.begin(), left.end());
-  for (const ProcessName& process : left) {
-    if (process.role == "supervisor" || !alive(process)) continue;
-    found = true;
-    if (!endProcess(process, kOrphanPatience))
-      throw CommandError(kExitFailure, "the pool's " + process.role + ", process " +
-                                           std::to_string(process.pid) + ", cannot be ended");
-  }
   if (::access(directory.file(kLock).c_str(), F_OK) != 0) return found;
   pid_t other = 0;
   if (!directory.take(&other))
     throw CommandError(kExitFailure, "a pool is being started in " + path + " by process " +
                                          std::to_string(other) + "; try again");
+  directory.endLeftovers();
   directory.remove();
   return true;
 }

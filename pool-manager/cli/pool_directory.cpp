@@ -4,15 +4,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
 
+#include "pool-manager/cli/command.h"
 #include "pool-manager/cli/places.h"
+#include "pool-manager/cli/processes.h"
 
 namespace gpupool::cli {
 namespace {
+
+constexpr std::chrono::milliseconds kOrphanPatience{5000};
 
 struct flock wholeFile(short type) {
   struct flock lock {};
@@ -71,10 +76,30 @@ pid_t PoolDirectory::owner() const {
   return lock.l_pid > 0 ? lock.l_pid : -1;
 }
 
-void PoolDirectory::remove() {
+bool PoolDirectory::endLeftovers() {
+  bool found = false;
+  auto left = readProcesses(file(kProcesses));
+  std::reverse(left.begin(), left.end());  // the server first, as its supervisor would have done
+  for (const ProcessName& process : left) {
+    if (process.role == "supervisor" || !alive(process)) continue;
+    found = true;
+    if (!endProcess(process, kOrphanPatience))
+      throw CommandError(kExitFailure, "the " + process.role + " of an earlier pool, process " +
+                                           std::to_string(process.pid) + ", cannot be ended");
+  }
+  return found;
+}
+
+void PoolDirectory::clear() {
   std::error_code ignored;
   std::filesystem::remove_all(file(kServerFolder), ignored);
-  for (const char* name : kPoolFiles) ::unlink(file(name).c_str());
+  for (const char* name : kPoolFiles)
+    if (std::string_view(name) != kLock) ::unlink(file(name).c_str());
+}
+
+void PoolDirectory::remove() {
+  clear();
+  ::unlink(file(kLock).c_str());
   ::rmdir(path_.c_str());
 }
 

@@ -25,7 +25,12 @@ class PoolDirectory {
   // The process that has the lock; 0: nobody, -1: somebody whom this process cannot name. Not for the owner
   // itself.
   pid_t owner() const;
-  // Removes what pools leave, and the directory unless something else is in it. Only after take().
+  // After take(): ends what an earlier supervisor left running that was killed. True if there was something.
+  // Throws CommandError if it cannot be ended.
+  bool endLeftovers();
+  // After take(): removes what pools leave, all but the lock.
+  void clear();
+  // The same, with the lock, and the directory unless something else is in it.
   void remove();
 
  private:

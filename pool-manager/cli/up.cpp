@@ -142,6 +142,8 @@ int supervise(PoolDirectory& directory, PoolPlan plan, const Report& report) {
     return 0;
   }
   try {
+    directory.endLeftovers();
+    directory.clear();
     Supervisor supervisor(directory, std::move(plan));
     const std::string state = supervisor.start();
     if (!report(true, "the pool is up: " + state + " (" + directory.path() + ")")) return kExitFailure;

@@ -1,0 +1,128 @@
+#!/bin/bash
+# `gpupool up`, `down` and what lies between, with the real manager and server, and workers that only pretend.
+#   cli_test.sh BIN DRIVER      BIN: gpupool, gpupool-manager, gpupool-server, fake_worker, fake_application
+set -u
+bin=$1 driver=$2
+folder=$(mktemp -d /tmp/gpupool-cli-XXXXXX)
+export GPUPOOL_STATE=$folder/pool GPUPOOL_LIBRARY_DIR=$folder/lib GPUPOOL_SERVER_WORKER=$bin/fake_worker
+unset GPUPOOL_MANAGER GPUPOOL_LOG
+mkdir "$folder/lib" && : > "$folder/lib/libcuda.so.1"
+failures=0 case=start
+
+say() { printf '%s: %s\n' "$case" "$*"; }
+check() {  # check TEXT COMMAND...: the command succeeds
+  local text=$1; shift
+  "$@" || { say "FAILED: $text"; failures=$((failures + 1)); }
+}
+has() { [[ $1 == *"$2"* ]] || { printf '%s\n' "--- this has no \"$2\":" "$1" ---; return 1; }; }
+gpupool() { timeout 60 "$bin/gpupool" "$@" 2>&1; }
+up() { gpupool up --detach --name node --driver "$driver" "$@"; }
+# The processes of this test's pools: each has the state directory on its command line, or is a worker of one that has.
+processes() { pgrep -f "$folder/pool" | grep -vx $$; }
+until_true() { for _ in $(seq 100); do "$@" && return 0; sleep 0.1; done; return 1; }
+nothing_left() {
+  [ ! -e "$GPUPOOL_STATE" ] || { ls -la "$GPUPOOL_STATE"; return 1; }
+  [ -z "$(processes)" ] || { ps -fp $(processes); return 1; }
+}
+pid_of() { awk -v role="$1" '$1 == role { print $2 }' "$GPUPOOL_STATE/pool.processes"; }
+cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
+trap cleanup EXIT
+
+case="help"
+for command in up down run hold devices servers leases; do
+  text=$(gpupool $command --help); check "$command --help" test $? -eq 0
+  check "$command --help says all" has "$text" "exit status:"
+done
+text=$(gpupool frobnicate); check "an unknown command" test $? -eq 2
+check "says so" has "$text" "there is no command 'frobnicate'"
+
+case="up and down"
+text=$(gpupool down); check "down without a pool is no error" test $? -eq 0
+check "and says so" has "$text" "no pool is up"
+text=$(gpupool devices); check "devices without a pool" test $? -eq 1
+check "names what was tried" has "$text" "unix:$GPUPOOL_STATE/manager.sock"
+text=$(up); check "up" test $? -eq 0
+check "says what there is" has "$text" "server node with 1 x Fake GPU 0"
+check "the directory is private" test "$(stat -c %a "$GPUPOOL_STATE")" = 700
+text=$(up); check "up again" test $? -eq 0
+check "is told" has "$text" "is up already"
+check "devices" has "$(gpupool devices)" "node    0    Fake GPU 0"
+check "servers" has "$(gpupool servers)" "alive"
+check "devices as JSON" has "$(gpupool devices --json)" '"server": "node"'
+check "JSON is JSON" python3 -c 'import json,sys; assert len(json.loads(sys.argv[1])) == 2' "$(gpupool devices --json)"
+text=$(gpupool run -- "$bin/fake_application" open); check "run" test $? -eq 0
+check "opens a session" has "$text" "session on node by shm, 1 devices, worker says e0"
+text=$(gpupool run --gpus 2 -- "$bin/gpupool" leases); check "leases" has "$text" "0,1   whole"
+text=$(gpupool run --memory 1GiB -- "$bin/gpupool" leases --json); check "leases as JSON" has "$text" '"memoryBytes": 1073741824'
+text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
+text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 13
+check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on server node"
+text=$(gpupool down); check "down" test $? -eq 0
+check "nothing is left" nothing_left
+
+case="foreground"
+"$bin/gpupool" up --driver "$driver" > "$folder/output" 2>&1 &
+pool=$!
+check "it comes up" until_true grep -q "the pool is up" "$folder/output"
+kill -TERM $pool; wait $pool; check "SIGTERM ends it well" test $? -eq 0
+check "nothing is left" nothing_left
+
+case="deaths"
+up > /dev/null
+"$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+kill -KILL "$(pid_of manager)"
+has_alive() { gpupool servers | grep -q alive; }
+check "the manager comes back" until_true has_alive
+check "with its lease" has "$(gpupool leases)" "fake_application"
+old=$(pid_of server); kill -KILL "$old"
+replaced() { new=$(pid_of server); [ -n "$new" ] && [ "$new" != "$old" ] && has_alive; }
+check "the server comes back" until_true replaced
+lost() { ! gpupool leases | grep -q fake_application; }
+check "without the lease, whose sessions it lost" until_true lost
+check "the holder tells" until_true grep -q "the lease has ended: its server node was restarted" "$folder/output"
+kill -TERM $tool; wait $tool; check "the program is its user's" test $? -eq 143
+
+case="supervisor killed"
+kill -KILL "$(pid_of supervisor)"
+text=$(up); check "up again" test $? -eq 0
+check "a new pool" has "$text" "the pool is up"
+kill -KILL "$(pid_of supervisor)"
+text=$(gpupool down); check "down" test $? -eq 0
+check "nothing is left" nothing_left
+
+case="down under a program"
+up > /dev/null
+"$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+gpupool down > /dev/null
+check "nothing is left" nothing_left
+kill -TERM $tool; wait $tool
+
+case="cannot start"
+text=$(gpupool up --detach --driver /no/such/driver --wait 1500ms); check "up fails" test $? -eq 1
+check "saying why" has "$text" "the server's last words"
+check "in the server's words" has "$text" "/no/such/driver"
+check "nothing is left" nothing_left
+mkdir -p "$GPUPOOL_STATE" && echo mine > "$GPUPOOL_STATE/notes"
+up > /dev/null; gpupool down > /dev/null
+check "a stranger's file survives" test "$(cat "$GPUPOOL_STATE/notes")" = mine
+check "alone" test "$(ls "$GPUPOOL_STATE")" = notes
+rm -r "$GPUPOOL_STATE"
+ln -s "$folder/lib" "$GPUPOOL_STATE"
+text=$(up); check "a link is not followed" test $? -eq 1
+rm "$GPUPOOL_STATE"
+
+case="network"
+port=$((20000 + $$ % 10000))
+up --transport ucx --port $port > /dev/null; check "up" test $? -eq 0
+text=$(GPUPOOL_MANAGER=127.0.0.1:$port gpupool run -- "$bin/fake_application" open); check "run" test $? -eq 0
+check "over the network" has "$text" "session on node by ucx"
+text=$(gpupool run --transport shm -- "$bin/fake_application" open); check "shm is refused" test $? -eq 13
+gpupool down > /dev/null
+check "nothing is left" nothing_left
+
+[ $failures -eq 0 ] && echo "all well"
+exit $((failures != 0))
