@@ -85,7 +85,7 @@ size_t SessionTable::living(const Id& lease) const {
 }
 
 void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
-  // Its last report may still lie in the socket: the exit is seen on another descriptor.
+  // Its last report may lie in the socket or on the way to `listen`: the exit is seen on another descriptor.
   kj::runCatchingExceptions([&] {
     if (session.text.empty()) session.text = session.worker->lastWords();
   });

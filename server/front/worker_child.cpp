@@ -78,8 +78,7 @@ std::vector<std::string> workerEnvironment(char** environment) {
       "PATH=",   "HOME=",    "USER=",         "LANG=",         "LC_",           "TZ=",
       "TMPDIR=", "LD_",      "CUDA_",         "NVIDIA_",       "UCX_",          "RDMA",
       "MLX5_",   "GPUPOOL_", "ASAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS="};
-  constexpr std::string_view kDropped[] = {"TOKEN",           "KEY",           "SECRET", "PASSWORD",
-                                           "GPUPOOL_MANAGER", "GPUPOOL_HOLDER"};
+  constexpr std::string_view kDropped[] = {"TOKEN", "KEY", "SECRET", "PASSWORD", "MANAGER", "GPUPOOL_HOLDER"};
   std::vector<std::string> kept;
   for (char** entry = environment; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
@@ -147,7 +146,10 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
   if (bytes <= 0) return Heard::end;
   KJ_REQUIRE(static_cast<size_t>(bytes) <= kMaxDatagram && bytes % sizeof(capnp::word) == 0,
              "a worker sent a malformed report", pid_, bytes);
-  message = kj::heap<WorkerMessage>(kj::heapArray(buffer_.slice(0, bytes / sizeof(capnp::word)).asConst()));
+  auto heard =
+      kj::heap<WorkerMessage>(kj::heapArray(buffer_.slice(0, bytes / sizeof(capnp::word)).asConst()));
+  if (heard->get().isEnded()) lastWords_ = heard->get().getEnded().cStr();
+  message = kj::mv(heard);
   return Heard::message;
 }
 
@@ -159,14 +161,9 @@ kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> WorkerChild::receive() {
 }
 
 std::string WorkerChild::lastWords() {
-  kj::Maybe<kj::Own<WorkerMessage>> maybe;
-  while (tryReceive(maybe) == Heard::message) {
-    KJ_IF_MAYBE (message, maybe) {
-      const auto report = (*message)->get();
-      if (report.isEnded()) return report.getEnded().cStr();
-    }
-  }
-  return "";
+  kj::Maybe<kj::Own<WorkerMessage>> drained;
+  while (tryReceive(drained) == Heard::message) continue;
+  return lastWords_;
 }
 
 bool WorkerChild::sendStart(capnp::MessageBuilder& workerStart, int clientSocket) {

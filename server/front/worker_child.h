@@ -46,7 +46,7 @@ class WorkerChild {
   pid_t pid() const { return pid_; }
   // The next report; none when the worker closed its end. Rejects on a malformed one. One receive at a time.
   kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> receive();
-  // What it last said, if it said that the session ended and that was not received yet. Empty: nothing.
+  // Why the session ended, as far as the worker has said so by now; also what nobody received yet.
   std::string lastWords();
   // Hands the session over together with the client's socket, of which the worker gets its own copy. False:
   // the worker is gone.
@@ -70,6 +70,7 @@ class WorkerChild {
   kj::UnixEventPort::FdObserver socketObserver_;
   kj::Array<capnp::word> buffer_;
   bool gone_ = false;
+  std::string lastWords_;
   kj::ForkedPromise<Exit> exited_;
 };
 

@@ -161,6 +161,20 @@ TEST_CASE("a session ends by itself, and its reason is kept") {
   bench.stop(pool);
 }
 
+TEST_CASE("the reason is not lost when report and exit are seen together") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
+  for (uint64_t i = 0; i < 5; ++i) {
+    auto client = bench.begin(pool, {1, 1}, {2, i});
+    const pid_t pid = std::stoi(client.order('p').wait(bench.io.waitScope));
+    client.stream = nullptr;
+    while (alive(pid)) usleep(500);  // reported and exited before the event loop looks
+    bench.until([&] { return bench.sessions.living() == 0; });
+    CHECK(bench.endText() == "client lost");
+  }
+  bench.stop(pool);
+}
+
 TEST_CASE("a worker that crashes ends its session alone") {
   Bench bench;
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(2));
