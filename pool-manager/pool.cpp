@@ -78,7 +78,8 @@ std::string Pool::encode(const LeaseRecord& record) const { return encodeRecord(
 void Pool::join(const Server& facts, uint64_t now) {
   checkServer(facts);
   const auto at = servers_.find(facts.name);
-  if (at != servers_.end() && at->second.connected && at->second.facts.incarnation != facts.incarnation)
+  // A silent one may be the same machine before its crash, on a connection that nobody closed.
+  if (at != servers_.end() && alive(at->second, now) && at->second.facts.incarnation != facts.incarnation)
     throw std::invalid_argument("a server named " + facts.name + " is already in the pool (process " +
                                 std::to_string(at->second.facts.pid) + "): give this one another name");
   std::vector<Id> lost;

@@ -60,12 +60,26 @@ void sendReply(int socket, const OpenReply& reply, int passed) {
   }
 }
 
+// For the client library, which prints one line: lists become "a; b".
+std::string oneLine(const std::string& text) {
+  std::string line;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '\n') {
+      line += text[i];
+      continue;
+    }
+    const char last = line.empty() ? ' ' : line.back();
+    line += last == '.' || last == ':' ? "" : ";";
+    while (i + 1 < text.size() && text[i + 1] == ' ') ++i;
+    line += ' ';
+  }
+  return line;
+}
+
 OpenReply failureReply(const OpenFailure& failure) {
   OpenReply reply;
   reply.status = failure.status;
-  std::string line = failure.text;
-  std::replace(line.begin(), line.end(), '\n', ';');
-  setField(reply.text, line);
+  setField(reply.text, oneLine(failure.text));
   return reply;
 }
 
@@ -106,7 +120,7 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
   if (connection_.get() != nullptr) return kj::READY_NOW;
   if (at == settings_.addresses.size()) {
     kj::throwFatalException(toException(
-        {Status::noManager, "no pool manager is reachable. Tried" + tried +
+        {Status::noManager, "no pool manager is reachable. Tried:" + tried +
                                 "\nStart a pool on this machine with `gpupool up --detach`, or name a "
                                 "manager with --manager host:port or GPUPOOL_MANAGER."}));
   }
@@ -119,6 +133,16 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
           [this, at, tried](kj::Exception&& error) {
             return connect(at + 1, tried + "\n  " + pool::errorText(error));
           });
+}
+
+// For a manager that was there a moment ago.
+kj::Promise<void> Holder::connectPatiently(int attempts) {
+  return connect(0, "").catch_([this, attempts](kj::Exception&& error) -> kj::Promise<void> {
+    if (attempts <= 1) return kj::mv(error);
+    return io_.getTimer().afterDelay(500 * kj::MILLISECONDS).then([this, attempts]() {
+      return connectPatiently(attempts - 1);
+    });
+  });
 }
 
 kj::Promise<void> Holder::requestLease(int attempts) {
@@ -143,7 +167,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
               if (!answered) connection_ = nullptr;
               return io_.getTimer()
                   .afterDelay(500 * kj::MILLISECONDS)
-                  .then([this]() { return connect(0, ""); })
+                  .then([this]() { return connectPatiently(20); })
                   .then([this, attempts]() { return requestLease(attempts - 1); });
             }
             const Status status = !answered                               ? Status::noManager

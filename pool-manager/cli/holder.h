@@ -49,6 +49,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
  private:
   struct Peer;
   kj::Promise<void> connect(size_t at, std::string tried);
+  kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
   kj::Promise<void> renewLoop();
   kj::Promise<void> renewOnce();

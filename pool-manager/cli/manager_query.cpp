@@ -18,7 +18,7 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
     }
   }
   throw CommandError(kExitFailure,
-                     "no pool manager is reachable. Tried" + tried +
+                     "no pool manager is reachable. Tried:" + tried +
                          "\nStart a pool on this machine with `gpupool up --detach`, or name a manager "
                          "with --manager host:port or GPUPOOL_MANAGER.");
 }

@@ -100,6 +100,8 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
     plan.manager.insert(plan.manager.end(), {"--listen", hostPort(options.listen, options.port)});
   const bool local = options.transport == "shm";
   plan.server = {executable("gpupool-server"),
+                 "--config",
+                 "/dev/null",
                  "--manager",
                  plan.managerAddress,
                  "--state",

@@ -271,6 +271,17 @@ TEST_CASE_METHOD(Fixture, "a server that was restarted has no sessions: its leas
   CHECK(leaseNow(2).server.incarnation == Id{2, 0});
 }
 
+TEST_CASE_METHOD(Fixture, "a machine that crashed comes back although its old connection was never closed") {
+  joinAndBeat(server("a", 1));
+  leaseNow(1);
+  CHECK_THROWS_AS(pool->join(server("a", 2), now), std::invalid_argument);
+  now += times.silentMs;
+  joinAndBeat(server("a", 2));
+  CHECK(events.over.contains({1, 1}));
+  pool->left("a", {1, 0}, false, now);  // the old connection, at last
+  CHECK(pool->servers().at("a").connected);
+}
+
 TEST_CASE_METHOD(Fixture, "a server that says goodbye has ended its sessions") {
   joinAndBeat(server("a", 1));
   leaseNow(1);

@@ -173,7 +173,7 @@ TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say
   CHECK(contains(many.text, "no server has more than 1"));
   run(none, {"--manager", "unix:/nowhere/manager", "true"});
   CHECK(none.exitStatus() == 125);
-  CHECK(contains(none.text, "no pool manager is reachable. Tried\n  unix:/nowhere/manager: "));
+  CHECK(contains(none.text, "no pool manager is reachable. Tried:\n  unix:/nowhere/manager: "));
   environment[2] = "GPUPOOL_LIBRARY_DIR=/nowhere";
   run(library, {"true"});
   CHECK(library.exitStatus() == 125);

@@ -1,5 +1,5 @@
-// etc/*.yaml are what the option tables say: every option, at its default, with its help. After an option has
-// changed, run this test once with GPUPOOL_WRITE_CONFIG=1 to write the files again.
+// etc/client.yaml and etc/manager.yaml are what the option tables say: every option, at its default, with its
+// help. After an option has changed, run this test once with GPUPOOL_WRITE_CONFIG=1 to write the files again.
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
@@ -7,16 +7,10 @@
 #include "catch.h"
 #include "pool-manager/cli/client_options.h"
 #include "pool-manager/manager_options.h"
-#include "server/front/options.h"
 
 using namespace gpupool;
 
 namespace {
-
-constexpr char kServerIntroduction[] =
-    "gpupool-server: every option at its default. The environment (GPUPOOL_SERVER_<OPTION>) and the command "
-    "line "
-    "(--option) win over this file. Read from --config.";
 
 template <class Options>
 void check(const std::string& name, const std::string& prefix, const char* introduction) {
@@ -42,7 +36,4 @@ TEST_CASE("etc/client.yaml") {
 }
 TEST_CASE("etc/manager.yaml") {
   check<pool::ManagerOptions>("manager.yaml", pool::kManagerPrefix, pool::kManagerIntroduction);
-}
-TEST_CASE("etc/server.yaml") {
-  check<server::ServerOptions>("server.yaml", "GPUPOOL_SERVER_", kServerIntroduction);
 }
