@@ -70,6 +70,7 @@ class Loopback final : public RingConnection {
     if (!closeHere()) return;
     withOther([](Loopback& other) { other.markGone(Peer::closed, "the other end was closed"); });
     markGone(Peer::closed, "this side closed the connection");
+    local_.clear();
   }
   void sever() override {
     withOther([](Loopback& other) { other.markGone(Peer::lost, "the wire was cut"); });

@@ -53,6 +53,7 @@ class Shm final : public RingConnection {
     if (!closeHere()) return;
     if (peer() == Peer::alive) bootstrap_.send({.kind = RecordKind::goodbye}, -1, Clock::now() + kSendBound);
     markGone(Peer::closed, "this side closed the connection");
+    local_.clear();
   }
   void sever() override {
     markGone(Peer::lost, "the wire was cut");

@@ -24,6 +24,8 @@ constexpr std::chrono::milliseconds kCloseBound{1000};
 constexpr std::chrono::milliseconds kGrace{100};
 // Signs of life per Options::peerTimeout.
 constexpr int kBeats = 8;
+// The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
+constexpr size_t kMostTransfers = 1 << 12;
 constexpr size_t kRememberedFailures = 1024;
 
 }  // namespace
@@ -31,7 +33,8 @@ constexpr size_t kRememberedFailures = 1024;
 // --- transfers ---
 
 Transfer TransferTable::begin() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  while (running_.size() >= kMostTransfers && !stopped_) changed_.wait_for(lock, kLongestSleep);
   if (stopped_) return kRefused;
   running_.insert(running_.end(), next_);
   return next_++;
@@ -135,6 +138,10 @@ Transfer Ucx::submit(Request request) {
   Transfer transfer = request.transfer;
   {
     std::lock_guard lock(requestsMutex_);
+    if (request.header.kind == WireKind::put) {
+      request.header.number = putsAsked_.load(std::memory_order_relaxed) + 1;
+      putsAsked_.store(request.header.number, std::memory_order_release);
+    }
     requests_.push_back(std::move(request));
   }
   work_.store(true, std::memory_order_seq_cst);
@@ -194,6 +201,7 @@ void Ucx::close() {
     ended_.wait(lock, [&] { return runEnded_; });  // bounded by kCloseBound and UCX's own end
   }
   if (first) markGone(Peer::closed, "this side closed the connection");
+  local_.clear();
 }
 
 void Ucx::sever() {
@@ -283,10 +291,13 @@ bool Ucx::pump(int channel) {
   if (records.empty() && room > kBatchBytes)
     records = lane.drain->peek(lane.sent, room);  // one large message
   if (records.empty()) return false;
+  // Read after the ring: it counts every put that was asked for before any of these records was committed,
+  // sent or not yet.
+  uint64_t puts = putsAsked_.load(std::memory_order_acquire);
   WireHeader header{.kind = WireKind::messages,
                     .channel = static_cast<uint32_t>(channel),
                     .number = lane.sent,
-                    .landed = putsSent_};
+                    .landed = puts};
   lane.inFlight = true;
   lane.sent += records.size();
   size_t bytes = records.size();
@@ -310,7 +321,6 @@ bool Ucx::runRequests() {
 void Ucx::sendRequest(Request& request) {
   WireHeader& header = request.header;
   if (header.kind == WireKind::put) {
-    header.number = ++putsSent_;
     puts_[header.number].transfer = request.transfer;
     uint32_t flags = header.length >= kRendezvousBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
     link_->send(header, request.source, header.length, flags, [this, number = header.number](bool ok) {

@@ -147,6 +147,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::atomic<bool> closing_{false};
   std::atomic<bool> severed_{false};
   std::atomic<uint64_t> creditSaid_[kChannels] = {};  // Lane::creditSaid, for the consumer
+  std::atomic<uint64_t> putsAsked_{0};  // the number of the latest put; written under requestsMutex_
   std::mutex requestsMutex_;
   std::vector<Request> requests_;
   std::mutex endMutex_;
@@ -156,7 +157,6 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   // Progress thread.
   std::unique_ptr<UcxLink> link_;
   std::array<Lane, kChannels> lanes_;
-  uint64_t putsSent_ = 0;
   std::unordered_map<uint64_t, PutState> puts_;  // under way, by number
   std::unordered_map<uint64_t, Request> gets_;   // by transfer
   uint64_t putsLanded_ = 0;                      // all up to this one
