@@ -55,7 +55,6 @@ struct DeviceProperties {
   uint8_t attributeKnown[kDeviceAttributes] = {};
   int32_t p2p[kMaxDevices][kP2PAttributes] = {};
   int32_t canAccessPeer[kMaxDevices] = {};
-  int32_t leastPriority = 0, greatestPriority = 0;
 };
 
 struct WorkerHello {

@@ -46,10 +46,10 @@ class Slot {
     } else if constexpr (is<schema::HostAddress>) {
       value_ = reinterpret_cast<T>(in.value<uint64_t>());  // its handler checks the span it uses
     } else if constexpr (is<schema::Device>) {
-      if (!objects.device(in.value<uint64_t>(), value_)) in.fail();
+      if (!objects.device(in.value<uint64_t>(), value_)) wrong_ = CUDA_ERROR_INVALID_DEVICE;
     } else if constexpr (is<schema::Handle> || is<schema::Frees>) {
       id_ = in.value<uint64_t>();
-      if (!objects.find(id_, value_)) wrong_ = true;
+      if (!objects.find(id_, value_)) wrong_ = CUDA_ERROR_INVALID_HANDLE;
     } else if constexpr (is<schema::Mints>) {
       id_ = in.value<uint64_t>();
       if (id_ != 0 && !objects.mayMint(schema::handleKind<P>, id_)) in.fail();
@@ -96,7 +96,7 @@ class Slot {
     else return 0;
   }
 
-  bool wrongHandle() const { return wrong_; }
+  CUresult wrong() const { return wrong_; }
 
   T pass() {
     if constexpr (is<schema::In> || is<schema::HostAddress> || is<schema::Device> || is<schema::Handle> ||
@@ -151,7 +151,7 @@ class Slot {
   template <class H>
   void mapHandle(H& handle, Objects& objects) {
     H real{};
-    if (!objects.find(schema::rawHandle(handle), real)) wrong_ = true;
+    if (!objects.find(schema::rawHandle(handle), real)) wrong_ = CUDA_ERROR_INVALID_HANDLE;
     handle = real;
   }
 
@@ -162,24 +162,26 @@ class Slot {
   std::string text_;
   uint64_t id_ = 0;
   bool wanted_ = false;
-  bool wrong_ = false;
+  CUresult wrong_ = CUDA_SUCCESS;
 };
 
 // All parameters of one call.
 template <class R>
 class Arguments {
  public:
-  // False: the frame is malformed (the session ends). badHandle() afterwards: the call fails with INVALID_HANDLE.
+  // False: the frame is malformed (the session ends). wrong() afterwards: the error of a handle or device that is none.
   bool read(Reader& in, Objects& objects) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       (std::get<I>(slots_).read(in, objects), ...);
       return !in.bad() && (std::get<I>(slots_).settle(slots_) && ... && true);
     }(Indices{});
   }
-  bool badHandle() const {
-    return [&]<size_t... I>(std::index_sequence<I...>) {
-      return (std::get<I>(slots_).wrongHandle() || ... || false);
+  CUresult wrong() const {
+    CUresult status = CUDA_SUCCESS;
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      ((status = status != CUDA_SUCCESS ? status : std::get<I>(slots_).wrong()), ...);
     }(Indices{});
+    return status;
   }
   template <class F>
   CUresult call(F function) {

@@ -46,6 +46,7 @@ HandlerTable build() {
   PLAIN(cuEventElapsedTime_v2)
   PLAIN(cuCtxGetLimit)
   PLAIN(cuCtxSetLimit)
+  PLAIN(cuCtxGetStreamPriorityRange)
   PLAIN(cuModuleGetFunction)
   PLAIN(cuModuleUnload)
   PLAIN(cuLibraryGetKernel)

@@ -20,11 +20,8 @@ class Served {
       call_.malformed = "arguments do not fit the call's row";
       return false;
     }
-    if (arguments_.badHandle()) {
-      call_.status = CUDA_ERROR_INVALID_HANDLE;
-      return false;
-    }
-    return true;
+    call_.status = arguments_.wrong();
+    return call_.status == CUDA_SUCCESS;
   }
   void close(CUresult status) {
     call_.status = status;

@@ -75,15 +75,17 @@ void Words::ring() {
   syscall(SYS_futex, &header().bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Takes out what was reached. True if watches remain.
+// Takes out what was reached. True if watches remain. Scans until a pass finds nothing: a word that was written before
+// another one found reached must never be told after it.
 bool Words::serve(std::vector<schema::WordUpdate>& reached) {
   std::lock_guard lock(mutex_);
-  std::erase_if(watched_, [&](const schema::WordUpdate& w) {
+  while (std::erase_if(watched_, [&](const schema::WordUpdate& w) {
     uint64_t now = word(w.index).load(std::memory_order_acquire);
     if (now < w.value) return false;
     reached.push_back({w.index, now});
     return true;
-  });
+  }) != 0) {
+  }
   return !watched_.empty();
 }
 

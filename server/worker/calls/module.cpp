@@ -43,28 +43,6 @@ void imageData(Session& session, Call& call) {
                                        std::as_bytes(std::span(served.get<"data">().array()))));
 }
 
-// What the driver is handed: the bytes, or a fatbin wrapper (24 bytes, facts of the fatbin format) around them.
-struct DriverImage {
-  struct Wrapper {
-    uint32_t magic, version;
-    const void* data;
-    const void* aux;
-  } wrapper{};
-  std::vector<std::byte> text;  // PTX needs its terminator
-  const void* pointer = nullptr;
-
-  DriverImage(const std::vector<std::byte>& bytes, unsigned kind) {
-    if (kind != 0) {
-      wrapper = {0x466243b1, 1, bytes.data(), nullptr};
-      pointer = &wrapper;
-      return;
-    }
-    text = bytes;
-    text.push_back(std::byte{0});
-    pointer = text.data();
-  }
-};
-
 uint32_t word32(const std::byte* p) {
   uint32_t v;
   std::memcpy(&v, p, 4);
@@ -72,12 +50,60 @@ uint32_t word32(const std::byte* p) {
 }
 
 // A fatbin's own lengths must not lead the driver past the bytes that were sent.
-bool fatbinFits(const std::vector<std::byte>& bytes) {
+bool fatbinFits(std::span<const std::byte> bytes) {
   if (bytes.size() < 16 || word32(bytes.data()) != 0xba55ed50) return false;
   uint64_t rest;
   std::memcpy(&rest, bytes.data() + 8, 8);
   return rest <= bytes.size() - 16;
 }
+
+// What the driver is handed: the bytes, or the fatbin wrapper they came in (24 bytes), rebuilt around them. kind 2, a
+// device-linked program: several fatbins in one image, the linked one first, then those it was linked from.
+struct DriverImage {
+  struct Wrapper {
+    uint32_t magic = 0x466243b1, version = 1;
+    const void* data = nullptr;
+    const void* const* aux = nullptr;
+  } wrapper;
+  std::vector<std::byte> text;  // PTX needs its terminator
+  std::vector<const void*> linked;
+  const void* pointer = nullptr;  // null: the image is malformed
+
+  DriverImage(const std::vector<std::byte>& bytes, unsigned kind) {
+    if (kind == 0) {
+      bool fatbin = bytes.size() >= 4 && word32(bytes.data()) == 0xba55ed50;
+      if (fatbin && !fatbinFits(bytes)) return;
+      text = bytes;
+      text.push_back(std::byte{0});
+      pointer = text.data();
+      return;
+    }
+    if (kind == 1) {
+      if (!fatbinFits(bytes)) return;
+      wrapper.data = bytes.data();
+    } else if (!readLinked(bytes)) {
+      return;
+    }
+    pointer = &wrapper;
+  }
+
+ private:
+  bool readLinked(const std::vector<std::byte>& bytes) {
+    Reader in(bytes);
+    uint64_t count = in.value<uint64_t>();
+    if (count == 0 || count > 4096) return false;
+    for (uint64_t i = 0; i < count; ++i) {
+      auto part = in.blob();
+      if (in.bad() || !fatbinFits(part)) return false;
+      if (i == 0) wrapper.data = part.data();
+      else linked.push_back(part.data());
+    }
+    linked.push_back(nullptr);
+    wrapper.version = 2;
+    wrapper.aux = linked.data();
+    return true;
+  }
+};
 
 bool contains(std::span<const std::byte> bytes, std::string_view text) {
   return ::memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
@@ -87,7 +113,7 @@ bool contains(std::span<const std::byte> bytes, std::string_view text) {
 // the answer is yes, which only costs a slower synchronisation.
 bool mayPrint(const std::vector<std::byte>& bytes) {
   if (contains(bytes, "vprintf") || contains(bytes, "__assertfail")) return true;
-  if (!fatbinFits(bytes)) return false;
+  if (!fatbinFits(bytes)) return bytes.size() > 4 && word32(bytes.data()) < 4096;  // a device-linked image: not unpacked
   bool stored = false, packed = false;
   for (size_t at = 16; at + 64 <= bytes.size();) {
     uint32_t header = word32(bytes.data() + at + 4), payload = word32(bytes.data() + at + 8);
@@ -125,9 +151,8 @@ void load(Session& session, Call& call, Make&& make) {
   auto bytes = session.images().find(served.template get<"image">().value());
   if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   unsigned kind = served.template get<"kind">().value();
-  bool fatbin = bytes->size() >= 4 && word32(bytes->data()) == 0xba55ed50;
-  if ((kind != 0 || fatbin) && !fatbinFits(*bytes)) return served.close(CUDA_ERROR_INVALID_IMAGE);
   DriverImage image(*bytes, kind);
+  if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.template get<"options">().array(), served.template get<"values">().array());
   auto& info = served.template get<"infoLog">();
   auto& error = served.template get<"errorLog">();
@@ -250,6 +275,7 @@ void global(Session& session, Call& call) {
     status = (session.driver().*Member)(&address, &bytes, owner, served.template get<"name">().pass());
     if (status == CUDA_SUCCESS) {
       session.space().addGlobal(address, bytes);
+      if constexpr (std::is_same_v<R, LibraryManaged>) session.space().addHostRange(address, bytes);
       served.template get<"dptr">().plain() = address;
       served.template get<"bytes">().plain() = bytes;
     }
@@ -289,6 +315,7 @@ void linkAdd(Session& session, Call& call) {
   auto bytes = session.images().find(served.get<"image">().value());
   if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   DriverImage image(*bytes, 0);
+  if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
   size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
   served.close(session.driver().cuLinkAddData_v2(served.get<"link">().value(), served.get<"type">().value(),

@@ -1,0 +1,182 @@
+// Contexts: kept in client/contexts.cpp; here are the names, and what the worker must hear of them.
+#include "client/entry.h"
+#include "client/memory/allocations.h"
+#include "client/memory/device.h"
+#include "client/memory/host.h"
+#include "client/streams.h"
+
+namespace gpupool::client {
+namespace {
+
+CUresult activatePrimary(CUdevice device, unsigned flags, CUcontext context) {
+  Session& session = Session::get();
+  if (flags != 0) session.await<"cuDevicePrimaryCtxSetFlags_v2">(CUcontext{nullptr}, device, flags);
+  return session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
+}
+
+CUresult createRemote(CUdevice device, unsigned flags, CUcontext context) {
+  return Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
+}
+
+CUresult setRemoteFlags(CUcontext context, unsigned flags) {
+  Context* object = contexts().find(context);
+  return Session::get().await<"cuDevicePrimaryCtxSetFlags_v2">(CUcontext{nullptr}, object->device, flags);
+}
+
+// Everything of the context dies with it: memory first, while the worker can still unmap in it.
+CUresult destroyRemote(CUcontext context) {
+  Session& session = Session::get();
+  Context* object = contexts().find(context);
+  std::vector<Allocation> mine;
+  allocations().forEach([&](const Allocation& a) {
+    if (a.context == context) mine.push_back(a);
+  });
+  if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
+  for (const Allocation& a : mine) {
+    allocations().remove(a.address);
+    if (a.kind == Allocation::Kind::device) deviceMemory(sessionDevice(a.device)).release(context, a.address);
+    else if (a.kind == Allocation::Kind::pinned || a.kind == Allocation::Kind::managed) hostMemory().release(context, a.address);
+    else hostMemory().removeMirror(a.address);
+  }
+  deviceMemory(sessionDevice(object->device)).trim(context, 0);
+  forgetStreams(*object);
+  return object->primary ? session.await<"cuDevicePrimaryCtxReset_v2">(CUcontext{nullptr}, object->device)
+                         : session.await<"cuCtxDestroy_v2">(CUcontext{nullptr}, context);
+}
+
+constexpr RemoteContexts remote{&activatePrimary, &createRemote, &setRemoteFlags, &destroyRemote};
+
+CUresult current(CUcontext& context) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(nullptr, &object);
+  if (status == CUDA_SUCCESS) context = object->handle;
+  return status;
+}
+
+}  // namespace
+
+CUresult startContexts(int deviceCount) {
+  contexts().start(deviceCount, remote);
+  return CUDA_SUCCESS;
+}
+
+namespace custom {
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) { return contexts().primaryRetain(out, device); }
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return contexts().primaryRelease(device); }
+CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return contexts().primaryRelease(device); }
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) { return contexts().primaryReset(device); }
+CUresult cuDevicePrimaryCtxReset(CUdevice device) { return contexts().primaryReset(device); }
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) { return contexts().primarySetFlags(device, flags); }
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) { return contexts().primarySetFlags(device, flags); }
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  return contexts().primaryGetState(device, flags, active);
+}
+
+CUresult cuCtxCreate(CUcontext* out, unsigned flags, CUdevice device) {
+  return contexts().create(out, flags, device, kApiVersionOld);
+}
+CUresult cuCtxCreate_v2(CUcontext* out, unsigned flags, CUdevice device) { return contexts().create(out, flags, device); }
+CUresult cuCtxCreate_v3(CUcontext* out, CUexecAffinityParam*, int count, unsigned flags, CUdevice device) {
+  return count != 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : contexts().create(out, flags, device);
+}
+CUresult cuCtxCreate_v4(CUcontext* out, CUctxCreateParams* parameters, unsigned flags, CUdevice device) {
+  if (parameters != nullptr && parameters->numExecAffinityParams != 0) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+  if (parameters != nullptr && parameters->cigParams != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  return contexts().create(out, flags, device);
+}
+CUresult cuCtxDestroy(CUcontext context) { return contexts().destroy(context); }
+CUresult cuCtxDestroy_v2(CUcontext context) { return contexts().destroy(context); }
+CUresult cuCtxAttach(CUcontext* out, unsigned flags) { return contexts().attach(out, flags); }
+CUresult cuCtxDetach(CUcontext context) { return contexts().detach(context); }
+CUresult cuCtxPushCurrent(CUcontext context) { return contexts().push(context); }
+CUresult cuCtxPushCurrent_v2(CUcontext context) { return contexts().push(context); }
+CUresult cuCtxPopCurrent(CUcontext* out) { return contexts().pop(out); }
+CUresult cuCtxPopCurrent_v2(CUcontext* out) { return contexts().pop(out); }
+CUresult cuCtxSetCurrent(CUcontext context) { return contexts().setCurrent(context); }
+CUresult cuCtxGetCurrent(CUcontext* out) { return contexts().getCurrent(out); }
+CUresult cuCtxGetDevice(CUdevice* out) { return contexts().getDevice(out, nullptr); }
+CUresult cuCtxGetDevice_v2(CUdevice* out, CUcontext context) { return contexts().getDevice(out, context); }
+CUresult cuCtxGetFlags(unsigned* out) { return contexts().getFlags(out); }
+CUresult cuCtxSetFlags(unsigned flags) { return contexts().setFlags(flags); }
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned* out) { return contexts().getApiVersion(context, out); }
+CUresult cuCtxGetId(CUcontext context, unsigned long long* out) {
+  uint64_t id = 0;
+  CUresult status = out == nullptr ? CUDA_ERROR_INVALID_VALUE : contexts().getId(context, &id);
+  if (status == CUDA_SUCCESS) *out = id;
+  return status;
+}
+
+CUresult cuCtxSynchronize() {
+  CUcontext context = nullptr;
+  CUresult status = current(context);
+  return status == CUDA_SUCCESS ? synchronizeContext(context) : status;
+}
+CUresult cuCtxSynchronize_v2(CUcontext context) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(context, &object);
+  return status == CUDA_SUCCESS ? synchronizeContext(object->handle) : status;
+}
+
+CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(nullptr, &object);
+  if (status != CUDA_SUCCESS) return status;
+  if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (object->cachedLimit(limit, value)) return CUDA_SUCCESS;
+  status = Session::get().await<"cuCtxGetLimit">(object->handle, value, limit);
+  if (status == CUDA_SUCCESS) object->storeLimit(limit, *value);
+  return status;
+}
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(nullptr, &object);
+  if (status != CUDA_SUCCESS) return status;
+  status = Session::get().await<"cuCtxSetLimit">(object->handle, limit, value);
+  object->forgetLimits();  // the driver rounds, and one limit may move another
+  return status;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(nullptr, &object);
+  if (status != CUDA_SUCCESS) return status;
+  ContextStreams& mine = streamsOf(*object);
+  if (!mine.prioritiesKnown) {
+    int lowest = 0, highest = 0;
+    status = Session::get().await<"cuCtxGetStreamPriorityRange">(object->handle, &lowest, &highest);
+    if (status != CUDA_SUCCESS) return status;
+    mine.least = lowest;
+    mine.greatest = highest;
+    mine.prioritiesKnown = true;
+  }
+  if (least != nullptr) *least = mine.least;
+  if (greatest != nullptr) *greatest = mine.greatest;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetSharedMemConfig(CUsharedconfig* config) {
+  Context* object = nullptr;
+  CUresult status = contexts().resolve(nullptr, &object);
+  if (status == CUDA_SUCCESS && config != nullptr) *config = CU_SHARED_MEM_CONFIG_FOUR_BYTE_BANK_SIZE;
+  return status == CUDA_SUCCESS && config == nullptr ? CUDA_ERROR_INVALID_VALUE : status;
+}
+CUresult cuCtxSetSharedMemConfig(CUsharedconfig) {
+  Context* object = nullptr;
+  return contexts().resolve(nullptr, &object);  // without effect since compute capability 5
+}
+CUresult cuCtxGetExecAffinity(CUexecAffinityParam*, CUexecAffinityType) { return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY; }
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
+  CUcontext context = nullptr;
+  CUresult status = current(context);
+  return status == CUDA_SUCCESS ? Session::get().await<"cuCtxEnablePeerAccess">(context, peer, flags) : status;
+}
+CUresult cuCtxDisablePeerAccess(CUcontext peer) {
+  CUcontext context = nullptr;
+  CUresult status = current(context);
+  return status == CUDA_SUCCESS ? Session::get().await<"cuCtxDisablePeerAccess">(context, peer) : status;
+}
+
+}  // namespace custom
+}  // namespace gpupool::client

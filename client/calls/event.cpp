@@ -1,0 +1,126 @@
+// Events: a real event in the worker for order and time, a completion word for queries and waits.
+#include "client/entry.h"
+#include "client/memory/host.h"
+#include "client/streams.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr unsigned kKnownFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+std::mutex recording;  // the words of one event must be asked for in the order of their values
+
+CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
+  StreamRef ref;
+  CUresult status = resolveStream(streamHandle, ref);
+  if (status != CUDA_SUCCESS) return status;
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
+  if (ref.stream->capturing) {
+    event->captured = true;
+    return Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0}, uint64_t{0});
+  }
+  std::lock_guard lock(recording);
+  uint64_t value = event->recorded.load(std::memory_order_relaxed) + 1;
+  status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, event->word, value);
+  if (status != CUDA_SUCCESS) return status;
+  event->captured = false;
+  event->ever = true;
+  event->recorded.store(value, std::memory_order_release);
+  return CUDA_SUCCESS;
+}
+
+CUresult query(Event& event) {
+  Session& session = Session::get();
+  if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
+  if (event.captured) return CUDA_ERROR_CAPTURED_EVENT;
+  uint64_t value = event.recorded.load(std::memory_order_acquire);
+  if (!event.ever || session.words().reached(event.word, value)) return hostMemory().settle();
+  if (!session.mapsMemory()) session.watch(event.word, value);
+  return CUDA_ERROR_NOT_READY;
+}
+
+CUresult wait(Event& event) {
+  Session& session = Session::get();
+  if (event.captured) return CUDA_ERROR_CAPTURED_EVENT;
+  CUresult status = event.ever ? session.waitWord(event.word, event.recorded.load(std::memory_order_acquire)) : CUDA_SUCCESS;
+  if (status == CUDA_SUCCESS) status = session.sticky();
+  if (status == CUDA_SUCCESS && session.printing()) return synchronizeContext(event.context);
+  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+}
+
+CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {
+  Event *a = events.find(toId(start)), *b = events.find(toId(end));
+  if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (a == nullptr || b == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  return Session::get().await<"cuEventElapsedTime_v2">(a->context, milliseconds, start, end);
+}
+
+CUresult destroy(CUevent handle) {
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  CUcontext context = event->context;
+  uint64_t word = event->word;
+  bool idle = !event->ever || Session::get().words().reached(word, event->recorded.load());
+  if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
+  if (idle) Session::get().words().give(word);  // else the device may still write it
+  return status;
+}
+
+}  // namespace
+
+namespace custom {
+
+CUresult cuEventCreate(CUevent* out, unsigned flags) {
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  bool interprocessTimed = (flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0;
+  if (out == nullptr || (flags & ~kKnownFlags) != 0 || interprocessTimed) return CUDA_ERROR_INVALID_VALUE;
+  auto made = events.create();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  Words& words = Session::get().words();
+  made.object->context = context->handle;
+  made.object->flags = flags;
+  made.object->word = words.take();
+  made.object->recorded = words.value(made.object->word);
+  auto handle = fromId<CUevent>(made.id);
+  status = Session::get().post<"cuEventCreate">(context->handle, &handle, flags);
+  if (status != CUDA_SUCCESS) {
+    events.destroy(made.id);
+    return status;
+  }
+  *out = handle;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) { return record(event, stream, 0); }
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
+  return (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0 ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
+}
+CUresult cuEventQuery(CUevent handle) {
+  Event* event = events.find(toId(handle));
+  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : query(*event);
+}
+CUresult cuEventSynchronize(CUevent handle) {
+  Event* event = events.find(toId(handle));
+  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(*event);
+}
+CUresult cuEventDestroy(CUevent event) { return destroy(event); }
+CUresult cuEventDestroy_v2(CUevent event) { return destroy(event); }
+CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) { return elapsed(milliseconds, start, end); }
+CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) { return elapsed(milliseconds, start, end); }
+
+CUresult cuStreamWaitEvent(CUstream streamHandle, CUevent handle, unsigned flags) {
+  StreamRef ref;
+  CUresult status = resolveStream(streamHandle, ref);
+  if (status != CUDA_SUCCESS) return status;
+  if (events.find(toId(handle)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  status = postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
+  if (status == CUDA_SUCCESS && events.find(toId(handle))->captured) ref.stream->capturing = true;  // joins the capture
+  return status;
+}
+
+}  // namespace custom
+}  // namespace gpupool::client

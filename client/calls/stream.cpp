@@ -1,0 +1,180 @@
+// Streams by name: creation, order, queries, host functions, stream memory operations. Captures: capture.cpp.
+#include <algorithm>
+
+#include "client/entry.h"
+#include "client/memory/host.h"
+#include "client/streams.h"
+
+namespace gpupool::client {
+namespace {
+
+CUresult create(CUstream* out, unsigned flags, int priority) {
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  if (out == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
+  if (priority != 0) {
+    int least = 0, greatest = 0;
+    status = custom::cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (status != CUDA_SUCCESS) return status;
+    priority = std::clamp(priority, greatest, least);
+  }
+  auto made = streams.create();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  equipStream(*made.object, context->handle);
+  made.object->flags = flags;
+  made.object->priority = priority;
+  auto handle = fromId<CUstream>(made.id);
+  status = Session::get().post<"cuStreamCreateWithPriority">(context->handle, &handle, flags, priority);
+  if (status != CUDA_SUCCESS) {
+    streams.destroy(made.id);
+    return status;
+  }
+  *out = handle;
+  return CUDA_SUCCESS;
+}
+
+CUresult destroy(CUstream handle) {
+  Stream* stream = streams.find(toId(handle));
+  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  CUcontext context = stream->context;
+  uint64_t word = stream->word;
+  bool idle = Session::get().words().reached(word, stream->posted.load());
+  if (!streams.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult status = Session::get().post<"cuStreamDestroy_v2">(context, handle);
+  if (idle) Session::get().words().give(word);  // else the device may still write it
+  return status;
+}
+
+CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& function, bool error) {
+  StreamRef ref;
+  CUresult status = resolveStream(streamHandle, ref);
+  if (status != CUDA_SUCCESS) return status;
+  Session::HostFunction entry = function;
+  entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
+  uint64_t id = Session::get().addHostFunction(entry);
+  return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});
+}
+
+template <schema::Name N, class T>
+CUresult memoryOperation(CUstream streamHandle, CUdeviceptr address, T value, unsigned flags) {
+  StreamRef ref;
+  CUresult status = resolveStream(streamHandle, ref);
+  if (status != CUDA_SUCCESS) return status;
+  if (address == 0 || address % sizeof(T) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (status = hostMemory().publish(); status != CUDA_SUCCESS) return status;
+  return postTo<N>(ref, ref.wire, address, value, flags);
+}
+
+CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags) {
+  if (count == 0 || count > 256 || operations == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; i < count; ++i) {
+    const CUstreamBatchMemOpParams& o = operations[i];
+    CUresult status = CUDA_SUCCESS;
+    switch (o.operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        status = memoryOperation<"cuStreamWaitValue32_v2">(stream, o.waitValue.address, o.waitValue.value, o.waitValue.flags);
+        break;
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        status = memoryOperation<"cuStreamWaitValue64_v2">(stream, o.waitValue.address, o.waitValue.value64, o.waitValue.flags);
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        status = memoryOperation<"cuStreamWriteValue32_v2">(stream, o.writeValue.address, o.writeValue.value, o.writeValue.flags);
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        status = memoryOperation<"cuStreamWriteValue64_v2">(stream, o.writeValue.address, o.writeValue.value64, o.writeValue.flags);
+        break;
+      case CU_STREAM_MEM_OP_BARRIER:
+      case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES: break;  // operations of one stream are ordered here anyway
+      default: status = CUDA_ERROR_INVALID_VALUE;
+    }
+    if (status != CUDA_SUCCESS) return status;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+namespace custom {
+
+CUresult cuStreamCreate(CUstream* out, unsigned flags) { return create(out, flags, 0); }
+CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) { return create(out, flags, priority); }
+CUresult cuStreamDestroy(CUstream stream) { return destroy(stream); }
+CUresult cuStreamDestroy_v2(CUstream stream) { return destroy(stream); }
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  return status == CUDA_SUCCESS ? synchronizeStream(ref) : status;
+}
+CUresult cuStreamQuery(CUstream stream) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  return status == CUDA_SUCCESS ? queryStream(ref) : status;
+}
+
+CUresult cuStreamGetPriority(CUstream stream, int* priority) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && priority == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status == CUDA_SUCCESS) *priority = ref.stream->priority;
+  return status;
+}
+CUresult cuStreamGetFlags(CUstream stream, unsigned* flags) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status == CUDA_SUCCESS) *flags = ref.stream->flags;
+  return status;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && id == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status == CUDA_SUCCESS) *id = ref.stream->id;
+  return status;
+}
+CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status == CUDA_SUCCESS) *context = ref.context;
+  return status;
+}
+CUresult cuStreamGetDevice(CUstream stream, CUdevice* device) {
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && device == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return status == CUDA_SUCCESS ? contexts().getDevice(device, ref.context) : status;
+}
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return hostFunction(stream, {function, nullptr, stream, data, true}, false);
+}
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data, unsigned flags) {
+  if (callback == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return hostFunction(stream, {nullptr, callback, stream, data, true}, true);
+}
+
+CUresult cuStreamWaitValue32_v2(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) {
+  return memoryOperation<"cuStreamWaitValue32_v2">(s, a, v, f);
+}
+CUresult cuStreamWaitValue64_v2(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) {
+  return memoryOperation<"cuStreamWaitValue64_v2">(s, a, v, f);
+}
+CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) {
+  return memoryOperation<"cuStreamWriteValue32_v2">(s, a, v, f);
+}
+CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) {
+  return memoryOperation<"cuStreamWriteValue64_v2">(s, a, v, f);
+}
+CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) { return custom::cuStreamWaitValue32_v2(s, a, v, f); }
+CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) { return custom::cuStreamWaitValue64_v2(s, a, v, f); }
+CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) { return custom::cuStreamWriteValue32_v2(s, a, v, f); }
+CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) { return custom::cuStreamWriteValue64_v2(s, a, v, f); }
+CUresult cuStreamBatchMemOp(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) { return batch(s, n, p, f); }
+CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) { return batch(s, n, p, f); }
+
+}  // namespace custom
+}  // namespace gpupool::client

@@ -1,0 +1,151 @@
+#include "client/holder.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "client/process.h"
+
+extern char** environ;
+
+namespace gpupool::client {
+namespace {
+
+constexpr int kHolderBoundMs = 60000;  // a lease may be waited for (gpupool run --wait); the holder bounds the rest
+
+// bin/gpupool of the installation this library belongs to: <prefix>/lib/gpupool/libcuda.so.1 -> <prefix>/bin/gpupool.
+std::string toolPath() {
+  if (const char* chosen = std::getenv("GPUPOOL_TOOL")) return chosen;
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<void*>(&openSession), &info) == 0 || info.dli_fname == nullptr) return "gpupool";
+  char resolved[PATH_MAX];
+  std::string path = realpath(info.dli_fname, resolved) != nullptr ? resolved : info.dli_fname;
+  for (int up = 0; up < 3; ++up) path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+  return path + "/bin/gpupool";
+}
+
+int connectTo(const char* path, std::string& text) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (std::strlen(path) >= sizeof address.sun_path) {
+    text = "GPUPOOL_HOLDER is too long for a socket's path";
+    return -1;
+  }
+  std::strcpy(address.sun_path, path);
+  int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    text = std::string("no lease holder at ") + path + ": " + std::strerror(errno) + "; start the program with 'gpupool run'";
+    if (fd >= 0) close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+// Starts `gpupool hold`. A raw clone without an exit signal: the application neither gets a SIGCHLD nor finds a child that
+// it does not know in wait(). Until exec the child makes system calls only.
+int startHolder(std::string& text) {
+  int pair[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+    text = std::string("no socket for the lease holder: ") + std::strerror(errno);
+    return -1;
+  }
+  std::string tool = toolPath();
+  const char* argv[] = {tool.c_str(), "hold", "--descriptor", "3", nullptr};
+  long pid = syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr);
+  if (pid == 0) {
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (pair[1] == 3) fcntl(3, F_SETFD, 0);
+    else if (dup2(pair[1], 3) < 0) _exit(127);
+    execve(argv[0], const_cast<char**>(argv), environ);
+    _exit(127);
+  }
+  close(pair[1]);
+  if (pid < 0) {
+    text = std::string("cannot start the lease holder: ") + std::strerror(errno);
+    close(pair[0]);
+    return -1;
+  }
+  return pair[0];
+}
+
+bool receiveReply(int fd, OpenedSession& out, std::string& text) {
+  pollfd wait{fd, POLLIN, 0};
+  int ready;
+  do ready = poll(&wait, 1, kHolderBoundMs);
+  while (ready < 0 && errno == EINTR);
+  if (ready <= 0) {
+    text = "the lease holder did not answer within 60 s";
+    return false;
+  }
+  iovec data{&out.reply, sizeof out.reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
+  if (n != sizeof out.reply || out.reply.magic != holder::kMagic || out.reply.version != holder::kVersion) {
+    text = n == 0 ? "the lease holder ended; is 'gpupool' installed beside this library (" + toolPath() + ")?"
+                  : "the lease holder speaks another version; install the same gpupool everywhere";
+    return false;
+  }
+  out.reply.text[sizeof out.reply.text - 1] = 0;
+  out.reply.transport[sizeof out.reply.transport - 1] = 0;
+  out.reply.networkDevice[sizeof out.reply.networkDevice - 1] = 0;
+  return true;
+}
+
+CUresult resultOf(holder::Status status) {
+  switch (status) {
+    case holder::Status::ok: return CUDA_SUCCESS;
+    case holder::Status::noDevice: return CUDA_ERROR_NO_DEVICE;
+    case holder::Status::refused: return CUDA_ERROR_NOT_PERMITTED;
+    case holder::Status::serverLost: return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    default: return CUDA_ERROR_NO_DEVICE;
+  }
+}
+
+}  // namespace
+
+CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
+  const char* path = std::getenv("GPUPOOL_HOLDER");
+  out.holder = path != nullptr && *path != 0 ? connectTo(path, text) : startHolder(text);
+  if (out.holder < 0) return CUDA_ERROR_NO_DEVICE;
+  holder::OpenRequest request;
+  request.rowsHash = rowsHash;
+  request.pid = getpid();
+  if (const char* transport = std::getenv("GPUPOOL_TRANSPORT"))
+    std::strncpy(request.transport, transport, sizeof request.transport - 1);
+  process::commandName(request.command, sizeof request.command);
+  bool sent = send(out.holder, &request, sizeof request, MSG_NOSIGNAL) == sizeof request;
+  if (!sent) text = "the lease holder ended at once";
+  if (!sent || !receiveReply(out.holder, out, text)) {
+    close(out.holder);
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  CUresult result = resultOf(out.reply.status);
+  if (result != CUDA_SUCCESS || out.bootstrap < 0) {
+    text = out.reply.text[0] != 0 ? out.reply.text : "the lease holder gave no connection";
+    close(out.holder);
+    return result == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : result;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace gpupool::client

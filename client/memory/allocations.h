@@ -1,0 +1,54 @@
+#pragma once
+// What the application was given: every allocation by address, device and host alike. Answers pointer attributes and tells
+// the copies what a pointer is. Threads: any; readers share the lock.
+
+#include <cstdint>
+#include <map>
+#include <shared_mutex>
+
+#include "schema/cuda.h"
+
+namespace gpupool::client {
+
+struct Allocation {
+  enum class Kind : uint8_t {
+    device,      // cuMemAlloc and pools
+    pinned,      // cuMemHostAlloc: one address on both sides
+    managed,     // cuMemAllocManaged: the same, host-resident
+    registered,  // cuMemHostRegister: the application's pages; the device has a mirror
+    symbol,      // a module's global
+    managedSymbol,
+    mapped,      // a range the application mapped itself (virtual memory management)
+  };
+  uint64_t address = 0;
+  size_t bytes = 0;
+  Kind kind = Kind::device;
+  int device = 0;
+  CUcontext context = nullptr;
+  unsigned flags = 0;
+  uint64_t deviceAddress = 0;  // where the device sees it
+  uint64_t bufferId = 0;
+  CUmemoryPool pool = nullptr;
+};
+
+class Allocations {
+ public:
+  void add(Allocation allocation);
+  bool remove(uint64_t address, Allocation* out = nullptr);
+  // The allocation that holds `address`.
+  bool find(uint64_t address, Allocation& out) const;
+  template <class F>
+  void forEach(F&& f) const {
+    std::shared_lock lock(mutex_);
+    for (auto& [address, allocation] : byAddress_) f(allocation);
+  }
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::map<uint64_t, Allocation> byAddress_;
+  uint64_t nextBufferId_ = 1;
+};
+
+Allocations& allocations();
+
+}  // namespace gpupool::client

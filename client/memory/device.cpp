@@ -1,0 +1,239 @@
+#include "client/memory/device.h"
+
+#include <algorithm>
+
+#include "client/memory/allocations.h"
+#include "client/session.h"
+
+namespace gpupool::client {
+
+Allocations& allocations() {
+  static auto* all = new Allocations;
+  return *all;
+}
+
+void Allocations::add(Allocation allocation) {
+  std::unique_lock lock(mutex_);
+  allocation.bufferId = nextBufferId_++;
+  byAddress_[allocation.address] = allocation;
+}
+
+bool Allocations::remove(uint64_t address, Allocation* out) {
+  std::unique_lock lock(mutex_);
+  auto found = byAddress_.find(address);
+  if (found == byAddress_.end()) return false;
+  if (out != nullptr) *out = found->second;
+  byAddress_.erase(found);
+  return true;
+}
+
+bool Allocations::find(uint64_t address, Allocation& out) const {
+  std::shared_lock lock(mutex_);
+  auto after = byAddress_.upper_bound(address);
+  if (after == byAddress_.begin()) return false;
+  const Allocation& candidate = std::prev(after)->second;
+  if (address - candidate.address >= candidate.bytes) return false;
+  out = candidate;
+  return true;
+}
+
+namespace {
+constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+DeviceMemory* windows = nullptr;
+}  // namespace
+
+DeviceMemory& deviceMemory(int device) { return windows[device]; }
+
+void startDeviceMemory() {
+  Session& session = Session::get();
+  windows = new DeviceMemory[schema::kMaxDevices];
+  for (uint32_t d = 0; d < session.hello().deviceCount; ++d)
+    windows[d].start(static_cast<int>(d), session.space().deviceBase + d * session.space().windowBytes,
+                     session.space().windowBytes, session.hello().devices[d].limitBytes);
+}
+
+void DeviceMemory::start(int device, uint64_t window, uint64_t windowBytes, uint64_t limit) {
+  device_ = device;
+  limit_ = limit;
+  addresses_[window] = windowBytes;
+}
+
+uint64_t DeviceMemory::reserveAddresses(size_t bytes, size_t alignment) {
+  std::lock_guard lock(mutex_);
+  alignment = std::max(alignment, kExtentUnit);
+  for (auto it = addresses_.begin(); it != addresses_.end(); ++it) {
+    uint64_t start = up(it->first, alignment), end = it->first + it->second;
+    if (start >= end || bytes > end - start) continue;
+    uint64_t before = start - it->first;
+    uint64_t first = it->first;
+    addresses_.erase(it);
+    if (before != 0) addresses_[first] = before;
+    if (start + bytes != end) addresses_[start + bytes] = end - start - bytes;
+    return start;
+  }
+  return 0;
+}
+
+void DeviceMemory::releaseAddresses(uint64_t address, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  auto next = addresses_.upper_bound(address);
+  if (next != addresses_.end() && address + bytes == next->first) {
+    bytes += next->second;
+    next = addresses_.erase(next);
+  }
+  if (next != addresses_.begin()) {
+    auto before = std::prev(next);
+    if (before->first + before->second == address) {
+      before->second += bytes;
+      return;
+    }
+  }
+  addresses_[address] = bytes;
+}
+
+void DeviceMemory::addFree(uint64_t address, size_t bytes) {
+  free_[address] = bytes;
+  freeBySize_.emplace(bytes, address);
+}
+
+// Best fit; 0 if nothing fits.
+uint64_t DeviceMemory::takeFree(size_t bytes) {
+  auto fit = freeBySize_.lower_bound({bytes, 0});
+  if (fit == freeBySize_.end()) return 0;
+  auto [size, address] = *fit;
+  freeBySize_.erase(fit);
+  free_.erase(address);
+  if (size > bytes) addFree(address + bytes, size - bytes);
+  return address;
+}
+
+std::map<uint64_t, DeviceMemory::Extent>::iterator DeviceMemory::extentOf(uint64_t address) {
+  return std::prev(extents_.upper_bound(address));
+}
+
+CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
+  // Called with the mutex held; addresses_ is ours.
+  uint64_t address = 0;
+  for (auto it = addresses_.begin(); it != addresses_.end(); ++it) {
+    if (it->second < bytes) continue;
+    address = it->first;
+    size_t rest = it->second - bytes;
+    addresses_.erase(it);
+    if (rest != 0) addresses_[address + bytes] = rest;
+    break;
+  }
+  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult status = Session::get().await<"sessionExtentMap">(context, CUdevice{device_}, CUdeviceptr{address}, bytes);
+  if (status != CUDA_SUCCESS) {
+    addresses_[address] = bytes;  // may leave two neighbours unmerged: only addresses, found again at the next release
+    return status;
+  }
+  extents_[address] = {bytes, 0};
+  mapped_ += bytes;
+  addFree(address, bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& address) {
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes > limit_) return CUDA_ERROR_OUT_OF_MEMORY;
+  size_t size = up(bytes, kGranularity);
+  std::lock_guard lock(mutex_);
+  bool large = size > kSharedExtent / 2;
+  address = large ? 0 : takeFree(size);
+  if (large) {  // an exact extent, so that big buffers do not pin small ones
+    size = up(size, kExtentUnit);
+    auto fit = freeBySize_.lower_bound({size, 0});
+    if (fit != freeBySize_.end() && fit->first <= size + size / 8) address = takeFree(size);
+  }
+  if (address == 0) {
+    CUresult status = grow(context, large ? size : kSharedExtent);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
+      address = takeFree(size);
+      if (address == 0) {
+        trimLocked(context, 0);
+        status = grow(context, up(size, kExtentUnit));
+      }
+    }
+    if (address == 0 && status != CUDA_SUCCESS) return status;
+    if (address == 0) address = takeFree(size);
+    if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  blocks_[address] = size;
+  extentOf(address)->second.used += size;
+  used_ += size;
+  return CUDA_SUCCESS;
+}
+
+void DeviceMemory::release(CUcontext context, uint64_t address) {
+  std::lock_guard lock(mutex_);
+  auto block = blocks_.find(address);
+  if (block == blocks_.end()) return;
+  size_t size = block->second;
+  blocks_.erase(block);
+  used_ -= size;
+  auto extent = extentOf(address);
+  extent->second.used -= size;
+  uint64_t end = extent->first + extent->second.bytes;
+  auto next = free_.find(address + size);
+  if (next != free_.end() && next->first < end) {
+    freeBySize_.erase({next->second, next->first});
+    size += next->second;
+    free_.erase(next);
+  }
+  auto before = free_.lower_bound(address);
+  if (before != free_.begin() && (--before)->first >= extent->first && before->first + before->second == address) {
+    address = before->first;
+    size += before->second;
+    freeBySize_.erase({before->second, before->first});
+    free_.erase(before);
+  }
+  addFree(address, size);
+  trimLocked(context, kCacheBytes);
+}
+
+void DeviceMemory::trim(CUcontext context, size_t keep) {
+  std::lock_guard lock(mutex_);
+  trimLocked(context, keep);
+}
+
+void DeviceMemory::trimLocked(CUcontext context, size_t keep) {
+  size_t idle = 0;
+  for (auto& [address, extent] : extents_)
+    if (extent.used == 0) idle += extent.bytes;
+  for (auto it = extents_.end(); it != extents_.begin() && idle > keep;) {
+    --it;
+    if (it->second.used != 0) continue;
+    uint64_t address = it->first;
+    size_t bytes = it->second.bytes;
+    Session::get().post<"sessionExtentUnmap">(context, CUdeviceptr{address});
+    freeBySize_.erase({bytes, address});
+    free_.erase(address);
+    addresses_[address] = bytes;
+    mapped_ -= bytes;
+    idle -= bytes;
+    it = extents_.erase(it);
+  }
+}
+
+void DeviceMemory::reset(CUcontext context) {
+  std::lock_guard lock(mutex_);
+  while (!blocks_.empty()) {
+    auto block = blocks_.begin();
+    extentOf(block->first)->second.used -= block->second;
+    used_ -= block->second;
+    blocks_.erase(block);
+  }
+  free_.clear();
+  freeBySize_.clear();
+  for (auto& [address, extent] : extents_) addFree(address, extent.bytes);
+  trimLocked(context, 0);
+}
+
+void DeviceMemory::info(size_t& freeBytes, size_t& totalBytes) const {
+  std::lock_guard lock(mutex_);
+  totalBytes = limit_;
+  freeBytes = limit_ - std::min<uint64_t>(limit_, used_);
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,65 @@
+#pragma once
+// Device memory is the client's to place (design.md §4): each device owns a window of addresses; extents of physical memory
+// are mapped into it by the worker, and blocks are handed out of extents here, without the wire.
+//
+// Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their own. Extents
+// that became free are kept up to kCacheBytes, and given back when memory runs out. Threads: any; one mutex per device,
+// held while a new extent is awaited, so that two threads do not map the same memory twice.
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "schema/cuda.h"
+
+namespace gpupool::client {
+
+class DeviceMemory {
+ public:
+  static constexpr size_t kGranularity = 512;
+  static constexpr size_t kExtentUnit = size_t{2} << 20;
+  static constexpr size_t kSharedExtent = size_t{64} << 20;
+  static constexpr size_t kCacheBytes = size_t{512} << 20;
+
+  // context: the one whose device this is; the worker maps in it.
+  CUresult allocate(CUcontext context, size_t bytes, uint64_t& address);
+  void release(CUcontext context, uint64_t address);
+  // Gives fully free extents back until at most `keep` bytes of them remain.
+  void trim(CUcontext context, size_t keep);
+  // The context was reset: the worker's memory is given back.
+  void reset(CUcontext context);
+  void info(size_t& freeBytes, size_t& totalBytes) const;
+  // A range of the window for the application's own mappings; no physical memory. 0: no room.
+  uint64_t reserveAddresses(size_t bytes, size_t alignment);
+  void releaseAddresses(uint64_t address, size_t bytes);
+
+  void start(int device, uint64_t window, uint64_t windowBytes, uint64_t limit);
+
+ private:
+  struct Extent {
+    size_t bytes = 0;
+    size_t used = 0;
+  };
+  CUresult grow(CUcontext context, size_t bytes);
+  uint64_t takeFree(size_t bytes);
+  void addFree(uint64_t address, size_t bytes);
+  void trimLocked(CUcontext context, size_t keep);
+  std::map<uint64_t, Extent>::iterator extentOf(uint64_t address);
+
+  mutable std::mutex mutex_;
+  int device_ = 0;
+  uint64_t limit_ = 0;
+  size_t mapped_ = 0;     // bytes of extents
+  size_t used_ = 0;       // bytes of blocks handed out
+  std::map<uint64_t, size_t> addresses_;                // unused parts of the window
+  std::map<uint64_t, Extent> extents_;
+  std::map<uint64_t, size_t> blocks_;                   // handed out
+  std::map<uint64_t, size_t> free_;                     // by address; never spans extents
+  std::set<std::pair<size_t, uint64_t>> freeBySize_;
+};
+
+DeviceMemory& deviceMemory(int device);
+void startDeviceMemory();
+
+}  // namespace gpupool::client

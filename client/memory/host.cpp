@@ -1,0 +1,396 @@
+#include "client/memory/host.h"
+
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/session.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kSharedPiece = size_t{2} << 20;
+constexpr size_t kBlock = 256;
+constexpr size_t kRunsBytes = size_t{256} << 10;  // of one mirror message
+constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+// Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
+bool readOwn(uint64_t address, std::span<std::byte> to) {
+  iovec local{to.data(), to.size()}, remote{reinterpret_cast<void*>(address), to.size()};
+  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(to.size());
+}
+void writeOwn(uint64_t address, std::span<const std::byte> from) {
+  iovec local{const_cast<std::byte*>(from.data()), from.size()}, remote{reinterpret_cast<void*>(address), from.size()};
+  (void)!process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
+}
+transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
+
+}  // namespace
+
+HostMemory& hostMemory() {
+  static auto* memory = new HostMemory;
+  return *memory;
+}
+
+// ---- the arena -------------------------------------------------------------------------------------------------------
+
+CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, std::map<uint64_t, Piece>::iterator& made) {
+  Session& session = Session::get();
+  const schema::AddressSpace& space = session.space();
+  if (nextAddress_ == 0) nextAddress_ = space.hostBase;
+  uint64_t address = 0;
+  auto again = freeAddresses_.find(bytes);
+  if (again != freeAddresses_.end()) {
+    address = again->second;
+    freeAddresses_.erase(again);
+  } else {
+    if (bytes > space.hostBase + space.hostBytes - nextAddress_) return CUDA_ERROR_OUT_OF_MEMORY;
+    address = nextAddress_;
+    nextAddress_ += up(bytes, kSharedPiece);
+  }
+  schema::RegionName name;
+  CUresult status = session.await<"sessionHostMap">(context, CUdeviceptr{address}, bytes, flags, &name);
+  if (status != CUDA_SUCCESS) {
+    freeAddresses_.emplace(bytes, address);
+    return status;
+  }
+  Piece piece;
+  piece.bytes = bytes;
+  piece.flags = flags;
+  piece.region = {name.id, name.generation};
+  try {
+    piece.memory = session.mapsMemory() ? session.connection().map(piece.region, reinterpret_cast<void*>(address), bound())
+                                        : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
+  } catch (const std::exception&) {
+  }
+  if (piece.memory == nullptr) {
+    session.post<"sessionHostUnmap">(context, CUdeviceptr{address});
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  piece.free[address] = bytes;
+  made = pieces_.emplace(address, std::move(piece)).first;
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored, uint64_t& address) {
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  // What mirrors is cut to pages and alone in them: its base is compared page by page.
+  bool alone = bytes > kSharedPiece / 4 || (mirrored && !Session::get().mapsMemory());
+  size_t size = up(bytes, alone ? kPage : kBlock);
+  {
+    std::lock_guard lock(mutex_);
+    address = 0;
+    auto piece = pieces_.end();
+    if (!alone) {
+      for (piece = pieces_.begin(); piece != pieces_.end() && address == 0; ++piece) {
+        if (piece->second.bytes != kSharedPiece) continue;
+        for (auto& [start, room] : piece->second.free)
+          if (room >= size) {
+            address = start;
+            break;
+          }
+        if (address != 0) break;
+      }
+    }
+    if (address == 0) {
+      CUresult status = addPiece(context, alone ? size : kSharedPiece, flags, piece);
+      if (status != CUDA_SUCCESS) return status;
+      address = piece->first;
+    }
+    size_t room = piece->second.free[address];
+    piece->second.free.erase(address);
+    if (room > size) piece->second.free[address + size] = room - size;
+    piece->second.used += size;
+    blocks_[address] = size;
+  }
+  if (mirrored && !Session::get().mapsMemory()) addMirror(address, address, size, context);
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::release(CUcontext context, uint64_t address) {
+  removeMirror(address);
+  std::shared_ptr<transport::SharedMemory> last;
+  std::lock_guard lock(mutex_);
+  auto block = blocks_.find(address);
+  if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
+  size_t size = block->second;
+  blocks_.erase(block);
+  auto piece = std::prev(pieces_.upper_bound(address));
+  Piece& p = piece->second;
+  p.used -= size;
+  auto next = p.free.find(address + size);
+  if (next != p.free.end()) {
+    size += next->second;
+    p.free.erase(next);
+  }
+  auto before = p.free.lower_bound(address);
+  if (before != p.free.begin() && std::prev(before)->first + std::prev(before)->second == address) {
+    --before;
+    before->second += size;
+  } else {
+    p.free[address] = size;
+  }
+  if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
+  CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
+  freeAddresses_.emplace(p.bytes, piece->first);
+  last = p.memory;
+  pieces_.erase(piece);
+  return status;
+}
+
+std::map<uint64_t, HostMemory::Piece>::const_iterator HostMemory::pieceOf(uint64_t address) const {
+  auto after = pieces_.upper_bound(address);
+  if (after == pieces_.begin()) return pieces_.end();
+  auto piece = std::prev(after);
+  return address - piece->first < piece->second.bytes ? piece : pieces_.end();
+}
+
+bool HostMemory::holds(uint64_t address, size_t bytes) const {
+  const schema::AddressSpace& space = Session::get().space();
+  if (address < space.hostBase || address - space.hostBase >= space.hostBytes) return false;
+  std::lock_guard lock(mutex_);
+  auto piece = pieceOf(address);
+  return piece != pieces_.end() && bytes <= piece->second.bytes - (address - piece->first);
+}
+
+// ---- copies over a network -----------------------------------------------------------------------------------------------
+
+CUresult HostMemory::upload(const void* from, size_t bytes) {
+  Session& session = Session::get();
+  if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
+  uint64_t address = reinterpret_cast<uint64_t>(from);
+  CUresult status = fetchBefore(address, bytes);
+  if (status != CUDA_SUCCESS) return status;
+  transport::Region region;
+  uint64_t start = 0;
+  {
+    std::lock_guard lock(mutex_);
+    auto piece = pieceOf(address);
+    if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
+    region = piece->second.region;
+    start = piece->first;
+  }
+  // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the application
+  // may not touch them before that copy is done.
+  return session.connection().put(from, region, address - start, bytes) != 0 ? CUDA_SUCCESS
+                                                                             : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
+void HostMemory::expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes) {
+  if (Session::get().mapsMemory() || bytes == 0) return;
+  std::lock_guard lock(mutex_);
+  landings_.push_back({ref, value, to, bytes});
+  pending_.fetch_add(1);
+}
+
+CUresult HostMemory::fetchBefore(uint64_t address, size_t bytes) {
+  if (pending_.load() == 0) return CUDA_SUCCESS;
+  std::vector<Landing> overlapping;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& landing : landings_) {
+      uint64_t at = reinterpret_cast<uint64_t>(landing.to);
+      if (at < address + bytes && address < at + landing.bytes) overlapping.push_back(landing);
+    }
+  }
+  for (auto& landing : overlapping) {
+    CUresult status = waitFor(landing.ref, landing.value);
+    if (status != CUDA_SUCCESS) return status;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::land(std::vector<Landing>& ready) {
+  Session& session = Session::get();
+  std::vector<transport::Transfer> transfers;
+  for (auto& landing : ready) {
+    transport::Region region;
+    uint64_t offset = 0;
+    {
+      std::lock_guard lock(mutex_);
+      auto piece = pieceOf(reinterpret_cast<uint64_t>(landing.to));
+      if (piece == pieces_.end()) continue;  // freed meanwhile
+      region = piece->second.region;
+      offset = reinterpret_cast<uint64_t>(landing.to) - piece->first;
+    }
+    transfers.push_back(session.connection().get(landing.to, region, offset, landing.bytes));
+  }
+  for (transport::Transfer transfer : transfers)
+    if (transfer == 0 || !session.connection().wait(transfer, transport::kForever)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::settleSlow() {
+  std::vector<Landing> ready;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = landings_.begin(); it != landings_.end();) {
+      if (isDone(it->ref, it->value)) {
+        ready.push_back(*it);
+        it = landings_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  CUresult status = land(ready);
+  pending_.fetch_sub(ready.size());
+  if (status != CUDA_SUCCESS || !mirroring()) return status;
+  std::lock_guard order(mirrorMutex_);
+  std::vector<uint64_t> hosts;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [host, mirror] : mirrors_) hosts.push_back(host);
+  }
+  for (uint64_t host : hosts) {
+    Mirror* mirror = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      auto found = mirrors_.find(host);
+      if (found == mirrors_.end()) continue;
+      mirror = &found->second;
+    }
+    status = collect(*mirror);
+    if (status != CUDA_SUCCESS) return status;
+  }
+  return CUDA_SUCCESS;
+}
+
+// ---- mirrors -------------------------------------------------------------------------------------------------------------
+
+void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed) {
+  std::lock_guard lock(mutex_);
+  auto [at, fresh] = mirrors_.try_emplace(host);
+  if (!fresh) return;
+  at->second.host = host;
+  at->second.device = device;
+  at->second.bytes = bytes;
+  at->second.context = context;
+  at->second.borrowed = borrowed;
+  mirrorCount_ = mirrors_.size();
+}
+
+CUresult HostMemory::borrow(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena) {
+  {
+    std::lock_guard lock(mutex_);
+    auto after = mirrors_.upper_bound(host);
+    if (after != mirrors_.begin()) {
+      const Mirror& known = std::prev(after)->second;
+      if (host - known.host < known.bytes && bytes <= known.bytes - (host - known.host)) {
+        arena = known.device + (host - known.host);
+        return CUDA_SUCCESS;
+      }
+    }
+  }
+  CUresult status = allocate(context, std::max<size_t>(bytes, kPage), 0, false, arena);
+  if (status == CUDA_SUCCESS) addMirror(host, arena, bytes, context, true);
+  return status;
+}
+
+CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
+  uint64_t first = address / kPage * kPage, end = up(address + bytes, kPage);
+  {
+    std::lock_guard lock(mutex_);
+    if (mirrors_.count(address) != 0) return CUDA_SUCCESS;
+  }
+  // Symbols share pages: a page may be there already, from a neighbour.
+  for (uint64_t page = first; page < end; page += kPage) {
+    void* want = reinterpret_cast<void*>(page);
+    void* got = mmap(want, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == MAP_FAILED && errno == EEXIST) {
+      std::lock_guard lock(mutex_);
+      if (symbolPages_.count(page) == 0) return CUDA_ERROR_OUT_OF_MEMORY;  // something else of the application lives there
+    } else if (got != want) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    std::lock_guard lock(mutex_);
+    symbolPages_.insert(page);
+  }
+  addMirror(address, address, bytes, nullptr);
+  std::lock_guard order(mirrorMutex_);
+  Mirror* mirror = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    mirror = &mirrors_.at(address);
+  }
+  return collect(*mirror);  // its initial value
+}
+
+void HostMemory::removeMirror(uint64_t host) {
+  if (!mirroring()) return;
+  std::lock_guard order(mirrorMutex_);
+  std::lock_guard lock(mutex_);
+  mirrors_.erase(host);
+  mirrorCount_ = mirrors_.size();
+}
+
+void HostMemory::mirrorArena(uint64_t address) {
+  if (Session::get().mapsMemory()) return;
+  uint64_t start = 0;
+  size_t bytes = 0;
+  {
+    std::lock_guard lock(mutex_);
+    auto block = blocks_.upper_bound(address);
+    if (block == blocks_.begin()) return;
+    --block;
+    if (address - block->first >= block->second) return;
+    start = block->first;
+    bytes = block->second;
+  }
+  addMirror(start, start, bytes, nullptr);
+}
+
+CUresult HostMemory::publish() {
+  if (!mirroring()) return CUDA_SUCCESS;
+  std::lock_guard order(mirrorMutex_);
+  std::vector<Mirror*> all;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
+  }
+  std::vector<unsigned char> runs(kRunsBytes);
+  std::vector<std::byte> borrowed;
+  for (Mirror* mirror : all) {
+    bool more = true;
+    while (more) {
+      const std::byte* now = reinterpret_cast<const std::byte*>(mirror->host);
+      if (mirror->borrowed) {
+        borrowed.resize(mirror->bytes);
+        if (!readOwn(mirror->host, borrowed)) break;  // unmapped by the application: nothing left to send
+        now = borrowed.data();
+      }
+      size_t bytes = mirror->base.collect(now, mirror->bytes, runs, &more);
+      if (bytes == 0) break;
+      CUresult status = Session::get().post<"sessionMirrorApply">(mirror->context, CUdeviceptr{mirror->device},
+                                                                  static_cast<const unsigned char*>(runs.data()), bytes);
+      if (status != CUDA_SUCCESS) return status;
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::collect(Mirror& mirror) {
+  std::vector<unsigned char> runs(kRunsBytes);
+  while (true) {
+    size_t bytes = runs.size();
+    CUresult status = Session::get().await<"sessionMirrorCollect">(mirror.context, CUdeviceptr{mirror.device}, mirror.bytes,
+                                                                   runs.size(), runs.data(), &bytes);
+    if (status != CUDA_SUCCESS) return status;
+    Reader in(std::as_bytes(std::span(runs).first(std::min(bytes, runs.size()))));
+    while (in.remaining() >= 16) {
+      uint64_t offset = in.value<uint64_t>();
+      auto data = in.blob();
+      if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
+      if (mirror.borrowed) writeOwn(mirror.host + offset, data);
+      else std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
+      mirror.base.apply(offset, data);
+    }
+    if (bytes + 64 < runs.size()) return CUDA_SUCCESS;  // room was left: nothing more to fetch
+  }
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,99 @@
+#pragma once
+// Host memory that devices address. Pinned and managed memory lies in an arena that client and worker have at one address:
+// on one host the same pages (a memfd), on a network a copy on each side.
+//
+//  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy; `expect` notes a
+//    device-to-host copy whose bytes are fetched once its completion is known (`settle`).
+//  * Mirrors keep two copies alike where kernels address memory that cannot be shared: mapped and managed memory on a
+//    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out (`publish`), at
+//    a synchronisation the worker's come back (`settle`). schema/mirror.h has the rules.
+//
+// Threads: any; one mutex, never held across a wait for the device.
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "client/streams.h"
+#include "schema/mirror.h"
+#include "transports/transport.h"
+
+namespace gpupool::client {
+
+class HostMemory {
+ public:
+  // Bytes of the arena at an address both sides have. mirrored: kernels will address it.
+  CUresult allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored, uint64_t& address);
+  CUresult release(CUcontext context, uint64_t address);
+  // True if [address, + bytes) is arena memory.
+  bool holds(uint64_t address, size_t bytes) const;
+
+  CUresult upload(const void* from, size_t bytes);
+  void expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes);
+  // The bytes at `address` are about to be sent: fetch what the device still owes there.
+  CUresult fetchBefore(uint64_t address, size_t bytes);
+
+  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker).
+  void addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed = false);
+  void removeMirror(uint64_t host);
+  // Arena memory that stands for ordinary memory a graph copies from or to: kept alike from now on, because its nodes run
+  // later. `arena` is where the device finds it.
+  CUresult borrow(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena);
+  // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a mirror.
+  CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
+  // Arena memory turned out to be addressed by kernels.
+  void mirrorArena(uint64_t address);
+  bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }
+  CUresult publish();
+  CUresult settle() {
+    return pending_.load(std::memory_order_relaxed) == 0 && !mirroring() ? CUDA_SUCCESS : settleSlow();
+  }
+
+ private:
+  struct Piece {  // one mapping of the arena, cut into allocations
+    size_t bytes = 0;
+    transport::Region region;
+    std::shared_ptr<transport::SharedMemory> memory;
+    unsigned flags = 0;
+    size_t used = 0;
+    std::map<uint64_t, size_t> free;
+  };
+  struct Mirror {
+    uint64_t host = 0, device = 0;
+    size_t bytes = 0;
+    CUcontext context = nullptr;
+    bool borrowed = false;  // the application may unmap it without telling: read and written through the kernel
+    schema::MirrorBase base;
+  };
+  struct Landing {
+    StreamRef ref;
+    uint64_t value = 0;
+    void* to = nullptr;
+    size_t bytes = 0;
+  };
+  CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, std::map<uint64_t, Piece>::iterator& made);
+  std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
+  CUresult settleSlow();
+  CUresult land(std::vector<Landing>& ready);
+  CUresult collect(Mirror& mirror);
+
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Piece> pieces_;
+  std::map<uint64_t, size_t> blocks_;
+  uint64_t nextAddress_ = 0;
+  std::multimap<size_t, uint64_t> freeAddresses_;
+  std::deque<Landing> landings_;
+  std::map<uint64_t, Mirror> mirrors_;
+  std::set<uint64_t> symbolPages_;
+  std::atomic<size_t> pending_{0}, mirrorCount_{0};
+  std::mutex mirrorMutex_;  // one publish or collect at a time
+};
+
+HostMemory& hostMemory();
+
+}  // namespace gpupool::client

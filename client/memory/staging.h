@@ -1,0 +1,55 @@
+#pragma once
+// Slots of the worker's pinned staging memory, for copies of ordinary memory. The client hands them out; a slot is free again
+// when the stream that uses it has passed. On one host slots are mapped here; on a network bytes travel by put and get.
+// Threads: any.
+
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "client/streams.h"
+
+namespace gpupool::client {
+
+class Staging {
+ public:
+  static constexpr size_t kLarge = size_t{1} << 20;
+  static constexpr size_t kSmall = size_t{64} << 10;
+
+  struct Slot {
+    uint64_t offset = 0;
+    size_t bytes = 0;
+    uint64_t address = 0;  // in the worker: what copy frames name
+  };
+
+  // A slot of at least min(bytes, kLarge). Waits for one; an error only when the session is lost.
+  CUresult acquire(size_t bytes, Slot& slot);
+  void release(const Slot& slot);                                        // nothing uses it
+  void releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t value);  // free when the stream got there
+
+  // Host bytes into the slot; on a network the transfer is under way until finish().
+  CUresult write(const Slot& slot, size_t at, const void* from, size_t bytes, transport::Transfer& transfer);
+  CUresult read(const Slot& slot, size_t at, void* to, size_t bytes);
+  CUresult finish(transport::Transfer transfer);
+
+ private:
+  struct Pending {
+    Slot slot;
+    StreamRef ref;
+    uint64_t value;
+  };
+  void start();
+  bool reclaim();  // under the mutex
+
+  std::mutex mutex_;
+  bool started_ = false;
+  std::byte* mapped_ = nullptr;
+  std::shared_ptr<transport::SharedMemory> memory_;
+  transport::Region region_;
+  std::vector<Slot> large_, small_;
+  std::vector<Pending> pending_;
+};
+
+Staging& staging();
+
+}  // namespace gpupool::client

@@ -1,0 +1,109 @@
+#pragma once
+// What the client knows of the handles it minted. The driver's side of each lives in the worker under the same id.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/handles.h"
+#include "client/parameters.h"
+#include "schema/handles.h"
+#include "schema/session_calls.h"
+
+namespace gpupool::client {
+
+// A stream's place in order. `posted` counts what was sent; a word carrying that count comes back when it is done.
+struct Stream {
+  CUcontext context = nullptr;
+  unsigned flags = 0;
+  int priority = 0;
+  uint64_t id = 0;         // cuStreamGetId
+  uint64_t word = 0;
+  std::atomic<uint64_t> posted{0};     // operations sent
+  std::atomic<uint64_t> requested{0};  // highest count a word was asked for
+  std::atomic<bool> capturing{false};
+};
+
+struct Event {
+  CUcontext context = nullptr;
+  unsigned flags = 0;
+  uint64_t word = 0;
+  std::atomic<uint64_t> recorded{0};  // word value of the last record
+  std::atomic<bool> ever{false};      // recorded at all
+  std::atomic<bool> captured{false};  // the last record was part of a capture
+};
+
+// A kernel or function: everything a launch needs, fetched once.
+struct Function {
+  uint64_t library = 0;  // CUlibrary or CUmodule
+  std::string name;
+  CUcontext context = nullptr;   // of its module; null for a library's kernel
+  CUfunction function = nullptr;  // a kernel's function, once asked for (cuKernelGetFunction)
+  CUkernel kernel = nullptr;      // a function's kernel
+  std::mutex mutex;
+  std::atomic<bool> described{false};
+  schema::FunctionInfo info;
+  std::vector<schema::ParameterLayout> layout;
+  ParameterPacker packer;
+  std::atomic<bool> nameKnown{false};
+  // Launch shapes the driver accepted once: later launches of the same shape may be posted (design.md §3).
+  std::vector<uint64_t> accepted;
+  std::atomic<uint64_t> lastAccepted{0};
+};
+
+struct Library {
+  std::shared_ptr<const std::vector<std::byte>> keep;
+  std::mutex mutex;
+  std::vector<std::pair<std::string, uint64_t>> kernels;  // name -> handle: the same kernel has one handle
+  CUcontext context = nullptr;                            // modules
+  CUmodule module = nullptr;                              // cuLibraryGetModule
+};
+
+struct Plain {};  // kinds without state of their own
+
+extern HandleTable<Stream> streams;
+extern HandleTable<Event> events;
+extern HandleTable<Function> functions;  // CUfunction
+extern HandleTable<Function> kernels;    // CUkernel
+extern HandleTable<Library> libraries;
+extern HandleTable<Library> modules;
+extern HandleTable<Plain> graphs;
+extern HandleTable<Plain> graphNodes;
+extern HandleTable<Plain> graphExecs;
+extern HandleTable<Plain> arrays;
+extern HandleTable<Plain> mipmaps;
+extern HandleTable<Plain> links;
+
+// Mints a handle of type T without state.
+template <class T>
+T mintPlain();
+template <>
+inline CUgraph mintPlain() { return fromId<CUgraph>(graphs.create().id); }
+template <>
+inline CUgraphNode mintPlain() { return fromId<CUgraphNode>(graphNodes.create().id); }
+template <>
+inline CUgraphExec mintPlain() { return fromId<CUgraphExec>(graphExecs.create().id); }
+template <>
+inline CUarray mintPlain() { return fromId<CUarray>(arrays.create().id); }
+template <>
+inline CUmipmappedArray mintPlain() { return fromId<CUmipmappedArray>(mipmaps.create().id); }
+template <>
+inline CUlinkState mintPlain() { return fromId<CUlinkState>(links.create().id); }
+template <class T>
+inline void dropPlain(T handle) {
+  uint64_t id = toId(handle);
+  switch (handles::kindOf(id)) {
+    case Kind::graph: graphs.destroy(id); break;
+    case Kind::graphNode: graphNodes.destroy(id); break;
+    case Kind::graphExec: graphExecs.destroy(id); break;
+    case Kind::array: arrays.destroy(id); break;
+    case Kind::mipmap: mipmaps.destroy(id); break;
+    case Kind::linkState: links.destroy(id); break;
+    default: break;
+  }
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,407 @@
+#include "client/session.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/log.h"
+#include "client/holder.h"
+#include "client/process.h"
+
+namespace gpupool::client {
+
+using schema::Notice;
+using schema::NoticeType;
+using transport::Channel;
+using transport::Peer;
+
+Session* Session::current = nullptr;
+
+namespace {
+
+thread_local bool runningHostFunction = false;
+constexpr auto kTick = std::chrono::milliseconds(500);
+
+transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
+
+// Threads of ours must not be chosen for the application's signals.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+bool isFree(uint64_t address, uint64_t bytes) {
+  void* want = reinterpret_cast<void*>(address);
+  void* got = mmap(want, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (got == MAP_FAILED) return false;
+  munmap(got, bytes);
+  return got == want;
+}
+
+void hold(uint64_t address, uint64_t bytes) {
+  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+}
+
+}  // namespace
+
+uint32_t Session::freeSpaces() {
+  uint32_t free = 0;
+  for (int i = 0; i < schema::kMaxSpaces; ++i) {
+    const schema::AddressSpace& space = schema::kSpaces[i];
+    if (isFree(space.deviceBase, space.windowBytes * schema::kMaxDevices) && isFree(space.hostBase, space.hostBytes))
+      free |= 1u << i;
+  }
+  return free;
+}
+
+Session* Session::open(CUresult& status, std::string& text) {
+  auto* session = new Session;
+  OpenedSession opened;
+  status = openSession(schema::rowsHash(), opened, text);
+  if (status == CUDA_SUCCESS) {
+    session->holder_ = opened.holder;
+    session->bootstrap_ = opened.bootstrap;
+    session->transport_ = opened.reply.transport;
+    session->networkDevice_ = opened.reply.networkDevice;
+    session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
+    if (!session->connect(text)) status = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    else if (session->greet(status, text)) {
+      current = session;
+      return session;
+    }
+  }
+  if (session->holder_ >= 0) close(session->holder_);
+  delete session;
+  return nullptr;
+}
+
+bool Session::connect(std::string& text) {
+  transport::Options options;
+  options.networkDevice = networkDevice_;
+  try {
+    SignalsBlocked blocked;
+    connection_ = transport::connect(transport_, bootstrap_, options);
+  } catch (const std::exception& e) {
+    text = std::string("cannot connect to the worker: ") + e.what();
+    return false;
+  }
+  mapsMemory_ = connection_->mapsMemory();
+  return true;
+}
+
+bool Session::greet(CUresult& status, std::string& text) {
+  status = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  schema::ClientHello mine;
+  mine.protocol = schema::kProtocolVersion;
+  mine.rowsHash = schema::rowsHash();
+  mine.epoch = epoch_;
+  mine.spaces = freeSpaces();
+  auto bound = soon(std::chrono::seconds(10));
+  std::byte* room = connection_->reserve(Channel::call, sizeof mine, bound);
+  if (room != nullptr) {
+    std::memcpy(room, &mine, sizeof mine);
+    connection_->commit(Channel::call, sizeof mine);
+  }
+  auto answer = connection_->receive(Channel::call, bound);
+  hello_ = std::make_unique<schema::WorkerHello>();
+  if (answer.size() != sizeof *hello_) {
+    text = "the worker did not greet: " + (answer.empty() ? connection_->reason() : std::string("wrong size of its greeting"));
+    return false;
+  }
+  std::memcpy(hello_.get(), answer.data(), sizeof *hello_);
+  hello_->text[sizeof hello_->text - 1] = 0;
+  bool sane = hello_->magic == schema::kWorkerMagic && hello_->deviceCount <= schema::kMaxDevices &&
+              hello_->space < schema::kMaxSpaces;
+  if (!sane || hello_->status != CUDA_SUCCESS) {
+    text = sane ? hello_->text : "the worker's greeting is not gpupool's";
+    if (sane) status = static_cast<CUresult>(hello_->status);
+    return false;
+  }
+  hold(space().deviceBase, space().windowBytes * schema::kMaxDevices);
+  hold(space().hostBase, space().hostBytes);
+  std::shared_ptr<transport::SharedMemory> page;
+  if (mapsMemory_) page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, bound);
+  if (mapsMemory_ && page == nullptr) {
+    text = "the worker's completion words did not arrive: " + connection_->reason();
+    return false;
+  }
+  words_ = std::make_unique<Words>(page);
+  if (const char* sync = std::getenv("GPUPOOL_SYNC"); sync != nullptr && *sync == '1') forced_ = 1;
+  if (const char* stats = std::getenv("GPUPOOL_STATS"); stats != nullptr && *stats == '1') statsOn_ = true;
+  SignalsBlocked blocked;
+  service_ = std::thread([this] { serviceLoop(); });
+  service_.detach();
+  status = CUDA_SUCCESS;
+  return true;
+}
+
+// ---- sending -----------------------------------------------------------------------------------------------------------
+
+uint32_t Session::lane() {
+  static std::atomic<uint32_t> next{1};
+  thread_local uint32_t mine = next.fetch_add(1);
+  return mine;
+}
+
+// Waits for room as long as the worker lives: back-pressure, as a full native queue would be.
+std::byte* Session::reserve(size_t bytes) {
+  if (bytes > connection_->maxMessage()) return nullptr;
+  while (true) {
+    if (std::byte* room = connection_->reserve(Channel::call, bytes, soon(kTick))) return room;
+    if (connection_->peer() != Peer::alive || closing_) return nullptr;
+  }
+}
+
+CUresult Session::lost() {
+  if (closing_) return CUDA_ERROR_DEINITIALIZED;
+  if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
+  if (sticky() == CUDA_SUCCESS) {
+    words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    GPUPOOL_ERROR("the GPU server is gone: %s", connection_->reason().c_str());
+  }
+  return sticky();
+}
+
+void Session::addWaiter(Waiter* waiter) {
+  std::lock_guard lock(replyMutex_);
+  waiters_[waiter->seq] = waiter;
+}
+
+// One waiting thread reads for all; the others sleep until theirs was delivered or the reader leaves.
+void Session::await(Waiter& waiter) {
+  std::unique_lock lock(replyMutex_);
+  while (!waiter.done) {
+    if (lost_) {
+      waiters_.erase(waiter.seq);
+      waiter.status = sticky() != CUDA_SUCCESS ? sticky() : CUDA_ERROR_DEVICE_UNAVAILABLE;
+      return;
+    }
+    if (receiving_) {
+      replied_.wait_for(lock, kTick);
+      continue;
+    }
+    receiving_ = true;
+    lock.unlock();
+    auto message = connection_->receive(Channel::call, soon(kTick));
+    lock.lock();
+    receiving_ = false;
+    if (!message.empty()) {
+      deliver(message);
+    } else if (connection_->peer() != Peer::alive) {
+      lock.unlock();
+      lost();
+      lock.lock();
+      lost_ = true;
+    }
+    replied_.notify_all();
+  }
+}
+
+void Session::deliver(std::span<const std::byte> message) {
+  schema::Reply header;
+  if (message.size() < sizeof header) return;
+  std::memcpy(&header, message.data(), sizeof header);
+  auto found = waiters_.find(header.seq);
+  size_t outputs = message.size() - sizeof header;
+  size_t text = std::min<size_t>(schema::padded(header.outputBytes), outputs);
+  if (text != 0)
+    writeOutput({reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
+                 std::min<size_t>(header.outputBytes, text)});
+  received_.store(header.seq, std::memory_order_relaxed);
+  if (found == waiters_.end()) return;
+  Waiter& waiter = *found->second;
+  waiter.status = static_cast<CUresult>(header.status);
+  waiter.bytes.assign(message.begin() + sizeof header, message.end() - static_cast<ptrdiff_t>(text));
+  waiter.done = true;
+  waiters_.erase(found);
+}
+
+CUresult Session::waitWord(uint64_t word, uint64_t value) {
+  return words_->wait(word, value, [&] { watch(word, value); });
+}
+
+void Session::watch(uint64_t word, uint64_t value) {
+  std::lock_guard lock(controlMutex_);
+  size_t bytes = sizeof(Notice) + sizeof(schema::WordUpdate);
+  std::byte* room = connection_->reserve(Channel::control, bytes, soon(std::chrono::seconds(5)));
+  if (room == nullptr) return;
+  Writer out(room, bytes);
+  out.value(Notice{NoticeType::watch, epoch_, 0});
+  out.value(schema::WordUpdate{word, value});
+  connection_->commit(Channel::control, bytes);
+}
+
+void Session::count(std::string_view name, bool awaited, size_t bytes) {
+  if (!statsOn_) return;
+  (awaited ? awaits_ : posts_).fetch_add(1, std::memory_order_relaxed);
+  sentBytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (!awaited) return;
+  std::lock_guard lock(statsMutex_);
+  ++awaitedByName_[name];
+}
+
+void Session::printStats() {
+  if (!statsOn_) return;
+  std::fprintf(stderr, "gpupool stats: %llu posted, %llu awaited, %llu bytes of frames\n",
+               static_cast<unsigned long long>(posts_), static_cast<unsigned long long>(awaits_),
+               static_cast<unsigned long long>(sentBytes_));
+  std::lock_guard lock(statsMutex_);
+  for (auto& [name, times] : awaitedByName_)
+    std::fprintf(stderr, "gpupool stats:   awaited %s %llu\n", std::string(name).c_str(),
+                 static_cast<unsigned long long>(times));
+}
+
+// ---- what the worker says unasked ---------------------------------------------------------------------------------------
+
+void Session::writeOutput(std::string_view text) {
+  std::fflush(stdout);  // the application's own text first
+  while (!text.empty()) {
+    ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
+    if (n <= 0) return;
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+void Session::serviceLoop() {
+  while (!closing_) {
+    auto message = connection_->receive(Channel::control, soon(kTick));
+    if (!message.empty()) handleNotice(message);
+    else if (connection_->peer() != Peer::alive) {
+      lost();
+      return;
+    }
+  }
+}
+
+void Session::handleNotice(std::span<const std::byte> message) {
+  Reader in(message);
+  auto header = in.value<Notice>();
+  switch (header.type) {
+    case NoticeType::words:
+      while (in.remaining() >= sizeof(schema::WordUpdate)) {
+        auto update = in.value<schema::WordUpdate>();
+        words_->set(update.index, update.value);
+      }
+      words_->ring();
+      break;
+    case NoticeType::failed: {
+      auto body = in.value<schema::FailedBody>();
+      auto text = in.text();
+      auto status = static_cast<CUresult>(body.status);
+      bool deviceFault = body.call == 0 || status == CUDA_ERROR_ILLEGAL_ADDRESS || status == CUDA_ERROR_LAUNCH_FAILED ||
+                         status == CUDA_ERROR_ASSERT || sticky() != CUDA_SUCCESS;
+      if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
+        GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
+      else
+        GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
+      words_->setSticky(status);
+      break;
+    }
+    case NoticeType::callback: {
+      auto body = in.value<schema::CallbackBody>();
+      std::lock_guard lock(hostMutex_);
+      hostQueue_.emplace_back(body.id, static_cast<CUresult>(body.status));
+      if (!hostThread_) {
+        hostThread_ = true;
+        SignalsBlocked blocked;
+        std::thread([this] { callbackLoop(); }).detach();
+      }
+      hostReady_.notify_one();
+      break;
+    }
+    case NoticeType::output: writeOutput(in.text()); break;
+    default: GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
+  }
+}
+
+uint64_t Session::addHostFunction(const HostFunction& function) {
+  std::lock_guard lock(hostMutex_);
+  uint64_t id = nextHostFunction_++;
+  hostFunctions_[id] = function;
+  return id;
+}
+
+bool Session::findHostFunction(uint64_t id, HostFunction& out) {
+  std::lock_guard lock(hostMutex_);
+  auto found = hostFunctions_.find(id);
+  if (found == hostFunctions_.end()) return false;
+  out = found->second;
+  return true;
+}
+
+bool Session::inHostFunction() { return runningHostFunction; }
+
+void Session::callbackLoop() {
+  while (true) {
+    std::pair<uint64_t, CUresult> next;
+    {
+      std::unique_lock lock(hostMutex_);
+      hostReady_.wait(lock, [&] { return !hostQueue_.empty(); });
+      next = hostQueue_.front();
+      hostQueue_.pop_front();
+    }
+    runHostFunction(next.first, next.second);
+  }
+}
+
+void Session::runHostFunction(uint64_t id, CUresult status) {
+  HostFunction function;
+  bool known = findHostFunction(id, function);
+  if (known) {
+    runningHostFunction = true;
+    if (function.streamCallback != nullptr) function.streamCallback(function.stream, status, function.data);
+    else function.function(function.data);
+    runningHostFunction = false;
+  }
+  if (known && function.once) {
+    std::lock_guard lock(hostMutex_);
+    hostFunctions_.erase(id);
+  }
+  std::lock_guard lock(controlMutex_);
+  size_t bytes = sizeof(Notice) + sizeof(schema::CallbackBody);
+  std::byte* room = connection_->reserve(Channel::control, bytes, soon(std::chrono::seconds(30)));
+  if (room == nullptr) return;
+  Writer out(room, bytes);
+  out.value(Notice{NoticeType::callbackDone, epoch_, 0});
+  out.value(schema::CallbackBody{id, 0, 0});
+  connection_->commit(Channel::control, bytes);
+}
+
+void Session::goodbye() {
+  printStats();
+  if (connection_->peer() == Peer::alive) {
+    std::unique_lock lock(controlMutex_, std::defer_lock);
+    if (lock.try_lock()) {
+      std::byte* room = connection_->reserve(Channel::control, sizeof(Notice), soon(std::chrono::milliseconds(100)));
+      if (room != nullptr) {
+        Notice notice{NoticeType::goodbye, epoch_, 0};
+        std::memcpy(room, &notice, sizeof notice);
+        connection_->commit(Channel::control, sizeof notice);
+      }
+    }
+  }
+  closing_ = true;
+  words_->setSticky(CUDA_ERROR_DEINITIALIZED);
+  connection_->close();
+}
+
+void Session::abandon() {
+  connection_->abandon();
+  if (holder_ >= 0) ::close(holder_);
+}
+
+}  // namespace gpupool::client

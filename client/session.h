@@ -1,0 +1,198 @@
+#pragma once
+// The client's side of its session: frames in order, replies to those who wait, words, and what the worker says unasked.
+//
+// Threads: any application thread posts and awaits. Enqueuing takes one mutex for the few instructions of encoding; a
+// waiting thread reads the reply channel itself (the first of several reads for all). Two threads of our own: the
+// service thread (control channel) and, once a host function runs, the callback thread. Neither holds a lock while it
+// calls the application.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "client/codec.h"
+#include "client/words.h"
+#include "schema/frame.h"
+#include "schema/hello.h"
+#include "schema/rows.h"
+#include "transports/transport.h"
+
+namespace gpupool::client {
+
+class Session {
+ public:
+  // Leases through the holder, connects and greets. Null with `status` and one line for people in `text`.
+  static Session* open(CUresult& status, std::string& text);
+  // The process's session; valid between a successful cuInit and the end of the process.
+  static Session& get() { return *current; }
+
+  const schema::WorkerHello& hello() const { return *hello_; }
+  const schema::AddressSpace& space() const { return schema::kSpaces[hello_->space]; }
+  transport::Connection& connection() { return *connection_; }
+  Words& words() { return *words_; }
+  bool mapsMemory() const { return mapsMemory_; }
+  CUresult sticky() const { return words_->sticky(); }
+
+  // Sends a row and does not wait. CUDA_SUCCESS, or the session's sticky status.
+  template <schema::Name N, class... A>
+  CUresult post(CUcontext context, A... arguments) {
+    using R = schema::RowOf<N>;
+    typename R::Arguments tuple{arguments...};
+    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0)) return exchange<R>(context, tuple, true);
+    return send<R>(context, tuple, 0, nullptr);
+  }
+  // Sends a row and waits for its outputs.
+  template <schema::Name N, class... A>
+  CUresult await(CUcontext context, A... arguments) {
+    using R = schema::RowOf<N>;
+    typename R::Arguments tuple{arguments...};
+    return exchange<R>(context, tuple, false);
+  }
+
+  // While a capture is active, and under GPUPOOL_SYNC=1, every Post is sent as an Await.
+  void forceAwait(bool on) { forced_.fetch_add(on ? 1 : -1); }
+  bool capturing() const { return captures_.load(std::memory_order_relaxed) != 0; }
+  void capture(bool begins) {
+    captures_.fetch_add(begins ? 1 : -1);
+    forceAwait(begins);
+  }
+  bool printing() const { return printing_.load(std::memory_order_relaxed); }
+  void setPrinting() { printing_ = true; }
+
+  CUresult waitWord(uint64_t word, uint64_t value);
+  // Asks the worker to tell when the word is reached.
+  void watch(uint64_t word, uint64_t value);
+  // A host function: runs on the callback thread when the worker says so. once: forget it afterwards.
+  struct HostFunction {
+    CUhostFn function = nullptr;
+    CUstreamCallback streamCallback = nullptr;
+    CUstream stream = nullptr;
+    void* data = nullptr;
+    bool once = true;
+  };
+  uint64_t addHostFunction(const HostFunction& function);
+  bool findHostFunction(uint64_t id, HostFunction& out);
+  // True on the callback thread while a host function runs.
+  static bool inHostFunction();
+
+  // At process exit: says goodbye. Later calls fail with DEINITIALIZED.
+  void goodbye();
+  // In a forked child.
+  void abandon();
+  void printStats();
+
+ private:
+  struct Waiter {
+    uint64_t seq = 0;
+    bool done = false;
+    CUresult status = CUDA_ERROR_UNKNOWN;
+    std::vector<std::byte> bytes;
+  };
+  Session() = default;
+  bool connect(std::string& text);
+  bool greet(CUresult& status, std::string& text);
+  static uint32_t freeSpaces();
+
+  template <class R>
+  CUresult send(CUcontext context, const typename R::Arguments& arguments, uint32_t flags, Waiter* waiter) {
+    if (CUresult status = sticky(); __builtin_expect(status != CUDA_SUCCESS, 0)) {
+      if (R::kind == schema::Kind::Post || waiter == nullptr) return status;
+    }
+    size_t bytes = sizeof(schema::Frame) + RowCodec<R>::measure(arguments);
+    std::lock_guard lock(enqueueMutex_);
+    std::byte* room = reserve(bytes);
+    if (room == nullptr) return lost();
+    schema::Frame frame;
+    frame.call = R::id;
+    frame.flags = flags;
+    frame.seq = ++seq_;
+    frame.epoch = epoch_;
+    frame.lane = lane();
+    frame.context = toId(context);
+    frame.received = received_.load(std::memory_order_relaxed);
+    std::memcpy(room, &frame, sizeof frame);
+    Writer out(room + sizeof frame, bytes - sizeof frame);
+    RowCodec<R>::encode(out, arguments);
+    if (waiter != nullptr) {
+      waiter->seq = frame.seq;
+      addWaiter(waiter);
+    }
+    connection_->commit(transport::Channel::call, bytes);
+    count(R::name.view(), waiter != nullptr, bytes);
+    return CUDA_SUCCESS;
+  }
+
+  template <class R>
+  CUresult exchange(CUcontext context, const typename R::Arguments& arguments, bool forced) {
+    Waiter waiter;
+    uint32_t flags = schema::Frame::kAwait | (forced ? schema::Frame::kForced : 0u);
+    if (CUresult status = send<R>(context, arguments, flags, &waiter); status != CUDA_SUCCESS) return status;
+    await(waiter);
+    Reader in(waiter.bytes);
+    if (!waiter.bytes.empty()) RowCodec<R>::decode(in, arguments);
+    return waiter.status;
+  }
+
+  std::byte* reserve(size_t bytes);
+  CUresult lost();
+  void addWaiter(Waiter* waiter);
+  void await(Waiter& waiter);
+  void deliver(std::span<const std::byte> message);  // under replyMutex_
+  void failWaiters(CUresult status);                 // under replyMutex_
+  static uint32_t lane();
+  void count(std::string_view name, bool awaited, size_t bytes);
+
+  void serviceLoop();
+  void handleNotice(std::span<const std::byte> message);
+  void callbackLoop();
+  void runHostFunction(uint64_t id, CUresult status);
+  static void writeOutput(std::string_view text);
+
+  static Session* current;
+
+  std::unique_ptr<transport::Connection> connection_;
+  std::unique_ptr<schema::WorkerHello> hello_;
+  std::unique_ptr<Words> words_;
+  bool mapsMemory_ = false;
+  int holder_ = -1;
+  std::string transport_, networkDevice_;
+  int bootstrap_ = -1;
+  uint32_t epoch_ = 0;
+  std::atomic<int> forced_{0};
+  std::atomic<int> captures_{0};
+  std::atomic<bool> printing_{false};
+
+  std::mutex enqueueMutex_;  // the call channel
+  std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
+  uint64_t seq_ = 0;
+  std::atomic<uint64_t> received_{0};
+
+  std::mutex replyMutex_;
+  std::condition_variable replied_;
+  bool receiving_ = false;
+  std::unordered_map<uint64_t, Waiter*> waiters_;
+  bool lost_ = false;
+
+  std::thread service_;
+  std::atomic<bool> closing_{false};
+  std::mutex hostMutex_;
+  std::condition_variable hostReady_;
+  std::deque<std::pair<uint64_t, CUresult>> hostQueue_;
+  std::unordered_map<uint64_t, HostFunction> hostFunctions_;
+  uint64_t nextHostFunction_ = 1;
+  bool hostThread_ = false;
+
+  bool statsOn_ = false;
+  std::atomic<uint64_t> posts_{0}, awaits_{0}, sentBytes_{0};
+  std::mutex statsMutex_;
+  std::unordered_map<std::string_view, uint64_t> awaitedByName_;
+};
+
+}  // namespace gpupool::client

@@ -1,0 +1,208 @@
+#include "client/streams.h"
+
+#include <vector>
+
+#include "client/entry.h"
+#include "client/memory/host.h"
+
+namespace gpupool::client {
+
+HandleTable<Stream> streams{Kind::stream};
+HandleTable<Event> events{Kind::event};
+HandleTable<Function> functions{Kind::function};
+HandleTable<Function> kernels{Kind::kernel};
+HandleTable<Library> libraries{Kind::library};
+HandleTable<Library> modules{Kind::module};
+HandleTable<Plain> graphs{Kind::graph};
+HandleTable<Plain> graphNodes{Kind::graphNode};
+HandleTable<Plain> graphExecs{Kind::graphExec};
+HandleTable<Plain> arrays{Kind::array};
+HandleTable<Plain> mipmaps{Kind::mipmap};
+HandleTable<Plain> links{Kind::linkState};
+
+namespace {
+
+// The per-thread default streams of one application thread, one per context and life.
+struct ThreadStreams {
+  struct Entry {
+    Context* context;
+    uint64_t life;
+    CUstream stream;
+  };
+  std::vector<Entry> entries;
+};
+
+void destroyThreadStreams(void* session) {
+  auto* mine = static_cast<ThreadStreams*>(session);
+  for (auto& entry : mine->entries) {
+    if (entry.context->id.load() != entry.life || process::state() != process::State::ready) continue;
+    uint64_t word = 0;
+    if (Stream* stream = streams.find(toId(entry.stream))) word = stream->word;
+    Session::get().post<"cuStreamDestroy_v2">(entry.context->handle, entry.stream);
+    (void)word;  // the word may still be written: it is not given back
+    streams.destroy(toId(entry.stream));
+  }
+  delete mine;
+}
+
+void equip(Stream& stream, CUcontext context) {
+  static std::atomic<uint64_t> ids{16};  // below: the special streams' ids
+  stream.context = context;
+  stream.id = ids.fetch_add(1);
+  Words& words = Session::get().words();
+  stream.word = words.take();
+  uint64_t start = words.value(stream.word);
+  stream.posted = start;
+  stream.requested = start;
+}
+
+CUresult perThreadStream(Context& context, StreamRef& out) {
+  ThreadState& thread = threadState();
+  if (thread.session == nullptr) {
+    static const bool registered = (setThreadExit(&destroyThreadStreams), true);
+    (void)registered;
+    thread.session = new ThreadStreams;
+  }
+  auto& entries = static_cast<ThreadStreams*>(thread.session)->entries;
+  for (auto& entry : entries)
+    if (entry.context == &context && entry.life == context.id.load()) {
+      out = {streams.find(toId(entry.stream)), context.handle, entry.stream};
+      return out.stream != nullptr ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+  auto made = streams.create();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  equip(*made.object, context.handle);
+  auto handle = fromId<CUstream>(made.id);
+  CUresult status = Session::get().post<"cuStreamCreateWithPriority">(context.handle, &handle, 0u, 0);
+  if (status != CUDA_SUCCESS) return status;
+  entries.push_back({&context, context.id.load(), handle});
+  out = {made.object, context.handle, handle};
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+void equipStream(Stream& stream, CUcontext context) { equip(stream, context); }
+
+ContextStreams& streamsOf(Context& context) {
+  void* known = context.session.load(std::memory_order_acquire);
+  if (known != nullptr) return *static_cast<ContextStreams*>(known);
+  static std::mutex making;
+  std::lock_guard lock(making);
+  known = context.session.load(std::memory_order_acquire);
+  if (known == nullptr) {
+    auto* fresh = new ContextStreams;
+    equip(fresh->legacy, context.handle);
+    fresh->legacy.id = CU_STREAM_LEGACY == nullptr ? 1 : reinterpret_cast<uint64_t>(CU_STREAM_LEGACY);
+    context.session.store(fresh, std::memory_order_release);
+    known = fresh;
+  }
+  return *static_cast<ContextStreams*>(known);
+}
+
+void forgetStreams(Context& context) {
+  std::vector<uint64_t> dead;
+  streams.forEach([&](uint64_t id, Stream& stream) {
+    if (stream.context == context.handle) dead.push_back(id);
+  });
+  for (uint64_t id : dead) streams.destroy(id);
+  context.session.store(nullptr);  // its words may still be written: not given back
+}
+
+CUresult resolveStream(CUstream handle, StreamRef& out) {
+  uint64_t value = reinterpret_cast<uint64_t>(handle);
+  if (value > 2) {
+    Stream* stream = streams.find(value);
+    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    out = {stream, stream->context, handle};
+    return CUDA_SUCCESS;
+  }
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  if (value == 2 || (value == 0 && perThreadDefault)) return perThreadStream(*context, out);
+  out = {&streamsOf(*context).legacy, context->handle, nullptr};
+  return CUDA_SUCCESS;
+}
+
+CUresult requestWord(const StreamRef& ref, uint64_t& value) {
+  static std::mutex order;  // words of one stream must be asked for in the order of their values
+  std::lock_guard lock(order);
+  value = ref.stream->posted.load(std::memory_order_acquire);
+  if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
+  CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);
+  if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
+  return status;
+}
+
+CUresult keepCredit(const StreamRef& ref) {
+  uint64_t value = 0;
+  CUresult status = requestWord(ref, value);
+  if (status != CUDA_SUCCESS || value < kCredit) return status;
+  if (Session::get().words().reached(ref.stream->word, value - kCredit)) return CUDA_SUCCESS;
+  return Session::get().waitWord(ref.stream->word, value - kCredit);
+}
+
+bool isDone(const StreamRef& ref, uint64_t value) { return Session::get().words().reached(ref.stream->word, value); }
+
+CUresult waitFor(const StreamRef& ref, uint64_t value) {
+  Session& session = Session::get();
+  CUresult status = CUDA_SUCCESS;
+  if (!isDone(ref, value)) {
+    uint64_t asked = 0;
+    if (ref.stream->requested.load(std::memory_order_acquire) < value) status = requestWord(ref, asked);
+    if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value);
+  }
+  if (status == CUDA_SUCCESS) status = session.sticky();
+  if (status == CUDA_SUCCESS) status = hostMemory().settle();
+  return status;
+}
+
+CUresult synchronizeStream(const StreamRef& ref) {
+  Session& session = Session::get();
+  if (ref.stream->capturing) return session.await<"sessionDrain">(ref.context, ref.wire, 0u);
+  if (session.printing()) {
+    CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
+    return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  }
+  return waitFor(ref, ref.stream->posted.load(std::memory_order_acquire));
+}
+
+CUresult synchronizeContext(CUcontext context) {
+  Session& session = Session::get();
+  if (session.printing() || session.capturing()) {
+    CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
+    return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  }
+  std::vector<std::pair<StreamRef, uint64_t>> open;
+  CUresult status = session.sticky();
+  forEachStream(context, [&](const StreamRef& ref) {
+    uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+    if (status != CUDA_SUCCESS || isDone(ref, value)) return;
+    status = requestWord(ref, value);
+    if (status == CUDA_SUCCESS) open.emplace_back(ref, value);
+  });
+  for (auto& [ref, value] : open) {
+    if (status != CUDA_SUCCESS) break;
+    status = waitFor(ref, value);
+  }
+  if (status == CUDA_SUCCESS) status = hostMemory().settle();
+  return status == CUDA_SUCCESS ? session.sticky() : status;
+}
+
+CUresult queryStream(const StreamRef& ref) {
+  Session& session = Session::get();
+  if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
+  uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+  if (!isDone(ref, value)) {
+    CUresult status = requestWord(ref, value);
+    if (status != CUDA_SUCCESS) return status;
+    if (!isDone(ref, value)) {
+      if (!session.mapsMemory()) session.watch(ref.stream->word, value);
+      return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
+    }
+  }
+  return hostMemory().settle();
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,74 @@
+#pragma once
+// Streams as order: which stream a handle means, how many operations it was sent, and when they are done.
+//
+// Every operation goes out through postTo, which counts it; a completion word with that count comes back when asked for
+// (requestWord). Credits: a stream may be kCredit operations ahead of its word, then its caller waits, as the driver's own
+// queue would make it. Threads: any.
+
+#include "client/contexts.h"
+#include "client/objects.h"
+#include "client/session.h"
+
+namespace gpupool::client {
+
+inline constexpr uint64_t kCredit = 512;
+inline constexpr uint64_t kWordEvery = 64;
+
+struct StreamRef {
+  Stream* stream = nullptr;
+  CUcontext context = nullptr;
+  CUstream wire = nullptr;  // what travels: 0 for the legacy stream, else a minted handle
+};
+
+// The stream `handle` names on this thread: 0 and the special values by context and thread, created ones by table.
+CUresult resolveStream(CUstream handle, StreamRef& out);
+// The stream that calls without a stream argument work in.
+inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, out); }
+
+// Asks for the word behind everything sent so far; the count it will carry.
+CUresult requestWord(const StreamRef& ref, uint64_t& value);
+CUresult keepCredit(const StreamRef& ref);
+
+template <schema::Name N, class... A>
+CUresult postTo(const StreamRef& ref, A... arguments) {
+  CUresult status = Session::get().post<N>(ref.context, arguments...);
+  if (status != CUDA_SUCCESS || ref.stream->capturing.load(std::memory_order_relaxed)) return status;
+  uint64_t posted = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
+  if (posted - ref.stream->requested.load(std::memory_order_relaxed) >= kWordEvery) return keepCredit(ref);
+  return CUDA_SUCCESS;
+}
+
+// True if everything sent up to `value` is done.
+bool isDone(const StreamRef& ref, uint64_t value);
+// Waits for it; device output and host memory are up to date then.
+CUresult waitFor(const StreamRef& ref, uint64_t value);
+CUresult synchronizeStream(const StreamRef& ref);
+CUresult synchronizeContext(CUcontext context);
+// CUDA_SUCCESS, CUDA_ERROR_NOT_READY or the session's fault, without waiting.
+CUresult queryStream(const StreamRef& ref);
+
+// Visits the streams of a context: its legacy stream, created ones, per-thread ones.
+template <class F>
+void forEachStream(CUcontext context, F&& f);
+
+// The context's side of this file; created with the context's first call.
+struct ContextStreams {
+  Stream legacy;
+  std::atomic<bool> prioritiesKnown{false};
+  std::atomic<int> least{0}, greatest{0};
+};
+void equipStream(Stream& stream, CUcontext context);  // id and completion word of a new stream
+ContextStreams& streamsOf(Context& context);
+void forgetStreams(Context& context);  // the context ended: its streams are gone
+
+template <class F>
+void forEachStream(CUcontext context, F&& f) {
+  Context* object = contexts().find(context);
+  if (object == nullptr) return;
+  f(StreamRef{&streamsOf(*object).legacy, context, nullptr});
+  streams.forEach([&](uint64_t id, Stream& stream) {
+    if (stream.context == context) f(StreamRef{&stream, context, fromId<CUstream>(id)});
+  });
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,86 @@
+#include "client/words.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace gpupool::client {
+namespace {
+constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr long kNapNanoseconds = 100'000'000;  // a lost ring costs this much at most
+}  // namespace
+
+Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::move(shared)) {
+  if (memory_ == nullptr) memory_ = transport::SharedMemory::create(schema::kWordsBytes);
+  base_ = memory_->data();
+  words_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + schema::kWordsOffset);
+  spin_ = sysconf(_SC_NPROCESSORS_ONLN) > 2;
+}
+
+uint64_t Words::take() {
+  std::lock_guard lock(mutex_);
+  if (!free_.empty()) {
+    uint32_t index = free_.back();
+    free_.pop_back();
+    return index;
+  }
+  return next_ < schema::kWordsCount ? next_++ : 0;
+}
+
+void Words::give(uint64_t index) {
+  if (index == 0) return;
+  std::lock_guard lock(mutex_);
+  free_.push_back(static_cast<uint32_t>(index));
+}
+
+void Words::set(uint64_t index, uint64_t value) {
+  if (index < schema::kWordsCount) words_[index].store(value, std::memory_order_release);
+}
+
+void Words::setSticky(CUresult status) {
+  uint32_t none = 0;
+  header().sticky.compare_exchange_strong(none, status);
+  ring();
+}
+
+void Words::ring() {
+  header().bell.fetch_add(1);
+  syscall(SYS_futex, &header().bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+bool Words::poll(uint64_t index, uint64_t value) const {
+  if (reached(index, value)) return true;
+  if (!spin_) return false;
+  auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (reached(index, value)) return true;
+      __builtin_ia32_pause();
+    }
+  } while (std::chrono::steady_clock::now() < end && sticky() == CUDA_SUCCESS);
+  return reached(index, value);
+}
+
+CUresult Words::sleep(uint64_t index, uint64_t value) {
+  header().waiters.fetch_add(1);
+  CUresult result = CUDA_SUCCESS;
+  while (true) {
+    uint32_t bell = header().bell.load();
+    if (reached(index, value)) break;
+    result = sticky();
+    if (result != CUDA_SUCCESS) {
+      if (reached(index, value)) result = CUDA_SUCCESS;
+      break;
+    }
+    timespec nap{0, kNapNanoseconds};
+    syscall(SYS_futex, &header().bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
+  }
+  header().waiters.fetch_sub(1);
+  return result;
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,64 @@
+#pragma once
+// Completion words on the client's side (schema/frame.h): indices for streams and events, and waiting. On one host the
+// words are the very page the device writes; on a network a copy that the service thread keeps up to date.
+//
+// Threads: any. Waiting holds no lock.
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "schema/cuda.h"
+#include "schema/frame.h"
+#include "transports/transport.h"
+
+namespace gpupool::client {
+
+class Words {
+ public:
+  // Shared page, or null for a copy of one's own.
+  explicit Words(std::shared_ptr<transport::SharedMemory> shared);
+
+  // An index of one's own; 0 when there is none left (its owner then awaits instead). Values only grow, also across
+  // owners: start from value().
+  uint64_t take();
+  void give(uint64_t index);
+
+  uint64_t value(uint64_t index) const { return words_[index].load(std::memory_order_acquire); }
+  void set(uint64_t index, uint64_t value);  // network: the worker told
+  CUresult sticky() const { return static_cast<CUresult>(header().sticky.load(std::memory_order_acquire)); }
+  void setSticky(CUresult status);
+  void ring();
+
+  // Waits until the word reaches `value`. CUDA_SUCCESS, or the sticky status when it never will. `watch` is called once
+  // if polling did not suffice: it asks the worker to ring.
+  template <class Watch>
+  CUresult wait(uint64_t index, uint64_t value, Watch&& watch) {
+    if (poll(index, value)) return CUDA_SUCCESS;
+    if (CUresult status = sticky(); status != CUDA_SUCCESS) return status;
+    watch();
+    return sleep(index, value);
+  }
+  bool reached(uint64_t index, uint64_t value) const { return this->value(index) >= value; }
+
+ private:
+  struct Header {
+    std::atomic<uint32_t> sticky, bell, waiters, reserved;
+  };
+  static_assert(sizeof(Header) == sizeof(schema::WordsHeader));
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  bool poll(uint64_t index, uint64_t value) const;
+  CUresult sleep(uint64_t index, uint64_t value);
+
+  std::shared_ptr<transport::SharedMemory> memory_;
+  std::byte* base_;
+  std::atomic<uint64_t>* words_;
+  bool spin_;
+  std::mutex mutex_;
+  std::vector<uint32_t> free_;
+  uint32_t next_ = 1;
+};
+
+}  // namespace gpupool::client
