@@ -46,6 +46,7 @@ struct Admission::Attempt {
   std::string clientNonce;
   std::byte serverNonce[schema::kNonceBytes];
   std::vector<std::byte> key;
+  std::vector<int> ordinals;  // the driver's, of the lease's devices
   int workersLost = 0;
   bool hostile = false;  // counted against the peer
 
@@ -140,7 +141,10 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
   attempt.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
-  attempt.key = leases_.admissible(attempt.facts.lease)->key;
+  const Grant& grant = *leases_.admissible(attempt.facts.lease);
+  attempt.key = grant.key;
+  for (const auto& device : grant.devices)
+    attempt.ordinals.push_back(static_cast<int>(leases_.devices()[device.index].ordinal));
   randomBytes(attempt.serverNonce);
 
   capnp::MallocMessageBuilder message;
@@ -168,7 +172,7 @@ kj::Promise<void> Admission::readProof(Attempt& attempt) {
 }
 
 kj::Promise<void> Admission::start(Attempt& attempt) {
-  return pool_.take(settings_.workerBound)
+  return pool_.take(attempt.ordinals, settings_.workerBound)
       .then([this, &attempt](kj::Own<WorkerChild> worker) { return handOver(attempt, kj::mv(worker)); },
             [this, &attempt](kj::Exception&& exception) {
               GPUPOOL_ERROR("session refused: %s", exception.getDescription().cStr());
@@ -213,9 +217,8 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
 
 kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
   KJ_REQUIRE(++attempt.workersLost < 3, "three workers in a row died before the session began");
-  return pool_.take(settings_.workerBound).then([this, &attempt](kj::Own<WorkerChild> worker) {
-    return launch(attempt, kj::mv(worker));
-  });
+  return pool_.take(attempt.ordinals, settings_.workerBound)
+      .then([this, &attempt](kj::Own<WorkerChild> worker) { return launch(attempt, kj::mv(worker)); });
 }
 
 kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why) {

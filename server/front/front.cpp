@@ -84,6 +84,9 @@ void Front::run(Inventory found) {
   // The very library the inventory found: a search could end elsewhere once a device is gone.
   workers.arguments = {"--driver", inventory_.driver};
   workers.warm = options_.warm;
+  if (options_.warmContexts)
+    for (const auto& device : inventory_.devices)
+      workers.contexts.push_back(static_cast<int>(device.ordinal));
   workers.rowsHash = inventory_.rowsHash;
   pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
 

@@ -13,19 +13,34 @@ WorkerPool::WorkerPool(kj::UnixEventPort& port, kj::Timer& timer, Settings setti
 
 WorkerPool::~WorkerPool() { stopped_ = true; }
 
-kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(kj::Duration bound) {
+namespace {
+
+// A context of the session's own device first, none second, another's never.
+int fitness(int device, const std::vector<int>& ordinals) {
+  if (device < 0) return 1;
+  return std::find(ordinals.begin(), ordinals.end(), device) != ordinals.end() ? 2 : 0;
+}
+
+}  // namespace
+
+kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(std::vector<int> ordinals, kj::Duration bound) {
   if (stopped_) return KJ_EXCEPTION(FAILED, "the server is shutting down");
-  while (!ready_.empty()) {
-    auto slot = kj::mv(ready_.front());
-    ready_.pop_front();
-    alive_.erase(slot->child.get());
-    auto child = kj::mv(slot->child);
-    if (child->gone()) continue;
-    refill();
-    return kj::mv(child);
+  for (int wanted : {2, 1}) {
+    for (auto at = ready_.begin(); at != ready_.end();) {
+      if (fitness((*at)->device, ordinals) != wanted) {
+        ++at;
+        continue;
+      }
+      alive_.erase((*at)->child.get());
+      auto child = kj::mv((*at)->child);
+      at = ready_.erase(at);
+      if (child->gone()) continue;
+      refill();
+      return kj::mv(child);
+    }
   }
   auto pair = kj::newPromiseAndFulfiller<kj::Own<WorkerChild>>();
-  waiters_.push_back({kj::mv(pair.fulfiller)});
+  waiters_.push_back({kj::mv(pair.fulfiller), std::move(ordinals)});
   refill();
   return pair.promise.exclusiveJoin(
       timer_.afterDelay(bound).then([this, bound]() -> kj::Promise<kj::Own<WorkerChild>> {
@@ -38,18 +53,29 @@ kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(kj::Duration bound) {
 void WorkerPool::refill() {
   if (stopped_ || pausing_) return;
   std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
-  while (ready_.size() + starting_.size() < settings_.warm + waiters_.size() &&
-         starting_.size() < settings_.atOnce && !pausing_) {
-    // After a failure one at a time: the next one shows whether the cause is gone.
-    if (failures_ > 0 && !starting_.empty()) return;
-    start();
-  }
+  while (mayStart() && count(-1) < settings_.warm + waiters_.size()) start(-1);
+  for (int device : settings_.contexts)
+    if (mayStart() && count(device) == 0) start(device);
 }
 
-void WorkerPool::start() {
+size_t WorkerPool::count(int device) const {
+  const auto same = [device](const auto& slot) { return slot->device == device; };
+  return std::count_if(ready_.begin(), ready_.end(), same) +
+         std::count_if(starting_.begin(), starting_.end(), same);
+}
+
+// After a failure one at a time: the next one shows whether the cause is gone.
+bool WorkerPool::mayStart() const {
+  return !pausing_ && starting_.size() < (failures_ > 0 ? 1 : settings_.atOnce);
+}
+
+void WorkerPool::start(int device) {
   auto slot = kj::refcounted<Slot>();
+  slot->device = device;
+  auto arguments = settings_.arguments;
+  if (device >= 0) arguments.insert(arguments.end(), {"--warm-context", std::to_string(device)});
   try {
-    slot->child = WorkerChild::start(port_, settings_.executable, settings_.arguments);
+    slot->child = WorkerChild::start(port_, settings_.executable, arguments);
   } catch (const kj::Exception& exception) {
     failed(exception.getDescription().cStr());
     return;
@@ -71,7 +97,6 @@ kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
           if (report.getRowsHash() != settings_.rowsHash)
             return discard(kj::mv(slot), "speaks other call rows than this server's: restart the server");
           starting_.remove(slot.get());
-          slot->ready = true;
           failures_ = 0;
           auto task = watchIdle(kj::addRef(*slot));
           offer(*slot);
@@ -103,9 +128,25 @@ kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
   auto exit = slot->child->exited();
   return exit.then([this, slot = kj::mv(slot), why = std::move(why)](WorkerChild::Exit exit) mutable {
     starting_.remove(slot.get());
-    if (!stopped_) failed("a worker failed to start: " + (why.empty() ? "it " + exit.text : why));
+    const std::string text = "a worker failed to start: " + (why.empty() ? "it " + exit.text : why);
+    if (!stopped_ && slot->device >= 0) {
+      suspendContext(slot->device, text);
+    } else if (!stopped_) {
+      failed(text);
+    }
     forget(*slot);
   });
+}
+
+// Most likely leases hold the device's memory: no reason to call the device ill.
+void WorkerPool::suspendContext(int device, const std::string& why) {
+  GPUPOOL_WARNING("no context ahead of time on device %d: %s", device, why.c_str());
+  std::erase(settings_.contexts, device);
+  tasks_.add(timer_.afterDelay(settings_.contextPause).then([this, device] {
+    settings_.contexts.push_back(device);
+    refill();
+  }));
+  refill();
 }
 
 void WorkerPool::forget(Slot& slot) {
@@ -132,15 +173,17 @@ void WorkerPool::failed(const std::string& why) {
 }
 
 void WorkerPool::offer(Slot& slot) {
-  while (!waiters_.empty()) {
-    auto waiter = kj::mv(waiters_.front());
-    waiters_.pop_front();
-    if (!waiter.fulfiller->isWaiting()) continue;
-    alive_.erase(slot.child.get());
-    waiter.fulfiller->fulfill(kj::mv(slot.child));
+  std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
+  const auto waiter = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& waiter) {
+    return fitness(slot.device, waiter.ordinals) > 0;
+  });
+  if (waiter == waiters_.end()) {
+    ready_.push_back(kj::addRef(slot));
     return;
   }
-  ready_.push_back(kj::addRef(slot));
+  alive_.erase(slot.child.get());
+  waiter->fulfiller->fulfill(kj::mv(slot.child));
+  waiters_.erase(waiter);
 }
 
 kj::Promise<void> WorkerPool::stop() {

@@ -1,9 +1,11 @@
 #pragma once
 // Workers started ahead of time, each used for one session.
 //
-// Keeps `warm` of them ready and starts more while sessions wait. A worker that fails to start, or dies while
-// it waits, is reported with its reason and replaced after a pause that doubles up to `longestPause`; one
-// that gets ready resets the pause. Belongs to the event loop's thread.
+// Keeps `warm` of them ready, besides one per device in `contexts` that holds that device's context already
+// (a session starts faster, and 527 MiB of the device are taken), and starts more while sessions wait. A
+// worker that fails to start, or dies while it waits, is reported with its reason and replaced after a pause
+// that doubles up to `longestPause`; one that gets ready resets the pause. Belongs to the event loop's
+// thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
@@ -24,9 +26,11 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
     std::string executable;
     std::vector<std::string> arguments;
     uint32_t warm = 2;
-    uint64_t rowsHash = 0;                       // of a worker of this server; another's is not used
-    uint32_t atOnce = 4;                         // starting at the same time
-    kj::Duration startBound = 60 * kj::SECONDS;  // from fork to ready
+    std::vector<int> contexts;                     // ordinals
+    kj::Duration contextPause = 30 * kj::SECONDS;  // after a context could not be had
+    uint64_t rowsHash = 0;                         // of a worker of this server; another's is not used
+    uint32_t atOnce = 4;                           // starting at the same time
+    kj::Duration startBound = 60 * kj::SECONDS;    // from fork to ready
     kj::Duration firstPause = 100 * kj::MILLISECONDS, longestPause = 10 * kj::SECONDS;
   };
 
@@ -34,8 +38,9 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   ~WorkerPool();
   KJ_DISALLOW_COPY(WorkerPool);
 
-  // A ready worker, now the caller's; rejects after `bound`, saying why there is none.
-  kj::Promise<kj::Own<WorkerChild>> take(kj::Duration bound);
+  // A ready worker, now the caller's, for a session on these devices: one with a context on another device
+  // would do harm there. Rejects after `bound`, saying why there is none.
+  kj::Promise<kj::Own<WorkerChild>> take(std::vector<int> ordinals, kj::Duration bound);
   uint32_t warm() const { return static_cast<uint32_t>(ready_.size()); }
   // False after three failures to start in a row: sessions would not start either.
   bool healthy() const { return failures_ < 3; }
@@ -46,18 +51,23 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
  private:
   struct Slot : kj::Refcounted {
     kj::Own<WorkerChild> child;  // null once taken
-    bool ready = false;
+    int device = -1;             // whose context it holds
   };
   struct Waiter {
     kj::Own<kj::PromiseFulfiller<kj::Own<WorkerChild>>> fulfiller;
+    std::vector<int> ordinals;
   };
 
   void refill();
-  void start();
+  // Ready or about to be.
+  size_t count(int device) const;
+  bool mayStart() const;
+  void start(int device);
   kj::Promise<void> awaitReady(kj::Own<Slot> slot);
   kj::Promise<void> watchIdle(kj::Own<Slot> slot);
   // Kills the worker, waits until it is gone and counts the failure.
   kj::Promise<void> discard(kj::Own<Slot> slot, std::string why);
+  void suspendContext(int device, const std::string& why);
   void forget(Slot& slot);  // its process is gone
   void failed(const std::string& why);
   void offer(Slot& slot);

@@ -17,3 +17,12 @@ target_link_libraries(cuda-soft PRIVATE gpupool_flags cuda_headers softgpu_engin
 target_link_options(cuda-soft PRIVATE
   -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/api/exports.map -Wl,-z,nodelete -Wl,-z,defs)
 set_target_properties(cuda-soft PROPERTIES LINK_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/api/exports.map)
+
+set(api_tests ${CMAKE_CURRENT_LIST_DIR}/tests)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${api_tests}/api_kernels.ptx)
+file(READ ${api_tests}/api_kernels.ptx API_KERNELS)
+configure_file(${api_tests}/api_kernels.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp @ONLY)
+gpupool_test(softgpu_api_test unit
+  ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
+  ${api_tests}/api_stream.cpp ${api_tests}/api_texture.cpp ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp
+  LIBS cuda-soft cuda_headers PkgConfig::LZ4 PkgConfig::ZSTD)

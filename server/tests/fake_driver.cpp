@@ -1,6 +1,6 @@
-// A driver library for tests: two devices, no memory, no kernels. FAKE_DRIVER_LACKING leaves out an essential
-// name, FAKE_DRIVER_CLIENT carries the marker of gpupool's own client library. FAKE_DRIVER_INIT=<n> in the
-// environment makes cuInit return n; "crash" makes it crash.
+// A driver library for tests: two devices, no room for a context on the second, no memory, no kernels.
+// FAKE_DRIVER_LACKING leaves out an essential name, FAKE_DRIVER_CLIENT carries the marker of gpupool's own
+// client library. FAKE_DRIVER_INIT=<n> in the environment makes cuInit return n; "crash" makes it crash.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
@@ -65,10 +65,14 @@ EXPORT CUresult cuGetErrorString(CUresult error, const char** text) {
   return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
+  *context = nullptr;
+  return device == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 // The rest is only looked up.
 #define REFUSED(name, ...) \
   EXPORT CUresult name(__VA_ARGS__) { return CUDA_ERROR_NOT_SUPPORTED; }
-REFUSED(cuDevicePrimaryCtxRetain, CUcontext*, CUdevice)
 REFUSED(cuCtxSetCurrent, CUcontext)
 REFUSED(cuMemAddressReserve, CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long)
 REFUSED(cuMemCreate, CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*, unsigned long long)

@@ -31,7 +31,9 @@ struct Bench {
     return settings;
   }
   void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
-  kj::Own<WorkerChild> take(WorkerPool& pool) { return pool.take(5 * kj::SECONDS).wait(io.waitScope); }
+  kj::Own<WorkerChild> take(WorkerPool& pool, std::vector<int> ordinals = {0}) {
+    return pool.take(std::move(ordinals), 5 * kj::SECONDS).wait(io.waitScope);
+  }
   void stop(WorkerPool& pool) { pool.stop().wait(io.waitScope); }
 
   // A session on a worker of the pool; the client's end.
@@ -75,6 +77,32 @@ TEST_CASE("workers are ready ahead of time, used once, and replaced") {
   CHECK(pool.warm() == 0);
 }
 
+TEST_CASE("a session gets a worker with a context on its own device, or with none") {
+  Bench bench;
+  auto settings = bench.settings(1);
+  settings.contexts = {0, 1};  // the fake driver has no room on device 1
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return pool.warm() == 2; });
+  const auto context = [](const WorkerChild& child) {
+    std::ifstream file("/proc/" + std::to_string(child.pid()) + "/cmdline");
+    const std::string words(std::istreambuf_iterator<char>(file), {});
+    const size_t at = words.find("--warm-context");
+    return at == std::string::npos ? -1 : words[at + 15] - '0';
+  };
+  auto first = bench.take(pool, {0});
+  CHECK(context(*first) == 0);
+  bench.until([&] { return pool.warm() == 2; });
+  // Device 0's context is no use to a session on device 1, ready or waited for.
+  auto second = bench.take(pool, {1}), third = bench.take(pool, {1}), fourth = bench.take(pool, {1});
+  CHECK(context(*second) == -1);
+  CHECK(context(*third) == -1);
+  CHECK(context(*fourth) == -1);
+  CHECK(context(*bench.take(pool, {1, 0})) == 0);
+  CHECK(pool.healthy());
+  CHECK(pool.lastFailure().empty());
+  bench.stop(pool);
+}
+
 TEST_CASE("without warm workers one is started for who asks") {
   Bench bench;
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(0));
@@ -91,8 +119,8 @@ TEST_CASE("a worker that cannot start is reported with its reason and tried agai
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
   bench.until([&] { return !pool.healthy(); });
   CHECK(contains(pool.lastFailure(), "told to fail"));
-  CHECK(
-      contains(failure([&] { pool.take(50 * kj::MILLISECONDS).wait(bench.io.waitScope); }), "told to fail"));
+  CHECK(contains(failure([&] { pool.take({0}, 50 * kj::MILLISECONDS).wait(bench.io.waitScope); }),
+                 "told to fail"));
   std::ofstream{flag};
   CHECK(alive(bench.take(pool)->pid()));
   CHECK(pool.healthy());
