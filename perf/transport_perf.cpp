@@ -2,9 +2,11 @@
 // price of reserve + commit to the producer, and bandwidth of put and get.
 //
 //   transport-perf [shm|ucx ...]
+//   transport-perf --worker TRANSPORT DESCRIPTOR      the other end alone, on an inherited socket
 //
-// GPUPOOL_SPIN_US sets how long waiters poll before they sleep. Numbers of a shared machine are ratios, no
-// more.
+// GPUPOOL_PERF_WORKER: a program (found in PATH) to run as the other end, with these last arguments, so that
+// two builds or two versions of UCX can be measured against each other. GPUPOOL_SPIN_US sets how long waiters
+// poll before they sleep. Numbers of a shared machine are ratios, no more.
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
@@ -13,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <vector>
@@ -76,6 +79,17 @@ void serve(Connection& connection) {
   Region region = connection.share(memory);
   send(connection, Channel::control, &region, sizeof region);
   while (connection.receive(Channel::call, kForever).data()) {
+  }
+}
+
+int runWorker(const std::string& transport, int bootstrap) {
+  try {
+    auto connection = accept(transport, bootstrap, {});
+    serve(*connection);
+    return 0;
+  } catch (const std::exception& error) {
+    fprintf(stderr, "worker: %s\n", error.what());
+    return 1;
   }
 }
 
@@ -155,14 +169,13 @@ void measure(const std::string& transport) {
   if (server < 0) throw std::runtime_error("fork");
   if (server == 0) {
     ::close(client);
-    try {
-      auto connection = accept(transport, worker, {});
-      serve(*connection);
-    } catch (const std::exception& error) {
-      fprintf(stderr, "worker: %s\n", error.what());
+    if (const char* program = std::getenv("GPUPOOL_PERF_WORKER")) {
+      int inherited = dup(worker);  // without close-on-exec
+      execlp(program, program, "--worker", transport.c_str(), std::to_string(inherited).c_str(), nullptr);
+      perror(program);
       _exit(1);
     }
-    _exit(0);
+    _exit(runWorker(transport, worker));
   }
   ::close(worker);
   auto start = Clock::now();
@@ -179,6 +192,9 @@ void measure(const std::string& transport) {
 
 int main(int argc, char** argv) {
   std::vector<std::string> transports(argv + 1, argv + argc);
+  if (transports.size() == 3 && transports[0] == "--worker") {
+    return runWorker(transports[1], std::atoi(transports[2].c_str()));
+  }
   if (transports.empty()) transports = {"shm", "ucx"};
   try {
     for (auto& transport : transports) measure(transport);

@@ -40,14 +40,7 @@ class SignalsBlocked {
 UcxLink::UcxLink(const Options& options, const std::string& interface) : ucx_(UcxLibrary::get()) {
   ucp_config_t* config = nullptr;
   check(ucx_.ucp_config_read(nullptr, nullptr, &config), "read its configuration");
-  bool tcp = std::getenv("UCX_TLS") == nullptr;
-  if (tcp) ucx_.ucp_config_modify(config, "TLS", "tcp");
-  if (!options.networkDevice.empty()) {
-    ucx_.ucp_config_modify(config, "NET_DEVICES", options.networkDevice.c_str());
-  } else if (tcp && !std::getenv("UCX_NET_DEVICES") && !interface.empty()) {
-    // Without it UCX opens lanes on every interface it finds, reachable or not.
-    ucx_.ucp_config_modify(config, "NET_DEVICES", interface.c_str());
-  }
+  configure(config, options, interface);
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -68,6 +61,28 @@ UcxLink::UcxLink(const Options& options, const std::string& interface) : ucx_(Uc
   handler.cb = onMessage;
   handler.arg = this;
   check(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "register a handler");
+}
+
+// The user's own UCX_* settings win. Without UCX_TLS it is TCP, on the one interface that leads to the peer
+// (UCX would open lanes on every interface it finds, reachable or not), set up so that different versions of
+// UCX understand each other: with all devices, or the second protocol generation on one side only, 1.13
+// and 1.16 do not connect.
+void UcxLink::configure(ucp_config_t* config, const Options& options, const std::string& interface) {
+  auto set = [&](const char* name, const std::string& value) {
+    if (std::getenv((std::string("UCX_") + name).c_str()) == nullptr && !value.empty()) {
+      ucx_.ucp_config_modify(config, name,
+                             value.c_str());  // one that a version does not know is not needed there
+    }
+  };
+  if (std::getenv("UCX_TLS") == nullptr) {
+    set("TLS", "tcp");
+    set("CM_USE_ALL_DEVICES", "n");
+    set("PROTO_ENABLE", "n");
+    if (options.networkDevice.empty()) set("NET_DEVICES", interface);
+  }
+  if (!options.networkDevice.empty()) {
+    ucx_.ucp_config_modify(config, "NET_DEVICES", options.networkDevice.c_str());
+  }
 }
 
 UcxLink::~UcxLink() {
@@ -92,6 +107,7 @@ std::unique_ptr<UcxLink> UcxLink::accept(int bootstrap, const Options& options, 
   std::unique_ptr<UcxLink> link(new UcxLink(options, interfaceOf(address)));
   link->listen(address);
   greeting.magic = kMagic;
+  strncpy(greeting.version, link->ucx_.ucp_get_version_string(), sizeof greeting.version - 1);
   greeting.protocol = kProtocol;
   if (getrandom(greeting.nonce, sizeof greeting.nonce, 0) != sizeof greeting.nonce) {
     throw std::runtime_error(errorText("ucx: getrandom"));
@@ -130,7 +146,13 @@ std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options,
   link->endpoint_ = link->createEndpoint(params);
   WireHeader hello{.kind = WireKind::hello, .number = greeting.nonce[0], .offset = greeting.nonce[1]};
   link->send(hello, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY, {});
-  link->awaitWelcome(bootstrap, deadline);
+  try {
+    link->awaitWelcome(bootstrap, deadline);
+  } catch (const std::exception& error) {
+    greeting.version[sizeof greeting.version - 1] = 0;
+    throw std::runtime_error(error.what() + std::string(" (UCX ") + link->ucx_.ucp_get_version_string() +
+                             " here, " + greeting.version + " at the worker)");
+  }
   return link;
 }
 

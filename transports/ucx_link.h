@@ -52,6 +52,7 @@ struct UcxGreeting {
   uint64_t nonce[2] = {};
   uint64_t callBytes = 0;
   uint64_t controlBytes = 0;
+  char version[16] = {};        // of UCX, for people
   std::byte address[128] = {};  // sockaddr of the listener
 };
 
@@ -104,6 +105,7 @@ class UcxLink {
   };
 
   UcxLink(const Options& options, const std::string& interface);
+  void configure(ucp_config_t* config, const Options& options, const std::string& interface);
   void listen(const std::string& address);
   void awaitClient(int bootstrap, Deadline deadline);
   void awaitWelcome(int bootstrap, Deadline deadline);
