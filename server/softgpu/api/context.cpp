@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <string>
 
+#include "server/softgpu/api/callback.h"
 #include "server/softgpu/api/capture.h"
 #include "server/softgpu/engine.h"
 
@@ -117,6 +118,7 @@ ContextPtr currentOrNull() { return stack.empty() ? nullptr : stack.back(); }
 
 CUresult currentContext(ContextPtr& context) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (insideCallback()) return CUDA_ERROR_NOT_PERMITTED;
   if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
   context = stack.back();
   return usable(context);
