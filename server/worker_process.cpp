@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "schema/pool.capnp.h"
+#include "server/arena_mmap.h"
 #include "server/driver.h"
 
 namespace gpupool::server {
@@ -223,6 +224,11 @@ int runInventory(const std::string& driverPath, uint64_t rowsHash) {
 }
 
 void warmUp(const Driver& driver, int device) {
+  // Before anything else can lie there, and around the context: the driver takes the address pools that
+  // module globals are placed in when it creates one.
+  if (!reserveGlobalArena())
+    GPUPOOL_INFO("no arena for module globals: the session cannot be restored elsewhere");
+  const PlaceGlobals guard;
   checked(driver, driver.cuInit(0), "cuInit");
   if (device < 0) return;
   CUdevice handle = 0;

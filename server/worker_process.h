@@ -55,8 +55,8 @@ std::vector<DeviceDescription> listDevices(const Driver& driver);
 // status.
 int runInventory(const std::string& driverPath, uint64_t rowsHash);
 
-// cuInit, and the primary context of `device` unless that is -1 (one worker a device can afford one: 527
-// MiB). Throws.
+// Reserves the arena of module globals, then cuInit, and the primary context of `device` unless that is -1
+// (one worker a device can afford one: 527 MiB). Throws.
 void warmUp(const Driver& driver, int device = -1);
 
 struct SessionStart {
