@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -336,4 +338,28 @@ TEST_CASE_METHOD(Fixture, "several applications share one listening holder") {
   }
   CHECK(server->sessions == 3);
   CHECK(server->leases.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "the listening holder turns other users away") {
+  if (::geteuid() != 0) return;  // only root can play another user
+  startAll();
+  makeHolder();
+  const std::string path = folder.path + "/holder";
+  kj::AutoCloseFd listening(listenForApplications(path));
+  REQUIRE(::chmod(folder.path.c_str(), 0711) == 0);
+  REQUIRE(::chmod(path.c_str(), 0666) == 0);
+  auto accepting = holder->listen(listening).eagerlyEvaluate(nullptr);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    if (::setuid(65534) != 0 || !connectTo(socket, path)) ::_exit(1);
+    pollfd wait{socket, POLLIN, 0};
+    char byte;
+    ::_exit(::poll(&wait, 1, 3000) == 1 && ::recv(socket, &byte, 1, 0) <= 0 ? 0 : 2);
+  }
+  int status = -1;
+  for (int i = 0; i < 400 && ::waitpid(stranger, &status, WNOHANG) == 0; ++i) pause(10);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(server->leases.empty());
 }

@@ -2,7 +2,11 @@
 // killed and started again.
 #include "pool-manager/service.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -228,8 +232,32 @@ TEST_CASE_METHOD(Fixture, "garbage on a connection ends that connection alone") 
   CHECK(await(lease(*holder, wish())).server.name == "a");
 }
 
-// --- the process
-// --------------------------------------------------------------------------------------------------
+// Only root can play another user.
+TEST_CASE_METHOD(Fixture, "the Unix socket turns other users away") {
+  if (::geteuid() != 0) return;
+  REQUIRE(::chmod(folder.path.c_str(), 0711) == 0);
+  REQUIRE(::chmod((folder.path + "/manager").c_str(), 0666) == 0);
+  const pid_t stranger = ::fork();
+  if (stranger == 0) {
+    sockaddr_un peer{};
+    peer.sun_family = AF_UNIX;
+    (folder.path + "/manager").copy(peer.sun_path, sizeof peer.sun_path - 1);
+    const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    if (::setuid(65534) != 0) ::_exit(1);
+    if (::connect(socket, reinterpret_cast<sockaddr*>(&peer), sizeof peer) != 0) ::_exit(2);
+    char byte;
+    pollfd wait{socket, POLLIN, 0};
+    ::_exit(::poll(&wait, 1, 3000) == 1 && ::read(socket, &byte, 1) <= 0 ? 0 : 3);
+  }
+  int status = -1;
+  for (int i = 0; i < 400 && ::waitpid(stranger, &status, WNOHANG) == 0; ++i) pause(10);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  auto holder = connect();
+  CHECK(await(holder->manager().serversRequest().send()).getServers().size() == 0);  // we are still welcome
+}
+
+// --- the process ---------------------------------------------------------------------------------------
 
 namespace {
 
