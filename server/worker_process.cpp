@@ -365,8 +365,14 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     return static_cast<int>(std::max<int64_t>(rest.count(), 0));
   };
-  const bool finished = told.wait_until(deadline) == std::future_status::ready;
-  if (finished && poll(&waiting[2], 1, left()) > 0) return;
+  if (told.wait_until(deadline) == std::future_status::ready) {
+    try {
+      told.get();
+    } catch (const std::exception& error) {
+      GPUPOOL_ERROR("the session could not be told to stop: %s", error.what());
+    }
+    if (poll(&waiting[2], 1, left()) > 0) return;
+  }
   GPUPOOL_WARNING("the session did not end in time after: %s", reason.c_str());
   _exit(kExitStopped);
 }
