@@ -115,13 +115,15 @@ void Translator::onFns(const Instruction& instruction) {
 }
 
 // One lane of a packed video instruction, in 32-bit arithmetic.
-llvm::Value* Translator::videoLane(const Instruction& instruction, Value* a, Value* b, bool isSignedResult) {
+llvm::Value* Translator::videoLane(const Instruction& instruction, Value* a, Value* b) {
   std::string_view name = instruction.opcode.substr(0, instruction.opcode.size() - 1);
-  (void)isSignedResult;
   if (name == "vadd") return builder_.CreateAdd(a, b);
   if (name == "vsub") return builder_.CreateSub(a, b);
-  if (name == "vavrg")
-    return builder_.CreateAShr(builder_.CreateAdd(builder_.CreateAdd(a, b), constant(1)), constant(1));
+  if (name == "vavrg") {  // halves are rounded away from zero
+    Value* sum = builder_.CreateAdd(a, b);
+    Value* up = builder_.CreateZExt(builder_.CreateICmpSGE(sum, constant(0)), integer(32));
+    return builder_.CreateAShr(builder_.CreateAdd(sum, up), constant(1));
+  }
   if (name == "vmin") return builder_.CreateSelect(builder_.CreateICmpSLT(a, b), a, b);
   if (name == "vmax") return builder_.CreateSelect(builder_.CreateICmpSGT(a, b), a, b);
   Value* difference = builder_.CreateSub(a, b);
@@ -147,8 +149,7 @@ void Translator::onVideo(const Instruction& instruction) {
   bool isSigned = all[0].isSigned();
   Value* result = accumulate ? read(instruction.operands.at(3), 32) : constant(0);
   for (unsigned i = 0; i < lanes; ++i) {
-    Value* one =
-        videoLane(instruction, lane(a, i, all[1].isSigned()), lane(b, i, all[2].isSigned()), isSigned);
+    Value* one = videoLane(instruction, lane(a, i, all[1].isSigned()), lane(b, i, all[2].isSigned()));
     if (accumulate) {
       result = builder_.CreateAdd(result, one);
       continue;

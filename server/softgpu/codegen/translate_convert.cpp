@@ -162,6 +162,13 @@ llvm::Value* Translator::realToReal(const Instruction& instruction, Value* value
   if (to.bits == 64 && value->getType()->isFloatTy())
     value = builder_.CreateFPExt(value, builder_.getDoubleTy());
   if (to.bits == 32 && value->getType()->isDoubleTy()) {
+    if (ftz) {  // what is too small before rounding is flushed, also where rounding would save it
+      auto* wide = builder_.getDoubleTy();
+      Value* tiny = builder_.CreateFCmpOLT(absolute(value), llvm::ConstantFP::get(wide, 0x1p-126));
+      Value* zero =
+          intrinsicCall(llvm::Intrinsic::copysign, {wide}, {llvm::ConstantFP::get(wide, 0.0), value});
+      value = builder_.CreateSelect(tiny, zero, value);
+    }
     value = rounding == "rn" ? builder_.CreateFPTrunc(value, builder_.getFloatTy())
                              : roundedCall("narrow", rounding, 32, {value});
   }

@@ -231,7 +231,7 @@ void Translator::onTestp(const Instruction& instruction) {
                   : instruction.has("infinite")   ? llvm::fcInf
                   : instruction.has("number")     ? llvm::fcFinite | llvm::fcInf
                   : instruction.has("notanumber") ? llvm::fcNan
-                  : instruction.has("normal")     ? llvm::fcNormal
+                  : instruction.has("normal")     ? llvm::fcNormal | llvm::fcZero
                   : instruction.has("subnormal")  ? llvm::fcSubnormal
                                                   : 0u;
   if (mask == 0) unsupported(instruction);

@@ -177,7 +177,7 @@ void Translator::onRem(const Instruction& instruction) {
   Value* result = nullptr;
   if (remainder) {
     result = type.isSigned() ? builder_.CreateSRem(a, safe) : builder_.CreateURem(a, safe);
-    result = builder_.CreateSelect(byZero, a, result);
+    result = builder_.CreateSelect(byZero, ones, result);
   } else {
     result = type.isSigned() ? builder_.CreateSDiv(a, safe) : builder_.CreateUDiv(a, safe);
     result = builder_.CreateSelect(byMinusOne, builder_.CreateNeg(a), result);
@@ -298,12 +298,20 @@ void Translator::onBfind(const Instruction& instruction) {
   write(instruction.operands[0], builder_.CreateSelect(none, constant(0xFFFFFFFF), found));
 }
 
+// The position or length of a bit field: 32-bit fields take a byte of the operand, 64-bit fields all of it
+// (so does the hardware, whatever the manual says).
+llvm::Value* Translator::fieldBound(const Operand& operand, unsigned bits) {
+  Value* value = read(operand, 32);
+  if (bits == 32) return builder_.CreateAnd(value, constant(255));
+  return intrinsicCall(llvm::Intrinsic::umin, {integer(32)}, {value, constant(255)});
+}
+
 void Translator::onBfe(const Instruction& instruction) {
   Type type = typeAt(instruction);
   unsigned bits = type.bits;
   Value* a = read(instruction.operands[1], bits);
-  Value* position = builder_.CreateAnd(read(instruction.operands[2], 32), constant(255));
-  Value* length = builder_.CreateAnd(read(instruction.operands[3], 32), constant(255));
+  Value* position = fieldBound(instruction.operands[2], bits);
+  Value* length = fieldBound(instruction.operands[3], bits);
   Value* ones = llvm::Constant::getAllOnesValue(integer(bits));
   Value* zero = constant(0, bits);
   auto sized = [&](Value* value) { return builder_.CreateZExtOrTrunc(value, integer(bits)); };
@@ -329,8 +337,8 @@ void Translator::onBfi(const Instruction& instruction) {
   unsigned bits = typeAt(instruction).bits;
   Value* a = read(instruction.operands[1], bits);
   Value* b = read(instruction.operands[2], bits);
-  Value* position = builder_.CreateAnd(read(instruction.operands[3], 32), constant(255));
-  Value* length = builder_.CreateAnd(read(instruction.operands[4], 32), constant(255));
+  Value* position = fieldBound(instruction.operands[3], bits);
+  Value* length = fieldBound(instruction.operands[4], bits);
   Value* ones = llvm::Constant::getAllOnesValue(integer(bits));
   auto shifted = [&](Value* value, Value* amount) -> Value* {
     Value* moved = builder_.CreateShl(value, builder_.CreateZExtOrTrunc(amount, integer(bits)));

@@ -132,7 +132,8 @@ class Translator {
   // ---- integers with carry (translate_integer.cpp)
   llvm::AllocaInst* carry();
   Value* loadCarry(unsigned bits);
-  Value* videoLane(const Instruction& instruction, Value* a, Value* b, bool isSignedResult);
+  Value* fieldBound(const Operand& operand, unsigned bits);
+  Value* videoLane(const Instruction& instruction, Value* a, Value* b);
 
   // ---- conversions (translate_convert.cpp)
   Value* realSource(const Instruction& instruction, Type type, Value* bits);

@@ -222,8 +222,10 @@ uint32_t integerToBfloat(uint64_t value, uint32_t isSigned, uint32_t mode) {
 }
 
 uint32_t toTf32(float value, uint32_t mode) {
-  if (std::isnan(value)) return 0x7FFFFFFF;
-  return toSmall(value, {10, 8}, static_cast<Rounding>(mode)) << 13;
+  auto rounding = static_cast<Rounding>(mode);
+  if (std::isnan(value))
+    return rounding == Rounding::away ? std::bit_cast<uint32_t>(value) & ~0x1FFFu : 0x7FFFE000;
+  return toSmall(value, {10, 8}, rounding) << 13;
 }
 
 // PTX ISA 9.7.1.20: the offset-th set bit from `base` upwards, or downwards when the offset is negative.
