@@ -25,18 +25,27 @@ void handle(int signal, siginfo_t* info, void* context) {
   sigaction(signal, &previous, nullptr);  // returning runs the instruction again, now with the default action
 }
 
+std::mutex installMutex;
+
+// Others set handlers too, and put back what they found before ours: looked at before every launch.
+void install(int signal, struct sigaction& previous) {
+  struct sigaction now {};
+  sigaction(signal, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle) return;
+  std::lock_guard lock(installMutex);
+  struct sigaction action {};
+  action.sa_sigaction = handle;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(signal, &action, &now);
+  if ((now.sa_flags & SA_SIGINFO) == 0 || now.sa_sigaction != handle) previous = now;
+}
+
 }  // namespace
 
 void installFaultHandler() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action {};
-    action.sa_sigaction = handle;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGSEGV, &action, &previousSegv);
-    sigaction(SIGBUS, &action, &previousBus);
-  });
+  install(SIGSEGV, previousSegv);
+  install(SIGBUS, previousBus);
 }
 
 void faultAddress(uint64_t address, uint64_t bytes) {

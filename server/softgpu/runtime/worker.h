@@ -81,7 +81,7 @@ class Worker {
   std::unique_ptr<std::byte[]> signalStack_;
 };
 
-// Installs the SIGSEGV and SIGBUS handlers once; faults that are not a kernel's go to the handler before.
+// Makes the SIGSEGV and SIGBUS handlers ours; faults that are not a kernel's go to the handler before.
 void installFaultHandler();
 
 // Lends workers, one per concurrent caller, and lets the shared threads help with a grid. Returns when it is

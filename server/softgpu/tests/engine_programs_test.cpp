@@ -55,4 +55,151 @@ TEST_CASE("tiled matrix product") {
   }
 }
 
+TEST_CASE("reduction by shuffles, scan, histogram") {
+  constexpr int n = 10'000;
+  DeviceMemory data(n * 4), out(1024);
+  int expected = 0;
+  for (int i = 0; i < n; ++i) expected += data.as<int>()[i] = i % 100 - 30;
+  REQUIRE(kernels().run("reduce", {7}, {256}, data.address(), out.address(), n) == Outcome::ok);
+  CHECK(out.as<int>()[0] == expected);
+
+  kernels().dynamicShared = 1024 * 4;
+  REQUIRE(kernels().run("scan", {1}, {1024}, data.address(), 1000) == Outcome::ok);
+  kernels().dynamicShared = 0;
+  int sum = 0;
+  int wrong = 0;
+  for (int i = 0; i < 1000; ++i) wrong += data.as<int>()[i] != (sum += i % 100 - 30);
+  CHECK(wrong == 0);
+
+  std::memset(out.as<void>(), 0, 1024);
+  unsigned counts[256] = {};
+  for (int i = 0; i < n; ++i) ++counts[data.as<unsigned char>()[i] = static_cast<unsigned char>(i * i)];
+  REQUIRE(kernels().run("histogram", {8}, {128}, data.address(), n, out.address()) == Outcome::ok);
+  CHECK(std::memcmp(counts, out.as<void>(), sizeof counts) == 0);
+}
+
+TEST_CASE("printf and assert") {
+  takeOutput();
+  DeviceMemory name(16), data(4096);
+  std::strcpy(name.as<char>(), "end");
+  REQUIRE(kernels().run("talk", {1}, {64}, -5, name.address()) == Outcome::ok);
+  CHECK(takeOutput() == "-5  1.50|ab    |z 123456789abcdef 7 % (nil) end\n");
+  data.as<int>()[9] = 3;
+  CHECK(kernels().run("check", {1}, {32}, data.address()) == Outcome::assertion);
+  CHECK(takeOutput().find(
+            "block: [0,0,0], thread: [9,0,0] Assertion `data[threadIdx.x] < 3 && \"too large\"` failed.") !=
+        std::string::npos);
+}
+
+TEST_CASE("objects with virtual functions on the device heap") {
+  DeviceMemory shapes(100 * 8), areas(100 * 4);
+  uint64_t before = heapBytesInUse();
+  REQUIRE(kernels().run("makeShapes", {1}, {1}, shapes.address(), 100) == Outcome::ok);
+  CHECK(heapBytesInUse() > before);
+  REQUIRE(kernels().run("useShapes", {1}, {100}, shapes.address(), areas.address()) == Outcome::ok);
+  int wrong = 0;
+  for (int i = 0; i < 100; ++i) wrong += areas.as<int>()[i] != (i % 2 == 0 ? i * i : 2 * i);
+  CHECK(wrong == 0);
+  REQUIRE(kernels().run("deleteShapes", {1}, {1}, shapes.address(), 100) == Outcome::ok);
+  CHECK(heapBytesInUse() == before);
+}
+
+TEST_CASE("function pointers and recursion") {
+  DeviceMemory data(4096);
+  for (int which : {0, 1, 2}) {
+    for (int i = 0; i < 64; ++i) data.as<int>()[i] = i;
+    REQUIRE(kernels().run("callThrough", {1}, {64}, data.address(), which) == Outcome::ok);
+    CHECK(data.as<int>()[63] == (which == 0 ? 64 : which == 1 ? 126 : 63));
+  }
+  for (int i = 0; i < 20; ++i) data.as<int>()[i] = i;
+  REQUIRE(kernels().run("recurse", {1}, {20}, data.address()) == Outcome::ok);
+  CHECK(data.as<int>()[19] == 4181);
+  CHECK(kernels().run("overflow", {1}, {1}, data.address()) == Outcome::illegalAddress);
+}
+
+TEST_CASE("threads that wait for one another") {
+  DeviceMemory data(64 * 1024 * 4);
+  kernels().cooperative = true;
+  for (int i = 0; i < 40 * 64; ++i) data.as<int>()[i] = i;
+  REQUIRE(kernels().run("gridSync", {40}, {64}, data.address(), 5) == Outcome::ok);
+  kernels().cooperative = false;
+  int wrong = 0;
+  for (int i = 0; i < 40 * 64; ++i) wrong += data.as<int>()[i] != (i + 5) % (40 * 64) + 5;
+  CHECK(wrong == 0);
+  // Not launched cooperatively: no workspace, and grid.sync() traps.
+  CHECK(kernels().run("gridSync", {4}, {64}, data.address(), 1) == Outcome::launchFailed);
+
+  std::memset(data.as<void>(), 0, 64);
+  REQUIRE(kernels().run("producer", {1}, {64}, data.address(), data.address() + 16) == Outcome::ok);
+  CHECK(data.as<int>()[4] == 42);
+  std::memset(data.as<void>(), 0, 64);
+  REQUIRE(kernels().run("lock", {20}, {33}, data.address(), data.address() + 16) == Outcome::ok);
+  CHECK(data.as<int>()[4] == 20 * 33 * 10);
+}
+
+TEST_CASE("warp operations") {
+  DeviceMemory out(64 * 32);
+  REQUIRE(kernels().run("warpOperations", {1}, {64}, out.address()) == Outcome::ok);
+  const auto* lane5 = out.as<uint32_t>() + (32 + 5) * 8;
+  CHECK(lane5[0] == 0xFFFFFFFF);
+  CHECK(lane5[1] == 0x49249249);
+  CHECK(lane5[2] == 0x3FF);
+  CHECK(lane5[3] == 0xF0);
+  CHECK(lane5[4] == 0);  // 0xFFFFFFFF + 1
+  CHECK(lane5[5] == 2);
+  CHECK(lane5[6] == 30);
+  CHECK(lane5[7] == 496);
+  CHECK(out.as<uint32_t>()[20 * 8 + 6] == 190);
+  REQUIRE(kernels().run("partialWarp", {2}, {96}, out.address()) == Outcome::ok);
+  CHECK(out.as<uint32_t>()[64] == 66);
+}
+
+TEST_CASE("faults end their grid and no other") {
+  DeviceMemory data(8192);
+  auto works = [&] {
+    data.as<int>()[0] = 17;
+    REQUIRE(kernels().run("readAt", {1}, {1}, data.address(), data.address() + 64) == Outcome::ok);
+    CHECK(data.as<int>()[16] == 17);
+  };
+  for (int round = 0; round < 3; ++round) {
+    CHECK(kernels().run("readAt", {1}, {1}, uint64_t{0}, data.address()) == Outcome::illegalAddress);
+    CHECK(kernels().run("readAt", {4}, {64}, data.address() + (1 << 20), data.address()) ==
+          Outcome::illegalAddress);
+    CHECK(kernels().run("readAt", {1}, {1}, reinterpret_cast<uint64_t>(&round), data.address()) ==
+          Outcome::illegalAddress);  // the process's own memory
+    CHECK(kernels().run("readAt", {1}, {1}, uint64_t{0xFFFF'8000'0000'0000}, data.address()) ==
+          Outcome::illegalAddress);
+    CHECK(kernels().run("readAt", {1}, {1}, data.address() + 2, data.address()) ==
+          Outcome::misalignedAddress);
+    CHECK(kernels().run("readPair", {1}, {1}, data.address() + 4, data.address()) ==
+          Outcome::misalignedAddress);
+    works();
+    CHECK(kernels().run("readShared", {1}, {64}, 31, data.address()) == Outcome::ok);
+    CHECK(kernels().run("readShared", {1}, {64}, 4000, data.address()) == Outcome::illegalAddress);
+    CHECK(kernels().run("readShared", {1}, {64}, -1, data.address()) == Outcome::illegalAddress);
+    CHECK(kernels().run("trapIf", {100}, {64}, 77) == Outcome::launchFailed);
+    CHECK(kernels().run("trapIf", {100}, {64}, 100) == Outcome::ok);
+    works();
+    // 32 threads wait for 64, and nobody else comes.
+    CHECK(kernels().run("halfBarrier", {1}, {96}, data.address()) == Outcome::launchFailed);
+    works();
+  }
+}
+
+TEST_CASE("parameters, local arrays, module variables") {
+  DeviceMemory out(4096);
+  struct {
+    int values[4000];
+  } big;
+  for (int i = 0; i < 4000; ++i) big.values[i] = 3 * i;
+  REQUIRE(kernels().run("bigParameter", {1}, {1}, big, out.address(), 3999) == Outcome::ok);
+  CHECK(out.as<int>()[0] == 11997);
+  REQUIRE(kernels().run("localArray", {1}, {64}, out.address(), 7) == Outcome::ok);
+  CHECK(out.as<int>()[20] == (140 % 64) * (140 % 64));
+  int before = *reinterpret_cast<int*>(kernels().global("counter"));
+  REQUIRE(kernels().run("globals", {1}, {4}, out.address()) == Outcome::ok);
+  CHECK(out.as<float>()[3] == 15);
+  CHECK(*reinterpret_cast<int*>(kernels().global("counter")) == before + 4);
+}
+
 }  // namespace gpupool::softgpu::test
