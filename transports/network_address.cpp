@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 
 #include <cerrno>
@@ -108,6 +109,12 @@ void completeAddress(sockaddr_storage& address, int bootstrap) {
   sockaddr_storage peer = socketName(bootstrap, true);
   address = parseAddress(peer.ss_family == AF_UNIX ? "127.0.0.1" : numericAddress(generic(peer)));
   (address.ss_family == AF_INET ? ipv4->sin_port : ipv6->sin6_port) = port;
+}
+
+void limitSilence(int socket, std::chrono::milliseconds limit) {
+  auto milliseconds = static_cast<unsigned>(limit.count());
+  // Refused for a Unix socket: there, end-of-file is enough.
+  setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
 }
 
 bool pollUntil(int descriptor, short events, Deadline deadline) {

@@ -23,6 +23,10 @@ std::string interfaceTowards(int bootstrap, const sockaddr_storage& target);
 // std::runtime_error for an address that is neither IPv4 nor IPv6.
 void completeAddress(sockaddr_storage& address, int bootstrap);
 
+// A TCP socket fails with ETIMEDOUT when what was sent stays unacknowledged this long (tcp(7),
+// TCP_USER_TIMEOUT).
+void limitSilence(int socket, std::chrono::milliseconds limit);
+
 // False at the deadline or when the socket ends.
 bool sendAll(int socket, const void* bytes, size_t size, Deadline deadline);
 bool receiveAll(int socket, void* bytes, size_t size, Deadline deadline);

@@ -124,7 +124,7 @@ class Connection {
   // Sends what was committed (bounded where the peer is slow), says goodbye and wakes every waiter of this
   // side; peer() is `closed` from then on. Idempotent.
   virtual void close() = 0;
-  // In a forked child: drops everything without a word to the peer.
+  // In a forked child, before any other call there: drops everything without a word to the peer.
   virtual void abandon() = 0;
   virtual const char* name() const = 0;  // "shm", "ucx", "loopback"
 };
@@ -132,13 +132,15 @@ class Connection {
 struct Options {
   size_t callBytes = size_t{4} << 20;  // buffer of the call channel, each direction
   size_t controlBytes = size_t{256} << 10;
-  // ucx: UCX_NET_DEVICES for this connection ("lo", "eth0", "mlx5_0:1"); empty: the bootstrap socket's
-  // interface.
+  // ucx: UCX_NET_DEVICES ("lo", "eth0", "mlx5_0:1"); empty: the bootstrap socket's interface.
   std::string networkDevice;
   // ucx: address the worker's listener binds; empty: the bootstrap socket's own.
   std::string bindAddress;
   std::chrono::milliseconds setupTimeout{10000};
-  std::chrono::milliseconds peerTimeout{2000};  // silent network peer: lost after this
+  // ucx: a peer whose host no longer answers is lost after this.
+  std::chrono::milliseconds peerTimeout{2000};
+  // ucx: a peer that is there but does nothing (stopped, in a debugger, starved) is lost after this.
+  std::chrono::milliseconds stallTimeout{30000};
 };
 
 // Both sides call the one that fits, on the two ends of the bootstrap socket; takes ownership of the

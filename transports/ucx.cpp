@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "transports/network_address.h"
 
 namespace gpupool::transport {
 
@@ -22,8 +23,8 @@ constexpr std::chrono::seconds kAnnouncementBound{2};
 constexpr std::chrono::milliseconds kCloseBound{1000};
 // After end-of-file on the bootstrap socket, what UCX has already received is still delivered.
 constexpr std::chrono::milliseconds kGrace{100};
-// Signs of life per Options::peerTimeout.
-constexpr int kBeats = 8;
+// Signs of life, at least this often: the peer may be less patient than this side.
+constexpr std::chrono::milliseconds kBeat{250};
 // The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
 constexpr size_t kMostTransfers = 1 << 12;
 constexpr size_t kRememberedFailures = 1024;
@@ -95,6 +96,8 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
         std::make_unique<RingConsumer>(memory_->words(channel), memory_->data(channel), lane.size, expedited);
     lane.fill = std::make_unique<RingProducer>(memory_->words(in), memory_->data(in), lane.size, expedited);
   }
+  limitSilence(bootstrap,
+               options.peerTimeout * 3 / 4);  // counted from the next sign of life, by coarse timers
   lastSaid_ = lastHeard_ = Clock::now();
   link_->setSink(this);
   Deadline deadline = Clock::now() + options.setupTimeout;
@@ -352,7 +355,7 @@ void Ucx::returnCredits() {
 }
 
 Clock::time_point Ucx::nextBeat() const {
-  return std::min(lastSaid_ + options_.peerTimeout / kBeats, lastHeard_ + options_.peerTimeout);
+  return std::min(lastSaid_ + std::min(kBeat, options_.stallTimeout / 4), lastHeard_ + options_.stallTimeout);
 }
 
 void Ucx::beat(Clock::time_point now) {
@@ -360,8 +363,9 @@ void Ucx::beat(Clock::time_point now) {
   if (peer() != Peer::alive || endOfFile_) return;
   char byte = 'b';
   [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (now - lastHeard_ >= options_.peerTimeout) {
-    lose("nothing was heard from the peer for " + std::to_string(options_.peerTimeout.count()) + " ms");
+  if (now - lastHeard_ >= options_.stallTimeout) {
+    lose("nothing was heard from the peer's process for " + std::to_string(options_.stallTimeout.count()) +
+         " ms");
   }
 }
 
@@ -375,6 +379,7 @@ void Ucx::readBootstrap() {
       return;
     } else {
       endOfFile_ = true;
+      hostSilent_ = got < 0 && errno == ETIMEDOUT;
       endOfFileAt_ = Clock::now();
     }
   }
@@ -389,11 +394,12 @@ bool Ucx::drained() const {
 
 bool Ucx::finished(Clock::time_point now) {
   if (severed_.load(std::memory_order_acquire)) return true;
-  if (endOfFile_ && peer() == Peer::alive && now - endOfFileAt_ >= kGrace) {
+  if (endOfFile_ && peer() == Peer::alive && (hostSilent_ || now - endOfFileAt_ >= kGrace)) {
     if (peerGoodbye_) {
       markGone(Peer::closed, "the peer closed the connection before all it sent had arrived");
     } else {
-      lose("the peer's process ended or dropped its socket");
+      lose(hostSilent_ ? "the peer's host does not answer"
+                       : "the peer's process ended or dropped its socket");
     }
   }
   if (closing_.load(std::memory_order_acquire)) {

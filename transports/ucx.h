@@ -11,9 +11,9 @@
 //  id,
 //    generation and bounds were checked, and answered when it has landed. Messages say which put they follow
 //    and are held back until it has landed. get: a request, answered by the data.
-//  * A dead peer shows as end-of-file on the bootstrap socket, as an error of UCX, or as silence: both sides
-//  say a
-//    byte on the bootstrap socket several times per Options::peerTimeout.
+//  * A dead process shows as end-of-file on the bootstrap socket or as an error of UCX. Both sides say a byte
+//  there
+//    every 250 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
 //
 // Threads: link_, drain_, fill_ and everything below "progress thread" belong to it alone once it runs.
 
@@ -164,6 +164,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   uint64_t serving_ = 0;  // gets of the peer being answered
   Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;
   bool endOfFile_ = false;
+  bool hostSilent_ = false;
   bool goodbyeSent_ = false;
   bool goodbyeSeen_ = false;
   std::optional<std::array<uint64_t, kChannels>> peerGoodbye_;

@@ -1,7 +1,11 @@
 // What becomes of a connection when one side goes: by goodbye, by death, by fork, by a cut wire.
 
+#include <net/if.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -226,11 +230,67 @@ TEST_CASE("a forked child that keeps the socket does not hide its parent's death
   ::close(pipes[1]);
 }
 
-TEST_CASE("a network peer that falls silent is lost after the time allowed") {
+namespace {
+
+bool setLoopback(bool up) {
+  int control = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  ifreq request{};
+  std::strcpy(request.ifr_name, "lo");
+  bool read = ioctl(control, SIOCGIFFLAGS, &request) == 0;
+  request.ifr_flags = static_cast<short>(up ? request.ifr_flags | IFF_UP : request.ifr_flags & ~IFF_UP);
+  bool written = read && ioctl(control, SIOCSIFFLAGS, &request) == 0;
+  ::close(control);
+  return written;
+}
+
+// In a process and a network of its own. 0: lost in time; 77: no such network to be had here.
+int loseTheNetwork() {
+  if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0 || !setLoopback(true)) return 77;
+  Options options = smallRings();
+  options.peerTimeout = 800ms;
+  ForkedPeer peer("ucx", options, [](Connection&) { pause(); });
+  std::this_thread::sleep_for(300ms);
+  if (peer.connection->peer() != Peer::alive) return 1;
+  auto start = Clock::now();
+  if (!setLoopback(false)) return 77;
+  bool told = readable(peer.connection->wakeupDescriptor(), 3s);
+  auto took = Clock::now() - start;
+  bool right = told && took < 2s && took > 300ms && peer.connection->peer() == Peer::lost &&
+               !peer.connection->receive(Channel::call, kForever).data();
+  if (!right) fprintf(stderr, "cut network: %s\n", peer.connection->reason().c_str());
+  return right ? 0 : 1;
+}
+
+}  // namespace
+
+TEST_CASE("a peer behind a cut network is lost after the time allowed") {
+  if (processTransports().size() < 2) return;
+  pid_t child = fork();
+  if (child == 0) {
+    int result = 2;
+    try {
+      result = loseTheNetwork();
+    } catch (const std::exception& error) {
+      fprintf(stderr, "cut network: %s\n", error.what());
+    }
+    _exit(result);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) {
+    WARN("no network namespaces for this user: not tested");
+  } else {
+    CHECK(WEXITSTATUS(status) == 0);
+  }
+}
+
+TEST_CASE("a stopped network peer is lost after the time allowed for it, and not before") {
   for (auto& transport : processTransports()) {
     if (transport == "shm") continue;  // a stopped local process is not dead: it comes back
     Options options = smallRings();
-    options.peerTimeout = 600ms;
+    options.peerTimeout = 100ms;  // its host still answers: this one does not count
+    options.stallTimeout = 600ms;
     ForkedPeer peer(transport, options, [](Connection&) { pause(); });
     Blocked blocked(*peer.connection);
     std::this_thread::sleep_for(1200ms);
