@@ -66,7 +66,8 @@ CUresult initialise() {
   visible = chosen;
   startDeviceMemory();
   startContexts(deviceCount());
-  setExportTableHooks({&streamIdOf, &functionsOfModule, &loadModule, &deviceCount, &deviceIdentity});
+  static constexpr ExportTableHooks hooks{&streamIdOf, &functionsOfModule, &loadModule, &deviceCount, &deviceIdentity};
+  setExportTableHooks(hooks);
   process::setChildHandler(&childHandler);
   return CUDA_SUCCESS;
 }
