@@ -27,7 +27,7 @@ target_link_libraries(gpupool_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
 if(GPUPOOL_SANITIZE)
   # gcc takes kj::Maybe's empty state for uninitialised once its accesses are instrumented.
   target_compile_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE} -fno-sanitize-recover=all
-    -Wno-maybe-uninitialized)
+    -Wno-maybe-uninitialized -Wno-restrict)
   target_link_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE})
 else()
   target_link_options(gpupool_flags INTERFACE -static-libstdc++ -static-libgcc)
