@@ -150,6 +150,19 @@ CUresult forbidDuringCapture(Context&) {
   return result;
 }
 
+CUresult forbidSynchronize(Context& context) {
+  if (!captures().count) return CUDA_SUCCESS;
+  std::lock_guard lock(captureMutex());
+  CUresult result = forbidDuringCapture(context);
+  for (auto& capture : captures().list) {
+    auto origin = capture->origin.lock();
+    if (!origin || origin->context.get() != &context) continue;
+    capture->invalidated = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return result;
+}
+
 CUresult captureWork(Stream& stream, bool& captured, const std::function<GraphNodePtr()>& make) {
   captured = false;
   if (!captures().count) return CUDA_SUCCESS;
@@ -171,13 +184,13 @@ CUresult forbidOnStream(Stream& stream) {
   if (!captures().count) return CUDA_SUCCESS;
   std::lock_guard lock(captureMutex());
   if (!stream.capture) return stream.isLegacy ? checkLegacy(stream) : CUDA_SUCCESS;
-  if (stream.capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   stream.capture->invalidated = true;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 CUresult waitInCapture(const std::shared_ptr<Stream>& stream, Event& event, unsigned flags, bool& captured) {
   captured = false;
+  if (event.inCapture && !event.isCaptured()) return CUDA_ERROR_INVALID_VALUE;
   if (!captures().count) return CUDA_SUCCESS;
   std::lock_guard lock(captureMutex());
   auto from = event.capture.lock();

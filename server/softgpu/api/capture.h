@@ -36,6 +36,9 @@ std::recursive_mutex& captureMutex();
 // captures are invalidated; success if nothing forbids it.
 CUresult forbidDuringCapture(Context& context);
 
+// The same for waiting for a whole context, which no capture in it survives, of whatever mode.
+CUresult forbidSynchronize(Context& context);
+
 // For work on `stream`: captured = true and success: `node` was appended to the capture's graph. captured =
 // false and success: not capturing, submit it. Otherwise the error to return (901; 906 on the legacy stream).
 // `make` builds the node's content; called only while capturing.

@@ -99,13 +99,17 @@ struct LimitDefault {
 };
 constexpr LimitDefault kLimits[] = {
     {CU_LIMIT_STACK_SIZE, 1024},
-    {CU_LIMIT_PRINTF_FIFO_SIZE, 7 << 20},
+    {CU_LIMIT_PRINTF_FIFO_SIZE, 8650752},
     {CU_LIMIT_MALLOC_HEAP_SIZE, 8 << 20},
-    {CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH, 2},
     {CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT, 2048},
     {CU_LIMIT_MAX_L2_FETCH_GRANULARITY, 64},
     {CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 0},
+    {CU_LIMIT_SHMEM_SIZE, kSharedPerBlockOptin},
 };
+
+CUresult unknownLimit(CUlimit limit) {
+  return limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE;
+}
 
 bool isAssertion(const std::string& line) {
   return line.find("Assertion `") != std::string::npos && line.find(" failed.") != std::string::npos &&
@@ -368,7 +372,7 @@ CUresult cuCtxSynchronize() { return cuCtxSynchronize_v2(nullptr); }
 CUresult cuCtxSynchronize_v2(CUcontext handle) {
   ContextPtr context;
   SOFT_TRY(namedContext(handle, context));
-  SOFT_TRY(forbidDuringCapture(*context));
+  SOFT_TRY(forbidSynchronize(*context));
   return context->synchronize();
 }
 
@@ -376,8 +380,9 @@ CUresult cuCtxGetApiVersion(CUcontext handle, unsigned int* version) {
   if (!version) return CUDA_ERROR_INVALID_VALUE;
   ContextPtr context;
   CUresult status = namedContext(handle, context);
-  if (!context) return handle && initialized() ? CUDA_ERROR_CONTEXT_IS_DESTROYED : status;
-  if (!context->active) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  // The probe for dead handles, also of an inactive primary context.
+  if (!context) return status;
+  if (!context->active) return CUDA_ERROR_INVALID_CONTEXT;
   *version = kApiVersion;
   return status;
 }
@@ -401,7 +406,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
     context->limits[limit] = value;
     return CUDA_SUCCESS;
   }
-  return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  return unknownLimit(limit);
 }
 
 CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
@@ -414,7 +419,7 @@ CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
     *value = set == context->limits.end() ? known.value : set->second;
     return CUDA_SUCCESS;
   }
-  return CUDA_ERROR_UNSUPPORTED_LIMIT;
+  return unknownLimit(limit);
 }
 
 CUresult cuCtxGetCacheConfig(CUfunc_cache* config) {

@@ -26,6 +26,7 @@ CUresult recordInCapture(Stream& stream, const EventPtr& event, unsigned flags, 
   }
   if (stream.capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   captured = true;
+  event->inCapture = true;
   event->capture = stream.capture;
   event->captureAfter = stream.captureAfter;
   return CUDA_SUCCESS;
@@ -43,6 +44,7 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   if (captured) return CUDA_SUCCESS;
   {
     std::lock_guard lock(captureMutex());
+    event->inCapture = false;
     event->capture.reset();
     event->captureAfter.clear();
   }
@@ -53,15 +55,21 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
 }
 
 // A captured event cannot be asked about: it has no time.
-CUresult checkNotCaptured(Event& event) {
+CUresult checkNotCaptured(Event& event, bool invalidates) {
+  if (!event.inCapture) return CUDA_SUCCESS;
   std::lock_guard lock(captureMutex());
-  auto capture = event.capture.lock();
-  if (!capture || capture->streams.empty()) return CUDA_SUCCESS;
-  capture->invalidated = true;
+  if (!event.isCaptured()) return CUDA_ERROR_INVALID_VALUE;
+  if (invalidates) event.capture.lock()->invalidated = true;
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
 }  // namespace
+
+bool Event::isCaptured() {
+  std::lock_guard lock(captureMutex());
+  auto in = capture.lock();
+  return in && !in->streams.empty();
+}
 
 void releaseEvents(Context& context) {
   for (auto& event : table<Event>().takeIf([&](const Event& e) { return e.context.get() == &context; })) {
@@ -103,7 +111,7 @@ CUresult cuEventQuery(CUevent handle) {
   SOFT_CONTEXT(context);
   EventPtr event;
   SOFT_TRY(findEvent(handle, event));
-  SOFT_TRY(checkNotCaptured(*event));
+  SOFT_TRY(checkNotCaptured(*event, true));
   SOFT_TRY(forbidDuringCapture(*event->context));
   auto fence = event->recorded();
   if (fence && !fence->done()) return CUDA_ERROR_NOT_READY;
@@ -114,7 +122,7 @@ CUresult cuEventSynchronize(CUevent handle) {
   SOFT_CONTEXT(context);
   EventPtr event;
   SOFT_TRY(findEvent(handle, event));
-  SOFT_TRY(checkNotCaptured(*event));
+  SOFT_TRY(checkNotCaptured(*event, true));
   SOFT_TRY(forbidDuringCapture(*event->context));
   if (auto fence = event->recorded()) fence->wait();
   flushOutput();
@@ -127,6 +135,8 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent startHandle, CUevent
   EventPtr start, end;
   SOFT_TRY(findEvent(startHandle, start));
   SOFT_TRY(findEvent(endHandle, end));
+  SOFT_TRY(checkNotCaptured(*start, false));
+  SOFT_TRY(checkNotCaptured(*end, false));
   if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) return CUDA_ERROR_INVALID_HANDLE;
   if (start->context != end->context) return CUDA_ERROR_INVALID_HANDLE;
   auto from = start->recorded(), to = end->recorded();

@@ -28,6 +28,9 @@ struct Event {
     fence = std::move(done);
   }
 
+  // Its last record was in a capture. When that has ended the event means nothing until it is recorded again.
+  std::atomic<bool> inCapture{false};
+  bool isCaptured();  // and the capture still goes on
   // Guarded by captureMutex(): where in a capture it was last recorded.
   std::weak_ptr<Capture> capture;
   std::vector<GraphNodePtr> captureAfter;

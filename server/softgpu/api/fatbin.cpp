@@ -2,6 +2,8 @@
 #include <lz4.h>
 #include <zstd.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "server/softgpu/api/device.h"
@@ -16,6 +18,7 @@ constexpr uint32_t kElfMagic = 0x464c457f;
 constexpr uint16_t kKindPtx = 1;
 constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
 constexpr uint64_t kMaxPtx = 1ull << 30;
+constexpr double kNewestPtx = 9.0;  // of the driver version reported
 
 struct Wrapper {
   uint32_t magic, version;
@@ -33,8 +36,9 @@ static_assert(sizeof(Header) == 16);
 struct Entry {
   uint16_t kind, version;
   uint32_t headerBytes;
-  uint64_t payloadBytes;  // with padding
-  uint32_t compressedBytes, unknown;
+  uint32_t payloadBytes;  // with padding
+  uint32_t unknown;
+  uint32_t compressedBytes, optionsOffset;
   uint16_t minor, major;
   uint32_t arch;
   uint32_t nameOffset, nameBytes;
@@ -43,6 +47,13 @@ struct Entry {
   uint64_t plainBytes;
 };
 static_assert(sizeof(Entry) == 64);
+
+// Entries of PTX are followed by a record of compiler options, here an empty one; the real driver wants it
+// there.
+struct Options {
+  uint32_t textOffset, textBytes, reserved[2];
+};
+constexpr uint32_t kEntryHeader = sizeof(Entry) + sizeof(Options);
 
 template <class T>
 T at(const std::byte* bytes) {
@@ -133,6 +144,51 @@ CUresult readBare(const void* image, CodeImage& code, std::string& log) {
   return readFatbin(image, header.headerBytes + header.bodyBytes, code, log);
 }
 
+// What a PTX text says of itself, as far as loading depends on it.
+struct Directives {
+  double version = 0;
+  unsigned target = 0;
+};
+
+// The first .version and .target outside comments.
+Directives readDirectives(const std::string& ptx) {
+  Directives found;
+  for (size_t i = 0; i < ptx.size() && !found.target; ++i) {
+    if (ptx.compare(i, 2, "//") == 0) {
+      i = std::min(ptx.find('\n', i), ptx.size());
+    } else if (ptx.compare(i, 2, "/*") == 0) {
+      i = std::min(ptx.find("*/", i), ptx.size());
+    } else if (ptx.compare(i, 8, ".version") == 0) {
+      found.version = std::strtod(ptx.c_str() + i + 8, nullptr);
+    } else if (ptx.compare(i, 7, ".target") == 0) {
+      size_t number = ptx.find("sm_", i);
+      if (number != std::string::npos)
+        found.target = unsigned(std::strtoul(ptx.c_str() + number + 3, nullptr, 10));
+      break;
+    }
+  }
+  return found;
+}
+
+CUresult readText(const char* text, CodeImage& code, std::string& log) {
+  std::string ptx(text);
+  Directives directives = readDirectives(ptx);
+  if (!directives.version) {
+    log = "neither a fatbin nor PTX: there is no .version";
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  if (directives.version > kNewestPtx) {
+    log = "PTX " + std::to_string(directives.version) + " is newer than 9.0";
+    return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
+  }
+  if (directives.target > kComputeCapability) {
+    log = "PTX for sm_" + std::to_string(directives.target) + " cannot run on compute capability 9.0";
+    return CUDA_ERROR_INVALID_PTX;
+  }
+  code.ptx.push_back(std::move(ptx));
+  return CUDA_SUCCESS;
+}
+
 // nvcc -rdc=true: `data` is the linked machine code (or nothing), the PTX is in the fatbins it was linked
 // from. Those without usable PTX are left out (the device runtime library, which most programs do not use);
 // if a program needs them, linking says which symbol is missing.
@@ -161,10 +217,7 @@ CUresult readImage(const void* image, CodeImage& code, std::string& log) {
   // Text first: it may be shorter than a magic number.
   bool text = bytes[0] == '\t' || bytes[0] == '\n' || bytes[0] == '\r' || bytes[0] == ' ' ||
               bytes[0] == '/' || bytes[0] == '.';
-  if (text) {
-    code.ptx.emplace_back(reinterpret_cast<const char*>(bytes));
-    return CUDA_SUCCESS;
-  }
+  if (text) return readText(reinterpret_cast<const char*>(bytes), code, log);
   if (!bytes[0]) return CUDA_ERROR_INVALID_IMAGE;
   switch (bytes[1] && bytes[2] ? at<uint32_t>(reinterpret_cast<const std::byte*>(bytes)) : 0) {
     case kWrapperMagic: {
@@ -184,9 +237,9 @@ CUresult readImage(const void* image, CodeImage& code, std::string& log) {
 }
 
 std::vector<std::byte> writeFatbin(const std::vector<std::string>& ptx) {
-  auto padded = [](const std::string& text) { return (text.size() + 1 + 7) / 8 * 8; };
+  auto padded = [](const std::string& text) { return uint32_t((text.size() + 1 + 7) / 8 * 8); };
   Header header{kFatbinMagic, 1, sizeof(Header), 0};
-  for (auto& text : ptx) header.bodyBytes += sizeof(Entry) + padded(text);
+  for (auto& text : ptx) header.bodyBytes += kEntryHeader + padded(text);
   std::vector<std::byte> out(sizeof header + header.bodyBytes);
   std::memcpy(out.data(), &header, sizeof header);
   size_t offset = sizeof header;
@@ -194,14 +247,17 @@ std::vector<std::byte> writeFatbin(const std::vector<std::string>& ptx) {
     Entry entry{};
     entry.kind = kKindPtx;
     entry.version = 0x0101;
-    entry.headerBytes = sizeof entry;
+    entry.headerBytes = kEntryHeader;
     entry.payloadBytes = padded(text);
+    entry.optionsOffset = sizeof(Entry);
     entry.major = 8;
     entry.arch = kComputeCapability;
     entry.flags = 0x11;  // 64-bit, Linux
+    Options options{sizeof(Entry) + 8, 0, {}};
     std::memcpy(out.data() + offset, &entry, sizeof entry);
-    std::memcpy(out.data() + offset + sizeof entry, text.data(), text.size());
-    offset += sizeof entry + entry.payloadBytes;
+    std::memcpy(out.data() + offset + sizeof entry, &options, sizeof options);
+    std::memcpy(out.data() + offset + kEntryHeader, text.data(), text.size());
+    offset += kEntryHeader + entry.payloadBytes;
   }
   return out;
 }

@@ -64,6 +64,7 @@ CUresult addEdges(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to
   SOFT_TRY(findGraph(handle, graph));
   if (count && (!from || !to)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(captureMutex());
+  // Circles show when the graph is instantiated.
   for (size_t i = 0; i < count; ++i) {
     GraphNodePtr a, b;
     SOFT_TRY(findNode(from[i], a));
@@ -72,7 +73,6 @@ CUresult addEdges(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to
     if (std::find(a->dependents.begin(), a->dependents.end(), b.get()) != a->dependents.end()) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    if (reaches(b.get(), a.get())) return CUDA_ERROR_INVALID_VALUE;
     a->dependents.push_back(b.get());
     b->dependencies.push_back(a.get());
   }
@@ -202,6 +202,15 @@ std::vector<GraphNodePtr> topologicalOrder(const Graph& graph) {
   return order;
 }
 
+bool hasMemoryNodes(const Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNodePtr& node) {
+    auto type = node->operation->type();
+    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE) return true;
+    auto* child = dynamic_cast<const ChildGraphOperation*>(node->operation.get());
+    return child && hasMemoryNodes(*child->graph);
+  });
+}
+
 GraphPtr cloneGraph(const Graph& graph) {
   auto clone = makeGraph();
   clone->clonedFrom = graph.handle;
@@ -250,6 +259,7 @@ CUresult cuGraphClone(CUgraph* out, CUgraph original) {
   SOFT_TRY(findGraph(original, graph));
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(captureMutex());
+  if (hasMemoryNodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
   *out = cloneGraph(*graph)->handle;
   return CUDA_SUCCESS;
 }

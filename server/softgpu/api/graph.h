@@ -35,6 +35,7 @@ struct Graph {
   std::vector<GraphNodePtr> nodes;  // in order of creation
   CUgraph clonedFrom = nullptr;
   bool child = false;  // owned by a child graph node: not destroyable
+  std::weak_ptr<void> instantiated;  // the executable graph made of it last
   std::vector<std::pair<std::shared_ptr<UserObject>, unsigned>> userObjects;
   ~Graph();
 };
@@ -48,6 +49,8 @@ CUresult resolveNodes(const Graph& graph, const CUgraphNode* handles, size_t cou
 // False if that would close a circle.
 bool reaches(const GraphNode* from, const GraphNode* to);
 GraphPtr makeGraph();
+// Memory nodes, here or in child graphs: such a graph cannot be cloned, and instantiated once at a time only.
+bool hasMemoryNodes(const Graph& graph);
 // A deep copy with handles of its own.
 GraphPtr cloneGraph(const Graph& graph);
 // Dependencies first; creation order otherwise.

@@ -81,7 +81,11 @@ CUresult instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags)
   auto exec = std::make_shared<GraphExec>();
   exec->flags = flags;
   std::lock_guard lock(captureMutex());
+  bool memory = hasMemoryNodes(*graph);
+  if (memory && !graph->instantiated.expired()) return CUDA_ERROR_NOT_SUPPORTED;
   exec->steps = makeSteps(*graph);
+  if (exec->steps->size() != graph->nodes.size()) return CUDA_ERROR_INVALID_VALUE;  // a circle
+  if (memory) graph->instantiated = exec;
   *out = table<GraphExec>().add(exec);
   return CUDA_SUCCESS;
 }

@@ -65,6 +65,7 @@ CUresult makeChild(CUgraph handle, OperationPtr& out) {
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   auto operation = std::make_shared<ChildGraphOperation>();
   std::lock_guard lock(captureMutex());
+  if (hasMemoryNodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
   operation->graph = cloneGraph(*graph);
   operation->graph->child = true;
   out = operation;

@@ -64,7 +64,10 @@ CUresult packExtra(void** extra, std::vector<std::byte>& packed) {
     }
   }
   if (!size || *size > kMaxParameterBytes || (*size && !buffer)) return CUDA_ERROR_INVALID_VALUE;
-  std::memcpy(packed.data(), buffer, std::min(*size, packed.size()));
+  // Less than the parameters is taken as it is; nothing, or more than they are, is not.
+  if (!*size && !packed.empty()) return CUDA_ERROR_INVALID_VALUE;
+  if (*size > packed.size()) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  if (*size) std::memcpy(packed.data(), buffer, *size);
   return CUDA_SUCCESS;
 }
 

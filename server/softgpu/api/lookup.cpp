@@ -43,9 +43,15 @@ CUresult cuGetProcAddress_v2(const char* symbol, void** function, int version, c
       ~cuuint64_t(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  *function = std::strncmp(symbol, "cu", 2) || version < 2000 ? nullptr : newest(symbol);
-  if (status) *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+  constexpr int kOldest = 2000;
+  void* found = std::strncmp(symbol, "cu", 2) ? nullptr : newest(symbol);
+  if (status) {
+    *status = !found              ? CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
+              : version < kOldest ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+                                  : CU_GET_PROC_ADDRESS_SUCCESS;
+  }
+  *function = version < kOldest ? nullptr : found;
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {

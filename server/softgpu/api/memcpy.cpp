@@ -43,10 +43,7 @@ bool touchesHost(const CopyPlan& plan) {
 
 CUresult submitCopy(const ContextPtr& context, const CUDA_MEMCPY3D& parameters, CUstream handle, When when) {
   SOFT_STREAM(stream, handle, context);
-  if (when == When::synchronous) {
-    SOFT_TRY(forbidOnStream(*stream));
-    SOFT_TRY(forbidDuringCapture(*context));
-  }
+  if (when == When::synchronous) SOFT_TRY(forbidOnStream(*stream));
   auto operation = std::make_shared<CopyOperation>();
   operation->parameters = parameters;
   operation->context = context->handle;

@@ -32,12 +32,12 @@ AllocationPtr mapHost(uint64_t bytes, Allocation::Kind kind, unsigned flags, Con
   auto allocation = std::make_shared<Allocation>();
   allocation->kind = kind;
   allocation->base = reinterpret_cast<uint64_t>(got);
-  allocation->size = size;
+  allocation->size = bytes;
   allocation->device = context.device;
   allocation->contextId = context.id;
   allocation->context = context.handle;
   allocation->flags = flags;
-  markVisible(allocation->base, size);
+  markVisible(allocation->base, bytes);
   addresses().insert(allocation);
   return allocation;
 }

@@ -132,7 +132,7 @@ void freeAllocation(Allocation& allocation) {
     case Kind::pinned:
     case Kind::managed:
       unmarkVisible(allocation.base, allocation.size);
-      munmap(reinterpret_cast<void*>(allocation.base), allocation.size);
+      munmap(reinterpret_cast<void*>(allocation.base), (allocation.size + 4095) / 4096 * 4096);
       break;
     case Kind::mapped:
       break;  // cuMemUnmap

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "server/softgpu/api/capture.h"
+
 namespace gpupool::softgpu::api {
 namespace {
 
@@ -71,6 +73,7 @@ CUresult cuModuleUnload(CUmodule handle) {
   ModulePtr module;
   SOFT_TRY(findModule(handle, module));
   if (module->library) return CUDA_ERROR_NOT_PERMITTED;  // a library's goes with it
+  SOFT_TRY(forbidDuringCapture(*module->context));
   // What may still run it finishes first.
   CUresult result = module->context->synchronize();
   dropModule(module);

@@ -181,8 +181,7 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
   if (flags || !bytes || !aligned(bytes) || !aligned(address)) return CUDA_ERROR_INVALID_VALUE;
   auto physical = table<Physical>().find(handle);
   if (!physical) return CUDA_ERROR_INVALID_VALUE;
-  if (offset || bytes < physical->size) return CUDA_ERROR_NOT_SUPPORTED;  // extents are indivisible
-  if (bytes > physical->size) return CUDA_ERROR_INVALID_VALUE;
+  if (offset || bytes != physical->size) return CUDA_ERROR_NOT_SUPPORTED;  // extents are indivisible
   auto& all = reservations();
   std::lock_guard lock(all.mutex);
   if (!all.contain(address, bytes) || !addresses().overlapping(address, bytes).empty()) {

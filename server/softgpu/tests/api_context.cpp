@@ -74,7 +74,7 @@ TEST_CASE("the current context is a stack of each thread") {
   OK(cuCtxGetApiVersion(b, &version));
   CHECK(version >= 3020);
   OK(cuCtxDestroy(b));
-  GIVES(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuCtxGetApiVersion(b, &version));
+  GIVES(CUDA_ERROR_INVALID_CONTEXT, cuCtxGetApiVersion(b, &version));
   OK(cuCtxDestroy(a));
   OK(cuCtxGetCurrent(&current));
   CHECK(current == nullptr);
@@ -121,7 +121,8 @@ TEST_CASE("limits have defaults and keep what is set") {
   OK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 4096));
   OK(cuCtxGetLimit(&value, CU_LIMIT_STACK_SIZE));
   CHECK(value == 4096);
-  GIVES(CUDA_ERROR_UNSUPPORTED_LIMIT, cuCtxSetLimit(CUlimit(99), 1));
+  GIVES(CUDA_ERROR_INVALID_VALUE, cuCtxSetLimit(CUlimit(99), 1));
+  GIVES(CUDA_ERROR_UNSUPPORTED_LIMIT, cuCtxGetLimit(&value, CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH));
   int least = 1, greatest = 1;
   OK(cuCtxGetStreamPriorityRange(&least, &greatest));
   CHECK(least == 0);
@@ -143,7 +144,7 @@ TEST_CASE("entry points are found by name") {
   OK(cuGetProcAddress("cuMemAlloc", &function, 13000, 0, &status));
   CHECK(function == reinterpret_cast<void*>(&cuMemAlloc));
   CHECK(status == CU_GET_PROC_ADDRESS_SUCCESS);
-  GIVES(CUDA_ERROR_NOT_FOUND, cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &status));
+  OK(cuGetProcAddress("cuNoSuchThing", &function, 13000, 0, &status));
   CHECK(function == nullptr);
   CHECK(status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
 }

@@ -153,7 +153,11 @@ TEST_CASE("a graph built by hand, its nodes read and changed") {
   CUDA_HOST_NODE_PARAMS function{count, &calls};
   OK(cuGraphAddHostNode(&host, graph, &add, 1, &function));
   OK(cuGraphAddEmptyNode(&empty, graph, &set, 1));
-  GIVES(CUDA_ERROR_INVALID_VALUE, cuGraphAddDependencies(graph, &host, &set, nullptr, 1));  // a circle
+  // A circle is found out when it is instantiated.
+  CUgraphExec exec = nullptr;
+  OK(cuGraphAddDependencies(graph, &host, &set, nullptr, 1));
+  GIVES(CUDA_ERROR_INVALID_VALUE, cuGraphInstantiate(&exec, graph, 0));
+  OK(cuGraphRemoveDependencies(graph, &host, &set, nullptr, 1));
   CUgraphNodeType type;
   OK(cuGraphNodeGetType(add, &type));
   CHECK(type == CU_GRAPH_NODE_TYPE_KERNEL);
@@ -171,7 +175,6 @@ TEST_CASE("a graph built by hand, its nodes read and changed") {
   CUgraphNode copy = nullptr;
   OK(cuGraphNodeFindInClone(&copy, add, clone));
   CHECK(copy != add);
-  CUgraphExec exec = nullptr;
   OK(cuGraphInstantiate(&exec, graph, 0));
   OK(cuGraphLaunch(exec, nullptr));
   CHECK(b.get()[0] == 5);
@@ -259,6 +262,10 @@ TEST_CASE("memory nodes: one address for every launch") {
   for (int i = 0; i < 3; ++i) OK(cuGraphLaunch(exec, stream));
   OK(cuStreamSynchronize(stream));
   CHECK(out.get()[0] == 7);
+  CUgraphExec second = nullptr;
+  CUgraph clone = nullptr;
+  GIVES(CUDA_ERROR_NOT_SUPPORTED, cuGraphInstantiate(&second, graph, 0));
+  GIVES(CUDA_ERROR_NOT_SUPPORTED, cuGraphClone(&clone, graph));
   OK(cuGraphExecDestroy(exec));
   OK(cuGraphDestroy(graph));
   OK(cuStreamDestroy(stream));

@@ -10,27 +10,28 @@ using namespace apitest;
 
 namespace {
 
-// A bare fatbin with one entry.
+// A bare fatbin with one entry, as nvcc writes it: 64 bytes, and a record of no options.
 std::vector<char> fatbin(const std::string& payload, uint16_t kind, uint32_t arch, uint64_t flags,
                          uint32_t stored, uint64_t plain) {
   size_t padded = (payload.size() + 7) / 8 * 8;
-  std::vector<char> out(16 + 64 + padded);
+  std::vector<char> out(16 + 80 + padded);
   auto put = [&](size_t at, auto value) { std::memcpy(&out[at], &value, sizeof value); };
   put(0, uint32_t(0xba55ed50));
   put(4, uint16_t(1));
   put(6, uint16_t(16));
-  put(8, uint64_t(64 + padded));
+  put(8, uint64_t(80 + padded));
   put(16, kind);
   put(18, uint16_t(0x0101));
-  put(20, uint32_t(64));
-  put(24, uint64_t(padded));
+  put(20, uint32_t(80));
+  put(24, uint32_t(padded));
   put(32, stored);
-  put(40, uint16_t(0));
+  put(36, uint32_t(64));
   put(42, uint16_t(9));
   put(44, arch);
   put(56, uint64_t(0x11 | flags));
   put(72, plain);
-  std::memcpy(&out[80], payload.data(), payload.size());
+  put(80, uint32_t(72));
+  std::memcpy(&out[96], payload.data(), payload.size());
   return out;
 }
 
@@ -98,11 +99,15 @@ TEST_CASE("parameters: layout queries, packed buffers") {
   } packed{0, 1, {2, 0.5, {0, 0, 30}}, 400};
   Buffer<double> out(1);
   packed.out = out.address;
-  size_t bytes = sizeof packed;
+  size_t bytes = 42;  // not sizeof: more than the parameters is refused
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
                    CU_LAUNCH_PARAM_END};
   OK(cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
   CHECK(out.get()[0] == 433.5);
+  bytes = 43;
+  GIVES(CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
+  bytes = 0;
+  GIVES(CUDA_ERROR_INVALID_VALUE, cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
   OK(launch(f, 1, 0, nullptr, packed.out, packed.a, packed.m, short(1)));
   CHECK(out.get()[0] == 34.5);
 }
@@ -166,6 +171,10 @@ TEST_CASE("images that cannot run say why") {
   GIVES(CUDA_ERROR_INVALID_PTX, cuModuleLoadDataEx(&module, broken, 2, options, values));
   CHECK(std::strlen(log) > 0);
   CHECK(reinterpret_cast<size_t>(values[1]) >= std::strlen(log));
+  GIVES(CUDA_ERROR_INVALID_IMAGE, cuModuleLoadData(&module, " \n"));
+  GIVES(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuModuleLoadData(&module, ".version 99.5\n.target sm_75\n"));
+  GIVES(CUDA_ERROR_INVALID_PTX,
+        cuModuleLoadData(&module, ".version 8.7\n.target sm_100\n.address_size 64\n"));
   GIVES(CUDA_ERROR_FILE_NOT_FOUND, cuModuleLoad(&module, "/no/such/file.ptx"));
   GIVES(CUDA_ERROR_INVALID_HANDLE, cuModuleUnload(reinterpret_cast<CUmodule>(uintptr_t(0x30))));
 }
