@@ -19,6 +19,7 @@ add_library(softgpu_engine STATIC
   ptx/instruction_parser.cpp
   codegen/jit.cpp
   codegen/program.cpp
+  codegen/translate_async.cpp
   codegen/translate_bits.cpp
   codegen/translate_control.cpp
   codegen/translate_convert.cpp
@@ -35,6 +36,7 @@ add_library(softgpu_engine STATIC
   runtime/fiber.cpp
   runtime/function_slots.cpp
   runtime/math.cpp
+  runtime/mbarrier.cpp
   runtime/memory.cpp
   runtime/pool.cpp
   runtime/symbols.cpp
@@ -51,7 +53,7 @@ else()
 endif()
 # These run on fibers: sanitizers follow neither the switches nor the ends without return.
 set_source_files_properties(
-  runtime/device_functions.cpp runtime/fault.cpp runtime/fiber.cpp runtime/math.cpp runtime/symbols.cpp
+  runtime/device_functions.cpp runtime/fault.cpp runtime/fiber.cpp runtime/math.cpp runtime/mbarrier.cpp runtime/symbols.cpp
   runtime/sync.cpp runtime/texture.cpp runtime/worker.cpp
   PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all")
 

@@ -221,7 +221,8 @@ KernelInfo LoadedProgram::describe(FunctionId id) const {
     info.parameters.push_back({offset, static_cast<uint32_t>(variable.bytes), variable.alignment});
     info.parameterBytes = offset + static_cast<uint32_t>(variable.bytes);
   }
-  info.staticSharedBytes = codegen::layOutShared(linked_, id).bytes;
+  codegen::SharedLayout shared = codegen::layOutShared(linked_, id);
+  info.staticSharedBytes = shared.bytes - shared.reserved;
   info.localBytes = linked_.facts.at(id).chainBytes;
   for (const ptx::Variable& variable : module.ptx.variables)
     if (variable.space == ptx::Space::constant) info.constantBytes += static_cast<uint32_t>(variable.bytes);

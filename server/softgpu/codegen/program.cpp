@@ -76,6 +76,8 @@ class Analysis {
   }
 
   void take(int module, const Operand& operand) {
+    if (operand.kind == Operand::Kind::special && operand.text.starts_with("%reserved_smem"))
+      program_.usesReservedShared = true;
     if (operand.kind == Operand::Kind::symbol) takeAddress(module, operand.text);
     for (const Operand& part : operand.parts) take(module, part);
   }
@@ -214,6 +216,7 @@ void layOutFunctions(const Program& program, const std::vector<FunctionId>& func
 // same offsets everywhere.
 SharedLayout layOutShared(const Program& program, FunctionId kernel) {
   SharedLayout layout;
+  if (program.usesReservedShared) layout.bytes = layout.reserved = kReservedShared;
   bool pointers = !kernel.valid() || program.facts.at(kernel).indirectDeep;
   if (pointers) layOutFunctions(program, reachable(program, {}, true), layout);
   if (kernel.valid()) layOutFunctions(program, reachable(program, kernel, false), layout);

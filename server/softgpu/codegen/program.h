@@ -58,6 +58,7 @@ struct Program {
   std::map<std::string_view, FunctionId> visibleFunctions;
   std::map<std::string_view, std::pair<int, int>> visibleVariables;  // module, variable
   std::map<FunctionId, FunctionFacts> facts;
+  bool usesReservedShared = false;
   std::map<FunctionId, runtime::FunctionSlot*> slots;  // of functions whose address is taken
 
   const ptx::Function& function(FunctionId id) const {
@@ -87,8 +88,12 @@ std::vector<FunctionId> reachable(const Program& program, FunctionId root, bool 
 struct SharedLayout {
   std::map<std::array<int, 3>, uint32_t> offsets;
   uint32_t bytes = 0;
+  uint32_t reserved = 0;  // of `bytes`, the system's own at the beginning
   uint32_t dynamicAlignment = 16;
 };
+// What %reserved_smem_offset_* describe, where a program asks for it: cooperative groups keep their scratch
+// there.
+constexpr uint32_t kReservedShared = 1024;
 SharedLayout layOutShared(const Program& program, FunctionId kernel);
 
 }  // namespace gpupool::softgpu::codegen

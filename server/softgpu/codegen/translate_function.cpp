@@ -50,6 +50,7 @@ const std::unordered_map<std::string_view, Translator::Handler>& Translator::han
       {"griddepcontrol", &T::onNothing},
       {"isspacep", &T::onIsspacep},
       {"cp", &T::onCp},
+      {"mbarrier", &T::onMbarrier},
       {"alloca", &T::onAlloca},
       {"stacksave", &T::onStacksave},
       {"stackrestore", &T::onStackrestore},

@@ -393,10 +393,8 @@ void Translator::onAtom(const Instruction& instruction) {
 
 // ---- copies and the rest
 // -------------------------------------------------------------------------------------------
-void Translator::onCp(const Instruction& instruction) {
-  if (!instruction.has("async") || instruction.has("bulk") || instruction.has("mbarrier"))
-    unsupported(instruction);
-  if (instruction.has("commit_group") || instruction.has("wait_group") || instruction.has("wait_all")) return;
+// cp.async of 4, 8 or 16 bytes, as a plain copy.
+void Translator::copy(const Instruction& instruction) {
   const auto& operands = instruction.operands;
   if (operands.size() < 3 || operands[2].kind != Operand::Kind::integer) unsupported(instruction);
   auto bytes = static_cast<unsigned>(operands[2].value);

@@ -256,8 +256,10 @@ llvm::Value* Translator::special(std::string_view name, unsigned bits) {
     value = field(offsetof(BlockContext, dynamicBytes));
   else if (name == "%total_smem_size" || name == "%aggr_smem_size")
     value = field(offsetof(BlockContext, sharedBytes));
-  else if (name == "%reserved_smem_offset_begin" || name == "%reserved_smem_offset_end")
-    value = constant(0);
+  else if (name == "%reserved_smem_offset_end" || name == "%reserved_smem_offset_cap")
+    value = constant(kReservedShared);
+  else if (name.starts_with("%reserved_smem_offset"))
+    value = constant(name == "%reserved_smem_offset_1" ? kReservedShared / 2 : 0);
   else if (name == "%envreg2")
     value = builder_.CreateTrunc(blockField(offsetof(BlockContext, workspace), integer(64)), i32);
   else if (name == "%envreg1")

@@ -19,6 +19,12 @@
 
 #include "server/softgpu/codegen/program.h"
 
+namespace gpupool::softgpu::codegen {}  // namespace gpupool::softgpu::codegen
+
+namespace gpupool::softgpu::runtime {
+enum class MbarrierOperation : uint32_t;
+}
+
 namespace gpupool::softgpu::codegen {
 
 struct HostFeatures {
@@ -128,6 +134,11 @@ class Translator {
   Value* atomicRmw(const Instruction& instruction, llvm::AtomicRMWInst::BinOp operation, const Address& at,
                    Value* value);
   void atomicVector(const Instruction& instruction, ptx::Space space, Type type, unsigned lanes);
+
+  // ---- asynchronous copies (translate_async.cpp)
+  Value* mbarrierCall(runtime::MbarrierOperation operation, Value* object, Value* operand);
+  void copy(const Instruction& instruction);
+  void bulk(const Instruction& instruction);
 
   // ---- integers with carry (translate_integer.cpp)
   llvm::AllocaInst* carry();

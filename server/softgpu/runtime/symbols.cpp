@@ -5,6 +5,7 @@
 
 #include "server/softgpu/runtime/calls.h"
 #include "server/softgpu/runtime/function_slots.h"
+#include "server/softgpu/runtime/mbarrier.h"
 #include "server/softgpu/runtime/texture.h"
 #include "server/softgpu/runtime/worker.h"
 
@@ -46,6 +47,8 @@ std::span<const Symbol> symbols() {
       {"gpupool.threadExit", address(threadExit)},
       {"gpupool.exitThread", address(exitThread)},
       {"gpupool.spin", address(spin)},
+      {"gpupool.mbarrier", address(mbarrier)},
+      {"gpupool.bulkCopy", address(bulkCopy)},
       {"gpupool.faultAddress", address(faultAddress)},
       {"gpupool.faultTrap", address(faultTrap)},
       {"gpupool.functionCode", address(functionCode)},

@@ -33,7 +33,7 @@ bool isComplete(const BlockContext& block, const Barrier& barrier) {
 }
 
 void complete(BlockContext& block, Barrier& barrier) {
-  for (uint32_t word = 0; word < kWords; ++word) {
+  for (uint32_t word = 0; word * 64 < block.threads; ++word) {
     block.ready[word] |= barrier.waiting[word];
     for (uint64_t bits = barrier.waiting[word]; barrier.count != 0 && bits != 0; bits &= bits - 1)
       block.lanes[word * 64 + static_cast<uint32_t>(std::countr_zero(bits))].result =
@@ -199,6 +199,17 @@ uint32_t barrier(ThreadContext* thread, uint32_t id, uint32_t count, uint32_t op
   auto operation = static_cast<BarrierOperation>(operationCode);
   uint32_t self = thread->linear;
   barrier.used = true;
+  if (operation == BarrierOperation::sync && count == 0) {  // __syncthreads()
+    barrier.expected = 0;
+    if (++barrier.arrived >= block.live) {
+      complete(block, barrier);
+      return 0;
+    }
+    setBit(barrier.waiting, self);
+    block.worker->leave(*fiberOf(thread));
+    block.ready[self / 64] &= ~(uint64_t{1} << (self % 64));
+    return 0;
+  }
   barrier.expected = count;
   ++barrier.arrived;
   barrier.count += predicate != 0;
@@ -212,8 +223,7 @@ uint32_t barrier(ThreadContext* thread, uint32_t id, uint32_t count, uint32_t op
   }
   if (operation == BarrierOperation::arrive) return 0;
   setBit(barrier.waiting, self);
-  Fiber& fiber = *fiberOf(thread);
-  block.worker->leave(fiber);
+  block.worker->leave(*fiberOf(thread));
   block.ready[self / 64] &= ~(uint64_t{1} << (self % 64));
   return barrierResult(operation, lane.result);
 }

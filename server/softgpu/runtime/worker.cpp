@@ -197,19 +197,6 @@ Fiber* Worker::next(BlockContext& block, uint32_t after, bool preferNew) {
   return nullptr;
 }
 
-void Worker::leave(Fiber& fiber) {
-  BlockContext& block = *fiber.thread.block;
-  block.fiberOf[fiber.thread.linear] = &fiber;
-  Fiber* to = next(block, fiber.thread.linear, false);
-  if (to == &fiber) return;
-  if (to == nullptr) {
-    fiber_ = nullptr;
-    return gpupoolSwitchStack(&fiber.stackPointer, scheduler_);
-  }
-  fiber_ = to;
-  gpupoolSwitchStack(&fiber.stackPointer, to->stackPointer);
-}
-
 void Worker::yield(Fiber& fiber) {
   BlockContext& block = *fiber.thread.block;
   if (block.owner->failed()) abandon(Outcome::ok);

@@ -2,6 +2,7 @@
 // One OS thread's means to run blocks: fibers, shared memory, a scheduler. A worker is used by one thread at
 // a time.
 
+#include <bit>
 #include <csignal>
 #include <memory>
 #include <vector>
@@ -80,6 +81,20 @@ class Worker {
   bool abandoned_ = false;
   std::unique_ptr<std::byte[]> signalStack_;
 };
+
+// Where almost every barrier ends: the neighbour in the same word of the ready set goes on.
+inline void Worker::leave(Fiber& fiber) {
+  BlockContext& block = *fiber.thread.block;
+  uint32_t linear = fiber.thread.linear;
+  block.fiberOf[linear] = &fiber;
+  uint32_t after = linear + 1;
+  uint64_t bits = after % 64 != 0 ? block.ready[linear / 64] >> (after % 64) : 0;
+  Fiber* to = bits != 0 ? block.fiberOf[after + static_cast<uint32_t>(std::countr_zero(bits))]
+                        : next(block, linear, false);
+  if (to == &fiber) return;
+  fiber_ = to;
+  gpupoolSwitchStack(&fiber.stackPointer, to != nullptr ? to->stackPointer : scheduler_);
+}
 
 // Makes the SIGSEGV and SIGBUS handlers ours; faults that are not a kernel's go to the handler before.
 void installFaultHandler();

@@ -8,12 +8,20 @@ add_executable(softgpu_hardware_cases EXCLUDE_FROM_ALL tests/hardware_cases.cpp 
 target_link_libraries(softgpu_hardware_cases PRIVATE gpupool_flags base cuda_headers)
 
 if(NVCC)
-  set(kernels_ptx ${CMAKE_CURRENT_BINARY_DIR}/kernels.ptx)
-  add_custom_command(OUTPUT ${kernels_ptx}
-    COMMAND ${NVCC} -ptx -arch=compute_75 -std=c++17 ${CMAKE_CURRENT_SOURCE_DIR}/tests/kernels.cu -o ${kernels_ptx}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/kernels.cu VERBATIM)
-  add_custom_target(engine_kernels DEPENDS ${kernels_ptx})
+  foreach(row kernels:75 kernels90:90)
+    string(REPLACE ":" ";" row ${row})
+    list(GET row 0 name)
+    list(GET row 1 target)
+    add_custom_command(OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx
+      COMMAND ${NVCC} -ptx -arch=compute_${target} -std=c++17 -diag-suppress 20054
+        ${CMAKE_CURRENT_SOURCE_DIR}/tests/${name}.cu -o ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx
+      DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/${name}.cu VERBATIM)
+    list(APPEND engine_kernels ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx)
+  endforeach()
+  add_custom_target(engine_kernels DEPENDS ${engine_kernels})
   gpupool_test(softgpu_engine_programs unit tests/engine_harness.cpp tests/engine_programs_test.cpp LIBS softgpu_engine)
   add_dependencies(softgpu_engine_programs engine_kernels)
-  target_compile_definitions(softgpu_engine_programs PRIVATE GPUPOOL_KERNELS_PTX="${kernels_ptx}")
+  target_compile_definitions(softgpu_engine_programs PRIVATE
+    GPUPOOL_KERNELS_PTX="${CMAKE_CURRENT_BINARY_DIR}/kernels.ptx"
+    GPUPOOL_KERNELS90_PTX="${CMAKE_CURRENT_BINARY_DIR}/kernels90.ptx")
 endif()

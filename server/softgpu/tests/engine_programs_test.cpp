@@ -13,6 +13,13 @@ Loaded& kernels() {
   REQUIRE(loaded.fine());
   return loaded;
 }
+
+Loaded& newerKernels() {
+  static Loaded loaded(readFile(GPUPOOL_KERNELS90_PTX));
+  INFO(loaded.error().text);
+  REQUIRE(loaded.fine());
+  return loaded;
+}
 }  // namespace
 
 TEST_CASE("vector addition") {
@@ -200,6 +207,24 @@ TEST_CASE("parameters, local arrays, module variables") {
   REQUIRE(kernels().run("globals", {1}, {4}, out.address()) == Outcome::ok);
   CHECK(out.as<float>()[3] == 15);
   CHECK(*reinterpret_cast<int*>(kernels().global("counter")) == before + 4);
+}
+
+TEST_CASE("asynchronous copies, barrier objects, clusters") {
+  DeviceMemory in(64 * 1024), out(4096);
+  for (int i = 0; i < 16 * 1024; ++i) in.as<int>()[i] = i;
+  REQUIRE(newerKernels().run("barrierObject", {3}, {256}, out.address(), 7) == Outcome::ok);
+  CHECK(out.as<int>()[250] == (250 + 7) % 256 + 7);
+  REQUIRE(newerKernels().run("asyncCopy", {1}, {256}, out.address(), in.address()) == Outcome::ok);
+  CHECK(out.as<int>()[3] == 252);
+  REQUIRE(newerKernels().run("pipelined", {1}, {256}, out.address(), in.address(), 5) == Outcome::ok);
+  CHECK(out.as<int>()[3] == 5 * 252 + 256 * (1 + 2 + 3 + 4));
+  REQUIRE(newerKernels().run("bulkCopy", {2}, {256}, out.address(), in.address()) == Outcome::ok);
+  CHECK(out.as<int>()[200] == 55);
+  CHECK(newerKernels().run("bulkCopy", {1}, {256}, out.address(), in.address() + 4) == Outcome::misalignedAddress);
+  REQUIRE(newerKernels().run("largeTile", {1}, {256}, in.address()) == Outcome::ok);
+  CHECK(in.as<int>()[70] == (64 + 127) * 32);
+  REQUIRE(newerKernels().run("cluster", {2}, {64}, out.address()) == Outcome::ok);
+  CHECK(out.as<int>()[40] == 5 + 1 + 496);
 }
 
 }  // namespace gpupool::softgpu::test
