@@ -2,8 +2,10 @@
 // from one and stay as the lease's holder; the others ask the manager. Every command is its own short-lived
 // process.
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <iostream>
 
@@ -67,9 +69,18 @@ int fail(int status, const std::string& text) {
   return ::write(STDERR_FILENO, line.data(), line.size()) < 0 ? status : status;
 }
 
+// A caller may have closed the standard streams; our sockets must not take their numbers. Closed again by
+// exec.
+void keepStandardNumbers() {
+  for (int descriptor = 0; descriptor < 3; ++descriptor)
+    while (::fcntl(descriptor, F_GETFD) < 0 && errno == EBADF)
+      if (::open("/dev/null", O_RDWR | O_CLOEXEC) < 0) ::_exit(cli::kExitFailure);
+}
+
 }  // namespace
 
 int main(int count, char** words) {
+  keepStandardNumbers();
   try {
     return dispatch({words + 1, words + count});
   } catch (const cli::CommandError& error) {

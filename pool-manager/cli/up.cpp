@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/holder_process.h"
+#include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/supervisor.h"
 
@@ -133,15 +134,33 @@ void check(const UpOptions& options) {
     throw CommandError(kExitFailure, softwareDriver() + " is missing: this installation has no software GPU");
 }
 
+// Another process has the lock: its pool may be up, or on its way.
+bool otherIsReady(const PoolDirectory& directory, const PoolPlan& plan) {
+  const auto until = std::chrono::steady_clock::now() + plan.wait;
+  do {
+    try {
+      for (const ListedServer& server : ManagerQuery({plan.managerAddress}, 1000).servers())
+        if (server.alive && !server.info.devices.empty()) return true;
+    } catch (const std::exception&) {
+    } catch (const kj::Exception&) {
+    }
+    ::usleep(100'000);
+  } while (directory.owner() != 0 && std::chrono::steady_clock::now() < until);
+  return false;
+}
+
 using Report = std::function<bool(bool good, const std::string& text)>;
 
 // In the process that stays. `report` is called once, false if nobody listens.
 int supervise(PoolDirectory& directory, PoolPlan plan, const Report& report) {
   pid_t owner = 0;
   if (!directory.take(&owner)) {
-    report(true, "a pool is up already in " + directory.path() + " (process " + std::to_string(owner) +
-                     "); `gpupool down` stops it");
-    return 0;
+    const std::string whose =
+        directory.path() + " (process " + std::to_string(owner) + "); `gpupool down` stops it";
+    const bool ready = otherIsReady(directory, plan);
+    report(ready, ready ? "a pool is up already in " + whose
+                        : "a pool was started already, but is not ready: " + whose);
+    return ready ? 0 : kExitFailure;
   }
   try {
     directory.endLeftovers();

@@ -60,6 +60,21 @@ check "naming both" has "$text" "call rows 0000000000000777 here, 00000000000012
 text=$(gpupool down); check "down" test $? -eq 0
 check "nothing is left" nothing_left
 
+case="two at once"
+up > "$folder/first" & first=$!
+text=$(up); check "the second" test $? -eq 0
+check "finds a pool that is ready" has "$(gpupool run -- "$bin/fake_application" open)" "worker says e0"
+wait $first; check "the first" test $? -eq 0
+check "one of them waited for the other" has "$text$(cat "$folder/first")" "is up already"
+gpupool down > /dev/null
+check "nothing is left" nothing_left
+
+case="closed streams"
+up > /dev/null
+"$bin/gpupool" run -- "$bin/fake_application" open <&- >&- 2>&-
+check "run without standard streams" test $? -eq 0
+gpupool down > /dev/null
+
 case="foreground"
 "$bin/gpupool" up --driver "$driver" > "$folder/output" 2>&1 &
 pool=$!
