@@ -129,10 +129,10 @@ int main(int count, char** words) {
   } catch (const options::OptionError& error) {
     GPUPOOL_ERROR("%s", error.what());
     return 2;
-  } catch (const std::exception& error) {
-    GPUPOOL_ERROR("%s", error.what());
   } catch (const kj::Exception& error) {
     GPUPOOL_ERROR("%s", pool::errorText(error).c_str());
+  } catch (const std::exception& error) {
+    GPUPOOL_ERROR("%s", error.what());
   }
   return 1;
 }

@@ -19,6 +19,8 @@ template <class Body>
 auto guarded(Body&& body) -> decltype(body()) {
   try {
     return body();
+  } catch (const kj::Exception&) {
+    throw;  // is a std::exception too, as it is thrown
   } catch (const std::exception& error) {
     kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, error.what()));
   }
@@ -38,19 +40,27 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
 
 }  // namespace
 
+// What an RPC system lets go of, it lets go of later: a session may outlive the service.
+struct Service::Tie : kj::Refcounted {
+  explicit Tie(Service* service) : service(service) {}
+  Service* service;
+};
+
 class Service::Session final : public schema::Manager::Server {
  public:
-  explicit Session(Service& service) : service_(service) {}
-  ~Session() noexcept(false) { service_.closed(*this); }
+  explicit Session(kj::Own<Tie> tie) : tie_(kj::mv(tie)) {}
+  ~Session() noexcept(false) {
+    if (tie_->service != nullptr) tie_->service->closed(*this);
+  }
 
  protected:
   kj::Promise<void> join(JoinContext context) override {
     const auto params = context.getParams();
     const pool::Server facts = read(params.getInfo());
-    guarded([&] { service_.pool_.join(facts, service_.now_()); });
-    service_.controls_.erase(facts.name);
-    service_.controls_.emplace(facts.name, Controlled{facts.incarnation, this, params.getControl()});
-    context.getResults().setBeatMs(service_.pool_.beatMs());
+    guarded([&] { service().pool_.join(facts, service().now_()); });
+    service().controls_.erase(facts.name);
+    service().controls_.emplace(facts.name, Controlled{facts.incarnation, this, params.getControl()});
+    context.getResults().setBeatMs(service().pool_.beatMs());
     return kj::READY_NOW;
   }
 
@@ -62,11 +72,12 @@ class Service::Session final : public schema::Manager::Server {
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
     for (bool one : params.getHealthy()) healthy.push_back(one);
     const std::string name = text(params.getName());
-    const auto control = service_.controls_.find(name);
-    const bool known = control != service_.controls_.end() && control->second.session == this && guarded([&] {
-                         return service_.pool_.beat(name, read(params.getIncarnation()), leases, healthy,
-                                                    params.getWarmWorkers(), service_.now_());
-                       });
+    const auto control = service().controls_.find(name);
+    const bool known =
+        control != service().controls_.end() && control->second.session == this && guarded([&] {
+          return service().pool_.beat(name, read(params.getIncarnation()), leases, healthy,
+                                      params.getWarmWorkers(), service().now_());
+        });
     context.getResults().setKnown(known);
     return kj::READY_NOW;
   }
@@ -74,10 +85,10 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> leave(LeaveContext context) override {
     const auto params = context.getParams();
     const std::string name = text(params.getName());
-    const auto control = service_.controls_.find(name);
-    if (control == service_.controls_.end() || control->second.session != this) return kj::READY_NOW;
-    service_.controls_.erase(control);
-    guarded([&] { service_.pool_.left(name, read(params.getIncarnation()), true, service_.now_()); });
+    const auto control = service().controls_.find(name);
+    if (control == service().controls_.end() || control->second.session != this) return kj::READY_NOW;
+    service().controls_.erase(control);
+    guarded([&] { service().pool_.left(name, read(params.getIncarnation()), true, service().now_()); });
     return kj::READY_NOW;
   }
 
@@ -85,8 +96,8 @@ class Service::Session final : public schema::Manager::Server {
     const LeaseRequest request = read(context.getParams().getRequest());
     context.allowCancellation();  // a holder that went away leaves the queue
     auto answer = kj::newPromiseAndFulfiller<Lease>();
-    service_.waiting_[request.id].push_back(kj::mv(answer.fulfiller));
-    guarded([&] { service_.pool_.request(request, service_.now_()); });
+    service().waiting_[request.id].push_back(kj::mv(answer.fulfiller));
+    guarded([&] { service().pool_.request(request, service().now_()); });
     return answer.promise.then([context](Lease&& lease) mutable {
       write(lease, context.getResults().initLease(), Secrets::include);
     });
@@ -95,7 +106,7 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> renew(RenewContext context) override {
     std::string why;
     const auto ttl = guarded(
-        [&] { return service_.pool_.renew(read(context.getParams().getId()), service_.now_(), &why); });
+        [&] { return service().pool_.renew(read(context.getParams().getId()), service().now_(), &why); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
     context.getResults().setTtlMs(*ttl);
     return kj::READY_NOW;
@@ -104,17 +115,17 @@ class Service::Session final : public schema::Manager::Server {
   // Answers when the devices are free again, so that the next request finds them, but not for ever.
   kj::Promise<void> release(ReleaseContext context) override {
     const Id id = read(context.getParams().getId());
-    if (!guarded([&] { return service_.pool_.release(id, service_.now_()); })) return kj::READY_NOW;
-    if (!service_.pool_.leases().contains(id)) return kj::READY_NOW;
+    if (!guarded([&] { return service().pool_.release(id, service().now_()); })) return kj::READY_NOW;
+    if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
     context.allowCancellation();
     auto over = kj::newPromiseAndFulfiller<void>();
-    service_.ending_[id].push_back(kj::mv(over.fulfiller));
-    return over.promise.exclusiveJoin(service_.timer_.afterDelay(service_.limits_.call));
+    service().ending_[id].push_back(kj::mv(over.fulfiller));
+    return over.promise.exclusiveJoin(service().timer_.afterDelay(service().limits_.call));
   }
 
   kj::Promise<void> devices(DevicesContext context) override {
-    const auto now = service_.now_();
-    const auto inventory = service_.pool_.inventory(now);
+    const auto now = service().now_();
+    const auto inventory = service().pool_.inventory(now);
     unsigned count = 0;
     for (const auto& server : inventory) count += static_cast<unsigned>(server.devices.size());
     auto list = context.getResults().initDevices(count);
@@ -125,23 +136,23 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> servers(ServersContext context) override {
-    const auto now = service_.now_();
-    const auto& servers = service_.pool_.servers();
+    const auto now = service().now_();
+    const auto& servers = service().pool_.servers();
     auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
     unsigned at = 0;
     for (const auto& [name, server] : servers) {
       auto one = list[at++];
       write(server.facts, one.initInfo());
       one.setLastBeatMs(now - server.beatMs);
-      one.setAlive(service_.pool_.alive(server, now));
+      one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);
     }
     return kj::READY_NOW;
   }
 
   kj::Promise<void> leases(LeasesContext context) override {
-    const auto now = service_.now_();
-    const auto& leases = service_.pool_.leases();
+    const auto now = service().now_();
+    const auto& leases = service().pool_.leases();
     auto list = context.getResults().initLeases(static_cast<unsigned>(leases.size()));
     unsigned at = 0;
     for (const auto& [id, record] : leases) {
@@ -158,7 +169,7 @@ class Service::Session final : public schema::Manager::Server {
     out.setServer(server.name);
     out.setFreeBytes(device.info.healthy && server.unusable.empty() ? device.freeBytes : 0);
     std::vector<Id> ids;
-    for (const auto& [id, record] : service_.pool_.leases())
+    for (const auto& [id, record] : service().pool_.leases())
       for (const auto& leased : record.lease.devices)
         if (record.lease.server.name == server.name && leased.info.ordinal == device.info.ordinal)
           ids.push_back(id);
@@ -166,7 +177,13 @@ class Service::Session final : public schema::Manager::Server {
     for (unsigned i = 0; i < ids.size(); ++i) write(ids[i], list[i]);
   }
 
-  Service& service_;
+  Service& service() {
+    if (tie_->service == nullptr)
+      kj::throwFatalException(rpcError(kj::Exception::Type::DISCONNECTED, "the manager is shutting down"));
+    return *tie_->service;
+  }
+
+  kj::Own<Tie> tie_;
 };
 
 Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
@@ -175,7 +192,10 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
       limits_(limits),
       now_(kj::mv(now)),
       pool_(store, *this, times, bootId(), now_()),
+      tie_(kj::refcounted<Tie>(this)),
       tasks_(*this) {}
+
+Service::~Service() noexcept { tie_->service = nullptr; }
 
 void Service::serve(kj::Own<kj::ConnectionReceiver> listener, bool local) {
   tasks_.add(acceptLoop(*listener, local));
@@ -201,7 +221,8 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
 }
 
 void Service::accept(kj::Own<kj::AsyncIoStream> stream) {
-  auto server = kj::heap<capnp::TwoPartyServer>(schema::Manager::Client(kj::heap<Session>(*this)));
+  auto server =
+      kj::heap<capnp::TwoPartyServer>(schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_))));
   auto done = server->accept(*stream);
   tasks_.add(done.attach(kj::mv(server), kj::mv(stream)));
 }

@@ -30,7 +30,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
           std::function<uint64_t()> now);
 
-  ~Service() noexcept {}
+  ~Service() noexcept;
 
   // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
   void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
@@ -41,6 +41,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
 
  private:
   class Session;  // one connection's Manager
+  struct Tie;
   struct Controlled {
     Id incarnation;
     Session* session;
@@ -71,6 +72,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   std::map<Id, std::vector<kj::Own<Ended>>> ending_;
   std::set<Id> revoking_;  // orders under way
   Pool pool_;
+  kj::Own<Tie> tie_;
   kj::Vector<kj::Own<kj::ConnectionReceiver>> listeners_;
   kj::TaskSet tasks_;  // last, so that sessions end while all of the above lives
 };

@@ -98,10 +98,10 @@ std::string Supervisor::start() {
       bool ready = false;
       state = readiness(&ready);
       if (ready) return state;
-    } catch (const std::exception& error) {
-      state = error.what();
     } catch (const kj::Exception& error) {
       state = pool::errorText(error);
+    } catch (const std::exception& error) {
+      state = error.what();
     }
   }
   throw std::runtime_error(
