@@ -101,3 +101,6 @@ std::span<const Export> exports() {
   extern "C" __attribute__((visibility("default"), ifunc("resolve_" #name))) decltype(::name) name;
 #include "schema/names.def"
 #undef NAME
+
+// What tells this library from a real driver of the same file name (server/driver.cpp refuses it).
+extern "C" __attribute__((visibility("default"))) const char gpupoolClientVersion[] = "gpupool 0.1.0";

@@ -159,7 +159,7 @@ uint32_t Session::lane() {
 
 // Waits for room as long as the worker lives: back-pressure, as a full native queue would be.
 std::byte* Session::reserve(size_t bytes) {
-  if (bytes > connection_->maxMessage()) return nullptr;
+  if (bytes > connection_->maxMessage(Channel::call)) return nullptr;
   while (true) {
     if (std::byte* room = connection_->reserve(Channel::call, bytes, soon(kTick))) return room;
     if (connection_->peer() != Peer::alive || closing_) return nullptr;

@@ -176,8 +176,8 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   }
   // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the application
   // may not touch them before that copy is done.
-  return session.connection().put(from, region, address - start, bytes) != 0 ? CUDA_SUCCESS
-                                                                             : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  transport::Transfer transfer = session.connection().put(from, region, address - start, bytes);
+  return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 void HostMemory::expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes) {
@@ -220,7 +220,8 @@ CUresult HostMemory::land(std::vector<Landing>& ready) {
     transfers.push_back(session.connection().get(landing.to, region, offset, landing.bytes));
   }
   for (transport::Transfer transfer : transfers)
-    if (transfer == 0 || !session.connection().wait(transfer, transport::kForever)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (transfer == transport::kRefused || (transfer != 0 && !session.connection().wait(transfer, transport::kForever)))
+      return CUDA_ERROR_DEVICE_UNAVAILABLE;
   return CUDA_SUCCESS;
 }
 

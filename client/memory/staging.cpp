@@ -85,7 +85,7 @@ CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t by
     return CUDA_SUCCESS;
   }
   transfer = Session::get().connection().put(from, region_, slot.offset + at, bytes);
-  return transfer != 0 ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 CUresult Staging::read(const Slot& slot, size_t at, void* to, size_t bytes) {
@@ -97,7 +97,8 @@ CUresult Staging::read(const Slot& slot, size_t at, void* to, size_t bytes) {
 }
 
 CUresult Staging::finish(transport::Transfer transfer) {
-  if (transfer != 0 && Session::get().connection().wait(transfer, transport::kForever)) return CUDA_SUCCESS;
+  if (transfer == transport::kRefused) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (transfer == 0 || Session::get().connection().wait(transfer, transport::kForever)) return CUDA_SUCCESS;
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 

@@ -115,7 +115,7 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
     if (!value.empty()) plan.server.insert(plan.server.end(), {name, value});
   };
   add("--name", options.name);
-  if (!local || options.port != 0) add("--listen", hostPort(options.listen, 0));
+  add("--listen", hostPort(options.listen, 0));  // sessions may ask for ucx on this machine too
   add("--network-device", options.networkDevice);
   add("--driver", options.software != 0 ? softwareDriver() : options.driver);
   if (options.software != 0)

@@ -275,7 +275,7 @@ void Session::reply(const Call& call) {
   std::lock_guard lock(replyMutex_);
   auto outputs = call.out.span();
   size_t bytes = sizeof(schema::Reply) + outputs.size() + schema::padded(text.size());
-  if (bytes > connection_->maxMessage()) {
+  if (bytes > connection_->maxMessage(Channel::call)) {
     end("a reply of " + std::to_string(bytes) + " bytes does not fit a message");
     return;
   }

@@ -1,4 +1,5 @@
 // Contexts: the client keeps the stacks; here a context only exists.
+#include "server/arena_mmap.h"
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -16,14 +17,17 @@ using DisablePeer = GPUPOOL_ROW(cuCtxDisablePeerAccess);
 void createContext(Session& session, Call& call) {
   Served<CtxCreate> served(session, call);
   if (!served.open()) return;
+  PlaceGlobals place;
   CUresult status = served.invoke(session.driver().cuCtxCreate_v2);
   CUcontext made = nullptr;
   if (status == CUDA_SUCCESS) session.driver().cuCtxPopCurrent_v2(&made);
   served.close(status);
 }
 
+// A context's creation is where the driver reserves its address pools: without the guard no global is placed.
 template <class R, auto Member>
 void plain(Session& session, Call& call) {
+  PlaceGlobals place;
   serveDriver<R, Member>(session, call);
 }
 
