@@ -11,18 +11,20 @@ if [ "$step" = up ]; then
 fi
 
 leases=$("$gpupool" leases)
+processes=$(awk '{ print $2 }' "$GPUPOOL_STATE/pool.processes")
+workers=$(xargs -n 1 pgrep -P <<<"$processes" || true)
 "$gpupool" down
+
 status=0
-# Every lease went with its program, every file and process with the pool. Its processes name its directory.
-if grep -q '^node' <<<"$leases"; then
-  printf 'leases were left:\n%s\n' "$leases"
+if grep -q '^[0-9a-f]' <<<"$leases"; then
+  printf 'programs ended, leases did not:\n%s\n' "$leases"
   status=1
 fi
 if [ -e "$GPUPOOL_STATE" ]; then
   printf 'files were left:\n%s\n' "$(ls -lA "$GPUPOOL_STATE")"
   status=1
 fi
-if left=$(pgrep -af -- "$GPUPOOL_STATE/" | grep -v pool.sh); then
+if left=$(xargs -rd '\n' ps -fp <<<"$(printf '%s\n' $processes $workers)"); then
   printf 'processes were left:\n%s\n' "$left"
   status=1
 fi
