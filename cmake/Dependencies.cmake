@@ -22,13 +22,13 @@ target_link_libraries(yaml_static INTERFACE -l:libyaml-cpp.a)
 # Every target of ours links gpupool_flags: warnings are errors, libstdc++ goes inside.
 # gcc 12's -Wrestrict takes "text" + std::string for an overlap (its bug 105329).
 add_library(gpupool_flags INTERFACE)
-target_compile_options(gpupool_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers -Wno-restrict
-  -fvisibility=hidden -fno-omit-frame-pointer)
+target_compile_options(gpupool_flags INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers
+  -fvisibility=hidden -fno-omit-frame-pointer $<$<CONFIG:Release>:-Wno-restrict>)
 target_link_libraries(gpupool_flags INTERFACE Threads::Threads ${CMAKE_DL_LIBS})
 if(GPUPOOL_SANITIZE)
   # gcc takes kj::Maybe's empty state for uninitialised once its accesses are instrumented.
   target_compile_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE} -fno-sanitize-recover=all
-    -Wno-maybe-uninitialized)
+    -Wno-maybe-uninitialized -Wno-restrict)
   target_link_options(gpupool_flags INTERFACE -fsanitize=${GPUPOOL_SANITIZE})
 else()
   target_link_options(gpupool_flags INTERFACE -static-libstdc++ -static-libgcc)
