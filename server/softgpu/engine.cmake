@@ -27,6 +27,7 @@ add_library(softgpu_engine STATIC
   codegen/translate_function.cpp
   codegen/translate_half.cpp
   codegen/translate_integer.cpp
+  codegen/translate_matrix.cpp
   codegen/translate_memory.cpp
   codegen/translate_sync.cpp
   codegen/translate_texture.cpp
@@ -36,6 +37,7 @@ add_library(softgpu_engine STATIC
   runtime/fiber.cpp
   runtime/function_slots.cpp
   runtime/math.cpp
+  runtime/matrix.cpp
   runtime/mbarrier.cpp
   runtime/memory.cpp
   runtime/pool.cpp
@@ -53,7 +55,7 @@ else()
 endif()
 # These run on fibers: sanitizers follow neither the switches nor the ends without return.
 set_source_files_properties(
-  runtime/device_functions.cpp runtime/fault.cpp runtime/fiber.cpp runtime/math.cpp runtime/mbarrier.cpp runtime/symbols.cpp
+  runtime/device_functions.cpp runtime/fault.cpp runtime/fiber.cpp runtime/math.cpp runtime/matrix.cpp runtime/mbarrier.cpp runtime/symbols.cpp
   runtime/sync.cpp runtime/texture.cpp runtime/worker.cpp
   PROPERTIES COMPILE_OPTIONS "-fno-sanitize=all")
 

@@ -241,20 +241,20 @@ void LoadedProgram::describeKernels() {
 
 void* LoadedProgram::generate(FunctionId kernel, const std::vector<FunctionId>& functions,
                               const codegen::SharedLayout& shared) {
-  auto context = std::make_unique<llvm::LLVMContext>();
-  auto module = std::make_unique<llvm::Module>("kernel", *context);
-  codegen::prepareModule(*module);
+  llvm::LLVMContext context;
+  llvm::Module module("kernel", context);
+  codegen::prepareModule(module);
   std::string name;
   for (FunctionId id : functions) {
     llvm::Function* function =
-        codegen::Translator(linked_, id, shared, *module, codegen::hostFeatures()).run();
+        codegen::Translator(linked_, id, shared, module, codegen::hostFeatures()).run();
     bool external = id == kernel || (!kernel.valid() && linked_.slots.contains(id));
     if (!external) continue;
     function->setLinkage(llvm::Function::ExternalLinkage);
     function->setName((kernel.valid() ? "kernel." : "pointed.") + codegen::functionName(linked_, id));
     if (kernel.valid()) name = function->getName().str();
   }
-  code_.add(std::move(context), std::move(module));
+  code_.add(module);
   return kernel.valid() ? code_.lookup(name) : nullptr;
 }
 

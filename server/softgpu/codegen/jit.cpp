@@ -28,8 +28,14 @@
 namespace gpupool::softgpu::codegen {
 namespace {
 
-// Beyond it, whole-function analyses cost more than they bring.
-constexpr size_t kLargeModule = 60000;
+// Beyond it, optimising costs more than it brings: register allocation alone takes tens of seconds.
+constexpr size_t kLargeModule = 30000;
+
+#if LLVM_VERSION_MAJOR >= 18
+constexpr auto kNoOptimisation = llvm::CodeGenOptLevel::None;
+#else
+constexpr auto kNoOptimisation = llvm::CodeGenOpt::None;
+#endif
 
 [[noreturn]] void fail(llvm::Error error) {
   throw Problem{CompileError::Kind::unsupported, 0, "code generation: " + llvm::toString(std::move(error))};
@@ -58,11 +64,6 @@ struct Engine {
     llvm::orc::LLJITBuilder builder;
     builder.setJITTargetMachineBuilder(*target);
     builder.setPlatformSetUp(llvm::orc::setUpInactivePlatform);
-    builder.setCompileFunctionCreator(
-        [](llvm::orc::JITTargetMachineBuilder machine)
-            -> llvm::Expected<std::unique_ptr<llvm::orc::IRCompileLayer::IRCompiler>> {
-          return std::make_unique<llvm::orc::ConcurrentIRCompiler>(std::move(machine));
-        });
     jit = orFail(builder.create());
     defineSymbols();
   }
@@ -101,19 +102,17 @@ llvm::FunctionPassManager cleanUp(bool large) {
   return passes;
 }
 
-void optimise(llvm::Module& module) {
-  std::unique_ptr<llvm::TargetMachine> machine = orFail(engine().target->createTargetMachine());
+void optimise(llvm::Module& module, llvm::TargetMachine& machine, bool large) {
   llvm::LoopAnalysisManager loops;
   llvm::FunctionAnalysisManager functions;
   llvm::CGSCCAnalysisManager graph;
   llvm::ModuleAnalysisManager modules;
-  llvm::PassBuilder builder(machine.get());
+  llvm::PassBuilder builder(&machine);
   builder.registerModuleAnalyses(modules);
   builder.registerCGSCCAnalyses(graph);
   builder.registerFunctionAnalyses(functions);
   builder.registerLoopAnalyses(loops);
   builder.crossRegisterProxies(loops, functions, graph, modules);
-  bool large = module.getInstructionCount() > kLargeModule;
   bool many = false;
   for (llvm::Function& function : module) many |= !function.isDeclaration() && function.hasLocalLinkage();
 
@@ -124,9 +123,13 @@ void optimise(llvm::Module& module) {
     passes.addPass(llvm::GlobalDCEPass());
     passes.addPass(llvm::createModuleToFunctionPassAdaptor(cleanUp(large)));
   }
+  if (large) {
+    passes.run(module, modules);
+    return;
+  }
   llvm::FunctionPassManager late;
   late.addPass(llvm::createFunctionToLoopPassAdaptor(llvm::LICMPass(llvm::LICMOptions()), true));
-  if (!large) late.addPass(llvm::GVNPass());
+  late.addPass(llvm::GVNPass());
   late.addPass(llvm::InstCombinePass());
   late.addPass(llvm::SimplifyCFGPass());
   late.addPass(llvm::DCEPass());
@@ -146,10 +149,14 @@ CodeSpace::CodeSpace() : library_(nullptr) {
 
 CodeSpace::~CodeSpace() { llvm::consumeError(engine().jit->getExecutionSession().removeJITDylib(*library_)); }
 
-void CodeSpace::add(std::unique_ptr<llvm::LLVMContext> context, std::unique_ptr<llvm::Module> module) {
-  optimise(*module);
-  llvm::orc::ThreadSafeModule safe(std::move(module), std::move(context));
-  if (auto error = engine().jit->addIRModule(*library_, std::move(safe))) fail(std::move(error));
+void CodeSpace::add(llvm::Module& module) {
+  bool large = module.getInstructionCount() > kLargeModule;
+  llvm::orc::JITTargetMachineBuilder target = *engine().target;
+  if (large) target.setCodeGenOptLevel(kNoOptimisation);
+  std::unique_ptr<llvm::TargetMachine> machine = orFail(target.createTargetMachine());
+  optimise(module, *machine, large);
+  std::unique_ptr<llvm::MemoryBuffer> object = orFail(llvm::orc::SimpleCompiler(*machine)(module));
+  if (auto error = engine().jit->addObjectFile(*library_, std::move(object))) fail(std::move(error));
 }
 
 void* CodeSpace::lookup(const std::string& name) {

@@ -1,10 +1,8 @@
 #pragma once
 // Translated modules -> machine code, by LLVM's ORC.
 
-#include <llvm/IR/LLVMContext.h>
 #include <llvm/IR/Module.h>
 
-#include <memory>
 #include <string>
 
 #include "server/softgpu/codegen/translator.h"
@@ -22,9 +20,9 @@ class CodeSpace {
   ~CodeSpace();
   CodeSpace(const CodeSpace&) = delete;
 
-  // Optimises and adds a module. Its external functions can be looked up then. Throws Problem.
-  void add(std::unique_ptr<llvm::LLVMContext> context, std::unique_ptr<llvm::Module> module);
-  // Compiles what is needed for it. Throws Problem.
+  // Optimises and compiles a module. Its external functions can be looked up then. Throws Problem.
+  void add(llvm::Module& module);
+  // Links what is needed for it. Throws Problem.
   void* lookup(const std::string& name);
 
  private:

@@ -12,8 +12,9 @@ using ptx::Instruction;
 using ptx::Operand;
 
 bool meetsOthers(const Instruction& one) {
-  static const std::set<std::string_view> kOpcodes = {"bar",   "barrier", "shfl",       "vote",
-                                                      "match", "redux",   "activemask", "elect"};
+  static const std::set<std::string_view> kOpcodes = {"bar",      "barrier",  "shfl",       "vote",
+                                                      "match",    "redux",    "mma",        "wmma",
+                                                      "ldmatrix", "stmatrix", "activemask", "elect"};
   return kOpcodes.contains(one.opcode);
 }
 

@@ -140,6 +140,13 @@ class Translator {
   void copy(const Instruction& instruction);
   void bulk(const Instruction& instruction);
 
+  // ---- matrices (translate_matrix.cpp)
+  Value* fragmentMemory(unsigned role, const Operand* fill, unsigned bits);
+  void readFragment(const Operand& operand, Value* memory, unsigned bits);
+  Value* matrixAddress(const Instruction& instruction, const Operand& operand);
+  void matrixLoad(const Instruction& instruction);
+  void matrixStore(const Instruction& instruction);
+
   // ---- integers with carry (translate_integer.cpp)
   llvm::AllocaInst* carry();
   Value* loadCarry(unsigned bits);
@@ -196,6 +203,7 @@ class Translator {
   std::vector<uint32_t> waits_;         // before instruction i: how many so far may wait for another thread
   std::unordered_map<int, llvm::BasicBlock*> labels_;
   llvm::AllocaInst* carry_ = nullptr;
+  llvm::AllocaInst* fragments_[5] = {};  // a, b, c, d and the descriptor of a matrix instruction
   int current_ = 0;
   // Addresses checked since the block began: register -> offset and size of the first check.
   struct Checked {

@@ -31,6 +31,8 @@ enum class WarpOperation : uint8_t {
   disjunction,
   exclusion,  // redux
   elect,
+  multiply,  // value: the address of a MatrixProduct
+  rows,      // value: the address of a MatrixRows
 };
 
 enum class BarrierOperation : uint8_t { sync, arrive, countTrue, conjunction, disjunction };

@@ -5,6 +5,7 @@
 
 #include "server/softgpu/runtime/calls.h"
 #include "server/softgpu/runtime/function_slots.h"
+#include "server/softgpu/runtime/matrix.h"
 #include "server/softgpu/runtime/mbarrier.h"
 #include "server/softgpu/runtime/texture.h"
 #include "server/softgpu/runtime/worker.h"
@@ -48,6 +49,8 @@ std::span<const Symbol> symbols() {
       {"gpupool.exitThread", address(exitThread)},
       {"gpupool.spin", address(spin)},
       {"gpupool.mbarrier", address(mbarrier)},
+      {"gpupool.loadFragment", address(loadFragment)},
+      {"gpupool.storeFragment", address(storeFragment)},
       {"gpupool.bulkCopy", address(bulkCopy)},
       {"gpupool.faultAddress", address(faultAddress)},
       {"gpupool.faultTrap", address(faultTrap)},

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "server/softgpu/runtime/calls.h"
+#include "server/softgpu/runtime/matrix.h"
 #include "server/softgpu/runtime/worker.h"
 
 namespace gpupool::softgpu::runtime {
@@ -137,6 +138,9 @@ void shuffle(Lane* lanes, uint32_t members, uint32_t self, WarpOperation operati
 }
 
 void completeWarp(Lane* lanes, uint32_t members) {
+  auto shared = static_cast<WarpOperation>(lanes[std::countr_zero(members)].operation);
+  if (shared == WarpOperation::multiply) return multiply(lanes, members);
+  if (shared == WarpOperation::rows) return moveRows(lanes, members);
   for (uint32_t bits = members; bits != 0; bits &= bits - 1) {
     auto self = static_cast<uint32_t>(std::countr_zero(bits));
     Lane& lane = lanes[self];

@@ -19,7 +19,8 @@ if(NVCC)
     list(APPEND engine_kernels ${CMAKE_CURRENT_BINARY_DIR}/${name}.ptx)
   endforeach()
   add_custom_target(engine_kernels DEPENDS ${engine_kernels})
-  gpupool_test(softgpu_engine_programs unit tests/engine_harness.cpp tests/engine_programs_test.cpp LIBS softgpu_engine)
+  gpupool_test(softgpu_engine_programs unit tests/engine_harness.cpp tests/engine_programs_test.cpp
+    tests/engine_matrix_test.cpp LIBS softgpu_engine)
   add_dependencies(softgpu_engine_programs engine_kernels)
   target_compile_definitions(softgpu_engine_programs PRIVATE
     GPUPOOL_KERNELS_PTX="${CMAKE_CURRENT_BINARY_DIR}/kernels.ptx"

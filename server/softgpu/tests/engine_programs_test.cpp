@@ -220,7 +220,8 @@ TEST_CASE("asynchronous copies, barrier objects, clusters") {
   CHECK(out.as<int>()[3] == 5 * 252 + 256 * (1 + 2 + 3 + 4));
   REQUIRE(newerKernels().run("bulkCopy", {2}, {256}, out.address(), in.address()) == Outcome::ok);
   CHECK(out.as<int>()[200] == 55);
-  CHECK(newerKernels().run("bulkCopy", {1}, {256}, out.address(), in.address() + 4) == Outcome::misalignedAddress);
+  CHECK(newerKernels().run("bulkCopy", {1}, {256}, out.address(), in.address() + 4) ==
+        Outcome::misalignedAddress);
   REQUIRE(newerKernels().run("largeTile", {1}, {256}, in.address()) == Outcome::ok);
   CHECK(in.as<int>()[70] == (64 + 127) * 32);
   REQUIRE(newerKernels().run("cluster", {2}, {64}, out.address()) == Outcome::ok);

@@ -78,3 +78,67 @@ extern "C" __global__ void cluster(int* out) {
   group.sync();
   out[threadIdx.x] = *group.map_shared_rank(&value, 0) + group.num_blocks() + __reduce_add_sync(0xFFFFFFFF, threadIdx.x % 32);
 }
+
+#include <cuda_fp16.h>
+#include <mma.h>
+
+// One warp: 16 x 16 x 32, the sum in float.
+extern "C" __global__ void wmmaHalf(const half* a, const half* b, float* c) {
+  using namespace nvcuda;
+  wmma::fragment<wmma::matrix_a, 16, 16, 16, half, wmma::row_major> left;
+  wmma::fragment<wmma::matrix_b, 16, 16, 16, half, wmma::col_major> right;
+  wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+  wmma::fill_fragment(sum, 1.0f);
+  for (int k = 0; k < 32; k += 16) {
+    wmma::load_matrix_sync(left, a + k, 32);
+    wmma::load_matrix_sync(right, b + k, 32);
+    wmma::mma_sync(sum, left, right, sum);
+  }
+  for (int i = 0; i < sum.num_elements; ++i) sum.x[i] *= 2;
+  wmma::store_matrix_sync(c, sum, 16, wmma::mem_row_major);
+}
+
+// mma.m16n8k16 with fragments as the manual lays them out, loaded by ldmatrix.
+extern "C" __global__ void mmaHalf(const half* a, const half* b, float* c) {
+  __shared__ alignas(16) half left[16 * 16];
+  __shared__ alignas(16) half right[16 * 8];
+  int lane = threadIdx.x;
+  for (int i = lane; i < 256; i += 32) left[i] = a[i];
+  for (int i = lane; i < 128; i += 32) right[i] = b[i];
+  __syncwarp();
+  unsigned x[4], y[2];
+  auto rows = static_cast<unsigned>(__cvta_generic_to_shared(left + lane % 16 * 16 + lane / 16 * 8));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(rows));
+  auto columns = static_cast<unsigned>(__cvta_generic_to_shared(right + lane % 16 * 8));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(y[0]), "=r"(y[1]) : "r"(columns));
+  float d[4];
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]), "f"(0.5f));
+  for (int i = 0; i < 4; ++i) c[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
+}
+
+extern "C" __global__ void mmaBytes(const unsigned* a, const unsigned* b, int* c) {
+  int lane = threadIdx.x;
+  int group = lane / 4, within = lane % 4;
+  unsigned x[4], y[2];
+  for (int i = 0; i < 4; ++i) x[i] = a[(group + i % 2 * 8) * 8 + within + i / 2 * 4];
+  for (int i = 0; i < 2; ++i) y[i] = b[group * 8 + within + i * 4];
+  int d[4];
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]), "r"(-7));
+  for (int i = 0; i < 4; ++i) c[(group + i / 2 * 8) * 8 + within * 2 + i % 2] = d[i];
+}
+
+extern "C" __global__ void mmaDouble(const double* a, const double* b, double* c) {
+  using namespace nvcuda;
+  wmma::fragment<wmma::matrix_a, 8, 8, 4, double, wmma::row_major> left;
+  wmma::fragment<wmma::matrix_b, 8, 8, 4, double, wmma::row_major> right;
+  wmma::fragment<wmma::accumulator, 8, 8, 4, double> sum;
+  wmma::fill_fragment(sum, 0.0);
+  wmma::load_matrix_sync(left, a, 4);
+  wmma::load_matrix_sync(right, b, 8);
+  wmma::mma_sync(sum, left, right, sum);
+  wmma::store_matrix_sync(c, sum, 8, wmma::mem_col_major);
+}
