@@ -24,7 +24,8 @@ if [ -e "$GPUPOOL_STATE" ]; then
   printf 'files were left:\n%s\n' "$(ls -lA "$GPUPOOL_STATE")"
   status=1
 fi
-if left=$(xargs -rd '\n' ps -fp <<<"$(printf '%s\n' $processes $workers)"); then
+# Those that ended and were not waited for yet do not count.
+if left=$(xargs -rd '\n' ps -o pid,stat,args -p <<<"$(printf '%s\n' $processes $workers)" | grep -v ' Z' | tail -n +2 | grep .); then
   printf 'processes were left:\n%s\n' "$left"
   status=1
 fi
