@@ -255,6 +255,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* out) {
   auto capture = stream->capture;
   if (!capture) return CUDA_ERROR_ILLEGAL_STATE;
   if (capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != std::this_thread::get_id()) {
+    endCapture(capture);  // the attempt ends it
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   }
   if (capture->origin.lock() != stream) {

@@ -34,7 +34,7 @@ struct Graph {
   Handle handle = nullptr;
   std::vector<GraphNodePtr> nodes;  // in order of creation
   CUgraph clonedFrom = nullptr;
-  bool child = false;  // owned by a child graph node: not destroyable
+  bool child = false;                // owned by a child graph node: not destroyable
   std::weak_ptr<void> instantiated;  // the executable graph made of it last
   std::vector<std::pair<std::shared_ptr<UserObject>, unsigned>> userObjects;
   ~Graph();

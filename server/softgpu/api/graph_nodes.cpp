@@ -20,10 +20,6 @@ CUresult makeKernel(const CUDA_KERNEL_NODE_PARAMS* parameters, OperationPtr& out
   }
   std::shared_ptr<KernelOperation> operation;
   SOFT_TRY(makeKernelOperation(context, *parameters, false, operation));
-  // Reported as the function it resolves to, and as the kernel it came from.
-  operation->parameters.func = operation->function->handle;
-  operation->parameters.kern = nullptr;
-  operation->parameters.ctx = context->handle;
   out = operation;
   return CUDA_SUCCESS;
 }
@@ -227,7 +223,6 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode handle, CUDA_KERNEL_NODE_PARA
   SOFT_TRY(nodeOperation(handle, node, operation));
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   *p = operation->parameters;
-  p->func = operation->function->handle;
   return CUDA_SUCCESS;
 }
 CUresult cuGraphKernelNodeGetParams(CUgraphNode handle, CUDA_KERNEL_NODE_PARAMS_v1* p) {
@@ -419,7 +414,6 @@ CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
   SOFT_TRY(nodeOperation(from, source, model));
   auto changed = std::make_shared<KernelOperation>();
   SOFT_TRY(makeKernelOperation(old->function->context, old->parameters, model->cooperative, changed));
-  changed->parameters.ctx = old->parameters.ctx;
   changed->priority = model->priority;
   std::lock_guard lock(captureMutex());
   target->operation = changed;
@@ -473,7 +467,6 @@ CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID at
   }
   std::shared_ptr<KernelOperation> changed;
   SOFT_TRY(makeKernelOperation(old->function->context, old->parameters, cooperative, changed));
-  changed->parameters.ctx = old->parameters.ctx;
   changed->priority = priority;
   std::lock_guard lock(captureMutex());
   node->operation = changed;

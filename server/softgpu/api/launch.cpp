@@ -151,6 +151,10 @@ CUresult makeKernelOperation(const ContextPtr& context, const CUDA_KERNEL_NODE_P
   SOFT_TRY(resolveFunction(handle, context, operation->function));
   SOFT_TRY(checkShape(*operation->function, parameters, cooperative));
   operation->parameters = parameters;
+  // The function it resolved to, and the kernel that is of: runtimes find their own by the latter.
+  operation->parameters.func = operation->function->handle;
+  operation->parameters.kern = operation->function->origin;
+  operation->parameters.ctx = context->handle;
   operation->cooperative = cooperative;
   SOFT_TRY(packParameters(*operation->function->info, parameters.kernelParams, parameters.extra, *operation));
   out = std::move(operation);

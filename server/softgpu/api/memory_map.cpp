@@ -101,7 +101,11 @@ bool AddressMap::covers(uint64_t address, uint64_t bytes, bool write) const {
 AllocationPtr allocateDevice(Device& device, uint64_t bytes, uint64_t alignment, Allocation::Kind kind,
                              Context* owner) {
   uint64_t charged = VaHeap::rounded(bytes);
-  if (charged < bytes || !device.reserve(charged)) return nullptr;
+  if (charged < bytes) return nullptr;
+  if (!device.reserve(charged)) {
+    trimPools(device.ordinal());
+    if (!device.reserve(charged)) return nullptr;
+  }
   VaHeap& heap = kind == Allocation::Kind::global ? device.globals() : device.heap();
   uint64_t base = heap.allocate(bytes, alignment);
   if (!base) {
@@ -137,7 +141,7 @@ void freeAllocation(Allocation& allocation) {
     case Kind::mapped:
       break;  // cuMemUnmap
     case Kind::pool:
-      if (allocation.pool) allocation.pool->remove(VaHeap::rounded(allocation.size));
+      if (allocation.pool && allocation.pool->keep(allocation.base, VaHeap::rounded(allocation.size))) break;
       [[fallthrough]];
     default: {
       Device& device = *devices()[size_t(allocation.device)];

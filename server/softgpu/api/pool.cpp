@@ -30,7 +30,14 @@ AllocationPtr allocateFromPool(const std::shared_ptr<MemoryPool>& pool, uint64_t
   Device& device = *devices()[size_t(pool->device)];
   while (true) {
     AllocationPtr allocation;
-    if (!pool->limit || pool->used + bytes <= pool->limit) {
+    if (uint64_t kept = pool->reuse(VaHeap::rounded(bytes))) {
+      allocation = std::make_shared<Allocation>();
+      allocation->kind = Allocation::Kind::pool;
+      allocation->base = kept;
+      allocation->size = bytes;
+      allocation->device = pool->device;
+      addresses().insert(allocation);
+    } else if (!pool->limit || pool->used + bytes <= pool->limit) {
       allocation = allocateDevice(device, bytes, 0, Allocation::Kind::pool, nullptr);
     }
     if (allocation) {
@@ -77,6 +84,49 @@ void MemoryPool::add(uint64_t bytes) {
   uint64_t high = usedHigh;
   while (now > high && !usedHigh.compare_exchange_weak(high, now)) {
   }
+  uint64_t all = reserved();
+  high = reservedHigh;
+  while (all > high && !reservedHigh.compare_exchange_weak(high, all)) {
+  }
+}
+
+uint64_t MemoryPool::reuse(uint64_t bytes) {
+  std::lock_guard lock(mutex);
+  auto found = kept.find(bytes);
+  if (found == kept.end()) return 0;
+  uint64_t address = found->second;
+  kept.erase(found);
+  keptBytes -= bytes;
+  return address;
+}
+
+bool MemoryPool::keep(uint64_t address, uint64_t bytes) {
+  used -= bytes;
+  std::lock_guard lock(mutex);
+  if (destroyed || reserved() + bytes > threshold) return false;
+  kept.emplace(bytes, address);
+  keptBytes += bytes;
+  return true;
+}
+
+void MemoryPool::trim(uint64_t reservedBytes) {
+  Device& owner = *devices()[size_t(device)];
+  std::lock_guard lock(mutex);
+  while (!kept.empty() && reserved() > reservedBytes) {
+    auto [bytes, address] = *kept.begin();
+    kept.erase(kept.begin());
+    keptBytes -= bytes;
+    owner.heap().free(address, bytes);
+    owner.release(bytes);
+  }
+}
+
+void trimPools(int device) {
+  std::vector<std::shared_ptr<MemoryPool>> pools;
+  table<MemoryPool>().forEach([&](const std::shared_ptr<MemoryPool>& pool) {
+    if (pool->device == device) pools.push_back(pool);
+  });
+  for (auto& pool : pools) pool->trim(0);
 }
 
 CUresult freeInStream(Stream& stream, const AllocationPtr& allocation) {
@@ -150,12 +200,17 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   for (auto& device : devices()) {
     if (device->pool() == pool) device->setPool(device->defaultPool);
   }
-  return table<MemoryPool>().take(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (!table<MemoryPool>().take(handle)) return CUDA_ERROR_INVALID_VALUE;
+  pool->destroyed = true;
+  pool->trim(0);
+  return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t) {
+CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t bytes) {
   std::shared_ptr<MemoryPool> pool;
-  return findPool(handle, pool);
+  SOFT_TRY(findPool(handle, pool));
+  pool->trim(bytes);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
@@ -166,13 +221,16 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-      pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] =
+      pool->reuseModes[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] =
           *static_cast<int*>(value) != 0;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       pool->threshold = *static_cast<uint64_t*>(value);
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      if (*static_cast<uint64_t*>(value)) return CUDA_ERROR_INVALID_VALUE;
+      pool->reservedHigh = pool->reserved();
+      return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       if (*static_cast<uint64_t*>(value)) return CUDA_ERROR_INVALID_VALUE;
       pool->usedHigh = pool->used.load();
@@ -190,16 +248,21 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
     case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-      *static_cast<int*>(value) = pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
+      *static_cast<int*>(value) =
+          pool->reuseModes[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       *static_cast<uint64_t*>(value) = pool->threshold;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+      *static_cast<uint64_t*>(value) = pool->reserved();
+      return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
       *static_cast<uint64_t*>(value) = pool->used;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      *static_cast<uint64_t*>(value) = pool->reservedHigh;
+      return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
       *static_cast<uint64_t*>(value) = pool->usedHigh;
       return CUDA_SUCCESS;

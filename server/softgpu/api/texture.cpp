@@ -229,7 +229,6 @@ CUresult cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC* resourc
   }
   auto array = table<Array>().find(resource->res.array.hArray);
   if (!array) return CUDA_ERROR_INVALID_HANDLE;
-  if (!(array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST)) return CUDA_ERROR_INVALID_VALUE;
   auto object = std::make_shared<SurfaceObject>();
   object->resource = *resource;
   object->contextId = context->id;

@@ -8,6 +8,7 @@
 
 #include <mutex>
 
+#include "server/softgpu/api/pool.h"
 #include "server/softgpu/engine.h"
 
 namespace gpupool::softgpu::api {
@@ -155,7 +156,11 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
   physical->properties = *properties;
   physical->size = bytes;
   if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-    if (!findDevice(properties->location.id)->reserve(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    Device& device = *findDevice(properties->location.id);
+    if (!device.reserve(bytes)) {
+      trimPools(device.ordinal());
+      if (!device.reserve(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     physical->charged = properties->location.id;
   }
   physical->descriptor = memfd_create("gpupool-soft", MFD_CLOEXEC);
