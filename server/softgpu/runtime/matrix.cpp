@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "server/softgpu/runtime/calls.h"
 #include "server/softgpu/runtime/math.h"
@@ -141,9 +142,11 @@ void multiply(Lane* lanes, uint32_t members) {
   if (members != ~0u) faultInstruction();
   const auto& first = *reinterpret_cast<const MatrixProduct*>(lanes[0].value);
   auto shape = std::bit_cast<MatrixShape>(first.shape);
-  static thread_local double a[kMaxElements];
-  static thread_local double b[kMaxElements];
-  static thread_local double c[kMaxElements];
+  // Not arrays in thread-local storage: libcuda-soft.so is opened at run time and has only the loader's small reserve.
+  static thread_local const std::unique_ptr<double[]> scratch(new double[3 * kMaxElements]);
+  double* const a = scratch.get();
+  double* const b = a + kMaxElements;
+  double* const c = b + kMaxElements;
   gather(shape, 'a', shape.ab, lanes, a);
   gather(shape, 'b', shape.b, lanes, b);
   gather(shape, 'c', shape.c, lanes, c);
