@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "client/graphs.h"
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
 #include "client/memory/staging.h"
@@ -82,8 +83,37 @@ CUresult betweenHosts(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
   return status;
 }
 
+// The node reads and writes the application's memory when the graph runs, not now.
+CUresult captureEnd(const StreamRef& ref, uint64_t& address, End end, size_t bytes) {
+  if (end == End::arena) hostMemory().mirrorArena(address);
+  if (end != End::host) return CUDA_SUCCESS;
+  GraphHold hold;
+  CUresult status = borrowForGraph(address, bytes, ref.context, address, hold);
+  if (hold != nullptr) captureHolds(*ref.stream, std::move(hold));
+  return status;
+}
+
+CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes) {
+  CUresult status = captureEnd(ref, to, toEnd, bytes);
+  if (status == CUDA_SUCCESS) status = captureEnd(ref, from, fromEnd, bytes);
+  if (status != CUDA_SUCCESS) return status;
+  if (toEnd == End::device) return postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes, ref.wire);
+  if (fromEnd == End::device) return postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
+  return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+}
+
 bool inAllocation(const Allocation& a, uint64_t address, size_t bytes) {
   return address >= a.address && bytes <= a.bytes && address - a.address <= a.bytes - bytes;
+}
+
+// A range the application mapped itself may be made of several pieces.
+bool inMappings(Allocation a, uint64_t address, size_t bytes) {
+  while (bytes > a.bytes - (address - a.address)) {
+    bytes -= a.bytes - (address - a.address);
+    address = a.address + a.bytes;
+    if (!allocations().find(address, a) || a.kind != Allocation::Kind::mapped) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -94,7 +124,8 @@ End endOf(uint64_t address, size_t bytes) {
     switch (found.kind) {
       case Allocation::Kind::device:
       case Allocation::Kind::symbol:
-      case Allocation::Kind::mapped: return inAllocation(found, address, bytes) ? End::device : End::unknown;
+        return inAllocation(found, address, bytes) ? End::device : End::unknown;
+      case Allocation::Kind::mapped: return inMappings(found, address, bytes) ? End::device : End::unknown;
       case Allocation::Kind::registered:
       case Allocation::Kind::managedSymbol: return End::host;  // the application's own pages are what counts
       default: return inAllocation(found, address, bytes) ? End::arena : End::unknown;
@@ -110,16 +141,7 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (bytes == 0) return CUDA_SUCCESS;
   if (toEnd == End::unknown || fromEnd == End::unknown || to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
   bool toDevice = toEnd == End::device, fromDevice = fromEnd == End::device;
-  if (ref.stream->capturing.load() && !(toDevice && fromDevice)) {
-    // The node reads and writes the application's memory when the graph runs, not now.
-    CUresult status = CUDA_SUCCESS;
-    if (toEnd == End::host) status = hostMemory().borrow(to, bytes, ref.context, to);
-    if (status == CUDA_SUCCESS && fromEnd == End::host) status = hostMemory().borrow(from, bytes, ref.context, from);
-    if (status != CUDA_SUCCESS) return status;
-    if (toDevice) return postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes, ref.wire);
-    if (fromDevice) return postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
-    return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
-  }
+  if (ref.stream->capturing.load() && !(toDevice && fromDevice)) return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
   if (toDevice && fromDevice) return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
   if (toDevice) {
@@ -260,6 +282,12 @@ CUresult forEachPart(const CUDA_MEMCPY3D_v2& c, F&& f) {
 
 CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
   if (c.WidthInBytes == 0 || c.Height == 0 || c.Depth == 0) return CUDA_SUCCESS;
+  if (ref.stream->capturing.load()) {
+    std::vector<GraphHold> holds;
+    CUresult status = localiseCopy(c, ref.context, holds);
+    for (auto& hold : holds) captureHolds(*ref.stream, std::move(hold));
+    return status == CUDA_SUCCESS ? postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire) : status;
+  }
   Side source = sourceOf(c), destination = destinationOf(c);
   complete(source, c);
   complete(destination, c);

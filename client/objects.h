@@ -62,6 +62,10 @@ struct Library {
   CUmodule module = nullptr;                              // cuLibraryGetModule
 };
 
+struct GraphExec {
+  std::atomic<bool> accepted{false};  // launched once: later launches may be posted
+};
+
 struct Plain {};  // kinds without state of their own
 
 extern HandleTable<Stream> streams;
@@ -72,7 +76,7 @@ extern HandleTable<Library> libraries;
 extern HandleTable<Library> modules;
 extern HandleTable<Plain> graphs;
 extern HandleTable<Plain> graphNodes;
-extern HandleTable<Plain> graphExecs;
+extern HandleTable<GraphExec> graphExecs;
 extern HandleTable<Plain> arrays;
 extern HandleTable<Plain> mipmaps;
 extern HandleTable<Plain> links;

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/host.h"
 
@@ -15,7 +16,7 @@ HandleTable<Library> libraries{Kind::library};
 HandleTable<Library> modules{Kind::module};
 HandleTable<Plain> graphs{Kind::graph};
 HandleTable<Plain> graphNodes{Kind::graphNode};
-HandleTable<Plain> graphExecs{Kind::graphExec};
+HandleTable<GraphExec> graphExecs{Kind::graphExec};
 HandleTable<Plain> arrays{Kind::array};
 HandleTable<Plain> mipmaps{Kind::mipmap};
 HandleTable<Plain> links{Kind::linkState};
@@ -115,7 +116,7 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
     Stream* stream = streams.find(value);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     out = {stream, stream->context, handle};
-    return CUDA_SUCCESS;
+    return stream->capturing.load(std::memory_order_relaxed) ? captureAccepts(*stream) : CUDA_SUCCESS;
   }
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
@@ -129,6 +130,7 @@ CUresult requestWord(const StreamRef& ref, uint64_t& value) {
   static std::mutex order;  // words of one stream must be asked for in the order of their values
   std::lock_guard lock(order);
   value = ref.stream->posted.load(std::memory_order_acquire);
+  if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);
   if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
@@ -160,8 +162,7 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
 
 CUresult synchronizeStream(const StreamRef& ref) {
   Session& session = Session::get();
-  if (ref.stream->capturing) return session.await<"sessionDrain">(ref.context, ref.wire, 0u);
-  if (session.printing()) {
+  if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
     return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
@@ -170,7 +171,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
 
 CUresult synchronizeContext(CUcontext context) {
   Session& session = Session::get();
-  if (session.printing() || session.capturing()) {
+  if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
     return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
@@ -178,7 +179,7 @@ CUresult synchronizeContext(CUcontext context) {
   CUresult status = session.sticky();
   forEachStream(context, [&](const StreamRef& ref) {
     uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
-    if (status != CUDA_SUCCESS || isDone(ref, value)) return;
+    if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
     status = requestWord(ref, value);
     if (status == CUDA_SUCCESS) open.emplace_back(ref, value);
   });
@@ -195,12 +196,16 @@ CUresult queryStream(const StreamRef& ref) {
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
   if (!isDone(ref, value)) {
+    bool fresh = ref.stream->requested.load(std::memory_order_acquire) < value;
     CUresult status = requestWord(ref, value);
     if (status != CUDA_SUCCESS) return status;
-    if (!isDone(ref, value)) {
-      if (!session.mapsMemory()) session.watch(ref.stream->word, value);
-      return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
+    // The word may be late although the work is done: the first question, and every one over a network, is the driver's.
+    if (fresh || !session.mapsMemory()) {
+      status = session.await<"cuStreamQuery">(ref.context, ref.wire);
+      if (status != CUDA_SUCCESS) return status;
+      return waitFor(ref, value);
     }
+    if (!isDone(ref, value)) return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
   }
   return hostMemory().settle();
 }

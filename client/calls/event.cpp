@@ -1,4 +1,5 @@
 // Events: a real event in the worker for order and time, a completion word for queries and waits.
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/host.h"
 #include "client/streams.h"
@@ -17,8 +18,11 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.stream->capturing) {
+    status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0}, uint64_t{0});
+    if (status != CUDA_SUCCESS || (flags & CU_EVENT_RECORD_EXTERNAL) != 0) return status;  // external: a node, no capture
     event->captured = true;
-    return Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0}, uint64_t{0});
+    captureRecorded(*event, *ref.stream);
+    return CUDA_SUCCESS;
   }
   std::lock_guard lock(recording);
   uint64_t value = event->recorded.load(std::memory_order_relaxed) + 1;
@@ -30,19 +34,23 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-CUresult query(Event& event) {
+CUresult query(CUevent handle, Event& event) {
   Session& session = Session::get();
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
-  if (event.captured) return CUDA_ERROR_CAPTURED_EVENT;
+  if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
+  if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t value = event.recorded.load(std::memory_order_acquire);
   if (!event.ever || session.words().reached(event.word, value)) return hostMemory().settle();
-  if (!session.mapsMemory()) session.watch(event.word, value);
-  return CUDA_ERROR_NOT_READY;
+  if (session.mapsMemory()) return CUDA_ERROR_NOT_READY;
+  CUresult status = session.await<"cuEventQuery">(event.context, handle);  // words come late over a network
+  if (status == CUDA_SUCCESS) status = session.waitWord(event.word, value);
+  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
 }
 
 CUresult wait(Event& event) {
   Session& session = Session::get();
-  if (event.captured) return CUDA_ERROR_CAPTURED_EVENT;
+  if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
+  if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   CUresult status = event.ever ? session.waitWord(event.word, event.recorded.load(std::memory_order_acquire)) : CUDA_SUCCESS;
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS && session.printing()) return synchronizeContext(event.context);
@@ -101,7 +109,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
 }
 CUresult cuEventQuery(CUevent handle) {
   Event* event = events.find(toId(handle));
-  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : query(*event);
+  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : query(handle, *event);
 }
 CUresult cuEventSynchronize(CUevent handle) {
   Event* event = events.find(toId(handle));
@@ -116,10 +124,17 @@ CUresult cuStreamWaitEvent(CUstream streamHandle, CUevent handle, unsigned flags
   StreamRef ref;
   CUresult status = resolveStream(streamHandle, ref);
   if (status != CUDA_SUCCESS) return status;
-  if (events.find(toId(handle)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  status = postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
-  if (status == CUDA_SUCCESS && events.find(toId(handle))->captured) ref.stream->capturing = true;  // joins the capture
-  return status;
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (!event->captured) return postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
+  // The stream joins that capture, or the driver says why not: either way its answer is waited for.
+  uint64_t value = 0;
+  if (status = requestWord(ref, value); status != CUDA_SUCCESS) return status;
+  status = Session::get().await<"cuStreamWaitEvent">(ref.context, ref.wire, handle, flags);
+  if (status != CUDA_SUCCESS) return status;
+  captureJoined(ref, *event);
+  if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace custom

@@ -202,12 +202,16 @@ CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CU
     const std::byte* buffer = nullptr;
     size_t bytes = 0;
     status = parseLaunchExtra(extra, &buffer, &bytes);
-    if (status == CUDA_SUCCESS) out.assign(buffer, buffer + bytes);
-    return status;
+    if (status != CUDA_SUCCESS) return status;
+    out.assign(buffer, buffer + bytes);
+    noticeArenaPointers(out.data(), out.size());
+    return CUDA_SUCCESS;
   }
   if (function->packer.count() != 0 && kernelParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
   out.resize(function->packer.bytes());
-  return function->packer.count() == 0 ? CUDA_SUCCESS : function->packer.pack(kernelParams, out.data());
+  if (function->packer.count() != 0) status = function->packer.pack(kernelParams, out.data());
+  if (status == CUDA_SUCCESS) noticeArenaPointers(out.data(), out.size());
+  return status;
 }
 
 namespace custom {

@@ -1,6 +1,7 @@
 // Streams by name: creation, order, queries, host functions, stream memory operations. Captures: capture.cpp.
 #include <algorithm>
 
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/host.h"
 #include "client/streams.h"
@@ -40,6 +41,9 @@ CUresult destroy(CUstream handle) {
   CUcontext context = stream->context;
   uint64_t word = stream->word;
   bool idle = Session::get().words().reached(word, stream->posted.load());
+  uint64_t last = 0;  // frees in this stream's order wait for its word
+  if (!idle && !stream->capturing) requestWord({stream, context, handle}, last);
+  captureDropped(*stream);
   if (!streams.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = Session::get().post<"cuStreamDestroy_v2">(context, handle);
   if (idle) Session::get().words().give(word);  // else the device may still write it
@@ -52,6 +56,11 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   if (status != CUDA_SUCCESS) return status;
   Session::HostFunction entry = function;
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
+  if (!entry.once) entry.prepare = [] { hostMemory().settle(); };
+  else if (!Session::get().mapsMemory()) {
+    uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+    entry.prepare = [ref, value] { waitFor(ref, value); };
+  }
   uint64_t id = Session::get().addHostFunction(entry);
   return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});
 }
@@ -105,11 +114,15 @@ CUresult cuStreamDestroy_v2(CUstream stream) { return destroy(stream); }
 CUresult cuStreamSynchronize(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? synchronizeStream(ref) : status;
 }
 CUresult cuStreamQuery(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? queryStream(ref) : status;
 }
 

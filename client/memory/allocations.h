@@ -29,6 +29,7 @@ struct Allocation {
   uint64_t deviceAddress = 0;  // where the device sees it
   uint64_t bufferId = 0;
   CUmemoryPool pool = nullptr;
+  bool ofGraph = false;  // lives as long as the graphs that hold it: freeing it gives nothing back
 };
 
 class Allocations {

@@ -242,22 +242,13 @@ CUresult HostMemory::settleSlow() {
   pending_.fetch_sub(ready.size());
   if (status != CUDA_SUCCESS || !mirroring()) return status;
   std::lock_guard order(mirrorMutex_);
-  std::vector<uint64_t> hosts;
+  std::vector<Mirror*> all;  // they stay: removing one takes mirrorMutex_
   {
     std::lock_guard lock(mutex_);
-    for (auto& [host, mirror] : mirrors_) hosts.push_back(host);
+    for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
   }
-  for (uint64_t host : hosts) {
-    Mirror* mirror = nullptr;
-    {
-      std::lock_guard lock(mutex_);
-      auto found = mirrors_.find(host);
-      if (found == mirrors_.end()) continue;
-      mirror = &found->second;
-    }
-    status = collect(*mirror);
-    if (status != CUDA_SUCCESS) return status;
-  }
+  for (Mirror* mirror : all)
+    if (status = collect(*mirror); status != CUDA_SUCCESS) return status;
   return CUDA_SUCCESS;
 }
 
@@ -265,31 +256,17 @@ CUresult HostMemory::settleSlow() {
 
 void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed) {
   std::lock_guard lock(mutex_);
-  auto [at, fresh] = mirrors_.try_emplace(host);
-  if (!fresh) return;
+  auto [first, last] = mirrors_.equal_range(host);
+  for (; first != last; ++first)
+    if (first->second.device == device) return;
+  auto at = mirrors_.emplace(host, Mirror());
+  if (device != host) targets_.insert(device);
   at->second.host = host;
   at->second.device = device;
   at->second.bytes = bytes;
   at->second.context = context;
   at->second.borrowed = borrowed;
   mirrorCount_ = mirrors_.size();
-}
-
-CUresult HostMemory::borrow(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena) {
-  {
-    std::lock_guard lock(mutex_);
-    auto after = mirrors_.upper_bound(host);
-    if (after != mirrors_.begin()) {
-      const Mirror& known = std::prev(after)->second;
-      if (host - known.host < known.bytes && bytes <= known.bytes - (host - known.host)) {
-        arena = known.device + (host - known.host);
-        return CUDA_SUCCESS;
-      }
-    }
-  }
-  CUresult status = allocate(context, std::max<size_t>(bytes, kPage), 0, false, arena);
-  if (status == CUDA_SUCCESS) addMirror(host, arena, bytes, context, true);
-  return status;
 }
 
 CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
@@ -316,17 +293,40 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
   Mirror* mirror = nullptr;
   {
     std::lock_guard lock(mutex_);
-    mirror = &mirrors_.at(address);
+    mirror = &mirrors_.find(address)->second;
   }
   return collect(*mirror);  // its initial value
 }
 
-void HostMemory::removeMirror(uint64_t host) {
+void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
   std::lock_guard order(mirrorMutex_);
-  std::lock_guard lock(mutex_);
-  mirrors_.erase(host);
-  mirrorCount_ = mirrors_.size();
+  Mirror gone;
+  {
+    std::lock_guard lock(mutex_);
+    auto [found, last] = mirrors_.equal_range(host);
+    while (found != last && device != 0 && found->second.device != device) ++found;
+    if (found == last) return;
+    gone = std::move(found->second);
+    targets_.erase(gone.device);
+    mirrors_.erase(found);
+    mirrorCount_ = mirrors_.size();
+  }
+  scrub(gone);
+}
+
+// The next mirror at that address starts from zero on both sides: so must the worker's copy.
+void HostMemory::scrub(Mirror& mirror) {
+  const schema::AddressSpace& space = Session::get().space();
+  if (mirror.device - space.hostBase >= space.hostBytes || Session::get().sticky() != CUDA_SUCCESS) return;
+  std::vector<std::byte> zeros(mirror.bytes);
+  std::vector<unsigned char> runs(kRunsBytes);
+  for (bool more = true; more;) {
+    size_t bytes = mirror.base.collect(zeros.data(), zeros.size(), runs, &more);
+    if (bytes == 0) return;
+    Session::get().post<"sessionMirrorApply">(CUcontext{nullptr}, CUdeviceptr{mirror.device},
+                                              static_cast<const unsigned char*>(runs.data()), bytes);
+  }
 }
 
 void HostMemory::mirrorArena(uint64_t address) {
@@ -338,7 +338,7 @@ void HostMemory::mirrorArena(uint64_t address) {
     auto block = blocks_.upper_bound(address);
     if (block == blocks_.begin()) return;
     --block;
-    if (address - block->first >= block->second) return;
+    if (address - block->first >= block->second || targets_.count(block->first) != 0) return;
     start = block->first;
     bytes = block->second;
   }

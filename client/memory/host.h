@@ -38,12 +38,10 @@ class HostMemory {
   // The bytes at `address` are about to be sent: fetch what the device still owes there.
   CUresult fetchBefore(uint64_t address, size_t bytes);
 
-  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker).
+  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker). borrowed: ordinary memory
+  // that a graph copies (client/graphs.h).
   void addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed = false);
-  void removeMirror(uint64_t host);
-  // Arena memory that stands for ordinary memory a graph copies from or to: kept alike from now on, because its nodes run
-  // later. `arena` is where the device finds it.
-  CUresult borrow(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena);
+  void removeMirror(uint64_t host, uint64_t device = 0);  // device 0: whichever it is
   // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a mirror.
   CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
   // Arena memory turned out to be addressed by kernels.
@@ -81,6 +79,7 @@ class HostMemory {
   CUresult settleSlow();
   CUresult land(std::vector<Landing>& ready);
   CUresult collect(Mirror& mirror);
+  void scrub(Mirror& mirror);
 
   mutable std::mutex mutex_;
   std::map<uint64_t, Piece> pieces_;
@@ -88,8 +87,9 @@ class HostMemory {
   uint64_t nextAddress_ = 0;
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::deque<Landing> landings_;
-  std::map<uint64_t, Mirror> mirrors_;
+  std::multimap<uint64_t, Mirror> mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory
   std::set<uint64_t> symbolPages_;
+  std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   std::atomic<size_t> pending_{0}, mirrorCount_{0};
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };

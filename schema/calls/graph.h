@@ -1,7 +1,7 @@
 // Graphs (Graph Management).
 // Rows: see schema/rows.h. No include guard: included once per meaning of CALL.
 // clang-format off
-CALL(cuGraphChildGraphNodeGetGraph, Await, Handle<"hNode">, Mints<"phGraph">)
+CALL(cuGraphChildGraphNodeGetGraph, Await, Handle<"hNode">, OutHandle<"phGraph">)
 CALL(cuGraphDestroyNode, Await, Frees<"hNode">)
 CALL(cuGraphEventRecordNodeGetEvent, Await, Handle<"hNode">, OutHandle<"event_out">)
 CALL(cuGraphEventRecordNodeSetEvent, Await, Handle<"hNode">, Handle<"event">)
@@ -16,9 +16,9 @@ CALL(cuGraphKernelNodeSetAttribute, Await, Handle<"hNode">, In<"attr">, Struct<"
 CALL(cuGraphMemsetNodeGetParams, Await, Handle<"hNode">, Out<"nodeParams">)
 CALL(cuGraphNodeFindInClone, Await, OutHandle<"phNode">, Handle<"hOriginalNode">, Handle<"hClonedGraph">)
 CALL(cuGraphNodeGetEnabled, Await, Handle<"hGraphExec">, Handle<"hNode">, Out<"isEnabled">)
-CALL(cuGraphNodeGetType, Await, Handle<"hNode">, Out<"type">)
+CALL(cuGraphNodeGetType, Custom, Handle<"hNode">, Out<"type">)
 CALL(cuGraphNodeSetEnabled, Await, Handle<"hGraphExec">, Handle<"hNode">, In<"isEnabled">)
-CALL(cuGraphAddChildGraphNode, Await, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, In<"numDependencies">, Handle<"childGraph">)
+CALL(cuGraphAddChildGraphNode, Custom, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, In<"numDependencies">, Handle<"childGraph">)
 CALL(cuGraphAddDependencies, Await, Handle<"hGraph">, Array<"from", "numDependencies">, Array<"to", "numDependencies">, In<"numDependencies">)
 CALL(cuGraphAddDependencies_v2, Await, Handle<"hGraph">, Array<"from", "numDependencies">, Array<"to", "numDependencies">, Array<"edgeData", "numDependencies">, In<"numDependencies">)
 CALL(cuGraphAddEmptyNode, Await, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, In<"numDependencies">)
@@ -33,7 +33,7 @@ CALL(cuGraphAddMemcpyNode, Custom, Mints<"phGraphNode">, Handle<"hGraph">, Array
 CALL(cuGraphAddMemsetNode, Custom, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, In<"numDependencies">, Struct<"memsetParams">, Handle<"ctx">)
 CALL(cuGraphAddNode, Custom, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, In<"numDependencies">, Out<"nodeParams">)
 CALL(cuGraphAddNode_v2, Custom, Mints<"phGraphNode">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, Array<"dependencyData", "numDependencies">, In<"numDependencies">, Out<"nodeParams">)
-CALL(cuGraphClone, Await, Mints<"phGraphClone">, Handle<"originalGraph">)
+CALL(cuGraphClone, Custom, Mints<"phGraphClone">, Handle<"originalGraph">)
 CALL(cuGraphConditionalHandleCreate, Custom, Out<"pHandle_out">, Handle<"hGraph">, Handle<"ctx">, In<"defaultLaunchValue">, In<"flags">)
 CALL(cuGraphCreate, Await, Mints<"phGraph">, In<"flags">)
 CALL(cuGraphDebugDotPrint, Custom, Handle<"hGraph">, Text<"path">, In<"flags">)
@@ -77,7 +77,7 @@ CALL(cuGraphReleaseUserObject, Custom, Handle<"graph">, Handle<"object">, In<"co
 CALL(cuGraphRemoveDependencies, Await, Handle<"hGraph">, Array<"from", "numDependencies">, Array<"to", "numDependencies">, In<"numDependencies">)
 CALL(cuGraphRemoveDependencies_v2, Await, Handle<"hGraph">, Array<"from", "numDependencies">, Array<"to", "numDependencies">, Array<"edgeData", "numDependencies">, In<"numDependencies">)
 CALL(cuGraphRetainUserObject, Custom, Handle<"graph">, Handle<"object">, In<"count">, In<"flags">)
-CALL(cuGraphUpload, Await, Handle<"hGraph">, Handle<"hStream">)
+CALL(cuGraphUpload, Custom, Handle<"hGraph">, Handle<"hStream">)
 CALL(cuUserObjectCreate, Custom, OutHandle<"object_out">, Unused<"ptr">, Unused<"destroy">, In<"initialRefcount">, In<"flags">)
 CALL(cuUserObjectRetain, Custom, Handle<"object">, In<"count">)
 CALL(cuUserObjectRelease, Custom, Handle<"object">, In<"count">)

@@ -19,7 +19,7 @@ CALL(cuLaunchHostFunc, Custom, Handle<"hStream">, Unused<"fn">, Unused<"userData
 CALL(cuStreamBeginCapture, Custom, Handle<"hStream">)
 CALL(cuStreamBeginCapture_v2, Custom, Handle<"hStream">, In<"mode">)
 CALL(cuStreamBeginCaptureToGraph, Custom, Handle<"hStream">, Handle<"hGraph">, Array<"dependencies", "numDependencies">, Array<"dependencyData", "numDependencies">, In<"numDependencies">, In<"mode">)
-CALL(cuStreamEndCapture, Custom, Handle<"hStream">, Mints<"phGraph">)
+CALL(cuStreamEndCapture, Custom, Handle<"hStream">, OutHandle<"phGraph">)
 CALL(cuStreamIsCapturing, Custom, Handle<"hStream">, Out<"captureStatus">)
 CALL(cuStreamGetCaptureInfo, Custom, Handle<"hStream">, Out<"captureStatus_out">, Out<"id_out">)
 CALL(cuStreamGetCaptureInfo_v2, Custom, Handle<"hStream">, Out<"captureStatus_out">, Out<"id_out">, OutHandle<"graph_out">, Unused<"dependencies_out">, Out<"numDependencies_out">)

@@ -38,6 +38,8 @@ HandlerTable build() {
   PLAIN(cuStreamCreateWithPriority)
   PLAIN(cuStreamDestroy_v2)
   PLAIN(cuStreamWaitEvent)
+  PLAIN(cuStreamQuery)
+  PLAIN(cuEventQuery)
   PLAIN(cuStreamEndCapture)
   PLAIN(cuStreamIsCapturing)
   PLAIN(cuStreamUpdateCaptureDependencies_v2)
@@ -57,13 +59,15 @@ HandlerTable build() {
   PLAIN(cuFuncSetAttribute)
   PLAIN(cuKernelSetCacheConfig)
   PLAIN(cuFuncSetCacheConfig)
-  PLAIN(cuLinkDestroy)
   PLAIN(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
   PLAIN(cuOccupancyAvailableDynamicSMemPerBlock)
   PLAIN(cuGraphAddMemsetNode)
   PLAIN(cuGraphMemsetNodeSetParams)
   PLAIN(cuGraphExecMemsetNodeSetParams)
-  PLAIN(cuGraphDestroy)
+  PLAIN(cuGraphNodeGetType)
+  PLAIN(cuGraphAddChildGraphNode)
+  PLAIN(cuGraphClone)
+  PLAIN(cuGraphUpload)
   PLAIN(cuGraphExecDestroy)
   PLAIN(cuGraphLaunch)
 #undef PLAIN
@@ -71,6 +75,7 @@ HandlerTable build() {
   addMemoryHandlers(table);
   addCopyHandlers(table);
   addModuleHandlers(table);
+  addTextureHandlers(table);
   addStreamHandlers(table);
   addLaunchHandlers(table);
   addGraphHandlers(table);

@@ -41,6 +41,18 @@ class Objects {
   uint64_t name(T real) {
     return nameRaw(schema::handleKind<T>, reinterpret_cast<uint64_t>(real));
   }
+  // The id of a handle the driver returned, or 0: it has none yet.
+  template <class T>
+  uint64_t known(T real) {
+    std::lock_guard lock(mutex_);
+    auto found = id_.find(reverseKey(schema::handleKind<T>, reinterpret_cast<uint64_t>(real)));
+    return found == id_.end() ? 0 : found->second;
+  }
+  // The driver is about to destroy `real`: its address may come back as another object.
+  template <class T>
+  void forget(T real) {
+    if (uint64_t id = known(real); id != 0) retire(id);
+  }
   // Driver ordinal of the lease's device `ordinal`.
   bool device(uint64_t ordinal, CUdevice& out) const {
     if (ordinal >= devices_.size()) return false;

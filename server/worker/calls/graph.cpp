@@ -14,6 +14,7 @@ using AddHost = GPUPOOL_ROW(sessionGraphAddHostNode);
 using SetHost = GPUPOOL_ROW(sessionGraphSetHostNode);
 using GetHost = GPUPOOL_ROW(sessionGraphGetHostNode);
 using Instantiate = GPUPOOL_ROW(sessionGraphInstantiate);
+using Destroy = GPUPOOL_ROW(cuGraphDestroy);
 using Update = GPUPOOL_ROW(sessionGraphUpdate);
 using AddMemcpy = GPUPOOL_ROW(cuGraphAddMemcpyNode);
 using SetMemcpy = GPUPOOL_ROW(cuGraphMemcpyNodeSetParams);
@@ -94,6 +95,19 @@ void pack(Session& session, const CUDA_KERNEL_NODE_PARAMS& params, std::vector<u
   }
 }
 
+// A captured launch of a kernel comes back as a function the session may never have seen: the kernel it belongs to.
+CUfunction nameable(Session& session, CUfunction function) {
+  if (session.objects().known(function) != 0) return function;
+  CUfunction found = function;
+  session.objects().forEach(HandleKind::kernel, [&](uint64_t, uint64_t real) {
+    CUfunction its = nullptr;
+    auto kernel = reinterpret_cast<CUkernel>(real);
+    if (found == function && session.driver().cuKernelGetFunction(&its, kernel) == CUDA_SUCCESS && its == function)
+      found = reinterpret_cast<CUfunction>(kernel);
+  });
+  return found;
+}
+
 void getKernel(Session& session, Call& call) {
   Served<GetKernel> served(session, call);
   if (!served.open()) return;
@@ -101,7 +115,8 @@ void getKernel(Session& session, Call& call) {
   CUresult status = session.driver().cuGraphKernelNodeGetParams_v2(served.get<"node">().value(), &params);
   if (status == CUDA_SUCCESS) {
     if (served.get<"function">().wanted())
-      *served.get<"function">().pass() = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+      *served.get<"function">().pass() =
+          params.func != nullptr ? nameable(session, params.func) : reinterpret_cast<CUfunction>(params.kern);
     if (served.get<"context">().wanted()) *served.get<"context">().pass() = params.ctx;
     served.get<"shape">().plain() = {{params.gridDimX, params.gridDimY, params.gridDimZ},
                                      {params.blockDimX, params.blockDimY, params.blockDimZ},
@@ -165,6 +180,34 @@ void update(Session& session, Call& call) {
   served.close(status);
 }
 
+// Nodes die with their graph, graphs of child nodes with the node.
+void forgetNodes(Session& session, CUgraph graph) {
+  const Driver& driver = session.driver();
+  size_t count = 0;
+  if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS) return;
+  std::vector<CUgraphNode> nodes(count);
+  if (count == 0 || driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
+  for (CUgraphNode node : nodes) {
+    CUgraphNodeType type{};
+    CUgraph child = nullptr;
+    if (driver.cuGraphNodeGetType(node, &type) == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+        driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS && child != nullptr) {
+      forgetNodes(session, child);
+      session.objects().forget(child);
+    }
+    session.objects().forget(node);
+  }
+}
+
+void destroyGraph(Session& session, Call& call) {
+  Served<Destroy> served(session, call);
+  if (!served.open()) return;
+  CUgraph graph = served.get<"hGraph">().value();
+  if (graph == nullptr) return served.close(CUDA_ERROR_INVALID_VALUE);
+  forgetNodes(session, graph);
+  served.close(session.driver().cuGraphDestroy(graph));
+}
+
 template <class R, auto Member, schema::Name Parameter>
 void memcpyNode(Session& session, Call& call) {
   Served<R> served(session, call);
@@ -184,6 +227,7 @@ void addGraphHandlers(HandlerTable& table) {
   table.add<GetHost>(&getHost);
   table.add<Instantiate>(&instantiate);
   table.add<Update>(&update);
+  table.add<Destroy>(&destroyGraph);
   table.add<AddMemcpy>(&memcpyNode<AddMemcpy, &Driver::cuGraphAddMemcpyNode, "copyParams">);
   table.add<SetMemcpy>(&memcpyNode<SetMemcpy, &Driver::cuGraphMemcpyNodeSetParams, "nodeParams">);
   table.add<ExecSetMemcpy>(&memcpyNode<ExecSetMemcpy, &Driver::cuGraphExecMemcpyNodeSetParams, "copyParams">);
