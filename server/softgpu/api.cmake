@@ -26,3 +26,6 @@ gpupool_test(softgpu_api_test unit
   ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
   ${api_tests}/api_stream.cpp ${api_tests}/api_texture.cpp ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp
   LIBS cuda-soft cuda_headers PkgConfig::LZ4 PkgConfig::ZSTD)
+gpupool_test(softgpu_open_test unit ${api_tests}/api_open.cpp)
+target_compile_definitions(softgpu_open_test PRIVATE SOFT_LIBRARY="$<TARGET_FILE:cuda-soft>")
+add_dependencies(softgpu_open_test cuda-soft)

@@ -1,6 +1,8 @@
 // Driver manual: Initialization, Version Management, Device Management.
 #include "server/softgpu/api/device.h"
 
+#include <pthread.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +23,7 @@ constexpr uint64_t kGlobalsBase = 0x1a0000000000, kGlobalsStep = 64ull << 30;
 constexpr uint64_t kGlobalsBytes = 32ull << 30;
 
 std::atomic<bool> ready{false};
+std::atomic<bool> forked{false};  // a child of the process that initialised: the driver does not work there
 std::vector<std::unique_ptr<Device>>& all() {
   static auto* const list = new std::vector<std::unique_ptr<Device>>;
   return *list;
@@ -165,6 +168,7 @@ CUresult cuInit(unsigned int flags) {
   if (flags) return CUDA_ERROR_INVALID_VALUE;
   static auto* const once = new std::mutex;
   std::lock_guard lock(*once);
+  if (forked) return CUDA_ERROR_NOT_INITIALIZED;
   if (initialized()) return CUDA_SUCCESS;
   uint64_t bytes = memoryFromEnvironment();
   std::vector<int> visible = visibleDevices(countFromEnvironment());
@@ -181,6 +185,10 @@ CUresult cuInit(unsigned int flags) {
     device->setPool(device->defaultPool);
     all().push_back(std::move(device));
   }
+  pthread_atfork(nullptr, nullptr, [] {
+    forked = true;
+    ready = false;
+  });
   ready.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
