@@ -60,7 +60,7 @@ findCuda() {
     done
   fi
   nvcc=$cudaFolder/bin/nvcc
-  isCuda13 "$nvcc" || installCuda
+  if ! isCuda13 "$nvcc"; then installCuda; fi
 }
 
 # The compiler and the headers from PyPI, laid out as in a toolkit.
@@ -74,7 +74,8 @@ installCuda() {
   fi
   rm -rf "$new" "$cudaFolder"
   $python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$new" \
-    --root-user-action ignore "${cudaWheels[@]/%/==13.0.*}"
+    --root-user-action ignore "${cudaWheels[@]/%/==13.0.*}" ||
+    die "PyPI did not give the compiler; install the CUDA 13.0 toolkit, or set CUDA_HOME to one"
   (
     cd "$new/nvidia/cu13"
     ln -s lib lib64
