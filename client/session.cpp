@@ -157,6 +157,22 @@ uint32_t Session::lane() {
   return mine;
 }
 
+bool Session::isFault(CUresult status) {
+  switch (status) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED: return true;
+    default: return false;
+  }
+}
+
 // Waits for room as long as the worker lives: back-pressure, as a full native queue would be.
 std::byte* Session::reserve(size_t bytes) {
   if (bytes > connection_->maxMessage(Channel::call)) return nullptr;
@@ -302,8 +318,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
       auto body = in.value<schema::FailedBody>();
       auto text = in.text();
       auto status = static_cast<CUresult>(body.status);
-      bool deviceFault = body.call == 0 || status == CUDA_ERROR_ILLEGAL_ADDRESS || status == CUDA_ERROR_LAUNCH_FAILED ||
-                         status == CUDA_ERROR_ASSERT || sticky() != CUDA_SUCCESS;
+      bool deviceFault = body.call == 0 || isFault(status) || sticky() != CUDA_SUCCESS;
       if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
         GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
       else
@@ -362,6 +377,7 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   HostFunction function;
   bool known = findHostFunction(id, function);
   if (known) {
+    if (function.prepare) function.prepare();
     runningHostFunction = true;
     if (function.streamCallback != nullptr) function.streamCallback(function.stream, status, function.data);
     else function.function(function.data);

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -76,6 +77,7 @@ class Session {
     CUstream stream = nullptr;
     void* data = nullptr;
     bool once = true;
+    std::function<void()> prepare;  // brings the bytes it may read; runs before it, holding nothing
   };
   uint64_t addHostFunction(const HostFunction& function);
   bool findHostFunction(uint64_t id, HostFunction& out);
@@ -137,9 +139,12 @@ class Session {
     await(waiter);
     Reader in(waiter.bytes);
     if (!waiter.bytes.empty()) RowCodec<R>::decode(in, arguments);
+    if (__builtin_expect(isFault(waiter.status), 0)) words_->setSticky(waiter.status);
     return waiter.status;
   }
 
+  // Errors after which a context answers nothing else.
+  static bool isFault(CUresult status);
   std::byte* reserve(size_t bytes);
   CUresult lost();
   void addWaiter(Waiter* waiter);

@@ -43,10 +43,12 @@ struct ImageName {  // SHA-256 of the bytes
 };
 
 // ---- memory ----------------------------------------------------------------------------------------------------
-// Maps fresh zeroed device memory at [address, address + bytes) of the device's window, accessible from every device of
+// Maps fresh zeroed device memory at [address, address + bytes) of one of the session's windows, accessible from every device of
 // the session that has peer access. Multiples of 2 MiB.
 CUresult sessionExtentMap(CUdevice device, CUdeviceptr address, size_t bytes);
 CUresult sessionExtentUnmap(CUdeviceptr address);
+// Opens the owner's extents, present and future, to the peer.
+CUresult sessionPeerAccess(CUdevice owner, CUdevice peer);
 // Maps pinned host memory of the worker at `address` of the host arena, registered with the driver, and shares it as
 // `region`. Multiples of 4 KiB. flags: CU_MEMHOSTALLOC_*.
 CUresult sessionHostMap(CUdeviceptr address, size_t bytes, unsigned flags, RegionName* region);
@@ -89,7 +91,8 @@ CUresult sessionLibraryKernels(CUlibrary library, CUkernel* kernels, size_t* cou
 // Linker: inputs travel as images.
 CUresult sessionLinkCreate(const CUjit_option* options, const uint64_t* values, unsigned optionCount, CUlinkState* link);
 CUresult sessionLinkAdd(CUlinkState link, CUjitInputType type, ImageName image, const char* name,
-                        const CUjit_option* options, const uint64_t* values, unsigned optionCount);
+                        const CUjit_option* options, const uint64_t* values, unsigned optionCount, char* infoLog,
+                        int infoBytes, char* errorLog, int errorBytes);
 CUresult sessionLinkComplete(CUlinkState link, char* infoLog, int infoBytes, char* errorLog, int errorBytes,
                              size_t* bytes);
 CUresult sessionLinkRead(CUlinkState link, size_t offset, unsigned char* data, size_t* bytes);

@@ -1,8 +1,10 @@
 // Contexts: kept in client/contexts.cpp; here are the names, and what the worker must hear of them.
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
 #include "client/memory/device.h"
 #include "client/memory/host.h"
+#include "client/memory/pools.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -34,10 +36,12 @@ CUresult destroyRemote(CUcontext context) {
   if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
   for (const Allocation& a : mine) {
     allocations().remove(a.address);
-    if (a.kind == Allocation::Kind::device) deviceMemory(sessionDevice(a.device)).release(context, a.address);
+    if (a.pool != nullptr) releaseToPool(a.pool, a.address, nullptr);
+    else if (a.kind == Allocation::Kind::device) deviceMemory(sessionDevice(a.device)).release(context, a.address);
     else if (a.kind == Allocation::Kind::pinned || a.kind == Allocation::Kind::managed) hostMemory().release(context, a.address);
     else hostMemory().removeMirror(a.address);
   }
+  poolsForgetContext(context, object->device);
   deviceMemory(sessionDevice(object->device)).trim(context, 0);
   forgetStreams(*object);
   return object->primary ? session.await<"cuDevicePrimaryCtxReset_v2">(CUcontext{nullptr}, object->device)
@@ -110,11 +114,15 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long* out) {
 CUresult cuCtxSynchronize() {
   CUcontext context = nullptr;
   CUresult status = current(context);
+  if (status == CUDA_SUCCESS) status = captureConflict(context);
+  if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? synchronizeContext(context) : status;
 }
 CUresult cuCtxSynchronize_v2(CUcontext context) {
   Context* object = nullptr;
   CUresult status = contexts().resolve(context, &object);
+  if (status == CUDA_SUCCESS) status = captureConflict(object->handle);
+  if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? synchronizeContext(object->handle) : status;
 }
 

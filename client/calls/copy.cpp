@@ -3,6 +3,7 @@
 
 #include "client/copies.h"
 #include "client/entry.h"
+#include "client/memory/allocations.h"
 #include "client/memory/host.h"
 
 namespace gpupool::client {
@@ -18,7 +19,10 @@ End hostEnd(const void* p, size_t bytes) {
 // A device pointer as a call declares it: arena memory is addressable too, ordinary memory is not.
 End deviceEnd(CUdeviceptr p, size_t bytes) {
   End end = endOf(p, bytes);
-  return end == End::host ? End::unknown : end;
+  Allocation found;
+  if (end != End::host) return end;
+  // Managed symbols and registered memory are addressed by the device too; what counts is the application's copy.
+  return allocations().find(p, found) ? End::host : End::unknown;
 }
 
 CUresult upload(CUdeviceptr to, const void* from, size_t bytes, CUstream stream, Timing timing) {

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
 #include "client/memory/device.h"
 #include "client/memory/host.h"
+#include "client/memory/pools.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -23,8 +25,12 @@ CUresult allocateDevice(CUdeviceptr* out, size_t bytes) {
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
+  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
-  status = deviceMemory(sessionDevice(context->device)).allocate(context->handle, bytes, address);
+  DeviceMemory& memory = deviceMemory(sessionDevice(context->device));
+  status = memory.allocate(context->handle, bytes, address);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(context->handle, context->device))
+    status = memory.allocate(context->handle, bytes, address);
   if (status != CUDA_SUCCESS) return status;
   allocations().add({address, bytes, Kind_::device, context->device, context->handle, 0, address, 0, nullptr});
   *out = address;
@@ -36,6 +42,7 @@ CUresult allocateHost(void** out, size_t bytes, unsigned flags, Kind_ kind) {
   CUresult status = currentContext(context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
   bool mirrored = kind == Kind_::managed || (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0;
   status = hostMemory().allocate(context->handle, bytes, flags, mirrored, address);
@@ -51,9 +58,14 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
   if (!allocations().find(address, found) || found.address != address ||
       std::find(kinds.begin(), kinds.end(), found.kind) == kinds.end())
     return CUDA_ERROR_INVALID_VALUE;
-  CUresult status = synchronizeContext(found.context);
-  if (status != CUDA_SUCCESS) return status;
+  CUresult status = captureForbids();
+  if (status == CUDA_SUCCESS) status = synchronizeContext(found.context);
+  if (status != CUDA_SUCCESS || found.ofGraph) return status;
   if (!allocations().remove(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (found.pool != nullptr) {
+    releaseToPool(found.pool, address, nullptr);
+    return CUDA_SUCCESS;
+  }
   if (found.kind == Kind_::device) {
     deviceMemory(sessionDevice(found.device)).release(found.context, address);
     return CUDA_SUCCESS;
@@ -113,6 +125,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   CUresult status = currentContext(context);
   if (status != CUDA_SUCCESS) return status;
   size_t f = 0, t = 0;
+  settlePools(context->device);
   deviceMemory(sessionDevice(context->device)).info(f, t);
   if (free != nullptr) *free = f;
   if (total != nullptr) *total = t;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "client/calls/jit_options.h"
 #include "client/code.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
@@ -16,47 +17,6 @@ namespace {
 constexpr size_t kPiece = size_t{256} << 10;
 constexpr size_t kMaxParameters = 4096;
 
-// JIT options as they travel: numbers only. Log buffers stay here and are filled from the reply.
-struct Options {
-  std::vector<CUjit_option> names;
-  std::vector<uint64_t> values;
-  char* info = nullptr;
-  char* error = nullptr;
-  int infoBytes = 0, errorBytes = 0;
-  void** infoSize = nullptr;
-  void** errorSize = nullptr;
-
-  Options(unsigned count, const CUjit_option* options, void** given) {
-    for (unsigned i = 0; i < count && options != nullptr && given != nullptr; ++i) {
-      auto number = static_cast<int>(reinterpret_cast<uint64_t>(given[i]));
-      switch (options[i]) {
-        case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char*>(given[i]); break;
-        case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char*>(given[i]); break;
-        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: infoBytes = number, infoSize = &given[i]; break;
-        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: errorBytes = number, errorSize = &given[i]; break;
-        case CU_JIT_WALL_TIME: break;  // an output nobody can fill truthfully from here
-        case CU_JIT_GLOBAL_SYMBOL_NAMES:
-        case CU_JIT_GLOBAL_SYMBOL_ADDRESSES: break;  // host arrays of a retired interface
-        default:
-          names.push_back(options[i]);
-          values.push_back(reinterpret_cast<uint64_t>(given[i]));
-      }
-    }
-    if (info == nullptr) infoBytes = 0;
-    if (error == nullptr) errorBytes = 0;
-    infoBytes = std::clamp(infoBytes, 0, 64 << 10);
-    errorBytes = std::clamp(errorBytes, 0, 64 << 10);
-  }
-  // The driver writes the used sizes back.
-  void finish() {
-    if (info != nullptr && infoSize != nullptr && infoBytes > 0)
-      *infoSize = reinterpret_cast<void*>(::strnlen(info, static_cast<size_t>(infoBytes)));
-    if (error != nullptr && errorSize != nullptr && errorBytes > 0)
-      *errorSize = reinterpret_cast<void*>(::strnlen(error, static_cast<size_t>(errorBytes)));
-  }
-  unsigned count() const { return static_cast<unsigned>(names.size()); }
-};
-
 // One image out of a device-linked program: [u64 count, then per fatbin: u64 bytes, bytes padded to 8], the linked one first.
 std::vector<std::byte> joinLinked(const CodeImage& code) {
   schema::ByteBuffer all;
@@ -67,7 +27,7 @@ std::vector<std::byte> joinLinked(const CodeImage& code) {
 }
 
 template <schema::Name N, class Handle, class Table>
-CUresult load(Table& table, Handle* out, const void* image, CUcontext context, Options& options) {
+CUresult load(Table& table, Handle* out, const void* image, CUcontext context, JitOptions& options) {
   if (out == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   CodeImage code;
   CUresult status = recogniseImage(image, &code);
@@ -105,15 +65,17 @@ CUresult loadModule(CUmodule* out, const void* image, unsigned count, CUjit_opti
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
-  Options options(count, names, values);
+  JitOptions options(count, names, values);
   return load<"sessionModuleLoad">(modules, out, image, context->handle, options);
 }
 
 // A library has no context; the worker's driver wants none either.
 CUresult loadLibrary(CUlibrary* out, const void* image, unsigned count, CUjit_option* names, void** values) {
-  Options options(count, names, values);
+  JitOptions options(count, names, values);
   return load<"sessionLibraryLoad">(libraries, out, image, nullptr, options);
 }
+
+}  // namespace
 
 bool readFile(const char* path, std::vector<char>& bytes) {
   std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "rb");
@@ -124,6 +86,8 @@ bool readFile(const char* path, std::vector<char>& bytes) {
   bytes.push_back(0);
   return true;
 }
+
+namespace {
 
 // The same name asked twice gives the same handle: cudart maps handles back to host stubs.
 template <class Handle, class Table, class Ask>

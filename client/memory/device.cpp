@@ -74,6 +74,20 @@ uint64_t DeviceMemory::reserveAddresses(size_t bytes, size_t alignment) {
   return 0;
 }
 
+CUresult DeviceMemory::charge(CUcontext context, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  auto fits = [&] { return mapped_ + charged_ <= limit_ && bytes <= limit_ - mapped_ - charged_; };
+  if (!fits()) trimLocked(context, 0);
+  if (!fits()) return CUDA_ERROR_OUT_OF_MEMORY;
+  charged_ += bytes;
+  return CUDA_SUCCESS;
+}
+
+void DeviceMemory::release(size_t bytes) {
+  std::lock_guard lock(mutex_);
+  charged_ -= std::min(charged_, bytes);
+}
+
 void DeviceMemory::releaseAddresses(uint64_t address, size_t bytes) {
   std::lock_guard lock(mutex_);
   auto next = addresses_.upper_bound(address);
@@ -114,6 +128,7 @@ std::map<uint64_t, DeviceMemory::Extent>::iterator DeviceMemory::extentOf(uint64
 CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
   // Called with the mutex held; addresses_ is ours.
   uint64_t address = 0;
+  if (charged_ != 0 && (mapped_ + charged_ > limit_ || bytes > limit_ - mapped_ - charged_)) return CUDA_ERROR_OUT_OF_MEMORY;
   for (auto it = addresses_.begin(); it != addresses_.end(); ++it) {
     if (it->second < bytes) continue;
     address = it->first;
@@ -233,7 +248,7 @@ void DeviceMemory::reset(CUcontext context) {
 void DeviceMemory::info(size_t& freeBytes, size_t& totalBytes) const {
   std::lock_guard lock(mutex_);
   totalBytes = limit_;
-  freeBytes = limit_ - std::min<uint64_t>(limit_, used_);
+  freeBytes = limit_ - std::min<uint64_t>(limit_, used_ + charged_);
 }
 
 }  // namespace gpupool::client

@@ -30,6 +30,9 @@ class DeviceMemory {
   // The context was reset: the worker's memory is given back.
   void reset(CUcontext context);
   void info(size_t& freeBytes, size_t& totalBytes) const;
+  // Physical memory the application manages itself (cuMemCreate): counted against the limit, mapped elsewhere.
+  CUresult charge(CUcontext context, size_t bytes);
+  void release(size_t bytes);
   // A range of the window for the application's own mappings; no physical memory. 0: no room.
   uint64_t reserveAddresses(size_t bytes, size_t alignment);
   void releaseAddresses(uint64_t address, size_t bytes);
@@ -52,6 +55,7 @@ class DeviceMemory {
   uint64_t limit_ = 0;
   size_t mapped_ = 0;     // bytes of extents
   size_t used_ = 0;       // bytes of blocks handed out
+  size_t charged_ = 0;    // bytes of cuMemCreate
   std::map<uint64_t, size_t> addresses_;                // unused parts of the window
   std::map<uint64_t, Extent> extents_;
   std::map<uint64_t, size_t> blocks_;                   // handed out

@@ -3,6 +3,7 @@
 // clang-format off
 SESSION_CALL(sessionExtentMap, Await, Device<"device">, In<"address">, In<"bytes">)
 SESSION_CALL(sessionExtentUnmap, Post, In<"address">)
+SESSION_CALL(sessionPeerAccess, Await, Device<"owner">, Device<"peer">)
 SESSION_CALL(sessionHostMap, Await, In<"address">, In<"bytes">, In<"flags">, Out<"region">)
 SESSION_CALL(sessionHostUnmap, Post, In<"address">)
 SESSION_CALL(sessionMirrorApply, Post, In<"address">, Array<"runs", "bytes">, In<"bytes">)
@@ -20,7 +21,7 @@ SESSION_CALL(sessionFunctionName, Await, Handle<"function">, OutText<"name", "by
 SESSION_CALL(sessionModuleFunctions, Await, Handle<"module">, OutArray<"functions", "count">, InOut<"count">)
 SESSION_CALL(sessionLibraryKernels, Await, Handle<"library">, OutArray<"kernels", "count">, InOut<"count">)
 SESSION_CALL(sessionLinkCreate, Await, Array<"options", "optionCount">, Array<"values", "optionCount">, In<"optionCount">, Mints<"link">)
-SESSION_CALL(sessionLinkAdd, MayBlock, Handle<"link">, In<"type">, In<"image">, Text<"name">, Array<"options", "optionCount">, Array<"values", "optionCount">, In<"optionCount">)
+SESSION_CALL(sessionLinkAdd, MayBlock, Handle<"link">, In<"type">, In<"image">, Text<"name">, Array<"options", "optionCount">, Array<"values", "optionCount">, In<"optionCount">, OutText<"infoLog", "infoBytes">, In<"infoBytes">, OutText<"errorLog", "errorBytes">, In<"errorBytes">)
 SESSION_CALL(sessionLinkComplete, MayBlock, Handle<"link">, OutText<"infoLog", "infoBytes">, In<"infoBytes">, OutText<"errorLog", "errorBytes">, In<"errorBytes">, Out<"bytes">)
 SESSION_CALL(sessionLinkRead, Await, Handle<"link">, In<"offset">, OutArray<"data", "bytes">, InOut<"bytes">)
 SESSION_CALL(sessionLaunch, Post, Handle<"function">, Handle<"stream">, In<"shape">, Array<"parameters", "parameterBytes">, In<"parameterBytes">, Array<"attributes", "attributeCount">, In<"attributeCount">)

@@ -114,6 +114,7 @@ void addContextHandlers(HandlerTable&);
 void addMemoryHandlers(HandlerTable&);
 void addCopyHandlers(HandlerTable&);
 void addModuleHandlers(HandlerTable&);
+void addTextureHandlers(HandlerTable&);
 void addStreamHandlers(HandlerTable&);
 void addLaunchHandlers(HandlerTable&);
 void addGraphHandlers(HandlerTable&);

@@ -69,7 +69,7 @@ Session::~Session() {
   for (auto& thread : besideThreads_) thread.join();
   if (control_.joinable()) control_.join();
   words_.stop();
-  if (stagingRegistered_) driver_.cuMemHostUnregister(staging_->data());
+  if (registered_) driver_.cuMemHostUnregister(staging_->data());
 }
 
 void Session::end(const std::string& reason) {
@@ -183,16 +183,28 @@ CUresult Session::makeCurrent(uint64_t id) {
   CUcontext now = nullptr;
   CUcontext real = nullptr;
   if (!objects_.find(id, real)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-  if (current == id && driver_.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now == real) return CUDA_SUCCESS;
-  CUresult result = driver_.cuCtxSetCurrent(real);
-  current = result == CUDA_SUCCESS ? id : 0;
-  if (result == CUDA_SUCCESS && !stagingRegistered_ && staging_) {
-    std::lock_guard lock(endMutex_);
-    if (!stagingRegistered_)
-      stagingRegistered_ = driver_.cuMemHostRegister_v2(staging_->data(), staging_->size(),
-                                                        CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+  CUresult result = CUDA_SUCCESS;
+  if (current != id || driver_.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != real) {
+    result = driver_.cuCtxSetCurrent(real);
+    current = result == CUDA_SUCCESS ? id : 0;
   }
+  if (result == CUDA_SUCCESS && !registered_.load(std::memory_order_acquire)) registerHostMemory();
   return result;
+}
+
+void Session::registerHostMemory() {
+  std::lock_guard lock(endMutex_);
+  if (registered_) return;
+  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  auto again = [&](void* data, size_t bytes) {
+    CUresult result = driver_.cuMemHostRegister_v2(data, bytes, flags);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", bytes, driver_.describe(result).c_str());
+  };
+  again(staging_->data(), staging_->size());
+  again(words_.memory()->data(), words_.memory()->size());
+  space_.forEachHost(again);
+  registered_ = true;
 }
 
 bool Session::admit(std::span<const std::byte> message, std::string& reason) {

@@ -65,6 +65,8 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   // Makes the context of handle `id` current on this thread.
   CUresult makeCurrent(uint64_t id);
+  // A context ended, and with it perhaps the driver's registrations of our host memory: they are made again.
+  void registrationsLost() { registered_ = false; }
   // Runs host function `callback` of the client and waits for its answer; on a driver thread.
   void runCallback(uint64_t callback, CUresult status);
   bool mapsMemory() const { return connection_->mapsMemory(); }
@@ -75,6 +77,7 @@ class Session {
   transport::Region share(std::shared_ptr<transport::SharedMemory> memory) { return connection_->share(std::move(memory)); }
 
  private:
+  void registerHostMemory();
   bool greet(std::string& reason);
   void describeDevices(schema::WorkerHello& hello);
   bool admit(std::span<const std::byte> message, std::string& reason);
@@ -93,7 +96,7 @@ class Session {
   Objects objects_;
   Space space_;
   std::shared_ptr<transport::SharedMemory> staging_;
-  bool stagingRegistered_ = false;
+  std::atomic<bool> registered_{false};
   Words words_;
   Images images_;
   Output output_;

@@ -94,9 +94,11 @@ CUresult Space::scrub(const Extent& extent) {
 CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
   std::lock_guard lock(mutex_);
   if (device >= windows_.size() || bytes == 0 || bytes % kExtentUnit || address % kExtentUnit) return CUDA_ERROR_INVALID_VALUE;
-  CUdeviceptr window = windows_[device];
-  if (address < window || bytes > layout_.windowBytes || address - window > layout_.windowBytes - bytes)
-    return CUDA_ERROR_INVALID_VALUE;
+  // In any window: an application reserves addresses before it says whose memory comes there.
+  bool inside = false;
+  for (CUdeviceptr window : windows_)
+    inside |= address >= window && bytes <= layout_.windowBytes && address - window <= layout_.windowBytes - bytes;
+  if (!inside) return CUDA_ERROR_INVALID_VALUE;
   auto after = extents_.lower_bound(address);
   if (after != extents_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
   if (after != extents_.begin()) {

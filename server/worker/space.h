@@ -37,6 +37,12 @@ class Space {
   CUresult mapHost(uint64_t address, size_t bytes, unsigned flags, std::shared_ptr<transport::SharedMemory>& memory);
   CUresult unmapHost(uint64_t address);
 
+  // Every piece of pinned memory, for registering it again after a context ended.
+  template <class F>
+  void forEachHost(F&& f) {
+    std::lock_guard lock(mutex_);
+    for (auto& [address, piece] : host_) f(static_cast<void*>(piece.memory->data()), piece.memory->size());
+  }
   // A module global the client was told of.
   void addGlobal(CUdeviceptr address, size_t bytes);
 

@@ -26,7 +26,6 @@ Words::Words(const Driver& driver, Objects& objects, Publish publish, std::funct
 
 Words::~Words() {
   stop();
-  if (device_ != 0) driver_.cuMemHostUnregister(memory_->data());
 }
 
 void Words::stop() {
@@ -43,8 +42,6 @@ CUdeviceptr Words::deviceAddress(uint64_t index) {
   if (index == 0 || index >= schema::kWordsCount) return 0;
   CUdeviceptr base = device_.load(std::memory_order_acquire);
   if (base == 0) {
-    unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-    if (driver_.cuMemHostRegister_v2(memory_->data(), memory_->size(), flags) != CUDA_SUCCESS) return 0;
     if (driver_.cuMemHostGetDevicePointer_v2(&base, memory_->data(), 0) != CUDA_SUCCESS) return 0;
     device_.store(base, std::memory_order_release);
   }

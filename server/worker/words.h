@@ -29,8 +29,8 @@ class Words {
   ~Words();
 
   const std::shared_ptr<transport::SharedMemory>& memory() const { return memory_; }
-  // The device's address of word `index`; 0 if there is no such word. Registers the page with the driver at first use:
-  // a context must be current.
+  // The device's address of word `index`; 0 if there is no such word. The page is registered
+  // (Session::registerHostMemory) whenever a context is current.
   CUdeviceptr deviceAddress(uint64_t index);
   void watch(uint64_t index, uint64_t value);
   // From any thread: the session is over; every waiter learns `status`.

@@ -29,6 +29,8 @@ template <class R, auto Member>
 void plain(Session& session, Call& call) {
   PlaceGlobals place;
   serveDriver<R, Member>(session, call);
+  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset> || std::is_same_v<R, PrimaryRelease>)
+    session.registrationsLost();
 }
 
 unsigned deviceOf(Session& session, CUcontext context) {

@@ -8,6 +8,7 @@ namespace {
 
 using ExtentMap = GPUPOOL_ROW(sessionExtentMap);
 using ExtentUnmap = GPUPOOL_ROW(sessionExtentUnmap);
+using PeerAccess = GPUPOOL_ROW(sessionPeerAccess);
 using HostMap = GPUPOOL_ROW(sessionHostMap);
 using HostUnmap = GPUPOOL_ROW(sessionHostUnmap);
 using MirrorApply = GPUPOOL_ROW(sessionMirrorApply);
@@ -30,6 +31,17 @@ void mapExtent(Session& session, Call& call) {
 void unmapExtent(Session& session, Call& call) {
   Served<ExtentUnmap> served(session, call);
   if (served.open()) served.close(session.space().unmapExtent(served.get<"address">().value()));
+}
+
+void peerAccess(Session& session, Call& call) {
+  Served<PeerAccess> served(session, call);
+  if (!served.open()) return;
+  CUdevice owner = served.get<"owner">().value(), peer = served.get<"peer">().value();
+  int can = 0;
+  CUresult status = session.driver().cuDeviceCanAccessPeer(&can, peer, owner);
+  if (status == CUDA_SUCCESS && can == 0) status = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+  if (status == CUDA_SUCCESS) status = session.space().allowPeer(ordinalOf(session, owner), ordinalOf(session, peer));
+  served.close(status);
 }
 
 void mapHost(Session& session, Call& call) {
@@ -92,6 +104,7 @@ void collectMirror(Session& session, Call& call) {
 void addMemoryHandlers(HandlerTable& table) {
   table.add<ExtentMap>(&mapExtent);
   table.add<ExtentUnmap>(&unmapExtent);
+  table.add<PeerAccess>(&peerAccess);
   table.add<HostMap>(&mapHost);
   table.add<HostUnmap>(&unmapHost);
   table.add<MirrorApply>(&applyMirror);

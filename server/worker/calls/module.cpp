@@ -25,6 +25,7 @@ using LinkCreate = GPUPOOL_ROW(sessionLinkCreate);
 using LinkAdd = GPUPOOL_ROW(sessionLinkAdd);
 using LinkComplete = GPUPOOL_ROW(sessionLinkComplete);
 using LinkRead = GPUPOOL_ROW(sessionLinkRead);
+using LinkDestroy = GPUPOOL_ROW(cuLinkDestroy);
 
 // Loads run beside the executor, but the order in which globals are placed decides their addresses.
 std::mutex placing;
@@ -298,6 +299,15 @@ std::shared_ptr<Link> linkOf(uint64_t id) {
   return link;
 }
 
+template <class S>
+void copyLogs(S& served, const Link& link) {
+  auto copy = [](auto& slot, const std::vector<char>& log) {
+    if (slot.wanted() && !slot.array().empty()) ::strncpy(slot.array().data(), log.data(), slot.array().size() - 1);
+  };
+  copy(served.template get<"infoLog">(), link.info);
+  copy(served.template get<"errorLog">(), link.error);
+}
+
 void linkCreate(Session& session, Call& call) {
   Served<LinkCreate> served(session, call);
   if (!served.open()) return;
@@ -318,10 +328,24 @@ void linkAdd(Session& session, Call& call) {
   if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
   size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
-  served.close(session.driver().cuLinkAddData_v2(served.get<"link">().value(), served.get<"type">().value(),
-                                                 const_cast<void*>(image.pointer), size, served.get<"name">().pass(),
-                                                 static_cast<unsigned>(options.names.size()), options.names.data(),
-                                                 options.values.data()));
+  CUresult status = session.driver().cuLinkAddData_v2(
+      served.get<"link">().value(), served.get<"type">().value(), const_cast<void*>(image.pointer), size,
+      served.get<"name">().pass(), static_cast<unsigned>(options.names.size()), options.names.data(), options.values.data());
+  copyLogs(served, *linkOf(served.get<"link">().id()));
+  served.close(status);
+}
+
+// The driver may keep writing into the link's log buffers until now.
+void linkDestroy(Session& session, Call& call) {
+  Served<LinkDestroy> served(session, call);
+  if (!served.open()) return;
+  uint64_t id = served.get<"state">().id();
+  CUresult status = served.invoke(session.driver().cuLinkDestroy);
+  if (status == CUDA_SUCCESS) {
+    std::lock_guard lock(linksMutex);
+    links.erase(id);
+  }
+  served.close(status);
 }
 
 void linkComplete(Session& session, Call& call) {
@@ -336,11 +360,7 @@ void linkComplete(Session& session, Call& call) {
     link->result.assign(first, first + bytes);
     served.get<"bytes">().plain() = bytes;
   }
-  auto copyLog = [](auto& slot, const std::vector<char>& log) {
-    if (slot.wanted() && !slot.array().empty()) ::strncpy(slot.array().data(), log.data(), slot.array().size() - 1);
-  };
-  copyLog(served.get<"infoLog">(), link->info);
-  copyLog(served.get<"errorLog">(), link->error);
+  copyLogs(served, *link);
   served.close(status);
 }
 
@@ -374,6 +394,7 @@ void addModuleHandlers(HandlerTable& table) {
   table.add<LinkAdd>(&linkAdd);
   table.add<LinkComplete>(&linkComplete);
   table.add<LinkRead>(&linkRead);
+  table.add<LinkDestroy>(&linkDestroy);
 }
 
 }  // namespace gpupool::server

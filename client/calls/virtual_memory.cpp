@@ -1,0 +1,281 @@
+// Virtual Memory Management. Ranges come from the session's windows, where addresses are the same on both
+// sides; physical memory is mapped by the worker when the application maps it, as an extent of its own,
+// because an extent cannot be cut or mapped twice. So a handle is mapped whole and once: anything else is
+// CUDA_ERROR_NOT_SUPPORTED.
+#include <map>
+#include <mutex>
+
+#include "client/devices.h"
+#include "client/entry.h"
+#include "client/memory/allocations.h"
+#include "client/memory/device.h"
+#include "client/memory/pools.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr size_t kGranularity = DeviceMemory::kExtentUnit;
+
+HandleTable<Plain> physicalHandles{Kind::memAllocation};
+
+struct Reservation {
+  size_t bytes = 0;
+  CUdevice device = 0;  // whose window it lies in
+};
+struct Physical {
+  CUmemAllocationProp properties{};
+  size_t bytes = 0;
+  unsigned references = 1;  // of the application; a mapping keeps the memory without any
+  bool mapped = false;
+  bool used = false;  // was mapped once: its contents went with the mapping
+};
+struct Mapping {
+  size_t bytes = 0;
+  uint64_t handle = 0;
+  unsigned access[schema::kMaxDevices] = {};  // CUmemAccess_flags by application device
+};
+
+// One mutex for all three, held while the worker is awaited: calls here are rare, and must not overtake each
+// other.
+struct VirtualMemory {
+  std::mutex mutex;
+  std::map<uint64_t, Reservation> reservations;
+  std::map<uint64_t, Mapping> mappings;
+  std::map<uint64_t, Physical> physical;
+
+  // The reservation that holds [address, + bytes).
+  bool reserved(uint64_t address, size_t bytes) const {
+    auto after = reservations.upper_bound(address);
+    if (after == reservations.begin()) return false;
+    auto& [base, range] = *std::prev(after);
+    return address - base < range.bytes && bytes <= range.bytes - (address - base);
+  }
+  bool overlaps(uint64_t address, size_t bytes) const {
+    auto next = mappings.lower_bound(address);
+    if (next != mappings.end() && next->first < address + bytes) return true;
+    return next != mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
+  }
+  // Calls f(address, mapping) on the mappings that make up the range exactly; false if they do not.
+  template <class F>
+  bool eachWhole(uint64_t address, size_t bytes, F&& f) {
+    auto first = mappings.find(address);
+    uint64_t at = address;
+    for (auto it = first; it != mappings.end() && it->first == at && at < address + bytes; ++it)
+      at += it->second.bytes;
+    if (bytes == 0 || at != address + bytes) return false;
+    for (auto it = first; it != mappings.end() && it->first < address + bytes;) {
+      auto here = it++;
+      f(here->first, here->second);
+    }
+    return true;
+  }
+  void dropUnused(uint64_t handle) {
+    auto found = physical.find(handle);
+    if (found == physical.end() || found->second.references != 0 || found->second.mapped) return;
+    deviceMemory(sessionDevice(found->second.properties.location.id)).release(found->second.bytes);
+    physicalHandles.destroy(handle);
+    physical.erase(found);
+  }
+};
+VirtualMemory& virtualMemory() {
+  static auto* all = new VirtualMemory;
+  return *all;
+}
+
+CUcontext currentContext() {
+  CUcontext context = nullptr;
+  contexts().getCurrent(&context);
+  return context;
+}
+
+bool aligned(uint64_t value) { return value % kGranularity == 0; }
+
+CUresult checkProperties(const CUmemAllocationProp* properties) {
+  if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (propertiesOf(properties->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  // A descriptor can be asked for and is refused when it is exported; programs ask in case they might.
+  if ((properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+namespace custom {
+
+CUresult cuMemGetAllocationGranularity(size_t* granularity, const CUmemAllocationProp* properties,
+                                       CUmemAllocationGranularity_flags option) {
+  if (granularity == nullptr || option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUresult status = checkProperties(properties);
+  if (status == CUDA_SUCCESS) *granularity = kGranularity;
+  return status;
+}
+
+// The address asked for is a hint; ours are chosen so that both sides have them.
+CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr,
+                             unsigned long long flags) {
+  if (out == nullptr || bytes == 0 || !aligned(bytes) || flags != 0 || (alignment & (alignment - 1)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  Context* context = contexts().find(currentContext());
+  CUdevice device = context != nullptr ? context->device : 0;
+  uint64_t address = deviceMemory(sessionDevice(device)).reserveAddresses(bytes, alignment);
+  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  all.reservations[address] = {bytes, device};
+  *out = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto found = all.reservations.find(address);
+  if (found == all.reservations.end() || found->second.bytes != bytes || all.overlaps(address, bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  deviceMemory(sessionDevice(found->second.device)).releaseAddresses(address, bytes);
+  all.reservations.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
+                     unsigned long long flags) {
+  if (out == nullptr || bytes == 0 || !aligned(bytes) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  CUresult status = checkProperties(properties);
+  if (status != CUDA_SUCCESS) return status;
+  CUcontext context = currentContext();
+  CUdevice device = properties->location.id;
+  DeviceMemory& memory = deviceMemory(sessionDevice(device));
+  status = memory.charge(context, bytes);
+  if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(context, device))
+    status = memory.charge(context, bytes);
+  if (status != CUDA_SUCCESS) return status;
+  auto made = physicalHandles.create();
+  if (made.object == nullptr) {
+    memory.release(bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  all.physical[made.id] = {*properties, bytes};
+  *out = made.id;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto found = all.physical.find(handle);
+  if (found == all.physical.end() || found->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
+  --found->second.references;
+  all.dropUnused(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags) {
+  if (flags != 0 || bytes == 0 || !aligned(bytes) || !aligned(address)) return CUDA_ERROR_INVALID_VALUE;
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto found = all.physical.find(handle);
+  if (found == all.physical.end() || found->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
+  Physical& physical = found->second;
+  if (offset != 0 || bytes != physical.bytes || physical.used) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!all.reserved(address, bytes) || all.overlaps(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  CUdevice device = physical.properties.location.id;
+  CUresult status = Session::get().await<"sessionExtentMap">(currentContext(), device, address, bytes);
+  if (status != CUDA_SUCCESS) return status;
+  physical.mapped = physical.used = true;
+  all.mappings[address] = {bytes, handle, {}};
+  allocations().add({address, bytes, Allocation::Kind::mapped, device, nullptr, 0, address, 0, nullptr});
+  return CUDA_SUCCESS;
+}
+
+// As the driver, this does not wait for work that uses the range.
+CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  CUresult status = CUDA_SUCCESS;
+  CUcontext context = currentContext();
+  bool whole = all.eachWhole(address, bytes, [&](uint64_t at, Mapping& mapping) {
+    CUresult sent = Session::get().post<"sessionExtentUnmap">(context, CUdeviceptr{at});
+    if (status == CUDA_SUCCESS) status = sent;
+    allocations().remove(at);
+    uint64_t handle = mapping.handle;
+    all.mappings.erase(at);
+    all.physical[handle].mapped = false;
+    all.dropUnused(handle);
+  });
+  return whole ? status : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* wanted, size_t count) {
+  if (wanted == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    if (wanted[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (propertiesOf(wanted[i].location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+    if (wanted[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+        wanted[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+        wanted[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  CUresult status = CUDA_SUCCESS;
+  CUcontext context = currentContext();
+  // The worker maps for reading and writing by the owner. Opening to a peer opens the owner's memory as a
+  // whole, as cuCtxEnablePeerAccess does; narrower wishes are noted, not enforced.
+  bool whole = all.eachWhole(address, bytes, [&](uint64_t, Mapping& mapping) {
+    CUdevice owner = all.physical[mapping.handle].properties.location.id;
+    for (size_t i = 0; i < count && status == CUDA_SUCCESS; ++i) {
+      CUdevice device = wanted[i].location.id;
+      if (device != owner && wanted[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        status = Session::get().await<"sessionPeerAccess">(context, owner, device);
+      if (status == CUDA_SUCCESS) mapping.access[device] = wanted[i].flags;
+    }
+  });
+  return whole ? status : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+  if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (propertiesOf(location->id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto after = all.mappings.upper_bound(address);
+  if (after == all.mappings.begin() || address - std::prev(after)->first >= std::prev(after)->second.bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  *flags = std::prev(after)->second.access[location->id];
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
+                                                CUmemGenericAllocationHandle handle) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto found = all.physical.find(handle);
+  if (properties == nullptr || found == all.physical.end() || found->second.references == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  *properties = found->second.properties;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void* pointer) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  uint64_t address = reinterpret_cast<uint64_t>(pointer);
+  auto after = all.mappings.upper_bound(address);
+  if (out == nullptr || after == all.mappings.begin() ||
+      address - std::prev(after)->first >= std::prev(after)->second.bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  *out = std::prev(after)->second.handle;
+  ++all.physical[*out].references;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace custom
+}  // namespace gpupool::client
