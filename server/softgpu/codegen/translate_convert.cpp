@@ -13,6 +13,9 @@ void Translator::onMov(const Instruction& instruction) {
   const Operand& to = instruction.operands[0];
   const Operand& from = instruction.operands[1];
   if (type.kind == Kind::predicate) return write(to, readPredicate(from));
+  for (const Operand* one : {&to, &from})
+    if (one->kind == Operand::Kind::vector && (one->parts.empty() || type.bits / one->parts.size() < 8))
+      unsupported(instruction);
   if (from.kind == Operand::Kind::vector) {  // pack: the first part is the lowest
     unsigned part = type.bits / static_cast<unsigned>(from.parts.size());
     Value* result = constant(0, type.bits);

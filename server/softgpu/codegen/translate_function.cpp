@@ -1,5 +1,6 @@
 // The frame around a function's instructions: prologue, thread loop, basic blocks, local memory.
 #include <algorithm>
+#include <stdexcept>
 
 #include "server/softgpu/codegen/translator.h"
 #include "server/softgpu/runtime/context.h"
@@ -379,8 +380,17 @@ void Translator::translateBody() {
 void Translator::translate(const Instruction& instruction) {
   auto handler = handlers().find(instruction.opcode);
   if (handler == handlers().end()) unsupported(instruction);
+  try {
+    predicated(instruction, handler->second);
+  } catch (const std::out_of_range&) {
+    throw Problem{CompileError::Kind::syntax, instruction.line,
+                  std::string(instruction.opcode) + ": too few operands"};
+  }
+}
+
+void Translator::predicated(const Instruction& instruction, Handler handler) {
   bool ownPredicate = instruction.opcode == "bra";
-  if (instruction.predicate == ptx::kNoRegister || ownPredicate) return (this->*handler->second)(instruction);
+  if (instruction.predicate == ptx::kNoRegister || ownPredicate) return (this->*handler)(instruction);
   Value* predicate = readRegister(instruction.predicate);
   llvm::BasicBlock* then = newBlock("then");
   llvm::BasicBlock* after = newBlock("after");
@@ -389,7 +399,7 @@ void Translator::translate(const Instruction& instruction) {
   else
     builder_.CreateCondBr(predicate, then, after);
   startBlock(then);
-  (this->*handler->second)(instruction);
+  (this->*handler)(instruction);
   if (builder_.GetInsertBlock()->getTerminator() == nullptr) builder_.CreateBr(after);
   startBlock(after);
 }

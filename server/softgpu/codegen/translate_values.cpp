@@ -149,6 +149,9 @@ llvm::Value* Translator::readPredicate(const Operand& operand) {
 
 void Translator::write(const Operand& operand, Value* value, bool signExtend) {
   if (operand.kind == Operand::Kind::sink) return;
+  if (operand.kind == Operand::Kind::special)
+    throw Problem{CompileError::Kind::syntax, source_.instructions[static_cast<size_t>(current_)].line,
+                  "undeclared register " + std::string(operand.text)};
   if (operand.kind != Operand::Kind::reg)
     unsupported(source_.instructions[static_cast<size_t>(current_)], "destination");
   llvm::AllocaInst* slot = registerSlot(operand.index);

@@ -53,6 +53,7 @@ class Translator {
   void frameVariables();
   void translateBody();
   void translate(const Instruction& instruction);
+  void predicated(const Instruction& instruction, Handler handler);
   void leaveThread();
   bool isSpinLoop(int from, int to) const;
   void countWaits();

@@ -145,7 +145,8 @@ void Parser::instruction() {
   while (peek().kind == TokenKind::dotted) instruction.modifiers.push_back(take().text);
   while (!takeMark(';')) {
     instruction.operands.push_back(operand());
-    if (!takeMark(',') && !atMark(';')) fail("expected ',' or ';'");
+    if (atMark(';')) continue;
+    if (!takeMark(',') || atMark(';')) fail("expected ',' or ';'");
   }
   markAddressTaken(instruction);
   function_->instructions.push_back(std::move(instruction));

@@ -58,13 +58,19 @@ struct Operand {
   std::vector<Operand> parts;
 };
 
+// PTX text decides how many operands there are: every access is checked (std::out_of_range).
+struct Operands : std::vector<Operand> {
+  const Operand& operator[](size_t i) const { return at(i); }
+  Operand& operator[](size_t i) { return at(i); }
+};
+
 struct Instruction {
   uint32_t line = 0;
   int predicate = kNoRegister;
   bool predicateNegated = false;
   std::string_view opcode;
   std::vector<std::string_view> modifiers;
-  std::vector<Operand> operands;
+  Operands operands;
 
   bool has(std::string_view modifier) const {
     for (auto one : modifiers)

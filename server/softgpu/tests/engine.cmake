@@ -1,3 +1,4 @@
+gpupool_test(softgpu_engine_ptx unit tests/engine_harness.cpp tests/engine_ptx_test.cpp LIBS softgpu_engine)
 gpupool_test(softgpu_engine_golden unit tests/engine_harness.cpp tests/engine_cases.cpp tests/engine_golden_test.cpp
   LIBS softgpu_engine)
 target_compile_definitions(softgpu_engine_golden PRIVATE
