@@ -29,3 +29,8 @@ gpupool_test(softgpu_api_test unit
 gpupool_test(softgpu_open_test unit ${api_tests}/api_open.cpp)
 target_compile_definitions(softgpu_open_test PRIVATE SOFT_LIBRARY="$<TARGET_FILE:cuda-soft>")
 add_dependencies(softgpu_open_test cuda-soft)
+# What static destructors may still do: a program of its own, because it ends.
+add_executable(softgpu_exit_test ${api_tests}/api_exit.cpp)
+target_link_libraries(softgpu_exit_test PRIVATE gpupool_flags cuda-soft cuda_headers)
+add_test(NAME softgpu_exit_test COMMAND softgpu_exit_test)
+set_tests_properties(softgpu_exit_test PROPERTIES LABELS unit TIMEOUT 60 PASS_REGULAR_EXPRESSION clean)

@@ -7,6 +7,7 @@
 
 #include "server/softgpu/api/callback.h"
 #include "server/softgpu/api/capture.h"
+#include "server/softgpu/api/thread_state.h"
 #include "server/softgpu/engine.h"
 
 namespace gpupool::softgpu::api {
@@ -17,7 +18,11 @@ constexpr unsigned kApiVersion = 3020;
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
 std::atomic<uint64_t> nextContextId{1};
-thread_local std::vector<ContextPtr> stack;
+
+struct ContextStack {
+  std::vector<ContextPtr> contexts;
+};
+std::vector<ContextPtr>& stack() { return threadState<ContextStack>().contexts; }
 
 std::mutex& primaryMutex() {
   static auto* const mutex = new std::mutex;
@@ -89,7 +94,7 @@ CUresult createContext(CUcontext* out, unsigned flags, CUdevice device) {
   context->flags = flags | CU_CTX_MAP_HOST;
   *out = table<Context>().add(context);
   activate(*context);
-  stack.push_back(context);
+  stack().push_back(context);
   return CUDA_SUCCESS;
 }
 
@@ -118,13 +123,13 @@ bool isAssertion(const std::string& line) {
 
 }  // namespace
 
-ContextPtr currentOrNull() { return stack.empty() ? nullptr : stack.back(); }
+ContextPtr currentOrNull() { return stack().empty() ? nullptr : stack().back(); }
 
 CUresult currentContext(ContextPtr& context) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (insideCallback()) return CUDA_ERROR_NOT_PERMITTED;
-  if (stack.empty() || !stack.back()) return CUDA_ERROR_INVALID_CONTEXT;
-  context = stack.back();
+  if (stack().empty() || !stack().back()) return CUDA_ERROR_INVALID_CONTEXT;
+  context = stack().back();
   return usable(context);
 }
 
@@ -268,7 +273,7 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
   context = table<Context>().take(handle);
   if (!context) return CUDA_ERROR_INVALID_CONTEXT;
   tearDown(*context);
-  if (!stack.empty() && stack.back() == context) stack.pop_back();
+  if (!stack().empty() && stack().back() == context) stack().pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -287,7 +292,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext handle) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   auto context = table<Context>().find(handle);
   if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  stack.push_back(context);
+  stack().push_back(context);
   return CUDA_SUCCESS;
 }
 
@@ -295,9 +300,9 @@ CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxPushCurrent_v2(contex
 
 CUresult cuCtxPopCurrent_v2(CUcontext* context) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  if (context) *context = stack.back()->handle;
-  stack.pop_back();
+  if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context) *context = stack().back()->handle;
+  stack().pop_back();
   return CUDA_SUCCESS;
 }
 
@@ -306,15 +311,15 @@ CUresult cuCtxPopCurrent(CUcontext* context) { return cuCtxPopCurrent_v2(context
 CUresult cuCtxSetCurrent(CUcontext handle) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!handle) {
-    if (!stack.empty()) stack.pop_back();
+    if (!stack().empty()) stack().pop_back();
     return CUDA_SUCCESS;
   }
   auto context = table<Context>().find(handle);
   if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  if (stack.empty()) {
-    stack.push_back(context);
+  if (stack().empty()) {
+    stack().push_back(context);
   } else {
-    stack.back() = context;
+    stack().back() = context;
   }
   return CUDA_SUCCESS;
 }
@@ -322,15 +327,15 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 CUresult cuCtxGetCurrent(CUcontext* context) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!context) return CUDA_ERROR_INVALID_VALUE;
-  *context = stack.empty() ? nullptr : stack.back()->handle;
+  *context = stack().empty() ? nullptr : stack().back()->handle;
   return CUDA_SUCCESS;
 }
 
 CUresult cuCtxGetDevice(CUdevice* device) {
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
-  if (stack.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *device = stack.back()->device;
+  if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = stack().back()->device;
   return CUDA_SUCCESS;
 }
 

@@ -3,6 +3,7 @@
 
 #include "server/softgpu/api/capture.h"
 #include "server/softgpu/api/event.h"
+#include "server/softgpu/api/thread_state.h"
 
 namespace gpupool::softgpu::api {
 namespace {
@@ -11,9 +12,12 @@ struct ThreadStream {
   uint64_t contextId;
   std::shared_ptr<Stream> stream;
 };
-thread_local std::vector<ThreadStream> threadStreams;
+struct ThreadStreams {
+  std::vector<ThreadStream> list;
+};
 
 std::shared_ptr<Stream> perThread(const ContextPtr& context) {
+  auto& threadStreams = threadState<ThreadStreams>().list;
   const uint64_t id = context->id;
   for (auto& entry : threadStreams) {
     if (entry.contextId == id) return entry.stream;

@@ -1,5 +1,5 @@
-// The library is opened at run time, by programs that never heard of it: nothing in it may need to be there from the
-// start (large thread-local arrays do).
+// The library is opened at run time, by programs that never heard of it: nothing in it may need to be there
+// from the start (large thread-local arrays do).
 #include <dlfcn.h>
 
 #include "catch.h"
