@@ -105,6 +105,25 @@ CUresult loadCode(const CodeImage& image, Device& device, Context* owner, Manage
   return CUDA_SUCCESS;
 }
 
+CUresult checkPtx(const std::string& ptx, Device& device, JitOptions& options) {
+  std::vector<AllocationPtr> globals;
+  PlaceGlobal place = [&](const GlobalInfo& global) -> uint64_t {
+    auto bytes = std::max<uint64_t>(global.size, 1);
+    globals.push_back(allocateDevice(device, bytes, global.alignment, Allocation::Kind::global, nullptr));
+    return globals.back() ? globals.back()->base : 0;
+  };
+  CompileError error;
+  std::string_view source = ptx;
+  auto program = load(std::span(&source, 1), place, error);
+  bool usable = program || error.kind == CompileError::Kind::unresolved;
+  program.reset();
+  for (auto& global : globals) {
+    if (global && addresses().take(global->base)) freeAllocation(*global);
+  }
+  if (!usable) options.error(error.text);
+  return usable ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
+}
+
 FunctionPtr Module::function(std::string_view name) {
   std::lock_guard lock(mutex);
   if (auto known = functions.find(name); known != functions.end()) return known->second;

@@ -16,6 +16,7 @@ struct Link {
   std::mutex mutex;
   CodeImage image;
   std::vector<std::byte> output;
+  Device* device = nullptr;
   // The caller's arrays: the logs among them are written until cuLinkDestroy.
   unsigned count = 0;
   CUjit_option* options = nullptr;
@@ -32,7 +33,11 @@ CUresult add(Link& link, CUjitInputType type, const void* data, size_t size) {
   switch (type) {
     case CU_JIT_INPUT_PTX: {
       auto* text = static_cast<const char*>(data);
-      link.image.ptx.emplace_back(text, strnlen(text, size));
+      CodeImage one;
+      result = readImage(std::string(text, strnlen(text, size)).c_str(), one, log);
+      if (result == CUDA_SUCCESS) result = checkPtx(one.ptx.front(), *link.device, jit);
+      if (result != CUDA_SUCCESS) break;
+      link.image.ptx.push_back(std::move(one.ptx.front()));
       return CUDA_SUCCESS;
     }
     case CU_JIT_INPUT_FATBINARY:
@@ -47,7 +52,7 @@ CUresult add(Link& link, CUjitInputType type, const void* data, size_t size) {
     default:
       return CUDA_ERROR_INVALID_VALUE;
   }
-  if (result != CUDA_SUCCESS) jit.error(log);
+  if (result != CUDA_SUCCESS && !log.empty()) jit.error(log);
   return result;
 }
 
@@ -60,6 +65,7 @@ CUresult cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** value
   SOFT_CONTEXT(context);
   if (!out || (count && (!options || !values))) return CUDA_ERROR_INVALID_VALUE;
   auto link = std::make_shared<Link>();
+  link->device = &context->deviceObject();
   link->count = count;
   link->options = options;
   link->values = values;

@@ -87,6 +87,8 @@ using ManagedVariables = std::map<std::string, AllocationPtr>;
 
 CUresult loadCode(const CodeImage& image, Device& device, Context* owner, ManagedVariables* managed,
                   JitOptions& options, std::shared_ptr<Code>& code);
+// Whether one text of several compiles by itself; what it leaves to the others may be missing.
+CUresult checkPtx(const std::string& ptx, Device& device, JitOptions& options);
 ModulePtr makeModule(const ContextPtr& context, std::shared_ptr<Code> code);
 // Removes the module and its functions from the tables.
 void dropModule(const ModulePtr& module);

@@ -1,7 +1,7 @@
 #pragma once
 // Memory pools (driver manual: Stream Ordered Memory Allocator). Allocation happens at the call, the free
-// when its stream reaches it; an allocation that does not fit waits for the frees under way. Freed memory stays
-// with the pool up to its release threshold and goes back to the device when that runs short.
+// when its stream reaches it; an allocation that does not fit waits for the frees under way. Freed memory
+// stays with the pool up to its release threshold and goes back to the device when that runs short.
 
 #include <atomic>
 #include <map>
