@@ -286,6 +286,7 @@ void global(Session& session, Call& call) {
 
 // ---- linker ------------------------------------------------------------------------------------------------------
 struct Link {
+  std::unique_ptr<JitOptions> options;  // the driver writes through them until cuLinkDestroy
   std::vector<char> info = std::vector<char>(16384), error = std::vector<char>(16384);
   std::vector<std::byte> result;
 };
@@ -311,8 +312,9 @@ void copyLogs(S& served, const Link& link) {
 void linkCreate(Session& session, Call& call) {
   Served<LinkCreate> served(session, call);
   if (!served.open()) return;
-  JitOptions options(served.get<"options">().array(), served.get<"values">().array());
   auto link = linkOf(served.get<"link">().id());
+  link->options = std::make_unique<JitOptions>(served.get<"options">().array(), served.get<"values">().array());
+  JitOptions& options = *link->options;
   options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, link->info, true);
   options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, link->error, true);
   served.close(session.driver().cuLinkCreate_v2(static_cast<unsigned>(options.names.size()), options.names.data(),
