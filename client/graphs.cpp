@@ -47,6 +47,7 @@ struct DeviceHold : Hold {
   int device = 0;
   uint64_t address = 0;
   size_t bytes = 0;
+  DeviceHold() { memory = true; }
   ~DeviceHold() override {
     {
       std::lock_guard lock(books().mutex);
@@ -141,6 +142,10 @@ std::vector<GraphHold> holdsOf(uint64_t graph) {
   std::lock_guard lock(books().mutex);
   auto found = books().graphs.find(graph);
   return found == books().graphs.end() ? std::vector<GraphHold>() : found->second.holds;
+}
+
+bool allocates(const std::vector<GraphHold>& holds) {
+  return std::any_of(holds.begin(), holds.end(), [](const GraphHold& hold) { return hold->memory; });
 }
 
 std::vector<GraphHold> takeUserHolds(uint64_t graph, uint64_t userObject) {

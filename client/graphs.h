@@ -18,6 +18,7 @@ struct Hold {
   virtual ~Hold() = default;
   uint64_t userObject = 0;  // references to a user object: which and how many
   unsigned count = 0;
+  bool memory = false;  // of an allocation node
 };
 
 // A node as the application described it. Pointers handed out stay valid until its parameters change.
@@ -39,6 +40,8 @@ struct NodeInfo {
 // The graph, an id of a CUgraph or CUgraphExec, keeps `holds`.
 void holdForGraph(uint64_t graph, const std::vector<GraphHold>& holds);
 std::vector<GraphHold> holdsOf(uint64_t graph);
+// A graph with allocation nodes can be neither cloned nor a child.
+bool allocates(const std::vector<GraphHold>& holds);
 // Takes the graph's own references to a user object away from it.
 std::vector<GraphHold> takeUserHolds(uint64_t graph, uint64_t userObject);
 // The graph is gone: its holds, and what is remembered of its nodes.

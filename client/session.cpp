@@ -382,6 +382,7 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
     if (function.streamCallback != nullptr) function.streamCallback(function.stream, status, function.data);
     else function.function(function.data);
     runningHostFunction = false;
+    if (function.publish) function.publish();
   }
   if (known && function.once) {
     std::lock_guard lock(hostMutex_);

@@ -78,6 +78,7 @@ class Session {
     void* data = nullptr;
     bool once = true;
     std::function<void()> prepare;  // brings the bytes it may read; runs before it, holding nothing
+    std::function<void()> publish;  // sends the bytes it may have written; runs after it, before the stream goes on
   };
   uint64_t addHostFunction(const HostFunction& function);
   bool findHostFunction(uint64_t id, HostFunction& out);

@@ -305,7 +305,9 @@ CUresult captureEventConflict(Event& event) {
   std::lock_guard lock(captures().mutex);
   auto known = captures().events.find(&event);
   auto capture = known == captures().events.end() ? nullptr : captures().bySerial(known->second);
-  if (capture != nullptr) capture->invalid = true;
+  if (capture == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;  // it is over: the event was never recorded for real
+  capture->invalid = true;
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 

@@ -1,4 +1,8 @@
 // Events: a real event in the worker for order and time, a completion word for queries and waits.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/host.h"
@@ -19,7 +23,11 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.stream->capturing) {
     status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0}, uint64_t{0});
-    if (status != CUDA_SUCCESS || (flags & CU_EVENT_RECORD_EXTERNAL) != 0) return status;  // external: a node, no capture
+    if (status != CUDA_SUCCESS) return status;
+    if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) {  // a node: launches record it, and only the driver knows when
+      event->ever = false;
+      return CUDA_SUCCESS;
+    }
     event->captured = true;
     captureRecorded(*event, *ref.stream);
     return CUDA_SUCCESS;
@@ -34,24 +42,40 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
+// An event without a record of its own: never recorded, or by a node of a graph.
+CUresult askDriver(CUevent handle, Event& event) {
+  CUresult status = Session::get().await<"cuEventQuery">(event.context, handle);
+  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+}
+
 CUresult query(CUevent handle, Event& event) {
   Session& session = Session::get();
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t value = event.recorded.load(std::memory_order_acquire);
-  if (!event.ever || session.words().reached(event.word, value)) return hostMemory().settle();
+  if (!event.ever) return askDriver(handle, event);
+  if (session.words().reached(event.word, value)) return hostMemory().settle();
   if (session.mapsMemory()) return CUDA_ERROR_NOT_READY;
   CUresult status = session.await<"cuEventQuery">(event.context, handle);  // words come late over a network
   if (status == CUDA_SUCCESS) status = session.waitWord(event.word, value);
   return status == CUDA_SUCCESS ? hostMemory().settle() : status;
 }
 
-CUresult wait(Event& event) {
+CUresult wait(CUevent handle, Event& event) {
   Session& session = Session::get();
   if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
-  CUresult status = event.ever ? session.waitWord(event.word, event.recorded.load(std::memory_order_acquire)) : CUDA_SUCCESS;
+  CUresult status = CUDA_SUCCESS;
+  if (event.ever) {
+    status = session.waitWord(event.word, event.recorded.load(std::memory_order_acquire));
+  } else {
+    // Ends with the graph's launch or the session.
+    for (auto pause = std::chrono::microseconds(20); (status = askDriver(handle, event)) == CUDA_ERROR_NOT_READY;) {
+      std::this_thread::sleep_for(pause);
+      pause = std::min(pause * 2, std::chrono::microseconds(2000));
+    }
+  }
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS && session.printing()) return synchronizeContext(event.context);
   return status == CUDA_SUCCESS ? hostMemory().settle() : status;
@@ -113,7 +137,7 @@ CUresult cuEventQuery(CUevent handle) {
 }
 CUresult cuEventSynchronize(CUevent handle) {
   Event* event = events.find(toId(handle));
-  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(*event);
+  return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(handle, *event);
 }
 CUresult cuEventDestroy(CUevent event) { return destroy(event); }
 CUresult cuEventDestroy_v2(CUevent event) { return destroy(event); }

@@ -151,6 +151,7 @@ CUresult cuGraphClone(CUgraph* out, CUgraph original) {
   CUresult status = currentContext(context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr || original == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (allocates(holdsOf(toId(original)))) return CUDA_ERROR_NOT_SUPPORTED;
   auto clone = mintPlain<CUgraph>();
   status = Session::get().await<"cuGraphClone">(context, &clone, original);
   if (status != CUDA_SUCCESS) {

@@ -349,6 +349,7 @@ CUresult addChild(CUgraphNode* out, const Place& place, CUgraph child) {
   Context* context = currentContext(status);
   if (status != CUDA_SUCCESS) return status;
   if (child == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (allocates(holdsOf(toId(child)))) return CUDA_ERROR_NOT_SUPPORTED;
   return create(out, place, [&](CUgraphNode& node) {
     CUresult made = Session::get().await<"cuGraphAddChildGraphNode">(context->handle, &node, place.graph,
                                                                      place.dependencies, place.count, child);

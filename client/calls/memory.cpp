@@ -80,6 +80,7 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   constexpr unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
                              CU_MEMHOSTREGISTER_READ_ONLY;
   if (pointer == nullptr || bytes == 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t host = reinterpret_cast<uint64_t>(pointer);
   Allocation other;
   if (allocations().find(host, other) || allocations().find(host + bytes - 1, other))
@@ -115,7 +116,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_
 CUresult cuMemFree_v2(CUdeviceptr address) {
   Context* context = nullptr;
   CUresult status = currentContext(context);
-  if (address == 0) return CUDA_SUCCESS;
+  if (address == 0) return captureForbids();
   if (status != CUDA_SUCCESS) return status;
   return releaseAllocation(address, {Kind_::device, Kind_::managed});
 }
@@ -168,7 +169,8 @@ CUresult cuMemHostUnregister(void* pointer) {
   Allocation found;
   if (!allocations().find(host, found) || found.address != host || found.kind != Kind_::registered)
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  CUresult status = synchronizeContext(found.context);
+  CUresult status = captureForbids();
+  if (status == CUDA_SUCCESS) status = synchronizeContext(found.context);
   if (status != CUDA_SUCCESS) return status;
   allocations().remove(host);
   hostMemory().removeMirror(host);

@@ -2,6 +2,7 @@
 // pools to other processes is not supported.
 #include <cstring>
 
+#include "client/capture.h"
 #include "client/devices.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
@@ -18,6 +19,7 @@ CUresult allocateFrom(CUdeviceptr* out, size_t bytes, CUmemoryPool handle, const
   if (ref.stream->capturing)
     return captureAllocation != nullptr ? captureAllocation(ref, handle, bytes, out)
                                         : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
   CUresult status = pool->allocate(ref, bytes, address);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(ref.context, pool->device()))

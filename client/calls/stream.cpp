@@ -58,8 +58,13 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
   if (!entry.once) entry.prepare = [] { hostMemory().settle(); };
   else if (!Session::get().mapsMemory()) {
-    uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+    // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
+    uint64_t value = 0;
+    status = requestWord(ref, value);
+    if (status != CUDA_SUCCESS) return status;
     entry.prepare = [ref, value] { waitFor(ref, value); };
+    entry.publish = [] { hostMemory().hostFunctionEnded(); };
+    hostMemory().hostFunctionBegins();
   }
   uint64_t id = Session::get().addHostFunction(entry);
   return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});
@@ -114,14 +119,14 @@ CUresult cuStreamDestroy_v2(CUstream stream) { return destroy(stream); }
 CUresult cuStreamSynchronize(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) status = captureConflict(ref);
   if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? synchronizeStream(ref) : status;
 }
 CUresult cuStreamQuery(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) status = captureConflict(ref);
   if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? queryStream(ref) : status;
 }

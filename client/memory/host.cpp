@@ -165,6 +165,31 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   uint64_t address = reinterpret_cast<uint64_t>(from);
   CUresult status = fetchBefore(address, bytes);
   if (status != CUDA_SUCCESS) return status;
+  {
+    std::lock_guard lock(mutex_);
+    if (openFunctions_ != 0) uploads_.emplace_back(from, bytes);
+  }
+  return putRange(from, bytes);
+}
+
+void HostMemory::hostFunctionBegins() {
+  std::lock_guard lock(mutex_);
+  ++openFunctions_;
+}
+
+void HostMemory::hostFunctionEnded() {
+  std::vector<std::pair<const void*, size_t>> again;
+  {
+    std::lock_guard lock(mutex_);
+    again = uploads_;
+    if (--openFunctions_ == 0) uploads_.clear();
+  }
+  for (auto [from, bytes] : again) putRange(from, bytes);  // freed meanwhile: refused, and nobody waits for it
+}
+
+CUresult HostMemory::putRange(const void* from, size_t bytes) {
+  Session& session = Session::get();
+  uint64_t address = reinterpret_cast<uint64_t>(from);
   transport::Region region;
   uint64_t start = 0;
   {

@@ -34,6 +34,10 @@ class HostMemory {
   bool holds(uint64_t address, size_t bytes) const;
 
   CUresult upload(const void* from, size_t bytes);
+  // While host functions are under way on a network, uploads are noted: a function may change bytes that a copy behind it
+  // was to take, so they are sent again before its stream goes on.
+  void hostFunctionBegins();
+  void hostFunctionEnded();
   void expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes);
   // The bytes at `address` are about to be sent: fetch what the device still owes there.
   CUresult fetchBefore(uint64_t address, size_t bytes);
@@ -90,6 +94,9 @@ class HostMemory {
   std::multimap<uint64_t, Mirror> mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
+  CUresult putRange(const void* from, size_t bytes);
+  size_t openFunctions_ = 0;
+  std::vector<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
   std::atomic<size_t> pending_{0}, mirrorCount_{0};
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };
