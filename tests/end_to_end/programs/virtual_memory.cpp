@@ -1,0 +1,117 @@
+// Virtual memory management: a range made of several pieces of physical memory, access, handles that outlive
+// their release, and what is refused; and textures asked for what they are made of. The driver API alone.
+#include "driver_check.h"
+
+constexpr size_t kPiece = size_t{4} << 20;
+
+static CUmemAllocationProp onDevice(CUdevice device) {
+  CUmemAllocationProp properties = {};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  return properties;
+}
+
+static CUmemGenericAllocationHandle mapPiece(CUdeviceptr at, CUdevice device) {
+  const CUmemAllocationProp properties = onDevice(device);
+  CUmemGenericAllocationHandle handle;
+  DRIVER(cuMemCreate(&handle, kPiece, &properties, 0));
+  DRIVER(cuMemMap(at, kPiece, 0, handle, 0));
+  return handle;
+}
+
+static void pieces(CUdevice device) {
+  const CUmemAllocationProp properties = onDevice(device);
+  size_t granularity = 0;
+  DRIVER(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  REQUIRE(granularity != 0 && kPiece % granularity == 0);
+  CUdeviceptr range;
+  DRIVER(cuMemAddressReserve(&range, 4 * kPiece, 0, 0, 0));
+  const CUmemGenericAllocationHandle first = mapPiece(range, device),
+                                     second = mapPiece(range + kPiece, device);
+  CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  DRIVER(cuMemSetAccess(range, 2 * kPiece, &access, 1));
+  unsigned long long flags = 0;
+  DRIVER(cuMemGetAccess(&flags, &access.location, range + kPiece));
+  REQUIRE(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+  // One copy and one memset across the boundary.
+  std::vector<unsigned> numbers(2 * kPiece / 4), got(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<unsigned>(i * 2654435761u);
+  DRIVER(cuMemcpyHtoD(range, numbers.data(), 2 * kPiece));
+  DRIVER(cuMemsetD32(range + kPiece - 64, 7, 32));
+  for (size_t i = 0; i < 32; ++i) numbers[kPiece / 4 - 16 + i] = 7;
+  DRIVER(cuMemcpyDtoH(got.data(), range, 2 * kPiece));
+  check::same("two pieces", got, numbers);
+
+  // A released handle lives on in its mapping and can be had again from it.
+  DRIVER(cuMemRelease(first));
+  CUmemGenericAllocationHandle again;
+  DRIVER(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(range + 12345)));
+  CUmemAllocationProp asked = {};
+  DRIVER(cuMemGetAllocationPropertiesFromHandle(&asked, again));
+  REQUIRE(asked.location.id == device);
+  DRIVER(cuMemRelease(again));
+  DRIVER(cuMemRelease(second));
+
+  DRIVER_GIVES(CUDA_ERROR_INVALID_VALUE, cuMemAddressFree(range, 4 * kPiece));
+  DRIVER_GIVES(CUDA_ERROR_INVALID_VALUE, cuMemUnmap(range, kPiece / 2));
+  DRIVER(cuMemUnmap(range, 2 * kPiece));
+  DRIVER_GIVES(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoH(got.data(), range, 16));
+  // The same addresses take other memory.
+  const CUmemGenericAllocationHandle third = mapPiece(range, device);
+  DRIVER(cuMemSetAccess(range, kPiece, &access, 1));
+  DRIVER(cuMemsetD32(range, 3, 4));
+  DRIVER(cuMemcpyDtoH(got.data(), range, 16));
+  REQUIRE(got[0] == 3 && got[3] == 3);
+  DRIVER(cuMemUnmap(range, kPiece));
+  DRIVER(cuMemRelease(third));
+  DRIVER(cuMemAddressFree(range, 4 * kPiece));
+}
+
+static void accounting(CUdevice device) {
+  const CUmemAllocationProp properties = onDevice(device);
+  size_t before = 0, during = 0, after = 0, total = 0;
+  CUmemGenericAllocationHandle handle;
+  DRIVER(cuMemGetInfo(&before, &total));
+  DRIVER(cuMemCreate(&handle, 8 * kPiece, &properties, 0));
+  DRIVER(cuMemGetInfo(&during, &total));
+  DRIVER(cuMemRelease(handle));
+  DRIVER(cuMemGetInfo(&after, &total));
+  REQUIRE(before - during >= 8 * kPiece && after > during);
+  DRIVER_GIVES(CUDA_ERROR_OUT_OF_MEMORY, cuMemCreate(&handle, total / kPiece * kPiece * 2, &properties, 0));
+}
+
+static void descriptors() {
+  CUDA_ARRAY_DESCRIPTOR shape = {16, 8, CU_AD_FORMAT_FLOAT, 1}, told = {};
+  CUarray array;
+  DRIVER(cuArrayCreate(&array, &shape));
+  DRIVER(cuArrayGetDescriptor(&told, array));
+  REQUIRE(told.Width == 16 && told.Height == 8 && told.NumChannels == 1);
+  CUDA_RESOURCE_DESC resource = {}, resourceTold = {};
+  resource.resType = CU_RESOURCE_TYPE_ARRAY;
+  resource.res.array.hArray = array;
+  CUDA_TEXTURE_DESC texture = {}, textureTold = {};
+  texture.filterMode = CU_TR_FILTER_MODE_LINEAR;
+  CUtexObject object;
+  DRIVER(cuTexObjectCreate(&object, &resource, &texture, nullptr));
+  DRIVER(cuTexObjectGetResourceDesc(&resourceTold, object));
+  DRIVER(cuTexObjectGetTextureDesc(&textureTold, object));
+  REQUIRE(resourceTold.resType == CU_RESOURCE_TYPE_ARRAY && resourceTold.res.array.hArray == array);
+  REQUIRE(textureTold.filterMode == CU_TR_FILTER_MODE_LINEAR);
+  DRIVER(cuTexObjectDestroy(object));
+  DRIVER(cuArrayDestroy(array));
+}
+
+int main() {
+  CUdevice device;
+  CUcontext context;
+  DRIVER(cuInit(0));
+  DRIVER(cuDeviceGet(&device, 0));
+  DRIVER(cuDevicePrimaryCtxRetain(&context, device));
+  DRIVER(cuCtxSetCurrent(context));
+  pieces(device);
+  accounting(device);
+  descriptors();
+  DRIVER(cuDevicePrimaryCtxRelease(device));
+  return check::pass();
+}
