@@ -287,6 +287,15 @@ CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<Gra
   return CUDA_SUCCESS;
 }
 
+void attachToGraph(Session::HostFunction& function) {
+  function.once = false;
+  function.prepare = [] { hostMemory().settle(); };
+  function.publish = [] {
+    hostMemory().publish();
+    hostMemory().settle();  // answered behind it: what was published has arrived
+  };
+}
+
 uint64_t originalAddress(uint64_t arena) {
   std::lock_guard lock(books().mutex);
   for (auto& known : books().borrowings)

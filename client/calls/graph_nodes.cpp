@@ -304,8 +304,7 @@ uint64_t keepFunction(const CUDA_HOST_NODE_PARAMS_v1& params) {
   Session::HostFunction function;
   function.function = params.fn;
   function.data = params.userData;
-  function.once = false;                             // it runs with every launch
-  function.prepare = [] { hostMemory().settle(); };  // and may read what copies before it brought
+  attachToGraph(function);
   return Session::get().addHostFunction(function);
 }
 

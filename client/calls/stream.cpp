@@ -3,6 +3,7 @@
 
 #include "client/capture.h"
 #include "client/entry.h"
+#include "client/graphs.h"
 #include "client/memory/host.h"
 #include "client/streams.h"
 
@@ -56,7 +57,7 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   if (status != CUDA_SUCCESS) return status;
   Session::HostFunction entry = function;
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
-  if (!entry.once) entry.prepare = [] { hostMemory().settle(); };
+  if (!entry.once) attachToGraph(entry);
   else if (!Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
     uint64_t value = 0;

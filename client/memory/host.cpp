@@ -251,6 +251,8 @@ CUresult HostMemory::land(std::vector<Landing>& ready) {
 }
 
 CUresult HostMemory::settleSlow() {
+  // One thread fetches at a time: another that finds nothing left to fetch must not go on before the bytes are there.
+  std::unique_lock landing(landingMutex_);
   std::vector<Landing> ready;
   {
     std::lock_guard lock(mutex_);
@@ -265,6 +267,7 @@ CUresult HostMemory::settleSlow() {
   }
   CUresult status = land(ready);
   pending_.fetch_sub(ready.size());
+  landing.unlock();
   if (status != CUDA_SUCCESS || !mirroring()) return status;
   std::lock_guard order(mirrorMutex_);
   std::vector<Mirror*> all;  // they stay: removing one takes mirrorMutex_

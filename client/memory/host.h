@@ -98,6 +98,7 @@ class HostMemory {
   size_t openFunctions_ = 0;
   std::vector<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
   std::atomic<size_t> pending_{0}, mirrorCount_{0};
+  std::mutex landingMutex_;
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };
 
