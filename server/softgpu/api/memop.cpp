@@ -154,8 +154,7 @@ CUresult MemOpOperation::run(Context& owner) const {
         result = waitValue<uint64_t>(owner, address, op.waitValue.value64, op.waitValue.flags);
         break;
       default:
-        __atomic_thread_fence(__ATOMIC_SEQ_CST);
-        break;
+        break;  // barriers: every access here is one
     }
     if (result != CUDA_SUCCESS) return result;
   }

@@ -25,7 +25,7 @@ AllocationPtr mapHost(uint64_t bytes, Allocation::Kind kind, unsigned flags, Con
   static std::atomic<uint64_t> cursor{kHostBase};
   uint64_t size = pages(bytes);
   if (size < bytes) return nullptr;
-  uint64_t hint = cursor.fetch_add(size + kPage);
+  uint64_t hint = kChooseAddresses ? cursor.fetch_add(size + kPage) : 0;
   void* got =
       mmap(reinterpret_cast<void*>(hint), size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED) return nullptr;

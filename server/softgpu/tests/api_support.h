@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -88,16 +89,16 @@ struct Buffer {
 
 // A word both sides see.
 struct Word {
-  volatile int* host = nullptr;
+  std::atomic<int>* host = nullptr;
   CUdeviceptr device = 0;
   Word() {
     void* pointer = nullptr;
     OK(cuMemHostAlloc(&pointer, 64, CU_MEMHOSTALLOC_DEVICEMAP));
     std::memset(pointer, 0, 64);
-    host = static_cast<volatile int*>(pointer);
+    host = static_cast<std::atomic<int>*>(pointer);
     OK(cuMemHostGetDevicePointer(&device, pointer, 0));
   }
-  ~Word() { cuMemFreeHost(const_cast<int*>(host)); }
+  ~Word() { cuMemFreeHost(host); }
 };
 
 inline void pause(int milliseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds)); }
