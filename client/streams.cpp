@@ -196,14 +196,14 @@ CUresult queryStream(const StreamRef& ref) {
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
   if (!isDone(ref, value)) {
+    // The first question, and every one over a network, is the driver's: the word may be late although the work is done.
+    // It is asked before the word is, which is work of the stream too.
     bool fresh = ref.stream->requested.load(std::memory_order_acquire) < value;
-    CUresult status = requestWord(ref, value);
-    if (status != CUDA_SUCCESS) return status;
-    // The word may be late although the work is done: the first question, and every one over a network, is the driver's.
     if (fresh || !session.mapsMemory()) {
-      status = session.await<"cuStreamQuery">(ref.context, ref.wire);
-      if (status != CUDA_SUCCESS) return status;
-      return waitFor(ref, value);
+      CUresult done = session.await<"cuStreamQuery">(ref.context, ref.wire);
+      CUresult status = requestWord(ref, value);
+      if (status == CUDA_SUCCESS && done == CUDA_SUCCESS) status = waitFor(ref, value);
+      return done != CUDA_SUCCESS ? done : status;
     }
     if (!isDone(ref, value)) return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
   }

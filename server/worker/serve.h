@@ -96,9 +96,10 @@ void serveDriver(Session& session, Call& call) {
 // Handlers of the chapters in calls/. Each adds its own to the table.
 class HandlerTable {
  public:
+  // beside: may block although its row is no MayBlock row.
   template <class R>
-  void add(void (*serve)(Session&, Call&)) {
-    put(R::id, {serve, R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Post, R::name.view()});
+  void add(void (*serve)(Session&, Call&), bool beside = false) {
+    put(R::id, {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Post, R::name.view()});
   }
   const Handler* find(uint32_t id) const;
   void put(uint32_t id, const Handler& handler);

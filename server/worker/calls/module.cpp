@@ -1,7 +1,10 @@
 // Code: images by content, modules and libraries from them, kernels and their layouts, the linker.
 #include <cstring>
+#include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <unordered_map>
 
 #include "server/arena_mmap.h"
@@ -285,6 +288,57 @@ void global(Session& session, Call& call) {
 }
 
 // ---- linker ------------------------------------------------------------------------------------------------------
+// The driver's JIT compiler keeps a link's state with the thread that made it: destroying a link whose input was refused on
+// another thread crashes inside it (driver 580). So one thread serves all linker calls; theirs is a lane of its own.
+class LinkThread {
+ public:
+  CUresult run(const std::function<CUresult()>& job) {
+    std::unique_lock lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+    idle_.wait(lock, [&] { return job_ == nullptr; });
+    CUresult result = CUDA_SUCCESS;
+    bool done = false;
+    job_ = &job;
+    result_ = &result;
+    done_ = &done;
+    changed_.notify_all();
+    finished_.wait(lock, [&] { return done; });
+    return result;
+  }
+
+ private:
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return job_ != nullptr; });
+      auto* job = job_;
+      lock.unlock();
+      CUresult result = (*job)();
+      lock.lock();
+      *result_ = result;
+      *done_ = true;
+      job_ = nullptr;
+      finished_.notify_all();
+      idle_.notify_one();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_, finished_, idle_;
+  const std::function<CUresult()>* job_ = nullptr;
+  CUresult* result_ = nullptr;
+  bool* done_ = nullptr;
+  std::thread thread_;
+};
+
+// In the context of the call.
+CUresult onLinkThread(Session& session, const Call& call, const std::function<CUresult()>& job) {
+  static auto* thread = new LinkThread;
+  return thread->run([&] {
+    CUresult status = session.makeCurrent(call.frame.context);
+    return status == CUDA_SUCCESS ? job() : status;
+  });
+}
+
 struct Link {
   std::unique_ptr<JitOptions> options;  // the driver writes through them until cuLinkDestroy
   std::vector<char> info = std::vector<char>(16384), error = std::vector<char>(16384);
@@ -317,8 +371,10 @@ void linkCreate(Session& session, Call& call) {
   JitOptions& options = *link->options;
   options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, link->info, true);
   options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, link->error, true);
-  served.close(session.driver().cuLinkCreate_v2(static_cast<unsigned>(options.names.size()), options.names.data(),
-                                                options.values.data(), served.get<"link">().pass()));
+  served.close(onLinkThread(session, call, [&] {
+    return session.driver().cuLinkCreate_v2(static_cast<unsigned>(options.names.size()), options.names.data(),
+                                            options.values.data(), served.get<"link">().pass());
+  }));
 }
 
 void linkAdd(Session& session, Call& call) {
@@ -330,9 +386,12 @@ void linkAdd(Session& session, Call& call) {
   if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
   size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
-  CUresult status = session.driver().cuLinkAddData_v2(
-      served.get<"link">().value(), served.get<"type">().value(), const_cast<void*>(image.pointer), size,
-      served.get<"name">().pass(), static_cast<unsigned>(options.names.size()), options.names.data(), options.values.data());
+  CUresult status = onLinkThread(session, call, [&] {
+    return session.driver().cuLinkAddData_v2(served.get<"link">().value(), served.get<"type">().value(),
+                                             const_cast<void*>(image.pointer), size, served.get<"name">().pass(),
+                                             static_cast<unsigned>(options.names.size()), options.names.data(),
+                                             options.values.data());
+  });
   copyLogs(served, *linkOf(served.get<"link">().id()));
   served.close(status);
 }
@@ -342,7 +401,7 @@ void linkDestroy(Session& session, Call& call) {
   Served<LinkDestroy> served(session, call);
   if (!served.open()) return;
   uint64_t id = served.get<"state">().id();
-  CUresult status = served.invoke(session.driver().cuLinkDestroy);
+  CUresult status = onLinkThread(session, call, [&] { return served.invoke(session.driver().cuLinkDestroy); });
   if (status == CUDA_SUCCESS) {
     std::lock_guard lock(linksMutex);
     links.erase(id);
@@ -356,7 +415,8 @@ void linkComplete(Session& session, Call& call) {
   auto link = linkOf(served.get<"link">().id());
   void* result = nullptr;
   size_t bytes = 0;
-  CUresult status = session.driver().cuLinkComplete(served.get<"link">().value(), &result, &bytes);
+  CUresult status = onLinkThread(
+      session, call, [&] { return session.driver().cuLinkComplete(served.get<"link">().value(), &result, &bytes); });
   if (status == CUDA_SUCCESS) {
     auto* first = static_cast<const std::byte*>(result);
     link->result.assign(first, first + bytes);
@@ -392,11 +452,11 @@ void addModuleHandlers(HandlerTable& table) {
   table.add<ModuleGlobal>(&global<ModuleGlobal, &Driver::cuModuleGetGlobal_v2>);
   table.add<LibraryGlobal>(&global<LibraryGlobal, &Driver::cuLibraryGetGlobal>);
   table.add<LibraryManaged>(&global<LibraryManaged, &Driver::cuLibraryGetManaged>);
-  table.add<LinkCreate>(&linkCreate);
+  table.add<LinkCreate>(&linkCreate, true);
   table.add<LinkAdd>(&linkAdd);
   table.add<LinkComplete>(&linkComplete);
   table.add<LinkRead>(&linkRead);
-  table.add<LinkDestroy>(&linkDestroy);
+  table.add<LinkDestroy>(&linkDestroy, true);
 }
 
 }  // namespace gpupool::server
