@@ -44,9 +44,8 @@ const char* nameOf(Kind kind) {
     case Kind::Post:
       return "Post";
     case Kind::Await:
+    case Kind::MayBlock:  // one round trip too; the worker serves it beside its executor
       return "Await";
-    case Kind::MayBlock:
-      return "Await";  // one round trip; the worker serves it beside its executor
     case Kind::Custom:
       return "Custom";
   }
