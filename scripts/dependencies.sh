@@ -7,7 +7,9 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnproto libcapnp-dev libucx-dev
   libyaml-cpp-dev nlohmann-json3-dev catch2 libsqlite3-dev liblz4-dev libzstd-dev zlib1g-dev)
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
-cudaWheels=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-nvvm)
+# The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.
+cudaWheels=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-nvvm
+  nvidia-cuda-profiler-api)
 cudaFolder=$PWD/.cache/cuda
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
@@ -60,7 +62,7 @@ findCuda() {
     done
   fi
   nvcc=$cudaFolder/bin/nvcc
-  if ! isCuda13 "$nvcc"; then installCuda; fi
+  if ! isCuda13 "$nvcc" || [ ! -e "$cudaFolder/include/cudaProfiler.h" ]; then installCuda; fi
 }
 
 # The compiler and the headers from PyPI, laid out as in a toolkit.
@@ -94,7 +96,7 @@ configureRelease() {
   local toolkit headers
   toolkit=$(dirname "$(dirname "$nvcc")")
   headers=$toolkit/include
-  [ -e "$headers/cuda.h" ] || die "$nvcc has no cuda.h beside it"
+  [ -e "$headers/cuda.h" ] && [ -e "$headers/cudaProfiler.h" ] || die "$headers lacks cuda.h or cudaProfiler.h"
   mkdir -p build/release
   cmake --preset release -DNVCC="$nvcc" -DCUDA_INCLUDE="$headers" >build/release/configure.log 2>&1 ||
     { cat build/release/configure.log; die "CMake failed"; }
