@@ -113,7 +113,6 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, b
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
   removeMirror(address);
-  std::shared_ptr<transport::SharedMemory> last;
   std::lock_guard lock(mutex_);
   auto block = blocks_.find(address);
   if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -137,8 +136,7 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
   if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
   freeAddresses_.emplace(p.bytes, piece->first);
-  last = p.memory;
-  pieces_.erase(piece);
+  pieces_.erase(piece);  // unmapped under the lock: its addresses are the next piece's as soon as the lock is free
   return status;
 }
 

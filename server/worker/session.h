@@ -104,7 +104,7 @@ class Session {
 
   std::map<uint64_t, transport::Region> regions_;      // executor only
   std::map<uint64_t, schema::MirrorBase> mirrors_;     // executor only
-  uint64_t lastSeq_ = 0;
+  std::atomic<uint64_t> lastSeq_{0};  // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
   std::mutex noticeMutex_;

@@ -73,7 +73,8 @@ void applyMirror(Session& session, Call& call) {
   uint64_t address = served.get<"address">().value();
   auto& runs = served.get<"runs">().array();
   Reader in(std::as_bytes(std::span(runs)));
-  CUresult status = CUDA_SUCCESS;
+  // The mirror begins in the session's memory too: its base reaches from there to the run.
+  CUresult status = session.space().ownsHost(address, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   while (in.remaining() > 0 && status == CUDA_SUCCESS) {
     uint64_t offset = in.value<uint64_t>();
     auto bytes = in.blob();
