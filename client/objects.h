@@ -48,6 +48,7 @@ struct Function {
   schema::FunctionInfo info;
   std::vector<schema::ParameterLayout> layout;
   ParameterPacker packer;
+  bool laidOut = false;  // under mutex: layout and packer are set once
   std::atomic<bool> nameKnown{false};
   // Launch shapes the driver accepted once: later launches of the same shape may be posted (design.md §3).
   std::vector<uint64_t> accepted;

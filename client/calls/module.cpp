@@ -163,9 +163,13 @@ CUresult describe(CUfunction handle, Function& function, CUcontext context, CUde
   size_t count = layout.size();
   CUresult status = Session::get().await<"sessionFunctionInfo">(context, handle, device, &function.info, layout.data(), &count);
   if (status != CUDA_SUCCESS) return status;
-  layout.resize(std::min(count, layout.size()));
-  function.layout = layout;
-  if (!function.packer.setLayout(function.layout)) return CUDA_ERROR_NOT_SUPPORTED;
+  // Attributes change, the layout never does: other threads may be packing by it right now.
+  if (!function.laidOut) {
+    layout.resize(std::min(count, layout.size()));
+    if (!function.packer.setLayout(layout)) return CUDA_ERROR_NOT_SUPPORTED;
+    function.layout = layout;
+    function.laidOut = true;
+  }
   function.described.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
