@@ -44,7 +44,7 @@ extern bool tracing;
 // Calls that only give something back succeed silently once the session is over: they come from static destructors.
 consteval bool isCleanup(std::string_view name) {
   for (std::string_view word : {"Destroy", "Free", "Unload", "Release", "Unregister", "PrimaryCtxReset"})
-    if (name.find(word) != name.npos) return true;
+    if (schema::contains(name, word)) return true;
   return false;
 }
 // Answered before cuInit.
@@ -145,7 +145,7 @@ struct Entry<Symbol, PerThread, R, CUresult(A...)> {
   static consteval bool isQuery(std::string_view name) {
     for (std::string_view word : {"GetCurrent", "GetDevice", "GetState", "GetErrorName", "GetErrorString", "GetAttribute",
                                   "GetApiVersion", "GetExportTable", "ExchangeStreamCaptureMode", "SetCurrent", "GetCount"})
-      if (name.find(word) != name.npos) return true;
+      if (schema::contains(name, word)) return true;
     return false;
   }
   static CUresult route(A... arguments) {
