@@ -59,6 +59,7 @@ struct Library {
   std::shared_ptr<const std::vector<std::byte>> keep;
   std::mutex mutex;
   std::vector<std::pair<std::string, uint64_t>> kernels;  // name -> handle: the same kernel has one handle
+  std::vector<uint64_t> globals;                          // addresses asked for: they end with it
   CUcontext context = nullptr;                            // modules
   CUmodule module = nullptr;                              // cuLibraryGetModule
 };

@@ -162,18 +162,19 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
 
 CUresult synchronizeStream(const StreamRef& ref) {
   Session& session = Session::get();
+  uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
-    return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+    if (status != CUDA_SUCCESS || session.mapsMemory()) return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
-  return waitFor(ref, ref.stream->posted.load(std::memory_order_acquire));
+  return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
 
 CUresult synchronizeContext(CUcontext context) {
   Session& session = Session::get();
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
-    return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+    if (status != CUDA_SUCCESS || session.mapsMemory()) return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
   std::vector<std::pair<StreamRef, uint64_t>> open;
   CUresult status = session.sticky();

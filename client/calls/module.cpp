@@ -124,8 +124,12 @@ void forgetKernels(Library& owner, Table& table) {
 }
 
 // A global's range is noted: copies and pointer attributes ask for it.
-CUresult noteGlobal(CUresult status, CUdeviceptr address, size_t bytes, Allocation::Kind kind) {
+CUresult noteGlobal(Library& owner, CUresult status, CUdeviceptr address, size_t bytes, Allocation::Kind kind) {
   if (status != CUDA_SUCCESS) return status;
+  {
+    std::lock_guard lock(owner.mutex);
+    if (std::find(owner.globals.begin(), owner.globals.end(), address) == owner.globals.end()) owner.globals.push_back(address);
+  }
   Context* context = nullptr;
   contexts().resolve(nullptr, &context);
   Allocation known;
@@ -133,6 +137,21 @@ CUresult noteGlobal(CUresult status, CUdeviceptr address, size_t bytes, Allocati
     allocations().add({address, bytes, kind, context != nullptr ? context->device : 0,
                        context != nullptr ? context->handle : nullptr, 0, address, 0, nullptr});
   return CUDA_SUCCESS;
+}
+
+// Before the unload is sent: a synchronisation must not ask for memory that is gone.
+void forgetGlobals(Library& owner) {
+  std::vector<uint64_t> gone;
+  {
+    std::lock_guard lock(owner.mutex);
+    gone.swap(owner.globals);
+  }
+  for (uint64_t address : gone) {
+    Allocation global;
+    if (!allocations().find(address, global) || global.address != address) continue;
+    allocations().remove(address);
+    hostMemory().dropManagedSymbol(address, global.bytes);
+  }
 }
 
 }  // namespace
@@ -230,6 +249,7 @@ CUresult cuModuleUnload(CUmodule module) {
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUcontext context = owner->context;
   forgetKernels(*owner, functions);
+  forgetGlobals(*owner);
   if (!modules.destroy(toId(module))) return CUDA_ERROR_INVALID_HANDLE;
   return Session::get().await<"cuModuleUnload">(context, module);
 }
@@ -257,7 +277,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule modu
   CUdeviceptr at = 0;
   size_t n = 0;
   CUresult status = Session::get().await<"cuModuleGetGlobal_v2">(owner->context, &at, &n, module, name);
-  status = noteGlobal(status, at, n, Allocation::Kind::symbol);
+  status = noteGlobal(*owner, status, at, n, Allocation::Kind::symbol);
   if (status == CUDA_SUCCESS && address != nullptr) *address = at;
   if (status == CUDA_SUCCESS && bytes != nullptr) *bytes = n;
   return status;
@@ -278,6 +298,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
   Library* owner = libraries.find(toId(library));
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   forgetKernels(*owner, kernels);
+  forgetGlobals(*owner);
   if (!libraries.destroy(toId(library))) return CUDA_ERROR_INVALID_HANDLE;
   return Session::get().await<"cuLibraryUnload">(CUcontext{nullptr}, library);
 }
@@ -329,25 +350,27 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary libra
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
-  if (libraries.find(toId(library)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Library* owner = libraries.find(toId(library));
+  if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   CUdeviceptr at = 0;
   size_t n = 0;
   status = Session::get().await<"cuLibraryGetGlobal">(context->handle, &at, &n, library, name);
-  status = noteGlobal(status, at, n, Allocation::Kind::symbol);
+  status = noteGlobal(*owner, status, at, n, Allocation::Kind::symbol);
   if (status == CUDA_SUCCESS && address != nullptr) *address = at;
   if (status == CUDA_SUCCESS && bytes != nullptr) *bytes = n;
   return status;
 }
 CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
-  if (libraries.find(toId(library)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Library* owner = libraries.find(toId(library));
+  if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   CUdeviceptr at = 0;
   size_t n = 0;
   // Asked before any context exists (cudart's bootstrap), so none is named.
   CUresult status = Session::get().await<"cuLibraryGetManaged">(CUcontext{nullptr}, &at, &n, library, name);
   if (status == CUDA_SUCCESS) status = hostMemory().adoptManagedSymbol(at, n);
-  status = noteGlobal(status, at, n, Allocation::Kind::managedSymbol);
+  status = noteGlobal(*owner, status, at, n, Allocation::Kind::managedSymbol);
   if (status == CUDA_SUCCESS && address != nullptr) *address = at;
   if (status == CUDA_SUCCESS && bytes != nullptr) *bytes = n;
   return status;

@@ -324,6 +324,16 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
   return collect(*mirror);  // its initial value
 }
 
+void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (mirrors_.count(address) == 0) return;
+  }
+  removeMirror(address);
+  // The pages stay, for a symbol that comes here next: it starts from zero on both sides.
+  std::memset(reinterpret_cast<void*>(address), 0, bytes);
+}
+
 void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
   std::lock_guard order(mirrorMutex_);

@@ -48,6 +48,8 @@ class HostMemory {
   void removeMirror(uint64_t host, uint64_t device = 0);  // device 0: whichever it is
   // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a mirror.
   CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
+  // The library of that symbol, if it is one, is about to be unloaded, and the worker's copy goes with it.
+  void dropManagedSymbol(uint64_t address, size_t bytes);
   // Arena memory turned out to be addressed by kernels.
   void mirrorArena(uint64_t address);
   bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }

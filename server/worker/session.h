@@ -74,6 +74,10 @@ class Session {
   void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
   void dropRegion(uint64_t address);
   schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }
+  // The module or library `owner` was unloaded: nothing of this process may read its globals again.
+  void forgetGlobals(uint64_t owner) {
+    for (uint64_t address : space_.forgetGlobals(owner)) mirrors_.erase(address);
+  }
   transport::Region share(std::shared_ptr<transport::SharedMemory> memory) { return connection_->share(std::move(memory)); }
 
  private:

@@ -193,10 +193,25 @@ CUresult Space::unmapHost(uint64_t address) {
   return result;
 }
 
-void Space::addGlobal(CUdeviceptr address, size_t bytes) {
+void Space::addGlobal(CUdeviceptr address, size_t bytes, uint64_t owner, bool host) {
   std::lock_guard lock(mutex_);
   size_t& size = globals_[address];
   size = std::max(size, bytes);
+  if (host) hostRanges_[address] = size;
+  globalsOf_[owner].insert(address);
+}
+
+std::set<uint64_t> Space::forgetGlobals(uint64_t owner) {
+  std::lock_guard lock(mutex_);
+  auto found = globalsOf_.find(owner);
+  if (found == globalsOf_.end()) return {};
+  std::set<uint64_t> gone = std::move(found->second);
+  globalsOf_.erase(found);
+  for (uint64_t address : gone) {
+    globals_.erase(address);
+    hostRanges_.erase(address);
+  }
+  return gone;
 }
 
 void Space::addHostRange(uint64_t address, size_t bytes) {

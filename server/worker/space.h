@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,7 +45,10 @@ class Space {
     for (auto& [address, piece] : host_) f(static_cast<void*>(piece.memory->data()), piece.memory->size());
   }
   // A module global the client was told of.
-  void addGlobal(CUdeviceptr address, size_t bytes);
+  // A global of the module or library `owner`; host: managed, the host side may touch it too.
+  void addGlobal(CUdeviceptr address, size_t bytes, uint64_t owner, bool host);
+  // Its code was unloaded, and their memory went with it. Returns their addresses.
+  std::set<uint64_t> forgetGlobals(uint64_t owner);
 
   // True if [address, + bytes) is the session's: inside one window, host piece or global.
   bool owns(uint64_t address, size_t bytes) const;
@@ -82,6 +86,7 @@ class Space {
   std::map<uint64_t, HostPiece> host_;
   std::map<uint64_t, size_t> hostRanges_;
   std::map<uint64_t, size_t> globals_;
+  std::map<uint64_t, std::set<uint64_t>> globalsOf_;  // owner -> addresses
 };
 
 }  // namespace gpupool::server
