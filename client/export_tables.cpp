@@ -311,6 +311,10 @@ CUresult getExportTable(const void** table, const CUuuid* id) {
     *table = entry.table;
     return CUDA_SUCCESS;
   }
+  uint32_t words[4];
+  std::memcpy(words, id->bytes, sizeof words);
+  for (uint32_t& word : words) word = __builtin_bswap32(word);  // as tools print the bytes
+  GPUPOOL_DEBUG("export table %08x%08x%08x%08x is unknown", words[0], words[1], words[2], words[3]);
   return CUDA_ERROR_INVALID_VALUE;
 }
 
