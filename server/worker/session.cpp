@@ -69,7 +69,10 @@ Session::~Session() {
   for (auto& thread : besideThreads_) thread.join();
   if (control_.joinable()) control_.join();
   words_.stop();
-  if (registered_) driver_.cuMemHostUnregister(staging_->data());
+  if (registered_) {
+    driver_.cuMemHostUnregister(staging_->data());
+    driver_.cuMemHostUnregister(words_.memory()->data());
+  }
 }
 
 void Session::end(const std::string& reason) {
@@ -278,7 +281,7 @@ void Session::besideLoop() {
       beside_.pop_front();
     }
     execute(call);
-    if (call.malformed != nullptr) end(std::string("malformed frame: ") + call.malformed);
+    if (call.malformed != nullptr) endMalformed(std::string(findHandler(call.frame.call)->name) + ": " + call.malformed);
   }
 }
 
@@ -366,6 +369,13 @@ void Session::controlLoop() {
   }
 }
 
+void Session::endMalformed(const std::string& reason) {
+  schema::FailedBody body{lastSeq_, CUDA_ERROR_UNKNOWN, 0};
+  notice(NoticeType::failed, &body, sizeof body, reason);
+  words_.setSticky(CUDA_ERROR_UNKNOWN);
+  end("malformed frame: " + reason);
+}
+
 std::string Session::run() {
   std::string reason;
   if (!greet(reason)) return reason;
@@ -379,12 +389,7 @@ std::string Session::run() {
       if (peer == Peer::lost) end("client lost: " + connection_->reason());
       continue;
     }
-    if (!admit(message, reason)) {
-      schema::FailedBody body{lastSeq_, CUDA_ERROR_UNKNOWN, 0};
-      notice(NoticeType::failed, &body, sizeof body, reason);
-      words_.setSticky(CUDA_ERROR_UNKNOWN);
-      end("malformed frame: " + reason);
-    }
+    if (!admit(message, reason)) endMalformed(reason);
   }
   std::lock_guard lock(endMutex_);
   return endReason_;

@@ -93,6 +93,7 @@ class Session {
   void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
   void controlLoop();
   void end(const std::string& reason);
+  void endMalformed(const std::string& reason);  // any thread: tells the client
 
   const Driver& driver_;
   SessionStart start_;

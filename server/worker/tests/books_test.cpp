@@ -1,0 +1,239 @@
+// The worker's books without a session: objects, record, images, mirrors, captured output.
+#include <unistd.h>
+
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "base/hmac.h"
+#include "schema/handle_ids.h"
+#include "schema/mirror.h"
+#include "server/worker/images.h"
+#include "server/worker/objects.h"
+#include "server/worker/output.h"
+#include "server/worker/record.h"
+
+#include "catch.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using handles::Kind;
+using handles::makeHandle;
+
+namespace {
+
+template <class T>
+T real(uint64_t v) {
+  return reinterpret_cast<T>(v);
+}
+
+schema::ImageName nameOf(std::span<const std::byte> bytes) {
+  schema::ImageName name;
+  auto digest = sha256(bytes);
+  std::memcpy(name.words, digest.data(), sizeof name.words);
+  name.bytes = bytes.size();
+  return name;
+}
+
+// Takes runs over as the peer does. The bytes that travelled, without their headers.
+size_t take(schema::MirrorBase& base, std::vector<std::byte>& memory, std::span<const unsigned char> runs) {
+  schema::Reader in(std::as_bytes(runs));
+  size_t travelled = 0;
+  while (in.remaining() > 0) {
+    auto offset = in.value<uint64_t>();
+    auto bytes = in.blob();
+    REQUIRE_FALSE(in.bad());
+    REQUIRE(offset + bytes.size() <= memory.size());
+    std::memcpy(memory.data() + offset, bytes.data(), bytes.size());
+    base.apply(offset, bytes);
+    travelled += bytes.size();
+  }
+  return travelled;
+}
+
+// Everything that differs, in messages of `room` bytes.
+size_t exchange(schema::MirrorBase& from, std::vector<std::byte>& source, schema::MirrorBase& to,
+                std::vector<std::byte>& target, size_t room) {
+  size_t travelled = 0;
+  bool more = true;
+  while (more) {
+    std::vector<unsigned char> out(room);
+    size_t used = from.collect(source.data(), source.size(), out, &more);
+    REQUIRE(used <= room);
+    travelled += take(to, target, std::span(out).first(used));
+  }
+  return travelled;
+}
+
+}  // namespace
+
+TEST_CASE("objects: names and kinds") {
+  Objects objects({4, 9});
+  const uint64_t stream = makeHandle(Kind::stream, 1, 1);
+  CUstream found = nullptr;
+  CHECK_FALSE(objects.find(stream, found));
+  CHECK(objects.mayMint(Kind::stream, stream));
+  CHECK_FALSE(objects.mayMint(Kind::event, stream));
+  CHECK_FALSE(objects.mayMint(Kind::stream, makeHandle(Kind::stream, schema::kServerIndexBit | 1, 1)));
+  CHECK_FALSE(objects.mayMint(Kind::stream, 0x12345670));
+  objects.mint(stream, real<CUstream>(0x7000));
+  CHECK_FALSE(objects.mayMint(Kind::stream, stream));
+  REQUIRE(objects.find(stream, found));
+  CHECK(found == real<CUstream>(0x7000));
+  CUevent event = nullptr;
+  CHECK_FALSE(objects.find(stream, event));
+  CHECK(objects.name(real<CUstream>(0x7000)) == stream);
+  CHECK(objects.known(real<CUevent>(0x7000)) == 0);  // one address, another kind
+
+  for (uint64_t special : {0, 1, 2}) {
+    REQUIRE(objects.find(special, found));
+    CHECK(found == real<CUstream>(special));
+    CHECK(objects.name(real<CUstream>(special)) == special);
+  }
+  CHECK_FALSE(objects.find(1, event));
+
+  objects.retire(stream);
+  CHECK_FALSE(objects.find(stream, found));
+  CHECK(objects.known(real<CUstream>(0x7000)) == 0);
+}
+
+TEST_CASE("objects: handles the driver made") {
+  Objects objects({0});
+  const uint64_t first = objects.name(real<CUgraphNode>(0x9000));
+  CHECK(handles::kindOf(first) == Kind::graphNode);
+  CHECK(schema::mintedByServer(first));
+  CHECK(objects.name(real<CUgraphNode>(0x9000)) == first);
+  objects.forget(real<CUgraphNode>(0x9000));
+  CHECK(objects.name(real<CUgraphNode>(0x9000)) != first);
+
+  // An address used again belongs to its new object, and the old one's end does not touch it.
+  const uint64_t old = makeHandle(Kind::event, 1, 1), young = makeHandle(Kind::event, 2, 1);
+  objects.mint(old, real<CUevent>(0x100));
+  objects.mint(young, real<CUevent>(0x100));
+  objects.retire(old);
+  CHECK(objects.name(real<CUevent>(0x100)) == young);
+
+  const uint64_t kernel = makeHandle(Kind::kernel, 1, 1);
+  objects.mint(kernel, real<CUkernel>(0x200));
+  CUfunction function = nullptr;
+  CHECK(objects.find(kernel, function));
+  CHECK(objects.name(real<CUfunction>(0x200)) == kernel);
+}
+
+TEST_CASE("objects: devices are the lease's") {
+  Objects objects({4, 9});
+  CUdevice device = -1;
+  REQUIRE(objects.device(1, device));
+  CHECK(device == 9);
+  CHECK_FALSE(objects.device(2, device));
+  CHECK_FALSE(objects.device(~uint64_t{0}, device));
+}
+
+TEST_CASE("record: an end takes its beginning along, values stay") {
+  Record record;
+  auto entry = [](uint64_t subject, size_t bytes, std::vector<uint64_t> values = {}) {
+    Record::Entry e;
+    e.subject = subject;
+    e.bytes.resize(bytes);
+    e.values = std::move(values);
+    return e;
+  };
+  record.append(entry(1, 8));
+  record.append(entry(2, 16));
+  record.append(entry(1, 32));  // a setting of 1
+  record.append(entry(0, 64, {0x1234}));
+  CHECK(record.size() == 4);
+  CHECK(record.bytes() == 120);
+  record.forget(1);
+  record.forget(1);
+  record.forget(99);
+  CHECK(record.size() == 2);
+  CHECK(record.bytes() == 80);
+  auto left = record.entries();
+  CHECK(left[0].subject == 2);
+  CHECK(left[1].values == std::vector<uint64_t>{0x1234});
+  record.forget(0);
+  CHECK(record.size() == 2);
+  record.unrestorable("a");
+  record.unrestorable("a");
+  CHECK(record.reasons().size() == 1);
+}
+
+TEST_CASE("images: bounded, in order, of their name's content") {
+  Images images;
+  std::vector<std::byte> bytes(1000, std::byte{7});
+  auto name = nameOf(bytes);
+  auto all = std::span<const std::byte>(bytes);
+  CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);
+  CHECK_FALSE(images.have(name));
+  CHECK(images.find(name) == nullptr);
+  CHECK(images.append(name, 0, all.first(600)) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
+  REQUIRE(images.find(name) != nullptr);
+  CHECK(*images.find(name) == bytes);
+
+  auto longer = name;
+  ++longer.bytes;  // the length belongs to the name
+  CHECK_FALSE(images.have(longer));
+  schema::ImageName none;
+  CHECK(images.append(none, 0, {}) == CUDA_ERROR_OUT_OF_MEMORY);
+  auto vast = name;
+  vast.bytes = Images::kMostBytes + 1;
+  CHECK(images.append(vast, 0, all) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("images: unfinished ones count too") {
+  Images images;
+  std::vector<std::byte> bytes(16);
+  auto name = nameOf(bytes);
+  name.bytes = Images::kMostBytes - 8;
+  CHECK(images.append(name, 0, bytes) == CUDA_SUCCESS);
+  auto second = name;
+  second.words[0] ^= 1;
+  CHECK(images.append(second, 0, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("mirrors: writers on both sides converge") {
+  constexpr size_t kBytes = 3 * 4096 + 100;
+  std::mt19937 random(1);
+  schema::MirrorBase clientBase, workerBase;
+  std::vector<std::byte> client(kBytes), worker(kBytes), expected(kBytes);
+  for (int round = 0; round < 100; ++round) {
+    // Even bytes are the client's, odd ones the worker's: neighbours, never the same byte.
+    size_t changed = 0;
+    for (unsigned n = random() % 200; n > 0; --n) {
+      size_t at = random() % kBytes;
+      auto value = static_cast<std::byte>(random());
+      (at % 2 == 0 ? client : worker)[at] = value;
+      expected[at] = value;
+      ++changed;
+    }
+    size_t room = 24 + 8 * (random() % 512);
+    size_t travelled = exchange(clientBase, client, workerBase, worker, room);
+    travelled += exchange(workerBase, worker, clientBase, client, room);
+    REQUIRE(client == expected);
+    REQUIRE(worker == expected);
+    REQUIRE(travelled <= changed);  // bytes neither side changed stay home
+    REQUIRE(exchange(clientBase, client, workerBase, worker, 4096) == 0);
+  }
+}
+
+TEST_CASE("output: what the driver prints is taken once") {
+  std::fflush(stdout);
+  int saved = dup(STDOUT_FILENO);
+  std::string first, second, third;
+  {
+    Output output;
+    std::printf("from the device\n");
+    first = output.take();
+    second = output.take();
+    bool wrote = write(STDOUT_FILENO, "again", 5) == 5;
+    third = output.take();
+    dup2(saved, STDOUT_FILENO);
+    CHECK(wrote);
+  }
+  close(saved);
+  CHECK(first == "from the device\n");
+  CHECK(second.empty());
+  CHECK(third == "again");
+}

@@ -1,0 +1,301 @@
+// What a session does with a client that is not ours: every bad byte ends it with a reason, or is an error
+// and no more.
+#include "base/hmac.h"
+#include "server/worker/tests/client.h"
+
+using namespace gpupool;
+using namespace gpupool::server::test;
+
+#define ROW(name) schema::RowOf<name>::id
+
+namespace {
+
+std::string greetingRefused(const schema::ClientHello& hello) {
+  Client client;
+  client.sayHello(hello);
+  CHECK(client.hello.status == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+  CHECK(client.hello.deviceCount == 0);
+  REQUIRE(eventually([&] { return client.ended(); }));
+  CHECK(client.reason() == client.hello.text);
+  return client.hello.text;
+}
+
+schema::ImageName nameOf(const std::string& text) {
+  schema::ImageName name;
+  auto digest = sha256(std::as_bytes(std::span(text)));
+  std::memcpy(name.words, digest.data(), sizeof name.words);
+  name.bytes = text.size();
+  return name;
+}
+
+CUresult sendPiece(Client& client, const schema::ImageName& name, size_t offset, const std::string& piece) {
+  return client
+      .await(ROW("sessionImageData"),
+             Arguments().structure(name).value(offset).blob(piece.data(), piece.size()).value(piece.size()))
+      .status();
+}
+
+}  // namespace
+
+TEST_CASE("greeting: what does not fit is refused in words") {
+  auto hello = Client::goodHello();
+  SECTION("magic") {
+    hello.magic = 0x12345678;
+    CHECK(contains(greetingRefused(hello), "not gpupool's"));
+  }
+  SECTION("protocol") {
+    hello.protocol = schema::kProtocolVersion + 1;
+    CHECK(contains(greetingRefused(hello), "version mismatch"));
+  }
+  SECTION("rows") {
+    hello.rowsHash ^= 1;
+    CHECK(contains(greetingRefused(hello), "version mismatch"));
+  }
+  SECTION("epoch") {
+    hello.epoch = kEpoch + 1;
+    CHECK(contains(greetingRefused(hello), "epoch"));
+  }
+  SECTION("no common space") {
+    hello.spaces = 0;
+    CHECK(contains(greetingRefused(hello), "no common address space"));
+  }
+}
+
+TEST_CASE("greeting: a message of another size is refused") {
+  Client client;
+  uint64_t half = schema::kClientMagic;
+  client.send(Channel::call, &half, sizeof half);
+  REQUIRE(eventually([&] { return client.ended(); }));
+  CHECK(contains(client.reason(), "no greeting"));
+}
+
+TEST_CASE("a malformed frame ends the session with a reason and nothing else") {
+  Client client;
+  client.greet();
+  SECTION("shorter than its header") {
+    std::byte few[sizeof(Frame) - 8] = {};
+    client.send(Channel::call, few, sizeof few);
+    CHECK(contains(client.endedWith(), "shorter than its header"));
+  }
+  SECTION("out of order") {
+    auto frame = client.frame(ROW("sessionImageOffer"), Frame::kAwait);
+    ++frame.seq;
+    client.send(frame, Arguments().structure(schema::ImageName{}).value(1).span());
+    CHECK(contains(client.endedWith(), "out of order"));
+  }
+  SECTION("of another epoch") {
+    auto frame = client.frame(ROW("sessionImageOffer"), Frame::kAwait);
+    frame.epoch = kEpoch - 1;
+    client.send(frame, Arguments().structure(schema::ImageName{}).value(1).span());
+    CHECK(contains(client.endedWith(), "out of order"));
+  }
+  SECTION("of no call") {
+    client.post(0xdeadbeef, {}, Frame::kAwait);
+    CHECK(contains(client.endedWith(), "names no call"));
+  }
+  SECTION("of a call the client answers itself") {
+    client.post(ROW("cuMemGetAddressRange_v2"), {}, Frame::kAwait);
+    CHECK(contains(client.endedWith(), "names no call"));
+  }
+}
+
+TEST_CASE("arguments that do not fit their row end the session") {
+  Client client;
+  client.greet();
+  const char* call = "sessionImageData";
+  schema::ImageName name;
+  name.bytes = 8;
+  uint64_t data = 0;
+  SECTION("truncated") { client.post(ROW("sessionImageData"), Arguments().structure(name), Frame::kAwait); }
+  SECTION("a length beyond the frame") {
+    client.post(ROW("sessionImageData"),
+                Arguments().structure(name).value(0).value(1 << 20).value(data).value(8));
+  }
+  SECTION("a length that overflows when padded") {
+    client.post(ROW("sessionImageData"),
+                Arguments().structure(name).value(0).value(~uint64_t{0}).value(data).value(8));
+  }
+  SECTION("an array and its count disagree") {
+    client.post(ROW("sessionImageData"), Arguments().structure(name).value(0).blob(&data, 8).value(9));
+  }
+  SECTION("an output larger than any") {
+    call = "sessionMirrorCollect";
+    client.post(ROW("sessionMirrorCollect"),
+                Arguments().value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
+                Frame::kAwait);
+  }
+  SECTION("a handle of the worker's half is no name to mint") {
+    call = "cuDevicePrimaryCtxRetain";
+    client.post(
+        ROW("cuDevicePrimaryCtxRetain"),
+        Arguments().value(makeHandle(handles::Kind::context, schema::kServerIndexBit | 1, 1)).value(0),
+        Frame::kAwait);
+  }
+  SECTION("a handle of another kind is no name to mint") {
+    call = "cuDevicePrimaryCtxRetain";
+    client.post(ROW("cuDevicePrimaryCtxRetain"), Arguments().value(kStream).value(0), Frame::kAwait);
+  }
+  SECTION("beside the executor too") {
+    call = "sessionDrain";
+    client.post(ROW("sessionDrain"), Arguments().value(0), Frame::kAwait);
+  }
+  std::string told = client.endedWith();
+  CHECK(contains(told, "do not fit"));
+  CHECK(contains(told, call));
+}
+
+TEST_CASE("a wrong handle or device is an error and the session goes on") {
+  Client client;
+  client.open();
+  auto stranger = makeHandle(handles::Kind::stream, 77, 1);
+  for (uint64_t bad : {stranger, kContext, uint64_t{0x7fff12345678}})
+    CHECK(client.await(ROW("cuStreamDestroy_v2"), Arguments().value(bad)).status() ==
+          CUDA_ERROR_INVALID_HANDLE);
+  CHECK(client
+            .await(ROW("sessionExtentMap"),
+                   Arguments().value(1).value(client.space().deviceBase).value(2 * kMiB))
+            .status() == CUDA_ERROR_INVALID_DEVICE);
+  CHECK(client
+            .await(ROW("sessionExtentMap"),
+                   Arguments().value(0).value(client.space().deviceBase).value(2 * kMiB))
+            .status() == CUDA_SUCCESS);
+  CHECK_FALSE(client.ended());
+}
+
+TEST_CASE("copies touch nothing but the session's memory") {
+  Client client;
+  client.open();
+  const uint64_t device = client.space().deviceBase, window = client.space().windowBytes;
+  const uint64_t staging = client.hello.stagingAddress;
+  auto* bytes = reinterpret_cast<unsigned char*>(staging);  // the worker is this process
+  REQUIRE(
+      client.await(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB)).status() ==
+      CUDA_SUCCESS);
+  std::vector<unsigned char> heap(4096, 0x5a);
+  unsigned char stack[64];
+  std::memset(stack, 0x5a, sizeof stack);
+  const uint64_t heapAt = reinterpret_cast<uint64_t>(heap.data()),
+                 stackAt = reinterpret_cast<uint64_t>(stack);
+  auto copy = [&](uint32_t call, uint64_t to, uint64_t from, size_t n) {
+    return client.await(call, Arguments().value(to).value(from).value(n).value(0)).status();
+  };
+  const uint32_t in = ROW("cuMemcpyHtoDAsync_v2"), out = ROW("cuMemcpyDtoHAsync_v2"),
+                 on = ROW("cuMemcpyDtoDAsync_v2");
+  const uint32_t set = ROW("cuMemsetD8Async");
+  auto drain = [&] {
+    REQUIRE(client.await(ROW("sessionDrain"), Arguments().value(0).value(1)).status() == CUDA_SUCCESS);
+  };
+
+  std::memset(bytes, 0x11, 64);
+  CHECK(copy(in, device, staging, 64) == CUDA_SUCCESS);  // what is allowed moves
+  CHECK(copy(out, staging + 4096, device, 64) == CUDA_SUCCESS);
+  drain();
+  CHECK(bytes[4096 + 63] == 0x11);
+
+  for (uint64_t alien : {heapAt, stackAt, uint64_t{0}, staging + client.hello.stagingBytes - 8,
+                         device + window, ~uint64_t{0} - 7}) {
+    CAPTURE(alien);
+    CHECK(copy(in, device, alien, 64) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(copy(out, alien, device, 64) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(copy(on, alien, device, 64) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(copy(on, device, alien, 64) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(copy(set, alien, 7, 64) == CUDA_ERROR_INVALID_VALUE);
+  }
+  CHECK(copy(in, device, staging, ~size_t{0}) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(copy(out, staging, device, client.hello.stagingBytes + 1) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(copy(in, device, device, 64) == CUDA_ERROR_INVALID_VALUE);  // a device address is no host address
+
+  CHECK(copy(out, staging + 8192, device, 64) == CUDA_SUCCESS);
+  drain();
+  CHECK(std::memcmp(bytes + 8192, bytes, 64) == 0);
+  CHECK(heap == std::vector<unsigned char>(4096, 0x5a));
+  for (unsigned char byte : stack) CHECK(byte == 0x5a);
+}
+
+TEST_CASE("mirrors reach nothing but the session's host memory") {
+  Client client;
+  client.greet();
+  std::vector<unsigned char> heap(64, 0x5a);
+  const uint64_t heapAt = reinterpret_cast<uint64_t>(heap.data()), staging = client.hello.stagingAddress;
+  auto apply = [&](uint64_t address, uint64_t offset) {
+    schema::ByteBuffer run;
+    run.value(offset);
+    run.blob("12345678", 8);
+    return client
+        .await(ROW("sessionMirrorApply"),
+               Arguments().value(address).blob(run.span().data(), run.size()).value(run.size()))
+        .status();
+  };
+  CHECK(apply(staging, 16) == CUDA_SUCCESS);
+  CHECK(std::memcmp(reinterpret_cast<char*>(staging + 16), "12345678", 8) == 0);
+  CHECK(apply(heapAt, 0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(apply(staging, heapAt - staging) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(apply(staging, client.hello.stagingBytes - 4) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(client
+            .await(ROW("sessionMirrorCollect"),
+                   Arguments().value(heapAt).value(64).value(0).value(1).value(1).value(4096))
+            .status() == CUDA_ERROR_INVALID_VALUE);
+  CHECK(heap == std::vector<unsigned char>(64, 0x5a));
+}
+
+TEST_CASE("extents and host pieces stay in their windows") {
+  Client client;
+  client.open();
+  const auto& space = client.space();
+  auto extent = [&](uint64_t address, uint64_t bytes) {
+    return client.await(ROW("sessionExtentMap"), Arguments().value(0).value(address).value(bytes)).status();
+  };
+  CHECK(extent(space.deviceBase + 4 * kMiB, 4 * kMiB) == CUDA_SUCCESS);
+  CHECK(extent(space.deviceBase + 4 * kMiB, 4 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + 6 * kMiB, 4 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + 2 * kMiB, 4 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + 4096, 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase, 0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase - 2 * kMiB, 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + space.windowBytes - 2 * kMiB, 4 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + space.windowBytes, 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + 8 * kMiB, ~uint64_t{0} - 2 * kMiB + 1) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(extent(space.deviceBase + 8 * kMiB, kLimit - 2 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(extent(space.deviceBase + 8 * kMiB, kLimit - 4 * kMiB) == CUDA_SUCCESS);
+  CHECK(extent(space.deviceBase, 2 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(client.session->space().mappedBytes(0) == kLimit);
+
+  auto host = [&](uint64_t address, uint64_t bytes) {
+    return client.await(ROW("sessionHostMap"), Arguments().value(address).value(bytes).value(0).value(1))
+        .status();
+  };
+  CHECK(host(space.hostBase + 4096, 8192) == CUDA_SUCCESS);
+  CHECK(host(space.hostBase, 8192) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(space.hostBase + 8192, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(space.hostBase + 1, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(space.hostBase - 4096, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(space.hostBase + space.hostBytes, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(client.hello.stagingAddress, 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(host(space.hostBase + 64 * kMiB, ~uint64_t{0} - 4095) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("images are what their names say") {
+  Client client;
+  client.greet();
+  const std::string text = "an image of thirty-two bytes .. ";
+  auto have = [&](const schema::ImageName& name) {
+    auto answer = client.await(ROW("sessionImageOffer"), Arguments().structure(name).value(1));
+    REQUIRE(answer.outputs.size() == 8);
+    return std::to_integer<int>(answer.outputs[0]);
+  };
+  auto name = nameOf(text);
+  CHECK(have(name) == 0);
+  CHECK(sendPiece(client, name, 16, text.substr(16)) == CUDA_ERROR_INVALID_VALUE);  // not from the start
+  CHECK(sendPiece(client, name, 0, text.substr(0, 16)) == CUDA_SUCCESS);
+  CHECK(have(name) == 0);
+  CHECK(sendPiece(client, name, 8, text.substr(8, 8)) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(sendPiece(client, name, 16, text) == CUDA_ERROR_INVALID_VALUE);  // longer than the name says
+  CHECK(sendPiece(client, name, 16, text.substr(16)) == CUDA_SUCCESS);
+  CHECK(have(name) == 1);
+
+  auto other = nameOf("something else, of as many bytes");
+  CHECK(sendPiece(client, other, 0, text) == CUDA_ERROR_INVALID_IMAGE);
+  CHECK(have(other) == 0);
+  CHECK_FALSE(client.ended());
+}

@@ -1,0 +1,126 @@
+// The ordinary life of a session: posted calls, completion words, callbacks, calls beside the executor, the
+// record.
+#include "server/worker/tests/client.h"
+
+using namespace gpupool;
+using namespace gpupool::server::test;
+
+#define ROW(name) schema::RowOf<name>::id
+
+TEST_CASE("a posted call that fails is told by name, and stays told") {
+  Client client;
+  client.open();
+  CHECK(client.sticky() == CUDA_SUCCESS);
+  uint64_t seq = client.post(ROW("cuMemsetD8Async"), Arguments().value(4096).value(0).value(64).value(0));
+  auto told = client.failure();
+  REQUIRE(told);
+  CHECK(told->body.seq == seq);
+  CHECK(told->body.call == ROW("cuMemsetD8Async"));
+  CHECK(told->body.status == CUDA_ERROR_INVALID_VALUE);
+  CHECK(contains(told->text, "cuMemsetD8Async"));
+  CHECK(contains(told->text, "CUDA_ERROR_INVALID_VALUE"));
+  CHECK(client.sticky() == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("a stream writes its word and a watch is answered") {
+  Client client;
+  client.open();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  uint32_t bell = client.bell();
+  client.tell(NoticeType::watch, schema::WordUpdate{5, 7});
+  client.tell(NoticeType::watch,
+              schema::WordUpdate{schema::kWordsCount, 1});  // no such word: nothing happens
+  CHECK(client.word(5) == 0);
+  client.post(ROW("sessionWord"), Arguments().value(kStream).value(5).value(7));
+  CHECK(eventually([&] { return client.word(5) == 7; }));
+  CHECK(eventually([&] { return client.bell() != bell; }));
+  CHECK(client.sticky() == CUDA_SUCCESS);
+
+  client.post(ROW("sessionWord"), Arguments().value(kStream).value(schema::kWordsCount).value(1));
+  auto told = client.failure();
+  REQUIRE(told);
+  CHECK(told->body.status == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("a call that blocks holds up no other frame") {
+  Client client;
+  client.open();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
+  auto bytes = client.notice(NoticeType::callback);
+  REQUIRE(bytes);
+  schema::CallbackBody body;
+  REQUIRE(bytes->size() >= sizeof body);
+  std::memcpy(&body, bytes->data(), sizeof body);
+  CHECK(body.id == 42);
+
+  // The stream stands still until the callback is answered.
+  uint64_t drain = client.post(ROW("sessionDrain"), Arguments().value(kStream).value(0), Frame::kAwait);
+  for (int i = 0; i < 3; ++i)
+    CHECK(client.await(ROW("sessionImageOffer"), Arguments().structure(schema::ImageName{}).value(1))
+              .status() == CUDA_SUCCESS);
+  CHECK_FALSE(client.receive(50));
+  client.tell(NoticeType::callbackDone, schema::CallbackBody{41, 0, 0});  // of no callback that runs
+  CHECK_FALSE(client.receive(50));
+  client.tell(NoticeType::callbackDone, body);
+  auto answer = client.receive();
+  REQUIRE(answer);
+  CHECK(answer->header.seq == drain);
+  CHECK(answer->status() == CUDA_SUCCESS);
+}
+
+TEST_CASE("a session ends while a callback is open") {
+  Client client;
+  client.open();
+  client.post(ROW("sessionHostFunction"), Arguments().value(0).value(1).value(0));
+  REQUIRE(client.notice(NoticeType::callback));
+  client.tell(NoticeType::goodbye, uint64_t{0});
+  CHECK(eventually([&] { return client.ended(); }));
+  CHECK(client.reason() == "client closed the session");
+}
+
+TEST_CASE("stop tells the client why") {
+  Client client;
+  client.greet();
+  client.session->stop("the lease is over");
+  auto told = client.failure();
+  REQUIRE(told);
+  CHECK(told->text == "the lease is over");
+  CHECK(eventually([&] { return client.ended(); }));
+  CHECK(client.sticky() == CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
+TEST_CASE("a client that is gone ends the session") {
+  Client client;
+  client.greet();
+  client.wire->close();
+  CHECK(eventually([&] { return client.ended(); }));
+  CHECK(client.reason() == "client closed the session");
+}
+
+TEST_CASE("the record holds what lives") {
+  Client client;
+  client.open();
+  auto& record = client.session->record();
+  const size_t before = record.size();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  REQUIRE(record.size() == before + 1);
+  auto last = record.entries().back();
+  CHECK(last.subject == kStream);
+  CHECK(last.frame.call == ROW("cuStreamCreateWithPriority"));
+  CHECK(last.frame.context == kContext);
+  CHECK(last.bytes.size() == 24);
+
+  REQUIRE(client.await(ROW("cuStreamDestroy_v2"), Arguments().value(kStream)).status() == CUDA_SUCCESS);
+  CHECK(record.size() == before);
+  CHECK(client.await(ROW("cuStreamDestroy_v2"), Arguments().value(kStream)).status() ==
+        CUDA_ERROR_INVALID_HANDLE);
+
+  // What failed is not recorded.
+  CHECK(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(0xffff).value(0))
+            .status() != CUDA_SUCCESS);
+  CHECK(record.size() == before);
+}
