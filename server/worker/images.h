@@ -19,7 +19,7 @@ class Images {
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
   bool have(const schema::ImageName& name);
-  // The next piece; pieces come in order. CUDA_ERROR_INVALID_VALUE for anything else, INVALID_IMAGE if the finished
+  // The next piece; pieces come in order, and may come again. CUDA_ERROR_INVALID_VALUE for anything else, INVALID_IMAGE if the finished
   // bytes are not what their name says.
   CUresult append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data);
   Bytes find(const schema::ImageName& name);

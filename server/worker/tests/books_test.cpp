@@ -167,7 +167,11 @@ TEST_CASE("images: bounded, in order, of their name's content") {
   CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);
   CHECK_FALSE(images.have(name));
   CHECK(images.find(name) == nullptr);
-  CHECK(images.append(name, 0, all.first(600)) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(images.append(name, 700, all.subspan(700)) == CUDA_ERROR_INVALID_VALUE);  // a gap
+  CHECK(images.append(name, 500, all.subspan(500)) ==
+        CUDA_ERROR_INVALID_VALUE);                                // neither new nor sent before
+  CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);  // another thread's, the same
+  CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
   CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
   REQUIRE(images.find(name) != nullptr);
   CHECK(*images.find(name) == bytes);

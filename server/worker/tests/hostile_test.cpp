@@ -289,7 +289,7 @@ TEST_CASE("images are what their names say") {
   CHECK(sendPiece(client, name, 16, text.substr(16)) == CUDA_ERROR_INVALID_VALUE);  // not from the start
   CHECK(sendPiece(client, name, 0, text.substr(0, 16)) == CUDA_SUCCESS);
   CHECK(have(name) == 0);
-  CHECK(sendPiece(client, name, 8, text.substr(8, 8)) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(sendPiece(client, name, 24, text.substr(24)) == CUDA_ERROR_INVALID_VALUE);
   CHECK(sendPiece(client, name, 16, text) == CUDA_ERROR_INVALID_VALUE);  // longer than the name says
   CHECK(sendPiece(client, name, 16, text.substr(16)) == CUDA_SUCCESS);
   CHECK(have(name) == 1);
