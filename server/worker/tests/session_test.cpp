@@ -124,3 +124,64 @@ TEST_CASE("the record holds what lives") {
             .status() != CUDA_SUCCESS);
   CHECK(record.size() == before);
 }
+
+TEST_CASE("values that kernels hold stay in the record") {
+  Client client;
+  client.open();
+  const uint64_t device = client.space().deviceBase;
+  REQUIRE(
+      client.await(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB)).status() ==
+      CUDA_SUCCESS);
+  CUDA_RESOURCE_DESC resource{};
+  resource.resType = CU_RESOURCE_TYPE_LINEAR;
+  resource.res.linear.devPtr = device;
+  resource.res.linear.format = CU_AD_FORMAT_FLOAT;
+  resource.res.linear.numChannels = 1;
+  resource.res.linear.sizeInBytes = 4096;
+  CUDA_TEXTURE_DESC texture{};
+  auto& record = client.session->record();
+  const size_t before = record.size();
+  auto made =
+      client.await(ROW("cuTexObjectCreate"),
+                   Arguments().value(1).value(1).structure(resource).value(1).structure(texture).value(0));
+  REQUIRE(made.status() == CUDA_SUCCESS);
+  REQUIRE(made.outputs.size() >= 8);
+  uint64_t object = 0;
+  std::memcpy(&object, made.outputs.data(), sizeof object);
+  REQUIRE(record.size() == before + 1);
+  CHECK(record.entries().back().values == std::vector<uint64_t>{object});
+  CHECK(record.entries().back().subject == 0);
+  REQUIRE(client.await(ROW("cuTexObjectDestroy"), Arguments().value(object)).status() == CUDA_SUCCESS);
+  CHECK(record.entries()[before].values == std::vector<uint64_t>{object});
+}
+
+TEST_CASE("words: the watcher publishes what was reached and nothing else") {
+  server::Objects objects({0});
+  std::mutex mutex;
+  std::vector<schema::WordUpdate> told;
+  server::Words words(
+      softDriver(), objects,
+      [&](const std::vector<schema::WordUpdate>& reached) {
+        std::lock_guard lock(mutex);
+        told.insert(told.end(), reached.begin(), reached.end());
+      },
+      nullptr);
+  auto* first = reinterpret_cast<uint64_t*>(words.memory()->data() + schema::kWordsOffset);
+  words.watch(3, 2);
+  words.watch(4, 9);
+  words.watch(0, 1);  // no word
+  std::atomic_ref<uint64_t>(first[3]).store(1);
+  std::atomic_ref<uint64_t>(first[4]).store(10);
+  auto count = [&] {
+    std::lock_guard lock(mutex);
+    return told.size();
+  };
+  REQUIRE(eventually([&] { return count() == 1; }));
+  std::atomic_ref<uint64_t>(first[3]).store(2);
+  REQUIRE(eventually([&] { return count() == 2; }));
+  words.stop();
+  CHECK(told[0].index == 4);
+  CHECK(told[0].value == 10);
+  CHECK(told[1].index == 3);
+  CHECK(told[1].value == 2);
+}
