@@ -37,11 +37,14 @@ void destroyThreadStreams(void* session) {
   auto* mine = static_cast<ThreadStreams*>(session);
   for (auto& entry : mine->entries) {
     if (entry.context->id.load() != entry.life || process::state() != process::State::ready) continue;
-    uint64_t word = 0;
-    if (Stream* stream = streams.find(toId(entry.stream))) word = stream->word;
-    Session::get().post<"cuStreamDestroy_v2">(entry.context->handle, entry.stream);
-    (void)word;  // the word may still be written: it is not given back
+    Stream* stream = streams.find(toId(entry.stream));
+    if (stream == nullptr) continue;
+    uint64_t word = stream->word, last = 0;
+    requestWord({stream, entry.context->handle, entry.stream}, last);
+    last = stream->requested.load();
     streams.destroy(toId(entry.stream));
+    Session::get().post<"cuStreamDestroy_v2">(entry.context->handle, entry.stream);
+    retireWord(word, last);
   }
   delete mine;
 }
@@ -84,6 +87,13 @@ CUresult perThreadStream(Context& context, StreamRef& out) {
 }  // namespace
 
 void equipStream(Stream& stream, CUcontext context) { equip(stream, context); }
+
+void retireWord(uint64_t word, uint64_t last) {
+  Session& session = Session::get();
+  // Over a network nobody would tell that it was written.
+  if (!session.mapsMemory() && !session.words().reached(word, last)) session.watch(word, last);
+  session.words().retire(word, last);
+}
 
 ContextStreams& streamsOf(Context& context) {
   void* known = context.session.load(std::memory_order_acquire);

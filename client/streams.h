@@ -57,6 +57,8 @@ struct ContextStreams {
   std::atomic<bool> prioritiesKnown{false};
   std::atomic<int> least{0}, greatest{0};
 };
+// The word of a destroyed stream or event: free again when the device has written `last` into it.
+void retireWord(uint64_t word, uint64_t last);
 void equipStream(Stream& stream, CUcontext context);  // id and completion word of a new stream
 ContextStreams& streamsOf(Context& context);
 void forgetStreams(Context& context);  // the context ended: its streams are gone

@@ -11,6 +11,7 @@
 namespace gpupool::client {
 namespace {
 constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr size_t kSweep = 64;  // retired words are looked over by so many, not one by one
 constexpr long kNapNanoseconds = 100'000'000;  // a lost ring costs this much at most
 }  // namespace
 
@@ -23,6 +24,12 @@ Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::mov
 
 uint64_t Words::take() {
   std::lock_guard lock(mutex_);
+  if (free_.empty() && retired_.size() >= kSweep)
+    std::erase_if(retired_, [&](const auto& old) {
+      if (!reached(old.first, old.second)) return false;
+      free_.push_back(old.first);
+      return true;
+    });
   if (!free_.empty()) {
     uint32_t index = free_.back();
     free_.pop_back();
@@ -31,10 +38,10 @@ uint64_t Words::take() {
   return next_ < schema::kWordsCount ? next_++ : 0;
 }
 
-void Words::give(uint64_t index) {
+void Words::retire(uint64_t index, uint64_t value) {
   if (index == 0) return;
   std::lock_guard lock(mutex_);
-  free_.push_back(static_cast<uint32_t>(index));
+  retired_.emplace_back(static_cast<uint32_t>(index), value);
 }
 
 void Words::set(uint64_t index, uint64_t value) {

@@ -24,7 +24,8 @@ class Words {
   // An index of one's own; 0 when there is none left (its owner then awaits instead). Values only grow, also across
   // owners: start from value().
   uint64_t take();
-  void give(uint64_t index);
+  // The owner is gone; the device will write `value` at last, and the index is free from then on.
+  void retire(uint64_t index, uint64_t value);
 
   uint64_t value(uint64_t index) const { return words_[index].load(std::memory_order_acquire); }
   void set(uint64_t index, uint64_t value);  // network: the worker told
@@ -58,6 +59,7 @@ class Words {
   bool spin_;
   std::mutex mutex_;
   std::vector<uint32_t> free_;
+  std::vector<std::pair<uint32_t, uint64_t>> retired_;
   uint32_t next_ = 1;
 };
 

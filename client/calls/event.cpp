@@ -93,10 +93,10 @@ CUresult destroy(CUevent handle) {
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUcontext context = event->context;
   uint64_t word = event->word;
-  bool idle = !event->ever || Session::get().words().reached(word, event->recorded.load());
+  uint64_t last = event->recorded.load();
   if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
-  if (idle) Session::get().words().give(word);  // else the device may still write it
+  retireWord(word, last);
   return status;
 }
 
@@ -117,6 +117,10 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
   made.object->flags = flags;
   made.object->word = words.take();
   made.object->recorded = words.value(made.object->word);
+  if (made.object->word == 0) {
+    events.destroy(made.id);
+    return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
+  }
   auto handle = fromId<CUevent>(made.id);
   status = Session::get().post<"cuEventCreate">(context->handle, &handle, flags);
   if (status != CUDA_SUCCESS) {

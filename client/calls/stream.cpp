@@ -24,6 +24,10 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
   auto made = streams.create();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   equipStream(*made.object, context->handle);
+  if (made.object->word == 0) {
+    streams.destroy(made.id);
+    return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
+  }
   made.object->flags = flags;
   made.object->priority = priority;
   auto handle = fromId<CUstream>(made.id);
@@ -41,13 +45,13 @@ CUresult destroy(CUstream handle) {
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUcontext context = stream->context;
   uint64_t word = stream->word;
-  bool idle = Session::get().words().reached(word, stream->posted.load());
   uint64_t last = 0;  // frees in this stream's order wait for its word
-  if (!idle && !stream->capturing) requestWord({stream, context, handle}, last);
+  if (!stream->capturing) requestWord({stream, context, handle}, last);
+  last = stream->requested.load();
   captureDropped(*stream);
   if (!streams.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = Session::get().post<"cuStreamDestroy_v2">(context, handle);
-  if (idle) Session::get().words().give(word);  // else the device may still write it
+  retireWord(word, last);
   return status;
 }
 
