@@ -1,10 +1,10 @@
 #include "base/log.h"
 
+#include <unistd.h>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <unistd.h>
 
 namespace gpupool::log {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
-// One line per event on stderr: "gpupool <who>: <text>". GPUPOOL_LOG = error | warning (default) | info | debug.
-// Any thread; each line is one write(2). Never allocates after the first call.
+// One line per event on stderr: "gpupool <who>: <text>". GPUPOOL_LOG = error | warning (default) | info |
+// debug. Any thread; each line is one write(2). Never allocates after the first call.
 
 namespace gpupool::log {
 
@@ -15,13 +15,13 @@ void write(Level level, const char* format, ...) __attribute__((format(printf, 2
 
 #define GPUPOOL_ERROR(...) ::gpupool::log::write(::gpupool::log::Level::error, __VA_ARGS__)
 #define GPUPOOL_WARNING(...) ::gpupool::log::write(::gpupool::log::Level::warning, __VA_ARGS__)
-#define GPUPOOL_INFO(...)                                            \
-  do {                                                               \
-    if (::gpupool::log::enabled(::gpupool::log::Level::info))        \
+#define GPUPOOL_INFO(...)                                              \
+  do {                                                                 \
+    if (::gpupool::log::enabled(::gpupool::log::Level::info))          \
       ::gpupool::log::write(::gpupool::log::Level::info, __VA_ARGS__); \
   } while (0)
-#define GPUPOOL_DEBUG(...)                                            \
-  do {                                                                \
-    if (::gpupool::log::enabled(::gpupool::log::Level::debug))        \
+#define GPUPOOL_DEBUG(...)                                              \
+  do {                                                                  \
+    if (::gpupool::log::enabled(::gpupool::log::Level::debug))          \
       ::gpupool::log::write(::gpupool::log::Level::debug, __VA_ARGS__); \
   } while (0)

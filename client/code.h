@@ -1,5 +1,6 @@
 #pragma once
-// Modules, libraries, kernels: images go to the worker by content, layouts and attributes come back once per kernel.
+// Modules, libraries, kernels: images go to the worker by content, layouts and attributes come back once per
+// kernel.
 
 #include "client/image.h"
 #include "client/objects.h"
@@ -17,7 +18,7 @@ CUresult describe(CUfunction handle, Function& function, CUcontext context, CUde
 CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name);
 
 // A kernel node's or launch's parameters as one packed buffer, from kernelParams or extra.
-CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context, CUdevice device,
-                        std::vector<std::byte>& out);
+CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context,
+                        CUdevice device, std::vector<std::byte>& out);
 
 }  // namespace gpupool::client

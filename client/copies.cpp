@@ -14,7 +14,8 @@ namespace {
 
 std::byte* bytesAt(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
-// ---- linear ---------------------------------------------------------------------------------------------------------
+// ---- linear
+// ---------------------------------------------------------------------------------------------------------
 
 CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   std::vector<transport::Transfer> open;
@@ -29,7 +30,8 @@ CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
     status = staging().write(slot, 0, bytesAt(from + at), n, transfer);
     if (transfer != 0) open.push_back(transfer);
     if (status == CUDA_SUCCESS)
-      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at}, reinterpret_cast<const void*>(slot.address), n, ref.wire);
+      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at},
+                                              reinterpret_cast<const void*>(slot.address), n, ref.wire);
     staging().releaseAfter(slot, ref, ref.stream->posted.load());
     at += n;
   }
@@ -59,7 +61,8 @@ CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t
       if (status != CUDA_SUCCESS) break;
       chunk.at = sent;
       chunk.n = std::min(bytes - sent, chunk.slot.bytes);
-      status = postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(chunk.slot.address), CUdeviceptr{from + sent}, chunk.n, ref.wire);
+      status = postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(chunk.slot.address),
+                                              CUdeviceptr{from + sent}, chunk.n, ref.wire);
       if (status == CUDA_SUCCESS) status = requestWord(ref, chunk.value);
       sent += chunk.n;
       open.push_back(chunk);
@@ -93,12 +96,17 @@ CUresult captureEnd(const StreamRef& ref, uint64_t& address, End end, size_t byt
   return status;
 }
 
-CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes) {
+CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd,
+                       size_t bytes) {
   CUresult status = captureEnd(ref, to, toEnd, bytes);
   if (status == CUDA_SUCCESS) status = captureEnd(ref, from, fromEnd, bytes);
   if (status != CUDA_SUCCESS) return status;
-  if (toEnd == End::device) return postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes, ref.wire);
-  if (fromEnd == End::device) return postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
+  if (toEnd == End::device)
+    return postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes,
+                                          ref.wire);
+  if (fromEnd == End::device)
+    return postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes,
+                                          ref.wire);
   return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
 }
 
@@ -125,35 +133,45 @@ End endOf(uint64_t address, size_t bytes) {
       case Allocation::Kind::device:
       case Allocation::Kind::symbol:
         return inAllocation(found, address, bytes) ? End::device : End::unknown;
-      case Allocation::Kind::mapped: return inMappings(found, address, bytes) ? End::device : End::unknown;
+      case Allocation::Kind::mapped:
+        return inMappings(found, address, bytes) ? End::device : End::unknown;
       case Allocation::Kind::registered:
-      case Allocation::Kind::managedSymbol: return End::host;  // the application's own pages are what counts
-      default: return inAllocation(found, address, bytes) ? End::arena : End::unknown;
+      case Allocation::Kind::managedSymbol:
+        return End::host;  // the application's own pages are what counts
+      default:
+        return inAllocation(found, address, bytes) ? End::arena : End::unknown;
     }
   }
   if (hostMemory().holds(address, bytes)) return End::arena;
   const schema::AddressSpace& space = Session::get().space();
-  bool window = address >= space.deviceBase && address - space.deviceBase < space.windowBytes * schema::kMaxDevices;
+  bool window =
+      address >= space.deviceBase && address - space.deviceBase < space.windowBytes * schema::kMaxDevices;
   return window ? End::unknown : End::host;
 }
 
-CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes, Timing timing) {
+CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes,
+                    Timing timing) {
   if (bytes == 0) return CUDA_SUCCESS;
-  if (toEnd == End::unknown || fromEnd == End::unknown || to == 0 || from == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (toEnd == End::unknown || fromEnd == End::unknown || to == 0 || from == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   bool toDevice = toEnd == End::device, fromDevice = fromEnd == End::device;
-  if (ref.stream->capturing.load() && !(toDevice && fromDevice)) return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
+  if (ref.stream->capturing.load() && !(toDevice && fromDevice))
+    return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
-  if (toDevice && fromDevice) return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+  if (toDevice && fromDevice)
+    return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
   if (toDevice) {
     if (fromEnd == End::host) return uploadLinear(ref, to, from, bytes);
     CUresult status = hostMemory().upload(bytesAt(from), bytes);
     if (status == CUDA_SUCCESS)
-      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes, ref.wire);
+      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from),
+                                              bytes, ref.wire);
     if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
     return status;
   }
   if (toEnd == End::host) return downloadLinear(ref, to, from, bytes);
-  CUresult status = postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
+  CUresult status =
+      postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
   if (status == CUDA_SUCCESS && !Session::get().mapsMemory()) {
     uint64_t value = 0;
     status = requestWord(ref, value);
@@ -166,7 +184,8 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   return status;
 }
 
-// ---- volumes --------------------------------------------------------------------------------------------------------
+// ---- volumes
+// --------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -191,7 +210,8 @@ uint64_t rowAddress(const Side& side, size_t row, size_t slice) {
 
 // Which kind of end a linear side is, by its first and last byte.
 End endOfSide(const Side& side, const CUDA_MEMCPY3D_v2& c) {
-  uint64_t first = rowAddress(side, 0, 0), last = rowAddress(side, c.Height - 1, c.Depth - 1) + c.WidthInBytes;
+  uint64_t first = rowAddress(side, 0, 0),
+           last = rowAddress(side, c.Height - 1, c.Depth - 1) + c.WidthInBytes;
   return endOf(first, last - first);
 }
 
@@ -201,7 +221,8 @@ void complete(Side& side, const CUDA_MEMCPY3D_v2& c) {
 }
 
 // The part of `c` at columns [x, + width), rows [row, + rows) of slice `slice`.
-CUDA_MEMCPY3D_v2 part(const CUDA_MEMCPY3D_v2& c, size_t x, size_t width, size_t row, size_t rows, size_t slice) {
+CUDA_MEMCPY3D_v2 part(const CUDA_MEMCPY3D_v2& c, size_t x, size_t width, size_t row, size_t rows,
+                      size_t slice) {
   CUDA_MEMCPY3D_v2 p = c;
   p.srcXInBytes += x;
   p.dstXInBytes += x;
@@ -258,7 +279,8 @@ CUresult downloadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& dest
   if (status == CUDA_SUCCESS) status = staging().read(slot, 0, packed.data(), packed.size());
   if (status == CUDA_SUCCESS)
     for (size_t row = 0; row < p.Height; ++row)
-      std::memcpy(bytesAt(rowAddress(destination, row, 0)), packed.data() + row * p.WidthInBytes, p.WidthInBytes);
+      std::memcpy(bytesAt(rowAddress(destination, row, 0)), packed.data() + row * p.WidthInBytes,
+                  p.WidthInBytes);
   staging().release(slot);
   return status;
 }
@@ -292,7 +314,8 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
   complete(source, c);
   complete(destination, c);
   bool fromArray = c.srcMemoryType == CU_MEMORYTYPE_ARRAY, toArray = c.dstMemoryType == CU_MEMORYTYPE_ARRAY;
-  End from = fromArray ? End::device : endOfSide(source, c), to = toArray ? End::device : endOfSide(destination, c);
+  End from = fromArray ? End::device : endOfSide(source, c),
+      to = toArray ? End::device : endOfSide(destination, c);
   if (from == End::unknown || to == End::unknown) return CUDA_ERROR_INVALID_VALUE;
   if (!fromArray) {
     c.srcMemoryType = from == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -308,7 +331,8 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
     c.dstPitch = destination.pitch;
     c.dstHeight = destination.height;
   }
-  // On a network arena memory is copied like ordinary memory: a pitched copy must not touch the bytes between its rows.
+  // On a network arena memory is copied like ordinary memory: a pitched copy must not touch the bytes between
+  // its rows.
   bool shared = Session::get().mapsMemory();
   bool stageFrom = from == End::host || (from == End::arena && !shared);
   bool stageTo = to == End::host || (to == End::arena && !shared);
@@ -317,7 +341,8 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
     if (status != CUDA_SUCCESS) return status;
     for (size_t slice = 0; slice < c.Depth; ++slice)
       for (size_t row = 0; row < c.Height; ++row)
-        std::memmove(bytesAt(rowAddress(destination, row, slice)), bytesAt(rowAddress(source, row, slice)), c.WidthInBytes);
+        std::memmove(bytesAt(rowAddress(destination, row, slice)), bytesAt(rowAddress(source, row, slice)),
+                     c.WidthInBytes);
     return CUDA_SUCCESS;
   }
   auto moved = [](Side side, size_t x, size_t row, size_t slice) {

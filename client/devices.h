@@ -1,6 +1,6 @@
 #pragma once
-// The devices an application sees: those of the session, as CUDA_VISIBLE_DEVICES chooses and orders them. A CUdevice is an
-// index into that choice; memory and frames use the session's own number.
+// The devices an application sees: those of the session, as CUDA_VISIBLE_DEVICES chooses and orders them. A
+// CUdevice is an index into that choice; memory and frames use the session's own number.
 
 #include "schema/hello.h"
 

@@ -1,7 +1,8 @@
 #pragma once
-// What stands behind every exported symbol: the row's export. Rows of kind Post and Await are sent from here; Local and
-// Custom rows go to the function of the same name in client/calls/ (namespace custom). A Custom row whose function is not
-// linked in, and a symbol without a row, log their name once and return CUDA_ERROR_NOT_SUPPORTED.
+// What stands behind every exported symbol: the row's export. Rows of kind Post and Await are sent from here;
+// Local and Custom rows go to the function of the same name in client/calls/ (namespace custom). A Custom row
+// whose function is not linked in, and a symbol without a row, log their name once and return
+// CUDA_ERROR_NOT_SUPPORTED.
 
 #include <new>
 
@@ -24,24 +25,26 @@ namespace custom {
 // The policy function of a row; null if it is not linked in.
 template <schema::Name N>
 struct Policy;
-#define CALL(function, ...)                            \
-  template <>                                          \
-  struct Policy<#function> {                           \
-    static auto get() { return &custom::function; }    \
+#define CALL(function, ...)                         \
+  template <>                                       \
+  struct Policy<#function> {                        \
+    static auto get() { return &custom::function; } \
   };
 #define SESSION_CALL(...)
 #include "schema/calls/all.h"
 #undef CALL
 #undef SESSION_CALL
 
-// Set while a call came in by a per-thread name (_ptsz, _ptds): stream 0 then means the thread's own default stream.
+// Set while a call came in by a per-thread name (_ptsz, _ptds): stream 0 then means the thread's own default
+// stream.
 extern thread_local bool perThreadDefault __attribute__((tls_model("initial-exec")));
 
 CUresult notSupported(const char* name, std::atomic<bool>& said);
 void traceCall(std::string_view name, CUresult result);
 extern bool tracing;
 
-// Calls that only give something back succeed silently once the session is over: they come from static destructors.
+// Calls that only give something back succeed silently once the session is over: they come from static
+// destructors.
 consteval bool isCleanup(std::string_view name) {
   for (std::string_view word : {"Destroy", "Free", "Unload", "Release", "Unregister", "PrimaryCtxReset"})
     if (schema::contains(name, word)) return true;
@@ -49,9 +52,9 @@ consteval bool isCleanup(std::string_view name) {
 }
 // Answered before cuInit.
 consteval bool beforeInit(std::string_view name) {
-  for (std::string_view word : {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress",
-                                "cuGetProcAddress_v2", "cuGetExportTable", "cuModuleGetLoadingMode",
-                                "cuThreadExchangeStreamCaptureMode"})
+  for (std::string_view word : {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
+                                "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetExportTable",
+                                "cuModuleGetLoadingMode", "cuThreadExchangeStreamCaptureMode"})
     if (name == word) return true;
   return false;
 }
@@ -71,7 +74,8 @@ struct Generated<schema::Row<N, F, K, Roles...>> {
     Session& session = Session::get();
     CUresult status = mint<A...>(std::make_index_sequence<sizeof...(A)>{}, arguments...);
     if (status != CUDA_SUCCESS) return status;
-    status = K == schema::Kind::Post ? session.post<N>(context, arguments...) : session.await<N>(context, arguments...);
+    status = K == schema::Kind::Post ? session.post<N>(context, arguments...)
+                                     : session.await<N>(context, arguments...);
     settle<A...>(std::make_index_sequence<sizeof...(A)>{}, status == CUDA_SUCCESS, arguments...);
     return status;
   }
@@ -86,8 +90,10 @@ struct Generated<schema::Row<N, F, K, Roles...>> {
   template <class Role, class T>
   static void mintOne([[maybe_unused]] T argument, [[maybe_unused]] CUresult& status) {
     if constexpr (schema::isRole<schema::Mints, Role>) {
-      if (argument == nullptr) status = CUDA_ERROR_INVALID_VALUE;
-      else *argument = mintPlain<std::remove_pointer_t<T>>();
+      if (argument == nullptr)
+        status = CUDA_ERROR_INVALID_VALUE;
+      else
+        *argument = mintPlain<std::remove_pointer_t<T>>();
     }
   }
   template <class... A, size_t... I>
@@ -143,8 +149,9 @@ struct Entry<Symbol, PerThread, R, CUresult(A...)> {
  private:
   // Inside host functions CUDA forbids calls; what cudart asks of itself to say so stays allowed.
   static consteval bool isQuery(std::string_view name) {
-    for (std::string_view word : {"GetCurrent", "GetDevice", "GetState", "GetErrorName", "GetErrorString", "GetAttribute",
-                                  "GetApiVersion", "GetExportTable", "ExchangeStreamCaptureMode", "SetCurrent", "GetCount"})
+    for (std::string_view word :
+         {"GetCurrent", "GetDevice", "GetState", "GetErrorName", "GetErrorString", "GetAttribute",
+          "GetApiVersion", "GetExportTable", "ExchangeStreamCaptureMode", "SetCurrent", "GetCount"})
       if (schema::contains(name, word)) return true;
     return false;
   }

@@ -1,6 +1,6 @@
-// Every exported symbol. An export is an ifunc whose resolver returns the entry of its row: the symbol gets its historical
-// signature from cuda.h and no parameter list is written twice. Resolvers run while the library is being relocated: they
-// return an address and touch nothing.
+// Every exported symbol. An export is an ifunc whose resolver returns the entry of its row: the symbol gets
+// its historical signature from cuda.h and no parameter list is written twice. Resolvers run while the
+// library is being relocated: they return an address and touch nothing.
 #include "client/exports.h"
 
 #include <algorithm>
@@ -57,8 +57,10 @@ constexpr void* addressOf() {
     return reinterpret_cast<void*>(&Entry<Symbol, false, schema::RowOf<Symbol>, F>::call);
   } else {
     using Base = schema::RowOf<baseName<Symbol>()>;
-    if constexpr (schema::isRow<Base>) return reinterpret_cast<void*>(&Entry<Symbol, true, Base, F>::call);
-    else return reinterpret_cast<void*>(&unsupported<Symbol>);
+    if constexpr (schema::isRow<Base>)
+      return reinterpret_cast<void*>(&Entry<Symbol, true, Base, F>::call);
+    else
+      return reinterpret_cast<void*>(&unsupported<Symbol>);
   }
 }
 
@@ -67,10 +69,12 @@ bool isSupported() {
   using R = schema::RowOf<baseName<Symbol>()>;
   using Own = schema::RowOf<Symbol>;
   using Used = std::conditional_t<schema::isRow<Own>, Own, R>;
-  if constexpr (!schema::isRow<Used>) return false;
+  if constexpr (!schema::isRow<Used>)
+    return false;
   else if constexpr (Used::kind == schema::Kind::Local || Used::kind == schema::Kind::Custom)
     return Policy<Used::name>::get() != nullptr;
-  else return true;
+  else
+    return true;
 }
 
 }  // namespace
@@ -88,9 +92,9 @@ std::span<const Export> exports() {
   return *table;
 }
 
-#define NAME(name)                                                                                    \
-  extern "C" __attribute__((visibility("hidden"), used, no_sanitize("all"))) auto resolve_##name() {  \
-    return reinterpret_cast<decltype(&::name)>(addressOf<#name, decltype(::name)>());                 \
+#define NAME(name)                                                                                   \
+  extern "C" __attribute__((visibility("hidden"), used, no_sanitize("all"))) auto resolve_##name() { \
+    return reinterpret_cast<decltype(&::name)>(addressOf<#name, decltype(::name)>());                \
   }
 #include "schema/names.def"
 #undef NAME

@@ -22,13 +22,16 @@ extern char** environ;
 namespace gpupool::client {
 namespace {
 
-constexpr int kHolderBoundMs = 60000;  // a lease may be waited for (gpupool run --wait); the holder bounds the rest
+constexpr int kHolderBoundMs =
+    60000;  // a lease may be waited for (gpupool run --wait); the holder bounds the rest
 
-// bin/gpupool of the installation this library belongs to: <prefix>/lib/gpupool/libcuda.so.1 -> <prefix>/bin/gpupool.
+// bin/gpupool of the installation this library belongs to: <prefix>/lib/gpupool/libcuda.so.1 ->
+// <prefix>/bin/gpupool.
 std::string toolPath() {
   if (const char* chosen = std::getenv("GPUPOOL_TOOL")) return chosen;
   Dl_info info{};
-  if (dladdr(reinterpret_cast<void*>(&openSession), &info) == 0 || info.dli_fname == nullptr) return "gpupool";
+  if (dladdr(reinterpret_cast<void*>(&openSession), &info) == 0 || info.dli_fname == nullptr)
+    return "gpupool";
   char resolved[PATH_MAX];
   std::string path = realpath(info.dli_fname, resolved) != nullptr ? resolved : info.dli_fname;
   for (int up = 0; up < 3; ++up) path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
@@ -45,15 +48,16 @@ int connectTo(const char* path, std::string& text) {
   std::strcpy(address.sun_path, path);
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    text = std::string("no lease holder at ") + path + ": " + std::strerror(errno) + "; start the program with 'gpupool run'";
+    text = std::string("no lease holder at ") + path + ": " + std::strerror(errno) +
+           "; start the program with 'gpupool run'";
     if (fd >= 0) close(fd);
     return -1;
   }
   return fd;
 }
 
-// Starts `gpupool hold`. A raw clone without an exit signal: the application neither gets a SIGCHLD nor finds a child that
-// it does not know in wait(). Until exec the child makes system calls only.
+// Starts `gpupool hold`. A raw clone without an exit signal: the application neither gets a SIGCHLD nor finds
+// a child that it does not know in wait(). Until exec the child makes system calls only.
 int startHolder(std::string& text) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
@@ -67,8 +71,10 @@ int startHolder(std::string& text) {
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
-    if (pair[1] == 3) fcntl(3, F_SETFD, 0);
-    else if (dup2(pair[1], 3) < 0) _exit(127);
+    if (pair[1] == 3)
+      fcntl(3, F_SETFD, 0);
+    else if (dup2(pair[1], 3) < 0)
+      _exit(127);
     execve(argv[0], const_cast<char**>(argv), environ);
     _exit(127);
   }
@@ -99,7 +105,8 @@ bool receiveReply(int fd, OpenedSession& out, std::string& text) {
   message.msg_controllen = sizeof control;
   ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
+    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+      std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
   if (n != sizeof out.reply || out.reply.magic != holder::kMagic || out.reply.version != holder::kVersion) {
     text = n == 0 ? "the lease holder ended; is 'gpupool' installed beside this library (" + toolPath() + ")?"
                   : "the lease holder speaks another version; install the same gpupool everywhere";
@@ -113,11 +120,16 @@ bool receiveReply(int fd, OpenedSession& out, std::string& text) {
 
 CUresult resultOf(holder::Status status) {
   switch (status) {
-    case holder::Status::ok: return CUDA_SUCCESS;
-    case holder::Status::noDevice: return CUDA_ERROR_NO_DEVICE;
-    case holder::Status::refused: return CUDA_ERROR_NOT_PERMITTED;
-    case holder::Status::serverLost: return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    default: return CUDA_ERROR_NO_DEVICE;
+    case holder::Status::ok:
+      return CUDA_SUCCESS;
+    case holder::Status::noDevice:
+      return CUDA_ERROR_NO_DEVICE;
+    case holder::Status::refused:
+      return CUDA_ERROR_NOT_PERMITTED;
+    case holder::Status::serverLost:
+      return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    default:
+      return CUDA_ERROR_NO_DEVICE;
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// The client's end of the lease holder's protocol (schema/holder.h): finds or starts the holder, asks for a session, gets
-// the connected bootstrap socket.
+// The client's end of the lease holder's protocol (schema/holder.h): finds or starts the holder, asks for a
+// session, gets the connected bootstrap socket.
 
 #include <cstdint>
 #include <string>

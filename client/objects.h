@@ -1,5 +1,6 @@
 #pragma once
-// What the client knows of the handles it minted. The driver's side of each lives in the worker under the same id.
+// What the client knows of the handles it minted. The driver's side of each lives in the worker under the
+// same id.
 
 #include <atomic>
 #include <cstdint>
@@ -15,12 +16,13 @@
 
 namespace gpupool::client {
 
-// A stream's place in order. `posted` counts what was sent; a word carrying that count comes back when it is done.
+// A stream's place in order. `posted` counts what was sent; a word carrying that count comes back when it is
+// done.
 struct Stream {
   CUcontext context = nullptr;
   unsigned flags = 0;
   int priority = 0;
-  uint64_t id = 0;         // cuStreamGetId
+  uint64_t id = 0;  // cuStreamGetId
   uint64_t word = 0;
   std::atomic<uint64_t> posted{0};     // operations sent
   std::atomic<uint64_t> requested{0};  // highest count a word was asked for
@@ -40,7 +42,7 @@ struct Event {
 struct Function {
   uint64_t library = 0;  // CUlibrary or CUmodule
   std::string name;
-  CUcontext context = nullptr;   // of its module; null for a library's kernel
+  CUcontext context = nullptr;    // of its module; null for a library's kernel
   CUfunction function = nullptr;  // a kernel's function, once asked for (cuKernelGetFunction)
   CUkernel kernel = nullptr;      // a function's kernel
   std::mutex mutex;
@@ -87,28 +89,53 @@ extern HandleTable<Plain> links;
 template <class T>
 T mintPlain();
 template <>
-inline CUgraph mintPlain() { return fromId<CUgraph>(graphs.create().id); }
+inline CUgraph mintPlain() {
+  return fromId<CUgraph>(graphs.create().id);
+}
 template <>
-inline CUgraphNode mintPlain() { return fromId<CUgraphNode>(graphNodes.create().id); }
+inline CUgraphNode mintPlain() {
+  return fromId<CUgraphNode>(graphNodes.create().id);
+}
 template <>
-inline CUgraphExec mintPlain() { return fromId<CUgraphExec>(graphExecs.create().id); }
+inline CUgraphExec mintPlain() {
+  return fromId<CUgraphExec>(graphExecs.create().id);
+}
 template <>
-inline CUarray mintPlain() { return fromId<CUarray>(arrays.create().id); }
+inline CUarray mintPlain() {
+  return fromId<CUarray>(arrays.create().id);
+}
 template <>
-inline CUmipmappedArray mintPlain() { return fromId<CUmipmappedArray>(mipmaps.create().id); }
+inline CUmipmappedArray mintPlain() {
+  return fromId<CUmipmappedArray>(mipmaps.create().id);
+}
 template <>
-inline CUlinkState mintPlain() { return fromId<CUlinkState>(links.create().id); }
+inline CUlinkState mintPlain() {
+  return fromId<CUlinkState>(links.create().id);
+}
 template <class T>
 inline void dropPlain(T handle) {
   uint64_t id = toId(handle);
   switch (handles::kindOf(id)) {
-    case Kind::graph: graphs.destroy(id); break;
-    case Kind::graphNode: graphNodes.destroy(id); break;
-    case Kind::graphExec: graphExecs.destroy(id); break;
-    case Kind::array: arrays.destroy(id); break;
-    case Kind::mipmap: mipmaps.destroy(id); break;
-    case Kind::linkState: links.destroy(id); break;
-    default: break;
+    case Kind::graph:
+      graphs.destroy(id);
+      break;
+    case Kind::graphNode:
+      graphNodes.destroy(id);
+      break;
+    case Kind::graphExec:
+      graphExecs.destroy(id);
+      break;
+    case Kind::array:
+      arrays.destroy(id);
+      break;
+    case Kind::mipmap:
+      mipmaps.destroy(id);
+      break;
+    case Kind::linkState:
+      links.destroy(id);
+      break;
+    default:
+      break;
   }
 }
 

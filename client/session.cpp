@@ -45,7 +45,8 @@ class SignalsBlocked {
 
 bool isFree(uint64_t address, uint64_t bytes) {
   void* want = reinterpret_cast<void*>(address);
-  void* got = mmap(want, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void* got =
+      mmap(want, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (got == MAP_FAILED) return false;
   munmap(got, bytes);
   return got == want;
@@ -62,7 +63,8 @@ uint32_t Session::freeSpaces() {
   uint32_t free = 0;
   for (int i = 0; i < schema::kMaxSpaces; ++i) {
     const schema::AddressSpace& space = schema::kSpaces[i];
-    if (isFree(space.deviceBase, space.windowBytes * schema::kMaxDevices) && isFree(space.hostBase, space.hostBytes))
+    if (isFree(space.deviceBase, space.windowBytes * schema::kMaxDevices) &&
+        isFree(space.hostBase, space.hostBytes))
       free |= 1u << i;
   }
   return free;
@@ -78,7 +80,8 @@ Session* Session::open(CUresult& status, std::string& text) {
     session->transport_ = opened.reply.transport;
     session->networkDevice_ = opened.reply.networkDevice;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
-    if (!session->connect(text)) status = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (!session->connect(text))
+      status = CUDA_ERROR_DEVICE_UNAVAILABLE;
     else if (session->greet(status, text)) {
       current = session;
       return session;
@@ -119,7 +122,8 @@ bool Session::greet(CUresult& status, std::string& text) {
   auto answer = connection_->receive(Channel::call, bound);
   hello_ = std::make_unique<schema::WorkerHello>();
   if (answer.size() != sizeof *hello_) {
-    text = "the worker did not greet: " + (answer.empty() ? connection_->reason() : std::string("wrong size of its greeting"));
+    text = "the worker did not greet: " +
+           (answer.empty() ? connection_->reason() : std::string("wrong size of its greeting"));
     return false;
   }
   std::memcpy(hello_.get(), answer.data(), sizeof *hello_);
@@ -149,7 +153,8 @@ bool Session::greet(CUresult& status, std::string& text) {
   return true;
 }
 
-// ---- sending -----------------------------------------------------------------------------------------------------------
+// ---- sending
+// -----------------------------------------------------------------------------------------------------------
 
 uint32_t Session::lane() {
   static std::atomic<uint32_t> next{1};
@@ -168,8 +173,10 @@ bool Session::isFault(CUresult status) {
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED: return true;
-    default: return false;
+    case CUDA_ERROR_LAUNCH_FAILED:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -281,7 +288,8 @@ void Session::printStats() {
                  static_cast<unsigned long long>(times));
 }
 
-// ---- what the worker says unasked ---------------------------------------------------------------------------------------
+// ---- what the worker says unasked
+// ---------------------------------------------------------------------------------------
 
 void Session::writeOutput(std::string_view text) {
   std::fflush(stdout);  // the application's own text first
@@ -295,7 +303,8 @@ void Session::writeOutput(std::string_view text) {
 void Session::serviceLoop() {
   while (!closing_) {
     auto message = connection_->receive(Channel::control, soon(kTick));
-    if (!message.empty()) handleNotice(message);
+    if (!message.empty())
+      handleNotice(message);
     else if (connection_->peer() != Peer::alive) {
       lost();
       return;
@@ -338,8 +347,11 @@ void Session::handleNotice(std::span<const std::byte> message) {
       hostReady_.notify_one();
       break;
     }
-    case NoticeType::output: writeOutput(in.text()); break;
-    default: GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
+    case NoticeType::output:
+      writeOutput(in.text());
+      break;
+    default:
+      GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
   }
 }
 
@@ -379,8 +391,10 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   if (known) {
     if (function.prepare) function.prepare();
     runningHostFunction = true;
-    if (function.streamCallback != nullptr) function.streamCallback(function.stream, status, function.data);
-    else function.function(function.data);
+    if (function.streamCallback != nullptr)
+      function.streamCallback(function.stream, status, function.data);
+    else
+      function.function(function.data);
     runningHostFunction = false;
     if (function.publish) function.publish();
   }
@@ -403,7 +417,8 @@ void Session::goodbye() {
   if (connection_->peer() == Peer::alive) {
     std::unique_lock lock(controlMutex_, std::defer_lock);
     if (lock.try_lock()) {
-      std::byte* room = connection_->reserve(Channel::control, sizeof(Notice), soon(std::chrono::milliseconds(100)));
+      std::byte* room =
+          connection_->reserve(Channel::control, sizeof(Notice), soon(std::chrono::milliseconds(100)));
       if (room != nullptr) {
         Notice notice{NoticeType::goodbye, epoch_, 0};
         std::memcpy(room, &notice, sizeof notice);

@@ -1,10 +1,11 @@
 #pragma once
-// The client's side of its session: frames in order, replies to those who wait, words, and what the worker says unasked.
+// The client's side of its session: frames in order, replies to those who wait, words, and what the worker
+// says unasked.
 //
-// Threads: any application thread posts and awaits. Enqueuing takes one mutex for the few instructions of encoding; a
-// waiting thread reads the reply channel itself (the first of several reads for all). Two threads of our own: the
-// service thread (control channel) and, once a host function runs, the callback thread. Neither holds a lock while it
-// calls the application.
+// Threads: any application thread posts and awaits. Enqueuing takes one mutex for the few instructions of
+// encoding; a waiting thread reads the reply channel itself (the first of several reads for all). Two threads
+// of our own: the service thread (control channel) and, once a host function runs, the callback thread.
+// Neither holds a lock while it calls the application.
 
 #include <atomic>
 #include <condition_variable>
@@ -46,7 +47,8 @@ class Session {
   CUresult post(CUcontext context, A... arguments) {
     using R = schema::RowOf<N>;
     typename R::Arguments tuple{arguments...};
-    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0)) return exchange<R>(context, tuple, true);
+    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0))
+      return exchange<R>(context, tuple, true);
     return send<R>(context, tuple, 0, nullptr);
   }
   // Sends a row and waits for its outputs.
@@ -78,7 +80,8 @@ class Session {
     void* data = nullptr;
     bool once = true;
     std::function<void()> prepare;  // brings the bytes it may read; runs before it, holding nothing
-    std::function<void()> publish;  // sends the bytes it may have written; runs after it, before the stream goes on
+    std::function<void()>
+        publish;  // sends the bytes it may have written; runs after it, before the stream goes on
   };
   uint64_t addHostFunction(const HostFunction& function);
   bool findHostFunction(uint64_t id, HostFunction& out);

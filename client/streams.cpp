@@ -155,7 +155,9 @@ CUresult keepCredit(const StreamRef& ref) {
   return Session::get().waitWord(ref.stream->word, value - kCredit);
 }
 
-bool isDone(const StreamRef& ref, uint64_t value) { return Session::get().words().reached(ref.stream->word, value); }
+bool isDone(const StreamRef& ref, uint64_t value) {
+  return Session::get().words().reached(ref.stream->word, value);
+}
 
 CUresult waitFor(const StreamRef& ref, uint64_t value) {
   Session& session = Session::get();
@@ -175,7 +177,8 @@ CUresult synchronizeStream(const StreamRef& ref) {
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
-    if (status != CUDA_SUCCESS || session.mapsMemory()) return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+    if (status != CUDA_SUCCESS || session.mapsMemory())
+      return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
@@ -184,7 +187,8 @@ CUresult synchronizeContext(CUcontext context) {
   Session& session = Session::get();
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
-    if (status != CUDA_SUCCESS || session.mapsMemory()) return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+    if (status != CUDA_SUCCESS || session.mapsMemory())
+      return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
   std::vector<std::pair<StreamRef, uint64_t>> open;
   CUresult status = session.sticky();
@@ -207,8 +211,8 @@ CUresult queryStream(const StreamRef& ref) {
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
   if (!isDone(ref, value)) {
-    // The first question, and every one over a network, is the driver's: the word may be late although the work is done.
-    // It is asked before the word is, which is work of the stream too.
+    // The first question, and every one over a network, is the driver's: the word may be late although the
+    // work is done. It is asked before the word is, which is work of the stream too.
     bool fresh = ref.stream->requested.load(std::memory_order_acquire) < value;
     if (fresh || !session.mapsMemory()) {
       CUresult done = session.await<"cuStreamQuery">(ref.context, ref.wire);
@@ -216,7 +220,8 @@ CUresult queryStream(const StreamRef& ref) {
       if (status == CUDA_SUCCESS && done == CUDA_SUCCESS) status = waitFor(ref, value);
       return done != CUDA_SUCCESS ? done : status;
     }
-    if (!isDone(ref, value)) return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
+    if (!isDone(ref, value))
+      return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
   }
   return hostMemory().settle();
 }

@@ -1,9 +1,9 @@
 #pragma once
 // Streams as order: which stream a handle means, how many operations it was sent, and when they are done.
 //
-// Every operation goes out through postTo, which counts it; a completion word with that count comes back when asked for
-// (requestWord). Credits: a stream may be kCredit operations ahead of its word, then its caller waits, as the driver's own
-// queue would make it. Threads: any.
+// Every operation goes out through postTo, which counts it; a completion word with that count comes back when
+// asked for (requestWord). Credits: a stream may be kCredit operations ahead of its word, then its caller
+// waits, as the driver's own queue would make it. Threads: any.
 
 #include "client/contexts.h"
 #include "client/objects.h"
@@ -20,7 +20,8 @@ struct StreamRef {
   CUstream wire = nullptr;  // what travels: 0 for the legacy stream, else a minted handle
 };
 
-// The stream `handle` names on this thread: 0 and the special values by context and thread, created ones by table.
+// The stream `handle` names on this thread: 0 and the special values by context and thread, created ones by
+// table.
 CUresult resolveStream(CUstream handle, StreamRef& out);
 // The stream that calls without a stream argument work in.
 inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, out); }

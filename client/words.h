@@ -1,6 +1,7 @@
 #pragma once
-// Completion words on the client's side (schema/frame.h): indices for streams and events, and waiting. On one host the
-// words are the very page the device writes; on a network a copy that the service thread keeps up to date.
+// Completion words on the client's side (schema/frame.h): indices for streams and events, and waiting. On one
+// host the words are the very page the device writes; on a network a copy that the service thread keeps up to
+// date.
 //
 // Threads: any. Waiting holds no lock.
 
@@ -21,8 +22,8 @@ class Words {
   // Shared page, or null for a copy of one's own.
   explicit Words(std::shared_ptr<transport::SharedMemory> shared);
 
-  // An index of one's own; 0 when there is none left (its owner then awaits instead). Values only grow, also across
-  // owners: start from value().
+  // An index of one's own; 0 when there is none left (its owner then awaits instead). Values only grow, also
+  // across owners: start from value().
   uint64_t take();
   // The owner is gone; the device will write `value` at last, and the index is free from then on.
   void retire(uint64_t index, uint64_t value);
@@ -33,8 +34,8 @@ class Words {
   void setSticky(CUresult status);
   void ring();
 
-  // Waits until the word reaches `value`. CUDA_SUCCESS, or the sticky status when it never will. `watch` is called once
-  // if polling did not suffice: it asks the worker to ring.
+  // Waits until the word reaches `value`. CUDA_SUCCESS, or the sticky status when it never will. `watch` is
+  // called once if polling did not suffice: it asks the worker to ring.
   template <class Watch>
   CUresult wait(uint64_t index, uint64_t value, Watch&& watch) {
     if (poll(index, value)) return CUDA_SUCCESS;

@@ -1,6 +1,6 @@
 #pragma once
-// Layout of frames (client -> worker), replies (worker -> client) and control messages (both ways). Little-endian,
-// fixed offsets, pinned by tests/golden/.
+// Layout of frames (client -> worker), replies (worker -> client) and control messages (both ways).
+// Little-endian, fixed offsets, pinned by tests/golden/.
 //
 //   call channel, client -> worker        Frame header · arguments as the call's row says
 //   call channel, worker -> client        Reply header · outputs as the row says · device output
@@ -16,16 +16,17 @@ inline constexpr uint32_t kProtocolVersion = 1;
 
 struct Frame {
   enum Flag : uint32_t {
-    kAwait = 1,    // a reply is expected
-    kForced = 2,   // a Post sent as Await by GPUPOOL_SYNC or a capture
+    kAwait = 1,   // a reply is expected
+    kForced = 2,  // a Post sent as Await by GPUPOOL_SYNC or a capture
   };
-  uint32_t call = 0;      // fnv32 of the call's name
+  uint32_t call = 0;  // fnv32 of the call's name
   uint32_t flags = 0;
-  uint64_t seq = 0;       // session-wide, from 1, taken under the enqueue lock, never reset
-  uint32_t epoch = 0;     // one life of the session on one worker
-  uint32_t lane = 0;      // the client thread whose order this keeps
-  uint64_t context = 0;   // handle of the context to be current; 0: none
-  uint64_t received = 0;  // highest effect the client has received: replies and notices up to here may be forgotten
+  uint64_t seq = 0;      // session-wide, from 1, taken under the enqueue lock, never reset
+  uint32_t epoch = 0;    // one life of the session on one worker
+  uint32_t lane = 0;     // the client thread whose order this keeps
+  uint64_t context = 0;  // handle of the context to be current; 0: none
+  uint64_t received =
+      0;  // highest effect the client has received: replies and notices up to here may be forgotten
 };
 static_assert(sizeof(Frame) == 40);
 
@@ -33,30 +34,30 @@ struct Reply {
   enum Flag : uint32_t {
     kCapturing = 1,  // some capture is active on the worker
   };
-  uint64_t seq = 0;        // of the frame it answers
+  uint64_t seq = 0;  // of the frame it answers
   uint32_t epoch = 0;
-  uint32_t status = 0;     // CUresult
+  uint32_t status = 0;  // CUresult
   uint32_t flags = 0;
   uint32_t outputBytes = 0;  // device printf text behind the outputs, for the client's stdout
-  uint64_t admitted = 0;   // highest frame seq taken from the ring
-  uint64_t completed = 0;  // highest frame seq handed to the driver in order
-  uint64_t durable = 0;    // highest frame seq whose payload a standby holds (0: no standby)
+  uint64_t admitted = 0;     // highest frame seq taken from the ring
+  uint64_t completed = 0;    // highest frame seq handed to the driver in order
+  uint64_t durable = 0;      // highest frame seq whose payload a standby holds (0: no standby)
 };
 static_assert(sizeof(Reply) == 48);
 
 enum class NoticeType : uint32_t {
   // worker -> client
-  words = 1,      // WordUpdate[]: completion words that moved (networks only)
-  failed = 2,     // status, text: the session is over or sticky (a posted call failed, a device fault)
-  callback = 3,   // callback id, status: run the host function, then answer callbackDone
-  output = 4,     // device printf text
-  moved = 5,      // reserved for failover: resume elsewhere
-  drain = 6,      // the server asks to checkpoint and leave
-  prepare = 7,    // prepare a checkpoint
+  words = 1,     // WordUpdate[]: completion words that moved (networks only)
+  failed = 2,    // status, text: the session is over or sticky (a posted call failed, a device fault)
+  callback = 3,  // callback id, status: run the host function, then answer callbackDone
+  output = 4,    // device printf text
+  moved = 5,     // reserved for failover: resume elsewhere
+  drain = 6,     // the server asks to checkpoint and leave
+  prepare = 7,   // prepare a checkpoint
   // client -> worker
   callbackDone = 64,
-  goodbye = 65,   // the client ends in order
-  watch = 66,     // word, value: wake me when it is reached
+  goodbye = 65,  // the client ends in order
+  watch = 66,    // word, value: wake me when it is reached
 };
 
 struct Notice {
@@ -82,12 +83,13 @@ struct CallbackBody {
   uint32_t reserved = 0;
 };
 
-// Completion words: one page set per session and epoch, created by the worker. Word 0 is the session's own: `sticky`
-// is the first fatal CUresult, 0 while all is well; `bell` is a futex rung when a watched word moved.
+// Completion words: one page set per session and epoch, created by the worker. Word 0 is the session's own:
+// `sticky` is the first fatal CUresult, 0 while all is well; `bell` is a futex rung when a watched word
+// moved.
 struct WordsHeader {
   uint32_t sticky = 0;
   uint32_t bell = 0;
-  uint32_t waiters = 0;   // threads of the client asleep on the bell
+  uint32_t waiters = 0;  // threads of the client asleep on the bell
   uint32_t reserved = 0;
 };
 inline constexpr size_t kWordsOffset = 64;       // first word behind the header

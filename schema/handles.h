@@ -11,28 +11,43 @@ namespace gpupool::schema {
 
 using HandleKind = handles::Kind;
 
-// Objects the driver creates unasked (nodes of a captured graph, level arrays) are named by the worker, from the upper half
-// of the index space; the client's tables never get that far.
+// Objects the driver creates unasked (nodes of a captured graph, level arrays) are named by the worker, from
+// the upper half of the index space; the client's tables never get that far.
 inline constexpr uint32_t kServerIndexBit = uint32_t{1} << (handles::kIndexBits - 1);
 constexpr bool mintedByServer(uint64_t handle) { return (handles::indexOf(handle) & kServerIndexBit) != 0; }
 
 template <class T>
 inline constexpr HandleKind handleKind = HandleKind::none;
-template <> inline constexpr HandleKind handleKind<CUcontext> = HandleKind::context;
-template <> inline constexpr HandleKind handleKind<CUstream> = HandleKind::stream;
-template <> inline constexpr HandleKind handleKind<CUevent> = HandleKind::event;
-template <> inline constexpr HandleKind handleKind<CUmodule> = HandleKind::module;
-template <> inline constexpr HandleKind handleKind<CUlibrary> = HandleKind::library;
-template <> inline constexpr HandleKind handleKind<CUkernel> = HandleKind::kernel;
-template <> inline constexpr HandleKind handleKind<CUfunction> = HandleKind::function;
-template <> inline constexpr HandleKind handleKind<CUgraph> = HandleKind::graph;
-template <> inline constexpr HandleKind handleKind<CUgraphNode> = HandleKind::graphNode;
-template <> inline constexpr HandleKind handleKind<CUgraphExec> = HandleKind::graphExec;
-template <> inline constexpr HandleKind handleKind<CUarray> = HandleKind::array;
-template <> inline constexpr HandleKind handleKind<CUmipmappedArray> = HandleKind::mipmap;
-template <> inline constexpr HandleKind handleKind<CUmemoryPool> = HandleKind::memPool;
-template <> inline constexpr HandleKind handleKind<CUlinkState> = HandleKind::linkState;
-template <> inline constexpr HandleKind handleKind<CUuserObject> = HandleKind::userObject;
+template <>
+inline constexpr HandleKind handleKind<CUcontext> = HandleKind::context;
+template <>
+inline constexpr HandleKind handleKind<CUstream> = HandleKind::stream;
+template <>
+inline constexpr HandleKind handleKind<CUevent> = HandleKind::event;
+template <>
+inline constexpr HandleKind handleKind<CUmodule> = HandleKind::module;
+template <>
+inline constexpr HandleKind handleKind<CUlibrary> = HandleKind::library;
+template <>
+inline constexpr HandleKind handleKind<CUkernel> = HandleKind::kernel;
+template <>
+inline constexpr HandleKind handleKind<CUfunction> = HandleKind::function;
+template <>
+inline constexpr HandleKind handleKind<CUgraph> = HandleKind::graph;
+template <>
+inline constexpr HandleKind handleKind<CUgraphNode> = HandleKind::graphNode;
+template <>
+inline constexpr HandleKind handleKind<CUgraphExec> = HandleKind::graphExec;
+template <>
+inline constexpr HandleKind handleKind<CUarray> = HandleKind::array;
+template <>
+inline constexpr HandleKind handleKind<CUmipmappedArray> = HandleKind::mipmap;
+template <>
+inline constexpr HandleKind handleKind<CUmemoryPool> = HandleKind::memPool;
+template <>
+inline constexpr HandleKind handleKind<CUlinkState> = HandleKind::linkState;
+template <>
+inline constexpr HandleKind handleKind<CUuserObject> = HandleKind::userObject;
 
 template <class T>
 inline constexpr bool isHandle = handleKind<T> != HandleKind::none;

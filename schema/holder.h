@@ -1,14 +1,16 @@
 #pragma once
-// Between an application's client library and its lease holder, a process of the `gpupool` tool on the same host.
+// Between an application's client library and its lease holder, a process of the `gpupool` tool on the same
+// host.
 //
-// Why a process of its own: it holds the token, the session key and the Cap'n Proto RPC event loop, none of which belong
-// into other people's processes; it renews the lease while the application is paused; and Debian's static KJ archives
-// cannot be linked into a shared library (their thread-locals are local-exec).
+// Why a process of its own: it holds the token, the session key and the Cap'n Proto RPC event loop, none of
+// which belong into other people's processes; it renews the lease while the application is paused; and
+// Debian's static KJ archives cannot be linked into a shared library (their thread-locals are local-exec).
 //
 // Wire: a SOCK_SEQPACKET Unix socket, one datagram each way, host byte order. The client finds it at
-// GPUPOOL_HOLDER=<path> (set by `gpupool run`), or starts `gpupool hold --descriptor 3` itself with one end of a
-// socket pair as descriptor 3. The holder serves a connection until the peer closes it; the one started by a client
-// releases the lease and exits then. The session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
+// GPUPOOL_HOLDER=<path> (set by `gpupool run`), or starts `gpupool hold --descriptor 3` itself with one end
+// of a socket pair as descriptor 3. The holder serves a connection until the peer closes it; the one started
+// by a client releases the lease and exits then. The session's connected bootstrap socket comes with
+// OpenReply by SCM_RIGHTS.
 
 #include <cstdint>
 
@@ -29,10 +31,10 @@ struct OpenRequest {
 
 enum class Status : uint32_t {
   ok = 0,
-  noManager = 1,     // no pool manager reachable
-  noDevice = 2,      // nothing free, and who holds it
-  refused = 3,       // token, tenant or version
-  serverLost = 4,    // the leased server does not answer
+  noManager = 1,   // no pool manager reachable
+  noDevice = 2,    // nothing free, and who holds it
+  refused = 3,     // token, tenant or version
+  serverLost = 4,  // the leased server does not answer
   internal = 5,
 };
 

@@ -1,8 +1,9 @@
 #pragma once
-// Host memory that client and worker cannot share (a network; pages of the application's own that it registered): each side
-// has its copy, and both keep a base, the content they last agreed on. Differences from the base travel as runs
-// {u64 offset, blob bytes}: the client's before a launch, the worker's at a synchronisation. Bytes neither side changed
-// never travel, so concurrent writers of neighbouring bytes do not undo each other.
+// Host memory that client and worker cannot share (a network; pages of the application's own that it
+// registered): each side has its copy, and both keep a base, the content they last agreed on. Differences
+// from the base travel as runs {u64 offset, blob bytes}: the client's before a launch, the worker's at a
+// synchronisation. Bytes neither side changed never travel, so concurrent writers of neighbouring bytes do
+// not undo each other.
 //
 // Not thread-safe: the caller serialises.
 
@@ -24,8 +25,9 @@ class MirrorBase {
     if (!bytes.empty()) std::memcpy(base_.data() + offset, bytes.data(), bytes.size());
   }
 
-  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of 8) and
-  // takes them into the base. Returns the bytes written; if `more` is not null it tells whether the room ran out.
+  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of
+  // 8) and takes them into the base. Returns the bytes written; if `more` is not null it tells whether the
+  // room ran out.
   size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out, bool* more = nullptr) {
     grow(length);
     size_t used = 0;
@@ -38,10 +40,13 @@ class MirrorBase {
           ++at;
           continue;
         }
-        size_t stop = at + 1, same = 0;  // a run swallows gaps shorter than its own header would cost, if unchanged
+        size_t stop = at + 1,
+               same = 0;  // a run swallows gaps shorter than its own header would cost, if unchanged
         for (size_t i = at + 1; i < end && same < 1; ++i) {
-          if (now[i] == base_[i]) ++same;
-          else stop = i + 1, same = 0;
+          if (now[i] == base_[i])
+            ++same;
+          else
+            stop = i + 1, same = 0;
         }
         size_t room = out.size() - used;
         if (room < 24) {

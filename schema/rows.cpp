@@ -6,22 +6,38 @@ namespace {
 // A number per role, so that a changed role changes the fingerprint.
 template <class Role>
 constexpr char roleCode() {
-  if constexpr (isRole<In, Role>) return 'i';
-  else if constexpr (isRole<Device, Role>) return 'd';
-  else if constexpr (isRole<Handle, Role>) return 'h';
-  else if constexpr (isRole<Mints, Role>) return 'm';
-  else if constexpr (isRole<Frees, Role>) return 'f';
-  else if constexpr (isRole<OutHandle, Role>) return 'n';
-  else if constexpr (isRole<Out, Role>) return 'o';
-  else if constexpr (isRole<InOut, Role>) return 'b';
-  else if constexpr (isRole<DeviceValue, Role>) return 'v';
-  else if constexpr (isRole<Struct, Role>) return 's';
-  else if constexpr (isRole<Text, Role>) return 't';
-  else if constexpr (isRole<HostAddress, Role>) return 'p';
-  else if constexpr (isRole<Unused, Role>) return 'u';
-  else if constexpr (isArrayRole<Array, Role>) return 'a';
-  else if constexpr (isArrayRole<OutArray, Role>) return 'r';
-  else return 'x';
+  if constexpr (isRole<In, Role>)
+    return 'i';
+  else if constexpr (isRole<Device, Role>)
+    return 'd';
+  else if constexpr (isRole<Handle, Role>)
+    return 'h';
+  else if constexpr (isRole<Mints, Role>)
+    return 'm';
+  else if constexpr (isRole<Frees, Role>)
+    return 'f';
+  else if constexpr (isRole<OutHandle, Role>)
+    return 'n';
+  else if constexpr (isRole<Out, Role>)
+    return 'o';
+  else if constexpr (isRole<InOut, Role>)
+    return 'b';
+  else if constexpr (isRole<DeviceValue, Role>)
+    return 'v';
+  else if constexpr (isRole<Struct, Role>)
+    return 's';
+  else if constexpr (isRole<Text, Role>)
+    return 't';
+  else if constexpr (isRole<HostAddress, Role>)
+    return 'p';
+  else if constexpr (isRole<Unused, Role>)
+    return 'u';
+  else if constexpr (isArrayRole<Array, Role>)
+    return 'a';
+  else if constexpr (isArrayRole<OutArray, Role>)
+    return 'r';
+  else
+    return 'x';
 }
 
 template <class T>

@@ -3,8 +3,8 @@
 //
 // A chapter file schema/calls/<chapter>.h is a list of
 //     CALL(cuMemsetD8Async, Post, In<"dst">, In<"value">, In<"count">, Handle<"stream">)
-// and is included several times with different meanings of CALL: once here, to define the row types; the client adds
-// exports, the worker handlers, tools the coverage report.
+// and is included several times with different meanings of CALL: once here, to define the row types; the
+// client adds exports, the worker handlers, tools the coverage report.
 
 #include <string_view>
 #include <tuple>
@@ -17,66 +17,127 @@
 
 namespace gpupool::schema {
 
-// Local: answered in the client. Post: sent, success at once. Await: one round trip. MayBlock: an Await that the worker
-// serves beside its executor, because the driver may take long. Custom: the row fixes the bytes, a function in
-// client/calls/ the policy.
+// Local: answered in the client. Post: sent, success at once. Await: one round trip. MayBlock: an Await that
+// the worker serves beside its executor, because the driver may take long. Custom: the row fixes the bytes, a
+// function in client/calls/ the policy.
 enum class Kind : uint8_t { Local, Post, Await, MayBlock, Custom };
 
-// ---- roles: what a parameter is ------------------------------------------------------------------------------------
-template <Name N> struct In { static constexpr auto name = N; };          // a scalar or small struct by value
-template <Name N> struct Device { static constexpr auto name = N; };      // CUdevice: an ordinal of the lease
-template <Name N> struct Handle { static constexpr auto name = N; };      // a handle by value
-template <Name N> struct Mints { static constexpr auto name = N; };       // T*: a new handle, named by the client
-template <Name N> struct Frees { static constexpr auto name = N; };       // a handle that dies with this call
-template <Name N> struct OutHandle { static constexpr auto name = N; };   // T*: a handle the worker names
-template <Name N> struct Out { static constexpr auto name = N; };         // T*: plain data in the reply; may be null
-template <Name N> struct InOut { static constexpr auto name = N; };       // T*: both ways
-template <Name N> struct DeviceValue { static constexpr auto name = N; };  // T*: a value kernels see; recorded
-template <Name N> struct Struct { static constexpr auto name = N; };      // const T*: plain data, handles inside mapped
-template <Name N> struct Text { static constexpr auto name = N; };        // const char*
-template <Name N> struct HostAddress { static constexpr auto name = N; };  // memory both sides have at one address
-template <Name N> struct Unused { static constexpr auto name = N; };      // not sent; the worker passes zero
-template <Name N, Name Count> struct Array {                              // const T*: plain data or handles
+// ---- roles: what a parameter is
+// ------------------------------------------------------------------------------------
+template <Name N>
+struct In {
+  static constexpr auto name = N;
+};  // a scalar or small struct by value
+template <Name N>
+struct Device {
+  static constexpr auto name = N;
+};  // CUdevice: an ordinal of the lease
+template <Name N>
+struct Handle {
+  static constexpr auto name = N;
+};  // a handle by value
+template <Name N>
+struct Mints {
+  static constexpr auto name = N;
+};  // T*: a new handle, named by the client
+template <Name N>
+struct Frees {
+  static constexpr auto name = N;
+};  // a handle that dies with this call
+template <Name N>
+struct OutHandle {
+  static constexpr auto name = N;
+};  // T*: a handle the worker names
+template <Name N>
+struct Out {
+  static constexpr auto name = N;
+};  // T*: plain data in the reply; may be null
+template <Name N>
+struct InOut {
+  static constexpr auto name = N;
+};  // T*: both ways
+template <Name N>
+struct DeviceValue {
+  static constexpr auto name = N;
+};  // T*: a value kernels see; recorded
+template <Name N>
+struct Struct {
+  static constexpr auto name = N;
+};  // const T*: plain data, handles inside mapped
+template <Name N>
+struct Text {
+  static constexpr auto name = N;
+};  // const char*
+template <Name N>
+struct HostAddress {
+  static constexpr auto name = N;
+};  // memory both sides have at one address
+template <Name N>
+struct Unused {
+  static constexpr auto name = N;
+};  // not sent; the worker passes zero
+template <Name N, Name Count>
+struct Array {  // const T*: plain data or handles
   static constexpr auto name = N;
   static constexpr auto count = Count;
 };
-template <Name N, Name Count> struct OutArray {  // T*, capacity and length in the size_t* parameter `Count`; may be null
+template <Name N, Name Count>
+struct OutArray {  // T*, capacity and length in the size_t* parameter `Count`; may be null
   static constexpr auto name = N;
   static constexpr auto count = Count;
 };
-template <Name N, Name Count> struct OutText {   // char* with its capacity in the int parameter `Count`
+template <Name N, Name Count>
+struct OutText {  // char* with its capacity in the int parameter `Count`
   static constexpr auto name = N;
   static constexpr auto count = Count;
 };
 
-template <template <Name> class R, class T> inline constexpr bool isRole = false;
-template <template <Name> class R, Name N> inline constexpr bool isRole<R, R<N>> = true;
-template <template <Name, Name> class R, class T> inline constexpr bool isArrayRole = false;
-template <template <Name, Name> class R, Name N, Name C> inline constexpr bool isArrayRole<R, R<N, C>> = true;
+template <template <Name> class R, class T>
+inline constexpr bool isRole = false;
+template <template <Name> class R, Name N>
+inline constexpr bool isRole<R, R<N>> = true;
+template <template <Name, Name> class R, class T>
+inline constexpr bool isArrayRole = false;
+template <template <Name, Name> class R, Name N, Name C>
+inline constexpr bool isArrayRole<R, R<N, C>> = true;
 
 // True if a parameter of type T can have this role.
 template <class Role, class T>
 consteval bool roleFits() {
   using P = std::remove_pointer_t<T>;
   constexpr bool pointer = std::is_pointer_v<T> && !isHandle<T>;
-  if constexpr (isRole<In, Role>) return !pointer && !isHandle<T>;
-  else if constexpr (isRole<Device, Role>) return std::is_same_v<T, CUdevice>;
-  else if constexpr (isRole<Handle, Role> || isRole<Frees, Role>) return isHandle<T>;
-  else if constexpr (isRole<Mints, Role> || isRole<OutHandle, Role>) return pointer && isHandle<P>;
+  if constexpr (isRole<In, Role>)
+    return !pointer && !isHandle<T>;
+  else if constexpr (isRole<Device, Role>)
+    return std::is_same_v<T, CUdevice>;
+  else if constexpr (isRole<Handle, Role> || isRole<Frees, Role>)
+    return isHandle<T>;
+  else if constexpr (isRole<Mints, Role> || isRole<OutHandle, Role>)
+    return pointer && isHandle<P>;
   else if constexpr (isRole<Out, Role> || isRole<InOut, Role> || isRole<DeviceValue, Role>)
     return pointer && !std::is_const_v<P> && !isHandle<P> && std::is_trivially_copyable_v<P>;
-  else if constexpr (isRole<Struct, Role>) return pointer && std::is_trivially_copyable_v<P>;
-  else if constexpr (isRole<Text, Role>) return std::is_same_v<T, const char*>;
-  else if constexpr (isRole<HostAddress, Role>) return pointer;
-  else if constexpr (isRole<Unused, Role>) return true;
-  else if constexpr (isArrayRole<Array, Role>) return pointer;
-  else if constexpr (isArrayRole<OutArray, Role>) return pointer && !std::is_const_v<P>;
-  else if constexpr (isArrayRole<OutText, Role>) return std::is_same_v<T, char*>;
-  else return false;
+  else if constexpr (isRole<Struct, Role>)
+    return pointer && std::is_trivially_copyable_v<P>;
+  else if constexpr (isRole<Text, Role>)
+    return std::is_same_v<T, const char*>;
+  else if constexpr (isRole<HostAddress, Role>)
+    return pointer;
+  else if constexpr (isRole<Unused, Role>)
+    return true;
+  else if constexpr (isArrayRole<Array, Role>)
+    return pointer;
+  else if constexpr (isArrayRole<OutArray, Role>)
+    return pointer && !std::is_const_v<P>;
+  else if constexpr (isArrayRole<OutText, Role>)
+    return std::is_same_v<T, char*>;
+  else
+    return false;
 }
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
-template <class F> struct Signature;
+// ---- rows
+// ------------------------------------------------------------------------------------------------------------
+template <class F>
+struct Signature;
 template <class... A>
 struct Signature<CUresult(A...)> {
   using Arguments = std::tuple<A...>;
@@ -86,10 +147,13 @@ struct Signature<CUresult(A...)> {
 template <class Function, class... Roles>
 consteval bool rowFits() {
   using Arguments = typename Signature<Function>::Arguments;
-  if constexpr (std::tuple_size_v<Arguments> != sizeof...(Roles)) return false;
-  else return []<size_t... I>(std::index_sequence<I...>) {
-    return (roleFits<Roles, std::tuple_element_t<I, Arguments>>() && ...);
-  }(std::index_sequence_for<Roles...>{});
+  if constexpr (std::tuple_size_v<Arguments> != sizeof...(Roles))
+    return false;
+  else
+    return []<size_t... I>(std::index_sequence<I...>) {
+      return (roleFits<Roles, std::tuple_element_t<I, Arguments>>() && ...);
+    }
+  (std::index_sequence_for<Roles...>{});
 }
 
 template <Name N, class F, Kind K, class... Roles>
@@ -117,9 +181,11 @@ consteval size_t parameterIndex() {
 }
 
 // rowOf(NameTag<"cuX">{}) -> Row of that call, or NoRow.
-template <Name N> struct NameTag {};
+template <Name N>
+struct NameTag {};
 struct NoRow {};
-template <class T> NoRow rowOf(T);
+template <class T>
+NoRow rowOf(T);
 
 #define CALL(function, kind, ...) \
   Row<#function, decltype(::function), Kind::kind __VA_OPT__(, ) __VA_ARGS__> rowOf(NameTag<#function>);

@@ -1,9 +1,10 @@
 #pragma once
-// Calls of the session itself: what the client needs of its worker that no driver function says. They have rows like any
-// other (schema/calls/session.h); these prototypes give the rows their types and are never defined.
+// Calls of the session itself: what the client needs of its worker that no driver function says. They have
+// rows like any other (schema/calls/session.h); these prototypes give the rows their types and are never
+// defined.
 //
-// Addresses are the session's: the client chose them inside windows both sides reserved, and the worker checks every one
-// against the session's own extents and host memory before the driver sees it.
+// Addresses are the session's: the client chose them inside windows both sides reserved, and the worker
+// checks every one against the session's own extents and host memory before the driver sees it.
 
 #include "schema/cuda.h"
 
@@ -42,23 +43,26 @@ struct ImageName {  // SHA-256 of the bytes
   uint64_t bytes = 0;
 };
 
-// ---- memory ----------------------------------------------------------------------------------------------------
-// Maps fresh zeroed device memory at [address, address + bytes) of one of the session's windows, accessible from every device of
-// the session that has peer access. Multiples of 2 MiB.
+// ---- memory
+// ---------------------------------------------------------------------------------------------------- Maps
+// fresh zeroed device memory at [address, address + bytes) of one of the session's windows, accessible from
+// every device of the session that has peer access. Multiples of 2 MiB.
 CUresult sessionExtentMap(CUdevice device, CUdeviceptr address, size_t bytes);
 CUresult sessionExtentUnmap(CUdeviceptr address);
 // Opens the owner's extents, present and future, to the peer.
 CUresult sessionPeerAccess(CUdevice owner, CUdevice peer);
-// Maps pinned host memory of the worker at `address` of the host arena, registered with the driver, and shares it as
-// `region`. Multiples of 4 KiB. flags: CU_MEMHOSTALLOC_*.
+// Maps pinned host memory of the worker at `address` of the host arena, registered with the driver, and
+// shares it as `region`. Multiples of 4 KiB. flags: CU_MEMHOSTALLOC_*.
 CUresult sessionHostMap(CUdeviceptr address, size_t bytes, unsigned flags, RegionName* region);
 CUresult sessionHostUnmap(CUdeviceptr address);
-// Bytes of host memory that differ from the worker's last exchanged copy: runs {offset, length, bytes}. Networks, and
-// registered memory, whose pages are the application's own.
+// Bytes of host memory that differ from the worker's last exchanged copy: runs {offset, length, bytes}.
+// Networks, and registered memory, whose pages are the application's own.
 CUresult sessionMirrorApply(CUdeviceptr address, const unsigned char* runs, size_t bytes);
-CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, unsigned char* runs, size_t* bytes);
+CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, unsigned char* runs,
+                              size_t* bytes);
 
-// ---- order -----------------------------------------------------------------------------------------------------
+// ---- order
+// -----------------------------------------------------------------------------------------------------
 // Completion word `word` takes `value` when everything before it in `stream` is done.
 CUresult sessionWord(CUstream stream, uint64_t word, uint64_t value);
 // The same behind cuEventRecordWithFlags.
@@ -69,57 +73,63 @@ CUresult sessionHostFunction(CUstream stream, uint64_t callback, unsigned error)
 // Waits for the context as cuCtxSynchronize does, and brings device output with the reply.
 CUresult sessionDrain(CUstream stream, unsigned wholeContext);
 
-// ---- code ------------------------------------------------------------------------------------------------------
-// have = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
+// ---- code
+// ------------------------------------------------------------------------------------------------------ have
+// = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
 CUresult sessionImageOffer(ImageName image, unsigned* have);
 CUresult sessionImageData(ImageName image, size_t offset, const unsigned char* data, size_t bytes);
 // kind: 0 bare fatbin / ELF / PTX as is; 1 fatbin wrapper version 1; 2 wrapper version 2 around it.
-// Options: JIT options by number with 64-bit values; log buffers come back as text. printing: the code may print.
+// Options: JIT options by number with 64-bit values; log buffers come back as text. printing: the code may
+// print.
 CUresult sessionModuleLoad(CUmodule* module, ImageName image, unsigned kind, const CUjit_option* options,
-                           const uint64_t* values, unsigned optionCount, char* infoLog, int infoBytes, char* errorLog,
-                           int errorBytes, unsigned* printing);
+                           const uint64_t* values, unsigned optionCount, char* infoLog, int infoBytes,
+                           char* errorLog, int errorBytes, unsigned* printing);
 CUresult sessionLibraryLoad(CUlibrary* library, ImageName image, unsigned kind, const CUjit_option* options,
-                            const uint64_t* values, unsigned optionCount, char* infoLog, int infoBytes, char* errorLog,
-                            int errorBytes, unsigned* printing);
+                            const uint64_t* values, unsigned optionCount, char* infoLog, int infoBytes,
+                            char* errorLog, int errorBytes, unsigned* printing);
 // Layout and attributes of a kernel or function, in its context's device.
-CUresult sessionFunctionInfo(CUfunction function, CUdevice device, FunctionInfo* info, ParameterLayout* layout,
-                             size_t* layoutCount);
+CUresult sessionFunctionInfo(CUfunction function, CUdevice device, FunctionInfo* info,
+                             ParameterLayout* layout, size_t* layoutCount);
 CUresult sessionFunctionName(CUfunction function, char* name, int bytes);
 CUresult sessionModuleFunctions(CUmodule module, CUfunction* functions, size_t* count);
 CUresult sessionLibraryKernels(CUlibrary library, CUkernel* kernels, size_t* count);
 
 // Linker: inputs travel as images.
-CUresult sessionLinkCreate(const CUjit_option* options, const uint64_t* values, unsigned optionCount, CUlinkState* link);
+CUresult sessionLinkCreate(const CUjit_option* options, const uint64_t* values, unsigned optionCount,
+                           CUlinkState* link);
 CUresult sessionLinkAdd(CUlinkState link, CUjitInputType type, ImageName image, const char* name,
-                        const CUjit_option* options, const uint64_t* values, unsigned optionCount, char* infoLog,
-                        int infoBytes, char* errorLog, int errorBytes);
+                        const CUjit_option* options, const uint64_t* values, unsigned optionCount,
+                        char* infoLog, int infoBytes, char* errorLog, int errorBytes);
 CUresult sessionLinkComplete(CUlinkState link, char* infoLog, int infoBytes, char* errorLog, int errorBytes,
                              size_t* bytes);
 CUresult sessionLinkRead(CUlinkState link, size_t offset, unsigned char* data, size_t* bytes);
 
-// ---- execution -------------------------------------------------------------------------------------------------
-CUresult sessionLaunch(CUfunction function, CUstream stream, LaunchShape shape, const unsigned char* parameters,
-                       size_t parameterBytes, const LaunchAttribute* attributes, unsigned attributeCount);
+// ---- execution
+// -------------------------------------------------------------------------------------------------
+CUresult sessionLaunch(CUfunction function, CUstream stream, LaunchShape shape,
+                       const unsigned char* parameters, size_t parameterBytes,
+                       const LaunchAttribute* attributes, unsigned attributeCount);
 CUresult sessionGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                   size_t dependencyCount, CUfunction function, CUcontext context, LaunchShape shape,
-                                   const unsigned char* parameters, size_t parameterBytes);
+                                   size_t dependencyCount, CUfunction function, CUcontext context,
+                                   LaunchShape shape, const unsigned char* parameters, size_t parameterBytes);
 // exec null: the node itself.
 CUresult sessionGraphSetKernelNode(CUgraphExec exec, CUgraphNode node, CUfunction function, CUcontext context,
                                    LaunchShape shape, const unsigned char* parameters, size_t parameterBytes);
-CUresult sessionGraphGetKernelNode(CUgraphNode node, CUfunction* function, CUcontext* context, LaunchShape* shape,
-                                   unsigned char* parameters, size_t* parameterBytes);
+CUresult sessionGraphGetKernelNode(CUgraphNode node, CUfunction* function, CUcontext* context,
+                                   LaunchShape* shape, unsigned char* parameters, size_t* parameterBytes);
 CUresult sessionGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                                  size_t dependencyCount, uint64_t callback);
 CUresult sessionGraphSetHostNode(CUgraphExec exec, CUgraphNode node, uint64_t callback);
 // 0: not a host node of ours.
 CUresult sessionGraphGetHostNode(CUgraphNode node, uint64_t* callback);
-CUresult sessionGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags, CUgraphNode* errorNode,
-                                 unsigned* result);
+CUresult sessionGraphInstantiate(CUgraphExec* exec, CUgraph graph, unsigned long long flags,
+                                 CUgraphNode* errorNode, unsigned* result);
 CUresult sessionGraphUpdate(CUgraphExec exec, CUgraph graph, unsigned* result, CUgraphNode* errorNode,
                             CUgraphNode* errorFrom);
 CUresult sessionCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
                             CUgraphNode* dependencies, CUgraphEdgeData* edges, size_t* count);
-CUresult sessionLaunchAttributes(CUfunction function, const LaunchShape* shape, const LaunchAttribute* attributes,
-                                 unsigned attributeCount, unsigned clusters, int* value);
+CUresult sessionLaunchAttributes(CUfunction function, const LaunchShape* shape,
+                                 const LaunchAttribute* attributes, unsigned attributeCount,
+                                 unsigned clusters, int* value);
 
 }  // namespace gpupool::schema

@@ -1,7 +1,7 @@
 #pragma once
-// Handles inside the structs that travel by value: eachHandle(s, f) calls f on every one, as an lvalue. A struct without
-// an overload holds none. Host pointers inside are the business of the named functions in client/calls and
-// server/worker/calls.
+// Handles inside the structs that travel by value: eachHandle(s, f) calls f on every one, as an lvalue. A
+// struct without an overload holds none. Host pointers inside are the business of the named functions in
+// client/calls and server/worker/calls.
 
 #include "schema/handles.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-// Bytes of one frame. Every field starts on an 8-byte boundary; scalars take 8 bytes, structs their size rounded up.
-// Host byte order: client and worker are both x86-64 (the handshake's rows hash says so).
+// Bytes of one frame. Every field starts on an 8-byte boundary; scalars take 8 bytes, structs their size
+// rounded up. Host byte order: client and worker are both x86-64 (the handshake's rows hash says so).
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace gpupool::schema {
 
 constexpr size_t padded(size_t bytes) { return (bytes + 7) & ~size_t{7}; }
 
-// Writes into memory the caller sized beforehand (see Measure in rows.h). Padding bytes are zero: what crosses the wire
-// and what is hashed never depends on old memory.
+// Writes into memory the caller sized beforehand (see Measure in rows.h). Padding bytes are zero: what
+// crosses the wire and what is hashed never depends on old memory.
 class Writer {
  public:
   Writer(std::byte* begin, size_t capacity) : at_(begin), begin_(begin), end_(begin + capacity) {}
@@ -64,8 +64,8 @@ class Writer {
   bool overflow_ = false;
 };
 
-// Reads untrusted bytes. After a bad read everything yields zero and `bad()` stays true: check once, before the driver
-// is called.
+// Reads untrusted bytes. After a bad read everything yields zero and `bad()` stays true: check once, before
+// the driver is called.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : at_(bytes.data()), end_(bytes.data() + bytes.size()) {}

@@ -7,9 +7,10 @@
 // from a fixed arena, one after the other and never twice: the same driver calls in the same order give the
 // same addresses, whatever else the process did before. All other requests go to the kernel untouched.
 //
-// What to guard: context creation first of all (driver 580 reserves there the address pools it places globals in; with
-// module loading alone guarded nothing is served), loading of modules and libraries, and best every call of the one
-// thread that executes a session. Measured on an H200: the same addresses in three runs with different heap histories.
+// What to guard: context creation first of all (driver 580 reserves there the address pools it places globals
+// in; with module loading alone guarded nothing is served), loading of modules and libraries, and best every
+// call of the one thread that executes a session. Measured on an H200: the same addresses in three runs with
+// different heap histories.
 //
 // The caller serialises the calls it guards: order decides the addresses. Under AddressSanitizer and
 // ThreadSanitizer, which own mmap themselves, nothing is exported and reserveGlobalArena() returns false.

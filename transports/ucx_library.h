@@ -5,20 +5,20 @@
 #include <ucp/api/ucp.h>
 
 // Every UCX function we call. The first group is in libucp, the second in libucs.
-#define GPUPOOL_UCP_FUNCTIONS(F)                                                                     \
-  F(ucp_get_version_string)                                                                          \
-  F(ucp_config_read)                                                                                 \
-  F(ucp_config_modify)                                                                               \
-  F(ucp_config_release)                                                                              \
-  F(ucp_init_version)                                                                                \
-  F(ucp_cleanup)                                                                                     \
-  F(ucp_worker_create)                                                                               \
-  F(ucp_worker_destroy)                                                                              \
-  F(ucp_worker_get_efd)                                                                              \
-  F(ucp_worker_arm) F(ucp_worker_progress) F(ucp_worker_set_am_recv_handler) F(ucp_listener_create)  \
-      F(ucp_listener_query) F(ucp_listener_reject) F(ucp_listener_destroy) F(ucp_ep_create)          \
-          F(ucp_ep_close_nbx) F(ucp_am_send_nbx) F(ucp_am_recv_data_nbx) F(ucp_request_check_status) \
-              F(ucp_request_free)
+#define GPUPOOL_UCP_FUNCTIONS(F)                                                                             \
+  F(ucp_get_version_string)                                                                                  \
+  F(ucp_config_read)                                                                                         \
+  F(ucp_config_modify)                                                                                       \
+  F(ucp_config_release)                                                                                      \
+  F(ucp_init_version)                                                                                        \
+  F(ucp_cleanup)                                                                                             \
+  F(ucp_worker_create)                                                                                       \
+  F(ucp_worker_destroy)                                                                                      \
+  F(ucp_worker_get_efd)                                                                                      \
+  F(ucp_worker_arm)                                                                                          \
+  F(ucp_worker_progress) F(ucp_worker_set_am_recv_handler) F(ucp_listener_create) F(ucp_listener_query)      \
+      F(ucp_listener_reject) F(ucp_listener_destroy) F(ucp_ep_create) F(ucp_ep_close_nbx) F(ucp_am_send_nbx) \
+          F(ucp_am_recv_data_nbx) F(ucp_request_check_status) F(ucp_request_free)
 #define GPUPOOL_UCS_FUNCTIONS(F) F(ucs_status_string)
 
 namespace gpupool::transport {

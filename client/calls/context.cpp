@@ -36,10 +36,14 @@ CUresult destroyRemote(CUcontext context) {
   if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
   for (const Allocation& a : mine) {
     allocations().remove(a.address);
-    if (a.pool != nullptr) releaseToPool(a.pool, a.address, nullptr);
-    else if (a.kind == Allocation::Kind::device) deviceMemory(sessionDevice(a.device)).release(context, a.address);
-    else if (a.kind == Allocation::Kind::pinned || a.kind == Allocation::Kind::managed) hostMemory().release(context, a.address);
-    else hostMemory().removeMirror(a.address);
+    if (a.pool != nullptr)
+      releaseToPool(a.pool, a.address, nullptr);
+    else if (a.kind == Allocation::Kind::device)
+      deviceMemory(sessionDevice(a.device)).release(context, a.address);
+    else if (a.kind == Allocation::Kind::pinned || a.kind == Allocation::Kind::managed)
+      hostMemory().release(context, a.address);
+    else
+      hostMemory().removeMirror(a.address);
   }
   poolsForgetContext(context, object->device);
   deviceMemory(sessionDevice(object->device)).trim(context, 0);
@@ -66,13 +70,19 @@ CUresult startContexts(int deviceCount) {
 
 namespace custom {
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) { return contexts().primaryRetain(out, device); }
+CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice device) {
+  return contexts().primaryRetain(out, device);
+}
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return contexts().primaryRelease(device); }
 CUresult cuDevicePrimaryCtxRelease(CUdevice device) { return contexts().primaryRelease(device); }
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) { return contexts().primaryReset(device); }
 CUresult cuDevicePrimaryCtxReset(CUdevice device) { return contexts().primaryReset(device); }
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) { return contexts().primarySetFlags(device, flags); }
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) { return contexts().primarySetFlags(device, flags); }
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
+  return contexts().primarySetFlags(device, flags);
+}
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags) {
+  return contexts().primarySetFlags(device, flags);
+}
 CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
   return contexts().primaryGetState(device, flags, active);
 }
@@ -80,12 +90,15 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* activ
 CUresult cuCtxCreate(CUcontext* out, unsigned flags, CUdevice device) {
   return contexts().create(out, flags, device, kApiVersionOld);
 }
-CUresult cuCtxCreate_v2(CUcontext* out, unsigned flags, CUdevice device) { return contexts().create(out, flags, device); }
+CUresult cuCtxCreate_v2(CUcontext* out, unsigned flags, CUdevice device) {
+  return contexts().create(out, flags, device);
+}
 CUresult cuCtxCreate_v3(CUcontext* out, CUexecAffinityParam*, int count, unsigned flags, CUdevice device) {
   return count != 0 ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : contexts().create(out, flags, device);
 }
 CUresult cuCtxCreate_v4(CUcontext* out, CUctxCreateParams* parameters, unsigned flags, CUdevice device) {
-  if (parameters != nullptr && parameters->numExecAffinityParams != 0) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+  if (parameters != nullptr && parameters->numExecAffinityParams != 0)
+    return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
   if (parameters != nullptr && parameters->cigParams != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   return contexts().create(out, flags, device);
 }
@@ -103,7 +116,9 @@ CUresult cuCtxGetDevice(CUdevice* out) { return contexts().getDevice(out, nullpt
 CUresult cuCtxGetDevice_v2(CUdevice* out, CUcontext context) { return contexts().getDevice(out, context); }
 CUresult cuCtxGetFlags(unsigned* out) { return contexts().getFlags(out); }
 CUresult cuCtxSetFlags(unsigned flags) { return contexts().setFlags(flags); }
-CUresult cuCtxGetApiVersion(CUcontext context, unsigned* out) { return contexts().getApiVersion(context, out); }
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned* out) {
+  return contexts().getApiVersion(context, out);
+}
 CUresult cuCtxGetId(CUcontext context, unsigned long long* out) {
   uint64_t id = 0;
   CUresult status = out == nullptr ? CUDA_ERROR_INVALID_VALUE : contexts().getId(context, &id);
@@ -173,12 +188,15 @@ CUresult cuCtxSetSharedMemConfig(CUsharedconfig) {
   Context* object = nullptr;
   return contexts().resolve(nullptr, &object);  // without effect since compute capability 5
 }
-CUresult cuCtxGetExecAffinity(CUexecAffinityParam*, CUexecAffinityType) { return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY; }
+CUresult cuCtxGetExecAffinity(CUexecAffinityParam*, CUexecAffinityType) {
+  return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
+}
 
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
   CUcontext context = nullptr;
   CUresult status = current(context);
-  return status == CUDA_SUCCESS ? Session::get().await<"cuCtxEnablePeerAccess">(context, peer, flags) : status;
+  return status == CUDA_SUCCESS ? Session::get().await<"cuCtxEnablePeerAccess">(context, peer, flags)
+                                : status;
 }
 CUresult cuCtxDisablePeerAccess(CUcontext peer) {
   CUcontext context = nullptr;

@@ -21,32 +21,38 @@ End deviceEnd(CUdeviceptr p, size_t bytes) {
   End end = endOf(p, bytes);
   Allocation found;
   if (end != End::host) return end;
-  // Managed symbols and registered memory are addressed by the device too; what counts is the application's copy.
+  // Managed symbols and registered memory are addressed by the device too; what counts is the application's
+  // copy.
   return allocations().find(p, found) ? End::host : End::unknown;
 }
 
 CUresult upload(CUdeviceptr to, const void* from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS ? copyLinear(ref, to, deviceEnd(to, bytes), at(from), hostEnd(from, bytes), bytes, timing)
-                                : status;
+  return status == CUDA_SUCCESS
+             ? copyLinear(ref, to, deviceEnd(to, bytes), at(from), hostEnd(from, bytes), bytes, timing)
+             : status;
 }
 CUresult download(void* to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS ? copyLinear(ref, at(to), hostEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
-                                : status;
+  return status == CUDA_SUCCESS
+             ? copyLinear(ref, at(to), hostEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
+             : status;
 }
 CUresult within(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS ? copyLinear(ref, to, deviceEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
-                                : status;
+  return status == CUDA_SUCCESS
+             ? copyLinear(ref, to, deviceEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
+             : status;
 }
 CUresult unified(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS ? copyLinear(ref, to, endOf(to, bytes), from, endOf(from, bytes), bytes, timing) : status;
+  return status == CUDA_SUCCESS
+             ? copyLinear(ref, to, endOf(to, bytes), from, endOf(from, bytes), bytes, timing)
+             : status;
 }
 CUresult volume(const CUDA_MEMCPY3D_v2& copy, CUstream stream, Timing timing) {
   StreamRef ref;
@@ -73,8 +79,9 @@ CUresult plane(const CUDA_MEMCPY2D_v2* p, CUstream stream, Timing timing) {
   c.WidthInBytes = p->WidthInBytes;
   c.Height = p->Height;
   c.Depth = 1;
-  bool pitchTooSmall = (c.srcMemoryType != CU_MEMORYTYPE_ARRAY && c.srcPitch != 0 && c.srcPitch < c.WidthInBytes) ||
-                       (c.dstMemoryType != CU_MEMORYTYPE_ARRAY && c.dstPitch != 0 && c.dstPitch < c.WidthInBytes);
+  bool pitchTooSmall =
+      (c.srcMemoryType != CU_MEMORYTYPE_ARRAY && c.srcPitch != 0 && c.srcPitch < c.WidthInBytes) ||
+      (c.dstMemoryType != CU_MEMORYTYPE_ARRAY && c.dstPitch != 0 && c.dstPitch < c.WidthInBytes);
   return pitchTooSmall ? CUDA_ERROR_INVALID_VALUE : volume(c, stream, timing);
 }
 CUresult peerVolume(const CUDA_MEMCPY3D_PEER* p, CUstream stream, Timing timing) {
@@ -103,11 +110,16 @@ CUresult peerVolume(const CUDA_MEMCPY3D_PEER* p, CUstream stream, Timing timing)
   c.Depth = p->Depth;
   return volume(c, stream, timing);
 }
-CUresult arrayRow(CUarray toArray, uint64_t to, CUarray fromArray, uint64_t from, size_t toOffset, size_t fromOffset,
-                  size_t bytes, bool hostTo, bool hostFrom, CUstream stream, Timing timing) {
+CUresult arrayRow(CUarray toArray, uint64_t to, CUarray fromArray, uint64_t from, size_t toOffset,
+                  size_t fromOffset, size_t bytes, bool hostTo, bool hostFrom, CUstream stream,
+                  Timing timing) {
   CUDA_MEMCPY3D_v2 c{};
-  c.srcMemoryType = fromArray != nullptr ? CU_MEMORYTYPE_ARRAY : hostFrom ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-  c.dstMemoryType = toArray != nullptr ? CU_MEMORYTYPE_ARRAY : hostTo ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  c.srcMemoryType = fromArray != nullptr ? CU_MEMORYTYPE_ARRAY
+                    : hostFrom           ? CU_MEMORYTYPE_HOST
+                                         : CU_MEMORYTYPE_DEVICE;
+  c.dstMemoryType = toArray != nullptr ? CU_MEMORYTYPE_ARRAY
+                    : hostTo           ? CU_MEMORYTYPE_HOST
+                                       : CU_MEMORYTYPE_DEVICE;
   c.srcArray = fromArray;
   c.srcHost = reinterpret_cast<const void*>(from);
   c.srcDevice = from;
@@ -128,7 +140,9 @@ CUresult mayFill(CUdeviceptr to, size_t bytes) {
   if (end != End::arena) return CUDA_ERROR_INVALID_VALUE;
   return hostMemory().publish();
 }
-size_t span(size_t pitch, size_t width, size_t height) { return height == 0 ? 0 : pitch * (height - 1) + width; }
+size_t span(size_t pitch, size_t width, size_t height) {
+  return height == 0 ? 0 : pitch * (height - 1) + width;
+}
 
 template <schema::Name N, class T>
 CUresult fill(CUdeviceptr to, T value, size_t count, CUstream stream) {
@@ -152,34 +166,51 @@ CUresult fill2D(CUdeviceptr to, size_t pitch, T value, size_t width, size_t heig
 
 namespace custom {
 
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) { return unified(to, from, n, nullptr, Timing::sync); }
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) { return unified(to, from, n, s, Timing::async); }
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t n) { return upload(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) {
+  return unified(to, from, n, nullptr, Timing::sync);
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) {
+  return unified(to, from, n, s, Timing::async);
+}
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t n) {
+  return upload(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n, CUstream s) {
   return upload(to, from, n, s, Timing::async);
 }
-CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t n) { return download(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t n) {
+  return download(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t n, CUstream s) {
   return download(to, from, n, s, Timing::async);
 }
-CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) { return within(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) {
+  return within(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream s) {
   return within(to, from, n, s, Timing::async);
 }
-CUresult cuMemcpyHtoD(CUdeviceptr_v1 to, const void* from, unsigned n) { return upload(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpyHtoD(CUdeviceptr_v1 to, const void* from, unsigned n) {
+  return upload(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyHtoDAsync(CUdeviceptr_v1 to, const void* from, unsigned n, CUstream s) {
   return upload(to, from, n, s, Timing::async);
 }
-CUresult cuMemcpyDtoH(void* to, CUdeviceptr_v1 from, unsigned n) { return download(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpyDtoH(void* to, CUdeviceptr_v1 from, unsigned n) {
+  return download(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr_v1 from, unsigned n, CUstream s) {
   return download(to, from, n, s, Timing::async);
 }
-CUresult cuMemcpyDtoD(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned n) { return within(to, from, n, nullptr, Timing::sync); }
+CUresult cuMemcpyDtoD(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned n) {
+  return within(to, from, n, nullptr, Timing::sync);
+}
 CUresult cuMemcpyDtoDAsync(CUdeviceptr_v1 to, CUdeviceptr_v1 from, unsigned n, CUstream s) {
   return within(to, from, n, s, Timing::async);
 }
 
-CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext, size_t n, CUstream s) {
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext,
+                           size_t n, CUstream s) {
   Context *a = nullptr, *b = nullptr;
   CUresult status = contexts().resolve(toContext, &a);
   if (status == CUDA_SUCCESS) status = contexts().resolve(fromContext, &b);
@@ -189,7 +220,8 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from
   if (deviceEnd(to, n) == End::unknown || deviceEnd(from, n) == End::unknown) return CUDA_ERROR_INVALID_VALUE;
   return postTo<"cuMemcpyPeerAsync">(ref, to, a->handle, from, b->handle, n, ref.wire);
 }
-CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext, size_t n) {
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext,
+                      size_t n) {
   return custom::cuMemcpyPeerAsync(to, toContext, from, fromContext, n, nullptr);
 }
 
@@ -203,7 +235,9 @@ CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D_v2* p, CUstream s) {
   return p == nullptr ? CUDA_ERROR_INVALID_VALUE : volume(*p, s, Timing::async);
 }
 CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* p) { return peerVolume(p, nullptr, Timing::sync); }
-CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* p, CUstream s) { return peerVolume(p, s, Timing::async); }
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* p, CUstream s) {
+  return peerVolume(p, s, Timing::async);
+}
 
 CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t n) {
   return arrayRow(to, 0, nullptr, from, offset, 0, n, false, false, nullptr, Timing::sync);
@@ -227,23 +261,29 @@ CUresult cuMemcpyAtoHAsync_v2(void* to, CUarray from, size_t offset, size_t n, C
   return arrayRow(nullptr, at(to), from, 0, 0, offset, n, true, false, s, Timing::async);
 }
 
-#define FILL(width, type, wire)                                                                                          \
-  CUresult cuMemset##width##_v2(CUdeviceptr to, type v, size_t n) { return fill<wire, type>(to, v, n, nullptr); }        \
-  CUresult cuMemset##width(CUdeviceptr_v1 to, type v, unsigned n) { return fill<wire, type>(to, v, n, nullptr); }        \
-  CUresult cuMemset##width##Async(CUdeviceptr to, type v, size_t n, CUstream s) { return fill<wire, type>(to, v, n, s); }
+#define FILL(width, type, wire)                                                   \
+  CUresult cuMemset##width##_v2(CUdeviceptr to, type v, size_t n) {               \
+    return fill<wire, type>(to, v, n, nullptr);                                   \
+  }                                                                               \
+  CUresult cuMemset##width(CUdeviceptr_v1 to, type v, unsigned n) {               \
+    return fill<wire, type>(to, v, n, nullptr);                                   \
+  }                                                                               \
+  CUresult cuMemset##width##Async(CUdeviceptr to, type v, size_t n, CUstream s) { \
+    return fill<wire, type>(to, v, n, s);                                         \
+  }
 FILL(D8, unsigned char, "cuMemsetD8Async")
 FILL(D16, unsigned short, "cuMemsetD16Async")
 FILL(D32, unsigned int, "cuMemsetD32Async")
 #undef FILL
-#define FILL2D(width, type, wire)                                                                               \
-  CUresult cuMemset##width##_v2(CUdeviceptr to, size_t pitch, type v, size_t w, size_t h) {                     \
-    return fill2D<wire, type>(to, pitch, v, w, h, nullptr);                                                     \
-  }                                                                                                             \
-  CUresult cuMemset##width(CUdeviceptr_v1 to, unsigned pitch, type v, unsigned w, unsigned h) {                 \
-    return fill2D<wire, type>(to, pitch, v, w, h, nullptr);                                                     \
-  }                                                                                                             \
-  CUresult cuMemset##width##Async(CUdeviceptr to, size_t pitch, type v, size_t w, size_t h, CUstream s) {       \
-    return fill2D<wire, type>(to, pitch, v, w, h, s);                                                           \
+#define FILL2D(width, type, wire)                                                                         \
+  CUresult cuMemset##width##_v2(CUdeviceptr to, size_t pitch, type v, size_t w, size_t h) {               \
+    return fill2D<wire, type>(to, pitch, v, w, h, nullptr);                                               \
+  }                                                                                                       \
+  CUresult cuMemset##width(CUdeviceptr_v1 to, unsigned pitch, type v, unsigned w, unsigned h) {           \
+    return fill2D<wire, type>(to, pitch, v, w, h, nullptr);                                               \
+  }                                                                                                       \
+  CUresult cuMemset##width##Async(CUdeviceptr to, size_t pitch, type v, size_t w, size_t h, CUstream s) { \
+    return fill2D<wire, type>(to, pitch, v, w, h, s);                                                     \
   }
 FILL2D(D2D8, unsigned char, "cuMemsetD2D8Async")
 FILL2D(D2D16, unsigned short, "cuMemsetD2D16Async")

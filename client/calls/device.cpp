@@ -1,9 +1,9 @@
 // Initialisation, version, and everything about devices: answered from the worker's greeting.
+#include <strings.h>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <strings.h>
 #include <vector>
 
 #include "base/log.h"
@@ -17,7 +17,7 @@
 
 namespace gpupool::client {
 
-CUresult startContexts(int deviceCount);  // calls/context.cpp
+CUresult startContexts(int deviceCount);                                    // calls/context.cpp
 CUresult functionsOfModule(CUmodule module, std::vector<CUfunction>* out);  // calls/module.cpp
 
 namespace {
@@ -42,7 +42,8 @@ CUresult streamIdOf(CUcontext, CUstream stream, uint64_t* id) {
 }
 
 CUresult loadModule(CUmodule* module, const void* image) {
-  return custom::cuModuleLoadData != nullptr ? custom::cuModuleLoadData(module, image) : CUDA_ERROR_NOT_SUPPORTED;
+  return custom::cuModuleLoadData != nullptr ? custom::cuModuleLoadData(module, image)
+                                             : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 void childHandler() { Session::get().abandon(); }
@@ -66,13 +67,15 @@ CUresult initialise() {
   visible = chosen;
   startDeviceMemory();
   startContexts(deviceCount());
-  static constexpr ExportTableHooks hooks{&streamIdOf, &functionsOfModule, &loadModule, &deviceCount, &deviceIdentity};
+  static constexpr ExportTableHooks hooks{&streamIdOf, &functionsOfModule, &loadModule, &deviceCount,
+                                          &deviceIdentity};
   setExportTableHooks(hooks);
   process::setChildHandler(&childHandler);
   return CUDA_SUCCESS;
 }
 
-// The library's own last word. Libraries that are unloaded after this one still call in: cleanup succeeds silently then.
+// The library's own last word. Libraries that are unloaded after this one still call in: cleanup succeeds
+// silently then.
 __attribute__((destructor)) void leave() {
   if (process::state() != process::State::ready) return;
   process::lose();
@@ -88,7 +91,9 @@ CUresult copyText(char* to, int room, const char* text) {
 }  // namespace
 
 int deviceCount() { return visible == nullptr ? 0 : static_cast<int>(visible->size()); }
-int sessionDevice(CUdevice device) { return device >= 0 && device < deviceCount() ? (*visible)[static_cast<size_t>(device)] : -1; }
+int sessionDevice(CUdevice device) {
+  return device >= 0 && device < deviceCount() ? (*visible)[static_cast<size_t>(device)] : -1;
+}
 const schema::DeviceProperties* propertiesOf(CUdevice device) {
   int index = sessionDevice(device);
   return index < 0 ? nullptr : &Session::get().hello().devices[index];
@@ -182,21 +187,33 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     return CUDA_ERROR_INVALID_VALUE;
   switch (attribute) {
     // The application's registered pages are its own; the device sees a mirror at another address.
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM: *value = 0; break;
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+      *value = 0;
+      break;
     // Managed memory is host-resident and coherent, without page faults.
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: *value = 0; break;
-    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST: *value = 0; break;
-    default: *value = properties->attributes[attribute];
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
+      *value = 0;
+      break;
+    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
+      *value = 0;
+      break;
+    default:
+      *value = properties->attributes[attribute];
   }
   return CUDA_SUCCESS;
 }
 
 CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice device) {
   CUresult status = custom::cuDeviceGetAttribute(major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
-  return status != CUDA_SUCCESS ? status
-                                : custom::cuDeviceGetAttribute(minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+  return status != CUDA_SUCCESS
+             ? status
+             : custom::cuDeviceGetAttribute(minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
 }
 
 CUresult cuDeviceGetProperties(CUdevprop* out, CUdevice device) {
@@ -242,7 +259,8 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
 
 CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to) {
   const auto* properties = propertiesOf(from);
-  if (value == nullptr || attribute <= 0 || attribute >= schema::kP2PAttributes) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || attribute <= 0 || attribute >= schema::kP2PAttributes)
+    return CUDA_ERROR_INVALID_VALUE;
   if (properties == nullptr || propertiesOf(to) == nullptr || from == to) return CUDA_ERROR_INVALID_DEVICE;
   *value = properties->p2p[sessionDevice(to)][attribute];
   return CUDA_SUCCESS;
@@ -266,7 +284,9 @@ CUresult cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityType, CUde
 CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope) {
   return CUDA_SUCCESS;
 }
-CUresult cuProfilerInitialize(const char*, const char*, CUoutput_mode) { return CUDA_ERROR_PROFILER_DISABLED; }
+CUresult cuProfilerInitialize(const char*, const char*, CUoutput_mode) {
+  return CUDA_ERROR_PROFILER_DISABLED;
+}
 CUresult cuProfilerStart() { return CUDA_SUCCESS; }
 CUresult cuProfilerStop() { return CUDA_SUCCESS; }
 

@@ -22,9 +22,11 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.stream->capturing) {
-    status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0}, uint64_t{0});
+    status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0},
+                                                        uint64_t{0});
     if (status != CUDA_SUCCESS) return status;
-    if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0) {  // a node: launches record it, and only the driver knows when
+    if ((flags & CU_EVENT_RECORD_EXTERNAL) !=
+        0) {  // a node: launches record it, and only the driver knows when
       event->ever = false;
       return CUDA_SUCCESS;
     }
@@ -71,7 +73,8 @@ CUresult wait(CUevent handle, Event& event) {
     status = session.waitWord(event.word, event.recorded.load(std::memory_order_acquire));
   } else {
     // Ends with the graph's launch or the session.
-    for (auto pause = std::chrono::microseconds(20); (status = askDriver(handle, event)) == CUDA_ERROR_NOT_READY;) {
+    for (auto pause = std::chrono::microseconds(20);
+         (status = askDriver(handle, event)) == CUDA_ERROR_NOT_READY;) {
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(2000));
     }
@@ -133,7 +136,8 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
 
 CUresult cuEventRecord(CUevent event, CUstream stream) { return record(event, stream, 0); }
 CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-  return (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0 ? CUDA_ERROR_INVALID_VALUE : record(event, stream, flags);
+  return (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) != 0 ? CUDA_ERROR_INVALID_VALUE
+                                                            : record(event, stream, flags);
 }
 CUresult cuEventQuery(CUevent handle) {
   Event* event = events.find(toId(handle));
@@ -145,8 +149,12 @@ CUresult cuEventSynchronize(CUevent handle) {
 }
 CUresult cuEventDestroy(CUevent event) { return destroy(event); }
 CUresult cuEventDestroy_v2(CUevent event) { return destroy(event); }
-CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) { return elapsed(milliseconds, start, end); }
-CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) { return elapsed(milliseconds, start, end); }
+CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+  return elapsed(milliseconds, start, end);
+}
+CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
+  return elapsed(milliseconds, start, end);
+}
 
 CUresult cuStreamWaitEvent(CUstream streamHandle, CUevent handle, unsigned flags) {
   StreamRef ref;

@@ -1,9 +1,9 @@
-// Launches and occupancy. The first launch of each shape is awaited, so that synchronous errors come where CUDA gives them;
-// once the driver accepted a shape, its repeats are posted.
+// Launches and occupancy. The first launch of each shape is awaited, so that synchronous errors come where
+// CUDA gives them; once the driver accepted a shape, its repeats are posted.
 #include <algorithm>
 #include <array>
-#include <map>
 #include <cstring>
+#include <map>
 
 #include "client/code.h"
 #include "client/entry.h"
@@ -21,8 +21,8 @@ uint64_t mix(uint64_t hash, uint64_t value) {
   return hash ^ hash >> 29;
 }
 
-// What the driver judges synchronously: block, cluster, dynamic shared memory, attributes; and the grid's bounds, which
-// are checked here. Cooperative grids are judged by size too.
+// What the driver judges synchronously: block, cluster, dynamic shared memory, attributes; and the grid's
+// bounds, which are checked here. Cooperative grids are judged by size too.
 uint64_t shapeKey(const LaunchShape& shape, const CUlaunchAttribute* attributes, unsigned count) {
   uint64_t key = mix(0x51, shape.block[0] | uint64_t{shape.block[1]} << 32);
   key = mix(key, shape.block[2] | uint64_t{shape.sharedBytes} << 32);
@@ -32,7 +32,8 @@ uint64_t shapeKey(const LaunchShape& shape, const CUlaunchAttribute* attributes,
     key = mix(key, attributes[i].id);
     uint64_t words[sizeof(CUlaunchAttributeValue) / 8];
     std::memcpy(words, &attributes[i].value, sizeof words);
-    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+    if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+        attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
       words[0] = 0;  // any event will do
     for (uint64_t word : words) key = mix(key, word);
     sized = sized || attributes[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION ||
@@ -62,13 +63,15 @@ CUresult gridFits(const LaunchShape& shape, CUdevice device) {
   const schema::DeviceProperties* properties = propertiesOf(device);
   for (int i = 0; i < 3; ++i) {
     int most = properties->attributes[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i];
-    if (shape.grid[i] == 0 || shape.block[i] == 0 || (most > 0 && shape.grid[i] > static_cast<uint32_t>(most)))
+    if (shape.grid[i] == 0 || shape.block[i] == 0 ||
+        (most > 0 && shape.grid[i] > static_cast<uint32_t>(most)))
       return CUDA_ERROR_INVALID_VALUE;
   }
   return CUDA_SUCCESS;
 }
 
-// Over a network, a kernel that is handed a pointer into pinned memory will address it: keep that memory alike.
+// Over a network, a kernel that is handed a pointer into pinned memory will address it: keep that memory
+// alike.
 void noticeArenaPointers(const std::byte* parameters, size_t bytes) {
   if (Session::get().mapsMemory()) return;
   const schema::AddressSpace& space = Session::get().space();
@@ -79,8 +82,8 @@ void noticeArenaPointers(const std::byte* parameters, size_t bytes) {
   }
 }
 
-CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, void** kernelParams, void** extra,
-                const CUlaunchAttribute* attributes, unsigned attributeCount) {
+CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, void** kernelParams,
+                void** extra, const CUlaunchAttribute* attributes, unsigned attributeCount) {
   StreamRef ref;
   CUresult status = resolveStream(streamHandle, ref);
   if (status != CUDA_SUCCESS) return status;
@@ -118,7 +121,8 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
   auto data = reinterpret_cast<const unsigned char*>(parameters);
   if (isAccepted(*function, key))
     return postTo<"sessionLaunch">(ref, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
-  status = Session::get().await<"sessionLaunch">(ref.context, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
+  status = Session::get().await<"sessionLaunch">(ref.context, handle, ref.wire, shape, data, bytes,
+                                                 attributes, attributeCount);
   if (status != CUDA_SUCCESS) return status;
   if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
   if (extra == nullptr) accept(*function, key);  // a packed buffer of another size may be refused
@@ -141,7 +145,8 @@ OccupancyMemo& memo() {
   return *all;
 }
 template <class Ask>
-CUresult remembered(CUfunction handle, uint64_t question, uint64_t a, uint64_t b, uint64_t& answer, Ask&& ask) {
+CUresult remembered(CUfunction handle, uint64_t question, uint64_t a, uint64_t b, uint64_t& answer,
+                    Ask&& ask) {
   Function* function = findFunction(handle);
   Context* context = nullptr;
   contexts().resolve(nullptr, &context);
@@ -181,8 +186,8 @@ CUresult clusters(int* value, CUfunction function, const CUlaunchConfig* config,
   status = remembered(function, 10 + active, key, 0, answer, [&](CUcontext in) {
     int got = 0;
     CUresult r = Session::get().await<"sessionLaunchAttributes">(
-        in, function, static_cast<const LaunchShape*>(&shape), static_cast<const CUlaunchAttribute*>(config->attrs),
-        config->numAttrs, active, &got);
+        in, function, static_cast<const LaunchShape*>(&shape),
+        static_cast<const CUlaunchAttribute*>(config->attrs), config->numAttrs, active, &got);
     answer = static_cast<uint32_t>(got);
     return r;
   });
@@ -192,8 +197,8 @@ CUresult clusters(int* value, CUfunction function, const CUlaunchConfig* config,
 
 }  // namespace
 
-CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context, CUdevice device,
-                        std::vector<std::byte>& out) {
+CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context,
+                        CUdevice device, std::vector<std::byte>& out) {
   Function* function = findFunction(handle);
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = describe(handle, *function, context, device);
@@ -216,16 +221,19 @@ CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CU
 
 namespace custom {
 
-CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                        unsigned sharedBytes, CUstream stream, void** kernelParams, void** extra) {
+CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                        unsigned bz, unsigned sharedBytes, CUstream stream, void** kernelParams,
+                        void** extra) {
   return launch(f, {{gx, gy, gz}, {bx, by, bz}, sharedBytes, 0}, stream, kernelParams, extra, nullptr, 0);
 }
-CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                   unsigned sharedBytes, CUstream stream, void** kernelParams) {
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                   unsigned by, unsigned bz, unsigned sharedBytes, CUstream stream,
+                                   void** kernelParams) {
   return launch(f, {{gx, gy, gz}, {bx, by, bz}, sharedBytes, 1}, stream, kernelParams, nullptr, nullptr, 0);
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** kernelParams, void** extra) {
-  if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (config == nullptr || (config->numAttrs != 0 && config->attrs == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
   LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},
                     config->sharedMemBytes,
@@ -233,24 +241,26 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** ker
   return launch(f, shape, config->hStream, kernelParams, extra, config->attrs, config->numAttrs);
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction f, int blockSize, size_t sharedBytes,
-                                                              unsigned flags) {
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfunction f, int blockSize,
+                                                              size_t sharedBytes, unsigned flags) {
   Context* context = nullptr;
   CUresult status = occupancyContext(f, context);
   if (status != CUDA_SUCCESS) return status;
   if (blocks == nullptr) return CUDA_ERROR_INVALID_VALUE;
   uint64_t answer = 0;
-  status = remembered(f, 1 | uint64_t{flags} << 32, static_cast<uint32_t>(blockSize), sharedBytes, answer, [&](CUcontext in) {
-    int got = 0;
-    CUresult r = Session::get().await<"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags">(in, &got, f, blockSize,
-                                                                                              sharedBytes, flags);
-    answer = static_cast<uint32_t>(got);
-    return r;
-  });
+  status = remembered(
+      f, 1 | uint64_t{flags} << 32, static_cast<uint32_t>(blockSize), sharedBytes, answer, [&](CUcontext in) {
+        int got = 0;
+        CUresult r = Session::get().await<"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags">(
+            in, &got, f, blockSize, sharedBytes, flags);
+        answer = static_cast<uint32_t>(got);
+        return r;
+      });
   if (status == CUDA_SUCCESS) *blocks = static_cast<int>(answer);
   return status;
 }
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction f, int blockSize, size_t sharedBytes) {
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, CUfunction f, int blockSize,
+                                                     size_t sharedBytes) {
   return custom::cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, f, blockSize, sharedBytes, 0);
 }
 CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction f, int blocks, int blockSize) {
@@ -259,24 +269,28 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction f, in
   if (status != CUDA_SUCCESS) return status;
   if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   uint64_t answer = 0;
-  status = remembered(f, 2, static_cast<uint32_t>(blocks), static_cast<uint32_t>(blockSize), answer, [&](CUcontext in) {
-    size_t got = 0;
-    CUresult r = Session::get().await<"cuOccupancyAvailableDynamicSMemPerBlock">(in, &got, f, blocks, blockSize);
-    answer = got;
-    return r;
-  });
+  status = remembered(
+      f, 2, static_cast<uint32_t>(blocks), static_cast<uint32_t>(blockSize), answer, [&](CUcontext in) {
+        size_t got = 0;
+        CUresult r =
+            Session::get().await<"cuOccupancyAvailableDynamicSMemPerBlock">(in, &got, f, blocks, blockSize);
+        answer = got;
+        return r;
+      });
   if (status == CUDA_SUCCESS) *bytes = answer;
   return status;
 }
 
 // The block size with the most resident threads, largest first: what the driver documents.
 CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGrid, int* blockSize, CUfunction f,
-                                                   CUoccupancyB2DSize sharedOf, size_t sharedBytes, int limit, unsigned flags) {
+                                                   CUoccupancyB2DSize sharedOf, size_t sharedBytes, int limit,
+                                                   unsigned flags) {
   Context* context = nullptr;
   CUresult status = occupancyContext(f, context);
   if (status != CUDA_SUCCESS) return status;
   if (minGrid == nullptr || blockSize == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  int most = 0, multiprocessors = propertiesOf(context->device)->attributes[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT];
+  int most = 0,
+      multiprocessors = propertiesOf(context->device)->attributes[CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT];
   int warp = propertiesOf(context->device)->attributes[CU_DEVICE_ATTRIBUTE_WARP_SIZE];
   status = custom::cuFuncGetAttribute(&most, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, f);
   if (status != CUDA_SUCCESS) return status;
@@ -293,11 +307,14 @@ CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int* minGrid, int* blockSize,
   *minGrid = bestBlocks * multiprocessors;
   return CUDA_SUCCESS;
 }
-CUresult cuOccupancyMaxPotentialBlockSize(int* minGrid, int* blockSize, CUfunction f, CUoccupancyB2DSize sharedOf,
-                                          size_t sharedBytes, int limit) {
-  return custom::cuOccupancyMaxPotentialBlockSizeWithFlags(minGrid, blockSize, f, sharedOf, sharedBytes, limit, 0);
+CUresult cuOccupancyMaxPotentialBlockSize(int* minGrid, int* blockSize, CUfunction f,
+                                          CUoccupancyB2DSize sharedOf, size_t sharedBytes, int limit) {
+  return custom::cuOccupancyMaxPotentialBlockSizeWithFlags(minGrid, blockSize, f, sharedOf, sharedBytes,
+                                                           limit, 0);
 }
-CUresult cuOccupancyMaxActiveClusters(int* n, CUfunction f, const CUlaunchConfig* config) { return clusters(n, f, config, 1); }
+CUresult cuOccupancyMaxActiveClusters(int* n, CUfunction f, const CUlaunchConfig* config) {
+  return clusters(n, f, config, 1);
+}
 CUresult cuOccupancyMaxPotentialClusterSize(int* n, CUfunction f, const CUlaunchConfig* config) {
   return clusters(n, f, config, 0);
 }

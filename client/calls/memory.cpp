@@ -32,7 +32,8 @@ CUresult allocateDevice(CUdeviceptr* out, size_t bytes) {
   if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(context->handle, context->device))
     status = memory.allocate(context->handle, bytes, address);
   if (status != CUDA_SUCCESS) return status;
-  allocations().add({address, bytes, Kind_::device, context->device, context->handle, 0, address, 0, nullptr});
+  allocations().add(
+      {address, bytes, Kind_::device, context->device, context->handle, 0, address, 0, nullptr});
   *out = address;
   return CUDA_SUCCESS;
 }
@@ -77,8 +78,8 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   Context* context = nullptr;
   CUresult status = currentContext(context);
   if (status != CUDA_SUCCESS) return status;
-  constexpr unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
-                             CU_MEMHOSTREGISTER_READ_ONLY;
+  constexpr unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                             CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
   if (pointer == nullptr || bytes == 0 || (flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t host = reinterpret_cast<uint64_t>(pointer);
@@ -90,7 +91,8 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, false, device);
   if (status != CUDA_SUCCESS) return status;
   hostMemory().addMirror(host, device, bytes, context->handle);
-  allocations().add({host, bytes, Kind_::registered, context->device, context->handle, flags, device, 0, nullptr});
+  allocations().add(
+      {host, bytes, Kind_::registered, context->device, context->handle, flags, device, 0, nullptr});
   return CUDA_SUCCESS;
 }
 
@@ -103,8 +105,10 @@ CUresult cuMemAlloc(CUdeviceptr_v1*, unsigned) {
   return CUDA_ERROR_OUT_OF_MEMORY;  // 32-bit addresses: the device's lie far above
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned elementBytes) {
-  if (pitch == nullptr || (elementBytes != 4 && elementBytes != 8 && elementBytes != 16)) return CUDA_ERROR_INVALID_VALUE;
+CUresult cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height,
+                            unsigned elementBytes) {
+  if (pitch == nullptr || (elementBytes != 4 && elementBytes != 8 && elementBytes != 16))
+    return CUDA_ERROR_INVALID_VALUE;
   if (width == 0 || height == 0 || width > SIZE_MAX - 511) return CUDA_ERROR_INVALID_VALUE;
   size_t row = (width + 511) / 512 * 512;
   if (height > SIZE_MAX / row) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -135,13 +139,16 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 CUresult cuMemGetInfo(unsigned* free, unsigned* total) {
   size_t f = 0, t = 0;
   CUresult status = custom::cuMemGetInfo_v2(&f, &t);
-  if (status == CUDA_SUCCESS && free != nullptr) *free = static_cast<unsigned>(std::min<size_t>(f, UINT32_MAX));
-  if (status == CUDA_SUCCESS && total != nullptr) *total = static_cast<unsigned>(std::min<size_t>(t, UINT32_MAX));
+  if (status == CUDA_SUCCESS && free != nullptr)
+    *free = static_cast<unsigned>(std::min<size_t>(f, UINT32_MAX));
+  if (status == CUDA_SUCCESS && total != nullptr)
+    *total = static_cast<unsigned>(std::min<size_t>(t, UINT32_MAX));
   return status;
 }
 
 CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
-  constexpr unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  constexpr unsigned known =
+      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if ((flags & ~known) != 0) return CUDA_ERROR_INVALID_VALUE;
   return allocateHost(out, bytes, flags, Kind_::pinned);
 }
@@ -154,7 +161,8 @@ CUresult cuMemFreeHost(void* pointer) {
 CUresult cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flags) {
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST) return CUDA_ERROR_INVALID_VALUE;
   void* pointer = nullptr;
-  CUresult status = out == nullptr ? CUDA_ERROR_INVALID_VALUE : allocateHost(&pointer, bytes, flags, Kind_::managed);
+  CUresult status =
+      out == nullptr ? CUDA_ERROR_INVALID_VALUE : allocateHost(&pointer, bytes, flags, Kind_::managed);
   if (status == CUDA_SUCCESS) {
     *out = reinterpret_cast<CUdeviceptr>(pointer);
     std::memset(pointer, 0, bytes);
@@ -162,8 +170,12 @@ CUresult cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flags) {
   return status;
 }
 
-CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) { return registerHost(pointer, bytes, flags); }
-CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned flags) { return registerHost(pointer, bytes, flags); }
+CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned flags) {
+  return registerHost(pointer, bytes, flags);
+}
+CUresult cuMemHostRegister(void* pointer, size_t bytes, unsigned flags) {
+  return registerHost(pointer, bytes, flags);
+}
 CUresult cuMemHostUnregister(void* pointer) {
   uint64_t host = reinterpret_cast<uint64_t>(pointer);
   Allocation found;
@@ -222,7 +234,8 @@ CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice, CUstrea
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
   if (status != CUDA_SUCCESS) return status;
-  return bytes != 0 && allocations().find(address, found) && (found.kind == Kind_::managed || found.kind == Kind_::managedSymbol)
+  return bytes != 0 && allocations().find(address, found) &&
+                 (found.kind == Kind_::managed || found.kind == Kind_::managedSymbol)
              ? CUDA_SUCCESS
              : CUDA_ERROR_INVALID_VALUE;
 }

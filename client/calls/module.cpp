@@ -17,7 +17,8 @@ namespace {
 constexpr size_t kPiece = size_t{256} << 10;
 constexpr size_t kMaxParameters = 4096;
 
-// One image out of a device-linked program: [u64 count, then per fatbin: u64 bytes, bytes padded to 8], the linked one first.
+// One image out of a device-linked program: [u64 count, then per fatbin: u64 bytes, bytes padded to 8], the
+// linked one first.
 std::vector<std::byte> joinLinked(const CodeImage& code) {
   schema::ByteBuffer all;
   all.value<uint64_t>(1 + code.prelinked.size());
@@ -32,7 +33,8 @@ CUresult load(Table& table, Handle* out, const void* image, CUcontext context, J
   CodeImage code;
   CUresult status = recogniseImage(image, &code);
   if (status != CUDA_SUCCESS) return status;
-  // A device-linked fatbin (wrapper 2) may hold machine code only; the PTX is in what was linked. Both travel.
+  // A device-linked fatbin (wrapper 2) may hold machine code only; the PTX is in what was linked. Both
+  // travel.
   std::vector<std::byte> joined;
   std::span<const std::byte> bytes = code.bytes;
   unsigned kind = wrapperVersion(code.form);
@@ -48,8 +50,8 @@ CUresult load(Table& table, Handle* out, const void* image, CUcontext context, J
   auto handle = fromId<Handle>(made.id);
   unsigned printing = 0;
   status = Session::get().await<N>(context, &handle, name, kind, options.names.data(), options.values.data(),
-                                   options.count(), options.info, options.infoBytes, options.error, options.errorBytes,
-                                   &printing);
+                                   options.count(), options.info, options.infoBytes, options.error,
+                                   options.errorBytes, &printing);
   options.finish();
   if (status != CUDA_SUCCESS) {
     table.destroy(made.id);
@@ -81,7 +83,8 @@ bool readFile(const char* path, std::vector<char>& bytes) {
   std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "rb");
   if (file == nullptr) return false;
   char block[65536];
-  for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;) bytes.insert(bytes.end(), block, block + n);
+  for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;)
+    bytes.insert(bytes.end(), block, block + n);
   std::fclose(file);
   bytes.push_back(0);
   return true;
@@ -91,7 +94,8 @@ namespace {
 
 // The same name asked twice gives the same handle: cudart maps handles back to host stubs.
 template <class Handle, class Table, class Ask>
-CUresult named(Library& owner, Table& table, const char* name, Handle* out, uint64_t ownerId, CUcontext context, Ask&& ask) {
+CUresult named(Library& owner, Table& table, const char* name, Handle* out, uint64_t ownerId,
+               CUcontext context, Ask&& ask) {
   if (out == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(owner.mutex);
   for (auto& [known, id] : owner.kernels)
@@ -124,11 +128,13 @@ void forgetKernels(Library& owner, Table& table) {
 }
 
 // A global's range is noted: copies and pointer attributes ask for it.
-CUresult noteGlobal(Library& owner, CUresult status, CUdeviceptr address, size_t bytes, Allocation::Kind kind) {
+CUresult noteGlobal(Library& owner, CUresult status, CUdeviceptr address, size_t bytes,
+                    Allocation::Kind kind) {
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(owner.mutex);
-    if (std::find(owner.globals.begin(), owner.globals.end(), address) == owner.globals.end()) owner.globals.push_back(address);
+    if (std::find(owner.globals.begin(), owner.globals.end(), address) == owner.globals.end())
+      owner.globals.push_back(address);
   }
   Context* context = nullptr;
   contexts().resolve(nullptr, &context);
@@ -163,7 +169,8 @@ CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::
   CUresult status = session.await<"sessionImageOffer">(context, name, &have);
   for (size_t at = 0; status == CUDA_SUCCESS && have == 0 && at < bytes.size(); at += kPiece) {
     size_t n = std::min(kPiece, bytes.size() - at);
-    status = session.post<"sessionImageData">(context, name, at, reinterpret_cast<const unsigned char*>(bytes.data() + at), n);
+    status = session.post<"sessionImageData">(context, name, at,
+                                              reinterpret_cast<const unsigned char*>(bytes.data() + at), n);
   }
   return status;
 }
@@ -180,7 +187,8 @@ CUresult describe(CUfunction handle, Function& function, CUcontext context, CUde
   if (function.described.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   std::vector<schema::ParameterLayout> layout(kMaxParameters);
   size_t count = layout.size();
-  CUresult status = Session::get().await<"sessionFunctionInfo">(context, handle, device, &function.info, layout.data(), &count);
+  CUresult status = Session::get().await<"sessionFunctionInfo">(context, handle, device, &function.info,
+                                                                layout.data(), &count);
   if (status != CUDA_SUCCESS) return status;
   // Attributes change, the layout never does: other threads may be packing by it right now.
   if (!function.laidOut) {
@@ -196,7 +204,8 @@ CUresult describe(CUfunction handle, Function& function, CUcontext context, CUde
 CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name) {
   if (!function.nameKnown.load(std::memory_order_acquire)) {
     char text[4096] = {};
-    CUresult status = Session::get().await<"sessionFunctionName">(context, handle, static_cast<char*>(text), int{sizeof text});
+    CUresult status = Session::get().await<"sessionFunctionName">(context, handle, static_cast<char*>(text),
+                                                                  int{sizeof text});
     if (status != CUDA_SUCCESS) return status;
     std::lock_guard lock(function.mutex);
     if (!function.nameKnown.load()) function.name = text;
@@ -211,7 +220,8 @@ CUresult functionsOfModule(CUmodule module, std::vector<CUfunction>* out) {
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::vector<CUfunction> found(4096);
   size_t count = found.size();
-  CUresult status = Session::get().await<"sessionModuleFunctions">(owner->context, module, found.data(), &count);
+  CUresult status =
+      Session::get().await<"sessionModuleFunctions">(owner->context, module, found.data(), &count);
   if (status != CUDA_SUCCESS) return status;
   found.resize(std::min(count, found.size()));
   out->clear();
@@ -219,7 +229,8 @@ CUresult functionsOfModule(CUmodule module, std::vector<CUfunction>* out) {
     // Through the name it gets the very handle that cuModuleGetFunction gives.
     char text[4096] = {};
     CUfunction mine = nullptr;
-    status = Session::get().await<"sessionFunctionName">(owner->context, theirs, static_cast<char*>(text), int{sizeof text});
+    status = Session::get().await<"sessionFunctionName">(owner->context, theirs, static_cast<char*>(text),
+                                                         int{sizeof text});
     if (status == CUDA_SUCCESS) status = custom::cuModuleGetFunction(&mine, module, text);
     if (status != CUDA_SUCCESS) return status;
     out->push_back(mine);
@@ -235,14 +246,20 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuModuleLoadData(CUmodule* out, const void* image) { return loadModule(out, image, 0, nullptr, nullptr); }
-CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned count, CUjit_option* names, void** values) {
+CUresult cuModuleLoadData(CUmodule* out, const void* image) {
+  return loadModule(out, image, 0, nullptr, nullptr);
+}
+CUresult cuModuleLoadDataEx(CUmodule* out, const void* image, unsigned count, CUjit_option* names,
+                            void** values) {
   return loadModule(out, image, count, names, values);
 }
-CUresult cuModuleLoadFatBinary(CUmodule* out, const void* image) { return loadModule(out, image, 0, nullptr, nullptr); }
+CUresult cuModuleLoadFatBinary(CUmodule* out, const void* image) {
+  return loadModule(out, image, 0, nullptr, nullptr);
+}
 CUresult cuModuleLoad(CUmodule* out, const char* path) {
   std::vector<char> bytes;
-  return readFile(path, bytes) ? loadModule(out, bytes.data(), 0, nullptr, nullptr) : CUDA_ERROR_FILE_NOT_FOUND;
+  return readFile(path, bytes) ? loadModule(out, bytes.data(), 0, nullptr, nullptr)
+                               : CUDA_ERROR_FILE_NOT_FOUND;
 }
 CUresult cuModuleUnload(CUmodule module) {
   Library* owner = modules.find(toId(module));
@@ -283,16 +300,18 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule modu
   return status;
 }
 
-CUresult cuLibraryLoadData(CUlibrary* out, const void* image, CUjit_option* names, void** values, unsigned count,
-                           CUlibraryOption* libraryNames, void** libraryValues, unsigned libraryCount) {
+CUresult cuLibraryLoadData(CUlibrary* out, const void* image, CUjit_option* names, void** values,
+                           unsigned count, CUlibraryOption* libraryNames, void** libraryValues,
+                           unsigned libraryCount) {
   // CU_LIBRARY_BINARY_IS_PRESERVED lets a driver keep the pointer; the worker has its own copy either way.
   (void)libraryNames, (void)libraryValues, (void)libraryCount;
   return loadLibrary(out, image, count, names, values);
 }
-CUresult cuLibraryLoadFromFile(CUlibrary* out, const char* path, CUjit_option* names, void** values, unsigned count,
-                               CUlibraryOption*, void**, unsigned) {
+CUresult cuLibraryLoadFromFile(CUlibrary* out, const char* path, CUjit_option* names, void** values,
+                               unsigned count, CUlibraryOption*, void**, unsigned) {
   std::vector<char> bytes;
-  return readFile(path, bytes) ? loadLibrary(out, bytes.data(), count, names, values) : CUDA_ERROR_FILE_NOT_FOUND;
+  return readFile(path, bytes) ? loadLibrary(out, bytes.data(), count, names, values)
+                               : CUDA_ERROR_FILE_NOT_FOUND;
 }
 CUresult cuLibraryUnload(CUlibrary library) {
   Library* owner = libraries.find(toId(library));
@@ -315,10 +334,12 @@ CUresult cuLibraryEnumerateKernels(CUkernel* out, unsigned count, CUlibrary libr
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::vector<CUkernel> theirs(count);
   size_t n = count;
-  CUresult status = Session::get().await<"sessionLibraryKernels">(CUcontext{nullptr}, library, theirs.data(), &n);
+  CUresult status =
+      Session::get().await<"sessionLibraryKernels">(CUcontext{nullptr}, library, theirs.data(), &n);
   for (size_t i = 0; status == CUDA_SUCCESS && i < n; ++i) {
     char text[4096] = {};
-    status = Session::get().await<"sessionFunctionName">(CUcontext{nullptr}, reinterpret_cast<CUfunction>(theirs[i]),
+    status = Session::get().await<"sessionFunctionName">(CUcontext{nullptr},
+                                                         reinterpret_cast<CUfunction>(theirs[i]),
                                                          static_cast<char*>(text), int{sizeof text});
     if (status == CUDA_SUCCESS) status = custom::cuLibraryGetKernel(&out[i], library, text);
   }
@@ -414,7 +435,8 @@ CUresult cuFuncGetModule(CUmodule* out, CUfunction function) {
   Function* entry = functions.find(toId(function));
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (handles::kindOf(entry->library) == Kind::library) return custom::cuLibraryGetModule(out, fromId<CUlibrary>(entry->library));
+  if (handles::kindOf(entry->library) == Kind::library)
+    return custom::cuLibraryGetModule(out, fromId<CUlibrary>(entry->library));
   *out = fromId<CUmodule>(entry->library);
   return CUDA_SUCCESS;
 }
@@ -431,7 +453,8 @@ CUresult described(CUfunction handle, Function*& entry, CUdevice device) {
 }
 CUresult attributeOf(CUfunction handle, int* value, CUfunction_attribute attribute, CUdevice device) {
   Function* entry = nullptr;
-  if (value == nullptr || attribute < 0 || attribute >= schema::kFunctionAttributes) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || attribute < 0 || attribute >= schema::kFunctionAttributes)
+    return CUDA_ERROR_INVALID_VALUE;
   CUresult status = described(handle, entry, device);
   if (status != CUDA_SUCCESS) return status;
   std::lock_guard lock(entry->mutex);
@@ -456,7 +479,8 @@ void forgetDescription(Function& entry) {
   std::lock_guard lock(entry.mutex);
   entry.accepted.clear();
   if (entry.function != nullptr)
-    if (Function* twin = functions.find(toId(entry.function))) twin->described = false, twin->lastAccepted = 0;
+    if (Function* twin = functions.find(toId(entry.function)))
+      twin->described = false, twin->lastAccepted = 0;
   if (entry.kernel != nullptr)
     if (Function* twin = kernels.find(toId(entry.kernel))) twin->described = false, twin->lastAccepted = 0;
 }
@@ -480,7 +504,8 @@ CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t* offset, s
 CUresult cuKernelGetName(const char** name, CUkernel kernel) {
   Function* entry = kernels.find(toId(kernel));
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return name == nullptr ? CUDA_ERROR_INVALID_VALUE : functionName(reinterpret_cast<CUfunction>(kernel), *entry, nullptr, name);
+  return name == nullptr ? CUDA_ERROR_INVALID_VALUE
+                         : functionName(reinterpret_cast<CUfunction>(kernel), *entry, nullptr, name);
 }
 CUresult cuFuncGetName(const char** name, CUfunction function) {
   Function* entry = findFunction(function);
@@ -503,8 +528,8 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
     return CUDA_SUCCESS;  // libraries set the same value before every launch
   Context* context = nullptr;
   contexts().resolve(nullptr, &context);
-  CUresult status = Session::get().await<"cuKernelSetAttribute">(context != nullptr ? context->handle : nullptr, attribute,
-                                                                 value, kernel, device);
+  CUresult status = Session::get().await<"cuKernelSetAttribute">(
+      context != nullptr ? context->handle : nullptr, attribute, value, kernel, device);
   if (status == CUDA_SUCCESS) forgetDescription(*entry);
   return status;
 }
@@ -525,16 +550,20 @@ CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice d
   Context* context = nullptr;
   contexts().resolve(nullptr, &context);
   if (kernels.find(toId(kernel)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return Session::get().await<"cuKernelSetCacheConfig">(context != nullptr ? context->handle : nullptr, kernel, config, device);
+  return Session::get().await<"cuKernelSetCacheConfig">(context != nullptr ? context->handle : nullptr,
+                                                        kernel, config, device);
 }
 CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (findFunction(function) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return status == CUDA_SUCCESS ? Session::get().await<"cuFuncSetCacheConfig">(context->handle, function, config) : status;
+  return status == CUDA_SUCCESS
+             ? Session::get().await<"cuFuncSetCacheConfig">(context->handle, function, config)
+             : status;
 }
 CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig) {
-  return findFunction(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;  // no effect on these devices
+  return findFunction(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE
+                                           : CUDA_SUCCESS;  // no effect on these devices
 }
 
 }  // namespace custom

@@ -9,7 +9,9 @@ namespace {
 
 using Where = Allocation::Kind;
 
-bool onDevice(const Allocation& a) { return a.kind == Where::device || a.kind == Where::symbol || a.kind == Where::mapped; }
+bool onDevice(const Allocation& a) {
+  return a.kind == Where::device || a.kind == Where::symbol || a.kind == Where::mapped;
+}
 bool isManaged(const Allocation& a) { return a.kind == Where::managed || a.kind == Where::managedSymbol; }
 
 template <class T>
@@ -21,26 +23,41 @@ CUresult give(void* to, T value) {
 CUresult attribute(void* data, CUpointer_attribute what, CUdeviceptr pointer, const Allocation& a) {
   uint64_t offset = pointer - a.address;
   switch (what) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: return give(data, a.context);
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return give(data, a.context);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return give<unsigned>(data, onDevice(a) || isManaged(a) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER: return give<CUdeviceptr>(data, a.deviceAddress + offset);
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      return give<CUdeviceptr>(data, a.deviceAddress + offset);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       if (onDevice(a)) return CUDA_ERROR_INVALID_VALUE;
       return give(data, reinterpret_cast<void*>(pointer));
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return give<unsigned>(data, 0);
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID: return give<unsigned long long>(data, a.bufferId);
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return give<unsigned>(data, isManaged(a));
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return give<int>(data, a.device);
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return give<unsigned>(data, 0);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return give<CUdeviceptr>(data, a.address);
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return give<size_t>(data, a.bytes);
-    case CU_POINTER_ATTRIBUTE_MAPPED: return give<unsigned>(data, 1);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return give<unsigned long long>(data, 0);
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: return give<unsigned>(data, 0);
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: return give(data, a.pool);
-    default: return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return give<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return give<unsigned long long>(data, a.bufferId);
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return give<unsigned>(data, isManaged(a));
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return give<int>(data, a.device);
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return give<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return give<CUdeviceptr>(data, a.address);
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return give<size_t>(data, a.bytes);
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return give<unsigned>(data, 1);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return give<unsigned long long>(data, 0);
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+      return give<unsigned>(data, 0);
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return give<unsigned>(data, CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return give(data, a.pool);
+    default:
+      return CUDA_ERROR_NOT_SUPPORTED;
   }
 }
 
@@ -54,8 +71,10 @@ size_t widthOf(CUpointer_attribute what) {
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_MAPPED:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS: return 4;
-    default: return 8;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      return 4;
+    default:
+      return 8;
   }
 }
 

@@ -61,7 +61,8 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   if (status != CUDA_SUCCESS) return status;
   Session::HostFunction entry = function;
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
-  if (!entry.once) attachToGraph(entry);
+  if (!entry.once)
+    attachToGraph(entry);
   else if (!Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
     uint64_t value = 0;
@@ -92,20 +93,26 @@ CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operat
     CUresult status = CUDA_SUCCESS;
     switch (o.operation) {
       case CU_STREAM_MEM_OP_WAIT_VALUE_32:
-        status = memoryOperation<"cuStreamWaitValue32_v2">(stream, o.waitValue.address, o.waitValue.value, o.waitValue.flags);
+        status = memoryOperation<"cuStreamWaitValue32_v2">(stream, o.waitValue.address, o.waitValue.value,
+                                                           o.waitValue.flags);
         break;
       case CU_STREAM_MEM_OP_WAIT_VALUE_64:
-        status = memoryOperation<"cuStreamWaitValue64_v2">(stream, o.waitValue.address, o.waitValue.value64, o.waitValue.flags);
+        status = memoryOperation<"cuStreamWaitValue64_v2">(stream, o.waitValue.address, o.waitValue.value64,
+                                                           o.waitValue.flags);
         break;
       case CU_STREAM_MEM_OP_WRITE_VALUE_32:
-        status = memoryOperation<"cuStreamWriteValue32_v2">(stream, o.writeValue.address, o.writeValue.value, o.writeValue.flags);
+        status = memoryOperation<"cuStreamWriteValue32_v2">(stream, o.writeValue.address, o.writeValue.value,
+                                                            o.writeValue.flags);
         break;
       case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-        status = memoryOperation<"cuStreamWriteValue64_v2">(stream, o.writeValue.address, o.writeValue.value64, o.writeValue.flags);
+        status = memoryOperation<"cuStreamWriteValue64_v2">(stream, o.writeValue.address,
+                                                            o.writeValue.value64, o.writeValue.flags);
         break;
       case CU_STREAM_MEM_OP_BARRIER:
-      case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES: break;  // operations of one stream are ordered here anyway
-      default: status = CUDA_ERROR_INVALID_VALUE;
+      case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+        break;  // operations of one stream are ordered here anyway
+      default:
+        status = CUDA_ERROR_INVALID_VALUE;
     }
     if (status != CUDA_SUCCESS) return status;
   }
@@ -117,21 +124,25 @@ CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operat
 namespace custom {
 
 CUresult cuStreamCreate(CUstream* out, unsigned flags) { return create(out, flags, 0); }
-CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) { return create(out, flags, priority); }
+CUresult cuStreamCreateWithPriority(CUstream* out, unsigned flags, int priority) {
+  return create(out, flags, priority);
+}
 CUresult cuStreamDestroy(CUstream stream) { return destroy(stream); }
 CUresult cuStreamDestroy_v2(CUstream stream) { return destroy(stream); }
 
 CUresult cuStreamSynchronize(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    status = captureConflict(ref);
   if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? synchronizeStream(ref) : status;
 }
 CUresult cuStreamQuery(CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) status = captureConflict(ref);
+  if (status == CUDA_SUCCESS || status == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)
+    status = captureConflict(ref);
   if (status == CUDA_SUCCESS) status = captureForbids();
   return status == CUDA_SUCCESS ? queryStream(ref) : status;
 }
@@ -192,12 +203,24 @@ CUresult cuStreamWriteValue32_v2(CUstream s, CUdeviceptr a, cuuint32_t v, unsign
 CUresult cuStreamWriteValue64_v2(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) {
   return memoryOperation<"cuStreamWriteValue64_v2">(s, a, v, f);
 }
-CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) { return custom::cuStreamWaitValue32_v2(s, a, v, f); }
-CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) { return custom::cuStreamWaitValue64_v2(s, a, v, f); }
-CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) { return custom::cuStreamWriteValue32_v2(s, a, v, f); }
-CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) { return custom::cuStreamWriteValue64_v2(s, a, v, f); }
-CUresult cuStreamBatchMemOp(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) { return batch(s, n, p, f); }
-CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) { return batch(s, n, p, f); }
+CUresult cuStreamWaitValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) {
+  return custom::cuStreamWaitValue32_v2(s, a, v, f);
+}
+CUresult cuStreamWaitValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) {
+  return custom::cuStreamWaitValue64_v2(s, a, v, f);
+}
+CUresult cuStreamWriteValue32(CUstream s, CUdeviceptr a, cuuint32_t v, unsigned f) {
+  return custom::cuStreamWriteValue32_v2(s, a, v, f);
+}
+CUresult cuStreamWriteValue64(CUstream s, CUdeviceptr a, cuuint64_t v, unsigned f) {
+  return custom::cuStreamWriteValue64_v2(s, a, v, f);
+}
+CUresult cuStreamBatchMemOp(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) {
+  return batch(s, n, p, f);
+}
+CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned n, CUstreamBatchMemOpParams* p, unsigned f) {
+  return batch(s, n, p, f);
+}
 
 }  // namespace custom
 }  // namespace gpupool::client

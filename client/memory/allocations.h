@@ -1,6 +1,6 @@
 #pragma once
-// What the application was given: every allocation by address, device and host alike. Answers pointer attributes and tells
-// the copies what a pointer is. Threads: any; readers share the lock.
+// What the application was given: every allocation by address, device and host alike. Answers pointer
+// attributes and tells the copies what a pointer is. Threads: any; readers share the lock.
 
 #include <cstdint>
 #include <map>
@@ -18,7 +18,7 @@ struct Allocation {
     registered,  // cuMemHostRegister: the application's pages; the device has a mirror
     symbol,      // a module's global
     managedSymbol,
-    mapped,      // a range the application mapped itself (virtual memory management)
+    mapped,  // a range the application mapped itself (virtual memory management)
   };
   uint64_t address = 0;
   size_t bytes = 0;

@@ -128,7 +128,8 @@ std::map<uint64_t, DeviceMemory::Extent>::iterator DeviceMemory::extentOf(uint64
 CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
   // Called with the mutex held; addresses_ is ours.
   uint64_t address = 0;
-  if (charged_ != 0 && (mapped_ + charged_ > limit_ || bytes > limit_ - mapped_ - charged_)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (charged_ != 0 && (mapped_ + charged_ > limit_ || bytes > limit_ - mapped_ - charged_))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   for (auto it = addresses_.begin(); it != addresses_.end(); ++it) {
     if (it->second < bytes) continue;
     address = it->first;
@@ -138,9 +139,11 @@ CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
     break;
   }
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult status = Session::get().await<"sessionExtentMap">(context, CUdevice{device_}, CUdeviceptr{address}, bytes);
+  CUresult status =
+      Session::get().await<"sessionExtentMap">(context, CUdevice{device_}, CUdeviceptr{address}, bytes);
   if (status != CUDA_SUCCESS) {
-    addresses_[address] = bytes;  // may leave two neighbours unmerged: only addresses, found again at the next release
+    addresses_[address] =
+        bytes;  // may leave two neighbours unmerged: only addresses, found again at the next release
     return status;
   }
   extents_[address] = {bytes, 0};
@@ -197,7 +200,8 @@ void DeviceMemory::release(CUcontext context, uint64_t address) {
     free_.erase(next);
   }
   auto before = free_.lower_bound(address);
-  if (before != free_.begin() && (--before)->first >= extent->first && before->first + before->second == address) {
+  if (before != free_.begin() && (--before)->first >= extent->first &&
+      before->first + before->second == address) {
     address = before->first;
     size += before->second;
     freeBySize_.erase({before->second, before->first});

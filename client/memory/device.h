@@ -1,10 +1,12 @@
 #pragma once
-// Device memory is the client's to place (design.md §4): each device owns a window of addresses; extents of physical memory
-// are mapped into it by the worker, and blocks are handed out of extents here, without the wire.
+// Device memory is the client's to place (design.md §4): each device owns a window of addresses; extents of
+// physical memory are mapped into it by the worker, and blocks are handed out of extents here, without the
+// wire.
 //
-// Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their own. Extents
-// that became free are kept up to kCacheBytes, and given back when memory runs out. Threads: any; one mutex per device,
-// held while a new extent is awaited, so that two threads do not map the same memory twice.
+// Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their
+// own. Extents that became free are kept up to kCacheBytes, and given back when memory runs out. Threads:
+// any; one mutex per device, held while a new extent is awaited, so that two threads do not map the same
+// memory twice.
 
 #include <cstdint>
 #include <map>
@@ -30,7 +32,8 @@ class DeviceMemory {
   // The context was reset: the worker's memory is given back.
   void reset(CUcontext context);
   void info(size_t& freeBytes, size_t& totalBytes) const;
-  // Physical memory the application manages itself (cuMemCreate): counted against the limit, mapped elsewhere.
+  // Physical memory the application manages itself (cuMemCreate): counted against the limit, mapped
+  // elsewhere.
   CUresult charge(CUcontext context, size_t bytes);
   void release(size_t bytes);
   // A range of the window for the application's own mappings; no physical memory. 0: no room.
@@ -53,13 +56,13 @@ class DeviceMemory {
   mutable std::mutex mutex_;
   int device_ = 0;
   uint64_t limit_ = 0;
-  size_t mapped_ = 0;     // bytes of extents
-  size_t used_ = 0;       // bytes of blocks handed out
-  size_t charged_ = 0;    // bytes of cuMemCreate
-  std::map<uint64_t, size_t> addresses_;                // unused parts of the window
+  size_t mapped_ = 0;                     // bytes of extents
+  size_t used_ = 0;                       // bytes of blocks handed out
+  size_t charged_ = 0;                    // bytes of cuMemCreate
+  std::map<uint64_t, size_t> addresses_;  // unused parts of the window
   std::map<uint64_t, Extent> extents_;
-  std::map<uint64_t, size_t> blocks_;                   // handed out
-  std::map<uint64_t, size_t> free_;                     // by address; never spans extents
+  std::map<uint64_t, size_t> blocks_;  // handed out
+  std::map<uint64_t, size_t> free_;    // by address; never spans extents
   std::set<std::pair<size_t, uint64_t>> freeBySize_;
 };
 

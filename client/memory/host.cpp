@@ -24,7 +24,8 @@ bool readOwn(uint64_t address, std::span<std::byte> to) {
   return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(to.size());
 }
 void writeOwn(uint64_t address, std::span<const std::byte> from) {
-  iovec local{const_cast<std::byte*>(from.data()), from.size()}, remote{reinterpret_cast<void*>(address), from.size()};
+  iovec local{const_cast<std::byte*>(from.data()), from.size()},
+      remote{reinterpret_cast<void*>(address), from.size()};
   (void)!process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
 }
 transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
@@ -36,9 +37,11 @@ HostMemory& hostMemory() {
   return *memory;
 }
 
-// ---- the arena -------------------------------------------------------------------------------------------------------
+// ---- the arena
+// -------------------------------------------------------------------------------------------------------
 
-CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, std::map<uint64_t, Piece>::iterator& made) {
+CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
+                              std::map<uint64_t, Piece>::iterator& made) {
   Session& session = Session::get();
   const schema::AddressSpace& space = session.space();
   if (nextAddress_ == 0) nextAddress_ = space.hostBase;
@@ -63,8 +66,9 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, s
   piece.flags = flags;
   piece.region = {name.id, name.generation};
   try {
-    piece.memory = session.mapsMemory() ? session.connection().map(piece.region, reinterpret_cast<void*>(address), bound())
-                                        : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
+    piece.memory = session.mapsMemory()
+                       ? session.connection().map(piece.region, reinterpret_cast<void*>(address), bound())
+                       : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
   } catch (const std::exception&) {
   }
   if (piece.memory == nullptr) {
@@ -76,7 +80,8 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, s
   return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored, uint64_t& address) {
+CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored,
+                              uint64_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   // What mirrors is cut to pages and alone in them: its base is compared page by page.
   bool alone = bytes > kSharedPiece / 4 || (mirrored && !Session::get().mapsMemory());
@@ -136,7 +141,8 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
   if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
   freeAddresses_.emplace(p.bytes, piece->first);
-  pieces_.erase(piece);  // unmapped under the lock: its addresses are the next piece's as soon as the lock is free
+  pieces_.erase(
+      piece);  // unmapped under the lock: its addresses are the next piece's as soon as the lock is free
   return status;
 }
 
@@ -155,7 +161,8 @@ bool HostMemory::holds(uint64_t address, size_t bytes) const {
   return piece != pieces_.end() && bytes <= piece->second.bytes - (address - piece->first);
 }
 
-// ---- copies over a network -----------------------------------------------------------------------------------------------
+// ---- copies over a network
+// -----------------------------------------------------------------------------------------------
 
 CUresult HostMemory::upload(const void* from, size_t bytes) {
   Session& session = Session::get();
@@ -182,7 +189,8 @@ void HostMemory::hostFunctionEnded() {
     again = uploads_;
     if (--openFunctions_ == 0) uploads_.clear();
   }
-  for (auto [from, bytes] : again) putRange(from, bytes);  // freed meanwhile: refused, and nobody waits for it
+  for (auto [from, bytes] : again)
+    putRange(from, bytes);  // freed meanwhile: refused, and nobody waits for it
 }
 
 CUresult HostMemory::putRange(const void* from, size_t bytes) {
@@ -197,8 +205,8 @@ CUresult HostMemory::putRange(const void* from, size_t bytes) {
     region = piece->second.region;
     start = piece->first;
   }
-  // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the application
-  // may not touch them before that copy is done.
+  // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the
+  // application may not touch them before that copy is done.
   transport::Transfer transfer = session.connection().put(from, region, address - start, bytes);
   return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -243,13 +251,15 @@ CUresult HostMemory::land(std::vector<Landing>& ready) {
     transfers.push_back(session.connection().get(landing.to, region, offset, landing.bytes));
   }
   for (transport::Transfer transfer : transfers)
-    if (transfer == transport::kRefused || (transfer != 0 && !session.connection().wait(transfer, transport::kForever)))
+    if (transfer == transport::kRefused ||
+        (transfer != 0 && !session.connection().wait(transfer, transport::kForever)))
       return CUDA_ERROR_DEVICE_UNAVAILABLE;
   return CUDA_SUCCESS;
 }
 
 CUresult HostMemory::settleSlow() {
-  // One thread fetches at a time: another that finds nothing left to fetch must not go on before the bytes are there.
+  // One thread fetches at a time: another that finds nothing left to fetch must not go on before the bytes
+  // are there.
   std::unique_lock landing(landingMutex_);
   std::vector<Landing> ready;
   {
@@ -278,7 +288,8 @@ CUresult HostMemory::settleSlow() {
   return CUDA_SUCCESS;
 }
 
-// ---- mirrors -------------------------------------------------------------------------------------------------------------
+// ---- mirrors
+// -------------------------------------------------------------------------------------------------------------
 
 void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed) {
   std::lock_guard lock(mutex_);
@@ -304,10 +315,12 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
   // Symbols share pages: a page may be there already, from a neighbour.
   for (uint64_t page = first; page < end; page += kPage) {
     void* want = reinterpret_cast<void*>(page);
-    void* got = mmap(want, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    void* got =
+        mmap(want, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
     if (got == MAP_FAILED && errno == EEXIST) {
       std::lock_guard lock(mutex_);
-      if (symbolPages_.count(page) == 0) return CUDA_ERROR_OUT_OF_MEMORY;  // something else of the application lives there
+      if (symbolPages_.count(page) == 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;  // something else of the application lives there
     } else if (got != want) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -402,8 +415,9 @@ CUresult HostMemory::publish() {
       }
       size_t bytes = mirror->base.collect(now, mirror->bytes, runs, &more);
       if (bytes == 0) break;
-      CUresult status = Session::get().post<"sessionMirrorApply">(mirror->context, CUdeviceptr{mirror->device},
-                                                                  static_cast<const unsigned char*>(runs.data()), bytes);
+      CUresult status =
+          Session::get().post<"sessionMirrorApply">(mirror->context, CUdeviceptr{mirror->device},
+                                                    static_cast<const unsigned char*>(runs.data()), bytes);
       if (status != CUDA_SUCCESS) return status;
     }
   }
@@ -414,16 +428,18 @@ CUresult HostMemory::collect(Mirror& mirror) {
   std::vector<unsigned char> runs(kRunsBytes);
   while (true) {
     size_t bytes = runs.size();
-    CUresult status = Session::get().await<"sessionMirrorCollect">(mirror.context, CUdeviceptr{mirror.device}, mirror.bytes,
-                                                                   runs.size(), runs.data(), &bytes);
+    CUresult status = Session::get().await<"sessionMirrorCollect">(
+        mirror.context, CUdeviceptr{mirror.device}, mirror.bytes, runs.size(), runs.data(), &bytes);
     if (status != CUDA_SUCCESS) return status;
     Reader in(std::as_bytes(std::span(runs).first(std::min(bytes, runs.size()))));
     while (in.remaining() >= 16) {
       uint64_t offset = in.value<uint64_t>();
       auto data = in.blob();
       if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
-      if (mirror.borrowed) writeOwn(mirror.host + offset, data);
-      else std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
+      if (mirror.borrowed)
+        writeOwn(mirror.host + offset, data);
+      else
+        std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
       mirror.base.apply(offset, data);
     }
     if (bytes + 64 < runs.size()) return CUDA_SUCCESS;  // room was left: nothing more to fetch

@@ -1,12 +1,14 @@
 #pragma once
-// Host memory that devices address. Pinned and managed memory lies in an arena that client and worker have at one address:
-// on one host the same pages (a memfd), on a network a copy on each side.
+// Host memory that devices address. Pinned and managed memory lies in an arena that client and worker have at
+// one address: on one host the same pages (a memfd), on a network a copy on each side.
 //
-//  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy; `expect` notes a
+//  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy;
+//  `expect` notes a
 //    device-to-host copy whose bytes are fetched once its completion is known (`settle`).
-//  * Mirrors keep two copies alike where kernels address memory that cannot be shared: mapped and managed memory on a
-//    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out (`publish`), at
-//    a synchronisation the worker's come back (`settle`). schema/mirror.h has the rules.
+//  * Mirrors keep two copies alike where kernels address memory that cannot be shared: mapped and managed
+//  memory on a
+//    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out
+//    (`publish`), at a synchronisation the worker's come back (`settle`). schema/mirror.h has the rules.
 //
 // Threads: any; one mutex, never held across a wait for the device.
 
@@ -34,19 +36,20 @@ class HostMemory {
   bool holds(uint64_t address, size_t bytes) const;
 
   CUresult upload(const void* from, size_t bytes);
-  // While host functions are under way on a network, uploads are noted: a function may change bytes that a copy behind it
-  // was to take, so they are sent again before its stream goes on.
+  // While host functions are under way on a network, uploads are noted: a function may change bytes that a
+  // copy behind it was to take, so they are sent again before its stream goes on.
   void hostFunctionBegins();
   void hostFunctionEnded();
   void expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes);
   // The bytes at `address` are about to be sent: fetch what the device still owes there.
   CUresult fetchBefore(uint64_t address, size_t bytes);
 
-  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker). borrowed: ordinary memory
-  // that a graph copies (client/graphs.h).
+  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker).
+  // borrowed: ordinary memory that a graph copies (client/graphs.h).
   void addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed = false);
   void removeMirror(uint64_t host, uint64_t device = 0);  // device 0: whichever it is
-  // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a mirror.
+  // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a
+  // mirror.
   CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
   // The library of that symbol, if it is one, is about to be unloaded, and the worker's copy goes with it.
   void dropManagedSymbol(uint64_t address, size_t bytes);
@@ -71,7 +74,8 @@ class HostMemory {
     uint64_t host = 0, device = 0;
     size_t bytes = 0;
     CUcontext context = nullptr;
-    bool borrowed = false;  // the application may unmap it without telling: read and written through the kernel
+    bool borrowed =
+        false;  // the application may unmap it without telling: read and written through the kernel
     schema::MirrorBase base;
   };
   struct Landing {
@@ -80,7 +84,8 @@ class HostMemory {
     void* to = nullptr;
     size_t bytes = 0;
   };
-  CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, std::map<uint64_t, Piece>::iterator& made);
+  CUresult addPiece(CUcontext context, size_t bytes, unsigned flags,
+                    std::map<uint64_t, Piece>::iterator& made);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
   CUresult settleSlow();
   CUresult land(std::vector<Landing>& ready);
@@ -93,7 +98,8 @@ class HostMemory {
   uint64_t nextAddress_ = 0;
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::deque<Landing> landings_;
-  std::multimap<uint64_t, Mirror> mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory
+  std::multimap<uint64_t, Mirror>
+      mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   CUresult putRange(const void* from, size_t bytes);

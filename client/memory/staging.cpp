@@ -25,7 +25,8 @@ void Staging::start() {
     if (memory_ != nullptr) mapped_ = memory_->data();
   }
   uint64_t cut = hello.stagingBytes / kSmallShare;
-  for (uint64_t at = 0; at + kSmall <= cut; at += kSmall) small_.push_back({at, kSmall, hello.stagingAddress + at});
+  for (uint64_t at = 0; at + kSmall <= cut; at += kSmall)
+    small_.push_back({at, kSmall, hello.stagingAddress + at});
   for (uint64_t at = cut; at + kLarge <= hello.stagingBytes; at += kLarge)
     large_.push_back({at, kLarge, hello.stagingAddress + at});
   started_ = true;
@@ -57,7 +58,8 @@ CUresult Staging::acquire(size_t bytes, Slot& slot) {
       }
       for (auto& p : pending_) busy.push_back(p.ref);
     }
-    // All slots are with the device. Any of their streams may be the next to finish, so none is waited for alone.
+    // All slots are with the device. Any of their streams may be the next to finish, so none is waited for
+    // alone.
     if (CUresult status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
     for (auto& ref : busy) {
       uint64_t value = 0;
@@ -78,7 +80,8 @@ void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t valu
   pending_.push_back({slot, ref, value});
 }
 
-CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t bytes, transport::Transfer& transfer) {
+CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t bytes,
+                        transport::Transfer& transfer) {
   transfer = 0;
   if (mapped_ != nullptr) {
     std::memcpy(mapped_ + slot.offset + at, from, bytes);

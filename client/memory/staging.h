@@ -1,7 +1,7 @@
 #pragma once
-// Slots of the worker's pinned staging memory, for copies of ordinary memory. The client hands them out; a slot is free again
-// when the stream that uses it has passed. On one host slots are mapped here; on a network bytes travel by put and get.
-// Threads: any.
+// Slots of the worker's pinned staging memory, for copies of ordinary memory. The client hands them out; a
+// slot is free again when the stream that uses it has passed. On one host slots are mapped here; on a network
+// bytes travel by put and get. Threads: any.
 
 #include <cstdint>
 #include <mutex>
@@ -24,8 +24,9 @@ class Staging {
 
   // A slot of at least min(bytes, kLarge). Waits for one; an error only when the session is lost.
   CUresult acquire(size_t bytes, Slot& slot);
-  void release(const Slot& slot);                                        // nothing uses it
-  void releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t value);  // free when the stream got there
+  void release(const Slot& slot);  // nothing uses it
+  void releaseAfter(const Slot& slot, const StreamRef& ref,
+                    uint64_t value);  // free when the stream got there
 
   // Host bytes into the slot; on a network the transfer is under way until finish().
   CUresult write(const Slot& slot, size_t at, const void* from, size_t bytes, transport::Transfer& transfer);

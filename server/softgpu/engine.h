@@ -1,11 +1,11 @@
 #pragma once
-// The seam inside the software GPU: below it PTX becomes machine code and runs (ptx/, codegen/, runtime/); above it
-// the driver API keeps contexts, streams, memory and modules (api/). No cu* type crosses it.
+// The seam inside the software GPU: below it PTX becomes machine code and runs (ptx/, codegen/, runtime/);
+// above it the driver API keeps contexts, streams, memory and modules (api/). No cu* type crosses it.
 //
-// Device memory is ordinary memory of this process at the addresses the API chose. What kernels may touch at all is
-// decided by a table of 1 TiB granules (`Visibility`): an address outside every marked granule, or a fault inside one,
-// ends the grid with Outcome::illegalAddress. Shared and local memory lie in marked granules too, so a generic
-// address is a plain address.
+// Device memory is ordinary memory of this process at the addresses the API chose. What kernels may touch at
+// all is decided by a table of 1 TiB granules (`Visibility`): an address outside every marked granule, or a
+// fault inside one, ends the grid with Outcome::illegalAddress. Shared and local memory lie in marked
+// granules too, so a generic address is a plain address.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,12 +18,14 @@
 
 namespace gpupool::softgpu {
 
-// ---- address space -------------------------------------------------------------------------------------------
-// Marks [address, address + bytes) visible to kernels (counted per granule; unmark undoes one mark).
+// ---- address space
+// ------------------------------------------------------------------------------------------- Marks [address,
+// address + bytes) visible to kernels (counted per granule; unmark undoes one mark).
 void markVisible(uint64_t address, uint64_t bytes);
 void unmarkVisible(uint64_t address, uint64_t bytes);
 
-// ---- code ----------------------------------------------------------------------------------------------------
+// ---- code
+// ----------------------------------------------------------------------------------------------------
 struct Parameter {
   uint32_t offset = 0;  // in the packed parameter buffer
   uint32_t size = 0;
@@ -71,20 +73,21 @@ class Program {
 // Places a global: returns device memory of that size and alignment (zeroed), or 0 when out of memory.
 using PlaceGlobal = std::function<uint64_t(const GlobalInfo&)>;
 
-// Parses and checks `sources` (PTX texts; several are linked: .extern declarations meet .visible definitions) and
-// compiles them; code generation for a kernel may be delayed to its first launch. Places and initialises globals.
-// Null on error, with `error` filled. Any thread.
+// Parses and checks `sources` (PTX texts; several are linked: .extern declarations meet .visible definitions)
+// and compiles them; code generation for a kernel may be delayed to its first launch. Places and initialises
+// globals. Null on error, with `error` filled. Any thread.
 std::unique_ptr<Program> load(std::span<const std::string_view> sources, const PlaceGlobal& place,
                               CompileError& error);
 
-// ---- running -------------------------------------------------------------------------------------------------
+// ---- running
+// -------------------------------------------------------------------------------------------------
 enum class Outcome {
   ok,
-  illegalAddress,     // CUDA_ERROR_ILLEGAL_ADDRESS
-  misalignedAddress,  // CUDA_ERROR_MISALIGNED_ADDRESS
-  illegalInstruction, // CUDA_ERROR_ILLEGAL_INSTRUCTION
-  assertion,          // CUDA_ERROR_ASSERT
-  launchFailed,       // trap, or a barrier that can never be met: CUDA_ERROR_LAUNCH_FAILED
+  illegalAddress,      // CUDA_ERROR_ILLEGAL_ADDRESS
+  misalignedAddress,   // CUDA_ERROR_MISALIGNED_ADDRESS
+  illegalInstruction,  // CUDA_ERROR_ILLEGAL_INSTRUCTION
+  assertion,           // CUDA_ERROR_ASSERT
+  launchFailed,        // trap, or a barrier that can never be met: CUDA_ERROR_LAUNCH_FAILED
   outOfMemory,
 };
 
@@ -96,14 +99,14 @@ struct Launch {
   std::span<const std::byte> parameters;  // packed, KernelInfo::parameterBytes long
   bool cooperative = false;               // every block resident at once; grid-wide barrier available
   int device = 0;
-  uint64_t printfBuffer = 0;              // the context's Output, below
+  uint64_t printfBuffer = 0;  // the context's Output, below
 };
 
 // Compiles now what the first run() of the kernel would; false if that failed (the log says why). Any thread.
 bool prepare(const Kernel& kernel);
 
-// Runs the grid on the shared thread pool and returns when it is done. Called by stream threads; several grids may run
-// at once, sharing the cores.
+// Runs the grid on the shared thread pool and returns when it is done. Called by stream threads; several
+// grids may run at once, sharing the cores.
 Outcome run(const Launch& launch);
 
 // The occupancy the software GPU claims: resident blocks per multiprocessor.
@@ -117,8 +120,9 @@ std::string takeOutput();
 void setHeapLimit(uint64_t bytes);
 uint64_t heapBytesInUse();
 
-// ---- textures and surfaces: implemented above the seam, called by generated code ---------------------------------
-// `object` is the value kernels received as CUtexObject / CUsurfObject. Coordinates as in PTX (tex / sust).
+// ---- textures and surfaces: implemented above the seam, called by generated code
+// --------------------------------- `object` is the value kernels received as CUtexObject / CUsurfObject.
+// Coordinates as in PTX (tex / sust).
 struct TextureFetch {
   enum class Geometry : uint8_t { d1, d2, d3, a1, a2, cube, acube, linear1 } geometry = Geometry::d2;
   bool integerCoordinates = false;

@@ -1,6 +1,6 @@
 #pragma once
-// Host functions of the client as the driver sees them: a function of ours with {session, id}. The driver calls it in
-// stream order on its own thread; it tells the client and waits for the answer.
+// Host functions of the client as the driver sees them: a function of ours with {session, id}. The driver
+// calls it in stream order on its own thread; it tells the client and waits for the answer.
 
 #include "server/worker/session.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-// The worker's half of a row: hostile bytes into checked arguments, the driver's outputs into reply bytes. Every length
-// and handle is checked here, once; a bad one makes the reader bad and the driver is not called.
+// The worker's half of a row: hostile bytes into checked arguments, the driver's outputs into reply bytes.
+// Every length and handle is checked here, once; a bad one makes the reader bad and the driver is not called.
 
 #include <array>
 #include <cstring>
@@ -26,7 +26,8 @@ inline constexpr size_t kMaxOutElements = size_t{1} << 20;
 template <class R, class Role, class T>
 class Slot {
   using P = std::remove_const_t<std::remove_pointer_t<T>>;
-  using Plain = std::conditional_t<std::is_void_v<P> || std::is_function_v<P> || schema::isHandle<T>, char, P>;
+  using Plain =
+      std::conditional_t<std::is_void_v<P> || std::is_function_v<P> || schema::isHandle<T>, char, P>;
   template <template <schema::Name> class X>
   static constexpr bool is = schema::isRole<X, Role>;
   static constexpr bool isArray = schema::isArrayRole<schema::Array, Role>;
@@ -69,8 +70,10 @@ class Slot {
       array_.resize(bytes.size() / sizeof(Plain));
       if (!bytes.empty()) std::memcpy(array_.data(), bytes.data(), bytes.size());
       for (Plain& element : array_) {
-        if constexpr (schema::isHandle<Plain>) mapHandle(element, objects);
-        else schema::eachHandle(element, [&](auto& handle) { mapHandle(handle, objects); });
+        if constexpr (schema::isHandle<Plain>)
+          mapHandle(element, objects);
+        else
+          schema::eachHandle(element, [&](auto& handle) { mapHandle(handle, objects); });
       }
     } else if constexpr (isOutArray || isOutText) {
       wanted_ = in.value<uint64_t>() != 0;
@@ -91,9 +94,12 @@ class Slot {
     return true;
   }
   uint64_t asCount() const {
-    if constexpr (is<schema::InOut>) return static_cast<uint64_t>(plain_);
-    else if constexpr (is<schema::In> && std::is_integral_v<T>) return value_ < 0 ? 0 : static_cast<uint64_t>(value_);
-    else return 0;
+    if constexpr (is<schema::InOut>)
+      return static_cast<uint64_t>(plain_);
+    else if constexpr (is<schema::In> && std::is_integral_v<T>)
+      return value_ < 0 ? 0 : static_cast<uint64_t>(value_);
+    else
+      return 0;
   }
 
   CUresult wrong() const { return wrong_; }
@@ -102,14 +108,20 @@ class Slot {
     if constexpr (is<schema::In> || is<schema::HostAddress> || is<schema::Device> || is<schema::Handle> ||
                   is<schema::Frees>)
       return value_;
-    else if constexpr (is<schema::Mints>) return &made_;
-    else if constexpr (is<schema::OutHandle>) return wanted_ ? &made_ : nullptr;
+    else if constexpr (is<schema::Mints>)
+      return &made_;
+    else if constexpr (is<schema::OutHandle>)
+      return wanted_ ? &made_ : nullptr;
     else if constexpr (is<schema::Out> || is<schema::DeviceValue> || isStructIn)
       return wanted_ ? &plain_ : nullptr;
-    else if constexpr (is<schema::Text>) return text_.c_str();
-    else if constexpr (isArray) return array_.empty() ? nullptr : array_.data();
-    else if constexpr (isOutArray || isOutText) return wanted_ ? array_.data() : nullptr;
-    else return T{};
+    else if constexpr (is<schema::Text>)
+      return text_.c_str();
+    else if constexpr (isArray)
+      return array_.empty() ? nullptr : array_.data();
+    else if constexpr (isOutArray || isOutText)
+      return wanted_ ? array_.data() : nullptr;
+    else
+      return T{};
   }
 
   // After the call.
@@ -125,7 +137,9 @@ class Slot {
     if constexpr (is<schema::OutHandle>) {
       out.value<uint64_t>(wanted_ ? objects.name(made_) : 0);
     } else if constexpr (is<schema::Out> || is<schema::DeviceValue> || is<schema::InOut>) {
-      schema::eachHandle(plain_, [&](auto& handle) { handle = schema::asHandle<std::decay_t<decltype(handle)>>(objects.name(handle)); });
+      schema::eachHandle(plain_, [&](auto& handle) {
+        handle = schema::asHandle<std::decay_t<decltype(handle)>>(objects.name(handle));
+      });
       out.raw(&plain_, sizeof plain_);
     } else if constexpr (isOutArray) {
       constexpr size_t index = schema::parameterIndex<R, Role::count>();
@@ -134,7 +148,9 @@ class Slot {
         for (size_t i = 0; i < n; ++i) array_[i] = schema::asHandle<Plain>(objects.name(array_[i]));
       out.blob(array_.data(), n * sizeof(Plain));
     } else if constexpr (isOutText) {
-      size_t n = wanted_ && !array_.empty() ? ::strnlen(reinterpret_cast<const char*>(array_.data()), array_.size() - 1) : 0;
+      size_t n = wanted_ && !array_.empty()
+                     ? ::strnlen(reinterpret_cast<const char*>(array_.data()), array_.size() - 1)
+                     : 0;
       out.text({reinterpret_cast<const char*>(array_.data()), n});
     }
   }
@@ -169,31 +185,35 @@ class Slot {
 template <class R>
 class Arguments {
  public:
-  // False: the frame is malformed (the session ends). wrong() afterwards: the error of a handle or device that is none.
+  // False: the frame is malformed (the session ends). wrong() afterwards: the error of a handle or device
+  // that is none.
   bool read(Reader& in, Objects& objects) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       (std::get<I>(slots_).read(in, objects), ...);
       return !in.bad() && (std::get<I>(slots_).settle(slots_) && ... && true);
-    }(Indices{});
+    }
+    (Indices{});
   }
   CUresult wrong() const {
     CUresult status = CUDA_SUCCESS;
     [&]<size_t... I>(std::index_sequence<I...>) {
       ((status = status != CUDA_SUCCESS ? status : std::get<I>(slots_).wrong()), ...);
-    }(Indices{});
+    }
+    (Indices{});
     return status;
   }
   template <class F>
   CUresult call(F function) {
-    return [&]<size_t... I>(std::index_sequence<I...>) { return function(std::get<I>(slots_).pass()...); }(Indices{});
+    return [&]<size_t... I>(std::index_sequence<I...>) { return function(std::get<I>(slots_).pass()...); }
+    (Indices{});
   }
   void finish(bool success, Objects& objects) {
-    [&]<size_t... I>(std::index_sequence<I...>) { (std::get<I>(slots_).finish(success, objects), ...); }(Indices{});
+    [&]<size_t... I>(std::index_sequence<I...>) { (std::get<I>(slots_).finish(success, objects), ...); }
+    (Indices{});
   }
   void write(ByteBuffer& out, Objects& objects) {
-    [&]<size_t... I>(std::index_sequence<I...>) {
-      (std::get<I>(slots_).write(out, objects, slots_), ...);
-    }(Indices{});
+    [&]<size_t... I>(std::index_sequence<I...>) { (std::get<I>(slots_).write(out, objects, slots_), ...); }
+    (Indices{});
   }
   // The parameter called `N`.
   template <schema::Name N>

@@ -7,13 +7,17 @@
 namespace gpupool::server {
 
 void HandlerTable::put(uint32_t id, const Handler& handler) {
-  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id, [](auto& entry, uint32_t k) { return entry.first < k; });
-  if (at != sorted_.end() && at->first == id) at->second = handler;
-  else sorted_.insert(at, {id, handler});
+  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id,
+                             [](auto& entry, uint32_t k) { return entry.first < k; });
+  if (at != sorted_.end() && at->first == id)
+    at->second = handler;
+  else
+    sorted_.insert(at, {id, handler});
 }
 
 const Handler* HandlerTable::find(uint32_t id) const {
-  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id, [](auto& entry, uint32_t k) { return entry.first < k; });
+  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id,
+                             [](auto& entry, uint32_t k) { return entry.first < k; });
   return at != sorted_.end() && at->first == id ? &at->second : nullptr;
 }
 
@@ -21,7 +25,8 @@ namespace {
 
 template <class R, auto Member>
 void addRow(HandlerTable& table) {
-  if constexpr (R::kind == schema::Kind::Post || R::kind == schema::Kind::Await || R::kind == schema::Kind::MayBlock)
+  if constexpr (R::kind == schema::Kind::Post || R::kind == schema::Kind::Await ||
+                R::kind == schema::Kind::MayBlock)
     table.add<R>(&serveDriver<R, Member>);
 }
 
@@ -34,7 +39,8 @@ HandlerTable build() {
 #undef SESSION_CALL
 
 // Rows whose policy is the client's alone: here they are plain driver calls.
-#define PLAIN(function) table.add<GPUPOOL_ROW(function)>(&serveDriver<GPUPOOL_ROW(function), &Driver::function>);
+#define PLAIN(function) \
+  table.add<GPUPOOL_ROW(function)>(&serveDriver<GPUPOOL_ROW(function), &Driver::function>);
   PLAIN(cuStreamCreateWithPriority)
   PLAIN(cuStreamDestroy_v2)
   PLAIN(cuStreamWaitEvent)

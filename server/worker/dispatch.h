@@ -10,8 +10,8 @@ namespace gpupool::server {
 
 struct Handler {
   void (*serve)(Session&, Call&) = nullptr;
-  bool beside = false;   // MayBlock: on a thread of its own lane
-  bool post = false;     // the client does not wait: a failure ends the session loudly
+  bool beside = false;  // MayBlock: on a thread of its own lane
+  bool post = false;    // the client does not wait: a failure ends the session loudly
   std::string_view name;
 };
 

@@ -22,15 +22,18 @@ CUresult Images::append(const schema::ImageName& name, size_t offset, std::span<
     started = partial_.try_emplace(key(name)).first;
   }
   std::vector<std::byte>& bytes = started->second;
-  // Two threads of the client may send one image, their pieces interleaved: what is here already is passed over.
+  // Two threads of the client may send one image, their pieces interleaved: what is here already is passed
+  // over.
   if (offset < bytes.size() && data.size() <= bytes.size() - offset) return CUDA_SUCCESS;
   if (offset != bytes.size() || data.size() > name.bytes - bytes.size()) return CUDA_ERROR_INVALID_VALUE;
   bytes.insert(bytes.end(), data.begin(), data.end());
   if (bytes.size() < name.bytes) return CUDA_SUCCESS;
   auto digest = sha256(bytes);
   bool same = std::memcmp(digest.data(), name.words, sizeof name.words) == 0;
-  if (same) whole_[key(name)] = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-  else held_ -= name.bytes;
+  if (same)
+    whole_[key(name)] = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
+  else
+    held_ -= name.bytes;
   partial_.erase(started);
   return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }

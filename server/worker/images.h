@@ -1,6 +1,6 @@
 #pragma once
-// Code images by content (SHA-256 of the bytes): offered by name, sent once, hashed here before anything uses them.
-// Bounded: the images of one session may hold kMostBytes at a time.
+// Code images by content (SHA-256 of the bytes): offered by name, sent once, hashed here before anything uses
+// them. Bounded: the images of one session may hold kMostBytes at a time.
 
 #include <array>
 #include <map>
@@ -19,8 +19,8 @@ class Images {
   using Bytes = std::shared_ptr<const std::vector<std::byte>>;
 
   bool have(const schema::ImageName& name);
-  // The next piece; pieces come in order, and may come again. CUDA_ERROR_INVALID_VALUE for anything else, INVALID_IMAGE if the finished
-  // bytes are not what their name says.
+  // The next piece; pieces come in order, and may come again. CUDA_ERROR_INVALID_VALUE for anything else,
+  // INVALID_IMAGE if the finished bytes are not what their name says.
   CUresult append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data);
   Bytes find(const schema::ImageName& name);
 

@@ -1,6 +1,7 @@
-// gpupool-worker: one process per session, started ahead of time by gpupool-server with cuInit done and used once. The
-// server hands it a client's socket; from then on it talks to that client alone. A crash, a fault or a leak ends this
-// process and with it this session only. `--inventory` lists the driver's devices for the server and exits.
+// gpupool-worker: one process per session, started ahead of time by gpupool-server with cuInit done and used
+// once. The server hands it a client's socket; from then on it talks to that client alone. A crash, a fault
+// or a leak ends this process and with it this session only. `--inventory` lists the driver's devices for the
+// server and exits.
 
 #include <unistd.h>
 
@@ -34,11 +35,12 @@ int serve(const server::WorkerArguments& arguments) {
     transport::Options options;
     options.networkDevice = start->networkDevice;
     server::Session session(*driver, *start, transport::accept(start->transport, start->socket, options));
-    process.watchServer([&](const std::string& reason) { session.stop("the server ended the session: " + reason); });
+    process.watchServer(
+        [&](const std::string& reason) { session.stop("the server ended the session: " + reason); });
     why = session.run();
     process.reportEnded(why);
-    // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them and frees
-    // the device faster than an orderly teardown, and nothing outlives this process.
+    // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them
+    // and frees the device faster than an orderly teardown, and nothing outlives this process.
     _exit(0);
   } catch (const std::exception& e) {
     GPUPOOL_ERROR("session failed: %s", e.what());

@@ -43,7 +43,8 @@ uint64_t Objects::nameRaw(HandleKind kind, uint64_t real) {
   if (real == 0 || (kind == HandleKind::stream && real <= 2)) return real;
   std::lock_guard lock(mutex_);
   auto found = id_.find(reverseKey(kind, real));
-  if (found == id_.end() && kind == HandleKind::function) found = id_.find(reverseKey(HandleKind::kernel, real));
+  if (found == id_.end() && kind == HandleKind::function)
+    found = id_.find(reverseKey(HandleKind::kernel, real));
   if (found != id_.end()) return found->second;
   uint32_t index = ++nextServerIndex_[static_cast<int>(kind)];
   uint64_t id = handles::makeHandle(kind, schema::kServerIndexBit | index, 1);

@@ -1,8 +1,9 @@
 #pragma once
-// What a session's handles mean in this process: id -> the driver's handle, and back for handles the driver hands out.
+// What a session's handles mean in this process: id -> the driver's handle, and back for handles the driver
+// hands out.
 //
-// Threads: the executor and the threads that serve MayBlock calls; a mutex inside, held for a look-up only. The driver's
-// handles are never sent; the client's ids are never dereferenced.
+// Threads: the executor and the threads that serve MayBlock calls; a mutex inside, held for a look-up only.
+// The driver's handles are never sent; the client's ids are never dereferenced.
 
 #include <cstdint>
 #include <mutex>
@@ -19,8 +20,8 @@ class Objects {
  public:
   explicit Objects(std::vector<CUdevice> devices) : devices_(std::move(devices)) {}
 
-  // The driver's handle for `id`. 0 and CUDA's special streams map to themselves. A kernel may stand where a function
-  // is expected, as in the driver's own API. False: no such object.
+  // The driver's handle for `id`. 0 and CUDA's special streams map to themselves. A kernel may stand where a
+  // function is expected, as in the driver's own API. False: no such object.
   template <class T>
   bool find(uint64_t id, T& real) {
     constexpr HandleKind kind = schema::handleKind<T>;

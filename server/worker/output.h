@@ -1,6 +1,6 @@
 #pragma once
-// Device printf: the driver writes it to this process's stdout at synchronisation points. stdout is a memory file here;
-// what arrived since the last look travels to the client with the reply of the synchronisation.
+// Device printf: the driver writes it to this process's stdout at synchronisation points. stdout is a memory
+// file here; what arrived since the last look travels to the client with the reply of the synchronisation.
 
 #include <mutex>
 #include <string>

@@ -1,7 +1,8 @@
 #pragma once
-// The session's record (design.md §6): what would rebuild it elsewhere. An ordered log of creations, destructions and
-// setters with every value the driver returned that kernels may hold (DeviceValue), compacted as objects die; extents and
-// pinned memory are kept by Space. And the reasons why it could not be rebuilt.
+// The session's record (design.md §6): what would rebuild it elsewhere. An ordered log of creations,
+// destructions and setters with every value the driver returned that kernels may hold (DeviceValue),
+// compacted as objects die; extents and pinned memory are kept by Space. And the reasons why it could not be
+// rebuilt.
 //
 // Threads: any; a mutex inside.
 
@@ -21,15 +22,15 @@ namespace gpupool::server {
 class Record {
  public:
   struct Entry {
-    schema::Frame frame;             // call, seq, context
-    std::vector<std::byte> bytes;    // arguments as they came
-    uint64_t subject = 0;            // object created or set; the entry dies with it. 0: never dies
-    std::vector<uint64_t> values;    // DeviceValues the driver returned, to be verified on rebuild
+    schema::Frame frame;           // call, seq, context
+    std::vector<std::byte> bytes;  // arguments as they came
+    uint64_t subject = 0;          // object created or set; the entry dies with it. 0: never dies
+    std::vector<uint64_t> values;  // DeviceValues the driver returned, to be verified on rebuild
   };
 
   void append(Entry entry);
-  // `subject` is gone: its creation and settings need no replay. Entries with DeviceValues stay with their destruction,
-  // because the driver reuses such values in an order that a rebuild has to repeat.
+  // `subject` is gone: its creation and settings need no replay. Entries with DeviceValues stay with their
+  // destruction, because the driver reuses such values in an order that a rebuild has to repeat.
   void forget(uint64_t subject);
   void unrestorable(const std::string& reason);
 

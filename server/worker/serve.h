@@ -1,7 +1,7 @@
 #pragma once
-// How a handler is written: decode and check all arguments, call, keep the books, encode the outputs. `serveDriver` is the
-// whole of it for a row that maps straight onto a driver function; named handlers (calls/) use `open` and `close` around
-// what they do themselves.
+// How a handler is written: decode and check all arguments, call, keep the books, encode the outputs.
+// `serveDriver` is the whole of it for a row that maps straight onto a driver function; named handlers
+// (calls/) use `open` and `close` around what they do themselves.
 
 #include "server/worker/codec.h"
 #include "server/worker/dispatch.h"
@@ -47,7 +47,8 @@ class Served {
     }(static_cast<typename R::RoleList*>(nullptr));
   }
   static consteval bool isSetter() {
-    for (std::string_view word : {"SetAttribute", "SetLimit", "SetCacheConfig", "EnablePeerAccess", "GraphAdd", "GraphSet"})
+    for (std::string_view word : {"SetAttribute", "SetLimit", "SetCacheConfig", "EnablePeerAccess",
+                                  "GraphAdd", "GraphSet", "TexObjectDestroy", "SurfObjectDestroy"})
       if (schema::contains(R::name.view(), word)) return true;
     return false;
   }
@@ -98,7 +99,8 @@ class HandlerTable {
   // beside: may block although its row is no MayBlock row.
   template <class R>
   void add(void (*serve)(Session&, Call&), bool beside = false) {
-    put(R::id, {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Post, R::name.view()});
+    put(R::id,
+        {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Post, R::name.view()});
   }
   const Handler* find(uint32_t id) const;
   void put(uint32_t id, const Handler& handler);

@@ -40,13 +40,15 @@ std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& st
 
 std::vector<uint64_t> limits(const SessionStart& start) {
   std::vector<uint64_t> bytes;
-  for (auto& device : start.devices) bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
+  for (auto& device : start.devices)
+    bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
   return bytes;
 }
 
 }  // namespace
 
-Session::Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection)
+Session::Session(const Driver& driver, const SessionStart& start,
+                 std::unique_ptr<transport::Connection> connection)
     : driver_(driver),
       start_(start),
       connection_(std::move(connection)),
@@ -55,7 +57,8 @@ Session::Session(const Driver& driver, const SessionStart& start, std::unique_pt
       words_(
           driver, objects_,
           [this](const std::vector<schema::WordUpdate>& reached) {
-            if (!mapsMemory()) notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
+            if (!mapsMemory())
+              notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
           },
           [this](CUresult status) {
             schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
@@ -85,9 +88,7 @@ void Session::end(const std::string& reason) {
     stopping_ = true;
   }
   besideReady_.notify_all();
-  {
-    std::lock_guard lock(callbackMutex_);
-  }
+  { std::lock_guard lock(callbackMutex_); }
   callbackDone_.notify_all();
 }
 
@@ -105,7 +106,8 @@ void Session::describeDevices(schema::WorkerHello& hello) {
     schema::DeviceProperties& properties = hello.devices[d];
     CUdevice device = objects_.devices()[d];
     driver_.cuDeviceGetName(properties.name, sizeof properties.name, device);
-    (driver_.cuDeviceGetUuid_v2 ? driver_.cuDeviceGetUuid_v2 : driver_.cuDeviceGetUuid)(&properties.uuid, device);
+    (driver_.cuDeviceGetUuid_v2 ? driver_.cuDeviceGetUuid_v2 : driver_.cuDeviceGetUuid)(&properties.uuid,
+                                                                                        device);
     properties.luidStatus = driver_.cuDeviceGetLuid
                                 ? driver_.cuDeviceGetLuid(properties.luid, &properties.luidMask, device)
                                 : CUDA_ERROR_NOT_SUPPORTED;
@@ -115,15 +117,16 @@ void Session::describeDevices(schema::WorkerHello& hello) {
     properties.totalBytes = total;
     properties.limitBytes = std::min<uint64_t>(bytes[d], total);
     for (int a = 1; a < schema::kDeviceAttributes; ++a)
-      properties.attributeKnown[a] = driver_.cuDeviceGetAttribute(&properties.attributes[a],
-                                                                  static_cast<CUdevice_attribute>(a), device) == CUDA_SUCCESS;
+      properties.attributeKnown[a] =
+          driver_.cuDeviceGetAttribute(&properties.attributes[a], static_cast<CUdevice_attribute>(a),
+                                       device) == CUDA_SUCCESS;
     for (size_t other = 0; other < objects_.devices().size(); ++other) {
       if (other == d) continue;
       driver_.cuDeviceCanAccessPeer(&properties.canAccessPeer[other], device, objects_.devices()[other]);
       for (int a = 1; a < schema::kP2PAttributes; ++a)
         if (driver_.cuDeviceGetP2PAttribute)
-          driver_.cuDeviceGetP2PAttribute(&properties.p2p[other][a], static_cast<CUdevice_P2PAttribute>(a), device,
-                                          objects_.devices()[other]);
+          driver_.cuDeviceGetP2PAttribute(&properties.p2p[other][a], static_cast<CUdevice_P2PAttribute>(a),
+                                          device, objects_.devices()[other]);
     }
   }
 }
@@ -138,11 +141,14 @@ bool Session::greet(std::string& reason) {
   if (message.size() != sizeof client) reason = "the client sent no greeting";
   if (reason.empty()) {
     std::memcpy(&client, message.data(), sizeof client);
-    if (client.magic != schema::kClientMagic) reason = "the client's greeting is not gpupool's";
+    if (client.magic != schema::kClientMagic)
+      reason = "the client's greeting is not gpupool's";
     else if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
       reason = "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
-               std::to_string(schema::kProtocolVersion) + ", or their call rows differ; install the same gpupool on both";
-    else if (client.epoch != start_.epoch) reason = "the client's epoch is not the session's";
+               std::to_string(schema::kProtocolVersion) +
+               ", or their call rows differ; install the same gpupool on both";
+    else if (client.epoch != start_.epoch)
+      reason = "the client's epoch is not the session's";
   }
   if (reason.empty()) {
     int space = space_.reserve(client.spaces, reason);
@@ -202,7 +208,8 @@ void Session::registerHostMemory() {
   auto again = [&](void* data, size_t bytes) {
     CUresult result = driver_.cuMemHostRegister_v2(data, bytes, flags);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", bytes, driver_.describe(result).c_str());
+      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", bytes,
+                      driver_.describe(result).c_str());
   };
   again(staging_->data(), staging_->size());
   again(words_.memory()->data(), words_.memory()->size());
@@ -220,7 +227,8 @@ bool Session::admit(std::span<const std::byte> message, std::string& reason) {
   call.bytes.assign(message.begin() + sizeof(Frame), message.end());
   if (call.frame.epoch != start_.epoch || call.frame.seq != lastSeq_ + 1) {
     reason = "frame " + std::to_string(call.frame.seq) + " of epoch " + std::to_string(call.frame.epoch) +
-             " is out of order: expected " + std::to_string(lastSeq_ + 1) + " of epoch " + std::to_string(start_.epoch);
+             " is out of order: expected " + std::to_string(lastSeq_ + 1) + " of epoch " +
+             std::to_string(start_.epoch);
     return false;
   }
   lastSeq_ = call.frame.seq;
@@ -247,9 +255,12 @@ void Session::execute(Call& call) {
   call.status = makeCurrent(call.frame.context);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
   if (call.malformed != nullptr) return;
-  GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(), call.status);
-  if (call.frame.flags & Frame::kAwait) reply(call);
-  else if (call.status != CUDA_SUCCESS) postFailed(call);
+  GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(),
+                call.status);
+  if (call.frame.flags & Frame::kAwait)
+    reply(call);
+  else if (call.status != CUDA_SUCCESS)
+    postFailed(call);
 }
 
 void Session::dropRegion(uint64_t address) {
@@ -281,7 +292,8 @@ void Session::besideLoop() {
       beside_.pop_front();
     }
     execute(call);
-    if (call.malformed != nullptr) endMalformed(std::string(findHandler(call.frame.call)->name) + ": " + call.malformed);
+    if (call.malformed != nullptr)
+      endMalformed(std::string(findHandler(call.frame.call)->name) + ": " + call.malformed);
   }
 }
 
@@ -309,8 +321,8 @@ void Session::reply(const Call& call) {
   connection_->commit(Channel::call, bytes);
 }
 
-// The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a promise broken,
-// and the session ends naming the call.
+// The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a
+// promise broken, and the session ends naming the call.
 void Session::postFailed(const Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), call.frame.call};
@@ -321,7 +333,8 @@ void Session::postFailed(const Call& call) {
 
 void Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {
   std::lock_guard lock(noticeMutex_);
-  size_t whole = sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
+  size_t whole =
+      sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
   std::byte* out = connection_->reserve(Channel::control, whole, transport::Clock::now() + kSendBound);
   if (out == nullptr) return;
   schema::Writer writer(out, whole);

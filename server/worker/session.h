@@ -78,7 +78,9 @@ class Session {
   void forgetGlobals(uint64_t owner) {
     for (uint64_t address : space_.forgetGlobals(owner)) mirrors_.erase(address);
   }
-  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) { return connection_->share(std::move(memory)); }
+  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) {
+    return connection_->share(std::move(memory));
+  }
 
  private:
   void registerHostMemory();
@@ -107,9 +109,9 @@ class Session {
   Output output_;
   Record record_;
 
-  std::map<uint64_t, transport::Region> regions_;      // executor only
-  std::map<uint64_t, schema::MirrorBase> mirrors_;     // executor only
-  std::atomic<uint64_t> lastSeq_{0};  // written by the executor
+  std::map<uint64_t, transport::Region> regions_;   // executor only
+  std::map<uint64_t, schema::MirrorBase> mirrors_;  // executor only
+  std::atomic<uint64_t> lastSeq_{0};                // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
   std::mutex noticeMutex_;

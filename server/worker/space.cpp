@@ -77,9 +77,9 @@ CUresult Space::setAccess(const Extent& extent) {
   return driver_.cuMemSetAccess(extent.address, extent.bytes, access, count);
 }
 
-// Another tenant's data must never be readable. On a stream of its own: the NULL stream would order itself with the
-// session's streams, and a stream waiting for a later launch would stop the executor. The software GPU's memory is fresh
-// from the kernel.
+// Another tenant's data must never be readable. On a stream of its own: the NULL stream would order itself
+// with the session's streams, and a stream waiting for a later launch would stop the executor. The software
+// GPU's memory is fresh from the kernel.
 CUresult Space::scrub(const Extent& extent) {
   if (driver_.software()) return CUDA_SUCCESS;
   CUstream stream = nullptr;
@@ -93,11 +93,13 @@ CUresult Space::scrub(const Extent& extent) {
 
 CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (device >= windows_.size() || bytes == 0 || bytes % kExtentUnit || address % kExtentUnit) return CUDA_ERROR_INVALID_VALUE;
+  if (device >= windows_.size() || bytes == 0 || bytes % kExtentUnit || address % kExtentUnit)
+    return CUDA_ERROR_INVALID_VALUE;
   // In any window: an application reserves addresses before it says whose memory comes there.
   bool inside = false;
   for (CUdeviceptr window : windows_)
-    inside |= address >= window && bytes <= layout_.windowBytes && address - window <= layout_.windowBytes - bytes;
+    inside |=
+        address >= window && bytes <= layout_.windowBytes && address - window <= layout_.windowBytes - bytes;
   if (!inside) return CUDA_ERROR_INVALID_VALUE;
   auto after = extents_.lower_bound(address);
   if (after != extents_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -154,8 +156,8 @@ CUresult Space::allowPeer(unsigned device, unsigned peer) {
 CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
                         std::shared_ptr<transport::SharedMemory>& memory) {
   std::lock_guard lock(mutex_);
-  if (bytes == 0 || bytes % kHostUnit || address % kHostUnit || address < layout_.hostBase || bytes > layout_.hostBytes ||
-      address - layout_.hostBase > layout_.hostBytes - bytes)
+  if (bytes == 0 || bytes % kHostUnit || address % kHostUnit || address < layout_.hostBase ||
+      bytes > layout_.hostBytes || address - layout_.hostBase > layout_.hostBytes - bytes)
     return CUDA_ERROR_INVALID_VALUE;
   auto after = host_.lower_bound(address);
   if (after != host_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
@@ -222,7 +224,8 @@ void Space::addHostRange(uint64_t address, size_t bytes) {
 bool Space::owns(uint64_t address, size_t bytes) const {
   std::lock_guard lock(mutex_);
   for (CUdeviceptr window : windows_)
-    if (address >= window && address - window <= layout_.windowBytes && bytes <= layout_.windowBytes - (address - window))
+    if (address >= window && address - window <= layout_.windowBytes &&
+        bytes <= layout_.windowBytes - (address - window))
       return true;
   return inRanges(hostRanges_, address, bytes) || inRanges(globals_, address, bytes);
 }

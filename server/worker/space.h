@@ -1,7 +1,7 @@
 #pragma once
-// The session's memory in this process: device windows and extents in them, pinned host memory, module globals. Every
-// address from the wire is checked against it, once, before the driver sees it: without that, unified addressing would
-// let a client read the worker's own heap.
+// The session's memory in this process: device windows and extents in them, pinned host memory, module
+// globals. Every address from the wire is checked against it, once, before the driver sees it: without that,
+// unified addressing would let a client read the worker's own heap.
 //
 // Threads: the executor and MayBlock threads; a mutex inside.
 
@@ -26,7 +26,8 @@ class Space {
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
 
-  // Reserves the first candidate of `offered` (bits) that this process can have; its index, or -1 with `reason`.
+  // Reserves the first candidate of `offered` (bits) that this process can have; its index, or -1 with
+  // `reason`.
   int reserve(uint32_t offered, std::string& reason);
 
   CUresult mapExtent(unsigned device, CUdeviceptr address, size_t bytes);
@@ -35,7 +36,8 @@ class Space {
   CUresult allowPeer(unsigned device, unsigned peer);
 
   // Pinned memory at `address` of the host arena; needs a current context.
-  CUresult mapHost(uint64_t address, size_t bytes, unsigned flags, std::shared_ptr<transport::SharedMemory>& memory);
+  CUresult mapHost(uint64_t address, size_t bytes, unsigned flags,
+                   std::shared_ptr<transport::SharedMemory>& memory);
   CUresult unmapHost(uint64_t address);
 
   // Every piece of pinned memory, for registering it again after a context ended.

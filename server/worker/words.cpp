@@ -13,7 +13,7 @@ namespace gpupool::server {
 
 using Clock = std::chrono::steady_clock;
 namespace {
-constexpr auto kSpin = std::chrono::microseconds(100);   // after a watch begins: poll without sleeping
+constexpr auto kSpin = std::chrono::microseconds(100);  // after a watch begins: poll without sleeping
 constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFaultCheck = std::chrono::milliseconds(2);
 }  // namespace
@@ -24,9 +24,7 @@ Words::Words(const Driver& driver, Objects& objects, Publish publish, std::funct
   thread_ = std::thread([this] { run(); });
 }
 
-Words::~Words() {
-  stop();
-}
+Words::~Words() { stop(); }
 
 void Words::stop() {
   {
@@ -72,22 +70,22 @@ void Words::ring() {
   syscall(SYS_futex, &header().bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Takes out what was reached. True if watches remain. Scans until a pass finds nothing: a word that was written before
-// another one found reached must never be told after it.
+// Takes out what was reached. True if watches remain. Scans until a pass finds nothing: a word that was
+// written before another one found reached must never be told after it.
 bool Words::serve(std::vector<schema::WordUpdate>& reached) {
   std::lock_guard lock(mutex_);
   while (std::erase_if(watched_, [&](const schema::WordUpdate& w) {
-    uint64_t now = word(w.index).load(std::memory_order_acquire);
-    if (now < w.value) return false;
-    reached.push_back({w.index, now});
-    return true;
-  }) != 0) {
+           uint64_t now = word(w.index).load(std::memory_order_acquire);
+           if (now < w.value) return false;
+           reached.push_back({w.index, now});
+           return true;
+         }) != 0) {
   }
   return !watched_.empty();
 }
 
-// Every live context is asked through an idle non-blocking stream: any other stream's query could disturb a capture or
-// wait in line behind it.
+// Every live context is asked through an idle non-blocking stream: any other stream's query could disturb a
+// capture or wait in line behind it.
 void Words::checkFault() {
   objects_.forEach(HandleKind::context, [&](uint64_t id, uint64_t real) {
     if (sticky() != CUDA_SUCCESS) return;

@@ -1,8 +1,8 @@
 #pragma once
-// Completion words (schema/frame.h) and the watcher thread behind them. The device writes a word when the stream reaches
-// it; on one host the client polls the very page. The watcher works only while somebody waits: it rings the client's bell
-// (one host) or sends the word (network) when a watched word is reached, and after a device fault, when no word is ever
-// written again, it puts the sticky status where every waiter looks.
+// Completion words (schema/frame.h) and the watcher thread behind them. The device writes a word when the
+// stream reaches it; on one host the client polls the very page. The watcher works only while somebody waits:
+// it rings the client's bell (one host) or sends the word (network) when a watched word is reached, and after
+// a device fault, when no word is ever written again, it puts the sticky status where every waiter looks.
 
 #include <atomic>
 #include <condition_variable>

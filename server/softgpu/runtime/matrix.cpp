@@ -142,7 +142,8 @@ void multiply(Lane* lanes, uint32_t members) {
   if (members != ~0u) faultInstruction();
   const auto& first = *reinterpret_cast<const MatrixProduct*>(lanes[0].value);
   auto shape = std::bit_cast<MatrixShape>(first.shape);
-  // Not arrays in thread-local storage: libcuda-soft.so is opened at run time and has only the loader's small reserve.
+  // Not arrays in thread-local storage: libcuda-soft.so is opened at run time and has only the loader's small
+  // reserve.
   static thread_local const std::unique_ptr<double[]> scratch(new double[3 * kMaxElements]);
   double* const a = scratch.get();
   double* const b = a + kMaxElements;

@@ -29,7 +29,8 @@ template <class R, auto Member>
 void plain(Session& session, Call& call) {
   PlaceGlobals place;
   serveDriver<R, Member>(session, call);
-  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset> || std::is_same_v<R, PrimaryRelease>)
+  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset> ||
+                std::is_same_v<R, PrimaryRelease>)
     session.registrationsLost();
 }
 
@@ -44,7 +45,8 @@ unsigned deviceOf(Session& session, CUcontext context) {
   return ~0u;
 }
 
-// Peer access is per device here: memory is mapped, not allocated by a context, and access is a property of the mapping.
+// Peer access is per device here: memory is mapped, not allocated by a context, and access is a property of
+// the mapping.
 void enablePeer(Session& session, Call& call) {
   Served<EnablePeer> served(session, call);
   if (!served.open()) return;

@@ -52,7 +52,8 @@ void memset1D(Session& session, Call& call) {
   if (!served.open()) return;
   size_t width = sizeof(std::tuple_element_t<1, typename R::Arguments>);
   size_t count = served.template get<"N">().value();
-  bool ours = count <= SIZE_MAX / width && session.space().owns(served.template get<"dstDevice">().value(), count * width);
+  bool ours = count <= SIZE_MAX / width &&
+              session.space().owns(served.template get<"dstDevice">().value(), count * width);
   served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -63,8 +64,11 @@ void memset2D(Session& session, Call& call) {
   size_t width = sizeof(std::tuple_element_t<2, typename R::Arguments>);
   size_t w = served.template get<"Width">().value(), h = served.template get<"Height">().value();
   size_t pitch = served.template get<"dstPitch">().value();
-  unsigned __int128 span = h == 0 ? 0 : static_cast<unsigned __int128>(pitch) * (h - 1) + static_cast<unsigned __int128>(w) * width;
-  bool ours = span <= SIZE_MAX && session.space().owns(served.template get<"dstDevice">().value(), static_cast<size_t>(span));
+  unsigned __int128 span =
+      h == 0 ? 0
+             : static_cast<unsigned __int128>(pitch) * (h - 1) + static_cast<unsigned __int128>(w) * width;
+  bool ours = span <= SIZE_MAX &&
+              session.space().owns(served.template get<"dstDevice">().value(), static_cast<size_t>(span));
   served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -78,25 +82,26 @@ void copy3D(Session& session, Call& call) {
 }  // namespace
 
 bool ownsCopy(Session& session, const CUDA_MEMCPY3D_v2& copy) {
-  auto side = [&](CUmemorytype type, const void* host, CUdeviceptr device, size_t x, size_t y, size_t z, size_t pitch,
-                  size_t height) {
+  auto side = [&](CUmemorytype type, const void* host, CUdeviceptr device, size_t x, size_t y, size_t z,
+                  size_t pitch, size_t height) {
     if (type == CU_MEMORYTYPE_ARRAY) return true;
     if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return true;
     if (pitch == 0) pitch = copy.WidthInBytes + x;
     if (height == 0) height = copy.Height + y;
     unsigned __int128 start = (static_cast<unsigned __int128>(z) * height + y) * pitch + x;
-    unsigned __int128 last = (static_cast<unsigned __int128>(z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x +
-                             copy.WidthInBytes;
+    unsigned __int128 last =
+        (static_cast<unsigned __int128>(z + copy.Depth - 1) * height + y + copy.Height - 1) * pitch + x +
+        copy.WidthInBytes;
     if (last > (static_cast<unsigned __int128>(1) << 47)) return false;
     uint64_t base = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
     uint64_t at = base + static_cast<uint64_t>(start);
     size_t bytes = static_cast<size_t>(last - start);
     return type == CU_MEMORYTYPE_HOST ? session.space().ownsHost(at, bytes) : session.space().owns(at, bytes);
   };
-  return side(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcXInBytes, copy.srcY, copy.srcZ, copy.srcPitch,
-              copy.srcHeight) &&
-         side(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstXInBytes, copy.dstY, copy.dstZ, copy.dstPitch,
-              copy.dstHeight);
+  return side(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcXInBytes, copy.srcY, copy.srcZ,
+              copy.srcPitch, copy.srcHeight) &&
+         side(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstXInBytes, copy.dstY, copy.dstZ,
+              copy.dstPitch, copy.dstHeight);
 }
 
 void addCopyHandlers(HandlerTable& table) {
@@ -105,7 +110,8 @@ void addCopyHandlers(HandlerTable& table) {
   table.add<DtoD>(&deviceToDevice);
   table.add<Peer>(&peerCopy);
   table.add<Copy3D>(&copy3D);
-#define MEMSET(kind, function) table.add<GPUPOOL_ROW(function)>(&kind<GPUPOOL_ROW(function), &Driver::function>);
+#define MEMSET(kind, function) \
+  table.add<GPUPOOL_ROW(function)>(&kind<GPUPOOL_ROW(function), &Driver::function>);
   MEMSET(memset1D, cuMemsetD8Async)
   MEMSET(memset1D, cuMemsetD16Async)
   MEMSET(memset1D, cuMemsetD32Async)

@@ -56,8 +56,9 @@ void addKernel(Session& session, Call& call) {
   if (!served.open()) return;
   KernelParameters parameters(served);
   auto& dependencies = served.get<"dependencies">().array();
-  served.close(session.driver().cuGraphAddKernelNode_v2(served.get<"node">().pass(), served.get<"graph">().value(),
-                                                        dependencies.data(), dependencies.size(), &parameters.params));
+  served.close(session.driver().cuGraphAddKernelNode_v2(served.get<"node">().pass(),
+                                                        served.get<"graph">().value(), dependencies.data(),
+                                                        dependencies.size(), &parameters.params));
 }
 
 void setKernel(Session& session, Call& call) {
@@ -66,12 +67,14 @@ void setKernel(Session& session, Call& call) {
   KernelParameters parameters(served);
   CUgraphExec exec = served.get<"exec">().value();
   CUgraphNode node = served.get<"node">().value();
-  served.close(exec != nullptr ? session.driver().cuGraphExecKernelNodeSetParams_v2(exec, node, &parameters.params)
-                               : session.driver().cuGraphKernelNodeSetParams_v2(node, &parameters.params));
+  served.close(exec != nullptr
+                   ? session.driver().cuGraphExecKernelNodeSetParams_v2(exec, node, &parameters.params)
+                   : session.driver().cuGraphKernelNodeSetParams_v2(node, &parameters.params));
 }
 
 // The driver returns kernelParams or a buffer, as the node was made; the wire carries a packed buffer.
-void pack(Session& session, const CUDA_KERNEL_NODE_PARAMS& params, std::vector<unsigned char>& room, size_t& used) {
+void pack(Session& session, const CUDA_KERNEL_NODE_PARAMS& params, std::vector<unsigned char>& room,
+          size_t& used) {
   used = 0;
   if (params.extra != nullptr) {
     const void* data = nullptr;
@@ -87,22 +90,25 @@ void pack(Session& session, const CUDA_KERNEL_NODE_PARAMS& params, std::vector<u
   if (params.kernelParams == nullptr) return;
   for (size_t i = 0;; ++i) {
     size_t offset = 0, size = 0;
-    CUresult status = params.func != nullptr ? session.driver().cuFuncGetParamInfo(params.func, i, &offset, &size)
-                                             : session.driver().cuKernelGetParamInfo(params.kern, i, &offset, &size);
+    CUresult status = params.func != nullptr
+                          ? session.driver().cuFuncGetParamInfo(params.func, i, &offset, &size)
+                          : session.driver().cuKernelGetParamInfo(params.kern, i, &offset, &size);
     if (status != CUDA_SUCCESS || offset + size > room.size()) return;
     std::memcpy(room.data() + offset, params.kernelParams[i], size);
     used = std::max(used, offset + size);
   }
 }
 
-// A captured launch of a kernel comes back as a function the session may never have seen: the kernel it belongs to.
+// A captured launch of a kernel comes back as a function the session may never have seen: the kernel it
+// belongs to.
 CUfunction nameable(Session& session, CUfunction function) {
   if (session.objects().known(function) != 0) return function;
   CUfunction found = function;
   session.objects().forEach(HandleKind::kernel, [&](uint64_t, uint64_t real) {
     CUfunction its = nullptr;
     auto kernel = reinterpret_cast<CUkernel>(real);
-    if (found == function && session.driver().cuKernelGetFunction(&its, kernel) == CUDA_SUCCESS && its == function)
+    if (found == function && session.driver().cuKernelGetFunction(&its, kernel) == CUDA_SUCCESS &&
+        its == function)
       found = reinterpret_cast<CUfunction>(kernel);
   });
   return found;
@@ -153,7 +159,8 @@ void getHost(Session& session, Call& call) {
   if (!served.open()) return;
   CUDA_HOST_NODE_PARAMS params{};
   CUresult status = session.driver().cuGraphHostNodeGetParams(served.get<"node">().value(), &params);
-  if (status == CUDA_SUCCESS) served.get<"callback">().plain() = session_callbacks::idOf(params.fn, params.userData);
+  if (status == CUDA_SUCCESS)
+    served.get<"callback">().plain() = session_callbacks::idOf(params.fn, params.userData);
   served.close(status);
 }
 
@@ -173,7 +180,8 @@ void update(Session& session, Call& call) {
   Served<Update> served(session, call);
   if (!served.open()) return;
   CUgraphExecUpdateResultInfo info{};
-  CUresult status = session.driver().cuGraphExecUpdate_v2(served.get<"exec">().value(), served.get<"graph">().value(), &info);
+  CUresult status = session.driver().cuGraphExecUpdate_v2(served.get<"exec">().value(),
+                                                          served.get<"graph">().value(), &info);
   served.get<"result">().plain() = info.result;
   if (served.get<"errorNode">().wanted()) *served.get<"errorNode">().pass() = info.errorNode;
   if (served.get<"errorFrom">().wanted()) *served.get<"errorFrom">().pass() = info.errorFromNode;

@@ -23,17 +23,20 @@ void launch(Session& session, Call& call) {
   CUstream stream = served.get<"stream">().value();
   const Driver& driver = session.driver();
   if (attributes.empty() && shape.cooperative == 0)
-    return served.close(driver.cuLaunchKernel(function, shape.grid[0], shape.grid[1], shape.grid[2], shape.block[0],
-                                              shape.block[1], shape.block[2], shape.sharedBytes, stream, nullptr, buffer));
+    return served.close(driver.cuLaunchKernel(function, shape.grid[0], shape.grid[1], shape.grid[2],
+                                              shape.block[0], shape.block[1], shape.block[2],
+                                              shape.sharedBytes, stream, nullptr, buffer));
   if (shape.cooperative != 0) {
     CUlaunchAttribute cooperative{};
     cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     cooperative.value.cooperative = 1;
     attributes.push_back(cooperative);
   }
-  CUlaunchConfig config{shape.grid[0],  shape.grid[1],     shape.grid[2], shape.block[0], shape.block[1],
-                        shape.block[2], shape.sharedBytes, stream,        attributes.data(),
-                        static_cast<unsigned>(attributes.size())};
+  CUlaunchConfig config{shape.grid[0],     shape.grid[1],
+                        shape.grid[2],     shape.block[0],
+                        shape.block[1],    shape.block[2],
+                        shape.sharedBytes, stream,
+                        attributes.data(), static_cast<unsigned>(attributes.size())};
   served.close(driver.cuLaunchKernelEx(&config, function, nullptr, buffer));
 }
 
@@ -42,9 +45,11 @@ void launchAttributes(Session& session, Call& call) {
   if (!served.open()) return;
   const schema::LaunchShape& shape = served.get<"shape">().plain();
   auto& attributes = served.get<"attributes">().array();
-  CUlaunchConfig config{shape.grid[0],  shape.grid[1],     shape.grid[2], shape.block[0], shape.block[1],
-                        shape.block[2], shape.sharedBytes, nullptr,       attributes.data(),
-                        static_cast<unsigned>(attributes.size())};
+  CUlaunchConfig config{shape.grid[0],     shape.grid[1],
+                        shape.grid[2],     shape.block[0],
+                        shape.block[1],    shape.block[2],
+                        shape.sharedBytes, nullptr,
+                        attributes.data(), static_cast<unsigned>(attributes.size())};
   CUfunction function = served.get<"function">().value();
   int* value = &served.get<"value">().plain();
   served.close(served.get<"clusters">().value() != 0

@@ -1,4 +1,5 @@
-// Device extents and pinned host memory at addresses the client chose; copies between the two, every address checked.
+// Device extents and pinned host memory at addresses the client chose; copies between the two, every address
+// checked.
 #include <cstring>
 
 #include "server/worker/serve.h"
@@ -25,7 +26,8 @@ void mapExtent(Session& session, Call& call) {
   Served<ExtentMap> served(session, call);
   if (!served.open()) return;
   unsigned device = ordinalOf(session, served.get<"device">().value());
-  served.close(session.space().mapExtent(device, served.get<"address">().value(), served.get<"bytes">().value()));
+  served.close(
+      session.space().mapExtent(device, served.get<"address">().value(), served.get<"bytes">().value()));
 }
 
 void unmapExtent(Session& session, Call& call) {
@@ -40,7 +42,8 @@ void peerAccess(Session& session, Call& call) {
   int can = 0;
   CUresult status = session.driver().cuDeviceCanAccessPeer(&can, peer, owner);
   if (status == CUDA_SUCCESS && can == 0) status = CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-  if (status == CUDA_SUCCESS) status = session.space().allowPeer(ordinalOf(session, owner), ordinalOf(session, peer));
+  if (status == CUDA_SUCCESS)
+    status = session.space().allowPeer(ordinalOf(session, owner), ordinalOf(session, peer));
   served.close(status);
 }
 
@@ -65,7 +68,8 @@ void unmapHost(Session& session, Call& call) {
   served.close(session.space().unmapHost(served.get<"address">().value()));
 }
 
-// ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8} ---------------------------------------------
+// ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8}
+// ---------------------------------------------
 
 void applyMirror(Session& session, Call& call) {
   Served<MirrorApply> served(session, call);

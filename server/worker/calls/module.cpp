@@ -1,6 +1,6 @@
 // Code: images by content, modules and libraries from them, kernels and their layouts, the linker.
-#include <cstring>
 #include <condition_variable>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -63,8 +63,9 @@ bool fatbinFits(std::span<const std::byte> bytes) {
   return rest <= bytes.size() - 16;
 }
 
-// What the driver is handed: the bytes, or the fatbin wrapper they came in (24 bytes), rebuilt around them. kind 2, a
-// device-linked program: several fatbins in one image, the linked one first, then those it was linked from.
+// What the driver is handed: the bytes, or the fatbin wrapper they came in (24 bytes), rebuilt around them.
+// kind 2, a device-linked program: several fatbins in one image, the linked one first, then those it was
+// linked from.
 struct DriverImage {
   struct Wrapper {
     uint32_t magic = 0x466243b1, version = 1;
@@ -101,8 +102,10 @@ struct DriverImage {
     for (uint64_t i = 0; i < count; ++i) {
       auto part = in.blob();
       if (in.bad() || !fatbinFits(part)) return false;
-      if (i == 0) wrapper.data = part.data();
-      else linked.push_back(part.data());
+      if (i == 0)
+        wrapper.data = part.data();
+      else
+        linked.push_back(part.data());
     }
     linked.push_back(nullptr);
     wrapper.version = 2;
@@ -115,11 +118,12 @@ bool contains(std::span<const std::byte> bytes, std::string_view text) {
   return ::memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
 }
 
-// May code of this image print? Compressed entries are not unpacked for the question: where nothing stored answers it,
-// the answer is yes, which only costs a slower synchronisation.
+// May code of this image print? Compressed entries are not unpacked for the question: where nothing stored
+// answers it, the answer is yes, which only costs a slower synchronisation.
 bool mayPrint(const std::vector<std::byte>& bytes) {
   if (contains(bytes, "vprintf")) return true;
-  if (!fatbinFits(bytes)) return bytes.size() > 4 && word32(bytes.data()) < 4096;  // a device-linked image: not unpacked
+  if (!fatbinFits(bytes))
+    return bytes.size() > 4 && word32(bytes.data()) < 4096;  // a device-linked image: not unpacked
   bool stored = false, packed = false;
   for (size_t at = 16; at + 64 <= bytes.size();) {
     uint32_t header = word32(bytes.data() + at + 4), payload = word32(bytes.data() + at + 8);
@@ -177,16 +181,16 @@ void load(Session& session, Call& call, Make&& make) {
 void loadModule(Session& session, Call& call) {
   load<ModuleLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
     return session.driver().cuModuleLoadDataEx(served.template get<"module">().pass(), image,
-                                               static_cast<unsigned>(options.names.size()), options.names.data(),
-                                               options.values.data());
+                                               static_cast<unsigned>(options.names.size()),
+                                               options.names.data(), options.values.data());
   });
 }
 
 void loadLibrary(Session& session, Call& call) {
   load<LibraryLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
-    return session.driver().cuLibraryLoadData(served.template get<"library">().pass(), image, options.names.data(),
-                                              options.values.data(), static_cast<unsigned>(options.names.size()), nullptr,
-                                              nullptr, 0);
+    return session.driver().cuLibraryLoadData(
+        served.template get<"library">().pass(), image, options.names.data(), options.values.data(),
+        static_cast<unsigned>(options.names.size()), nullptr, nullptr, 0);
   });
 }
 
@@ -204,15 +208,18 @@ void functionInfo(Session& session, Call& call) {
     CUresult status = kernel ? driver.cuKernelGetAttribute(&info.attributes[a], attribute,
                                                            reinterpret_cast<CUkernel>(function), device)
                              : driver.cuFuncGetAttribute(&info.attributes[a], attribute, function);
-    if (status == CUDA_SUCCESS) info.known |= 1u << a;
-    else if (a == 0) return served.close(status);
+    if (status == CUDA_SUCCESS)
+      info.known |= 1u << a;
+    else if (a == 0)
+      return served.close(status);
   }
   auto& layout = served.get<"layout">().array();
   size_t count = 0;
   while (count < kMaxOutElements) {
     size_t offset = 0, size = 0;
-    CUresult status = kernel ? driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), count, &offset, &size)
-                             : driver.cuFuncGetParamInfo(function, count, &offset, &size);
+    CUresult status =
+        kernel ? driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), count, &offset, &size)
+               : driver.cuFuncGetParamInfo(function, count, &offset, &size);
     if (status != CUDA_SUCCESS) break;
     if (count < layout.size()) layout[count] = {static_cast<uint32_t>(offset), static_cast<uint32_t>(size)};
     ++count;
@@ -275,10 +282,14 @@ void global(Session& session, Call& call) {
     CUdeviceptr address = 0;
     size_t bytes = 0;
     auto& owner = [&]() -> auto& {
-      if constexpr (std::is_same_v<R, ModuleGlobal>) return served.template get<"hmod">();
-      else return served.template get<"library">();
-    }();
-    status = (session.driver().*Member)(&address, &bytes, owner.value(), served.template get<"name">().pass());
+      if constexpr (std::is_same_v<R, ModuleGlobal>)
+        return served.template get<"hmod">();
+      else
+        return served.template get<"library">();
+    }
+    ();
+    status =
+        (session.driver().*Member)(&address, &bytes, owner.value(), served.template get<"name">().pass());
     if (status == CUDA_SUCCESS) {
       session.space().addGlobal(address, bytes, owner.id(), std::is_same_v<R, LibraryManaged>);
       served.template get<"dptr">().plain() = address;
@@ -298,9 +309,11 @@ void unload(Session& session, Call& call) {
   served.close(status);
 }
 
-// ---- linker ------------------------------------------------------------------------------------------------------
-// The driver's JIT compiler keeps a link's state with the thread that made it: destroying a link whose input was refused on
-// another thread crashes inside it (driver 580). So one thread serves all linker calls; theirs is a lane of its own.
+// ---- linker
+// ------------------------------------------------------------------------------------------------------ The
+// driver's JIT compiler keeps a link's state with the thread that made it: destroying a link whose input was
+// refused on another thread crashes inside it (driver 580). So one thread serves all linker calls; theirs is
+// a lane of its own.
 class LinkThread {
  public:
   CUresult run(const std::function<CUresult()>& job) {
@@ -368,7 +381,8 @@ std::shared_ptr<Link> linkOf(uint64_t id) {
 template <class S>
 void copyLogs(S& served, const Link& link) {
   auto copy = [](auto& slot, const std::vector<char>& log) {
-    if (slot.wanted() && !slot.array().empty()) ::strncpy(slot.array().data(), log.data(), slot.array().size() - 1);
+    if (slot.wanted() && !slot.array().empty())
+      ::strncpy(slot.array().data(), log.data(), slot.array().size() - 1);
   };
   copy(served.template get<"infoLog">(), link.info);
   copy(served.template get<"errorLog">(), link.error);
@@ -378,7 +392,8 @@ void linkCreate(Session& session, Call& call) {
   Served<LinkCreate> served(session, call);
   if (!served.open()) return;
   auto link = linkOf(served.get<"link">().id());
-  link->options = std::make_unique<JitOptions>(served.get<"options">().array(), served.get<"values">().array());
+  link->options =
+      std::make_unique<JitOptions>(served.get<"options">().array(), served.get<"values">().array());
   JitOptions& options = *link->options;
   options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, link->info, true);
   options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, link->error, true);
@@ -398,10 +413,10 @@ void linkAdd(Session& session, Call& call) {
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
   size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
   CUresult status = onLinkThread(session, call, [&] {
-    return session.driver().cuLinkAddData_v2(served.get<"link">().value(), served.get<"type">().value(),
-                                             const_cast<void*>(image.pointer), size, served.get<"name">().pass(),
-                                             static_cast<unsigned>(options.names.size()), options.names.data(),
-                                             options.values.data());
+    return session.driver().cuLinkAddData_v2(
+        served.get<"link">().value(), served.get<"type">().value(), const_cast<void*>(image.pointer), size,
+        served.get<"name">().pass(), static_cast<unsigned>(options.names.size()), options.names.data(),
+        options.values.data());
   });
   copyLogs(served, *linkOf(served.get<"link">().id()));
   served.close(status);
@@ -412,7 +427,8 @@ void linkDestroy(Session& session, Call& call) {
   Served<LinkDestroy> served(session, call);
   if (!served.open()) return;
   uint64_t id = served.get<"state">().id();
-  CUresult status = onLinkThread(session, call, [&] { return served.invoke(session.driver().cuLinkDestroy); });
+  CUresult status =
+      onLinkThread(session, call, [&] { return served.invoke(session.driver().cuLinkDestroy); });
   if (status == CUDA_SUCCESS) {
     std::lock_guard lock(linksMutex);
     links.erase(id);
@@ -426,8 +442,9 @@ void linkComplete(Session& session, Call& call) {
   auto link = linkOf(served.get<"link">().id());
   void* result = nullptr;
   size_t bytes = 0;
-  CUresult status = onLinkThread(
-      session, call, [&] { return session.driver().cuLinkComplete(served.get<"link">().value(), &result, &bytes); });
+  CUresult status = onLinkThread(session, call, [&] {
+    return session.driver().cuLinkComplete(served.get<"link">().value(), &result, &bytes);
+  });
   if (status == CUDA_SUCCESS) {
     auto* first = static_cast<const std::byte*>(result);
     link->result.assign(first, first + bytes);

@@ -71,7 +71,8 @@ void memoryOperation(Session& session, Call& call) {
 void beginCapture(Session& session, Call& call) {
   Served<BeginCapture> served(session, call);
   if (served.open())
-    served.close(session.driver().cuStreamBeginCapture_v2(served.get<"hStream">().value(), CU_STREAM_CAPTURE_MODE_RELAXED));
+    served.close(session.driver().cuStreamBeginCapture_v2(served.get<"hStream">().value(),
+                                                          CU_STREAM_CAPTURE_MODE_RELAXED));
 }
 
 void beginCaptureToGraph(Session& session, Call& call) {
