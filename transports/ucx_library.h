@@ -5,6 +5,7 @@
 #include <ucp/api/ucp.h>
 
 // Every UCX function we call. The first group is in libucp, the second in libucs.
+// clang-format off
 #define GPUPOOL_UCP_FUNCTIONS(F)                                                                             \
   F(ucp_get_version_string)                                                                                  \
   F(ucp_config_read)                                                                                         \
@@ -22,6 +23,7 @@
 #define GPUPOOL_UCS_FUNCTIONS(F) F(ucs_status_string)
 
 namespace gpupool::transport {
+// clang-format on
 
 struct UcxLibrary {
 #define GPUPOOL_MEMBER(name) decltype(&::name) name = nullptr;
