@@ -17,13 +17,23 @@
   F(ucp_worker_destroy)                                                                                      \
   F(ucp_worker_get_efd)                                                                                      \
   F(ucp_worker_arm)                                                                                          \
-  F(ucp_worker_progress) F(ucp_worker_set_am_recv_handler) F(ucp_listener_create) F(ucp_listener_query)      \
-      F(ucp_listener_reject) F(ucp_listener_destroy) F(ucp_ep_create) F(ucp_ep_close_nbx) F(ucp_am_send_nbx) \
-          F(ucp_am_recv_data_nbx) F(ucp_request_check_status) F(ucp_request_free)
+  F(ucp_worker_progress)                                                                                     \
+  F(ucp_worker_set_am_recv_handler)                                                                          \
+  F(ucp_listener_create)                                                                                     \
+  F(ucp_listener_query)                                                                                      \
+  F(ucp_listener_reject)                                                                                     \
+  F(ucp_listener_destroy)                                                                                    \
+  F(ucp_ep_create)                                                                                           \
+  F(ucp_ep_close_nbx)                                                                                        \
+  F(ucp_am_send_nbx)                                                                                         \
+  F(ucp_am_recv_data_nbx)                                                                                    \
+  F(ucp_request_check_status)                                                                                \
+  F(ucp_request_free)
 #define GPUPOOL_UCS_FUNCTIONS(F) F(ucs_status_string)
 
-namespace gpupool::transport {
 // clang-format on
+
+namespace gpupool::transport {
 
 struct UcxLibrary {
 #define GPUPOOL_MEMBER(name) decltype(&::name) name = nullptr;
