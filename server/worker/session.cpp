@@ -307,7 +307,12 @@ void Session::reply(const Call& call) {
     return;
   }
   std::byte* out = connection_->reserve(Channel::call, bytes, transport::Clock::now() + kSendBound);
-  if (out == nullptr) return;  // the receiving side learns of the loss
+  if (out == nullptr) {
+    // Lost, or alive and not reading: either way somebody waits for this reply, and it must not be dropped in
+    // silence.
+    end("the client took no reply: " + connection_->reason());
+    return;
+  }
   schema::Reply header;
   header.seq = call.frame.seq;
   header.epoch = call.frame.epoch;
@@ -322,7 +327,8 @@ void Session::reply(const Call& call) {
 }
 
 // The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a
-// promise broken, and the session ends naming the call.
+// promise broken. Both stick: no call of the session succeeds any more, and the client prints which one it
+// was.
 void Session::postFailed(const Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), call.frame.call};
