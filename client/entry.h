@@ -45,13 +45,13 @@ extern bool tracing;
 
 // Calls that only give something back succeed silently once the session is over: they come from static
 // destructors.
-consteval bool isCleanup(std::string_view name) {
+constexpr bool isCleanup(std::string_view name) {
   for (std::string_view word : {"Destroy", "Free", "Unload", "Release", "Unregister", "PrimaryCtxReset"})
     if (schema::contains(name, word)) return true;
   return false;
 }
 // Answered before cuInit.
-consteval bool beforeInit(std::string_view name) {
+constexpr bool beforeInit(std::string_view name) {
   for (std::string_view word : {"cuInit", "cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString",
                                 "cuGetProcAddress", "cuGetProcAddress_v2", "cuGetExportTable",
                                 "cuModuleGetLoadingMode", "cuThreadExchangeStreamCaptureMode"})
@@ -148,7 +148,7 @@ struct Entry<Symbol, PerThread, R, CUresult(A...)> {
 
  private:
   // Inside host functions CUDA forbids calls; what cudart asks of itself to say so stays allowed.
-  static consteval bool isQuery(std::string_view name) {
+  static constexpr bool isQuery(std::string_view name) {
     for (std::string_view word :
          {"GetCurrent", "GetDevice", "GetState", "GetErrorName", "GetErrorString", "GetAttribute",
           "GetApiVersion", "GetExportTable", "ExchangeStreamCaptureMode", "SetCurrent", "GetCount"})

@@ -46,7 +46,7 @@ class Served {
       return (schema::isRole<Wanted, Roles> || ... || false);
     }(static_cast<typename R::RoleList*>(nullptr));
   }
-  static consteval bool isSetter() {
+  static constexpr bool isSetter() {
     for (std::string_view word : {"SetAttribute", "SetLimit", "SetCacheConfig", "EnablePeerAccess",
                                   "GraphAdd", "GraphSet", "TexObjectDestroy", "SurfObjectDestroy"})
       if (schema::contains(R::name.view(), word)) return true;
