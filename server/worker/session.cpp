@@ -214,6 +214,7 @@ void Session::registerHostMemory() {
   again(staging_->data(), staging_->size());
   again(words_.memory()->data(), words_.memory()->size());
   space_.forEachHost(again);
+  words_.deviceAddress(1);  // asked now: after a device fault the driver would not answer any more
   registered_ = true;
 }
 
