@@ -3,7 +3,9 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -25,9 +27,9 @@ const ExportTableHooks* hooks() { return currentHooks.load(std::memory_order_acq
 // ---- slots nobody is known to call
 // ------------------------------------------------------------------------------
 
-constexpr const char* kTableNames[] = {"CUDART_INTERFACE", "TOOLS_RT_CB_HOOKS", "TOOLS_TLS",
-                                       "CONTEXT_CHECKS",   "INTEGRITY_CHECK",   "TOOLS_CONTEXT",
-                                       "TOOLS_MODULE"};
+constexpr const char* kTableNames[] = {
+    "CUDART_INTERFACE", "TOOLS_RT_CB_HOOKS", "TOOLS_TLS",    "CONTEXT_CHECKS",
+    "INTEGRITY_CHECK",  "TOOLS_CONTEXT",     "TOOLS_MODULE", "TPC_MAP"};
 enum TableName {
   cudartInterface,
   toolsHooks,
@@ -35,7 +37,8 @@ enum TableName {
   contextChecks,
   integrityCheck,
   toolsContext,
-  toolsModule
+  toolsModule,
+  tpcMap
 };
 
 template <TableName table, size_t slot>
@@ -71,6 +74,7 @@ using ContextChecks = Table<contextChecks, 15>;
 using IntegrityCheck = Table<integrityCheck, 3>;
 using ToolsContext = Table<toolsContext, 93>;
 using ToolsModule = Table<toolsModule, 99>;
+using TpcMap = Table<tpcMap, 17>;
 
 // ---- CUDART_INTERFACE
 // -------------------------------------------------------------------------------------------
@@ -197,6 +201,31 @@ size_t visitFunctions(CUcontext, CUmodule module,
   return functions.size();
 }
 
+// ---- TPC_MAP
+// ----------------------------------------------------------------------------------------------------
+
+// cuBLASLt's heuristics for clusters (Hopper and later) ask for it and call slot 4 without looking at the
+// error of cuGetExportTable. Measured: two arrays from malloc, which slot 13 takes back.
+CUresult getTpcMap(unsigned char** gpcs, unsigned char** ranks) {
+  if (const CUresult result = process::ready(); result != CUDA_SUCCESS) return result;
+  if (gpcs == nullptr || ranks == nullptr || hooks() == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::vector<unsigned char> gpcOf, rankOf;
+  if (const CUresult result = hooks()->tpcMap(&gpcOf, &rankOf); result != CUDA_SUCCESS) return result;
+  const auto copy = [](const std::vector<unsigned char>& from) {
+    auto* to = static_cast<unsigned char*>(std::malloc(from.size() + 1));
+    if (to != nullptr) std::copy(from.begin(), from.end(), to);
+    return to;
+  };
+  *gpcs = copy(gpcOf);
+  *ranks = copy(rankOf);
+  return *gpcs != nullptr && *ranks != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+CUresult freeTpcMap(unsigned char* gpcs, unsigned char* ranks) {
+  std::free(gpcs);
+  std::free(ranks);
+  return CUDA_SUCCESS;
+}
+
 // ---- INTEGRITY_CHECK
 // --------------------------------------------------------------------------------------------
 
@@ -266,6 +295,9 @@ void fillTables() {
   ToolsContext::set(51, streamObject);
   ToolsModule::fill();
   ToolsModule::set(7, visitFunctions);
+  TpcMap::fill();
+  TpcMap::set(4, getTpcMap);
+  TpcMap::set(13, freeTpcMap);
   contextStorageTable[0] = reinterpret_cast<void*>(&storagePut);
   contextStorageTable[1] = reinterpret_cast<void*>(&storageRemove);
   contextStorageTable[2] = reinterpret_cast<void*>(&storageGet);
@@ -293,6 +325,8 @@ constexpr Entry kEntries[] = {
      ToolsContext::slots},
     {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
      ToolsModule::slots},
+    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
+     TpcMap::slots},
 };
 
 }  // namespace

@@ -25,6 +25,8 @@ struct ExportTableHooks {
   // What cuDeviceGetUuid and cuDeviceGetAttribute 50, 33 and 34 say of device `ordinal`.
   int (*deviceCount)();
   CUresult (*deviceIdentity)(int ordinal, CUuuid* uuid, int* pciDomain, int* pciBus, int* pciDevice);
+  // Which GPC every TPC of the current context's device lies in, and its rank there; equally many of both.
+  CUresult (*tpcMap)(std::vector<unsigned char>* gpcs, std::vector<unsigned char>* ranks);
 };
 
 // Once, before the first context exists. The hooks must stay valid.

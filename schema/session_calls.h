@@ -61,6 +61,21 @@ CUresult sessionMirrorApply(CUdeviceptr address, const unsigned char* runs, size
 CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, unsigned char* runs,
                               size_t* bytes);
 
+// ---- copies
+// ---------------------------------------------------------------------------------------------------- Each
+// is a copy and, right behind it in the stream, the completion word (0: none). Host memory is staging memory
+// or the arena.
+//
+// Host memory at `from` to the device. data: not null over a network for a small copy, whose bytes come along
+// and are stored at `from` first.
+CUresult sessionWrite(CUstream stream, CUdeviceptr to, CUdeviceptr from, const unsigned char* data,
+                      size_t bytes, uint64_t word, uint64_t value);
+// Device memory to host memory at `to`. Awaited: answered when the word is reached, with the bytes in `data`.
+// region: not {0, 0} over a network: the bytes are put at `offset` of that region of the client's before it
+// is told the word.
+CUresult sessionRead(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes, uint64_t word,
+                     uint64_t value, RegionName region, uint64_t offset, unsigned char* data, size_t* count);
+
 // ---- order
 // -----------------------------------------------------------------------------------------------------
 // Completion word `word` takes `value` when everything before it in `stream` is done.
@@ -131,5 +146,8 @@ CUresult sessionCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, cuui
 CUresult sessionLaunchAttributes(CUfunction function, const LaunchShape* shape,
                                  const LaunchAttribute* attributes, unsigned attributeCount,
                                  unsigned clusters, int* value);
+// Of the context's device: for every texture processing cluster (TPC, a pair of SMs) the graphics processing
+// cluster (GPC) it lies in and its rank there. It differs from chip to chip, and cuBLASLt chooses by it.
+CUresult sessionTpcMap(unsigned char* gpcs, unsigned char* ranks, size_t* count);
 
 }  // namespace gpupool::schema

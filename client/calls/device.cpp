@@ -4,6 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "base/log.h"
@@ -41,6 +44,35 @@ CUresult streamIdOf(CUcontext, CUstream stream, uint64_t* id) {
   return status;
 }
 
+// A device's map never changes: asked once.
+CUresult tpcMap(std::vector<unsigned char>* gpcs, std::vector<unsigned char>* ranks) {
+  struct Known {
+    std::mutex mutex;
+    std::map<CUdevice, std::pair<std::vector<unsigned char>, std::vector<unsigned char>>> maps;
+  };
+  static auto* known = new Known;
+  Context* context = nullptr;
+  if (CUresult status = contexts().resolve(nullptr, &context); status != CUDA_SUCCESS) return status;
+  {
+    std::lock_guard lock(known->mutex);
+    if (auto found = known->maps.find(context->device); found != known->maps.end()) {
+      std::tie(*gpcs, *ranks) = found->second;
+      return CUDA_SUCCESS;
+    }
+  }
+  size_t count = 4096;
+  gpcs->resize(count);
+  ranks->resize(count);
+  CUresult status =
+      Session::get().await<"sessionTpcMap">(context->handle, gpcs->data(), ranks->data(), &count);
+  if (status != CUDA_SUCCESS) return status;
+  gpcs->resize(std::min(count, gpcs->size()));
+  ranks->resize(gpcs->size());
+  std::lock_guard lock(known->mutex);
+  known->maps[context->device] = {*gpcs, *ranks};
+  return CUDA_SUCCESS;
+}
+
 CUresult loadModule(CUmodule* module, const void* image) {
   return custom::cuModuleLoadData != nullptr ? custom::cuModuleLoadData(module, image)
                                              : CUDA_ERROR_NOT_SUPPORTED;
@@ -67,8 +99,8 @@ CUresult initialise() {
   visible = chosen;
   startDeviceMemory();
   startContexts(deviceCount());
-  static constexpr ExportTableHooks hooks{&streamIdOf, &functionsOfModule, &loadModule, &deviceCount,
-                                          &deviceIdentity};
+  static constexpr ExportTableHooks hooks{&streamIdOf,  &functionsOfModule, &loadModule,
+                                          &deviceCount, &deviceIdentity,    &tpcMap};
   setExportTableHooks(hooks);
   process::setChildHandler(&childHandler);
   return CUDA_SUCCESS;

@@ -33,6 +33,7 @@ const CUuuid kChecks = idOf("263e88607cd2614392f6bbd5006dfa7e");
 const CUuuid kIntegrity = idOf("d4082055bde6704b8d34ba123c66e1f2");
 const CUuuid kToolsContext = idOf("21318c60971432488ca641ff7324c8f2");
 const CUuuid kToolsModule = idOf("6e163fbeb958444d835ce182aff1991e");
+const CUuuid kTpcMap = idOf("1734dc26800d47458726c0f1e7dd8bca");
 const CUuuid kRequirements = idOf("f8cff95121468b4eb9e2fb469e7c0dd9");
 
 void* const* table(const CUuuid& id) {
@@ -70,6 +71,11 @@ const ExportTableHooks kFakes{[](CUcontext, CUstream stream, uint64_t* id) {
                                 *bus = 2 + ordinal;
                                 *device = 3;
                                 return CUDA_SUCCESS;
+                              },
+                              [](std::vector<unsigned char>* gpcs, std::vector<unsigned char>* ranks) {
+                                *gpcs = {0, 1, 0};
+                                *ranks = {0, 0, 1};
+                                return CUDA_SUCCESS;
                               }};
 
 const RemoteContexts kRemote{[](CUdevice, unsigned, CUcontext) { return CUDA_SUCCESS; },
@@ -99,8 +105,8 @@ TEST_CASE("export tables: before cuInit the tables are there and their functions
 
 TEST_CASE("export tables: sizes, and no empty slot") {
   const std::pair<const CUuuid*, size_t> sizes[] = {
-      {&kCudart, 104},   {&kHooks, 56},         {&kTls, 24},         {&kChecks, 120},
-      {&kIntegrity, 24}, {&kToolsContext, 744}, {&kToolsModule, 792}};
+      {&kCudart, 104},   {&kHooks, 56},         {&kTls, 24},          {&kChecks, 120},
+      {&kIntegrity, 24}, {&kToolsContext, 744}, {&kToolsModule, 792}, {&kTpcMap, 136}};
   for (const auto& [id, bytes] : sizes) {
     CHECK(reinterpret_cast<size_t>(table(*id)[0]) == bytes);
     for (size_t i = 1; i < bytes / 8; ++i) REQUIRE(table(*id)[i] != nullptr);
@@ -112,6 +118,18 @@ TEST_CASE("export tables: sizes, and no empty slot") {
   CHECK(found == nullptr);
   CHECK(slot<CUresult (*)()>(kToolsContext, 50)() == CUDA_ERROR_NOT_SUPPORTED);
   CHECK(slot<CUresult (*)()>(kToolsContext, 50) != slot<CUresult (*)()>(kToolsContext, 52));
+}
+
+TEST_CASE("export tables: the TPC map is the caller's until slot 13 takes it back") {
+  initialise();
+  unsigned char *gpcs = nullptr, *ranks = nullptr;
+  using Get = CUresult (*)(unsigned char**, unsigned char**);
+  using Free = CUresult (*)(unsigned char*, unsigned char*);
+  CHECK(slot<Get>(kTpcMap, 4)(nullptr, &ranks) == CUDA_ERROR_INVALID_VALUE);
+  REQUIRE(slot<Get>(kTpcMap, 4)(&gpcs, &ranks) == CUDA_SUCCESS);
+  CHECK(std::vector<int>(gpcs, gpcs + 3) == std::vector<int>{0, 1, 0});
+  CHECK(std::vector<int>(ranks, ranks + 3) == std::vector<int>{0, 0, 1});
+  CHECK(slot<Free>(kTpcMap, 13)(gpcs, ranks) == CUDA_SUCCESS);
 }
 
 TEST_CASE("export tables: primary context, current context, storage") {

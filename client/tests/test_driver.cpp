@@ -71,6 +71,11 @@ const ExportTableHooks kHooks{[](CUcontext, CUstream, uint64_t*) { return CUDA_E
                                 *bus = attributeOf(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, ordinal);
                                 *device = attributeOf(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, ordinal);
                                 return CUDA_SUCCESS;
+                              },
+                              [](std::vector<unsigned char>* gpcs, std::vector<unsigned char>* ranks) {
+                                *gpcs = {0, 1, 0};
+                                *ranks = {0, 0, 1};
+                                return CUDA_SUCCESS;
                               }};
 
 bool isDevice(CUdevice device) { return device >= 0 && device < kDevices; }

@@ -35,4 +35,5 @@ SESSION_CALL(sessionGraphInstantiate, MayBlock, Mints<"exec">, Handle<"graph">, 
 SESSION_CALL(sessionGraphUpdate, MayBlock, Handle<"exec">, Handle<"graph">, Out<"result">, OutHandle<"errorNode">, OutHandle<"errorFrom">)
 SESSION_CALL(sessionCaptureInfo, Await, Handle<"stream">, Out<"status">, Out<"id">, OutHandle<"graph">, OutArray<"dependencies", "count">, OutArray<"edges", "count">, InOut<"count">)
 SESSION_CALL(sessionLaunchAttributes, Await, Handle<"function">, Struct<"shape">, Array<"attributes", "attributeCount">, In<"attributeCount">, In<"clusters">, Out<"value">)
+SESSION_CALL(sessionTpcMap, Await, OutArray<"gpcs", "count">, OutArray<"ranks", "count">, InOut<"count">)
 // clang-format on

@@ -1,4 +1,8 @@
 // Launches: one packed parameter buffer, handed to the driver as it came.
+#include <malloc.h>
+
+#include <algorithm>
+
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -6,6 +10,7 @@ namespace {
 
 using Launch = GPUPOOL_ROW(sessionLaunch);
 using LaunchAttributes = GPUPOOL_ROW(sessionLaunchAttributes);
+using TpcMap = GPUPOOL_ROW(sessionTpcMap);
 constexpr size_t kMaxAttributes = 64;
 
 void launch(Session& session, Call& call) {
@@ -57,11 +62,46 @@ void launchAttributes(Session& session, Call& call) {
                    : session.driver().cuOccupancyMaxPotentialClusterSize(value, function, &config));
 }
 
+// The driver has no public name for it: slot 4 of an export table allocates two arrays of a byte per TPC,
+// slot 13 frees them (measured on 580.159; cuBLASLt calls them so).
+void tpcMap(Session& session, Call& call) {
+  Served<TpcMap> served(session, call);
+  if (!served.open()) return;
+  constexpr CUuuid kTable{{'\x17', '\x34', '\xdc', '\x26', '\x80', '\x0d', '\x47', '\x45', '\x87', '\x26',
+                           '\xc0', '\xf1', '\xe7', '\xdd', '\x8b', '\xca'}};
+  const void* table = nullptr;
+  const Driver& driver = session.driver();
+  CUdevice device = 0;
+  int multiprocessors = 0;
+  if (driver.cuGetExportTable(&table, &kTable) != CUDA_SUCCESS || table == nullptr ||
+      *static_cast<const size_t*>(table) < 14 * sizeof(void*))
+    return served.close(CUDA_ERROR_NOT_SUPPORTED);
+  CUresult status = driver.cuCtxGetDevice(&device);
+  if (status == CUDA_SUCCESS)
+    status = driver.cuDeviceGetAttribute(&multiprocessors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+  auto slots = static_cast<void* const*>(table);
+  unsigned char *gpcs = nullptr, *ranks = nullptr;
+  if (status == CUDA_SUCCESS)
+    status = reinterpret_cast<CUresult (*)(unsigned char**, unsigned char**)>(slots[4])(&gpcs, &ranks);
+  if (status != CUDA_SUCCESS) return served.close(status);
+  auto& toGpcs = served.get<"gpcs">().array();
+  auto& toRanks = served.get<"ranks">().array();
+  // How many there are the table does not say: never more than multiprocessors, nor than was allocated.
+  size_t count = std::min({static_cast<size_t>(multiprocessors), malloc_usable_size(gpcs),
+                           malloc_usable_size(ranks), toGpcs.size(), toRanks.size()});
+  std::copy_n(gpcs, count, toGpcs.begin());
+  std::copy_n(ranks, count, toRanks.begin());
+  served.get<"count">().plain() = count;
+  reinterpret_cast<CUresult (*)(unsigned char*, unsigned char*)>(slots[13])(gpcs, ranks);
+  served.close(CUDA_SUCCESS);
+}
+
 }  // namespace
 
 void addLaunchHandlers(HandlerTable& table) {
   table.add<Launch>(&launch);
   table.add<LaunchAttributes>(&launchAttributes);
+  table.add<TpcMap>(&tpcMap);
 }
 
 }  // namespace gpupool::server
