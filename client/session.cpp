@@ -277,6 +277,12 @@ void Session::count(std::string_view name, bool awaited, size_t bytes) {
   ++awaitedByName_[name];
 }
 
+void Session::restartStats() {
+  std::lock_guard lock(statsMutex_);
+  posts_ = awaits_ = sentBytes_ = 0;
+  awaitedByName_.clear();
+}
+
 void Session::printStats() {
   if (!statsOn_) return;
   std::fprintf(stderr, "gpupool stats: %llu posted, %llu awaited, %llu bytes of frames\n",

@@ -92,7 +92,9 @@ class Session {
   void goodbye();
   // In a forked child.
   void abandon();
+  // What GPUPOOL_STATS=1 counts: printed at the end, and on demand; restarted, it forgets.
   void printStats();
+  void restartStats();
 
  private:
   struct Waiter {

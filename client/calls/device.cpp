@@ -319,8 +319,15 @@ CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPU
 CUresult cuProfilerInitialize(const char*, const char*, CUoutput_mode) {
   return CUDA_ERROR_PROFILER_DISABLED;
 }
-CUresult cuProfilerStart() { return CUDA_SUCCESS; }
-CUresult cuProfilerStop() { return CUDA_SUCCESS; }
+// What a program wants profiled is what GPUPOOL_STATS=1 counts: from start to stop.
+CUresult cuProfilerStart() {
+  Session::get().restartStats();
+  return CUDA_SUCCESS;
+}
+CUresult cuProfilerStop() {
+  Session::get().printStats();
+  return CUDA_SUCCESS;
+}
 
 }  // namespace custom
 }  // namespace gpupool::client
