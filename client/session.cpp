@@ -21,10 +21,10 @@ using transport::Channel;
 using transport::Peer;
 
 Session* Session::current = nullptr;
+thread_local bool Session::runningHostFunction __attribute__((tls_model("initial-exec"))) = false;
 
 namespace {
 
-thread_local bool runningHostFunction = false;
 constexpr auto kTick = std::chrono::milliseconds(500);
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
@@ -158,7 +158,8 @@ bool Session::greet(CUresult& status, std::string& text) {
 
 uint32_t Session::lane() {
   static std::atomic<uint32_t> next{1};
-  thread_local uint32_t mine = next.fetch_add(1);
+  static thread_local uint32_t mine __attribute__((tls_model("initial-exec"))) = 0;
+  if (__builtin_expect(mine == 0, 0)) mine = next.fetch_add(1);
   return mine;
 }
 
@@ -182,6 +183,8 @@ bool Session::isFault(CUresult status) {
 
 // Waits for room as long as the worker lives: back-pressure, as a full native queue would be.
 std::byte* Session::reserve(size_t bytes) {
+  // The clock is read only when there is no room.
+  if (std::byte* room = connection_->reserve(Channel::call, bytes, transport::Deadline::min())) return room;
   if (bytes > connection_->maxMessage(Channel::call)) return nullptr;
   while (true) {
     if (std::byte* room = connection_->reserve(Channel::call, bytes, soon(kTick))) return room;
@@ -269,7 +272,6 @@ void Session::watch(uint64_t word, uint64_t value) {
 }
 
 void Session::count(std::string_view name, bool awaited, size_t bytes) {
-  if (!statsOn_) return;
   (awaited ? awaits_ : posts_).fetch_add(1, std::memory_order_relaxed);
   sentBytes_.fetch_add(bytes, std::memory_order_relaxed);
   if (!awaited) return;
@@ -375,8 +377,6 @@ bool Session::findHostFunction(uint64_t id, HostFunction& out) {
   out = found->second;
   return true;
 }
-
-bool Session::inHostFunction() { return runningHostFunction; }
 
 void Session::callbackLoop() {
   while (true) {

@@ -86,7 +86,7 @@ class Session {
   uint64_t addHostFunction(const HostFunction& function);
   bool findHostFunction(uint64_t id, HostFunction& out);
   // True on the callback thread while a host function runs.
-  static bool inHostFunction();
+  static bool inHostFunction() { return runningHostFunction; }
 
   // At process exit: says goodbye. Later calls fail with DEINITIALIZED.
   void goodbye();
@@ -133,7 +133,7 @@ class Session {
       addWaiter(waiter);
     }
     connection_->commit(transport::Channel::call, bytes);
-    count(R::name.view(), waiter != nullptr, bytes);
+    if (__builtin_expect(statsOn_, 0)) count(R::name.view(), waiter != nullptr, bytes);
     return CUDA_SUCCESS;
   }
 
@@ -167,6 +167,7 @@ class Session {
   static void writeOutput(std::string_view text);
 
   static Session* current;
+  static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
 
   std::unique_ptr<transport::Connection> connection_;
   std::unique_ptr<schema::WorkerHello> hello_;

@@ -10,7 +10,7 @@
 
 namespace gpupool::client {
 namespace {
-constexpr auto kSpin = std::chrono::microseconds(50);
+constexpr auto kSpin = std::chrono::milliseconds(2);
 constexpr size_t kSweep = 64;                  // retired words are looked over by so many, not one by one
 constexpr long kNapNanoseconds = 100'000'000;  // a lost ring costs this much at most
 }  // namespace

@@ -223,19 +223,20 @@ int runInventory(const std::string& driverPath, uint64_t rowsHash) {
   }
 }
 
-void warmUp(const Driver& driver, int device) {
+CUcontext warmUp(const Driver& driver, int device) {
   // Before anything else can lie there, and around the context: the driver takes the address pools that
   // module globals are placed in when it creates one.
   if (!reserveGlobalArena())
     GPUPOOL_INFO("no arena for module globals: the session cannot be restored elsewhere");
   const PlaceGlobals guard;
   checked(driver, driver.cuInit(0), "cuInit");
-  if (device < 0) return;
+  if (device < 0) return nullptr;
   CUdevice handle = 0;
   CUcontext context = nullptr;
   checked(driver, driver.cuDeviceGet(&handle, device), "cuDeviceGet");
   // Retained until the process ends: the session finds the context there.
   checked(driver, driver.cuDevicePrimaryCtxRetain(&context, handle), "cuDevicePrimaryCtxRetain");
+  return context;
 }
 
 WorkerProcess::WorkerProcess(int descriptor, uint64_t rowsHash)

@@ -20,6 +20,8 @@
 #include <thread>
 #include <vector>
 
+struct CUctx_st;  // *CUcontext: the server includes this without CUDA
+
 namespace gpupool::server {
 
 class Driver;
@@ -56,8 +58,8 @@ std::vector<DeviceDescription> listDevices(const Driver& driver);
 int runInventory(const std::string& driverPath, uint64_t rowsHash);
 
 // Reserves the arena of module globals, then cuInit, and the primary context of `device` unless that is -1
-// (one worker a device can afford one: 527 MiB). Throws.
-void warmUp(const Driver& driver, int device = -1);
+// (one worker a device can afford one: 527 MiB), which it returns then. Throws.
+CUctx_st* warmUp(const Driver& driver, int device = -1);
 
 struct SessionStart {
   struct Device {

@@ -104,6 +104,12 @@ RingMemory::RingMemory(int descriptor, const Sizes& sizes) : sizes_(sizes) {
   if (madvise(base_, mapped_, MADV_DONTFORK) != 0) fail("keep from children");
 }
 
+void RingMemory::populate([[maybe_unused]] int ring) const {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data(ring), size(ring), MADV_POPULATE_WRITE);
+#endif
+}
+
 RingMemory::~RingMemory() {
   if (base_) munmap(base_, mapped_);
 }

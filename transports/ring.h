@@ -62,6 +62,7 @@ class RingProducer {
   }
   bool publishBytes(size_t bytes) {
     tail_ += bytes;
+    prefetch();
     words_->tail.store(tail_, expedited_ ? std::memory_order_release : std::memory_order_seq_cst);
     return mustWake(words_->consumerArmed, expedited_);
   }
@@ -71,6 +72,11 @@ class RingProducer {
   RingWords* words() const { return words_; }
 
  private:
+  // The lines of the messages to come were last read by the consumer: asked for now, they are here by then.
+  void prefetch() {
+    for (size_t line = 0; line < 4; ++line)
+      __builtin_prefetch(data_ + ((tail_ + 256 + 64 * line) & (size_ - 1)), 1);
+  }
   bool refresh(size_t need) {
     uint64_t head = words_->head.load(std::memory_order_seq_cst);
     if (head > tail_ || head < head_) {  // positions never wrap: 2^64 bytes
@@ -162,6 +168,8 @@ class RingMemory {
   // In a forked child: the mapping is not there, and something else may be.
   void abandon() { base_ = nullptr; }
 
+  // Has the pages of one ring present; without effect where the kernel cannot.
+  void populate(int ring) const;
   RingWords* words(int ring) const;
   std::byte* data(int ring) const;
   size_t size(int ring) const { return sizes_.ring[ring]; }

@@ -47,6 +47,9 @@ void RingConnection::attach(std::shared_ptr<RingMemory> memory, int out, int in,
     in_[channel] = std::make_unique<RingConsumer>(memory_->words(from), memory_->data(from),
                                                   memory_->size(from), expedited);
   }
+  // Present ahead: the first pass through the ring would otherwise fault at every page, in every launch that
+  // meets one.
+  for (int ring : {out + index(Channel::call), in + index(Channel::call)}) memory_->populate(ring);
 }
 
 size_t RingConnection::maxMessage(Channel channel) const {

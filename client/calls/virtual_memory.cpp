@@ -277,5 +277,25 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void* po
   return CUDA_SUCCESS;
 }
 
+// There to be found, for PyTorch looks up all of the memory functions before it uses any. Memory that was not
+// created for it cannot be exported, as natively; a descriptor of memory that lies in another machine does
+// not exist.
+CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  auto found = all.physical.find(handle);
+  if (out == nullptr || flags != 0 || found == all.physical.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEM_HANDLE_TYPE_NONE ||
+      (static_cast<unsigned>(found->second.properties.requestedHandleTypes) & type) != type)
+    return CUDA_ERROR_INVALID_VALUE;
+  static std::atomic<bool> said{false};
+  return notSupported("cuMemExportToShareableHandle", said);
+}
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) {
+  static std::atomic<bool> said{false};
+  return notSupported("cuMemImportFromShareableHandle", said);
+}
+
 }  // namespace custom
 }  // namespace gpupool::client

@@ -12,4 +12,6 @@ CALL(cuMemGetAccess, Custom, Out<"flags">, Struct<"location">, In<"ptr">)
 CALL(cuMemGetAllocationGranularity, Custom, Out<"granularity">, Struct<"prop">, In<"option">)
 CALL(cuMemGetAllocationPropertiesFromHandle, Custom, Out<"prop">, In<"handle">)
 CALL(cuMemRetainAllocationHandle, Custom, Out<"handle">, Unused<"addr">)
+CALL(cuMemExportToShareableHandle, Local, Unused<"shareableHandle">, In<"handle">, In<"handleType">, In<"flags">)
+CALL(cuMemImportFromShareableHandle, Local, Unused<"handle">, Unused<"osHandle">, In<"shHandleType">)
 // clang-format on

@@ -38,7 +38,7 @@ std::vector<options::Option> ServerOptions::table() {
       {"worker", worker, "PATH", "The worker's executable. Empty: gpupool-worker beside gpupool-server."},
       {"warm", warm, "COUNT", "Workers kept ready for the sessions to come."},
       {"warm-contexts", warmContexts, "",
-       "Keep one more worker per device that holds the device's context already: a session starts some 200 "
+       "Keep one more worker per device that holds the device's context already: a session starts some 120 "
        "ms "
        "sooner, and about half a GiB of the device is taken."},
       {"network-device", networkDevice, "NAME",

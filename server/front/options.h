@@ -19,7 +19,7 @@ struct ServerOptions {
   std::string driver;
   std::string worker;
   uint32_t warm = 2;
-  bool warmContexts = false;
+  bool warmContexts = true;
   std::string networkDevice;
   std::string moduleCache;
   std::chrono::milliseconds handshakeTime{2000};

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ class Slot {
   static constexpr bool isOutArray = schema::isArrayRole<schema::OutArray, Role>;
   static constexpr bool isOutText = schema::isArrayRole<schema::OutText, Role>;
   static constexpr bool isStructIn = is<schema::Struct> || is<schema::InOut>;
+  // Plain bytes are used where they lie in the frame, which is this process's own copy.
+  static constexpr bool isBytes = isArray && std::is_same_v<Plain, unsigned char>;
+  struct NoText {};
+  struct NoArray {};
+  using TextStore = std::conditional_t<is<schema::Text>, std::string, NoText>;
+  using ArrayStore =
+      std::conditional_t<isBytes, std::span<unsigned char>,
+                         std::conditional_t<isArray || isOutArray || isOutText, std::vector<Plain>, NoArray>>;
 
  public:
   void read(Reader& in, Objects& objects) {
@@ -64,6 +73,10 @@ class Slot {
       }
     } else if constexpr (is<schema::Text>) {
       text_ = std::string(in.text());
+    } else if constexpr (isBytes) {
+      auto bytes = in.blob();
+      array_ = {const_cast<unsigned char*>(reinterpret_cast<const unsigned char*>(bytes.data())),
+                bytes.size()};
     } else if constexpr (isArray) {
       auto bytes = in.blob();
       if (bytes.size() % sizeof(Plain) != 0) return in.fail();
@@ -87,9 +100,12 @@ class Slot {
       constexpr size_t index = schema::parameterIndex<R, Role::count>();
       auto& count = std::get<index>(slots);
       uint64_t n = count.asCount();
-      if constexpr (isArray) return array_.empty() || n == array_.size();
-      if (n > kMaxOutElements) return false;
-      if (wanted_) array_.resize(n + (isOutText ? 1 : 0));
+      if constexpr (isArray) {
+        return array_.empty() || n == array_.size();
+      } else {
+        if (n > kMaxOutElements) return false;
+        if (wanted_) array_.resize(n + (isOutText ? 1 : 0));
+      }
     }
     return true;
   }
@@ -159,8 +175,8 @@ class Slot {
   T& value() { return value_; }
   Plain& plain() { return plain_; }
   uint64_t id() const { return id_; }
-  std::vector<Plain>& array() { return array_; }
-  std::string& text() { return text_; }
+  ArrayStore& array() { return array_; }
+  TextStore& text() { return text_; }
   bool wanted() const { return wanted_; }
 
  private:
@@ -174,8 +190,8 @@ class Slot {
   T value_{};
   std::conditional_t<schema::isHandle<P>, P, char> made_{};
   Plain plain_{};
-  std::vector<Plain> array_;
-  std::string text_;
+  [[no_unique_address]] ArrayStore array_;
+  [[no_unique_address]] TextStore text_;
   uint64_t id_ = 0;
   bool wanted_ = false;
   CUresult wrong_ = CUDA_SUCCESS;

@@ -1,24 +1,22 @@
 #include "server/worker/dispatch.h"
 
-#include <algorithm>
+#include <cstdlib>
 
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
 
 void HandlerTable::put(uint32_t id, const Handler& handler) {
-  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id,
-                             [](auto& entry, uint32_t k) { return entry.first < k; });
-  if (at != sorted_.end() && at->first == id)
-    at->second = handler;
-  else
-    sorted_.insert(at, {id, handler});
+  size_t at = id % kPlaces;
+  while (places_[at].first != 0 && places_[at].first != id) at = (at + 1) % kPlaces;
+  if (places_[at].first == 0 && ++used_ > kPlaces / 2) std::abort();  // more rows: make it larger
+  places_[at] = {id, handler};
 }
 
 const Handler* HandlerTable::find(uint32_t id) const {
-  auto at = std::lower_bound(sorted_.begin(), sorted_.end(), id,
-                             [](auto& entry, uint32_t k) { return entry.first < k; });
-  return at != sorted_.end() && at->first == id ? &at->second : nullptr;
+  for (size_t at = id % kPlaces; places_[at].first != 0; at = (at + 1) % kPlaces)
+    if (places_[at].first == id) return &places_[at].second;
+  return nullptr;
 }
 
 namespace {

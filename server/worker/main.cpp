@@ -20,9 +20,12 @@ namespace {
 int serve(const server::WorkerArguments& arguments) {
   server::WorkerProcess process(server::kControlDescriptor, schema::rowsHash());
   std::unique_ptr<const server::Driver> driver;
+  server::HostPages pages;
   try {
     driver = server::Driver::load(arguments.driver);
-    server::warmUp(*driver, arguments.warmDevice);
+    CUcontext context = server::warmUp(*driver, arguments.warmDevice);
+    pages = server::makeHostPages();
+    if (context != nullptr) server::registerHostPages(*driver, context, pages);
   } catch (const std::exception& e) {
     process.reportFailed(e.what());
     return 1;
@@ -34,7 +37,8 @@ int serve(const server::WorkerArguments& arguments) {
   try {
     transport::Options options;
     options.networkDevice = start->networkDevice;
-    server::Session session(*driver, *start, transport::accept(start->transport, start->socket, options));
+    server::Session session(*driver, *start, transport::accept(start->transport, start->socket, options),
+                            std::move(pages));
     process.watchServer(
         [&](const std::string& reason) { session.stop("the server ended the session: " + reason); });
     why = session.run();

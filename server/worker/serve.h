@@ -106,7 +106,10 @@ class HandlerTable {
   void put(uint32_t id, const Handler& handler);
 
  private:
-  std::vector<std::pair<uint32_t, Handler>> sorted_;
+  // By the row's hash, the next free place when it is taken: every frame asks.
+  static constexpr size_t kPlaces = 2048;
+  std::vector<std::pair<uint32_t, Handler>> places_{kPlaces};
+  size_t used_ = 0;
 };
 
 // True if both sides of the copy lie in the session's memory (arrays always do).

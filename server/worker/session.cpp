@@ -21,7 +21,6 @@ using transport::Peer;
 
 namespace {
 
-constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
 constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr size_t kMostBeside = 64;
@@ -48,14 +47,15 @@ std::vector<uint64_t> limits(const SessionStart& start) {
 }  // namespace
 
 Session::Session(const Driver& driver, const SessionStart& start,
-                 std::unique_ptr<transport::Connection> connection)
+                 std::unique_ptr<transport::Connection> connection, HostPages pages)
     : driver_(driver),
       start_(start),
       connection_(std::move(connection)),
       objects_(driverDevices(driver, start)),
       space_(driver, objects_.devices(), limits(start)),
+      staging_(std::move(pages.staging)),
       words_(
-          driver, objects_,
+          driver, objects_, std::move(pages.words),
           [this](const std::vector<schema::WordUpdate>& reached) {
             if (!mapsMemory())
               notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
@@ -155,7 +155,6 @@ bool Session::greet(std::string& reason) {
     if (space >= 0) hello->space = static_cast<uint32_t>(space);
   }
   if (reason.empty()) {
-    staging_ = transport::SharedMemory::create(kStagingBytes);
     space_.addHostRange(reinterpret_cast<uint64_t>(staging_->data()), staging_->size());
     auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
     hello->words = name(connection_->share(words_.memory()));
@@ -180,8 +179,9 @@ bool Session::greet(std::string& reason) {
 }
 
 CUresult Session::makeCurrent(uint64_t id) {
-  thread_local uint64_t current = 0;
+  thread_local uint64_t current = 0, seen = 0;
   thread_local bool relaxed = false;
+  const uint64_t ended = contextsEnded_.load(std::memory_order_acquire);
   if (!relaxed) {
     // Captures begin relaxed here and every thread is relaxed: mode and ownership are enforced by the client.
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -189,13 +189,13 @@ CUresult Session::makeCurrent(uint64_t id) {
     relaxed = true;
   }
   if (id == 0) return CUDA_SUCCESS;
-  CUcontext now = nullptr;
-  CUcontext real = nullptr;
-  if (!objects_.find(id, real)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   CUresult result = CUDA_SUCCESS;
-  if (current != id || driver_.cuCtxGetCurrent(&now) != CUDA_SUCCESS || now != real) {
+  if (current != id || seen != ended) {  // handlers leave the current context as they found it
+    CUcontext real = nullptr;
+    if (!objects_.find(id, real)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     result = driver_.cuCtxSetCurrent(real);
     current = result == CUDA_SUCCESS ? id : 0;
+    seen = ended;
   }
   if (result == CUDA_SUCCESS && !registered_.load(std::memory_order_acquire)) registerHostMemory();
   return result;
@@ -218,8 +218,8 @@ void Session::registerHostMemory() {
   registered_ = true;
 }
 
-bool Session::admit(std::span<const std::byte> message, std::string& reason) {
-  Call call;
+bool Session::admit(std::span<const std::byte> message, Call& call, std::string& reason) {
+  call.reset();
   if (message.size() < sizeof(Frame)) {
     reason = "a frame is shorter than its header";
     return false;
@@ -401,15 +401,18 @@ std::string Session::run() {
   if (!greet(reason)) return reason;
   reserveGlobalArena();
   control_ = std::thread([this] { controlLoop(); });
+  Call call;  // one for all frames: its buffers keep their room
   while (!stopping_) {
-    auto message = connection_->receive(Channel::call, soon(kTick));
+    // The clock is read only when nothing is there yet.
+    auto message = connection_->receive(Channel::call, transport::Deadline::min());
+    if (message.empty()) message = connection_->receive(Channel::call, soon(kTick));
     if (message.empty()) {
       Peer peer = connection_->peer();
       if (peer == Peer::closed) end("client closed the session");
       if (peer == Peer::lost) end("client lost: " + connection_->reason());
       continue;
     }
-    if (!admit(message, reason)) endMalformed(reason);
+    if (!admit(message, call, reason)) endMalformed(reason);
   }
   std::lock_guard lock(endMutex_);
   return endReason_;

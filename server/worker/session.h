@@ -29,6 +29,7 @@
 #include "server/worker/output.h"
 #include "server/worker/record.h"
 #include "server/worker/space.h"
+#include "server/worker/warm.h"
 #include "server/worker/words.h"
 #include "server/worker_process.h"
 #include "transports/transport.h"
@@ -37,6 +38,15 @@ namespace gpupool::server {
 
 // One frame being served. The bytes are private to this process.
 struct Call {
+  // A new one, in the room of the old one's buffers.
+  void reset() {
+    Call fresh;
+    fresh.bytes.swap(bytes);
+    fresh.out = std::move(out);
+    fresh.out.clear();
+    *this = std::move(fresh);
+  }
+
   schema::Frame frame;
   std::vector<std::byte> bytes;  // arguments
   schema::ByteBuffer out;        // outputs, if status says success (or the call always has them)
@@ -47,7 +57,8 @@ struct Call {
 
 class Session {
  public:
-  Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection);
+  Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection,
+          HostPages pages = makeHostPages());
   ~Session();
 
   // Greets and serves until the client leaves or is lost, or stop is called. Why it ended, for people.
@@ -66,7 +77,10 @@ class Session {
   // Makes the context of handle `id` current on this thread.
   CUresult makeCurrent(uint64_t id);
   // A context ended, and with it perhaps the driver's registrations of our host memory: they are made again.
-  void registrationsLost() { registered_ = false; }
+  void registrationsLost() {
+    registered_ = false;
+    contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
+  }
   // Runs host function `callback` of the client and waits for its answer; on a driver thread.
   void runCallback(uint64_t callback, CUresult status);
   bool mapsMemory() const { return connection_->mapsMemory(); }
@@ -86,7 +100,7 @@ class Session {
   void registerHostMemory();
   bool greet(std::string& reason);
   void describeDevices(schema::WorkerHello& hello);
-  bool admit(std::span<const std::byte> message, std::string& reason);
+  bool admit(std::span<const std::byte> message, Call& call, std::string& reason);
   void execute(Call& call);
   void runBeside(Call call);
   void besideLoop();
@@ -104,6 +118,7 @@ class Session {
   Space space_;
   std::shared_ptr<transport::SharedMemory> staging_;
   std::atomic<bool> registered_{false};
+  std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again
   Words words_;
   Images images_;
   Output output_;

@@ -18,9 +18,13 @@ constexpr auto kNap = std::chrono::microseconds(50);
 constexpr auto kFaultCheck = std::chrono::milliseconds(2);
 }  // namespace
 
-Words::Words(const Driver& driver, Objects& objects, Publish publish, std::function<void(CUresult)> fault)
-    : driver_(driver), objects_(objects), publish_(std::move(publish)), fault_(std::move(fault)) {
-  memory_ = transport::SharedMemory::create(schema::kWordsBytes);
+Words::Words(const Driver& driver, Objects& objects, std::shared_ptr<transport::SharedMemory> memory,
+             Publish publish, std::function<void(CUresult)> fault)
+    : driver_(driver),
+      objects_(objects),
+      publish_(std::move(publish)),
+      fault_(std::move(fault)),
+      memory_(std::move(memory)) {
   thread_ = std::thread([this] { run(); });
 }
 

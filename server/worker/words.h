@@ -25,7 +25,8 @@ class Words {
   using Publish = std::function<void(const std::vector<schema::WordUpdate>&)>;
   // publish: called on the watcher's thread for words that were reached (networks only; empty on one host).
   // fault: called once with the sticky status.
-  Words(const Driver& driver, Objects& objects, Publish publish, std::function<void(CUresult)> fault);
+  Words(const Driver& driver, Objects& objects, std::shared_ptr<transport::SharedMemory> memory,
+        Publish publish, std::function<void(CUresult)> fault);
   ~Words();
 
   const std::shared_ptr<transport::SharedMemory>& memory() const { return memory_; }

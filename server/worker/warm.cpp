@@ -1,0 +1,32 @@
+#include "server/worker/warm.h"
+
+#include <sys/mman.h>
+
+#include "schema/frame.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr size_t kStagingBytes = size_t{64} << 20;
+
+std::shared_ptr<transport::SharedMemory> present(size_t bytes) {
+  auto memory = transport::SharedMemory::create(bytes);
+#ifdef MADV_POPULATE_WRITE
+  madvise(memory->data(), memory->size(), MADV_POPULATE_WRITE);  // an older kernel touches them later
+#endif
+  return memory;
+}
+
+}  // namespace
+
+HostPages makeHostPages() { return {present(kStagingBytes), present(schema::kWordsBytes)}; }
+
+void registerHostPages(const Driver& driver, CUcontext context, const HostPages& pages) {
+  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  for (const auto& memory : {pages.staging, pages.words})
+    driver.cuMemHostRegister_v2(memory->data(), memory->size(), flags);
+  driver.cuCtxPopCurrent_v2(&context);
+}
+
+}  // namespace gpupool::server
