@@ -303,7 +303,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule modu
 CUresult cuLibraryLoadData(CUlibrary* out, const void* image, CUjit_option* names, void** values,
                            unsigned count, CUlibraryOption* libraryNames, void** libraryValues,
                            unsigned libraryCount) {
-  // CU_LIBRARY_BINARY_IS_PRESERVED lets a driver keep the pointer; the worker has its own copy either way.
+  // CU_LIBRARY_BINARY_IS_PRESERVED lets a driver keep the pointer: the worker's keeps the worker's image.
   (void)libraryNames, (void)libraryValues, (void)libraryCount;
   return loadLibrary(out, image, count, names, values);
 }

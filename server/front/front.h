@@ -30,6 +30,9 @@ class Front final : private kj::TaskSet::ErrorHandler {
  private:
   kj::Promise<Inventory> inventory(kj::Duration pause);
   void run(Inventory inventory);
+  // False: no cache of modules, and the log says why.
+  bool openCache();
+  kj::Promise<void> trimCache();
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void describe(schema::ServerInfo::Builder info);

@@ -63,7 +63,8 @@ Session::Session(const Driver& driver, const SessionStart& start,
           [this](CUresult status) {
             schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
             notice(NoticeType::failed, &body, sizeof body, driver_.describe(status));
-          }) {}
+          }),
+      images_(ImageCache(start.moduleCache, start.moduleCacheBytes)) {}
 
 Session::~Session() {
   end("worker shuts down");

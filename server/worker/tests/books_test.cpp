@@ -1,6 +1,7 @@
 // The worker's books without a session: objects, record, images, mirrors, captured output.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -159,31 +160,51 @@ TEST_CASE("record: an end takes its beginning along, values stay") {
   CHECK(record.reasons().size() == 1);
 }
 
-TEST_CASE("images: bounded, in order, of their name's content") {
+TEST_CASE("images: pieces, in order, checked, held for the loads that were announced") {
+  std::vector<std::byte> bytes(1000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
   Images images;
-  std::vector<std::byte> bytes(1000, std::byte{7});
   auto name = nameOf(bytes);
   auto all = std::span<const std::byte>(bytes);
+  CHECK_FALSE(images.offer(name));  // announces a load
   CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);
-  CHECK_FALSE(images.have(name));
-  CHECK(images.find(name) == nullptr);
+  CHECK_FALSE(images.offer(name));  // another thread's: the second
+  CHECK(images.take(name) == nullptr);
   CHECK(images.append(name, 700, all.subspan(700)) == CUDA_ERROR_INVALID_VALUE);  // a gap
   CHECK(images.append(name, 500, all.subspan(500)) ==
         CUDA_ERROR_INVALID_VALUE);                                // neither new nor sent before
   CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);  // another thread's, the same
   CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
   CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
-  REQUIRE(images.find(name) != nullptr);
-  CHECK(*images.find(name) == bytes);
+  CHECK(images.offer(name));  // the third
+  for (int load = 0; load < 3; ++load) {
+    auto image = images.take(name);
+    REQUIRE(image != nullptr);
+    CHECK(std::ranges::equal(image->bytes(), bytes));
+    CHECK(image->bytes().data()[bytes.size()] == std::byte{0});
+  }
+  CHECK(images.take(name) == nullptr);  // no longer than needed
+  CHECK_FALSE(images.offer(name));
 
   auto longer = name;
   ++longer.bytes;  // the length belongs to the name
-  CHECK_FALSE(images.have(longer));
+  CHECK(images.append(name, 0, all) == CUDA_SUCCESS);
+  CHECK_FALSE(images.offer(longer));
   schema::ImageName none;
   CHECK(images.append(none, 0, {}) == CUDA_ERROR_OUT_OF_MEMORY);
   auto vast = name;
   vast.bytes = Images::kMostBytes + 1;
   CHECK(images.append(vast, 0, all) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("images: what is not what it was called is dropped, and may be sent again") {
+  Images images;
+  std::vector<std::byte> bytes(16), wrong(16, std::byte{1});
+  auto name = nameOf(bytes);
+  CHECK(images.append(name, 0, wrong) == CUDA_ERROR_INVALID_IMAGE);
+  CHECK(images.take(name) == nullptr);
+  CHECK(images.append(name, 0, bytes) == CUDA_SUCCESS);
+  CHECK(images.take(name) != nullptr);
 }
 
 TEST_CASE("images: unfinished ones count too") {
@@ -195,6 +216,19 @@ TEST_CASE("images: unfinished ones count too") {
   auto second = name;
   second.words[0] ^= 1;
   CHECK(images.append(second, 0, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("images: names that no load follows are bounded") {
+  Images images;
+  std::vector<std::byte> bytes(16);
+  auto name = nameOf(bytes);
+  for (uint64_t n = 0; n < Images::kMostNames; ++n) {
+    schema::ImageName other;
+    other.words[0] = n;
+    other.bytes = 16;
+    CHECK_FALSE(images.offer(other));
+  }
+  CHECK(images.append(name, 0, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 TEST_CASE("mirrors: writers on both sides converge") {
