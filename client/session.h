@@ -59,6 +59,24 @@ class Session {
     return exchange<R>(context, tuple, false);
   }
 
+  // The same in two steps, for a caller that must let go of a lock before it waits.
+  struct Waiter {
+    uint64_t seq = 0;
+    bool done = false;
+    CUresult status = CUDA_ERROR_UNKNOWN;
+    std::vector<std::byte> bytes;
+  };
+  template <schema::Name N, class... A>
+  CUresult ask(Waiter& waiter, CUcontext context, A... arguments) {
+    using R = schema::RowOf<N>;
+    return send<R>(context, typename R::Arguments{arguments...}, schema::Frame::kAwait, &waiter);
+  }
+  template <schema::Name N, class... A>
+  CUresult collect(Waiter& waiter, A... arguments) {
+    using R = schema::RowOf<N>;
+    return outputs<R>(waiter, typename R::Arguments{arguments...});
+  }
+
   // While a capture is active, and under GPUPOOL_SYNC=1, every Post is sent as an Await.
   void forceAwait(bool on) { forced_.fetch_add(on ? 1 : -1); }
   bool capturing() const { return captures_.load(std::memory_order_relaxed) != 0; }
@@ -97,12 +115,6 @@ class Session {
   void restartStats();
 
  private:
-  struct Waiter {
-    uint64_t seq = 0;
-    bool done = false;
-    CUresult status = CUDA_ERROR_UNKNOWN;
-    std::vector<std::byte> bytes;
-  };
   Session() = default;
   bool connect(std::string& text);
   bool greet(CUresult& status, std::string& text);
@@ -142,6 +154,11 @@ class Session {
     Waiter waiter;
     uint32_t flags = schema::Frame::kAwait | (forced ? schema::Frame::kForced : 0u);
     if (CUresult status = send<R>(context, arguments, flags, &waiter); status != CUDA_SUCCESS) return status;
+    return outputs<R>(waiter, arguments);
+  }
+
+  template <class R>
+  CUresult outputs(Waiter& waiter, const typename R::Arguments& arguments) {
     await(waiter);
     Reader in(waiter.bytes);
     if (!waiter.bytes.empty()) RowCodec<R>::decode(in, arguments);

@@ -25,6 +25,7 @@ constexpr size_t kStagingBytes = size_t{64} << 20;
 constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
 constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr size_t kMostBeside = 64;
+constexpr size_t kMostDeliveries = 8192;
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
 
@@ -157,7 +158,7 @@ bool Session::greet(std::string& reason) {
   }
   if (reason.empty()) {
     staging_ = transport::SharedMemory::create(kStagingBytes);
-    space_.addHostRange(reinterpret_cast<uint64_t>(staging_->data()), staging_->size());
+    space_.addStaging(staging_);
     auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
     hello->words = name(connection_->share(words_.memory()));
     hello->staging = name(connection_->share(staging_));
@@ -256,13 +257,28 @@ void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   call.status = makeCurrent(call.frame.context);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
-  if (call.malformed != nullptr) return;
+  if (call.malformed != nullptr || call.deferred) return;
   GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(),
                 call.status);
   if (call.frame.flags & Frame::kAwait)
     reply(call);
   else if (call.status != CUDA_SUCCESS)
     postFailed(call);
+}
+
+void Session::deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t address, size_t bytes,
+                      transport::Region region, uint64_t offset) {
+  transport::Transfer sent = connection_->put(reinterpret_cast<const void*>(address), region, offset, bytes);
+  if (sent == transport::kRefused) {
+    if (connection_->peer() == Peer::alive)
+      endMalformed("sessionRead: bytes for memory the client does not share");
+    return;
+  }
+  deliveries_.emplace_back(sent, std::move(memory));
+  // put waits at the transport's own bound, so what is older than that has ended, well or not.
+  while (!deliveries_.empty() && (deliveries_.size() > kMostDeliveries ||
+                                  connection_->wait(deliveries_.front().first, transport::Deadline::min())))
+    deliveries_.pop_front();
 }
 
 void Session::dropRegion(uint64_t address) {
