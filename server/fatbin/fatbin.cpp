@@ -10,6 +10,8 @@
 namespace gpupool::fatbin {
 namespace {
 
+constexpr uint64_t kLz4Most = 255;  // plain bytes per packed one
+
 template <class T>
 T at(std::span<const std::byte> bytes, size_t offset = 0) {
   T value;
@@ -77,8 +79,14 @@ bool expand(const Entry& entry, std::vector<std::byte>& plain, uint64_t most) {
     return true;
   }
   if (header.plainBytes > std::min<uint64_t>(most, LZ4_MAX_INPUT_SIZE)) return false;
+  // Before memory is taken for it: the length must be one that these bytes can have.
+  const bool lz4 = (header.flags & kLz4) != 0;
+  const auto frame = lz4 ? ZSTD_CONTENTSIZE_UNKNOWN : ZSTD_getFrameContentSize(source.data(), source.size());
+  if (lz4 ? header.plainBytes / kLz4Most > stored
+          : frame != ZSTD_CONTENTSIZE_UNKNOWN && frame != header.plainBytes)
+    return false;
   plain.resize(header.plainBytes);
-  if ((header.flags & kLz4) != 0) {
+  if (lz4) {
     const int got = LZ4_decompress_safe(reinterpret_cast<const char*>(source.data()),
                                         reinterpret_cast<char*>(plain.data()), static_cast<int>(stored),
                                         static_cast<int>(plain.size()));
