@@ -11,7 +11,8 @@
 
 #define GPUPOOL_PERF_CALLS(X)                                                                               \
   X(cuInit)                                                                                                 \
-  X(cuGetErrorName) X(cuDriverGetVersion) X(cuDeviceGet) X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain)     \
+  X(cuGetErrorName)                                                                                         \
+  X(cuDriverGetVersion) X(cuDeviceGet) X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain)                       \
       X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData)               \
           X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel) X(cuStreamCreate) X(cuStreamDestroy)   \
               X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \

@@ -44,7 +44,9 @@ Gpu::Gpu(size_t largest) : largest_(std::max(largest, size_t{1} << 20)) {
 }
 
 Gpu::~Gpu() {
-  dropBuffers();
+  dropHostBuffers();
+  device_.reset();
+  otherDevice_.reset();
   cuda().cuStreamDestroy(stream_);
   cuda().cuModuleUnload(module_);
   cuda().cuDevicePrimaryCtxRelease(0);
@@ -91,9 +93,7 @@ void* Gpu::pageable() {
   return pageable_.get();
 }
 
-void Gpu::dropBuffers() {
-  device_.reset();
-  otherDevice_.reset();
+void Gpu::dropHostBuffers() {
   pinned_.reset();
   pageable_.reset();
 }

@@ -54,7 +54,7 @@ class Gpu {
   CUdeviceptr otherDevice();
   void* pinned();
   void* pageable();
-  void dropBuffers();
+  void dropHostBuffers();
 
  private:
   size_t largest_;

@@ -38,6 +38,7 @@ void addCopies(std::vector<Case>& cases, size_t bytes) {
 void addOnDevice(std::vector<Case>& cases, size_t bytes) {
   cases.push_back({.name = "copy-on-device-" + sizeName(bytes),
                    .make = [=](Gpu& gpu) -> Steps {
+                     gpu.dropHostBuffers();
                      CUdeviceptr from = gpu.device(), to = gpu.otherDevice();
                      return {{},
                              [=, &gpu] {
@@ -49,6 +50,7 @@ void addOnDevice(std::vector<Case>& cases, size_t bytes) {
                    .bytes = bytes});
   cases.push_back({.name = "memset-" + sizeName(bytes),
                    .make = [=](Gpu& gpu) -> Steps {
+                     gpu.dropHostBuffers();
                      CUdeviceptr to = gpu.device();
                      return {{},
                              [=, &gpu] {
@@ -104,6 +106,16 @@ void addCopyCases(std::vector<Case>& cases, size_t largest, bool quick) {
                    }});
   for (size_t bytes : {size_t{4}, 4 * kKi, 64 * kKi, kMi, 16 * kMi, 256 * kMi, kGi})
     if (bytes <= largest && !(quick && bytes == 64 * kKi)) addCopies(cases, bytes);
+  // Over a network pinned memory has a copy on each side: what does a launch pay for keeping them alike?
+  cases.push_back({"launch-synchronize-beside-pinned-" + sizeName(largest), [](Gpu& gpu) -> Steps {
+                     gpu.pinned();
+                     return {{},
+                             [&gpu] {
+                               gpu.launchEmpty();
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
   for (size_t bytes : {kMi, 256 * kMi})
     if (bytes <= largest) addOnDevice(cases, bytes);
 }
