@@ -40,7 +40,11 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
-  CUresult sticky() const { return words_->sticky(); }
+  CUresult sticky() const {
+    CUresult status = words_->sticky();
+    if (__builtin_expect(status == CUDA_ERROR_ASSERT, 0)) awaitErrors();
+    return status;
+  }
 
   // Sends a row and does not wait. CUDA_SUCCESS, or the session's sticky status.
   template <schema::Name N, class... A>
@@ -162,7 +166,10 @@ class Session {
     await(waiter);
     Reader in(waiter.bytes);
     if (!waiter.bytes.empty()) RowCodec<R>::decode(in, arguments);
-    if (__builtin_expect(isFault(waiter.status), 0)) words_->setSticky(waiter.status);
+    if (__builtin_expect(isFault(waiter.status), 0)) {
+      words_->setSticky(waiter.status);
+      sticky();
+    }
     return waiter.status;
   }
 
@@ -181,7 +188,10 @@ class Session {
   void handleNotice(std::span<const std::byte> message);
   void callbackLoop();
   void runHostFunction(uint64_t id, CUresult status);
-  static void writeOutput(std::string_view text);
+  static void writeOutput(int descriptor, std::string_view text);
+  // Until what a failed assertion says is on stderr, where it is natively before any call reports the
+  // failure.
+  void awaitErrors() const;
 
   static Session* current;
 
@@ -196,6 +206,7 @@ class Session {
   std::atomic<int> forced_{0};
   std::atomic<int> captures_{0};
   std::atomic<bool> printing_{false};
+  std::atomic<bool> errorsWritten_{false};
 
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel

@@ -97,6 +97,8 @@ class Session {
   void runBeside(Call call);
   void besideLoop();
   void reply(const Call& call);
+  std::string sendOutput(const Call& call);  // under replyMutex_
+  void sendErrors(CUresult status);
   void postFailed(const Call& call);
   void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
   void controlLoop();
@@ -122,6 +124,7 @@ class Session {
   std::atomic<uint64_t> lastSeq_{0};                // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
+  std::atomic<bool> assertionTold_{false};
   std::mutex noticeMutex_;
   uint64_t effects_ = 0;  // under noticeMutex_
 

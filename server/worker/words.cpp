@@ -135,8 +135,8 @@ void Words::checkFault() {
     if (result == CUDA_SUCCESS) result = driver_.cuStreamQuery(probe);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_INVALID_HANDLE &&
         result != CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+      fault_(result);  // first, so that nobody acts on the fault before the client was told of it
       setSticky(result);
-      fault_(result);
     }
   });
 }

@@ -256,22 +256,78 @@ TEST_CASE("mirrors: writers on both sides converge") {
   }
 }
 
-TEST_CASE("output: what the driver prints is taken once") {
+namespace {
+
+// Runs in the descriptors' absence: they are an Output's meanwhile.
+class Kept {
+ public:
+  ~Kept() {
+    for (int i = 0; i < 2; ++i) {
+      dup2(saved_[i], i + 1);
+      close(saved_[i]);
+    }
+  }
+
+ private:
+  int saved_[2] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
+};
+
+bool say(int descriptor, const std::string& text) {
+  return write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+}  // namespace
+
+TEST_CASE("output: what the driver prints is taken once, in pieces where it is long") {
   std::fflush(stdout);
-  int saved = dup(STDOUT_FILENO);
-  std::string first, second, third;
+  std::string first, second, third, long1, long2, long3;
+  bool wrote = false;
   {
+    Kept kept;
     Output output;
     std::printf("from the device\n");
     first = output.take();
     second = output.take();
-    bool wrote = write(STDOUT_FILENO, "again", 5) == 5;
+    wrote = say(STDOUT_FILENO, "again");
     third = output.take();
-    dup2(saved, STDOUT_FILENO);
-    CHECK(wrote);
+    wrote = wrote && say(STDOUT_FILENO, std::string(Output::kMost, 'a') + "b");
+    long1 = output.take();
+    wrote = wrote && say(STDOUT_FILENO, "c");
+    long2 = output.take();
+    long3 = output.take();
   }
-  close(saved);
+  CHECK(wrote);
   CHECK(first == "from the device\n");
   CHECK(second.empty());
   CHECK(third == "again");
+  CHECK(long1 == std::string(Output::kMost, 'a'));
+  CHECK(long2 == "bc");
+  CHECK(long3.empty());
+}
+
+TEST_CASE("output: assertions are the client's, the rest of stderr is the log's") {
+  const std::string assertion =
+      "a.cu:8: void f(int): block: [0,0,0], thread: [40,0,0] Assertion `i < 100` failed.\n";
+  int log[2];
+  REQUIRE(pipe(log) == 0);
+  std::string device, nothing;
+  bool wrote = false;
+  {
+    Kept kept;
+    dup2(log[1], STDERR_FILENO);
+    Output output;
+    wrote =
+        say(STDERR_FILENO, "a library complains\n" + assertion + "and again\n" + assertion + "half a line");
+    device = output.takeErrors();
+    nothing = output.takeErrors();
+  }
+  close(log[1]);
+  char text[1000];
+  const ssize_t n = read(log[0], text, sizeof text);
+  close(log[0]);
+  CHECK(wrote);
+  CHECK(device == assertion + assertion);
+  CHECK(nothing.empty());
+  REQUIRE(n > 0);
+  CHECK(std::string(text, static_cast<size_t>(n)) == "a library complains\nand again\nhalf a line");
 }
