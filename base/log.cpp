@@ -10,6 +10,7 @@ namespace gpupool::log {
 namespace {
 
 char processName[32] = "";
+int descriptor = STDERR_FILENO;
 
 Level threshold() {
   static const Level level = [] {
@@ -27,6 +28,8 @@ Level threshold() {
 
 void setProcessName(const char* name) { std::snprintf(processName, sizeof processName, "%s", name); }
 
+void setDescriptor(int other) { descriptor = other; }
+
 bool enabled(Level level) { return level <= threshold(); }
 
 void write(Level level, const char* format, ...) {
@@ -40,7 +43,7 @@ void write(Level level, const char* format, ...) {
   length += added < 0 ? 0 : added;
   if (length > static_cast<int>(sizeof line) - 2) length = sizeof line - 2;
   line[length++] = '\n';
-  if (::write(STDERR_FILENO, line, length) < 0) return;  // nobody left to tell
+  if (::write(descriptor, line, length) < 0) return;  // nobody left to tell
 }
 
 }  // namespace gpupool::log

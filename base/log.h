@@ -8,6 +8,8 @@ enum class Level { error, warning, info, debug };
 
 // Names the process in every line ("client", "worker 3"); copied, at most 31 characters are kept.
 void setProcessName(const char* name);
+// Lines go there instead of descriptor 2.
+void setDescriptor(int descriptor);
 bool enabled(Level level);
 void write(Level level, const char* format, ...) __attribute__((format(printf, 2, 3)));
 

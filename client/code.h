@@ -15,6 +15,8 @@ CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::
 Function* findFunction(CUfunction handle);
 // Its layout and attributes are known afterwards. device: the application's.
 CUresult describe(CUfunction handle, Function& function, CUcontext context, CUdevice device);
+// Before its first launch: from a launch on whose kernel may print, synchronising brings the output.
+void notePrinting(const Function& function);
 CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name);
 
 // A kernel node's or launch's parameters as one packed buffer, from kernelParams or extra.

@@ -1,11 +1,14 @@
 #include "client/copies.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "client/graphs.h"
 #include "client/memory/allocations.h"
+#include "client/memory/copy_threads.h"
 #include "client/memory/host.h"
 #include "client/memory/staging.h"
 
@@ -17,25 +20,121 @@ std::byte* bytesAt(uint64_t address) { return reinterpret_cast<std::byte*>(addre
 // ---- linear
 // ---------------------------------------------------------------------------------------------------------
 
-CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
-  std::vector<transport::Transfer> open;
-  CUresult status = CUDA_SUCCESS;
-  for (size_t at = 0; at < bytes && status == CUDA_SUCCESS;) {
-    Staging::Slot slot;
-    size_t rest = bytes - at;
-    status = staging().acquire(rest, slot);
-    if (status != CUDA_SUCCESS) break;
-    size_t n = std::min(rest, slot.bytes);
-    transport::Transfer transfer = 0;
-    status = staging().write(slot, 0, bytesAt(from + at), n, transfer);
-    if (transfer != 0) open.push_back(transfer);
-    if (status == CUDA_SUCCESS)
-      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at},
-                                              reinterpret_cast<const void*>(slot.address), n, ref.wire);
-    staging().releaseAfter(slot, ref, ref.stream->posted.load());
-    at += n;
+constexpr size_t kAhead = 8;  // chunks of one copy under way
+constexpr size_t kSmallestChunk = size_t{512} << 10;
+constexpr size_t kParallel = size_t{4} << 20;    // from here on several threads copy
+constexpr size_t kStreaming = size_t{16} << 20;  // larger than what a cache keeps of it
+
+// A part of a large copy of ordinary memory, in a slot of its own.
+struct Chunk {
+  Staging::Slot slot;
+  size_t at = 0, bytes = 0;
+  uint64_t value = 0;  // of the stream's word when the device is done with it
+  CopyThreads::Job job;
+};
+
+// How a large copy is cut: the first chunk's way to the device should not hold up the others for long.
+class Cut {
+ public:
+  explicit Cut(size_t bytes)
+      : bytes_(bytes),
+        chunk_(std::clamp((bytes / 4 + 4095) & ~size_t{4095}, kSmallestChunk, Staging::kLarge)) {}
+  size_t count() const { return (bytes_ + chunk_ - 1) / chunk_; }
+  void place(size_t index, Chunk& chunk) const {
+    chunk.at = index * chunk_;
+    chunk.bytes = std::min(chunk_, bytes_ - chunk.at);
   }
-  // On a network the bytes leave from the application's buffer: it may be changed only when they are gone.
+
+ private:
+  size_t bytes_, chunk_;
+};
+
+CUresult postWrite(const StreamRef& ref, uint64_t to, Chunk& chunk) {
+  return postWithWord(ref, chunk.value, [&](uint64_t value) {
+    return Session::get().post<"sessionWrite">(ref.context, ref.wire, CUdeviceptr{to + chunk.at},
+                                               CUdeviceptr{chunk.slot.address}, nullptr, chunk.bytes,
+                                               ref.stream->word, value);
+  });
+}
+
+CUresult postRead(const StreamRef& ref, uint64_t from, Chunk& chunk, transport::Region region) {
+  return postWithWord(ref, chunk.value, [&](uint64_t value) {
+    return Session::get().post<"sessionRead">(ref.context, ref.wire, CUdeviceptr{chunk.slot.address},
+                                              CUdeviceptr{from + chunk.at}, chunk.bytes, ref.stream->word,
+                                              value, schema::RegionName{region.id, region.generation},
+                                              uint64_t{chunk.at}, nullptr, nullptr);
+  });
+}
+
+// The bytes are in a slot or in the frame when this returns.
+CUresult uploadSmall(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  Staging::Slot slot;
+  CUresult status = staging().acquire(bytes, slot);
+  if (status != CUDA_SUCCESS) return status;
+  if (Session::get().mapsMemory()) {
+    std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
+    status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(slot.address),
+                                            bytes, ref.wire);
+  } else {
+    status =
+        postTo<"sessionWrite">(ref, ref.wire, CUdeviceptr{to}, CUdeviceptr{slot.address},
+                               reinterpret_cast<const unsigned char*>(from), bytes, uint64_t{0}, uint64_t{0});
+  }
+  staging().releaseAfter(slot, ref, ref.stream->posted.load());
+  return status;
+}
+
+// One host: several threads fill slots, in whatever order they finish the chunks leave in theirs.
+CUresult uploadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  const Cut cut(bytes);
+  const bool parallel = bytes >= kParallel && CopyThreads::width() > 1;
+  std::array<Chunk, kAhead> ring;
+  size_t begun = 0, posted = 0;
+  CUresult status = CUDA_SUCCESS;
+  while (posted < cut.count() && status == CUDA_SUCCESS) {
+    while (begun < cut.count() && begun - posted < (parallel ? kAhead : 1)) {
+      Chunk& chunk = ring[begun % kAhead];
+      cut.place(begun, chunk);
+      if (!staging().tryAcquire(Staging::kLarge, chunk.slot)) {
+        if (begun > posted) break;
+        if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) return status;
+      }
+      chunk.job = {staging().mapped(chunk.slot), bytesAt(from + chunk.at), chunk.bytes};
+      copyThreads().start(chunk.job, parallel);
+      ++begun;
+    }
+    Chunk& chunk = ring[posted++ % kAhead];
+    copyThreads().finish(chunk.job);
+    status = postWrite(ref, to, chunk);
+    staging().releaseAfter(chunk.slot, ref, chunk.value);
+  }
+  for (; posted < begun; ++posted) {
+    copyThreads().finish(ring[posted % kAhead].job);
+    staging().release(ring[posted % kAhead].slot);
+  }
+  return status;
+}
+
+// A network: from the application's buffer straight into the slots. It may be changed only when they are
+// there.
+CUresult uploadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  const Cut cut(bytes);
+  std::deque<transport::Transfer> open;
+  CUresult status = CUDA_SUCCESS;
+  for (size_t index = 0; index < cut.count() && status == CUDA_SUCCESS; ++index) {
+    Chunk chunk;
+    cut.place(index, chunk);
+    if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) break;
+    transport::Transfer transfer = 0;
+    status = staging().write(chunk.slot, 0, bytesAt(from + chunk.at), chunk.bytes, transfer);
+    if (transfer != 0) open.push_back(transfer);
+    chunk.value = ref.stream->posted.load();
+    if (status == CUDA_SUCCESS) status = postWrite(ref, to, chunk);
+    staging().releaseAfter(chunk.slot, ref, chunk.value);
+    if (open.size() < kAhead || status != CUDA_SUCCESS) continue;
+    status = staging().finish(open.front());
+    open.pop_front();
+  }
   for (transport::Transfer transfer : open) {
     CUresult done = staging().finish(transfer);
     if (status == CUDA_SUCCESS) status = done;
@@ -43,39 +142,122 @@ CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
   return status;
 }
 
-// Two slots at a time: the next chunk is on its way from the device while this one is copied out.
-CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
-  struct Chunk {
-    Staging::Slot slot;
-    uint64_t value;
-    size_t at, n;
-  };
-  constexpr size_t kAhead = 8;
-  std::vector<Chunk> open;
-  size_t sent = 0, done = 0;
+CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  if (bytes <= Staging::kSmall) return uploadSmall(ref, to, from, bytes);
+  return Session::get().mapsMemory() ? uploadShared(ref, to, from, bytes)
+                                     : uploadRemote(ref, to, from, bytes);
+}
+
+// One host: chunks arrive in slots one after the other; the threads empty them.
+CUresult downloadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  const Cut cut(bytes);
+  const size_t count = cut.count();
+  const bool parallel = bytes >= kParallel && CopyThreads::width() > 1;
+  std::array<Chunk, kAhead> ring;
+  size_t asked = 0, arrived = 0, copied = 0;
   CUresult status = CUDA_SUCCESS;
-  while (done < bytes && status == CUDA_SUCCESS) {
-    while (sent < bytes && open.size() < kAhead && status == CUDA_SUCCESS) {
-      Chunk chunk{};
-      status = staging().acquire(bytes - sent, chunk.slot);
-      if (status != CUDA_SUCCESS) break;
-      chunk.at = sent;
-      chunk.n = std::min(bytes - sent, chunk.slot.bytes);
-      status = postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(chunk.slot.address),
-                                              CUdeviceptr{from + sent}, chunk.n, ref.wire);
-      if (status == CUDA_SUCCESS) status = requestWord(ref, chunk.value);
-      sent += chunk.n;
-      open.push_back(chunk);
+  while (copied < count && status == CUDA_SUCCESS) {
+    while (asked < count && asked - copied < kAhead && status == CUDA_SUCCESS) {
+      Chunk& chunk = ring[asked % kAhead];
+      cut.place(asked, chunk);
+      if (!staging().tryAcquire(chunk.bytes, chunk.slot)) {
+        if (asked > copied) break;
+        if (status = staging().acquire(chunk.bytes, chunk.slot); status != CUDA_SUCCESS) break;
+      }
+      chunk.value = ref.stream->posted.load();
+      status = postRead(ref, from, chunk, {});
+      ++asked;
     }
     if (status != CUDA_SUCCESS) break;
-    Chunk chunk = open.front();
-    open.erase(open.begin());
-    status = waitFor(ref, chunk.value);
-    if (status == CUDA_SUCCESS) status = staging().read(chunk.slot, 0, bytesAt(to + chunk.at), chunk.n);
+    if (arrived < asked && (arrived == copied || isDone(ref, ring[arrived % kAhead].value))) {
+      Chunk& chunk = ring[arrived % kAhead];
+      if (status = waitFor(ref, chunk.value); status != CUDA_SUCCESS) break;
+      chunk.job = {bytesAt(to + chunk.at), staging().mapped(chunk.slot), chunk.bytes, bytes >= kStreaming};
+      copyThreads().start(chunk.job, parallel);
+      ++arrived;
+      continue;
+    }
+    Chunk& chunk = ring[copied++ % kAhead];
+    copyThreads().finish(chunk.job);
     staging().release(chunk.slot);
-    done += chunk.n;
   }
-  for (auto& chunk : open) staging().releaseAfter(chunk.slot, ref, ref.stream->posted.load());
+  for (; copied < arrived; ++copied) {
+    copyThreads().finish(ring[copied % kAhead].job);
+    staging().release(ring[copied % kAhead].slot);
+  }
+  for (; copied < asked; ++copied)
+    staging().releaseAfter(ring[copied % kAhead].slot, ref, ring[copied % kAhead].value);
+  return status;
+}
+
+// A network, few bytes: they come with the answer.
+CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  Session& session = Session::get();
+  Staging::Slot slot;
+  CUresult status = staging().acquire(bytes, slot);
+  if (status != CUDA_SUCCESS) return status;
+  Session::Waiter waiter;
+  size_t count = bytes;
+  auto* data = reinterpret_cast<unsigned char*>(to);
+  uint64_t value = ref.stream->posted.load();
+  schema::RegionName none;
+  status = postWithWord(ref, value, [&](uint64_t word) {
+    return session.ask<"sessionRead">(waiter, ref.context, ref.wire, CUdeviceptr{slot.address},
+                                      CUdeviceptr{from}, bytes, ref.stream->word, word, none, uint64_t{0},
+                                      data, &count);
+  });
+  if (waiter.seq != 0) {
+    CUresult answer =
+        session.collect<"sessionRead">(waiter, ref.wire, CUdeviceptr{slot.address}, CUdeviceptr{from}, bytes,
+                                       ref.stream->word, value, none, uint64_t{0}, data, &count);
+    if (status == CUDA_SUCCESS) status = answer;
+    if (answer == CUDA_SUCCESS) session.words().set(ref.stream->word, value);
+  }
+  staging().releaseAfter(slot, ref, value);
+  if (status == CUDA_SUCCESS && count != bytes) status = CUDA_ERROR_UNKNOWN;
+  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+}
+
+// A network: the worker puts the bytes into the application's memory, which it may reach for that long.
+CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  const Cut cut(bytes);
+  transport::Lent lent(Session::get().connection(), bytesAt(to), bytes);
+  CUresult status = lent.region().id != 0 ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  std::deque<uint64_t> open;
+  for (size_t index = 0; index < cut.count() && status == CUDA_SUCCESS; ++index) {
+    Chunk chunk;
+    cut.place(index, chunk);
+    if (open.size() >= kAhead) {
+      status = waitFor(ref, open.front());
+      open.pop_front();
+      if (status != CUDA_SUCCESS) break;
+    }
+    if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) break;
+    chunk.value = ref.stream->posted.load();
+    status = postRead(ref, from, chunk, lent.region());
+    staging().releaseAfter(chunk.slot, ref, chunk.value);
+    open.push_back(chunk.value);
+  }
+  return status == CUDA_SUCCESS ? waitFor(ref, open.back()) : status;
+}
+
+CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  if (Session::get().mapsMemory()) return downloadShared(ref, to, from, bytes);
+  return bytes <= Staging::kSmall ? downloadInline(ref, to, from, bytes)
+                                  : downloadRemote(ref, to, from, bytes);
+}
+
+// Arena memory on a network goes piece by piece, so that the device takes one while the next one travels.
+CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  size_t piece = Session::get().mapsMemory() ? bytes : HostMemory::kTravel;
+  CUresult status = CUDA_SUCCESS;
+  for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
+    size_t n = std::min(piece, bytes - at);
+    status = hostMemory().upload(bytesAt(from + at), n);
+    if (status == CUDA_SUCCESS)
+      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at},
+                                              reinterpret_cast<const void*>(from + at), n, ref.wire);
+  }
   return status;
 }
 
@@ -162,24 +344,15 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
   if (toDevice) {
     if (fromEnd == End::host) return uploadLinear(ref, to, from, bytes);
-    CUresult status = hostMemory().upload(bytesAt(from), bytes);
-    if (status == CUDA_SUCCESS)
-      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from),
-                                              bytes, ref.wire);
+    CUresult status = uploadArena(ref, to, from, bytes);
     if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
     return status;
   }
   if (toEnd == End::host) return downloadLinear(ref, to, from, bytes);
-  CUresult status =
-      postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
-  if (status == CUDA_SUCCESS && !Session::get().mapsMemory()) {
-    uint64_t value = 0;
-    status = requestWord(ref, value);
-    if (status == CUDA_SUCCESS) {
-      Session::get().watch(ref.stream->word, value);
-      hostMemory().expect(ref, value, bytesAt(to), bytes);
-    }
-  }
+  CUresult status = Session::get().mapsMemory()
+                        ? postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from},
+                                                         bytes, ref.wire)
+                        : hostMemory().download(ref, to, from, bytes);
   if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
   return status;
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/hmac.h"
+#include "base/content.h"
 
 namespace gpupool::client {
 namespace {
@@ -140,7 +140,7 @@ CUresult recogniseImage(const void* image, CodeImage* out) {
 }
 
 schema::ImageName nameOfImage(std::span<const std::byte> bytes) {
-  const Digest digest = sha256(bytes);
+  const Digest digest = contentDigest(bytes);
   schema::ImageName name;
   static_assert(sizeof name.words == sizeof digest);
   std::memcpy(name.words, digest.data(), sizeof name.words);

@@ -36,7 +36,7 @@ inline constexpr size_t kMaxImageBytes = size_t{1} << 32;
 // CUDA_ERROR_INVALID_VALUE: null. CUDA_ERROR_INVALID_IMAGE: none of the forms, or sizes that cannot be.
 CUresult recogniseImage(const void* image, CodeImage* out);
 
-// The content's name on the wire: SHA-256 and length.
+// The content's name on the wire: digest (base/content.h) and length.
 schema::ImageName nameOfImage(std::span<const std::byte> bytes);
 
 }  // namespace gpupool::client

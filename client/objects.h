@@ -58,7 +58,7 @@ struct Function {
 };
 
 struct Library {
-  std::shared_ptr<const std::vector<std::byte>> keep;
+  bool printing = false;  // kernels of it may print; set before its handle is given out
   std::mutex mutex;
   std::vector<std::pair<std::string, uint64_t>> kernels;  // name -> handle: the same kernel has one handle
   std::vector<uint64_t> globals;                          // addresses asked for: they end with it

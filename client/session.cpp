@@ -245,8 +245,10 @@ void Session::deliver(std::span<const std::byte> message) {
   size_t outputs = message.size() - sizeof header;
   size_t text = std::min<size_t>(schema::padded(header.outputBytes), outputs);
   if (text != 0)
-    writeOutput({reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
+    writeOutput(STDOUT_FILENO,
+                {reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
                  std::min<size_t>(header.outputBytes, text)});
+  if (header.seq == 0) return;  // output only
   received_.store(header.seq, std::memory_order_relaxed);
   if (found == waiters_.end()) return;
   Waiter& waiter = *found->second;
@@ -257,7 +259,8 @@ void Session::deliver(std::span<const std::byte> message) {
 }
 
 CUresult Session::waitWord(uint64_t word, uint64_t value) {
-  return words_->wait(word, value, [&] { watch(word, value); });
+  CUresult status = words_->wait(word, value, [&] { watch(word, value); });
+  return status == CUDA_ERROR_ASSERT ? sticky() : status;
 }
 
 void Session::watch(uint64_t word, uint64_t value) {
@@ -299,13 +302,19 @@ void Session::printStats() {
 // ---- what the worker says unasked
 // ---------------------------------------------------------------------------------------
 
-void Session::writeOutput(std::string_view text) {
-  std::fflush(stdout);  // the application's own text first
+void Session::writeOutput(int descriptor, std::string_view text) {
+  if (descriptor == STDOUT_FILENO) std::fflush(stdout);  // the application's own text first
   while (!text.empty()) {
-    ssize_t n = ::write(STDOUT_FILENO, text.data(), text.size());
+    ssize_t n = ::write(descriptor, text.data(), text.size());
     if (n <= 0) return;
     text.remove_prefix(static_cast<size_t>(n));
   }
+}
+
+void Session::awaitErrors() const {
+  constexpr auto kBound = std::chrono::seconds(2);  // it was sent ahead; a worker that died sends nothing
+  for (auto end = transport::Clock::now() + kBound; !errorsWritten_ && transport::Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
 }
 
 void Session::serviceLoop() {
@@ -335,7 +344,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
       auto body = in.value<schema::FailedBody>();
       auto text = in.text();
       auto status = static_cast<CUresult>(body.status);
-      bool deviceFault = body.call == 0 || isFault(status) || sticky() != CUDA_SUCCESS;
+      bool deviceFault = body.call == 0 || isFault(status) || words_->sticky() != CUDA_SUCCESS;
       if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
         GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
       else
@@ -356,7 +365,11 @@ void Session::handleNotice(std::span<const std::byte> message) {
       break;
     }
     case NoticeType::output:
-      writeOutput(in.text());
+      writeOutput(STDOUT_FILENO, in.text());
+      break;
+    case NoticeType::errors:
+      if (in.remaining() != 0) writeOutput(STDERR_FILENO, in.text());
+      errorsWritten_ = true;
       break;
     default:
       GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));

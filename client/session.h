@@ -40,7 +40,11 @@ class Session {
   transport::Connection& connection() { return *connection_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
-  CUresult sticky() const { return words_->sticky(); }
+  CUresult sticky() const {
+    CUresult status = words_->sticky();
+    if (__builtin_expect(status == CUDA_ERROR_ASSERT, 0)) awaitErrors();
+    return status;
+  }
 
   // Sends a row and does not wait. CUDA_SUCCESS, or the session's sticky status.
   template <schema::Name N, class... A>
@@ -57,6 +61,24 @@ class Session {
     using R = schema::RowOf<N>;
     typename R::Arguments tuple{arguments...};
     return exchange<R>(context, tuple, false);
+  }
+
+  // The same in two steps, for a caller that must let go of a lock before it waits.
+  struct Waiter {
+    uint64_t seq = 0;
+    bool done = false;
+    CUresult status = CUDA_ERROR_UNKNOWN;
+    std::vector<std::byte> bytes;
+  };
+  template <schema::Name N, class... A>
+  CUresult ask(Waiter& waiter, CUcontext context, A... arguments) {
+    using R = schema::RowOf<N>;
+    return send<R>(context, typename R::Arguments{arguments...}, schema::Frame::kAwait, &waiter);
+  }
+  template <schema::Name N, class... A>
+  CUresult collect(Waiter& waiter, A... arguments) {
+    using R = schema::RowOf<N>;
+    return outputs<R>(waiter, typename R::Arguments{arguments...});
   }
 
   // While a capture is active, and under GPUPOOL_SYNC=1, every Post is sent as an Await.
@@ -97,12 +119,6 @@ class Session {
   void restartStats();
 
  private:
-  struct Waiter {
-    uint64_t seq = 0;
-    bool done = false;
-    CUresult status = CUDA_ERROR_UNKNOWN;
-    std::vector<std::byte> bytes;
-  };
   Session() = default;
   bool connect(std::string& text);
   bool greet(CUresult& status, std::string& text);
@@ -142,10 +158,18 @@ class Session {
     Waiter waiter;
     uint32_t flags = schema::Frame::kAwait | (forced ? schema::Frame::kForced : 0u);
     if (CUresult status = send<R>(context, arguments, flags, &waiter); status != CUDA_SUCCESS) return status;
+    return outputs<R>(waiter, arguments);
+  }
+
+  template <class R>
+  CUresult outputs(Waiter& waiter, const typename R::Arguments& arguments) {
     await(waiter);
     Reader in(waiter.bytes);
     if (!waiter.bytes.empty()) RowCodec<R>::decode(in, arguments);
-    if (__builtin_expect(isFault(waiter.status), 0)) words_->setSticky(waiter.status);
+    if (__builtin_expect(isFault(waiter.status), 0)) {
+      words_->setSticky(waiter.status);
+      sticky();
+    }
     return waiter.status;
   }
 
@@ -164,7 +188,10 @@ class Session {
   void handleNotice(std::span<const std::byte> message);
   void callbackLoop();
   void runHostFunction(uint64_t id, CUresult status);
-  static void writeOutput(std::string_view text);
+  static void writeOutput(int descriptor, std::string_view text);
+  // Until what a failed assertion says is on stderr, where it is natively before any call reports the
+  // failure.
+  void awaitErrors() const;
 
   static Session* current;
   static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
@@ -180,6 +207,7 @@ class Session {
   std::atomic<int> forced_{0};
   std::atomic<int> captures_{0};
   std::atomic<bool> printing_{false};
+  std::atomic<bool> errorsWritten_{false};
 
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel

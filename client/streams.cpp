@@ -136,9 +136,13 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
   return CUDA_SUCCESS;
 }
 
+std::unique_lock<std::mutex> lockWords() {
+  static std::mutex order;
+  return std::unique_lock(order);
+}
+
 CUresult requestWord(const StreamRef& ref, uint64_t& value) {
-  static std::mutex order;  // words of one stream must be asked for in the order of their values
-  std::lock_guard lock(order);
+  auto order = lockWords();  // words of one stream must be asked for in the order of their values
   value = ref.stream->posted.load(std::memory_order_acquire);
   if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;

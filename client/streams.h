@@ -39,6 +39,22 @@ CUresult postTo(const StreamRef& ref, A... arguments) {
   return CUDA_SUCCESS;
 }
 
+// For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
+// in the order of their values, so this is one at a time; send must not wait for the device.
+std::unique_lock<std::mutex> lockWords();
+template <class Send>
+CUresult postWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
+  {
+    auto order = lockWords();
+    // Counted before it is sent: whoever counts less was sent before it.
+    value = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
+    CUresult status = send(value);
+    if (status != CUDA_SUCCESS) return status;
+    ref.stream->requested.store(value, std::memory_order_release);
+  }
+  return keepCredit(ref);
+}
+
 // True if everything sent up to `value` is done.
 bool isDone(const StreamRef& ref, uint64_t value);
 // Waits for it; device output and host memory are up to date then.

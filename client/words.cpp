@@ -45,7 +45,10 @@ void Words::retire(uint64_t index, uint64_t value) {
 }
 
 void Words::set(uint64_t index, uint64_t value) {
-  if (index < schema::kWordsCount) words_[index].store(value, std::memory_order_release);
+  if (index >= schema::kWordsCount) return;
+  uint64_t known = words_[index].load(std::memory_order_relaxed);
+  while (known < value && !words_[index].compare_exchange_weak(known, value, std::memory_order_release)) {
+  }
 }
 
 void Words::setSticky(CUresult status) {

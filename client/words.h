@@ -29,7 +29,8 @@ class Words {
   void retire(uint64_t index, uint64_t value);
 
   uint64_t value(uint64_t index) const { return words_[index].load(std::memory_order_acquire); }
-  void set(uint64_t index, uint64_t value);  // network: the worker told
+  // network: the worker told, or a reply did; they may cross, and a word never goes back
+  void set(uint64_t index, uint64_t value);
   CUresult sticky() const { return static_cast<CUresult>(header().sticky.load(std::memory_order_acquire)); }
   void setSticky(CUresult status);
   void ring();

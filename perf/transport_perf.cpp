@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <stdexcept>
 #include <vector>
 
@@ -141,9 +142,7 @@ void measureMessages(Connection& connection) {
          100.0 * static_cast<double>(smoothMessages) / kBurst);
 }
 
-void measureTransfers(Connection& connection) {
-  Region region;
-  std::memcpy(&region, receive(connection, Channel::control).data(), sizeof region);
+void measureTransfers(Connection& connection, Region region) {
   std::vector<std::byte> local(kLargest, std::byte{2});
   for (size_t size = 4096; size <= kLargest; size *= 4) {
     double rate[2];
@@ -158,6 +157,29 @@ void measureTransfers(Connection& connection) {
       rate[way] = static_cast<double>(size * rounds) / seconds(Clock::now() - start) / 1e9;
     }
     printf("  %9zu KiB         put %6.2f GB/s   get %6.2f GB/s\n", size >> 10, rate[0], rate[1]);
+  }
+}
+
+// What copies do: chunks of one large buffer, several under way, a message behind each.
+void measureStreams(Connection& connection, Region region) {
+  std::vector<std::byte> local(kLargest, std::byte{2});
+  for (size_t chunk : {size_t{512} << 10, size_t{2} << 20, size_t{4} << 20}) {
+    double rate[2];
+    for (int way = 0; way < 2; ++way) {
+      std::deque<Transfer> open;
+      constexpr uint64_t kTotal = uint64_t{2} << 30;
+      auto start = Clock::now();
+      for (uint64_t at = 0; at < kTotal; at += chunk) {
+        open.push_back(way == 0 ? connection.put(local.data() + at % kLargest, region, at % kLargest, chunk)
+                                : connection.get(local.data() + at % kLargest, region, at % kLargest, chunk));
+        if (way == 0) send(connection, Channel::call, &at, sizeof at);
+        if (open.size() < 8 && at + chunk < kTotal) continue;
+        for (; !open.empty() && (open.size() >= 8 || at + chunk >= kTotal); open.pop_front())
+          if (!connection.wait(open.front(), kForever)) throw std::runtime_error("a transfer failed");
+      }
+      rate[way] = kTotal / seconds(Clock::now() - start) / 1e9;
+    }
+    printf("  %9zu KiB, 8 open  put %6.2f GB/s   get %6.2f GB/s\n", chunk >> 10, rate[0], rate[1]);
   }
 }
 
@@ -182,7 +204,10 @@ void measure(const std::string& transport) {
   auto connection = connect(transport, client, {});
   printf("  connected in          %8.2f ms\n", seconds(Clock::now() - start) * 1e3);
   measureMessages(*connection);
-  measureTransfers(*connection);
+  Region region;
+  std::memcpy(&region, receive(*connection, Channel::control).data(), sizeof region);
+  measureStreams(*connection, region);
+  measureTransfers(*connection, region);
   connection->close();
   connection.reset();
   waitpid(server, nullptr, 0);

@@ -54,6 +54,7 @@ enum class NoticeType : uint32_t {
   moved = 5,     // reserved for failover: resume elsewhere
   drain = 6,     // the server asks to checkpoint and leave
   prepare = 7,   // prepare a checkpoint
+  errors = 8,    // device output for stderr (what failed assertions say), perhaps none: it is complete now
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order

@@ -152,6 +152,7 @@ struct WorkerStart {
   devices @3 :List(LeasedDevice);   # info.ordinal: the driver's
   networkDevice @4 :Text;
   moduleCache @5 :Text;             # folder, per tenant; empty: none
+  moduleCacheBytes @8 :UInt64;      # files in it may be so much together
   clientPid @6 :UInt32;
   stop @7 :Text;                    # not empty: no start, but the order to end the session now, and why
 }

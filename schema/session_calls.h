@@ -38,7 +38,7 @@ struct FunctionInfo {
   uint32_t parameterCount = 0;
 };
 
-struct ImageName {  // SHA-256 of the bytes
+struct ImageName {  // contentDigest of the bytes (base/content.h)
   uint64_t words[4] = {};
   uint64_t bytes = 0;
 };

@@ -115,6 +115,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, int socket) {
     session.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
   session.networkDevice = start.getNetworkDevice();
   session.moduleCache = start.getModuleCache();
+  session.moduleCacheBytes = start.getModuleCacheBytes();
   session.clientPid = start.getClientPid();
   session.socket = socket;
   return session;

@@ -71,7 +71,8 @@ struct SessionStart {
   std::string transport;  // "shm" or "ucx"
   std::vector<Device> devices;
   std::string networkDevice;
-  std::string moduleCache;
+  std::string moduleCache;  // folder; empty: none
+  uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
   int socket = -1;  // the client's bootstrap socket, blocking and close-on-exec; the receiver's to close
 };

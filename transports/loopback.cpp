@@ -33,7 +33,7 @@ class Loopback final : public RingConnection {
   }
 
   Region share(std::shared_ptr<SharedMemory> memory) override {
-    if (!open()) return {};
+    if (!open() || memory->descriptor() < 0) return {};
     Region region = local_.add(memory);
     withOther([&](Loopback& other) { other.remote_->announce(region, memory->size(), {}, memory); });
     return region;

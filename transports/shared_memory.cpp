@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
 
 #include "transports/descriptor.h"
 #include "transports/transport.h"
@@ -104,12 +105,36 @@ std::shared_ptr<SharedMemory> SharedMemory::adopt(int descriptor, size_t bytes, 
       new SharedMemory(data, bytes, memory.release(), fixedAddress != nullptr));
 }
 
+std::shared_ptr<SharedMemory> SharedMemory::borrow(void* data, size_t bytes) {
+  return std::shared_ptr<SharedMemory>(new SharedMemory(static_cast<std::byte*>(data), bytes, -1, false));
+}
+
 SharedMemory::~SharedMemory() {
+  if (descriptor_ < 0) return;  // borrowed
   bool replaced = restoreReservation_ &&
                   mmap(data_, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
                        0) != MAP_FAILED;
   if (!replaced) munmap(data_, size_);
   ::close(descriptor_);
+}
+
+Lent::Lent(Connection& connection, void* data, size_t bytes) : connection_(connection) {
+  if (connection.mapsMemory() || bytes == 0) return;
+  auto memory = SharedMemory::borrow(data, bytes);
+  memory_ = memory;
+  region_ = connection.share(std::move(memory));
+}
+
+Lent::~Lent() {
+  if (region_ == Region{}) return;
+  connection_.unshare(region_);
+  // Transfers end with their data or with the peer, and the transport bounds both.
+  for (int round = 0; !memory_.expired(); ++round) {
+    if (round < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
 }
 
 }  // namespace gpupool::transport

@@ -180,7 +180,7 @@ bool Shm::handle(const Record& record, Descriptor attached) {
 // --- regions ---
 
 Region Shm::share(std::shared_ptr<SharedMemory> memory) {
-  if (!open()) return {};
+  if (!open() || memory->descriptor() < 0) return {};
   Region region = local_.add(memory);
   if (region == Region{}) return {};
   Record record{RecordKind::region, region.id, region.generation, 0, memory->size()};

@@ -56,6 +56,8 @@ class SharedMemory {
   static std::shared_ptr<SharedMemory> create(size_t bytes, void* fixedAddress = nullptr);
   // The same memory, from a received descriptor; checks size and seals before it maps.
   static std::shared_ptr<SharedMemory> adopt(int descriptor, size_t bytes, void* fixedAddress = nullptr);
+  // Memory of the caller's own, which can be shared only where mapsMemory() is false (see Lent).
+  static std::shared_ptr<SharedMemory> borrow(void* data, size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -100,7 +102,8 @@ class Connection {
 
   // --- regions ---
 
-  // Lets the  // peer map, put to and get from `memory`. Kept alive until unshare or close.
+  // Lets the peer map, put to and get from `memory`. Kept alive until unshare or close, and while a transfer
+  // of the peer's touches it.
   virtual Region share(std::shared_ptr<SharedMemory> memory) = 0;
   virtual void unshare(Region region) = 0;
   // The peer's region in this process, at `fixedAddress` if given; null where this transport cannot give one
@@ -127,6 +130,23 @@ class Connection {
   // In a forked child, before any other call there: drops everything without a word to the peer.
   virtual void abandon() = 0;
   virtual const char* name() const = 0;  // "shm", "ucx", "loopback"
+};
+
+// The caller's own memory within reach of the peer's puts and gets, for as long as this lives; region() is
+// {0, 0} where it cannot be shared. The end waits for transfers under way: nothing touches the memory after
+// it.
+class Lent {
+ public:
+  Lent(Connection& connection, void* data, size_t bytes);
+  ~Lent();
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+  Region region() const { return region_; }
+
+ private:
+  Connection& connection_;
+  std::weak_ptr<SharedMemory> memory_;
+  Region region_;
 };
 
 struct Options {

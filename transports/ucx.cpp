@@ -18,6 +18,8 @@ namespace {
 constexpr size_t kBatchBytes = 256 << 10;
 // From here on a put goes by rendezvous, straight into the peer's memory.
 constexpr size_t kRendezvousBytes = 32 << 10;
+// Puts under way at once, at least one: enough to keep the wire full while an answer travels.
+constexpr size_t kPutWindow = 8 << 20;
 constexpr std::chrono::seconds kAnnouncementBound{2};
 // How long close() tries to get rid of what was committed and to hear that it arrived.
 constexpr std::chrono::milliseconds kCloseBound{1000};
@@ -142,8 +144,12 @@ Transfer Ucx::submit(Request request) {
   {
     std::lock_guard lock(requestsMutex_);
     if (request.header.kind == WireKind::put) {
-      request.header.number = putsAsked_.load(std::memory_order_relaxed) + 1;
-      putsAsked_.store(request.header.number, std::memory_order_release);
+      PutMark mark{putsAsked_.load(std::memory_order_relaxed) + 1, {}};
+      for (int channel = 0; channel < kChannels; ++channel)
+        mark.position[channel] = out_[channel]->words()->tail.load(std::memory_order_acquire);
+      marks_.push_back(mark);
+      request.header.number = mark.number;
+      putsAsked_.store(mark.number, std::memory_order_release);
     }
     requests_.push_back(std::move(request));
   }
@@ -154,6 +160,7 @@ Transfer Ucx::submit(Request request) {
 
 Region Ucx::share(std::shared_ptr<SharedMemory> memory) {
   if (!open()) return {};
+  std::lock_guard order(sharingMutex_);
   Region region = local_.add(memory);
   if (region == Region{}) return {};
   submit({.header = {.kind = WireKind::region, .region = region, .length = memory->size()}});
@@ -161,6 +168,7 @@ Region Ucx::share(std::shared_ptr<SharedMemory> memory) {
 }
 
 void Ucx::unshare(Region region) {
+  std::lock_guard order(sharingMutex_);
   if (closedHere() || !local_.remove(region)) return;
   submit({.header = {.kind = WireKind::withdraw, .region = region}});
 }
@@ -264,9 +272,10 @@ bool Ucx::step() {
   for (int i = 0; i < 64 && link_->progress(); ++i) busy = true;
   if (work_.exchange(false, std::memory_order_seq_cst)) {
     busy = true;
-    runRequests();
+    takeRequests();
     returnCredits();
   }
+  busy |= startPuts();
   for (int channel = 0; channel < kChannels; ++channel) busy |= pump(channel);
   Clock::time_point now = Clock::now();
   if (now >= nextBeat()) {
@@ -294,13 +303,11 @@ bool Ucx::pump(int channel) {
   if (records.empty() && room > kBatchBytes)
     records = lane.drain->peek(lane.sent, room);  // one large message
   if (records.empty()) return false;
-  // Read after the ring: it counts every put that was asked for before any of these records was committed,
-  // sent or not yet.
-  uint64_t puts = putsAsked_.load(std::memory_order_acquire);
+  records = records.first(upToNextPut(lane, channel, records.size()));
   WireHeader header{.kind = WireKind::messages,
                     .channel = static_cast<uint32_t>(channel),
                     .number = lane.sent,
-                    .landed = puts};
+                    .landed = lane.follows};
   lane.inFlight = true;
   lane.sent += records.size();
   size_t bytes = records.size();
@@ -311,20 +318,63 @@ bool Ucx::pump(int channel) {
   return true;
 }
 
-bool Ucx::runRequests() {
+// How many of the next `bytes` bytes of records follow the same put, lane.follows. Looks at requests after
+// the ring: every put that was asked for before any of these records was committed is marked by now, and
+// every region that they name is announced.
+size_t Ucx::upToNextPut(Lane& lane, int channel, size_t bytes) {
+  if (work_.load(std::memory_order_acquire) || putsAsked_.load(std::memory_order_acquire) != putsMarked_)
+    takeRequests();
+  for (; !lane.marks.empty(); lane.marks.pop_front()) {
+    const PutMark& next = lane.marks.front();
+    if (next.position[channel] > lane.sent)
+      return std::min<uint64_t>(bytes, next.position[channel] - lane.sent);
+    lane.follows = next.number;
+  }
+  return bytes;
+}
+
+void Ucx::takeRequests() {
   std::vector<Request> requests;
+  std::vector<PutMark> marks;
   {
     std::lock_guard lock(requestsMutex_);
     requests.swap(requests_);
+    marks.swap(marks_);
   }
-  for (Request& request : requests) sendRequest(request);
-  return !requests.empty();
+  for (const PutMark& mark : marks) {
+    for (int channel = 0; channel < kChannels; ++channel) {
+      auto& known =
+          lanes_[channel].marks;  // nothing was committed since the last put: this one stands for both
+      if (!known.empty() && known.back().position[channel] == mark.position[channel]) known.pop_back();
+      known.push_back(mark);
+    }
+    putsMarked_ = mark.number;
+  }
+  for (Request& request : requests) {
+    if (request.header.kind == WireKind::put)
+      queue_.push_back(std::move(request));
+    else
+      sendRequest(request);
+  }
+}
+
+bool Ucx::startPuts() {
+  bool any = false;
+  for (; !queue_.empty(); queue_.pop_front()) {
+    if (putBytes_ != 0 && putBytes_ + queue_.front().header.length > kPutWindow) break;
+    sendRequest(queue_.front());
+    any = true;
+  }
+  return any;
 }
 
 void Ucx::sendRequest(Request& request) {
   WireHeader& header = request.header;
   if (header.kind == WireKind::put) {
-    puts_[header.number].transfer = request.transfer;
+    PutState& state = puts_[header.number];
+    state.transfer = request.transfer;
+    state.bytes = header.length;
+    putBytes_ += state.bytes;
     uint32_t flags = header.length >= kRendezvousBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
     link_->send(header, request.source, header.length, flags, [this, number = header.number](bool ok) {
       PutState& put = puts_[number];

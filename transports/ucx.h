@@ -10,7 +10,9 @@
 //  * put: a numbered active message (rendezvous when large), received straight into the region after region
 //  id,
 //    generation and bounds were checked, and answered when it has landed. Messages say which put they follow
-//    and are held back until it has landed. get: a request, answered by the data.
+//    and are held back until it has landed; a put notes how far the rings were filled when it was asked for,
+//    so that messages before it need not wait for it. A few MiB of puts are under way at a time, so that they
+//    land one after the other and not all at the end. get: a request, answered by the data.
 //  * A dead process shows as end-of-file on the bootstrap socket or as an error of UCX. Both sides say a byte
 //  there
 //    every 250 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
@@ -73,9 +75,15 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     void* target = nullptr;        // get
     Transfer transfer = 0;
   };
+  // Messages from `position` of a channel's out ring on follow put `number`.
+  struct PutMark {
+    uint64_t number;
+    std::array<uint64_t, kChannels> position;
+  };
   // A put is over when the peer has answered and UCX has let go of the source.
   struct PutState {
     Transfer transfer = 0;
+    uint64_t bytes = 0;
     bool sent = false;
     bool answered = false;
     bool ok = true;
@@ -92,6 +100,8 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     uint64_t sent = 0;          // position handed to UCX
     uint64_t peerConsumed = 0;  // credit
     bool inFlight = false;
+    std::deque<PutMark> marks;      // of puts that messages not sent yet follow
+    uint64_t follows = 0;           // the put that the next message follows
     uint64_t filled = 0;            // position published to the in ring
     uint64_t creditSaid = 0;        // consumption reported to the peer
     std::map<uint64_t, Held> held;  // records that must wait, by position
@@ -110,7 +120,9 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   bool step();
   void sleep();
   bool pump(int channel);
-  bool runRequests();
+  size_t upToNextPut(Lane& lane, int channel, size_t bytes);
+  void takeRequests();
+  bool startPuts();
   void sendRequest(Request& request);
   void returnCredits();
   void readBootstrap();
@@ -148,8 +160,10 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::atomic<bool> severed_{false};
   std::atomic<uint64_t> creditSaid_[kChannels] = {};  // Lane::creditSaid, for the consumer
   std::atomic<uint64_t> putsAsked_{0};  // the number of the latest put; written under requestsMutex_
+  std::mutex sharingMutex_;             // one share or unshare at a time: names are told in order
   std::mutex requestsMutex_;
   std::vector<Request> requests_;
+  std::vector<PutMark> marks_;  // of puts asked for since the progress thread looked
   std::mutex endMutex_;
   std::condition_variable ended_;
   bool runEnded_ = false;
@@ -157,7 +171,10 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   // Progress thread.
   std::unique_ptr<UcxLink> link_;
   std::array<Lane, kChannels> lanes_;
+  std::deque<Request> queue_;                    // puts that wait for earlier ones
   std::unordered_map<uint64_t, PutState> puts_;  // under way, by number
+  uint64_t putBytes_ = 0;                        // of these
+  uint64_t putsMarked_ = 0;                      // the latest put whose mark was taken
   std::unordered_map<uint64_t, Request> gets_;   // by transfer
   uint64_t putsLanded_ = 0;                      // all up to this one
   std::set<uint64_t> landedEarly_;

@@ -169,6 +169,7 @@ void Ucx::settle(uint64_t put) {
   const PutState& state = puts_[put];
   if (!state.answered || !state.sent) return;
   transfers_->end(state.transfer, state.ok);
+  putBytes_ -= state.bytes;
   puts_.erase(put);
 }
 

@@ -121,6 +121,7 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
   auto data = reinterpret_cast<const unsigned char*>(parameters);
   if (isAccepted(*function, key))
     return postTo<"sessionLaunch">(ref, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
+  notePrinting(*function);
   status = Session::get().await<"sessionLaunch">(ref.context, handle, ref.wire, shape, data, bytes,
                                                  attributes, attributeCount);
   if (status != CUDA_SUCCESS) return status;
@@ -203,6 +204,7 @@ CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CU
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = describe(handle, *function, context, device);
   if (status != CUDA_SUCCESS) return status;
+  notePrinting(*function);
   if (extra != nullptr) {
     const std::byte* buffer = nullptr;
     size_t bytes = 0;

@@ -57,7 +57,7 @@ CUresult load(Table& table, Handle* out, const void* image, CUcontext context, J
     table.destroy(made.id);
     return status;
   }
-  if (printing != 0) Session::get().setPrinting();
+  made.object->printing = printing != 0;
   made.object->context = context;
   *out = handle;
   return CUDA_SUCCESS;
@@ -179,6 +179,14 @@ Function* findFunction(CUfunction handle) {
   uint64_t id = toId(handle);
   if (Function* function = kernels.find(id)) return function;
   return functions.find(id);
+}
+
+void notePrinting(const Function& function) {
+  Session& session = Session::get();
+  if (session.printing()) return;
+  const bool ofLibrary = handles::kindOf(function.library) == Kind::library;
+  const Library* owner = ofLibrary ? libraries.find(function.library) : modules.find(function.library);
+  if (owner != nullptr && owner->printing) session.setPrinting();
 }
 
 CUresult describe(CUfunction handle, Function& function, CUcontext context, CUdevice device) {
@@ -303,7 +311,7 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule modu
 CUresult cuLibraryLoadData(CUlibrary* out, const void* image, CUjit_option* names, void** values,
                            unsigned count, CUlibraryOption* libraryNames, void** libraryValues,
                            unsigned libraryCount) {
-  // CU_LIBRARY_BINARY_IS_PRESERVED lets a driver keep the pointer; the worker has its own copy either way.
+  // CU_LIBRARY_BINARY_IS_PRESERVED lets a driver keep the pointer: the worker's keeps the worker's image.
   (void)libraryNames, (void)libraryValues, (void)libraryCount;
   return loadLibrary(out, image, count, names, values);
 }
@@ -362,6 +370,7 @@ CUresult cuLibraryGetModule(CUmodule* out, CUlibrary library) {
       return status;
     }
     made.object->context = context->handle;
+    made.object->printing = owner->printing;
     owner->module = handle;
   }
   *out = owner->module;

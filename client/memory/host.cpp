@@ -71,6 +71,10 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
                        : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
   } catch (const std::exception&) {
   }
+  if (piece.memory != nullptr && !session.mapsMemory()) {
+    piece.lent = session.connection().share(piece.memory);
+    if (piece.lent == transport::Region{}) piece.memory.reset();
+  }
   if (piece.memory == nullptr) {
     session.post<"sessionHostUnmap">(context, CUdeviceptr{address});
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -140,6 +144,7 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
   }
   if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
+  if (p.lent != transport::Region{}) Session::get().connection().unshare(p.lent);
   freeAddresses_.emplace(p.bytes, piece->first);
   pieces_.erase(
       piece);  // unmapped under the lock: its addresses are the next piece's as soon as the lock is free
@@ -168,7 +173,7 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   Session& session = Session::get();
   if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
   uint64_t address = reinterpret_cast<uint64_t>(from);
-  CUresult status = fetchBefore(address, bytes);
+  CUresult status = awaitLandings(address, bytes);
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(mutex_);
@@ -211,72 +216,51 @@ CUresult HostMemory::putRange(const void* from, size_t bytes) {
   return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-void HostMemory::expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes) {
-  if (Session::get().mapsMemory() || bytes == 0) return;
-  std::lock_guard lock(mutex_);
-  landings_.push_back({ref, value, to, bytes});
-  pending_.fetch_add(1);
+CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  Session& session = Session::get();
+  transport::Region region;
+  uint64_t start = 0;
+  {
+    std::lock_guard lock(mutex_);
+    auto piece = pieceOf(to);
+    if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
+    region = piece->second.lent;
+    start = piece->first;
+    std::erase_if(landings_, [&](const Landing& l) { return session.words().reached(l.word, l.value); });
+  }
+  for (size_t at = 0; at < bytes; at += kTravel) {
+    size_t n = std::min(kTravel, bytes - at);
+    uint64_t value = 0;
+    CUresult status = postWithWord(ref, value, [&](uint64_t word) {
+      return session.post<"sessionRead">(
+          ref.context, ref.wire, CUdeviceptr{to + at}, CUdeviceptr{from + at}, n, ref.stream->word, word,
+          schema::RegionName{region.id, region.generation}, to + at - start, nullptr, nullptr);
+    });
+    if (status != CUDA_SUCCESS) return status;
+    std::lock_guard lock(mutex_);
+    landings_.push_back({ref.stream->word, value, to + at, n});
+  }
+  return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::fetchBefore(uint64_t address, size_t bytes) {
-  if (pending_.load() == 0) return CUDA_SUCCESS;
+// The bytes at `address` are about to be sent: what the device still owes there must have come.
+CUresult HostMemory::awaitLandings(uint64_t address, size_t bytes) {
   std::vector<Landing> overlapping;
   {
     std::lock_guard lock(mutex_);
-    for (auto& landing : landings_) {
-      uint64_t at = reinterpret_cast<uint64_t>(landing.to);
-      if (at < address + bytes && address < at + landing.bytes) overlapping.push_back(landing);
-    }
+    for (auto& landing : landings_)
+      if (landing.to < address + bytes && address < landing.to + landing.bytes)
+        overlapping.push_back(landing);
   }
   for (auto& landing : overlapping) {
-    CUresult status = waitFor(landing.ref, landing.value);
+    CUresult status = Session::get().waitWord(landing.word, landing.value);
     if (status != CUDA_SUCCESS) return status;
   }
   return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::land(std::vector<Landing>& ready) {
-  Session& session = Session::get();
-  std::vector<transport::Transfer> transfers;
-  for (auto& landing : ready) {
-    transport::Region region;
-    uint64_t offset = 0;
-    {
-      std::lock_guard lock(mutex_);
-      auto piece = pieceOf(reinterpret_cast<uint64_t>(landing.to));
-      if (piece == pieces_.end()) continue;  // freed meanwhile
-      region = piece->second.region;
-      offset = reinterpret_cast<uint64_t>(landing.to) - piece->first;
-    }
-    transfers.push_back(session.connection().get(landing.to, region, offset, landing.bytes));
-  }
-  for (transport::Transfer transfer : transfers)
-    if (transfer == transport::kRefused ||
-        (transfer != 0 && !session.connection().wait(transfer, transport::kForever)))
-      return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  return CUDA_SUCCESS;
-}
-
 CUresult HostMemory::settleSlow() {
-  // One thread fetches at a time: another that finds nothing left to fetch must not go on before the bytes
-  // are there.
-  std::unique_lock landing(landingMutex_);
-  std::vector<Landing> ready;
-  {
-    std::lock_guard lock(mutex_);
-    for (auto it = landings_.begin(); it != landings_.end();) {
-      if (isDone(it->ref, it->value)) {
-        ready.push_back(*it);
-        it = landings_.erase(it);
-      } else {
-        ++it;
-      }
-    }
-  }
-  CUresult status = land(ready);
-  pending_.fetch_sub(ready.size());
-  landing.unlock();
-  if (status != CUDA_SUCCESS || !mirroring()) return status;
+  CUresult status = CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
   std::vector<Mirror*> all;  // they stay: removing one takes mirrorMutex_
   {

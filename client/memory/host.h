@@ -3,8 +3,8 @@
 // one address: on one host the same pages (a memfd), on a network a copy on each side.
 //
 //  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy;
-//  `expect` notes a
-//    device-to-host copy whose bytes are fetched once its completion is known (`settle`).
+//  `download` has
+//    the worker put what a device-to-host copy brought into ours, before it tells that the copy is done.
 //  * Mirrors keep two copies alike where kernels address memory that cannot be shared: mapped and managed
 //  memory on a
 //    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out
@@ -40,9 +40,9 @@ class HostMemory {
   // copy behind it was to take, so they are sent again before its stream goes on.
   void hostFunctionBegins();
   void hostFunctionEnded();
-  void expect(const StreamRef& ref, uint64_t value, void* to, size_t bytes);
-  // The bytes at `address` are about to be sent: fetch what the device still owes there.
-  CUresult fetchBefore(uint64_t address, size_t bytes);
+  static constexpr size_t kTravel = size_t{4} << 20;  // a large copy goes in pieces of this
+  // Network: posts the copy of device memory at `from` to the arena at `to`.
+  CUresult download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
 
   // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker).
   // borrowed: ordinary memory that a graph copies (client/graphs.h).
@@ -57,14 +57,13 @@ class HostMemory {
   void mirrorArena(uint64_t address);
   bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }
   CUresult publish();
-  CUresult settle() {
-    return pending_.load(std::memory_order_relaxed) == 0 && !mirroring() ? CUDA_SUCCESS : settleSlow();
-  }
+  CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:
   struct Piece {  // one mapping of the arena, cut into allocations
     size_t bytes = 0;
-    transport::Region region;
+    transport::Region region;  // the worker's
+    transport::Region lent;    // network: ours, which the worker puts into
     std::shared_ptr<transport::SharedMemory> memory;
     unsigned flags = 0;
     size_t used = 0;
@@ -78,17 +77,16 @@ class HostMemory {
         false;  // the application may unmap it without telling: read and written through the kernel
     schema::MirrorBase base;
   };
-  struct Landing {
-    StreamRef ref;
-    uint64_t value = 0;
-    void* to = nullptr;
+  struct Landing {  // bytes under way to us, until the word has that value
+    uint64_t word = 0, value = 0;
+    uint64_t to = 0;
     size_t bytes = 0;
   };
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags,
                     std::map<uint64_t, Piece>::iterator& made);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
   CUresult settleSlow();
-  CUresult land(std::vector<Landing>& ready);
+  CUresult awaitLandings(uint64_t address, size_t bytes);
   CUresult collect(Mirror& mirror);
   void scrub(Mirror& mirror);
 
@@ -105,8 +103,7 @@ class HostMemory {
   CUresult putRange(const void* from, size_t bytes);
   size_t openFunctions_ = 0;
   std::vector<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
-  std::atomic<size_t> pending_{0}, mirrorCount_{0};
-  std::mutex landingMutex_;
+  std::atomic<size_t> mirrorCount_{0};
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };
 

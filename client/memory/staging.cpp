@@ -7,6 +7,7 @@
 namespace gpupool::client {
 namespace {
 constexpr size_t kSmallShare = 4;  // a quarter of the staging memory is cut small
+constexpr auto kNap = std::chrono::microseconds(20);
 transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
 }  // namespace
 
@@ -15,76 +16,81 @@ Staging& staging() {
   return *slots;
 }
 
-void Staging::start() {
-  if (started_) return;
+bool Staging::start() {
   Session& session = Session::get();
+  if (started_) return !session.mapsMemory() || mapped_ != nullptr;
+  started_ = true;
   const schema::WorkerHello& hello = session.hello();
   region_ = {hello.staging.id, hello.staging.generation};
   if (session.mapsMemory()) {
     memory_ = session.connection().map(region_, nullptr, bound());
-    if (memory_ != nullptr) mapped_ = memory_->data();
+    if (memory_ == nullptr) return false;
+    mapped_ = memory_->data();
   }
   uint64_t cut = hello.stagingBytes / kSmallShare;
   for (uint64_t at = 0; at + kSmall <= cut; at += kSmall)
-    small_.push_back({at, kSmall, hello.stagingAddress + at});
+    small_.free.push_back({at, kSmall, hello.stagingAddress + at});
   for (uint64_t at = cut; at + kLarge <= hello.stagingBytes; at += kLarge)
-    large_.push_back({at, kLarge, hello.stagingAddress + at});
-  started_ = true;
+    large_.free.push_back({at, kLarge, hello.stagingAddress + at});
+  return true;
 }
 
-bool Staging::reclaim() {
-  bool any = false;
-  std::erase_if(pending_, [&](const Pending& p) {
-    if (!isDone(p.ref, p.value)) return false;
-    (p.slot.bytes == kLarge ? large_ : small_).push_back(p.slot);
-    any = true;
-    return true;
-  });
-  return any;
+bool Staging::tryAcquire(size_t bytes, Slot& slot) {
+  std::lock_guard lock(mutex_);
+  if (!start()) return false;
+  Shelf& shelf = this->shelf(bytes);
+  // Few and large: looked over every time, so that the slot given out is the one used last, whose bytes are
+  // likeliest to be in a cache still.
+  if (shelf.free.empty() || &shelf == &large_)
+    std::erase_if(shelf.pending, [&](const Pending& p) {
+      if (!Session::get().words().reached(p.word, p.value)) return false;
+      shelf.free.push_back(p.slot);
+      return true;
+    });
+  if (shelf.free.empty()) return false;
+  slot = shelf.free.back();
+  shelf.free.pop_back();
+  return true;
 }
 
+// All slots are with the device: any of their streams may be the next to finish, so none is waited for alone.
 CUresult Staging::acquire(size_t bytes, Slot& slot) {
-  while (true) {
-    std::vector<StreamRef> busy;
-    {
-      std::lock_guard lock(mutex_);
-      start();
-      auto& list = bytes <= kSmall ? small_ : large_;
-      if (list.empty()) reclaim();
-      if (!list.empty()) {
-        slot = list.back();
-        list.pop_back();
-        return CUDA_SUCCESS;
-      }
-      for (auto& p : pending_) busy.push_back(p.ref);
-    }
-    // All slots are with the device. Any of their streams may be the next to finish, so none is waited for
-    // alone.
-    if (CUresult status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
-    for (auto& ref : busy) {
-      uint64_t value = 0;
-      if (CUresult status = requestWord(ref, value); status != CUDA_SUCCESS) return status;
-      if (!Session::get().mapsMemory()) Session::get().watch(ref.stream->word, value);
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  if (tryAcquire(bytes, slot)) return CUDA_SUCCESS;
+  Session& session = Session::get();
+  std::vector<Pending> busy;
+  {
+    std::lock_guard lock(mutex_);
+    if (!start()) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    busy = shelf(bytes).pending;
   }
+  for (auto& p : busy) {
+    uint64_t value = 0;
+    if (p.ref.stream->word != p.word) continue;  // destroyed: its last word was asked for then
+    if (CUresult status = requestWord(p.ref, value); status != CUDA_SUCCESS) return status;
+    if (!session.mapsMemory()) session.watch(p.word, p.value);
+  }
+  while (!tryAcquire(bytes, slot)) {
+    if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
+    std::this_thread::sleep_for(kNap);
+  }
+  return CUDA_SUCCESS;
 }
 
 void Staging::release(const Slot& slot) {
   std::lock_guard lock(mutex_);
-  (slot.bytes == kLarge ? large_ : small_).push_back(slot);
+  shelf(slot.bytes).free.push_back(slot);
 }
 
 void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t value) {
   std::lock_guard lock(mutex_);
-  pending_.push_back({slot, ref, value});
+  shelf(slot.bytes).pending.push_back({slot, ref, ref.stream->word, value});
 }
 
 CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t bytes,
                         transport::Transfer& transfer) {
   transfer = 0;
   if (mapped_ != nullptr) {
-    std::memcpy(mapped_ + slot.offset + at, from, bytes);
+    std::memcpy(mapped(slot) + at, from, bytes);
     return CUDA_SUCCESS;
   }
   transfer = Session::get().connection().put(from, region_, slot.offset + at, bytes);
@@ -93,7 +99,7 @@ CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t by
 
 CUresult Staging::read(const Slot& slot, size_t at, void* to, size_t bytes) {
   if (mapped_ != nullptr) {
-    std::memcpy(to, mapped_ + slot.offset + at, bytes);
+    std::memcpy(to, mapped(slot) + at, bytes);
     return CUDA_SUCCESS;
   }
   return finish(Session::get().connection().get(to, region_, slot.offset + at, bytes));

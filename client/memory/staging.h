@@ -13,7 +13,7 @@ namespace gpupool::client {
 
 class Staging {
  public:
-  static constexpr size_t kLarge = size_t{1} << 20;
+  static constexpr size_t kLarge = size_t{2} << 20;
   static constexpr size_t kSmall = size_t{64} << 10;
 
   struct Slot {
@@ -24,10 +24,13 @@ class Staging {
 
   // A slot of at least min(bytes, kLarge). Waits for one; an error only when the session is lost.
   CUresult acquire(size_t bytes, Slot& slot);
+  bool tryAcquire(size_t bytes, Slot& slot);
   void release(const Slot& slot);  // nothing uses it
   void releaseAfter(const Slot& slot, const StreamRef& ref,
                     uint64_t value);  // free when the stream got there
 
+  // One host: where an acquired slot's bytes are in this process.
+  std::byte* mapped(const Slot& slot) const { return mapped_ + slot.offset; }
   // Host bytes into the slot; on a network the transfer is under way until finish().
   CUresult write(const Slot& slot, size_t at, const void* from, size_t bytes, transport::Transfer& transfer);
   CUresult read(const Slot& slot, size_t at, void* to, size_t bytes);
@@ -37,18 +40,21 @@ class Staging {
   struct Pending {
     Slot slot;
     StreamRef ref;
-    uint64_t value;
+    uint64_t word, value;  // the stream may be destroyed before its word is reached
   };
-  void start();
-  bool reclaim();  // under the mutex
+  struct Shelf {
+    std::vector<Slot> free;
+    std::vector<Pending> pending;
+  };
+  bool start();  // under the mutex; false: there is no staging memory
+  Shelf& shelf(size_t bytes) { return bytes <= kSmall ? small_ : large_; }
 
   std::mutex mutex_;
   bool started_ = false;
   std::byte* mapped_ = nullptr;
   std::shared_ptr<transport::SharedMemory> memory_;
   transport::Region region_;
-  std::vector<Slot> large_, small_;
-  std::vector<Pending> pending_;
+  Shelf large_, small_;
 };
 
 Staging& staging();

@@ -53,4 +53,6 @@ CALL(cuMemsetD2D16Async, Custom, In<"dstDevice">, In<"dstPitch">, In<"us">, In<"
 CALL(cuMemsetD2D32, Custom, In<"dstDevice">, In<"dstPitch">, In<"ui">, In<"Width">, In<"Height">)
 CALL(cuMemsetD2D32_v2, Custom, In<"dstDevice">, In<"dstPitch">, In<"ui">, In<"Width">, In<"Height">)
 CALL(cuMemsetD2D32Async, Custom, In<"dstDevice">, In<"dstPitch">, In<"ui">, In<"Width">, In<"Height">, Handle<"hStream">)
+SESSION_CALL(sessionWrite, Post, Handle<"stream">, In<"to">, In<"from">, Array<"data", "bytes">, In<"bytes">, In<"word">, In<"value">)
+SESSION_CALL(sessionRead, Post, Handle<"stream">, In<"to">, In<"from">, In<"bytes">, In<"word">, In<"value">, In<"region">, In<"offset">, OutArray<"data", "count">, InOut<"count">)
 // clang-format on

@@ -256,6 +256,7 @@ void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::Wo
   }
   start.setNetworkDevice(settings_.networkDevice);
   start.setModuleCache(cacheFolder(grant.tenant));
+  start.setModuleCacheBytes(settings_.moduleCacheBytes);
   start.setClientPid(attempt.facts.clientPid);
 }
 

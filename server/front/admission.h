@@ -30,6 +30,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     uint64_t rowsHash = 0;
     std::string networkDevice;
     std::string moduleCache;  // folder for all tenants; empty: no cache
+    uint64_t moduleCacheBytes = 0;
     kj::Duration messageBound = 2 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;
     uint32_t atOnce = 64;

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "base/log.h"
+#include "server/images/image_cache.h"
 
 namespace gpupool::server {
 namespace {
@@ -87,6 +88,7 @@ void Front::run(Inventory found) {
   if (options_.warmContexts)
     for (const auto& device : inventory_.devices)
       workers.contexts.push_back(static_cast<int>(device.ordinal));
+  workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
   pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
 
@@ -94,9 +96,9 @@ void Front::run(Inventory found) {
   admission.server = options_.name;
   admission.rowsHash = inventory_.rowsHash;
   admission.networkDevice = options_.networkDevice;
-  admission.moduleCache = options_.moduleCache;
+  if (openCache()) admission.moduleCache = options_.moduleCache;
+  admission.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
-  if (!options_.moduleCache.empty()) std::filesystem::create_directories(options_.moduleCache);
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
 
   if (!options_.local.empty()) {
@@ -104,6 +106,38 @@ void Front::run(Inventory found) {
     local_ = kj::heap<LocalListener>(*io_.lowLevelProvider, options_.local);
     accepting_->add(accept(local_->receiver(), false));
   }
+}
+
+bool Front::openCache() {
+  if (options_.moduleCache.empty()) return false;
+  try {
+    std::filesystem::create_directories(options_.moduleCache);
+  } catch (const std::exception& error) {
+    GPUPOOL_WARNING("no module cache: %s", error.what());
+    return false;
+  }
+  tasks_.add(trimCache());
+  return true;
+}
+
+// A worker keeps its tenant's folder within the bound; that all of them together stay within it is seen to
+// here.
+kj::Promise<void> Front::trimCache() {
+  trimImages(options_.moduleCache, options_.moduleCacheSize.value, 1);
+  return timer_.afterDelay(1 * kj::MINUTES).then([this] { return trimCache(); });
+}
+
+bool Front::hasRoomForContext(int ordinal) const {
+  constexpr uint64_t kContext = uint64_t{1} << 30;  // 527 MiB on an H200, and what it grows to
+  const auto& devices = leases_->devices();
+  for (size_t index = 0; index < devices.size(); ++index) {
+    if (static_cast<int>(devices[index].ordinal) != ordinal) continue;
+    if (leases_->reserved(index) + kContext <= devices[index].memoryBytes) return true;
+    const auto holders = leases_->holders(index);
+    return std::all_of(holders.begin(), holders.end(),
+                       [this](const Id& lease) { return sessions_->living(lease) == 0; });
+  }
+  return false;
 }
 
 kj::Promise<void> Front::listenNetwork() {

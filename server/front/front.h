@@ -30,6 +30,11 @@ class Front final : private kj::TaskSet::ErrorHandler {
  private:
   kj::Promise<Inventory> inventory(kj::Duration pause);
   void run(Inventory inventory);
+  // False: no cache of modules, and the log says why.
+  bool openCache();
+  kj::Promise<void> trimCache();
+  // A context ahead of time takes 527 MiB: not of a device whose leases were promised all of it and use it.
+  bool hasRoomForContext(int ordinal) const;
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void describe(schema::ServerInfo::Builder info);

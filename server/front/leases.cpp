@@ -107,4 +107,12 @@ uint64_t LeaseTable::reserved(size_t device) const {
   return total;
 }
 
+std::vector<Id> LeaseTable::holders(size_t device) const {
+  std::vector<Id> ids;
+  for (const auto& [id, lease] : leases_)
+    for (const auto& granted : lease.devices)
+      if (granted.index == device) ids.push_back(id);
+  return ids;
+}
+
 }  // namespace gpupool::server

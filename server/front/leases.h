@@ -61,6 +61,7 @@ class LeaseTable {
   void remove(const Id& id);
   std::vector<Id> active() const;  // those that admit sessions
   uint64_t reserved(size_t device) const;
+  std::vector<Id> holders(size_t device) const;
   const std::vector<Device>& devices() const { return devices_; }
 
  private:

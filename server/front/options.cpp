@@ -7,6 +7,19 @@
 #include <filesystem>
 
 namespace gpupool::server {
+namespace {
+
+// CACHE_DIRECTORY: systemd's, for a service that has one.
+std::string cacheFolder() {
+  for (auto [variable, below] : {std::pair{"CACHE_DIRECTORY", "/modules"},
+                                 {"XDG_CACHE_HOME", "/gpupool/modules"},
+                                 {"HOME", "/.cache/gpupool/modules"}})
+    if (const char* folder = std::getenv(variable); folder != nullptr && folder[0] == '/')
+      return std::string(folder) + below;
+  return "/var/cache/gpupool/modules";
+}
+
+}  // namespace
 
 const char ServerOptions::kPrefix[] = "GPUPOOL_SERVER_";
 const char ServerOptions::kIntroduction[] =
@@ -44,7 +57,13 @@ std::vector<options::Option> ServerOptions::table() {
       {"network-device", networkDevice, "NAME",
        "The interface that sessions from the network use: lo, eth0, mlx5_0:1. Empty: all."},
       {"module-cache", moduleCache, "PATH",
-       "Folder for the device code that programs bring, one below it per tenant. Empty: no cache."},
+       "Folder for the device code that programs bring, one below it per tenant: code crosses the network "
+       "once "
+       "per server. Empty: $CACHE_DIRECTORY/modules, $XDG_CACHE_HOME/gpupool/modules, "
+       "~/.cache/gpupool/modules or "
+       "/var/cache/gpupool/modules, the first that is known; 'none': no cache."},
+      {"module-cache-size", moduleCacheSize, "SIZE",
+       "What is kept in --module-cache, of all tenants; code unused for longest goes first."},
       {"handshake-time", handshakeTime, "TIME", "Who opens a session answers each step within this time."},
       {"stop-time", stopTime, "TIME", "A worker that was told to stop is killed after this time."},
   };
@@ -70,6 +89,8 @@ void ServerOptions::complete() {
   }
   if (local.empty()) local = state + "/server-" + name + ".sock";
   if (local == "none") local.clear();
+  if (moduleCache.empty()) moduleCache = cacheFolder();
+  if (moduleCache == "none") moduleCache.clear();
   if (local.size() > 107)
     throw options::OptionError("--local: '" + local + "' is longer than a Unix socket's 107");
 }

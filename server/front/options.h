@@ -22,6 +22,7 @@ struct ServerOptions {
   bool warmContexts = true;
   std::string networkDevice;
   std::string moduleCache;
+  options::Bytes moduleCacheSize{uint64_t{8} << 30};
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
 

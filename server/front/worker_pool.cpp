@@ -9,6 +9,7 @@ namespace gpupool::server {
 WorkerPool::WorkerPool(kj::UnixEventPort& port, kj::Timer& timer, Settings settings)
     : port_(port), timer_(timer), settings_(std::move(settings)), tasks_(*this) {
   refill();
+  startContexts();
 }
 
 WorkerPool::~WorkerPool() { stopped_ = true; }
@@ -54,8 +55,28 @@ void WorkerPool::refill() {
   if (stopped_ || pausing_) return;
   std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
   while (mayStart() && count(-1) < settings_.warm + waiters_.size()) start(-1);
-  for (int device : settings_.contexts)
-    if (mayStart() && count(device) == 0) start(device);
+  checkContextsLater();
+}
+
+void WorkerPool::startContexts() {
+  if (stopped_ || pausing_) return;
+  for (int device : settings_.contexts) {
+    if (!mayStart() || count(device) != 0) continue;
+    if (settings_.mayHold(device))
+      start(device);
+    else
+      checkContextsLater();
+  }
+}
+
+// Later: a worker just taken is not yet the session that has the device.
+void WorkerPool::checkContextsLater() {
+  if (checking_ || settings_.contexts.empty()) return;
+  checking_ = true;
+  tasks_.add(timer_.afterDelay(settings_.contextCheck).then([this] {
+    checking_ = false;
+    startContexts();
+  }));
 }
 
 size_t WorkerPool::count(int device) const {

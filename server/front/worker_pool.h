@@ -11,6 +11,7 @@
 #include <kj/async-unix.h>
 
 #include <deque>
+#include <functional>
 #include <list>
 #include <set>
 #include <string>
@@ -26,7 +27,10 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
     std::string executable;
     std::vector<std::string> arguments;
     uint32_t warm = 2;
-    std::vector<int> contexts;                     // ordinals
+    std::vector<int> contexts;  // ordinals
+    // Asked again every contextCheck while a context is missing: false while its memory is somebody's.
+    std::function<bool(int ordinal)> mayHold = [](int) { return true; };
+    kj::Duration contextCheck = 300 * kj::MILLISECONDS;
     kj::Duration contextPause = 30 * kj::SECONDS;  // after a context could not be had
     uint64_t rowsHash = 0;                         // of a worker of this server; another's is not used
     uint32_t atOnce = 4;                           // starting at the same time
@@ -59,6 +63,8 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   };
 
   void refill();
+  void startContexts();
+  void checkContextsLater();
   // Ready or about to be.
   size_t count(int device) const;
   bool mayStart() const;
@@ -83,6 +89,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   uint32_t failures_ = 0;         // in a row
   std::string lastFailure_;
   bool pausing_ = false;
+  bool checking_ = false;
   bool stopped_ = false;
   kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> emptied_;
   kj::TaskSet tasks_;

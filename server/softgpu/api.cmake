@@ -1,7 +1,4 @@
 # The driver API of the software GPU: lib/libcuda-soft.so, loaded by the worker where there is no NVIDIA driver.
-pkg_check_modules(LZ4 REQUIRED IMPORTED_TARGET liblz4)
-pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
-
 set(api_sources
   api/array.cpp api/attributes.cpp api/callback.cpp api/capture.cpp api/code.cpp api/context.cpp api/copy.cpp
   api/device.cpp api/error.cpp api/event.cpp api/fatbin.cpp api/graph.cpp api/graph_exec.cpp api/graph_memory.cpp
@@ -12,7 +9,7 @@ set(api_sources
 list(TRANSFORM api_sources PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
 add_library(cuda-soft SHARED ${api_sources})
 target_include_directories(cuda-soft PRIVATE ${CMAKE_SOURCE_DIR})
-target_link_libraries(cuda-soft PRIVATE gpupool_flags cuda_headers softgpu_engine PkgConfig::LZ4 PkgConfig::ZSTD)
+target_link_libraries(cuda-soft PRIVATE gpupool_flags cuda_headers softgpu_engine fatbin)
 # Unloading it under its own threads would crash; programs keep drivers for good anyway.
 target_link_options(cuda-soft PRIVATE
   -Wl,--version-script=${CMAKE_CURRENT_LIST_DIR}/api/exports.map -Wl,-z,nodelete -Wl,-z,defs)

@@ -103,6 +103,7 @@ struct Bench {
     options.driver = FAKE_DRIVER;
     options.worker = FAKE_WORKER;
     options.warm = 1;
+    options.warmContexts = false;
     options.stopTime = std::chrono::milliseconds(300);
     options.complete();
     front = kj::heap<Front>(io, options);

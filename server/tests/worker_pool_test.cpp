@@ -103,6 +103,22 @@ TEST_CASE("a session gets a worker with a context on its own device, or with non
   bench.stop(pool);
 }
 
+TEST_CASE("a context is made ahead only while nobody has its memory") {
+  Bench bench;
+  bool room = false;
+  auto settings = bench.settings(1);
+  settings.contexts = {0};
+  settings.contextCheck = 20 * kj::MILLISECONDS;
+  settings.mayHold = [&](int ordinal) { return ordinal == 0 && room; };
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return pool.warm() == 1; });
+  bench.timer.afterDelay(100 * kj::MILLISECONDS).wait(bench.io.waitScope);
+  CHECK(pool.warm() == 1);
+  room = true;
+  bench.until([&] { return pool.warm() == 2; });
+  bench.stop(pool);
+}
+
 TEST_CASE("without warm workers one is started for who asks") {
   Bench bench;
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(0));

@@ -122,6 +122,7 @@ void fillStart(capnp::MessageBuilder& message) {
   device.initInfo().setOrdinal(5);
   device.setMemoryBytes(1024);
   start.setModuleCache("/cache");
+  start.setModuleCacheBytes(77);
   start.setClientPid(42);
 }
 
@@ -134,6 +135,7 @@ TEST_CASE("a session start arrives whole, with a blocking socket that programs s
     if (!start || start->sessionHigh != 1 || start->epoch != 3 || start->transport != "shm") return 1;
     if (start->devices.size() != 1 || start->devices[0].info.ordinal != 5) return 2;
     if (start->devices[0].memoryBytes != 1024 || start->moduleCache != "/cache") return 3;
+    if (start->moduleCacheBytes != 77) return 7;
     if (start->clientPid != 42) return 4;
     if ((fcntl(start->socket, F_GETFL) & O_NONBLOCK) != 0) return 5;
     if ((fcntl(start->socket, F_GETFD) & FD_CLOEXEC) == 0) return 6;

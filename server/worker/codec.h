@@ -49,7 +49,7 @@ class Slot {
     if constexpr (is<schema::In>) {
       if constexpr (sizeof(T) <= 8) {
         uint64_t small = in.value<uint64_t>();
-        std::memcpy(&value_, &small, sizeof value_);
+        std::memcpy(static_cast<void*>(&value_), &small, sizeof value_);
       } else {
         value_ = in.value<T>();
       }

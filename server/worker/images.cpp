@@ -1,47 +1,94 @@
 #include "server/worker/images.h"
 
-#include <cstring>
-
-#include "base/hmac.h"
-
 namespace gpupool::server {
 
-bool Images::have(const schema::ImageName& name) {
+bool Images::reserve(uint64_t bytes) {
+  if (bytes == 0 || bytes > kMostBytes - heldBytes_) return false;
+  heldBytes_ += bytes;
+  return true;
+}
+
+bool Images::offer(const schema::ImageName& name) {
+  const ImageKey wanted = key(name);
+  {
+    std::lock_guard lock(mutex_);
+    auto found = held_.find(wanted);
+    if (found == held_.end() && held_.size() >= kMostNames) return false;
+    Held& held = held_[wanted];
+    ++held.owed;
+    if (held.image != nullptr) return true;
+    if (held.writer != nullptr) return false;
+  }
+  auto image = cache_.open(wanted);
+  if (image == nullptr) return false;
   std::lock_guard lock(mutex_);
-  return whole_.count(key(name)) != 0;
+  auto found = held_.find(wanted);
+  if (found == held_.end()) return false;  // another thread's load took it and failed
+  if (found->second.image != nullptr) return true;
+  if (found->second.writer != nullptr || !reserve(name.bytes)) return false;
+  found->second.image = std::move(image);
+  return true;
 }
 
 CUresult Images::append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data) {
   std::lock_guard lock(mutex_);
-  if (whole_.count(key(name)) != 0) return CUDA_SUCCESS;
-  auto started = partial_.find(key(name));
-  if (started == partial_.end()) {  // counts whole from its first piece: unfinished images are memory too
-    if (name.bytes == 0 || name.bytes > kMostBytes - held_) return CUDA_ERROR_OUT_OF_MEMORY;
-    if (offset != 0 || data.size() > name.bytes) return CUDA_ERROR_INVALID_VALUE;
-    held_ += name.bytes;
-    started = partial_.try_emplace(key(name)).first;
+  auto found = held_.find(key(name));
+  if (found == held_.end()) {
+    if (held_.size() >= kMostNames) return CUDA_ERROR_OUT_OF_MEMORY;
+    found = held_.try_emplace(key(name)).first;
   }
-  std::vector<std::byte>& bytes = started->second;
+  Held& held = found->second;
+  if (held.image != nullptr) return CUDA_SUCCESS;
+  if (held.writer == nullptr) {  // counts whole from its first piece
+    if (!reserve(name.bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+    held.writer = offset == 0 && data.size() <= name.bytes ? cache_.write(found->first) : nullptr;
+    if (held.writer == nullptr) {
+      heldBytes_ -= name.bytes;
+      return offset == 0 && data.size() <= name.bytes ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    }
+  }
+  ImageWriter& writer = *held.writer;
   // Two threads of the client may send one image, their pieces interleaved: what is here already is passed
   // over.
-  if (offset < bytes.size() && data.size() <= bytes.size() - offset) return CUDA_SUCCESS;
-  if (offset != bytes.size() || data.size() > name.bytes - bytes.size()) return CUDA_ERROR_INVALID_VALUE;
-  bytes.insert(bytes.end(), data.begin(), data.end());
-  if (bytes.size() < name.bytes) return CUDA_SUCCESS;
-  auto digest = sha256(bytes);
-  bool same = std::memcmp(digest.data(), name.words, sizeof name.words) == 0;
-  if (same)
-    whole_[key(name)] = std::make_shared<const std::vector<std::byte>>(std::move(bytes));
-  else
-    held_ -= name.bytes;
-  partial_.erase(started);
-  return same ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
+  if (offset < writer.written() && data.size() <= writer.written() - offset) return CUDA_SUCCESS;
+  if (offset != writer.written() || data.size() > name.bytes - writer.written())
+    return CUDA_ERROR_INVALID_VALUE;
+  const bool stored = writer.append(data);
+  if (stored && writer.written() < name.bytes) return CUDA_SUCCESS;
+  if (stored) held.image = writer.finish();
+  held.writer.reset();
+  if (held.image != nullptr) return CUDA_SUCCESS;
+  heldBytes_ -= name.bytes;
+  return stored ? CUDA_ERROR_INVALID_IMAGE : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-Images::Bytes Images::find(const schema::ImageName& name) {
+std::shared_ptr<Image> Images::take(const schema::ImageName& name) {
   std::lock_guard lock(mutex_);
-  auto found = whole_.find(key(name));
-  return found == whole_.end() ? nullptr : found->second;
+  auto found = held_.find(key(name));
+  if (found == held_.end() || found->second.image == nullptr) return nullptr;
+  Held& held = found->second;
+  if (held.owed > 1) {
+    --held.owed;
+    return held.image;
+  }
+  auto image = std::move(held.image);
+  held_.erase(found);
+  heldBytes_ -= name.bytes;
+  return image;
+}
+
+void Images::keep(uint64_t owner, std::shared_ptr<const void> code) {
+  std::lock_guard lock(mutex_);
+  kept_[owner] = std::move(code);
+}
+
+void Images::release(uint64_t owner) {
+  std::shared_ptr<const void> code;  // ends outside the lock
+  std::lock_guard lock(mutex_);
+  auto found = kept_.find(owner);
+  if (found == kept_.end()) return;
+  code = std::move(found->second);
+  kept_.erase(found);
 }
 
 }  // namespace gpupool::server

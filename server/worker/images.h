@@ -1,38 +1,62 @@
 #pragma once
-// Code images by content (SHA-256 of the bytes): offered by name, sent once, hashed here before anything uses
-// them. Bounded: the images of one session may hold kMostBytes at a time.
+// The code images of a session: offered by name, taken from the tenant's cache or sent once, hashed here
+// before anything uses them, and held no longer than until they were loaded. Bounded: images that wait to be
+// loaded may be kMostBytes together.
 
-#include <array>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <span>
-#include <vector>
 
 #include "schema/session_calls.h"
+#include "server/images/image_cache.h"
 
 namespace gpupool::server {
 
 class Images {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{4} << 30;
-  using Bytes = std::shared_ptr<const std::vector<std::byte>>;
+  static constexpr size_t kMostNames = 4096;  // offered and not loaded yet
 
-  bool have(const schema::ImageName& name);
+  explicit Images(ImageCache cache = ImageCache()) : cache_(std::move(cache)) {}
+
+  // Is the image here? From the cache it is read and hashed meanwhile: takes time. Every offer that a load
+  // follows holds the image for that load.
+  bool offer(const schema::ImageName& name);
   // The next piece; pieces come in order, and may come again. CUDA_ERROR_INVALID_VALUE for anything else,
-  // INVALID_IMAGE if the finished bytes are not what their name says.
+  // INVALID_IMAGE if the finished bytes are not what their name says, OUT_OF_MEMORY beyond the bounds.
   CUresult append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data);
-  Bytes find(const schema::ImageName& name);
+  // The image for one load. Null: neither here nor sent.
+  std::shared_ptr<Image> take(const schema::ImageName& name);
+  void keepNote(const schema::ImageName& name, Image& image, const ImageNote& note) {
+    cache_.keepNote(key(name), image, note);
+  }
+
+  // What the driver may read until `owner` (a library) is unloaded.
+  void keep(uint64_t owner, std::shared_ptr<const void> code);
+  void release(uint64_t owner);
 
  private:
-  using Key = std::array<uint64_t, 5>;
-  static Key key(const schema::ImageName& name) {
-    return {name.words[0], name.words[1], name.words[2], name.words[3], name.bytes};
+  struct Held {
+    unsigned owed = 0;  // loads that were announced
+    std::shared_ptr<Image> image;
+    std::unique_ptr<ImageWriter> writer;
+  };
+  static ImageKey key(const schema::ImageName& name) {
+    ImageKey key;
+    static_assert(sizeof key.digest == sizeof name.words);
+    std::memcpy(key.digest.data(), name.words, sizeof name.words);
+    key.bytes = name.bytes;
+    return key;
   }
+  bool reserve(uint64_t bytes);  // under mutex_
+
+  const ImageCache cache_;
   std::mutex mutex_;
-  std::map<Key, Bytes> whole_;
-  std::map<Key, std::vector<std::byte>> partial_;
-  uint64_t held_ = 0;
+  std::map<ImageKey, Held> held_;
+  uint64_t heldBytes_ = 0;  // of images and of those being written, as their names say
+  std::map<uint64_t, std::shared_ptr<const void>> kept_;
 };
 
 }  // namespace gpupool::server

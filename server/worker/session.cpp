@@ -24,6 +24,7 @@ namespace {
 constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
 constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr size_t kMostBeside = 64;
+constexpr size_t kMostDeliveries = 8192;
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
 
@@ -61,9 +62,11 @@ Session::Session(const Driver& driver, const SessionStart& start,
               notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
           },
           [this](CUresult status) {
+            sendErrors(status);
             schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
             notice(NoticeType::failed, &body, sizeof body, driver_.describe(status));
-          }) {}
+          }),
+      images_(ImageCache(start.moduleCache, start.moduleCacheBytes)) {}
 
 Session::~Session() {
   end("worker shuts down");
@@ -155,7 +158,7 @@ bool Session::greet(std::string& reason) {
     if (space >= 0) hello->space = static_cast<uint32_t>(space);
   }
   if (reason.empty()) {
-    space_.addHostRange(reinterpret_cast<uint64_t>(staging_->data()), staging_->size());
+    space_.addStaging(staging_);
     auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
     hello->words = name(connection_->share(words_.memory()));
     hello->staging = name(connection_->share(staging_));
@@ -255,13 +258,28 @@ void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   call.status = makeCurrent(call.frame.context);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
-  if (call.malformed != nullptr) return;
+  if (call.malformed != nullptr || call.deferred) return;
   GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(),
                 call.status);
   if (call.frame.flags & Frame::kAwait)
     reply(call);
   else if (call.status != CUDA_SUCCESS)
     postFailed(call);
+}
+
+void Session::deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t address, size_t bytes,
+                      transport::Region region, uint64_t offset) {
+  transport::Transfer sent = connection_->put(reinterpret_cast<const void*>(address), region, offset, bytes);
+  if (sent == transport::kRefused) {
+    if (connection_->peer() == Peer::alive)
+      endMalformed("sessionRead: bytes for memory the client does not share");
+    return;
+  }
+  deliveries_.emplace_back(sent, std::move(memory));
+  // put waits at the transport's own bound, so what is older than that has ended, well or not.
+  while (!deliveries_.empty() && (deliveries_.size() > kMostDeliveries ||
+                                  connection_->wait(deliveries_.front().first, transport::Deadline::min())))
+    deliveries_.pop_front();
 }
 
 void Session::dropRegion(uint64_t address) {
@@ -299,8 +317,9 @@ void Session::besideLoop() {
 }
 
 void Session::reply(const Call& call) {
-  std::string text = call.drained ? output_.take() : std::string();
+  if (call.status != CUDA_SUCCESS) sendErrors(call.status);
   std::lock_guard lock(replyMutex_);
+  std::string text = call.drained ? sendOutput(call) : std::string();
   auto outputs = call.out.span();
   size_t bytes = sizeof(schema::Reply) + outputs.size() + schema::padded(text.size());
   if (bytes > connection_->maxMessage(Channel::call)) {
@@ -327,6 +346,34 @@ void Session::reply(const Call& call) {
   connection_->commit(Channel::call, bytes);
 }
 
+// Device output too long for one reply goes ahead of it, in replies to nobody. The rest.
+std::string Session::sendOutput(const Call& call) {
+  std::string text = output_.take();
+  for (; text.size() == Output::kMost; text = output_.take()) {
+    size_t bytes = sizeof(schema::Reply) + schema::padded(text.size());
+    std::byte* out = connection_->reserve(Channel::call, bytes, transport::Clock::now() + kSendBound);
+    if (out == nullptr) break;  // the reply itself will not be taken either
+    schema::Reply header;
+    header.epoch = call.frame.epoch;
+    header.outputBytes = static_cast<uint32_t>(text.size());
+    std::memcpy(out, &header, sizeof header);
+    std::memcpy(out + sizeof header, text.data(), text.size());
+    connection_->commit(Channel::call, bytes);
+  }
+  return text;
+}
+
+// The driver writes what a failed assertion says when it notices the failure, at the latest when it
+// synchronises. The client waits for this notice before it tells the application of the failure.
+void Session::sendErrors(CUresult status) {
+  const bool assertion = status == CUDA_ERROR_ASSERT;
+  if (assertion && !assertionTold_) driver_.cuCtxSynchronize();
+  std::string text = output_.takeErrors();
+  if (text.empty() && (!assertion || assertionTold_)) return;
+  notice(NoticeType::errors, nullptr, 0, text);
+  if (assertion) assertionTold_ = true;
+}
+
 // The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a
 // promise broken. Both stick: no call of the session succeeds any more, and the client prints which one it
 // was.
@@ -334,6 +381,7 @@ void Session::postFailed(const Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), call.frame.call};
   std::string text = std::string(handler->name) + ": " + driver_.describe(call.status);
+  sendErrors(call.status);
   words_.setSticky(call.status);
   notice(NoticeType::failed, &body, sizeof body, text);
 }
@@ -369,6 +417,7 @@ void Session::controlLoop() {
     auto message = connection_->receive(Channel::control, soon(kTick));
     if (message.empty()) {
       if (connection_->peer() != Peer::alive) return;
+      sendErrors(CUDA_SUCCESS);
       continue;
     }
     schema::Reader in(message);
@@ -414,6 +463,7 @@ std::string Session::run() {
     }
     if (!admit(message, call, reason)) endMalformed(reason);
   }
+  output_.takeErrors();  // to the log, what is not for the client
   std::lock_guard lock(endMutex_);
   return endReason_;
 }

@@ -53,6 +53,7 @@ struct Call {
   CUresult status = CUDA_SUCCESS;
   const char* malformed = nullptr;  // set: the session ends, and why
   bool drained = false;             // a synchronisation: device output goes with the reply
+  bool deferred = false;            // its handler answers later, by Session::answer
 };
 
 class Session {
@@ -92,6 +93,11 @@ class Session {
   void forgetGlobals(uint64_t owner) {
     for (uint64_t address : space_.forgetGlobals(owner)) mirrors_.erase(address);
   }
+  // Any thread: the reply of a deferred call.
+  void answer(const Call& call) { reply(call); }
+  // On the watcher's thread: sends bytes of `memory` to a region of the client's, ahead of any later message.
+  void deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t address, size_t bytes,
+               transport::Region region, uint64_t offset);
   transport::Region share(std::shared_ptr<transport::SharedMemory> memory) {
     return connection_->share(std::move(memory));
   }
@@ -105,6 +111,8 @@ class Session {
   void runBeside(Call call);
   void besideLoop();
   void reply(const Call& call);
+  std::string sendOutput(const Call& call);  // under replyMutex_
+  void sendErrors(CUresult status);
   void postFailed(const Call& call);
   void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
   void controlLoop();
@@ -124,11 +132,14 @@ class Session {
   Output output_;
   Record record_;
 
+  // Watcher's thread only: deliveries under way and the memory they read.
+  std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
   std::map<uint64_t, transport::Region> regions_;   // executor only
   std::map<uint64_t, schema::MirrorBase> mirrors_;  // executor only
   std::atomic<uint64_t> lastSeq_{0};                // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
+  std::atomic<bool> assertionTold_{false};
   std::mutex noticeMutex_;
   uint64_t effects_ = 0;  // under noticeMutex_
 

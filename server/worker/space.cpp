@@ -216,9 +216,24 @@ std::set<uint64_t> Space::forgetGlobals(uint64_t owner) {
   return gone;
 }
 
-void Space::addHostRange(uint64_t address, size_t bytes) {
+void Space::addStaging(std::shared_ptr<transport::SharedMemory> memory) {
   std::lock_guard lock(mutex_);
-  hostRanges_[address] = bytes;
+  hostRanges_[reinterpret_cast<uint64_t>(memory->data())] = memory->size();
+  staging_ = std::move(memory);
+}
+
+std::shared_ptr<transport::SharedMemory> Space::hostMemory(uint64_t address, size_t bytes) const {
+  std::lock_guard lock(mutex_);
+  auto holds = [&](const std::shared_ptr<transport::SharedMemory>& memory) {
+    uint64_t start = reinterpret_cast<uint64_t>(memory->data());
+    return address >= start && address - start <= memory->size() &&
+           bytes <= memory->size() - (address - start);
+  };
+  if (staging_ != nullptr && holds(staging_)) return staging_;
+  auto after = host_.upper_bound(address);
+  if (after == host_.begin()) return nullptr;
+  const auto& memory = std::prev(after)->second.memory;
+  return holds(memory) ? memory : nullptr;
 }
 
 bool Space::owns(uint64_t address, size_t bytes) const {

@@ -56,7 +56,10 @@ class Space {
   bool owns(uint64_t address, size_t bytes) const;
   // True if it is host memory of the session (arena or staging).
   bool ownsHost(uint64_t address, size_t bytes) const;
-  void addHostRange(uint64_t address, size_t bytes);  // the staging memory
+  void addStaging(std::shared_ptr<transport::SharedMemory> memory);
+  // The piece of the arena or the staging memory that holds [address, + bytes); null if none does. As long as
+  // it is held, the bytes can be read, whatever the client unmaps.
+  std::shared_ptr<transport::SharedMemory> hostMemory(uint64_t address, size_t bytes) const;
 
   // For the record and checkpoints.
   struct Extent {
@@ -86,6 +89,7 @@ class Space {
   std::map<CUdeviceptr, Extent> extents_;
   std::vector<uint64_t> mapped_;
   std::map<uint64_t, HostPiece> host_;
+  std::shared_ptr<transport::SharedMemory> staging_;
   std::map<uint64_t, size_t> hostRanges_;
   std::map<uint64_t, size_t> globals_;
   std::map<uint64_t, std::set<uint64_t>> globalsOf_;  // owner -> addresses

@@ -50,11 +50,25 @@ CUdeviceptr Words::deviceAddress(uint64_t index) {
   return base + schema::kWordsOffset + index * 8;
 }
 
+CUresult Words::write(CUstream stream, uint64_t index, uint64_t value) {
+  CUdeviceptr address = deviceAddress(index);
+  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  return driver_.cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
 void Words::watch(uint64_t index, uint64_t value) {
-  if (index == 0 || index >= schema::kWordsCount) return;
+  if (index != 0 && index < schema::kWordsCount) add({{index, value}, {}, true});
+}
+
+void Words::whenReached(uint64_t index, uint64_t value, Then then, bool tell) {
+  add({{index, value}, std::move(then), tell});
+}
+
+void Words::add(Watched watched) {
   {
     std::lock_guard lock(mutex_);
-    watched_.push_back({index, value});
+    watched_.push_back(std::move(watched));
+    any_.store(true, std::memory_order_release);
   }
   changed_.notify_one();
 }
@@ -76,16 +90,36 @@ void Words::ring() {
 
 // Takes out what was reached. True if watches remain. Scans until a pass finds nothing: a word that was
 // written before another one found reached must never be told after it.
-bool Words::serve(std::vector<schema::WordUpdate>& reached) {
+bool Words::serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready) {
   std::lock_guard lock(mutex_);
-  while (std::erase_if(watched_, [&](const schema::WordUpdate& w) {
-           uint64_t now = word(w.index).load(std::memory_order_acquire);
-           if (now < w.value) return false;
-           reached.push_back({w.index, now});
+  while (std::erase_if(watched_, [&](Watched& w) {
+           uint64_t now = word(w.word.index).load(std::memory_order_acquire);
+           if (now < w.word.value) return false;
+           if (w.tell) reached.push_back({w.word.index, now});
+           if (w.then) ready.push_back(std::move(w.then));
            return true;
          }) != 0) {
   }
+  any_.store(!watched_.empty(), std::memory_order_release);
   return !watched_.empty();
+}
+
+// No word will come any more; waiters without a function of their own look at the sticky status.
+void Words::abandonWatched() {
+  std::vector<Watched> all;
+  {
+    std::lock_guard lock(mutex_);
+    all.swap(watched_);
+    any_.store(false, std::memory_order_release);
+  }
+  for (Watched& watched : all)
+    if (watched.then) watched.then(sticky());
+}
+
+// Where there are cores, whoever asked a moment ago finds this thread awake.
+void Words::idle(Clock::time_point since) const {
+  while (!any_.load(std::memory_order_acquire) && Clock::now() - since < kSpin)
+    for (int i = 0; i < 64; ++i) __builtin_ia32_pause();
 }
 
 // Every live context is asked through an idle non-blocking stream: any other stream's query could disturb a
@@ -105,8 +139,8 @@ void Words::checkFault() {
     if (result == CUDA_SUCCESS) result = driver_.cuStreamQuery(probe);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_INVALID_HANDLE &&
         result != CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+      fault_(result);  // first, so that nobody acts on the fault before the client was told of it
       setSticky(result);
-      fault_(result);
     }
   });
 }
@@ -118,6 +152,7 @@ void Words::run() {
   bool watching = false;
   const bool spin = sysconf(_SC_NPROCESSORS_ONLN) > 2;
   while (true) {
+    if (spin) idle(began);
     {
       std::unique_lock lock(mutex_);
       if (watched_.empty()) watching = false;
@@ -131,20 +166,21 @@ void Words::run() {
       nextCheck = now + kFaultCheck;
     }
     std::vector<schema::WordUpdate> reached;
-    bool more = serve(reached);
+    std::vector<Then> ready;
+    bool more = serve(reached, ready);
+    for (Then& then : ready) then(CUDA_SUCCESS);
     if (!reached.empty()) {
       if (publish_) publish_(reached);
       ring();
-      began = now;
     }
+    if (!reached.empty() || !ready.empty()) began = Clock::now();
     if (!more) continue;
     if (now >= nextCheck) {
       checkFault();
       nextCheck = Clock::now() + kFaultCheck;
     }
-    if (sticky() != CUDA_SUCCESS) {  // no word will come; the waiters were told
-      std::lock_guard lock(mutex_);
-      watched_.clear();
+    if (sticky() != CUDA_SUCCESS) {
+      abandonWatched();
       continue;
     }
     if (!spin || now - began > kSpin) std::this_thread::sleep_for(kNap);

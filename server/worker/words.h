@@ -5,6 +5,7 @@
 // a device fault, when no word is ever written again, it puts the sticky status where every waiter looks.
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -33,15 +34,30 @@ class Words {
   // The device's address of word `index`; 0 if there is no such word. The page is registered
   // (Session::registerHostMemory) whenever a context is current.
   CUdeviceptr deviceAddress(uint64_t index);
+  // Has the stream write it. The session's fault when even that is refused.
+  CUresult write(CUstream stream, uint64_t index, uint64_t value);
   void watch(uint64_t index, uint64_t value);
+  // Calls `then` on the watcher's thread when the word is there (CUDA_SUCCESS) or never will be (the sticky
+  // status): before any word is told that was written after it. tell: the word is published too, behind it.
+  // To be asked for before the stream is told to write.
+  using Then = std::function<void(CUresult)>;
+  void whenReached(uint64_t index, uint64_t value, Then then, bool tell);
   // From any thread: the session is over; every waiter learns `status`.
   void setSticky(CUresult status);
   CUresult sticky() const;
   void stop();
 
  private:
+  struct Watched {
+    schema::WordUpdate word;
+    Then then;
+    bool tell = true;
+  };
   void run();
-  bool serve(std::vector<schema::WordUpdate>& reached);
+  void add(Watched watched);
+  void idle(std::chrono::steady_clock::time_point since) const;
+  bool serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready);
+  void abandonWatched();
   void checkFault();
   schema::WordsHeader& header() const { return *reinterpret_cast<schema::WordsHeader*>(memory_->data()); }
   std::atomic<uint64_t>& word(uint64_t index) const {
@@ -57,7 +73,8 @@ class Words {
   std::atomic<CUdeviceptr> device_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<schema::WordUpdate> watched_;
+  std::vector<Watched> watched_;
+  std::atomic<bool> any_{false};                       // watched_ is not empty
   std::vector<std::pair<uint64_t, CUstream>> probes_;  // context id -> idle stream of it, asked for faults
   bool stopping_ = false;
   std::thread thread_;

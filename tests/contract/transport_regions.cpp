@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <thread>
 
 #include "catch.h"
@@ -269,4 +270,72 @@ TEST_CASE("transfers from several threads while messages flow") {
   }
   for (auto& thread : threads) thread.join();
   CHECK(wrong == 0);
+}
+
+TEST_CASE("many puts under way: each message finds those before it landed") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  constexpr size_t kPart = 300'001;
+  constexpr uint64_t kRounds = 100;
+  auto memory = SharedMemory::create(kRounds * kPart);
+  Region region = shareWith(*pair.worker, *pair.client, memory);
+  std::vector<std::byte> source(kRounds * kPart);
+  std::atomic<uint64_t> early{0};
+  std::thread reader([&] {
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      auto message = pair.worker->receive(Channel::call, in(20s));
+      if (message.size() != sizeof round || !hasPattern(memory->data() + round * kPart, kPart, round))
+        ++early;
+    }
+  });
+  std::deque<Transfer> open;
+  for (uint64_t round = 0; round < kRounds; ++round) {
+    fillPattern(source.data() + round * kPart, kPart, round);
+    open.push_back(pair.client->put(source.data() + round * kPart, region, round * kPart, kPart));
+    REQUIRE(sendBytes(*pair.client, Channel::call, &round, sizeof round));
+  }
+  reader.join();
+  CHECK(early == 0);
+  for (Transfer transfer : open) CHECK(pair.client->wait(transfer, in(20s)));
+}
+
+TEST_CASE("lent memory is written by the peer until it is taken back") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  constexpr size_t kSize = (3 << 20) + 17;
+  std::vector<std::byte> mine(kSize), theirs(kSize);
+  Region stale;
+  for (uint64_t round = 0; round < 20; ++round) {
+    Lent lent(*pair.client, mine.data(), mine.size());
+    if (pair.client->mapsMemory()) {
+      CHECK(lent.region() == Region{});
+      return;
+    }
+    sendName(*pair.client, lent.region());
+    Region region = receiveName(*pair.worker);
+    fillPattern(theirs.data(), theirs.size(), round);
+    CHECK(pair.worker->put(theirs.data(), region, 1, kSize) == kRefused);
+    REQUIRE(pair.worker->put(theirs.data(), region, 0, kSize) != kRefused);
+    REQUIRE(sendBytes(*pair.worker, Channel::control, &round, sizeof round));
+    REQUIRE(pair.client->receive(Channel::control, in(10s)).size() == sizeof round);
+    CHECK(hasPattern(mine.data(), mine.size(), round));
+    stale = region;
+  }
+  // Taken back while a put is under way: it lands before, or not at all.
+  for (uint64_t round = 0; round < 20; ++round) {
+    Transfer transfer;
+    {
+      Lent lent(*pair.client, mine.data(), mine.size());
+      sendName(*pair.client, lent.region());
+      transfer = pair.worker->put(theirs.data(), receiveName(*pair.worker), 0, kSize);
+    }
+    std::memset(mine.data(), 0, mine.size());
+    pair.worker->wait(transfer, in(10s));
+    CHECK(mine[0] == std::byte{0});
+    CHECK(mine[kSize - 1] == std::byte{0});
+  }
+  CHECK(becomesRefused(*pair.worker, stale));
+  CHECK(pair.client->peer() == Peer::alive);
 }

@@ -6,6 +6,7 @@ step=$1 gpupool=$2 transport=$3
 unset GPUPOOL_MANAGER GPUPOOL_CONFIG GPUPOOL_SYNC GPUPOOL_TRACE CUDA_VISIBLE_DEVICES
 
 if [ "$step" = up ]; then
+  export XDG_CACHE_HOME=$GPUPOOL_STATE.cache # of this pool alone
   "$gpupool" down >/dev/null # what an interrupted run left
   GPUPOOL_SOFT_MEMORY=4GiB exec "$gpupool" up --detach --software 2 --transport "$transport" --name node
 fi
@@ -14,6 +15,7 @@ leases=$("$gpupool" leases)
 processes=$(awk '{ print $2 }' "$GPUPOOL_STATE/pool.processes")
 workers=$(xargs -n 1 pgrep -P <<<"$processes" || true)
 "$gpupool" down
+rm -rf "$GPUPOOL_STATE.cache"
 
 status=0
 if grep -q '^[0-9a-f]' <<<"$leases"; then

@@ -105,6 +105,7 @@ def others():
 
 
 print("device:", jax.devices()[0].platform, jax.devices()[0].device_kind)
+require("device", jax.devices()[0].platform == "gpu", "is no GPU")
 for part in (gradient, products, convolution, others):
     attempt(part)
 print("FAIL" if failures else "PASS")

@@ -41,6 +41,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(holder::kMagic == 0x47505531);
   CHECK(holder::kVersion == 1);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 7);
+  CHECK(static_cast<uint32_t>(NoticeType::errors) == 8);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);
   CHECK(kWordsOffset == 64);
 }

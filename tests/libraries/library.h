@@ -9,6 +9,7 @@
 #include <cuda_fp8.h>
 
 #include <algorithm>
+#include <array>
 #include <complex>
 #include <string>
 

@@ -156,6 +156,13 @@ CUresult Context::synchronize() {
   return sticky.load();
 }
 
+// What the assertion said is out before any call reports it.
+void Context::fail(CUresult error) {
+  if (error == CUDA_ERROR_ASSERT) flushOutput();
+  CUresult none = CUDA_SUCCESS;
+  sticky.compare_exchange_strong(none, error);
+}
+
 std::shared_ptr<Stream> Context::makeStream(unsigned streamFlags, int priority) {
   priority = std::clamp(priority, kGreatestPriority, kLeastPriority);
   auto stream = std::make_shared<Stream>(shared_from_this(), streamFlags, priority);

@@ -44,10 +44,7 @@ struct Context : std::enable_shared_from_this<Context> {
   CUsharedconfig sharedConfig = CU_SHARED_MEM_CONFIG_DEFAULT_BANK_SIZE;
 
   Device& deviceObject() const { return *devices()[device]; }
-  void fail(CUresult error) {
-    CUresult none = CUDA_SUCCESS;
-    sticky.compare_exchange_strong(none, error);
-  }
+  void fail(CUresult error);
   // Waits for everything submitted so far; the sticky error afterwards.
   CUresult synchronize();
   std::shared_ptr<Stream> makeStream(unsigned flags, int priority);

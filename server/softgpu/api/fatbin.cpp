@@ -1,92 +1,32 @@
-// The container formats of image.h, as observed of nvcc 13.0 and NVIDIA's libraries.
-#include <lz4.h>
-#include <zstd.h>
-
+// The container formats of image.h: which of its texts an image runs by, and how an image of texts is made.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
+#include "server/fatbin/fatbin.h"
 #include "server/softgpu/api/device.h"
 #include "server/softgpu/api/image.h"
 
 namespace gpupool::softgpu::api {
 namespace {
 
-constexpr uint32_t kWrapperMagic = 0x466243b1;
-constexpr uint32_t kFatbinMagic = 0xba55ed50;
-constexpr uint32_t kElfMagic = 0x464c457f;
-constexpr uint16_t kKindPtx = 1;
-constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
-constexpr uint64_t kMaxPtx = 1ull << 30;
+using fatbin::EntryHeader;
+using fatbin::Header;
 constexpr double kNewestPtx = 9.0;  // of the driver version reported
-
-struct Wrapper {
-  uint32_t magic, version;
-  const void* data;
-  const void* auxiliary;
-};
-
-struct Header {
-  uint32_t magic;
-  uint16_t version, headerBytes;
-  uint64_t bodyBytes;
-};
-static_assert(sizeof(Header) == 16);
-
-struct Entry {
-  uint16_t kind, version;
-  uint32_t headerBytes;
-  uint32_t payloadBytes;  // with padding
-  uint32_t unknown;
-  uint32_t compressedBytes, optionsOffset;
-  uint16_t minor, major;
-  uint32_t arch;
-  uint32_t nameOffset, nameBytes;
-  uint64_t flags;
-  uint64_t reserved;
-  uint64_t plainBytes;
-};
-static_assert(sizeof(Entry) == 64);
 
 // Entries of PTX are followed by a record of compiler options, here an empty one; the real driver wants it
 // there.
 struct Options {
   uint32_t textOffset, textBytes, reserved[2];
 };
-constexpr uint32_t kEntryHeader = sizeof(Entry) + sizeof(Options);
+constexpr uint32_t kEntryHeader = sizeof(EntryHeader) + sizeof(Options);
 
 template <class T>
-T at(const std::byte* bytes) {
+T at(const void* bytes) {
   T value;
   std::memcpy(&value, bytes, sizeof value);
   return value;
 }
-
-bool expand(const Entry& entry, const std::byte* payload, std::string& text) {
-  uint64_t stored = entry.compressedBytes ? entry.compressedBytes : entry.payloadBytes;
-  if (stored > entry.payloadBytes || entry.plainBytes > kMaxPtx || stored > kMaxPtx) return false;
-  auto* source = reinterpret_cast<const char*>(payload);
-  if (entry.flags & (kLz4 | kZstd)) {
-    text.resize(entry.plainBytes);
-    if (entry.flags & kLz4) {
-      int got = LZ4_decompress_safe(source, text.data(), int(stored), int(text.size()));
-      if (got < 0 || uint64_t(got) != entry.plainBytes) return false;
-    } else {
-      size_t got = ZSTD_decompress(text.data(), text.size(), source, stored);
-      if (ZSTD_isError(got) || got != entry.plainBytes) return false;
-    }
-  } else {
-    text.assign(source, stored);
-  }
-  // Texts end at their first zero: payloads are padded with them.
-  if (size_t end = text.find('\0'); end != std::string::npos) text.resize(end);
-  return true;
-}
-
-struct Candidate {
-  Entry entry;
-  const std::byte* payload;
-};
 
 std::string cannotRun(bool anyPtx) {
   return anyPtx ? "the image holds PTX only for devices newer than compute capability 9.0"
@@ -97,42 +37,34 @@ std::string cannotRun(bool anyPtx) {
 }  // namespace
 
 CUresult readFatbin(const void* image, uint64_t limit, CodeImage& code, std::string& log) {
-  auto* bytes = static_cast<const std::byte*>(image);
-  if (limit < sizeof(Header)) return CUDA_ERROR_INVALID_IMAGE;
-  auto header = at<Header>(bytes);
-  if (header.magic != kFatbinMagic || header.headerBytes < sizeof(Header)) return CUDA_ERROR_INVALID_IMAGE;
-  if (header.headerBytes > limit || header.bodyBytes > limit - header.headerBytes)
+  std::vector<fatbin::Entry> entries;
+  if (!fatbin::readEntries({static_cast<const std::byte*>(image), limit}, entries)) {
+    log = "a fatbin entry reaches beyond its container";
     return CUDA_ERROR_INVALID_IMAGE;
-  std::vector<Candidate> best;
+  }
+  std::vector<const fatbin::Entry*> best;
   bool anyPtx = false;
-  uint64_t offset = header.headerBytes, end = offset + header.bodyBytes;
-  while (end - offset >= sizeof(Entry)) {
-    auto entry = at<Entry>(bytes + offset);
-    if (entry.headerBytes < sizeof(Entry) || entry.headerBytes > end - offset ||
-        entry.payloadBytes > end - offset - entry.headerBytes) {
-      log = "a fatbin entry reaches beyond its container";
-      return CUDA_ERROR_INVALID_IMAGE;
-    }
-    if (entry.kind == kKindPtx) {
-      anyPtx = true;
-      if (entry.arch <= kComputeCapability && (best.empty() || entry.arch >= best.front().entry.arch)) {
-        if (!best.empty() && entry.arch > best.front().entry.arch) best.clear();
-        best.push_back({entry, bytes + offset + entry.headerBytes});
-      }
-    }
-    offset += entry.headerBytes + entry.payloadBytes;
+  for (const auto& entry : entries) {
+    if (entry.header.kind != fatbin::kPtx) continue;
+    anyPtx = true;
+    const uint32_t arch = entry.header.arch;
+    if (arch > kComputeCapability || (!best.empty() && arch < best.front()->header.arch)) continue;
+    if (!best.empty() && arch > best.front()->header.arch) best.clear();
+    best.push_back(&entry);
   }
   if (best.empty()) {
     log = cannotRun(anyPtx);
     return CUDA_ERROR_NO_BINARY_FOR_GPU;
   }
-  for (auto& candidate : best) {
-    std::string text;
-    if (!expand(candidate.entry, candidate.payload, text)) {
+  std::vector<std::byte> plain;
+  for (const auto* entry : best) {
+    if (!fatbin::expand(*entry, plain)) {
       log = "a compressed PTX entry is damaged";
       return CUDA_ERROR_INVALID_IMAGE;
     }
-    code.ptx.push_back(std::move(text));
+    // Texts end at their first zero: payloads are padded with them.
+    const auto end = std::find(plain.begin(), plain.end(), std::byte{0});
+    code.ptx.emplace_back(reinterpret_cast<const char*>(plain.data()), end - plain.begin());
   }
   return CUDA_SUCCESS;
 }
@@ -140,7 +72,7 @@ CUresult readFatbin(const void* image, uint64_t limit, CodeImage& code, std::str
 namespace {
 
 CUresult readBare(const void* image, CodeImage& code, std::string& log) {
-  auto header = at<Header>(static_cast<const std::byte*>(image));
+  auto header = at<Header>(image);
   return readFatbin(image, header.headerBytes + header.bodyBytes, code, log);
 }
 
@@ -192,11 +124,10 @@ CUresult readText(const char* text, CodeImage& code, std::string& log) {
 // nvcc -rdc=true: `data` is the linked machine code (or nothing), the PTX is in the fatbins it was linked
 // from. Those without usable PTX are left out (the device runtime library, which most programs do not use);
 // if a program needs them, linking says which symbol is missing.
-CUresult readLinked(const Wrapper& wrapper, CodeImage& code, std::string& log) {
+CUresult readLinked(const fatbin::Wrapper& wrapper, CodeImage& code, std::string& log) {
   bool any = false;
   CUresult last = CUDA_ERROR_NO_BINARY_FOR_GPU;
-  auto* parts = static_cast<const void* const*>(wrapper.auxiliary);
-  for (; parts && *parts; ++parts) {
+  for (auto* parts = wrapper.auxiliary; parts && *parts; ++parts) {
     CUresult result = readImage(*parts, code, log);
     if (result == CUDA_SUCCESS) {
       any = true;
@@ -219,15 +150,15 @@ CUresult readImage(const void* image, CodeImage& code, std::string& log) {
               bytes[0] == '/' || bytes[0] == '.';
   if (text) return readText(reinterpret_cast<const char*>(bytes), code, log);
   if (!bytes[0]) return CUDA_ERROR_INVALID_IMAGE;
-  switch (bytes[1] && bytes[2] ? at<uint32_t>(reinterpret_cast<const std::byte*>(bytes)) : 0) {
-    case kWrapperMagic: {
-      auto wrapper = at<Wrapper>(reinterpret_cast<const std::byte*>(bytes));
+  switch (bytes[1] && bytes[2] ? at<uint32_t>(bytes) : 0) {
+    case fatbin::kWrapperMagic: {
+      auto wrapper = at<fatbin::Wrapper>(bytes);
       if (wrapper.version == 2) return readLinked(wrapper, code, log);
       return wrapper.data ? readBare(wrapper.data, code, log) : CUDA_ERROR_INVALID_IMAGE;
     }
-    case kFatbinMagic:
+    case fatbin::kMagic:
       return readBare(image, code, log);
-    case kElfMagic:
+    case fatbin::kElfMagic:
       log = cannotRun(false);
       return CUDA_ERROR_NO_BINARY_FOR_GPU;
     default:
@@ -238,22 +169,22 @@ CUresult readImage(const void* image, CodeImage& code, std::string& log) {
 
 std::vector<std::byte> writeFatbin(const std::vector<std::string>& ptx) {
   auto padded = [](const std::string& text) { return uint32_t((text.size() + 1 + 7) / 8 * 8); };
-  Header header{kFatbinMagic, 1, sizeof(Header), 0};
+  Header header{fatbin::kMagic, 1, sizeof(Header), 0};
   for (auto& text : ptx) header.bodyBytes += kEntryHeader + padded(text);
   std::vector<std::byte> out(sizeof header + header.bodyBytes);
   std::memcpy(out.data(), &header, sizeof header);
   size_t offset = sizeof header;
   for (auto& text : ptx) {
-    Entry entry{};
-    entry.kind = kKindPtx;
+    EntryHeader entry{};
+    entry.kind = fatbin::kPtx;
     entry.version = 0x0101;
     entry.headerBytes = kEntryHeader;
     entry.payloadBytes = padded(text);
-    entry.optionsOffset = sizeof(Entry);
+    entry.optionsOffset = sizeof(EntryHeader);
     entry.major = 8;
     entry.arch = kComputeCapability;
     entry.flags = 0x11;  // 64-bit, Linux
-    Options options{sizeof(Entry) + 8, 0, {}};
+    Options options{sizeof(EntryHeader) + 8, 0, {}};
     std::memcpy(out.data() + offset, &entry, sizeof entry);
     std::memcpy(out.data() + offset + sizeof entry, &options, sizeof options);
     std::memcpy(out.data() + offset + kEntryHeader, text.data(), text.size());

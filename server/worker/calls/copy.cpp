@@ -1,4 +1,7 @@
 // Copies and memsets. Host addresses are pinned arena or staging memory of this process; nothing else passes.
+#include <algorithm>
+#include <memory>
+
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -26,6 +29,98 @@ void deviceToHost(Session& session, Call& call) {
   bool ours = session.space().owns(served.get<"srcDevice">().value(), bytes) &&
               session.space().ownsHost(reinterpret_cast<uint64_t>(served.get<"dstHost">().value()), bytes);
   served.close(ours ? served.invoke(session.driver().cuMemcpyDtoHAsync_v2) : CUDA_ERROR_INVALID_VALUE);
+}
+
+using Write = GPUPOOL_ROW(sessionWrite);
+using Read = GPUPOOL_ROW(sessionRead);
+
+void write(Session& session, Call& call) {
+  Served<Write> served(session, call);
+  if (!served.open()) return;
+  CUstream stream = served.get<"stream">().value();
+  CUdeviceptr to = served.get<"to">().value();
+  uint64_t from = served.get<"from">().value(), word = served.get<"word">().value();
+  size_t bytes = served.get<"bytes">().value();
+  if (!session.space().owns(to, bytes) || !session.space().ownsHost(from, bytes))
+    return served.close(CUDA_ERROR_INVALID_VALUE);
+  auto* host = reinterpret_cast<unsigned char*>(from);
+  const auto& data = served.get<"data">().array();
+  std::copy(data.begin(), data.end(), host);
+  CUresult status = session.driver().cuMemcpyHtoDAsync_v2(to, host, bytes, stream);
+  if (status == CUDA_SUCCESS && word != 0) {
+    status = session.words().write(stream, word, served.get<"value">().value());
+    if (!session.mapsMemory()) session.words().watch(word, served.get<"value">().value());
+  }
+  served.close(status);
+}
+
+// then: what is to happen when the bytes are in host memory. waiting: the watcher has it.
+CUresult startRead(Session& session, Served<Read>& served, const Words::Then& then, bool tell,
+                   bool& waiting) {
+  CUstream stream = served.get<"stream">().value();
+  uint64_t word = served.get<"word">().value(), value = served.get<"value">().value();
+  CUdeviceptr from = served.get<"from">().value();
+  auto* host = reinterpret_cast<void*>(served.get<"to">().value());
+  size_t bytes = served.get<"bytes">().value();
+  if (!session.space().owns(from, bytes) || session.words().deviceAddress(word) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  CUresult status = session.driver().cuMemcpyDtoHAsync_v2(host, from, bytes, stream);
+  if (status != CUDA_SUCCESS) return status;
+  if (waiting = then != nullptr; waiting) session.words().whenReached(word, value, then, tell);
+  return session.words().write(stream, word, value);
+}
+
+struct AwaitedRead {
+  AwaitedRead(Session& session, Call&& it) : call(std::move(it)), served(session, call) {}
+  Call call;
+  Served<Read> served;
+};
+
+// The executor goes on; the watcher answers.
+void readAwaited(Session& session, Call& frame) {
+  auto read = std::make_shared<AwaitedRead>(session, std::move(frame));
+  if (!read->served.open()) {
+    frame = std::move(read->call);
+    return;
+  }
+  uint64_t to = read->served.get<"to">().value();
+  size_t bytes = read->served.get<"bytes">().value();
+  auto memory = session.space().hostMemory(to, bytes);
+  auto answer = [&session, read, memory, to, bytes](CUresult status) {
+    auto& data = read->served.get<"data">().array();
+    data.resize(status == CUDA_SUCCESS ? std::min(bytes, data.size()) : 0);
+    std::copy_n(reinterpret_cast<const unsigned char*>(to), data.size(), data.begin());
+    read->served.get<"count">().plain() = data.size();
+    read->served.close(status);
+    session.answer(read->call);
+  };
+  frame.deferred = true;
+  bool waiting = false;
+  CUresult status =
+      memory == nullptr ? CUDA_ERROR_INVALID_VALUE : startRead(session, read->served, answer, false, waiting);
+  if (status == CUDA_SUCCESS) return;
+  if (waiting)
+    session.words().setSticky(status);  // the word will never be written: the watcher answers
+  else
+    answer(status);
+}
+
+void read(Session& session, Call& call) {
+  if ((call.frame.flags & schema::Frame::kAwait) != 0) return readAwaited(session, call);
+  Served<Read> served(session, call);
+  if (!served.open()) return;
+  uint64_t to = served.get<"to">().value();
+  size_t bytes = served.get<"bytes">().value();
+  auto memory = session.space().hostMemory(to, bytes);
+  if (memory == nullptr) return served.close(CUDA_ERROR_INVALID_VALUE);
+  schema::RegionName region = served.get<"region">().value();
+  Words::Then then;
+  if (region.id != 0)
+    then = [&session, memory, to, bytes, region, offset = served.get<"offset">().value()](CUresult status) {
+      if (status == CUDA_SUCCESS) session.deliver(memory, to, bytes, {region.id, region.generation}, offset);
+    };
+  bool waiting = false;
+  served.close(startRead(session, served, then, true, waiting));
 }
 
 void deviceToDevice(Session& session, Call& call) {
@@ -107,6 +202,8 @@ bool ownsCopy(Session& session, const CUDA_MEMCPY3D_v2& copy) {
 void addCopyHandlers(HandlerTable& table) {
   table.add<HtoD>(&hostToDevice);
   table.add<DtoH>(&deviceToHost);
+  table.add<Write>(&write);
+  table.add<Read>(&read);
   table.add<DtoD>(&deviceToDevice);
   table.add<Peer>(&peerCopy);
   table.add<Copy3D>(&copy3D);

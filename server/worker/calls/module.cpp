@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "server/arena_mmap.h"
+#include "server/fatbin/fatbin.h"
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -38,7 +39,7 @@ std::mutex placing;
 void offerImage(Session& session, Call& call) {
   Served<ImageOffer> served(session, call);
   if (!served.open()) return;
-  served.get<"have">().plain() = session.images().have(served.get<"image">().value());
+  served.get<"have">().plain() = session.images().offer(served.get<"image">().value());
   served.close(CUDA_SUCCESS);
 }
 
@@ -49,89 +50,74 @@ void imageData(Session& session, Call& call) {
                                        std::as_bytes(std::span(served.get<"data">().array()))));
 }
 
-uint32_t word32(const std::byte* p) {
-  uint32_t v;
-  std::memcpy(&v, p, 4);
-  return v;
-}
-
-// A fatbin's own lengths must not lead the driver past the bytes that were sent.
-bool fatbinFits(std::span<const std::byte> bytes) {
-  if (bytes.size() < 16 || word32(bytes.data()) != 0xba55ed50) return false;
-  uint64_t rest;
-  std::memcpy(&rest, bytes.data() + 8, 8);
-  return rest <= bytes.size() - 16;
-}
-
-// What the driver is handed: the bytes, or the fatbin wrapper they came in (24 bytes), rebuilt around them.
-// kind 2, a device-linked program: several fatbins in one image, the linked one first, then those it was
-// linked from.
-struct DriverImage {
-  struct Wrapper {
-    uint32_t magic = 0x466243b1, version = 1;
-    const void* data = nullptr;
-    const void* const* aux = nullptr;
-  } wrapper;
-  std::vector<std::byte> text;  // PTX needs its terminator
-  std::vector<const void*> linked;
-  const void* pointer = nullptr;  // null: the image is malformed
-
-  DriverImage(const std::vector<std::byte>& bytes, unsigned kind) {
+// What the driver is handed: the bytes, or the fatbin wrapper they came in, rebuilt around them. A fatbin's
+// own lengths must not lead the driver past the bytes that were sent. kind 2, a device-linked program:
+// several fatbins in one image, the linked one first, then those it was linked from.
+class DriverImage {
+ public:
+  DriverImage(std::shared_ptr<Image> image, unsigned kind) : image_(std::move(image)) {
+    auto bytes = image_->bytes();
     if (kind == 0) {
-      bool fatbin = bytes.size() >= 4 && word32(bytes.data()) == 0xba55ed50;
-      if (fatbin && !fatbinFits(bytes)) return;
-      text = bytes;
-      text.push_back(std::byte{0});
-      pointer = text.data();
-      return;
+      bool isFatbin = bytes.size() >= 4 && std::memcmp(bytes.data(), &fatbin::kMagic, 4) == 0;
+      if (!isFatbin || fatbin::fits(bytes)) pointer_ = bytes.data();
+      parts_ = {bytes};
+    } else if (kind == 1 ? fatbin::fits(bytes) : readLinked(bytes)) {
+      if (kind == 1) parts_ = {bytes};
+      wrapper_.data = parts_[0].data();
+      pointer_ = &wrapper_;
     }
-    if (kind == 1) {
-      if (!fatbinFits(bytes)) return;
-      wrapper.data = bytes.data();
-    } else if (!readLinked(bytes)) {
-      return;
-    }
-    pointer = &wrapper;
+  }
+  DriverImage(const DriverImage&) = delete;  // the driver may hold pointers into it
+  DriverImage& operator=(const DriverImage&) = delete;
+
+  const void* pointer() const { return pointer_; }  // null: the image is malformed
+  Image& image() const { return *image_; }
+  bool mayPrint(unsigned architecture) const {
+    for (auto part : parts_)
+      if (fatbin::mayPrint(part, architecture)) return true;
+    return false;
   }
 
  private:
-  bool readLinked(const std::vector<std::byte>& bytes) {
+  bool readLinked(std::span<const std::byte> bytes) {
     Reader in(bytes);
     uint64_t count = in.value<uint64_t>();
     if (count == 0 || count > 4096) return false;
     for (uint64_t i = 0; i < count; ++i) {
-      auto part = in.blob();
-      if (in.bad() || !fatbinFits(part)) return false;
-      if (i == 0)
-        wrapper.data = part.data();
-      else
-        linked.push_back(part.data());
+      parts_.push_back(in.blob());
+      if (in.bad() || !fatbin::fits(parts_.back())) return false;
+      if (i != 0) linked_.push_back(parts_.back().data());
     }
-    linked.push_back(nullptr);
-    wrapper.version = 2;
-    wrapper.aux = linked.data();
+    linked_.push_back(nullptr);
+    wrapper_.version = 2;
+    wrapper_.auxiliary = linked_.data();
     return true;
   }
+
+  std::shared_ptr<Image> image_;
+  fatbin::Wrapper wrapper_;
+  std::vector<std::span<const std::byte>> parts_;
+  std::vector<const void*> linked_;
+  const void* pointer_ = nullptr;
 };
 
-bool contains(std::span<const std::byte> bytes, std::string_view text) {
-  return ::memmem(bytes.data(), bytes.size(), text.data(), text.size()) != nullptr;
+// Of the session's first device: an image that prints does so on all of them.
+unsigned architecture(Session& session) {
+  int major = 0, minor = 0;
+  CUdevice device = session.objects().devices().at(0);
+  auto ask = session.driver().cuDeviceGetAttribute;
+  ask(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+  ask(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+  return static_cast<unsigned>(major * 10 + minor);
 }
 
-// May code of this image print? Compressed entries are not unpacked for the question: where nothing stored
-// answers it, the answer is yes, which only costs a slower synchronisation.
-bool mayPrint(const std::vector<std::byte>& bytes) {
-  if (contains(bytes, "vprintf")) return true;
-  if (!fatbinFits(bytes))
-    return bytes.size() > 4 && word32(bytes.data()) < 4096;  // a device-linked image: not unpacked
-  bool stored = false, packed = false;
-  for (size_t at = 16; at + 64 <= bytes.size();) {
-    uint32_t header = word32(bytes.data() + at + 4), payload = word32(bytes.data() + at + 8);
-    (word32(bytes.data() + at + 16) != 0 ? packed : stored) = true;
-    if (header < 64 || payload > bytes.size() - at - std::min<size_t>(header, bytes.size() - at)) break;
-    at += size_t{header} + payload;
-  }
-  return packed && !stored;
+// Found out once per image and kept with it: unpacking costs as much as loading.
+bool mayPrint(Session& session, const schema::ImageName& name, const DriverImage& code) {
+  const unsigned arch = architecture(session);
+  if (auto& note = code.image().note; note && note->architecture == arch) return note->mayPrint != 0;
+  const bool prints = code.mayPrint(arch);
+  session.images().keepNote(name, code.image(), {arch, prints});
+  return prints;
 }
 
 // JIT options with the log buffers added; values are integers in pointers' clothes.
@@ -154,15 +140,16 @@ struct JitOptions {
   }
 };
 
-template <class R, class Make>
-void load(Session& session, Call& call, Make&& make) {
+// keep: the driver was told that it may read the code until the handle that was made is unloaded.
+template <class R, schema::Name Minted, class Make>
+void load(Session& session, Call& call, bool keep, Make&& make) {
   Served<R> served(session, call);
   if (!served.open()) return;
-  auto bytes = session.images().find(served.template get<"image">().value());
-  if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
-  unsigned kind = served.template get<"kind">().value();
-  DriverImage image(*bytes, kind);
-  if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  auto& name = served.template get<"image">().value();
+  auto image = session.images().take(name);
+  if (image == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  auto code = std::make_shared<DriverImage>(image, served.template get<"kind">().value());
+  if (code->pointer() == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.template get<"options">().array(), served.template get<"values">().array());
   auto& info = served.template get<"infoLog">();
   auto& error = served.template get<"errorLog">();
@@ -172,26 +159,37 @@ void load(Session& session, Call& call, Make&& make) {
   {
     std::lock_guard lock(placing);
     PlaceGlobals place;
-    status = make(image.pointer, options, served);
+    status = make(code->pointer(), options, served);
   }
-  served.template get<"printing">().plain() = mayPrint(*bytes);
+  if (status == CUDA_SUCCESS) {
+    served.template get<"printing">().plain() = mayPrint(session, name, *code);
+    if (keep) session.images().keep(served.template get<Minted>().id(), code);
+  }
+  image->settle();
   served.close(status);
 }
 
 void loadModule(Session& session, Call& call) {
-  load<ModuleLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
+  load<ModuleLoad, "module">(session, call, false, [&](const void* image, JitOptions& options, auto& served) {
     return session.driver().cuModuleLoadDataEx(served.template get<"module">().pass(), image,
                                                static_cast<unsigned>(options.names.size()),
                                                options.names.data(), options.values.data());
   });
 }
 
+// CU_LIBRARY_BINARY_IS_PRESERVED: "code can be accessed at any point until cuLibraryUnload" (driver manual,
+// Library Management). Without it the driver, which loads kernels when they are first used, makes a copy of
+// its own; so it reads the cache's file, which costs this process no memory, and every session of the server
+// shares the pages.
 void loadLibrary(Session& session, Call& call) {
-  load<LibraryLoad>(session, call, [&](const void* image, JitOptions& options, auto& served) {
-    return session.driver().cuLibraryLoadData(
-        served.template get<"library">().pass(), image, options.names.data(), options.values.data(),
-        static_cast<unsigned>(options.names.size()), nullptr, nullptr, 0);
-  });
+  load<LibraryLoad, "library">(
+      session, call, true, [&](const void* image, JitOptions& options, auto& served) {
+        CUlibraryOption preserved = CU_LIBRARY_BINARY_IS_PRESERVED;
+        void* yes = reinterpret_cast<void*>(1);
+        return session.driver().cuLibraryLoadData(
+            served.template get<"library">().pass(), image, options.names.data(), options.values.data(),
+            static_cast<unsigned>(options.names.size()), &preserved, &yes, 1);
+      });
 }
 
 void functionInfo(Session& session, Call& call) {
@@ -306,6 +304,7 @@ void unload(Session& session, Call& call) {
   uint64_t owner = served.template get<Owner>().id();
   CUresult status = served.invoke(session.driver().*Member);
   if (status == CUDA_SUCCESS) session.forgetGlobals(owner);
+  if (status == CUDA_SUCCESS) session.images().release(owner);
   served.close(status);
 }
 
@@ -406,15 +405,16 @@ void linkCreate(Session& session, Call& call) {
 void linkAdd(Session& session, Call& call) {
   Served<LinkAdd> served(session, call);
   if (!served.open()) return;
-  auto bytes = session.images().find(served.get<"image">().value());
-  if (bytes == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
-  DriverImage image(*bytes, 0);
-  if (image.pointer == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  auto image = session.images().take(served.get<"image">().value());
+  if (image == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
+  DriverImage code(image, 0);
+  if (code.pointer() == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
-  size_t size = served.get<"type">().value() == CU_JIT_INPUT_PTX ? image.text.size() : bytes->size();
+  // PTX with the terminator that follows every image.
+  size_t size = image->bytes().size() + (served.get<"type">().value() == CU_JIT_INPUT_PTX ? 1 : 0);
   CUresult status = onLinkThread(session, call, [&] {
     return session.driver().cuLinkAddData_v2(
-        served.get<"link">().value(), served.get<"type">().value(), const_cast<void*>(image.pointer), size,
+        served.get<"link">().value(), served.get<"type">().value(), const_cast<void*>(code.pointer()), size,
         served.get<"name">().pass(), static_cast<unsigned>(options.names.size()), options.names.data(),
         options.values.data());
   });
@@ -469,7 +469,7 @@ void linkRead(Session& session, Call& call) {
 }  // namespace
 
 void addModuleHandlers(HandlerTable& table) {
-  table.add<ImageOffer>(&offerImage);
+  table.add<ImageOffer>(&offerImage, true);  // reads and hashes a file
   table.add<ImageData>(&imageData);
   table.add<ModuleLoad>(&loadModule);
   table.add<LibraryLoad>(&loadLibrary);

@@ -1,6 +1,7 @@
 // The worker's books without a session: objects, record, images, mirrors, captured output.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
@@ -159,31 +160,51 @@ TEST_CASE("record: an end takes its beginning along, values stay") {
   CHECK(record.reasons().size() == 1);
 }
 
-TEST_CASE("images: bounded, in order, of their name's content") {
+TEST_CASE("images: pieces, in order, checked, held for the loads that were announced") {
+  std::vector<std::byte> bytes(1000);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i);
   Images images;
-  std::vector<std::byte> bytes(1000, std::byte{7});
   auto name = nameOf(bytes);
   auto all = std::span<const std::byte>(bytes);
+  CHECK_FALSE(images.offer(name));  // announces a load
   CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);
-  CHECK_FALSE(images.have(name));
-  CHECK(images.find(name) == nullptr);
+  CHECK_FALSE(images.offer(name));  // another thread's: the second
+  CHECK(images.take(name) == nullptr);
   CHECK(images.append(name, 700, all.subspan(700)) == CUDA_ERROR_INVALID_VALUE);  // a gap
   CHECK(images.append(name, 500, all.subspan(500)) ==
         CUDA_ERROR_INVALID_VALUE);                                // neither new nor sent before
   CHECK(images.append(name, 0, all.first(600)) == CUDA_SUCCESS);  // another thread's, the same
   CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
   CHECK(images.append(name, 600, all.subspan(600)) == CUDA_SUCCESS);
-  REQUIRE(images.find(name) != nullptr);
-  CHECK(*images.find(name) == bytes);
+  CHECK(images.offer(name));  // the third
+  for (int load = 0; load < 3; ++load) {
+    auto image = images.take(name);
+    REQUIRE(image != nullptr);
+    CHECK(std::ranges::equal(image->bytes(), bytes));
+    CHECK(image->bytes().data()[bytes.size()] == std::byte{0});
+  }
+  CHECK(images.take(name) == nullptr);  // no longer than needed
+  CHECK_FALSE(images.offer(name));
 
   auto longer = name;
   ++longer.bytes;  // the length belongs to the name
-  CHECK_FALSE(images.have(longer));
+  CHECK(images.append(name, 0, all) == CUDA_SUCCESS);
+  CHECK_FALSE(images.offer(longer));
   schema::ImageName none;
   CHECK(images.append(none, 0, {}) == CUDA_ERROR_OUT_OF_MEMORY);
   auto vast = name;
   vast.bytes = Images::kMostBytes + 1;
   CHECK(images.append(vast, 0, all) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("images: what is not what it was called is dropped, and may be sent again") {
+  Images images;
+  std::vector<std::byte> bytes(16), wrong(16, std::byte{1});
+  auto name = nameOf(bytes);
+  CHECK(images.append(name, 0, wrong) == CUDA_ERROR_INVALID_IMAGE);
+  CHECK(images.take(name) == nullptr);
+  CHECK(images.append(name, 0, bytes) == CUDA_SUCCESS);
+  CHECK(images.take(name) != nullptr);
 }
 
 TEST_CASE("images: unfinished ones count too") {
@@ -195,6 +216,19 @@ TEST_CASE("images: unfinished ones count too") {
   auto second = name;
   second.words[0] ^= 1;
   CHECK(images.append(second, 0, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_CASE("images: names that no load follows are bounded") {
+  Images images;
+  std::vector<std::byte> bytes(16);
+  auto name = nameOf(bytes);
+  for (uint64_t n = 0; n < Images::kMostNames; ++n) {
+    schema::ImageName other;
+    other.words[0] = n;
+    other.bytes = 16;
+    CHECK_FALSE(images.offer(other));
+  }
+  CHECK(images.append(name, 0, bytes) == CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 TEST_CASE("mirrors: writers on both sides converge") {
@@ -222,22 +256,78 @@ TEST_CASE("mirrors: writers on both sides converge") {
   }
 }
 
-TEST_CASE("output: what the driver prints is taken once") {
+namespace {
+
+// Runs in the descriptors' absence: they are an Output's meanwhile.
+class Kept {
+ public:
+  ~Kept() {
+    for (int i = 0; i < 2; ++i) {
+      dup2(saved_[i], i + 1);
+      close(saved_[i]);
+    }
+  }
+
+ private:
+  int saved_[2] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
+};
+
+bool say(int descriptor, const std::string& text) {
+  return write(descriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+}
+
+}  // namespace
+
+TEST_CASE("output: what the driver prints is taken once, in pieces where it is long") {
   std::fflush(stdout);
-  int saved = dup(STDOUT_FILENO);
-  std::string first, second, third;
+  std::string first, second, third, long1, long2, long3;
+  bool wrote = false;
   {
+    Kept kept;
     Output output;
     std::printf("from the device\n");
     first = output.take();
     second = output.take();
-    bool wrote = write(STDOUT_FILENO, "again", 5) == 5;
+    wrote = say(STDOUT_FILENO, "again");
     third = output.take();
-    dup2(saved, STDOUT_FILENO);
-    CHECK(wrote);
+    wrote = wrote && say(STDOUT_FILENO, std::string(Output::kMost, 'a') + "b");
+    long1 = output.take();
+    wrote = wrote && say(STDOUT_FILENO, "c");
+    long2 = output.take();
+    long3 = output.take();
   }
-  close(saved);
+  CHECK(wrote);
   CHECK(first == "from the device\n");
   CHECK(second.empty());
   CHECK(third == "again");
+  CHECK(long1 == std::string(Output::kMost, 'a'));
+  CHECK(long2 == "bc");
+  CHECK(long3.empty());
+}
+
+TEST_CASE("output: assertions are the client's, the rest of stderr is the log's") {
+  const std::string assertion =
+      "a.cu:8: void f(int): block: [0,0,0], thread: [40,0,0] Assertion `i < 100` failed.\n";
+  int log[2];
+  REQUIRE(pipe(log) == 0);
+  std::string device, nothing;
+  bool wrote = false;
+  {
+    Kept kept;
+    dup2(log[1], STDERR_FILENO);
+    Output output;
+    wrote =
+        say(STDERR_FILENO, "a library complains\n" + assertion + "and again\n" + assertion + "half a line");
+    device = output.takeErrors();
+    nothing = output.takeErrors();
+  }
+  close(log[1]);
+  char text[1000];
+  const ssize_t n = read(log[0], text, sizeof text);
+  close(log[0]);
+  CHECK(wrote);
+  CHECK(device == assertion + assertion);
+  CHECK(nothing.empty());
+  REQUIRE(n > 0);
+  CHECK(std::string(text, static_cast<size_t>(n)) == "a library complains\nand again\nhalf a line");
 }

@@ -58,17 +58,18 @@ bool eventually(Condition condition) {
   return true;
 }
 
-// A session takes stdout for device output; the test's report needs it back.
+// A session takes stdout and stderr for device output; the test's report needs them back.
 class KeptOutput {
  public:
-  KeptOutput() : saved_(dup(STDOUT_FILENO)) {}
   ~KeptOutput() {
-    dup2(saved_, STDOUT_FILENO);
-    close(saved_);
+    for (int i = 0; i < 2; ++i) {
+      dup2(saved_[i], i + 1);
+      close(saved_[i]);
+    }
   }
 
  private:
-  int saved_;
+  int saved_[2] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
 };
 
 // Arguments of a frame, by hand.

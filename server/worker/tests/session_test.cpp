@@ -160,7 +160,7 @@ TEST_CASE("words: the watcher publishes what was reached and nothing else") {
   std::mutex mutex;
   std::vector<schema::WordUpdate> told;
   server::Words words(
-      softDriver(), objects,
+      softDriver(), objects, transport::SharedMemory::create(schema::kWordsBytes),
       [&](const std::vector<schema::WordUpdate>& reached) {
         std::lock_guard lock(mutex);
         told.insert(told.end(), reached.begin(), reached.end());

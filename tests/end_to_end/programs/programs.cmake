@@ -57,6 +57,7 @@ gpupool_program(nvrtc FLAGS -lnvrtc -lcuda NEEDS nvrtc driver)
 gpupool_program(ptx_link FLAGS -lcuda NEEDS driver)
 gpupool_program(driver_only SOURCES driver_only.cpp FLAGS -cudart none -lcuda NEEDS driver
   FILES "driver_kernels.fatbin=driver_kernels.cu -fatbin" "driver_kernels.ptx=driver_kernels.cu -ptx")
+gpupool_program(large_module SOURCES large_module.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(contexts FLAGS -lcuda NEEDS driver)
 gpupool_program(two_devices)
 gpupool_program(function_attributes)

@@ -1,0 +1,183 @@
+// Launches, events and graphs.
+
+#include <chrono>
+#include <memory>
+
+#include "perf/cases.h"
+#include "perf/driver.h"
+
+namespace gpupool::perf {
+namespace {
+
+// Short enough that neither the driver's queue (1,020 launches) nor our credits make the caller wait.
+constexpr unsigned kBurst = 256;
+constexpr unsigned kMany = 10'000;
+constexpr unsigned kGraphBurst = 16;
+
+std::function<void()> times(unsigned n, std::function<void()> one) {
+  return [n, one = std::move(one)] {
+    for (unsigned i = 0; i < n; ++i) one();
+  };
+}
+
+void work(std::chrono::nanoseconds time) {
+  const auto until = std::chrono::steady_clock::now() + time;
+  while (std::chrono::steady_clock::now() < until) {
+  }
+}
+
+struct Event {
+  Event() { ok(cuda().cuEventCreate(&handle, CU_EVENT_DEFAULT)); }
+  ~Event() { cuda().cuEventDestroy(handle); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  CUevent handle = nullptr;
+};
+
+struct Graph {
+  Graph(Gpu& gpu, unsigned nodes) {
+    ok(cuda().cuStreamBeginCapture(gpu.stream(), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    for (unsigned i = 0; i < nodes; ++i) gpu.launchEmpty();
+    ok(cuda().cuStreamEndCapture(gpu.stream(), &graph));
+    ok(cuda().cuGraphInstantiate(&executable, graph, 0));
+  }
+  ~Graph() {
+    cuda().cuGraphExecDestroy(executable);
+    cuda().cuGraphDestroy(graph);
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  CUgraph graph = nullptr;
+  CUgraphExec executable = nullptr;
+};
+
+void addGraph(std::vector<Case>& cases, unsigned nodes) {
+  const std::string name = "graph-" + std::to_string(nodes);
+  cases.push_back(
+      {name + "-launch",
+       [=](Gpu& gpu) -> Steps {
+         auto graph = std::make_shared<Graph>(gpu, nodes);
+         return {
+             {},
+             times(kGraphBurst, [&gpu, graph] { ok(cuda().cuGraphLaunch(graph->executable, gpu.stream())); }),
+             [&gpu] { gpu.synchronize(); }};
+       },
+       kGraphBurst});
+  cases.push_back({name + "-launch-synchronize", [=](Gpu& gpu) -> Steps {
+                     auto graph = std::make_shared<Graph>(gpu, nodes);
+                     return {{},
+                             [&gpu, graph] {
+                               ok(cuda().cuGraphLaunch(graph->executable, gpu.stream()));
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
+}
+
+}  // namespace
+
+void addLaunchCases(std::vector<Case>& cases) {
+  const auto settle = [](Gpu& gpu) { return [&gpu] { gpu.synchronize(); }; };
+  cases.push_back({"launch",
+                   [=](Gpu& gpu) -> Steps {
+                     return {{}, times(kBurst, [&gpu] { gpu.launchEmpty(); }), settle(gpu)};
+                   },
+                   kBurst});
+  cases.push_back({"launch-16-parameters",
+                   [=](Gpu& gpu) -> Steps {
+                     return {{}, times(kBurst, [&gpu] { gpu.launchSixteen(); }), settle(gpu)};
+                   },
+                   kBurst});
+  cases.push_back({"launch-and-3us-of-work",
+                   [=](Gpu& gpu) -> Steps {
+                     return {{},
+                             times(kBurst,
+                                   [&gpu] {
+                                     gpu.launchEmpty();
+                                     work(std::chrono::microseconds(3));
+                                   }),
+                             settle(gpu)};
+                   },
+                   kBurst});
+  cases.push_back({.name = "launches-10000",
+                   .make = [=](Gpu& gpu) -> Steps {
+                     return {{}, times(kMany, [&gpu] { gpu.launchEmpty(); }), settle(gpu)};
+                   },
+                   .operations = kMany,
+                   .timesAfter = true});
+  cases.push_back({"launch-synchronize", [](Gpu& gpu) -> Steps {
+                     return {{},
+                             [&gpu] {
+                               gpu.launchEmpty();
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
+  cases.push_back({"synchronize-idle-stream",
+                   [=](Gpu& gpu) -> Steps {
+                     return {{}, times(kBurst, [&gpu] { gpu.synchronize(); }), {}};
+                   },
+                   kBurst});
+  cases.push_back({"query-idle-stream",
+                   [=](Gpu& gpu) -> Steps {
+                     return {{}, times(kBurst, [&gpu] { ok(cuda().cuStreamQuery(gpu.stream())); }), {}};
+                   },
+                   kBurst});
+}
+
+void addEventCases(std::vector<Case>& cases) {
+  cases.push_back(
+      {"event-record",
+       [](Gpu& gpu) -> Steps {
+         auto event = std::make_shared<Event>();
+         return {{},
+                 times(kBurst, [&gpu, event] { ok(cuda().cuEventRecord(event->handle, gpu.stream())); }),
+                 [&gpu] { gpu.synchronize(); }};
+       },
+       kBurst});
+  cases.push_back({"event-query",
+                   [](Gpu& gpu) -> Steps {
+                     auto event = std::make_shared<Event>();
+                     ok(cuda().cuEventRecord(event->handle, gpu.stream()));
+                     gpu.synchronize();
+                     return {{}, times(kBurst, [event] { ok(cuda().cuEventQuery(event->handle)); }), {}};
+                   },
+                   kBurst});
+  cases.push_back({"event-elapsed",
+                   [](Gpu& gpu) -> Steps {
+                     auto from = std::make_shared<Event>(), to = std::make_shared<Event>();
+                     ok(cuda().cuEventRecord(from->handle, gpu.stream()));
+                     gpu.launchEmpty();
+                     ok(cuda().cuEventRecord(to->handle, gpu.stream()));
+                     gpu.synchronize();
+                     return {{},
+                             times(kGraphBurst,
+                                   [from, to] {
+                                     float time = 0;
+                                     ok(cuda().cuEventElapsedTime(&time, from->handle, to->handle));
+                                   }),
+                             {}};
+                   },
+                   kGraphBurst});
+  // What a program that times its kernels does: new records each time, so nothing can be remembered.
+  cases.push_back({"event-record-launch-record-elapsed", [](Gpu& gpu) -> Steps {
+                     auto from = std::make_shared<Event>(), to = std::make_shared<Event>();
+                     return {{},
+                             [&gpu, from, to] {
+                               float time = 0;
+                               ok(cuda().cuEventRecord(from->handle, gpu.stream()));
+                               gpu.launchEmpty();
+                               ok(cuda().cuEventRecord(to->handle, gpu.stream()));
+                               ok(cuda().cuEventSynchronize(to->handle));
+                               ok(cuda().cuEventElapsedTime(&time, from->handle, to->handle));
+                             },
+                             {}};
+                   }});
+}
+
+void addGraphCases(std::vector<Case>& cases) {
+  addGraph(cases, 1);
+  addGraph(cases, 50);
+}
+
+}  // namespace gpupool::perf

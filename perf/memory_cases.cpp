@@ -1,0 +1,123 @@
+// Allocation, copies and fills.
+
+#include <initializer_list>
+#include <memory>
+
+#include "perf/cases.h"
+#include "perf/driver.h"
+
+namespace gpupool::perf {
+namespace {
+
+constexpr size_t kKi = size_t{1} << 10, kMi = size_t{1} << 20, kGi = size_t{1} << 30;
+
+void addCopies(std::vector<Case>& cases, size_t bytes) {
+  const std::string size = sizeName(bytes);
+  const auto add = [&](const std::string& name, std::function<void(Gpu&)> copy) {
+    cases.push_back({.name = name + "-" + size,
+                     .make = [copy](Gpu& gpu) -> Steps {
+                       copy(gpu);  // makes the buffers
+                       return {{}, [&gpu, copy] { copy(gpu); }, {}};
+                     },
+                     .bytes = bytes});
+  };
+  add("copy-pinned-htod", [=](Gpu& gpu) { ok(cuda().cuMemcpyHtoD(gpu.device(), gpu.pinned(), bytes)); });
+  add("copy-pinned-dtoh", [=](Gpu& gpu) { ok(cuda().cuMemcpyDtoH(gpu.pinned(), gpu.device(), bytes)); });
+  add("copy-pinned-async-htod", [=](Gpu& gpu) {
+    ok(cuda().cuMemcpyHtoDAsync(gpu.device(), gpu.pinned(), bytes, gpu.stream()));
+    gpu.synchronize();
+  });
+  add("copy-pinned-async-dtoh", [=](Gpu& gpu) {
+    ok(cuda().cuMemcpyDtoHAsync(gpu.pinned(), gpu.device(), bytes, gpu.stream()));
+    gpu.synchronize();
+  });
+  add("copy-pageable-htod", [=](Gpu& gpu) { ok(cuda().cuMemcpyHtoD(gpu.device(), gpu.pageable(), bytes)); });
+  add("copy-pageable-dtoh", [=](Gpu& gpu) { ok(cuda().cuMemcpyDtoH(gpu.pageable(), gpu.device(), bytes)); });
+}
+
+void addOnDevice(std::vector<Case>& cases, size_t bytes) {
+  cases.push_back({.name = "copy-on-device-" + sizeName(bytes),
+                   .make = [=](Gpu& gpu) -> Steps {
+                     gpu.dropHostBuffers();
+                     CUdeviceptr from = gpu.device(), to = gpu.otherDevice();
+                     return {{},
+                             [=, &gpu] {
+                               ok(cuda().cuMemcpyDtoDAsync(to, from, bytes, gpu.stream()));
+                               gpu.synchronize();
+                             },
+                             {}};
+                   },
+                   .bytes = bytes});
+  cases.push_back({.name = "memset-" + sizeName(bytes),
+                   .make = [=](Gpu& gpu) -> Steps {
+                     gpu.dropHostBuffers();
+                     CUdeviceptr to = gpu.device();
+                     return {{},
+                             [=, &gpu] {
+                               ok(cuda().cuMemsetD32Async(to, 7, bytes / 4, gpu.stream()));
+                               gpu.synchronize();
+                             },
+                             {}};
+                   },
+                   .bytes = bytes});
+}
+
+void addAllocation(std::vector<Case>& cases, size_t bytes) {
+  const auto alloc = [bytes](Gpu&) -> Steps {
+    auto address = std::make_shared<CUdeviceptr>(0);
+    return {
+        {}, [=] { ok(cuda().cuMemAlloc(address.get(), bytes)); }, [=] { ok(cuda().cuMemFree(*address)); }};
+  };
+  const auto free = [bytes](Gpu&) -> Steps {
+    auto address = std::make_shared<CUdeviceptr>(0);
+    return {
+        [=] { ok(cuda().cuMemAlloc(address.get(), bytes)); }, [=] { ok(cuda().cuMemFree(*address)); }, {}};
+  };
+  cases.push_back({.name = "alloc-first-" + sizeName(bytes), .make = alloc, .once = true});
+  cases.push_back({"alloc-" + sizeName(bytes), alloc});
+  cases.push_back({"free-" + sizeName(bytes), free});
+}
+
+}  // namespace
+
+std::string sizeName(size_t bytes) {
+  if (bytes >= kGi) return std::to_string(bytes / kGi) + "GiB";
+  if (bytes >= kMi) return std::to_string(bytes / kMi) + "MiB";
+  if (bytes >= kKi) return std::to_string(bytes / kKi) + "KiB";
+  return std::to_string(bytes) + "B";
+}
+
+void addAllocationCases(std::vector<Case>& cases, size_t largest) {
+  for (size_t bytes : {4 * kKi, 64 * kKi, kMi, 64 * kMi, 256 * kMi, kGi})
+    if (bytes <= largest) addAllocation(cases, bytes);
+}
+
+void addCopyCases(std::vector<Case>& cases, size_t largest, bool quick) {
+  cases.push_back({.name = "launch-read-back-4B", .make = [](Gpu& gpu) -> Steps {
+                     auto word = std::make_shared<uint32_t>(0);
+                     CUdeviceptr from = gpu.device();
+                     return {{},
+                             [&gpu, word, from] {
+                               gpu.launchEmpty();
+                               ok(cuda().cuMemcpyDtoHAsync(word.get(), from, sizeof *word, gpu.stream()));
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
+  for (size_t bytes : {size_t{4}, 4 * kKi, 64 * kKi, kMi, 16 * kMi, 256 * kMi, kGi})
+    if (bytes <= largest && !(quick && bytes == 64 * kKi)) addCopies(cases, bytes);
+  // Over a network pinned memory has a copy on each side: what does a launch pay for keeping them alike?
+  cases.push_back({"launch-synchronize-beside-pinned-" + sizeName(largest), [](Gpu& gpu) -> Steps {
+                     gpu.pinned();
+                     return {{},
+                             [&gpu] {
+                               gpu.launchEmpty();
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
+  for (size_t bytes : {kMi, 256 * kMi})
+    if (bytes <= largest) addOnDevice(cases, bytes);
+}
+
+}  // namespace gpupool::perf

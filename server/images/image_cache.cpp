@@ -1,0 +1,282 @@
+#include "server/images/image_cache.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "base/log.h"
+
+namespace gpupool::server {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr char kPartSuffix[] = ".part";
+constexpr auto kAbandoned = std::chrono::minutes(10);  // a writer that wrote nothing for so long is gone
+
+// Behind the image's bytes. The check ties it to the content.
+struct StoredNote {
+  ImageNote note;
+  uint64_t check = 0;
+};
+static_assert(sizeof(StoredNote) == 16);
+
+uint64_t checkOf(const ImageKey& key, const ImageNote& note) {
+  Sha256 hash;
+  hash.update(key.digest);
+  hash.update(std::as_bytes(std::span(&key.bytes, 1)));
+  hash.update(std::as_bytes(std::span(&note, 1)));
+  const Digest digest = hash.finish();
+  uint64_t check;
+  std::memcpy(&check, digest.data(), sizeof check);
+  return check;
+}
+
+std::string hex(std::span<const std::byte> bytes) {
+  std::string text;
+  for (std::byte b : bytes) {
+    text += "0123456789abcdef"[std::to_integer<int>(b) >> 4];
+    text += "0123456789abcdef"[std::to_integer<int>(b) & 15];
+  }
+  return text;
+}
+
+std::string fileOf(const std::string& folder, const ImageKey& key) {
+  return folder + "/" + hex(key.digest) + "-" + std::to_string(key.bytes);
+}
+
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  ~File() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  operator int() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+bool putAll(int file, std::span<const std::byte> bytes, uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t n = pwrite(file, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    bytes = bytes.subspan(static_cast<size_t>(n));
+    offset += static_cast<uint64_t>(n);
+  }
+  return true;
+}
+
+// The bytes of `from` up to `bytes` again in `to`.
+bool copyAll(int from, int to, uint64_t bytes) {
+  std::vector<std::byte> block(size_t{1} << 20);
+  for (uint64_t at = 0; at < bytes;) {
+    const ssize_t n = pread(from, block.data(), std::min<uint64_t>(block.size(), bytes - at), at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0 || !putAll(to, std::span(block).first(static_cast<size_t>(n)), at)) return false;
+    at += static_cast<uint64_t>(n);
+  }
+  return true;
+}
+
+std::optional<ImageNote> readNote(int file, const ImageKey& key) {
+  StoredNote stored;
+  if (pread(file, &stored, sizeof stored, static_cast<off_t>(key.bytes)) != ssize_t{sizeof stored}) return {};
+  if (stored.check != checkOf(key, stored.note)) return {};
+  return stored.note;
+}
+
+}  // namespace
+
+// ---- Image
+
+std::shared_ptr<Image> Image::map(int file, uint64_t bytes) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t reserved = (bytes / page + 1) * page;  // always a byte more: the zero behind it
+  void* whole = mmap(nullptr, reserved, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (whole == MAP_FAILED) return nullptr;
+  std::shared_ptr<Image> image(new Image(static_cast<std::byte*>(whole), bytes, reserved));
+  // Of a part of the last page that lies behind the file's end, zeros are mapped; a note may lie there.
+  const size_t pages = bytes / page * page;
+  if (pages != 0 && mmap(whole, pages, PROT_READ, MAP_PRIVATE | MAP_FIXED, file, 0) == MAP_FAILED)
+    return nullptr;
+  if (pages == bytes) return image;
+  auto* last = image->data_ + pages;
+  if (mprotect(last, page, PROT_READ | PROT_WRITE) != 0) return nullptr;
+  const ssize_t rest = pread(file, last, bytes - pages, static_cast<off_t>(pages));
+  if (rest != static_cast<ssize_t>(bytes - pages) || mprotect(last, page, PROT_READ) != 0) return nullptr;
+  return image;
+}
+
+Image::~Image() { munmap(data_, reserved_); }
+
+void Image::settle() const {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (const size_t pages = bytes_ / page * page; pages != 0) madvise(data_, pages, MADV_DONTNEED);
+}
+
+// ---- ImageCache
+
+std::shared_ptr<Image> ImageCache::open(const ImageKey& key) const {
+  if (folder_.empty()) return nullptr;
+  const std::string path = fileOf(folder_, key);
+  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat info {};
+  if (file < 0 || fstat(file, &info) != 0) return nullptr;
+  const auto size = static_cast<uint64_t>(info.st_size);
+  std::shared_ptr<Image> image;
+  // A shorter file must not be mapped as if it were whole: touching the missing pages would kill the process.
+  const bool whole = size == key.bytes || size == key.bytes + sizeof(StoredNote);
+  if (whole) {
+    image = Image::map(file, key.bytes);
+    if (image == nullptr) return nullptr;
+  }
+  if (!whole || contentDigest(image->bytes()) != key.digest) {
+    GPUPOOL_WARNING("module cache: %s is damaged and removed", path.c_str());
+    unlink(path.c_str());
+    return nullptr;
+  }
+  futimens(file, nullptr);  // used now
+  image->path = path;
+  if (size > key.bytes) image->note = readNote(file, key);
+  return image;
+}
+
+std::unique_ptr<ImageWriter> ImageCache::write(const ImageKey& key) const {
+  auto writer = std::make_unique<ImageWriter>(*this, key);
+  return writer->open() ? std::move(writer) : nullptr;
+}
+
+void ImageCache::keepNote(const ImageKey& key, Image& image, const ImageNote& note) const {
+  image.note = note;
+  if (image.path.empty()) return;
+  const File file(::open(image.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat info {};
+  if (file < 0 || fstat(file, &info) != 0 || static_cast<uint64_t>(info.st_size) < key.bytes) return;
+  const StoredNote stored{note, checkOf(key, note)};
+  // A note that is cut short (a full disk) would make the file look damaged.
+  if (!putAll(file, std::as_bytes(std::span(&stored, 1)), key.bytes) &&
+      ftruncate(file, static_cast<off_t>(key.bytes)) != 0)
+    unlink(image.path.c_str());
+}
+
+// ---- ImageWriter
+
+ImageWriter::ImageWriter(const ImageCache& cache, const ImageKey& key) : cache_(cache), key_(key) {
+  if (!cache.folder().empty() && key.bytes <= cache.most()) {
+    std::byte random[8];
+    randomBytes(random);
+    part_ = cache.folder() + "/" + hex(random) + kPartSuffix;
+    file_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (file_ >= 0) return;
+    part_.clear();
+    toMemory("make a file there");
+    return;
+  }
+  file_ = memfd_create("gpupool-image", MFD_CLOEXEC);
+}
+
+ImageWriter::~ImageWriter() {
+  if (!part_.empty()) unlink(part_.c_str());
+  if (file_ >= 0) close(file_);
+}
+
+// What was written goes along.
+void ImageWriter::toMemory(const char* doing) {
+  static std::atomic_flag told;
+  if (!told.test_and_set())
+    GPUPOOL_WARNING("module cache %s: cannot %s: %s; this session goes on without it",
+                    cache_.folder().c_str(), doing, std::strerror(errno));
+  int memory = memfd_create("gpupool-image", MFD_CLOEXEC);
+  if (memory >= 0 && written_ != 0 && !copyAll(file_, memory, written_)) {
+    close(memory);
+    memory = -1;
+  }
+  if (file_ >= 0) close(file_);
+  if (!part_.empty()) unlink(part_.c_str());
+  part_.clear();
+  file_ = memory;
+}
+
+bool ImageWriter::put(std::span<const std::byte> bytes) {
+  if (putAll(file_, bytes, written_)) return true;
+  if (part_.empty()) return false;
+  toMemory("write an image");
+  return file_ >= 0 && putAll(file_, bytes, written_);
+}
+
+bool ImageWriter::append(std::span<const std::byte> bytes) {
+  if (file_ < 0 || !put(bytes)) return false;
+  hash_.update(bytes);
+  written_ += bytes.size();
+  return true;
+}
+
+std::shared_ptr<Image> ImageWriter::finish() {
+  if (written_ != key_.bytes || hash_.finish() != key_.digest) return nullptr;
+  auto image = Image::map(file_, key_.bytes);
+  if (image == nullptr || part_.empty()) return image;
+  const std::string path = fileOf(cache_.folder(), key_);
+  if (rename(part_.c_str(), path.c_str()) == 0) {
+    part_.clear();
+    image->path = path;
+    trimImages(cache_.folder(), cache_.most());
+  }
+  return image;
+}
+
+// ---- trimming
+
+namespace {
+
+struct Kept {
+  fs::file_time_type used;
+  uint64_t bytes;
+  fs::path path;
+};
+
+bool isAbandoned(const Kept& file) {
+  return file.path.extension() == kPartSuffix && fs::file_time_type::clock::now() - file.used > kAbandoned;
+}
+
+void list(const fs::path& folder, int depth, std::vector<Kept>& files) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    std::error_code gone;
+    if (entry->is_symlink(gone)) continue;
+    if (entry->is_directory(gone)) {
+      if (depth > 0) list(entry->path(), depth - 1, files);
+      continue;
+    }
+    const Kept file{entry->last_write_time(gone), entry->file_size(gone), entry->path()};
+    if (!gone) files.push_back(file);
+  }
+}
+
+}  // namespace
+
+uint64_t trimImages(const std::string& root, uint64_t most, int depth) {
+  std::vector<Kept> files;
+  list(root, depth, files);
+  uint64_t total = 0;
+  for (const Kept& file : files) total += file.bytes;
+  std::sort(files.begin(), files.end(), [](const Kept& a, const Kept& b) { return a.used < b.used; });
+  for (const Kept& file : files) {
+    const bool writing = file.path.extension() == kPartSuffix;
+    if (writing ? !isAbandoned(file) : total <= most) continue;
+    if (unlink(file.path.c_str()) == 0 || errno == ENOENT) total -= file.bytes;
+  }
+  return total;
+}
+
+}  // namespace gpupool::server
