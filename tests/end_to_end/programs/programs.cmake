@@ -76,6 +76,7 @@ gpupool_program(device_malloc)
 
 # How things go wrong, and end.
 gpupool_program(errors)
+gpupool_program(out_of_memory)
 gpupool_program(illegal_address)
 gpupool_program(device_assert)
 gpupool_program(trap)
