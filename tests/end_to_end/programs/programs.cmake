@@ -72,6 +72,7 @@ gpupool_program(math_functions)
 gpupool_program(half_precision)
 gpupool_program(bfloat16 FLAGS -arch=sm_80)
 gpupool_program(device_printf)
+gpupool_program(printf_order)
 gpupool_program(device_malloc)
 
 # How things go wrong, and end.
