@@ -261,6 +261,15 @@ CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   return status;
 }
 
+// One host, arena memory, and the caller waits: the copy and its word in one frame.
+CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, bool upload) {
+  Chunk whole;
+  whole.slot.address = upload ? from : to;
+  whole.bytes = bytes;
+  CUresult status = upload ? postWrite(ref, to, whole) : postRead(ref, from, whole, {});
+  return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
+}
+
 // Host memory on both ends: after everything before it in the stream.
 CUresult betweenHosts(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   CUresult status = synchronizeStream(ref);
@@ -342,17 +351,19 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
   if (toDevice && fromDevice)
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+  if (toDevice && fromEnd == End::host) return uploadLinear(ref, to, from, bytes);
+  if (fromDevice && toEnd == End::host) return downloadLinear(ref, to, from, bytes);
+  const Session& session = Session::get();
+  if (timing == Timing::sync && session.mapsMemory() && !session.printing())
+    return copyArenaAwaited(ref, to, from, bytes, toDevice);
   if (toDevice) {
-    if (fromEnd == End::host) return uploadLinear(ref, to, from, bytes);
     CUresult status = uploadArena(ref, to, from, bytes);
     if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
     return status;
   }
-  if (toEnd == End::host) return downloadLinear(ref, to, from, bytes);
-  CUresult status = Session::get().mapsMemory()
-                        ? postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from},
-                                                         bytes, ref.wire)
-                        : hostMemory().download(ref, to, from, bytes);
+  CUresult status = session.mapsMemory() ? postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to),
+                                                                          CUdeviceptr{from}, bytes, ref.wire)
+                                         : hostMemory().download(ref, to, from, bytes);
   if (status == CUDA_SUCCESS && timing == Timing::sync) status = synchronizeStream(ref);
   return status;
 }

@@ -409,6 +409,7 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   bool known = findHostFunction(id, function);
   if (known) {
     if (function.prepare) function.prepare();
+    if (function.streamCallback != nullptr) fetchOutput();  // the driver has it written before a callback
     runningHostFunction = true;
     if (function.streamCallback != nullptr)
       function.streamCallback(function.stream, status, function.data);
@@ -431,7 +432,13 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   connection_->commit(Channel::control, bytes);
 }
 
+void Session::fetchOutput() {
+  if (printing() && !capturing() && connection_->peer() == Peer::alive && words_->sticky() == CUDA_SUCCESS)
+    await<"sessionDrain">(CUcontext{nullptr}, CUstream{nullptr}, 2u);
+}
+
 void Session::goodbye() {
+  fetchOutput();
   printStats();
   if (connection_->peer() == Peer::alive) {
     std::unique_lock lock(controlMutex_, std::defer_lock);

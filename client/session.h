@@ -90,6 +90,8 @@ class Session {
   }
   bool printing() const { return printing_.load(std::memory_order_relaxed); }
   void setPrinting() { printing_ = true; }
+  // Brings what kernels printed and the driver has written, without waiting for more.
+  void fetchOutput();
 
   CUresult waitWord(uint64_t word, uint64_t value);
   // Asks the worker to tell when the word is reached.

@@ -1,6 +1,6 @@
 #pragma once
 // What is measured. A case is known by name without a GPU; its steps are made when its turn comes. One sample
-// is the time of `body` (with `after`, where that is said) divided by its operations.
+// is the time of `operations` calls of `body` (with `after`, where that is said) divided by their number.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Steps {
 struct Case {
   std::string name;
   std::function<Steps(Gpu&)> make;
-  unsigned operations = 1;  // in one call of `body`
+  unsigned operations = 1;
   uint64_t bytes = 0;       // that one operation moves
   bool once = false;        // one sample, the very first call; nothing warms it up
   bool timesAfter = false;  // `after` belongs to the sample

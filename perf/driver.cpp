@@ -28,12 +28,12 @@ const Driver& cuda() {
   return driver;
 }
 
-void ok(CUresult status, std::source_location where) {
+void ok(CUresult status, const char* file, int line) {
   if (status == CUDA_SUCCESS) return;
   const char* name = nullptr;
   cuda().cuGetErrorName(status, &name);
-  throw std::runtime_error(std::string(name == nullptr ? "unknown error" : name) + " at " +
-                           where.file_name() + ":" + std::to_string(where.line()));
+  throw std::runtime_error(std::string(name == nullptr ? "unknown error" : name) + " at " + file + ":" +
+                           std::to_string(line));
 }
 
 }  // namespace gpupool::perf

@@ -7,21 +7,18 @@
 #include <cuda.h>
 #include <cudaProfiler.h>
 
-#include <source_location>
-
-#define GPUPOOL_PERF_CALLS(X)                                                                               \
-  X(cuInit)                                                                                                 \
-  X(cuGetErrorName)                                                                                         \
-  X(cuDriverGetVersion) X(cuDeviceGet) X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain)                       \
-      X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData)               \
-          X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel) X(cuStreamCreate) X(cuStreamDestroy)   \
-              X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamBeginCapture) X(cuStreamEndCapture)         \
-                  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) \
-                      X(cuEventElapsedTime) X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)   \
-                          X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync)         \
-                              X(cuMemcpyDtoDAsync) X(cuMemsetD32Async) X(cuGraphInstantiate)                \
-                                  X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy)                  \
-                                      X(cuProfilerStart) X(cuProfilerStop)
+// clang-format off
+#define GPUPOOL_PERF_CALLS(X)                                                                                \
+  X(cuInit) X(cuGetErrorName) X(cuDriverGetVersion) X(cuDeviceGet) X(cuDeviceGetName)                        \
+  X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease) X(cuCtxSetCurrent) X(cuCtxSynchronize)            \
+  X(cuModuleLoadData) X(cuModuleUnload) X(cuModuleGetFunction) X(cuLaunchKernel)                             \
+  X(cuStreamCreate) X(cuStreamDestroy) X(cuStreamSynchronize) X(cuStreamQuery) X(cuStreamBeginCapture) X(cuStreamEndCapture)\
+  X(cuEventCreate) X(cuEventDestroy) X(cuEventRecord) X(cuEventQuery) X(cuEventSynchronize) X(cuEventElapsedTime)\
+  X(cuMemAlloc) X(cuMemFree) X(cuMemHostAlloc) X(cuMemFreeHost)                                              \
+  X(cuMemcpyHtoD) X(cuMemcpyDtoH) X(cuMemcpyHtoDAsync) X(cuMemcpyDtoHAsync) X(cuMemcpyDtoDAsync) X(cuMemsetD32Async)\
+  X(cuGraphInstantiate) X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy)                             \
+  X(cuProfilerStart) X(cuProfilerStop)
+// clang-format on
 
 namespace gpupool::perf {
 
@@ -35,6 +32,6 @@ struct Driver {
 const Driver& cuda();
 
 // Throws std::runtime_error naming the error and the line, unless `status` is success.
-void ok(CUresult status, std::source_location where = std::source_location::current());
+void ok(CUresult status, const char* file = __builtin_FILE(), int line = __builtin_LINE());
 
 }  // namespace gpupool::perf

@@ -14,12 +14,6 @@ constexpr unsigned kBurst = 256;
 constexpr unsigned kMany = 10'000;
 constexpr unsigned kGraphBurst = 16;
 
-std::function<void()> times(unsigned n, std::function<void()> one) {
-  return [n, one = std::move(one)] {
-    for (unsigned i = 0; i < n; ++i) one();
-  };
-}
-
 void work(std::chrono::nanoseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
   while (std::chrono::steady_clock::now() < until) {
@@ -53,16 +47,14 @@ struct Graph {
 
 void addGraph(std::vector<Case>& cases, unsigned nodes) {
   const std::string name = "graph-" + std::to_string(nodes);
-  cases.push_back(
-      {name + "-launch",
-       [=](Gpu& gpu) -> Steps {
-         auto graph = std::make_shared<Graph>(gpu, nodes);
-         return {
-             {},
-             times(kGraphBurst, [&gpu, graph] { ok(cuda().cuGraphLaunch(graph->executable, gpu.stream())); }),
-             [&gpu] { gpu.synchronize(); }};
-       },
-       kGraphBurst});
+  cases.push_back({name + "-launch",
+                   [=](Gpu& gpu) -> Steps {
+                     auto graph = std::make_shared<Graph>(gpu, nodes);
+                     return {{},
+                             [&gpu, graph] { ok(cuda().cuGraphLaunch(graph->executable, gpu.stream())); },
+                             [&gpu] { gpu.synchronize(); }};
+                   },
+                   kGraphBurst});
   cases.push_back({name + "-launch-synchronize", [=](Gpu& gpu) -> Steps {
                      auto graph = std::make_shared<Graph>(gpu, nodes);
                      return {{},
@@ -80,28 +72,27 @@ void addLaunchCases(std::vector<Case>& cases) {
   const auto settle = [](Gpu& gpu) { return [&gpu] { gpu.synchronize(); }; };
   cases.push_back({"launch",
                    [=](Gpu& gpu) -> Steps {
-                     return {{}, times(kBurst, [&gpu] { gpu.launchEmpty(); }), settle(gpu)};
+                     return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)};
                    },
                    kBurst});
   cases.push_back({"launch-16-parameters",
                    [=](Gpu& gpu) -> Steps {
-                     return {{}, times(kBurst, [&gpu] { gpu.launchSixteen(); }), settle(gpu)};
+                     return {{}, [&gpu] { gpu.launchSixteen(); }, settle(gpu)};
                    },
                    kBurst});
   cases.push_back({"launch-and-3us-of-work",
                    [=](Gpu& gpu) -> Steps {
                      return {{},
-                             times(kBurst,
-                                   [&gpu] {
-                                     gpu.launchEmpty();
-                                     work(std::chrono::microseconds(3));
-                                   }),
+                             [&gpu] {
+                               gpu.launchEmpty();
+                               work(std::chrono::microseconds(3));
+                             },
                              settle(gpu)};
                    },
                    kBurst});
   cases.push_back({.name = "launches-10000",
                    .make = [=](Gpu& gpu) -> Steps {
-                     return {{}, times(kMany, [&gpu] { gpu.launchEmpty(); }), settle(gpu)};
+                     return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)};
                    },
                    .operations = kMany,
                    .timesAfter = true});
@@ -115,32 +106,31 @@ void addLaunchCases(std::vector<Case>& cases) {
                    }});
   cases.push_back({"synchronize-idle-stream",
                    [=](Gpu& gpu) -> Steps {
-                     return {{}, times(kBurst, [&gpu] { gpu.synchronize(); }), {}};
+                     return {{}, [&gpu] { gpu.synchronize(); }, {}};
                    },
                    kBurst});
   cases.push_back({"query-idle-stream",
                    [=](Gpu& gpu) -> Steps {
-                     return {{}, times(kBurst, [&gpu] { ok(cuda().cuStreamQuery(gpu.stream())); }), {}};
+                     return {{}, [&gpu] { ok(cuda().cuStreamQuery(gpu.stream())); }, {}};
                    },
                    kBurst});
 }
 
 void addEventCases(std::vector<Case>& cases) {
-  cases.push_back(
-      {"event-record",
-       [](Gpu& gpu) -> Steps {
-         auto event = std::make_shared<Event>();
-         return {{},
-                 times(kBurst, [&gpu, event] { ok(cuda().cuEventRecord(event->handle, gpu.stream())); }),
-                 [&gpu] { gpu.synchronize(); }};
-       },
-       kBurst});
+  cases.push_back({"event-record",
+                   [](Gpu& gpu) -> Steps {
+                     auto event = std::make_shared<Event>();
+                     return {{},
+                             [&gpu, event] { ok(cuda().cuEventRecord(event->handle, gpu.stream())); },
+                             [&gpu] { gpu.synchronize(); }};
+                   },
+                   kBurst});
   cases.push_back({"event-query",
                    [](Gpu& gpu) -> Steps {
                      auto event = std::make_shared<Event>();
                      ok(cuda().cuEventRecord(event->handle, gpu.stream()));
                      gpu.synchronize();
-                     return {{}, times(kBurst, [event] { ok(cuda().cuEventQuery(event->handle)); }), {}};
+                     return {{}, [event] { ok(cuda().cuEventQuery(event->handle)); }, {}};
                    },
                    kBurst});
   cases.push_back({"event-elapsed",
@@ -151,11 +141,10 @@ void addEventCases(std::vector<Case>& cases) {
                      ok(cuda().cuEventRecord(to->handle, gpu.stream()));
                      gpu.synchronize();
                      return {{},
-                             times(kGraphBurst,
-                                   [from, to] {
-                                     float time = 0;
-                                     ok(cuda().cuEventElapsedTime(&time, from->handle, to->handle));
-                                   }),
+                             [from, to] {
+                               float time = 0;
+                               ok(cuda().cuEventElapsedTime(&time, from->handle, to->handle));
+                             },
                              {}};
                    },
                    kGraphBurst});

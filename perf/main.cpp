@@ -8,7 +8,7 @@
 //   perf-cases memory     resident memory before and after the first kernel; then waits for the end of its
 //   input
 //
-// --count: each body once, between cuProfilerStart and cuProfilerStop, where gpupool's client
+// --count: one sample of each, between cuProfilerStart and cuProfilerStop, where gpupool's client
 // (GPUPOOL_STATS=1) counts what it sends; a line on stderr after the counts says whose they are.
 
 #include <unistd.h>
@@ -101,7 +101,7 @@ std::string quoted(const std::string& text) {
 double sample(const Case& item, const Steps& steps) {
   call(steps.before);
   const auto from = Clock::now();
-  steps.body();
+  for (unsigned i = 0; i < item.operations; ++i) steps.body();
   auto to = Clock::now();
   call(steps.after);
   if (item.timesAfter) to = Clock::now();
@@ -129,7 +129,7 @@ void count(const Case& item, Gpu& gpu) {
   if (!item.once) sample(item, steps);  // code and buffers are there: what is counted is a repeat
   call(steps.before);
   ok(cuda().cuProfilerStart());
-  steps.body();
+  for (unsigned i = 0; i < item.operations; ++i) steps.body();
   ok(cuda().cuProfilerStop());
   std::fprintf(stderr, "counted %s %u\n", item.name.c_str(), item.operations);
   call(steps.after);

@@ -13,7 +13,7 @@ constexpr size_t kKi = size_t{1} << 10, kMi = size_t{1} << 20, kGi = size_t{1} <
 
 void addCopies(std::vector<Case>& cases, size_t bytes) {
   const std::string size = sizeName(bytes);
-  const auto add = [&](const std::string& name, std::function<void(Gpu&)> copy) {
+  const auto add = [&](const std::string& name, const std::function<void(Gpu&)>& copy) {
     cases.push_back({.name = name + "-" + size,
                      .make = [copy](Gpu& gpu) -> Steps {
                        copy(gpu);  // makes the buffers

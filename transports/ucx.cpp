@@ -19,7 +19,7 @@ constexpr size_t kBatchBytes = 256 << 10;
 // From here on a put goes by rendezvous, straight into the peer's memory.
 constexpr size_t kRendezvousBytes = 32 << 10;
 // Puts under way at once, at least one: enough to keep the wire full while an answer travels.
-constexpr size_t kPutWindow = 8 << 20;
+constexpr size_t kPutWindow = 16 << 20;
 constexpr std::chrono::seconds kAnnouncementBound{2};
 // How long close() tries to get rid of what was committed and to hear that it arrived.
 constexpr std::chrono::milliseconds kCloseBound{1000};

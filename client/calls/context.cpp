@@ -10,13 +10,23 @@
 namespace gpupool::client {
 namespace {
 
+// After a device fault a process gets no context any more: its device is "unavailable" until it ends (H200,
+// driver 580), whatever was reset or destroyed.
+CUresult mayHaveContext() {
+  CUresult sticky = Session::get().sticky();
+  return sticky == CUDA_SUCCESS || sticky == CUDA_ERROR_DEINITIALIZED ? sticky
+                                                                      : CUDA_ERROR_DEVICE_UNAVAILABLE;
+}
+
 CUresult activatePrimary(CUdevice device, unsigned flags, CUcontext context) {
   Session& session = Session::get();
+  if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
   if (flags != 0) session.await<"cuDevicePrimaryCtxSetFlags_v2">(CUcontext{nullptr}, device, flags);
   return session.await<"cuDevicePrimaryCtxRetain">(CUcontext{nullptr}, &context, device);
 }
 
 CUresult createRemote(CUdevice device, unsigned flags, CUcontext context) {
+  if (CUresult status = mayHaveContext(); status != CUDA_SUCCESS) return status;
   return Session::get().await<"cuCtxCreate_v2">(CUcontext{nullptr}, &context, flags, device);
 }
 

@@ -26,38 +26,44 @@ End deviceEnd(CUdeviceptr p, size_t bytes) {
   return allocations().find(p, found) ? End::host : End::unknown;
 }
 
+// A copy that waits brings what kernels printed before it, like a synchronisation.
+CUresult ended(const StreamRef& ref, Timing timing, CUresult status) {
+  Session& session = Session::get();
+  const bool brings = timing == Timing::sync && session.printing() && !session.capturing();
+  return status == CUDA_SUCCESS && brings ? synchronizeStream(ref) : status;
+}
+
 CUresult upload(CUdeviceptr to, const void* from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS
-             ? copyLinear(ref, to, deviceEnd(to, bytes), at(from), hostEnd(from, bytes), bytes, timing)
-             : status;
+  if (status != CUDA_SUCCESS) return status;
+  return ended(ref, timing,
+               copyLinear(ref, to, deviceEnd(to, bytes), at(from), hostEnd(from, bytes), bytes, timing));
 }
 CUresult download(void* to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS
-             ? copyLinear(ref, at(to), hostEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
-             : status;
+  if (status != CUDA_SUCCESS) return status;
+  return ended(ref, timing,
+               copyLinear(ref, at(to), hostEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing));
 }
 CUresult within(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS
-             ? copyLinear(ref, to, deviceEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing)
-             : status;
+  if (status != CUDA_SUCCESS) return status;
+  return ended(ref, timing,
+               copyLinear(ref, to, deviceEnd(to, bytes), from, deviceEnd(from, bytes), bytes, timing));
 }
 CUresult unified(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS
-             ? copyLinear(ref, to, endOf(to, bytes), from, endOf(from, bytes), bytes, timing)
-             : status;
+  if (status != CUDA_SUCCESS) return status;
+  return ended(ref, timing, copyLinear(ref, to, endOf(to, bytes), from, endOf(from, bytes), bytes, timing));
 }
 CUresult volume(const CUDA_MEMCPY3D_v2& copy, CUstream stream, Timing timing) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  return status == CUDA_SUCCESS ? copyVolume(ref, copy, timing) : status;
+  return status == CUDA_SUCCESS ? ended(ref, timing, copyVolume(ref, copy, timing)) : status;
 }
 CUresult plane(const CUDA_MEMCPY2D_v2* p, CUstream stream, Timing timing) {
   if (p == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -39,6 +39,7 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* u
   Task task;
   task.always = true;
   task.run = [=, owner = stream->context.get()] {
+    flushOutput();
     insideCallback() = true;
     callback(handle, owner->sticky, userData);
     insideCallback() = false;

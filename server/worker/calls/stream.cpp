@@ -13,17 +13,15 @@ using CaptureInfo = GPUPOOL_ROW(sessionCaptureInfo);
 using BeginCapture = GPUPOOL_ROW(cuStreamBeginCapture_v2);
 using BeginCaptureToGraph = GPUPOOL_ROW(cuStreamBeginCaptureToGraph);
 
-CUresult writeWord(Session& session, CUstream stream, uint64_t word, uint64_t value) {
-  CUdeviceptr address = session.words().deviceAddress(word);
-  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
-  return session.driver().cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
-}
-
+// Over a network a stream's word is told without being watched for: whoever keeps credit or synchronises
+// would ask for it next, one way later.
 void streamWord(Session& session, Call& call) {
   Served<Word> served(session, call);
-  if (served.open())
-    served.close(writeWord(session, served.get<"stream">().value(), served.get<"word">().value(),
-                           served.get<"value">().value()));
+  if (!served.open()) return;
+  uint64_t word = served.get<"word">().value(), value = served.get<"value">().value();
+  CUresult status = session.words().write(served.get<"stream">().value(), word, value);
+  if (status == CUDA_SUCCESS && !session.mapsMemory()) session.words().watch(word, value);
+  served.close(status);
 }
 
 void eventRecord(Session& session, Call& call) {
@@ -35,7 +33,7 @@ void eventRecord(Session& session, Call& call) {
   CUresult status = flags == 0 ? driver.cuEventRecord(served.get<"event">().value(), stream)
                                : driver.cuEventRecordWithFlags(served.get<"event">().value(), stream, flags);
   if (status == CUDA_SUCCESS && served.get<"word">().value() != 0)
-    status = writeWord(session, stream, served.get<"word">().value(), served.get<"value">().value());
+    status = session.words().write(stream, served.get<"word">().value(), served.get<"value">().value());
   served.close(status);
 }
 
@@ -55,9 +53,10 @@ void drain(Session& session, Call& call) {
   Served<Drain> served(session, call);
   if (!served.open()) return;
   call.drained = true;
-  served.close(served.get<"wholeContext">().value() != 0
-                   ? session.driver().cuCtxSynchronize()
-                   : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
+  const unsigned what = served.get<"wholeContext">().value();
+  if (what == 2) return served.close(CUDA_SUCCESS);
+  served.close(what != 0 ? session.driver().cuCtxSynchronize()
+                         : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
 }
 
 template <class R, auto Member, size_t Width>

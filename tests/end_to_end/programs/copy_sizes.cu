@@ -1,5 +1,7 @@
-// Copies of one byte to 16 MiB, aligned and not, from pageable and pinned memory, to and from and within the
+// Copies of one byte to 64 MiB, aligned and not, from pageable and pinned memory, to and from and within the
 // device; and the order in which asynchronous copies take and give their bytes.
+#include <thread>
+
 #include "check.h"
 
 static void pattern(unsigned char* bytes, size_t count, uint32_t seed) {
@@ -83,6 +85,56 @@ static void chain(unsigned char* device, unsigned char* pinned, size_t chunk, cu
              static_cast<unsigned long long>(expected));
 }
 
+// Large copies of pageable memory, synchronous, from several threads at once, while kernels run beside them.
+__global__ void stir(unsigned* values, int count, int rounds) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    for (int round = 0; round < rounds; ++round) values[i] = values[i] * 1664525u + 1013904223u;
+}
+
+static void large(unsigned char* deviceA, unsigned char* deviceB, unsigned char* pinned, size_t size) {
+  constexpr int kCount = 1 << 16, kLaunches = 20, kRounds = 8;
+  unsigned* values;
+  CUDA(cudaMalloc(&values, kCount * sizeof(unsigned)));
+  CUDA(cudaMemset(values, 0, kCount * sizeof(unsigned)));
+  cudaStream_t beside;
+  CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+  for (int launch = 0; launch < kLaunches; ++launch) stir<<<32, 128, 0, beside>>>(values, kCount, kRounds);
+  auto there = [&](unsigned char* device, unsigned seed) {
+    std::vector<unsigned char> source(size + 3), target(size + 3, 0);
+    pattern(source.data(), source.size(), seed);
+    CUDA(cudaMemcpy(device, source.data() + 3, size, cudaMemcpyHostToDevice));
+    CUDA(cudaMemcpy(target.data() + 1, device, size, cudaMemcpyDeviceToHost));
+    if (std::memcmp(target.data() + 1, source.data() + 3, size) != 0 || target[0] != 0 ||
+        target[size + 1] != 0)
+      check::fail("a large copy (seed %u) came back changed", seed);
+  };
+  std::thread other([&] {
+    CUDA(cudaSetDevice(0));
+    there(deviceB, 9);
+  });
+  there(deviceA, 5);
+  other.join();
+  // Back into pinned memory, and at once from there to the device again.
+  CUDA(cudaMemcpyAsync(pinned, deviceA, size, cudaMemcpyDeviceToHost, beside));
+  CUDA(cudaMemcpyAsync(deviceB, pinned, size, cudaMemcpyHostToDevice, beside));
+  std::vector<unsigned char> source(size + 3), got(size);
+  pattern(source.data(), source.size(), 5);
+  CUDA(cudaMemcpyAsync(got.data(), deviceB, size, cudaMemcpyDeviceToHost, beside));
+  CUDA(cudaStreamSynchronize(beside));
+  if (std::memcmp(got.data(), source.data() + 3, size) != 0 ||
+      std::memcmp(pinned, source.data() + 3, size) != 0)
+    check::fail("pinned memory was sent before the device had written it");
+  std::vector<unsigned> stirred(kCount);
+  CUDA(cudaMemcpy(stirred.data(), values, kCount * sizeof(unsigned), cudaMemcpyDeviceToHost));
+  unsigned expected = 0;
+  for (int round = 0; round < kLaunches * kRounds; ++round) expected = expected * 1664525u + 1013904223u;
+  for (int i = 0; i < kCount; ++i)
+    if (stirred[i] != expected) check::fail("[%d] is wrong after copies beside kernels", i);
+  check::say("%zu bytes there and back from two threads beside kernels are exact", size);
+  CUDA(cudaStreamDestroy(beside));
+  CUDA(cudaFree(values));
+}
+
 int main(int argc, char** argv) {
   const size_t largest = static_cast<size_t>(check::option(argc, argv, "--size", 16 << 20));
   const size_t room = largest + 1024;
@@ -107,6 +159,13 @@ int main(int argc, char** argv) {
   check::say("pageable sources can be used again at once");
   for (size_t chunk : {1000, 65536, 300001}) chain(deviceA, pinnedA, chunk, stream);
   CUDA(cudaStreamDestroy(stream));
+  for (unsigned char* pointer : {deviceA, deviceB}) CUDA(cudaFree(pointer));
+  for (unsigned char* pointer : {pinnedA, pinnedB}) CUDA(cudaFreeHost(pointer));
+  const size_t most = static_cast<size_t>(check::option(argc, argv, "--large", (64 << 20) + 12345));
+  for (unsigned char** pointer : {&deviceA, &deviceB}) CUDA(cudaMalloc(pointer, most));
+  CUDA(cudaMallocHost(&pinnedA, most));
+  CUDA(cudaMallocHost(&pinnedB, 1));
+  large(deviceA, deviceB, pinnedA, most);
   for (unsigned char* pointer : {deviceA, deviceB}) CUDA(cudaFree(pointer));
   for (unsigned char* pointer : {pinnedA, pinnedB}) CUDA(cudaFreeHost(pointer));
   return check::pass();
