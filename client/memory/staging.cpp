@@ -1,7 +1,6 @@
 #include "client/memory/staging.h"
 
 #include <algorithm>
-#include <cstring>
 #include <thread>
 
 namespace gpupool::client {
@@ -86,23 +85,13 @@ void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t valu
   shelf(slot.bytes).pending.push_back({slot, ref, ref.stream->word, value});
 }
 
-CUresult Staging::write(const Slot& slot, size_t at, const void* from, size_t bytes,
-                        transport::Transfer& transfer) {
-  transfer = 0;
-  if (mapped_ != nullptr) {
-    std::memcpy(mapped(slot) + at, from, bytes);
-    return CUDA_SUCCESS;
-  }
-  transfer = Session::get().connection().put(from, region_, slot.offset + at, bytes);
+CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer) {
+  transfer = Session::get().connection().put(from, region_, slot.offset, bytes);
   return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
-CUresult Staging::read(const Slot& slot, size_t at, void* to, size_t bytes) {
-  if (mapped_ != nullptr) {
-    std::memcpy(to, mapped(slot) + at, bytes);
-    return CUDA_SUCCESS;
-  }
-  return finish(Session::get().connection().get(to, region_, slot.offset + at, bytes));
+CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
+  return finish(Session::get().connection().get(to, region_, slot.offset, bytes));
 }
 
 CUresult Staging::finish(transport::Transfer transfer) {

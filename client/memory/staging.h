@@ -31,9 +31,9 @@ class Staging {
 
   // One host: where an acquired slot's bytes are in this process.
   std::byte* mapped(const Slot& slot) const { return mapped_ + slot.offset; }
-  // Host bytes into the slot; on a network the transfer is under way until finish().
-  CUresult write(const Slot& slot, size_t at, const void* from, size_t bytes, transport::Transfer& transfer);
-  CUresult read(const Slot& slot, size_t at, void* to, size_t bytes);
+  // A network: into the slot, under way until finish(); and out of it.
+  CUresult write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer);
+  CUresult read(const Slot& slot, void* to, size_t bytes);
   CUresult finish(transport::Transfer transfer);
 
  private:

@@ -1,0 +1,212 @@
+// Two- and three-dimensional copies: ordinary memory is packed, part by part, into staging slots.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "client/copies.h"
+#include "client/graphs.h"
+#include "client/memory/staging.h"
+
+namespace gpupool::client {
+namespace {
+
+std::byte* bytesAt(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
+
+struct Side {
+  CUmemorytype type;
+  uint64_t base;
+  size_t x, y, z, pitch, height;
+};
+
+Side sourceOf(const CUDA_MEMCPY3D_v2& c) {
+  uint64_t base = c.srcMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(c.srcHost) : c.srcDevice;
+  return {c.srcMemoryType, base, c.srcXInBytes, c.srcY, c.srcZ, c.srcPitch, c.srcHeight};
+}
+Side destinationOf(const CUDA_MEMCPY3D_v2& c) {
+  uint64_t base = c.dstMemoryType == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(c.dstHost) : c.dstDevice;
+  return {c.dstMemoryType, base, c.dstXInBytes, c.dstY, c.dstZ, c.dstPitch, c.dstHeight};
+}
+
+uint64_t rowAddress(const Side& side, size_t row, size_t slice) {
+  return side.base + ((side.z + slice) * side.height + side.y + row) * side.pitch + side.x;
+}
+
+// Which kind of end a linear side is, by its first and last byte.
+End endOfSide(const Side& side, const CUDA_MEMCPY3D_v2& c) {
+  uint64_t first = rowAddress(side, 0, 0),
+           last = rowAddress(side, c.Height - 1, c.Depth - 1) + c.WidthInBytes;
+  return endOf(first, last - first);
+}
+
+void complete(Side& side, const CUDA_MEMCPY3D_v2& c) {
+  if (side.pitch == 0) side.pitch = c.WidthInBytes + side.x;
+  if (side.height == 0) side.height = c.Height + side.y;
+}
+
+// The part of `c` at columns [x, + width), rows [row, + rows) of slice `slice`.
+CUDA_MEMCPY3D_v2 part(const CUDA_MEMCPY3D_v2& c, size_t x, size_t width, size_t row, size_t rows,
+                      size_t slice) {
+  CUDA_MEMCPY3D_v2 p = c;
+  p.srcXInBytes += x;
+  p.dstXInBytes += x;
+  p.srcY += row;
+  p.dstY += row;
+  p.srcZ += slice;
+  p.dstZ += slice;
+  p.WidthInBytes = width;
+  p.Height = rows;
+  p.Depth = 1;
+  return p;
+}
+
+void useStagingAsSource(CUDA_MEMCPY3D_v2& p, const Staging::Slot& slot) {
+  p.srcMemoryType = CU_MEMORYTYPE_HOST;
+  p.srcHost = reinterpret_cast<const void*>(slot.address);
+  p.srcXInBytes = p.srcY = p.srcZ = 0;
+  p.srcPitch = p.WidthInBytes;
+  p.srcHeight = p.Height;
+}
+void useStagingAsDestination(CUDA_MEMCPY3D_v2& p, const Staging::Slot& slot) {
+  p.dstMemoryType = CU_MEMORYTYPE_HOST;
+  p.dstHost = reinterpret_cast<void*>(slot.address);
+  p.dstXInBytes = p.dstY = p.dstZ = 0;
+  p.dstPitch = p.WidthInBytes;
+  p.dstHeight = p.Height;
+}
+
+// The rows of a part, packed: in its slot, or for a network in a buffer, since it takes one put for all of
+// them.
+class PackedRows {
+ public:
+  PackedRows(const Staging::Slot& slot, size_t bytes) {
+    if (Session::get().mapsMemory())
+      bytes_ = staging().mapped(slot);
+    else
+      buffer_.reset(bytes_ = new std::byte[bytes]);
+  }
+  std::byte* row(size_t index, size_t width) const { return bytes_ + index * width; }
+  std::byte* buffer() const { return buffer_.get(); }  // null: they are in the slot
+
+ private:
+  std::unique_ptr<std::byte[]> buffer_;
+  std::byte* bytes_ = nullptr;
+};
+
+CUresult uploadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& source) {
+  Staging::Slot slot;
+  const size_t bytes = p.WidthInBytes * p.Height;
+  CUresult status = staging().acquire(bytes, slot);
+  if (status != CUDA_SUCCESS) return status;
+  PackedRows packed(slot, bytes);
+  for (size_t row = 0; row < p.Height; ++row)
+    std::memcpy(packed.row(row, p.WidthInBytes), bytesAt(rowAddress(source, row, 0)), p.WidthInBytes);
+  if (packed.buffer() != nullptr) {
+    transport::Transfer transfer = 0;
+    status = staging().write(slot, packed.buffer(), bytes, transfer);
+    if (status == CUDA_SUCCESS) status = staging().finish(transfer);
+  }
+  useStagingAsSource(p, slot);
+  if (status == CUDA_SUCCESS) status = postTo<"cuMemcpy3DAsync_v2">(ref, &p, ref.wire);
+  staging().releaseAfter(slot, ref, ref.stream->posted.load());
+  return status;
+}
+
+CUresult downloadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& destination) {
+  Staging::Slot slot;
+  const size_t bytes = p.WidthInBytes * p.Height;
+  CUresult status = staging().acquire(bytes, slot);
+  if (status != CUDA_SUCCESS) return status;
+  useStagingAsDestination(p, slot);
+  status = postTo<"cuMemcpy3DAsync_v2">(ref, &p, ref.wire);
+  if (status == CUDA_SUCCESS) status = waitFor(ref, ref.stream->posted.load());
+  PackedRows packed(slot, bytes);
+  if (status == CUDA_SUCCESS && packed.buffer() != nullptr)
+    status = staging().read(slot, packed.buffer(), bytes);
+  if (status == CUDA_SUCCESS)
+    for (size_t row = 0; row < p.Height; ++row)
+      std::memcpy(bytesAt(rowAddress(destination, row, 0)), packed.row(row, p.WidthInBytes), p.WidthInBytes);
+  staging().release(slot);
+  return status;
+}
+
+// Cuts the volume into parts that fit a staging slot.
+template <class F>
+CUresult forEachPart(const CUDA_MEMCPY3D_v2& c, F&& f) {
+  size_t width = std::min(c.WidthInBytes, Staging::kLarge);
+  size_t rows = std::max<size_t>(1, Staging::kLarge / width);
+  for (size_t slice = 0; slice < c.Depth; ++slice)
+    for (size_t row = 0; row < c.Height; row += rows)
+      for (size_t x = 0; x < c.WidthInBytes; x += width) {
+        size_t n = std::min(rows, c.Height - row), w = std::min(width, c.WidthInBytes - x);
+        CUresult status = f(part(c, x, w, row, n, slice), x, row, slice);
+        if (status != CUDA_SUCCESS) return status;
+      }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
+  if (c.WidthInBytes == 0 || c.Height == 0 || c.Depth == 0) return CUDA_SUCCESS;
+  if (ref.stream->capturing.load()) {
+    std::vector<GraphHold> holds;
+    CUresult status = localiseCopy(c, ref.context, holds);
+    for (auto& hold : holds) captureHolds(*ref.stream, std::move(hold));
+    return status == CUDA_SUCCESS ? postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire) : status;
+  }
+  Side source = sourceOf(c), destination = destinationOf(c);
+  complete(source, c);
+  complete(destination, c);
+  bool fromArray = c.srcMemoryType == CU_MEMORYTYPE_ARRAY, toArray = c.dstMemoryType == CU_MEMORYTYPE_ARRAY;
+  End from = fromArray ? End::device : endOfSide(source, c),
+      to = toArray ? End::device : endOfSide(destination, c);
+  if (from == End::unknown || to == End::unknown) return CUDA_ERROR_INVALID_VALUE;
+  if (!fromArray) {
+    c.srcMemoryType = from == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    c.srcDevice = source.base;
+    c.srcHost = reinterpret_cast<const void*>(source.base);
+    c.srcPitch = source.pitch;
+    c.srcHeight = source.height;
+  }
+  if (!toArray) {
+    c.dstMemoryType = to == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    c.dstDevice = destination.base;
+    c.dstHost = reinterpret_cast<void*>(destination.base);
+    c.dstPitch = destination.pitch;
+    c.dstHeight = destination.height;
+  }
+  // On a network arena memory is copied like ordinary memory: a pitched copy must not touch the bytes between
+  // its rows.
+  bool shared = Session::get().mapsMemory();
+  bool stageFrom = from == End::host || (from == End::arena && !shared);
+  bool stageTo = to == End::host || (to == End::arena && !shared);
+  if (from != End::device && to != End::device) {
+    CUresult status = synchronizeStream(ref);
+    if (status != CUDA_SUCCESS) return status;
+    for (size_t slice = 0; slice < c.Depth; ++slice)
+      for (size_t row = 0; row < c.Height; ++row)
+        std::memmove(bytesAt(rowAddress(destination, row, slice)), bytesAt(rowAddress(source, row, slice)),
+                     c.WidthInBytes);
+    return CUDA_SUCCESS;
+  }
+  auto moved = [](Side side, size_t x, size_t row, size_t slice) {
+    side.x += x;
+    side.y += row;
+    side.z += slice;
+    return side;
+  };
+  if (stageFrom)
+    return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
+      return uploadPart(ref, p, moved(source, x, row, slice));
+    });
+  if (stageTo)
+    return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
+      return downloadPart(ref, p, moved(destination, x, row, slice));
+    });
+  CUresult status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
+  bool waits = timing == Timing::sync && (from == End::arena || to == End::arena);
+  return status == CUDA_SUCCESS && waits ? synchronizeStream(ref) : status;
+}
+
+}  // namespace gpupool::client
