@@ -146,6 +146,7 @@ std::shared_ptr<Image> ImageCache::open(const ImageKey& key) const {
     unlink(path.c_str());
     return nullptr;
   }
+  image->settle();          // hashing has touched every page; a load touches few
   futimens(file, nullptr);  // used now
   image->path = path;
   if (size > key.bytes) image->note = readNote(file, key);
