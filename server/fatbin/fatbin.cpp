@@ -21,8 +21,9 @@ T at(std::span<const std::byte> bytes, size_t offset = 0) {
 
 // Kernels print by calling this function of the driver, under its own name in PTX and machine code alike.
 bool callsPrintf(std::span<const std::byte> code) {
+  const std::string_view text(reinterpret_cast<const char*>(code.data()), code.size());
   constexpr std::string_view kName = "vprintf";
-  return ::memmem(code.data(), code.size(), kName.data(), kName.size()) != nullptr;
+  return !text.empty() && ::memmem(text.data(), text.size(), kName.data(), kName.size()) != nullptr;
 }
 
 // What the driver chooses: machine code for the newest architecture of this generation that is not newer than
