@@ -258,8 +258,8 @@ void Session::deliver(std::span<const std::byte> message) {
   waiters_.erase(found);
 }
 
-CUresult Session::waitWord(uint64_t word, uint64_t value) {
-  CUresult status = words_->wait(word, value, [&] { watch(word, value); });
+CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
+  CUresult status = words_->wait(word, value, sleeps, [&] { watch(word, value); });
   return status == CUDA_ERROR_ASSERT ? sticky() : status;
 }
 

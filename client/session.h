@@ -93,7 +93,7 @@ class Session {
   // Brings what kernels printed and the driver has written, without waiting for more.
   void fetchOutput();
 
-  CUresult waitWord(uint64_t word, uint64_t value);
+  CUresult waitWord(uint64_t word, uint64_t value, bool sleeps = false);
   // Asks the worker to tell when the word is reached.
   void watch(uint64_t word, uint64_t value);
   // A host function: runs on the callback thread when the worker says so. once: forget it afterwards.

@@ -169,7 +169,10 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
   if (!isDone(ref, value)) {
     uint64_t asked = 0;
     if (ref.stream->requested.load(std::memory_order_acquire) < value) status = requestWord(ref, asked);
-    if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value);
+    Context* context = contexts().find(ref.context);
+    bool sleeps = context != nullptr && (context->flags.load(std::memory_order_relaxed) &
+                                         CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
+    if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value, sleeps);
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS) status = hostMemory().settle();

@@ -10,12 +10,12 @@
 
 namespace gpupool::client {
 namespace {
-constexpr auto kSpin = std::chrono::milliseconds(2);
 constexpr size_t kSweep = 64;                  // retired words are looked over by so many, not one by one
 constexpr long kNapNanoseconds = 100'000'000;  // a lost ring costs this much at most
 }  // namespace
 
-Words::Words(std::shared_ptr<transport::SharedMemory> shared) : memory_(std::move(shared)) {
+Words::Words(std::shared_ptr<transport::SharedMemory> shared)
+    : memory_(std::move(shared)), shared_(memory_ != nullptr) {
   if (memory_ == nullptr) memory_ = transport::SharedMemory::create(schema::kWordsBytes);
   base_ = memory_->data();
   words_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + schema::kWordsOffset);
@@ -62,10 +62,10 @@ void Words::ring() {
   syscall(SYS_futex, &header().bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool Words::poll(uint64_t index, uint64_t value) const {
+bool Words::poll(uint64_t index, uint64_t value, std::chrono::microseconds time) const {
   if (reached(index, value)) return true;
   if (!spin_) return false;
-  auto end = std::chrono::steady_clock::now() + kSpin;
+  auto end = std::chrono::steady_clock::now() + time;
   do {
     for (int i = 0; i < 64; ++i) {
       if (reached(index, value)) return true;

@@ -6,6 +6,7 @@
 // Threads: any. Waiting holds no lock.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -37,11 +38,14 @@ class Words {
 
   // Waits until the word reaches `value`. CUDA_SUCCESS, or the sticky status when it never will. `watch` is
   // called once if polling did not suffice: it asks the worker to ring.
+  // sleeps: the application asked for blocking synchronisation (CU_CTX_SCHED_BLOCKING_SYNC); otherwise it
+  // polls for long, as the driver would.
   template <class Watch>
-  CUresult wait(uint64_t index, uint64_t value, Watch&& watch) {
-    if (poll(index, value)) return CUDA_SUCCESS;
+  CUresult wait(uint64_t index, uint64_t value, bool sleeps, Watch&& watch) {
+    if (poll(index, value, shared_ && !sleeps ? kUnasked : kBrief)) return CUDA_SUCCESS;
     if (CUresult status = sticky(); status != CUDA_SUCCESS) return status;
     watch();
+    if (!sleeps && poll(index, value, kLong)) return CUDA_SUCCESS;
     return sleep(index, value);
   }
   bool reached(uint64_t index, uint64_t value) const { return this->value(index) >= value; }
@@ -52,12 +56,16 @@ class Words {
   };
   static_assert(sizeof(Header) == sizeof(schema::WordsHeader));
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
-  bool poll(uint64_t index, uint64_t value) const;
+  // Where polling does not do: a wake-up costs tens of microseconds on either side, so it is worth much
+  // polling; the worker is asked later where the device writes the very page, for it has more to do then.
+  static constexpr std::chrono::microseconds kBrief{50}, kUnasked{2'000}, kLong{20'000};
+  bool poll(uint64_t index, uint64_t value, std::chrono::microseconds time) const;
   CUresult sleep(uint64_t index, uint64_t value);
 
   std::shared_ptr<transport::SharedMemory> memory_;
   std::byte* base_;
   std::atomic<uint64_t>* words_;
+  bool shared_;
   bool spin_;
   std::mutex mutex_;
   std::vector<uint32_t> free_;

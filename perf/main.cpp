@@ -11,6 +11,8 @@
 // --count: one sample of each, between cuProfilerStart and cuProfilerStop, where gpupool's client
 // (GPUPOOL_STATS=1) counts what it sends; a line on stderr after the counts says whose they are.
 
+#include <fnmatch.h>
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -81,7 +83,11 @@ std::vector<Case> allCases(const Options& options) {
   addCopyCases(cases, options.largest, options.quick);
   addLibraryCases(cases);
   if (!options.only.empty())
-    std::erase_if(cases, [&](const Case& item) { return !options.only.contains(item.name); });
+    std::erase_if(cases, [&](const Case& item) {
+      return std::none_of(options.only.begin(), options.only.end(), [&](const std::string& pattern) {
+        return fnmatch(pattern.c_str(), item.name.c_str(), 0) == 0;
+      });
+    });
   return cases;
 }
 

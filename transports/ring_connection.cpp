@@ -82,7 +82,12 @@ std::span<const std::byte> RingConnection::receive(Channel channel, Deadline dea
   if (closedHere()) return {};
   RingConsumer& in = *in_[index(channel)];
   if (!in.ready()) {
-    waitFor(in.words()->consumerArmed, in.expedited(), deadline, [&] { return in.ready() || !open(); });
+    std::atomic<bool>& idle = idle_[index(channel)];
+    const bool busy = channel == Channel::call && !idle.load(std::memory_order_relaxed);
+    waitFor(
+        in.words()->consumerArmed, in.expedited(), deadline, [&] { return in.ready() || !open(); },
+        busy ? longSpinTime() : spinTime());
+    if (!in.ready() && deadline != Deadline::min()) idle.store(true, std::memory_order_relaxed);
     // Gone: what it sent before it went is in the ring by now.
     if (closedHere() || !in.ready()) return {};
   }
@@ -93,6 +98,7 @@ std::span<const std::byte> RingConnection::receive(Channel channel, Deadline dea
     return {};
   }
   if (wake) wakeWriter(channel);
+  idle_[index(channel)].store(false, std::memory_order_relaxed);
   consumed(channel);
   return message;
 }

@@ -63,6 +63,7 @@ class RingConnection : public Connection {
   std::shared_ptr<RingMemory> memory_;
   std::array<std::unique_ptr<RingProducer>, kChannels> out_;
   std::array<std::unique_ptr<RingConsumer>, kChannels> in_;
+  std::atomic<bool> idle_[kChannels] = {};  // a wait ended without a message, and none came since
   LocalRegions local_;
   std::unique_ptr<RemoteRegions> remote_;  // a forked child leaks it: its waiters do not exist there
 

@@ -38,6 +38,9 @@ void heavyBarrier();
 // How long a waiter polls before it sleeps: GPUPOOL_SPIN_US, or 50 us, and none on fewer than three cores,
 // where a spinner would keep the thread it waits for from running.
 std::chrono::nanoseconds spinTime();
+// The same for a worker between the calls of a busy client: about a millisecond, for a call after a kernel
+// of a few hundred microseconds would otherwise pay for a wake-up.
+inline std::chrono::nanoseconds longSpinTime() { return 20 * spinTime(); }
 
 inline void relaxCpu() {
 #if defined(__x86_64__)
@@ -65,9 +68,10 @@ inline void arm(ArmWord& word, bool expedited) {
 // Waits until ready() is true: polls for a while, then sleeps on `word`. ready() must also become true when
 // the wait is to be given up (peer gone). Returns ready() at the deadline.
 template <class Ready>
-bool waitFor(ArmWord& word, bool expedited, Deadline deadline, Ready ready) {
+bool waitFor(ArmWord& word, bool expedited, Deadline deadline, Ready ready,
+             std::chrono::nanoseconds spin = spinTime()) {
   if (ready()) return true;
-  if (auto spin = spinTime(); spin.count() > 0) {
+  if (spin.count() > 0) {
     Deadline stop = Clock::now() + spin;
     if (stop > deadline) stop = deadline;
     do {

@@ -70,7 +70,8 @@ CUresult wait(CUevent handle, Event& event) {
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   CUresult status = CUDA_SUCCESS;
   if (event.ever) {
-    status = session.waitWord(event.word, event.recorded.load(std::memory_order_acquire));
+    status = session.waitWord(event.word, event.recorded.load(std::memory_order_acquire),
+                              (event.flags & CU_EVENT_BLOCKING_SYNC) != 0);
   } else {
     // Ends with the graph's launch or the session.
     for (auto pause = std::chrono::microseconds(20);

@@ -12,12 +12,14 @@
 #include "server/driver.h"
 #include "server/worker/session.h"
 #include "server/worker_process.h"
+#include "transports/waiting.h"
 
 using namespace gpupool;
 
 namespace {
 
 int serve(const server::WorkerArguments& arguments) {
+  transport::expeditedBarrier();  // registering takes 17 ms once the driver's threads are there
   server::WorkerProcess process(server::kControlDescriptor, schema::rowsHash());
   std::unique_ptr<const server::Driver> driver;
   server::HostPages pages;

@@ -23,7 +23,7 @@ devices=$("$gpupool" devices --json)
 free_before=$(grep -o '"freeBytes": *[0-9]*' <<<"$devices")
 smi=""
 if ! grep -q '"software": *true' <<<"$devices"; then smi=$(command -v nvidia-smi) || fail "no nvidia-smi"; fi
-used() { "$smi" --query-gpu=memory.used --format=csv,noheader,nounits | paste -sd+ | bc; }
+used() { "$smi" --query-gpu=memory.used --format=csv,noheader,nounits | awk "{ total += \$1 } END { print total }"; }
 used_before=${smi:+$(used)}
 
 said=$(mktemp)
