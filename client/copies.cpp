@@ -348,7 +348,10 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
   if (toDevice && fromDevice)
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
-  if (toDevice && fromEnd == End::host) return uploadLinear(ref, to, from, bytes);
+  if (toDevice && fromEnd == End::host) {
+    CUresult status = uploadLinear(ref, to, from, bytes);
+    return status == CUDA_SUCCESS && timing == Timing::sync ? returnBeforeLanding(ref) : status;
+  }
   if (fromDevice && toEnd == End::host) return downloadLinear(ref, to, from, bytes);
   const Session& session = Session::get();
   if (timing == Timing::sync && session.mapsMemory() && !session.printing())

@@ -120,7 +120,53 @@ void forgetStreams(Context& context) {
   context.session.store(nullptr);  // its words may still be written: not given back
 }
 
-CUresult resolveStream(CUstream handle, StreamRef& out) {
+namespace {
+
+// The last synchronous upload that may still be on its way. By word, for its stream may be gone.
+struct Landing {
+  std::atomic<bool> open{false};
+  std::mutex mutex;
+  uint64_t word = 0, value = 0;
+  CUcontext context = nullptr;
+  CUstream wire = nullptr;
+} landing;
+
+bool isOrderedBehind(const StreamRef& ref) {  // under landing.mutex
+  if (ref.context != landing.context) return false;
+  bool blocking = (ref.stream->flags & CU_STREAM_NON_BLOCKING) == 0;
+  return ref.wire == landing.wire || ((landing.wire == nullptr || ref.wire == nullptr) && blocking);
+}
+
+void awaitLanding(const StreamRef& ref) {
+  uint64_t word = 0, value = 0;
+  {
+    std::lock_guard lock(landing.mutex);
+    if (!landing.open || isOrderedBehind(ref)) return;
+    word = landing.word;
+    value = landing.value;
+  }
+  Session::get().waitWord(word, value);  // a fault is reported by what comes next
+  std::lock_guard lock(landing.mutex);
+  if (landing.word == word && landing.value == value) landing.open = false;
+}
+
+}  // namespace
+
+CUresult returnBeforeLanding(const StreamRef& ref) {
+  uint64_t value = 0;
+  CUresult status = requestWord(ref, value);
+  if (status != CUDA_SUCCESS || isDone(ref, value)) return status;
+  awaitLanding(ref);  // of another stream's, for only one is remembered
+  std::lock_guard lock(landing.mutex);
+  landing.word = ref.stream->word;
+  landing.value = value;
+  landing.context = ref.context;
+  landing.wire = ref.wire;
+  landing.open = true;
+  return CUDA_SUCCESS;
+}
+
+static CUresult findStream(CUstream handle, StreamRef& out) {
   uint64_t value = reinterpret_cast<uint64_t>(handle);
   if (value > 2) {
     Stream* stream = streams.find(value);
@@ -139,6 +185,13 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
 std::unique_lock<std::mutex> lockWords() {
   static std::mutex order;
   return std::unique_lock(order);
+}
+
+CUresult resolveStream(CUstream handle, StreamRef& out) {
+  CUresult status = findStream(handle, out);
+  if (__builtin_expect(landing.open.load(std::memory_order_relaxed), 0) && status == CUDA_SUCCESS)
+    awaitLanding(out);
+  return status;
 }
 
 CUresult requestWord(const StreamRef& ref, uint64_t& value) {

@@ -55,6 +55,11 @@ CUresult postWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
   return keepCredit(ref);
 }
 
+// A synchronous copy from ordinary memory returns when its bytes are staged. The stream they travel in, and
+// those that wait for it, find them landed; any other stream is held back until they have, by whoever
+// resolves it next.
+CUresult returnBeforeLanding(const StreamRef& ref);
+
 // True if everything sent up to `value` is done.
 bool isDone(const StreamRef& ref, uint64_t value);
 // Waits for it; device output and host memory are up to date then.

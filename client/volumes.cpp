@@ -196,10 +196,12 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
     side.z += slice;
     return side;
   };
-  if (stageFrom)
-    return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
+  if (stageFrom) {
+    CUresult status = forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
       return uploadPart(ref, p, moved(source, x, row, slice));
     });
+    return status == CUDA_SUCCESS && timing == Timing::sync ? returnBeforeLanding(ref) : status;
+  }
   if (stageTo)
     return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
       return downloadPart(ref, p, moved(destination, x, row, slice));

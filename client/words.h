@@ -58,7 +58,7 @@ class Words {
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   // Where polling does not do: a wake-up costs tens of microseconds on either side, so it is worth much
   // polling; the worker is asked later where the device writes the very page, for it has more to do then.
-  static constexpr std::chrono::microseconds kBrief{50}, kUnasked{2'000}, kLong{20'000};
+  static constexpr std::chrono::microseconds kBrief{50}, kUnasked{5'000}, kLong{20'000};
   bool poll(uint64_t index, uint64_t value, std::chrono::microseconds time) const;
   CUresult sleep(uint64_t index, uint64_t value);
 

@@ -10,6 +10,7 @@
 // The words may lie in memory a hostile peer writes: a sleep is therefore bounded by kLongestSleep and every
 // waiter looks again by itself.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -38,9 +39,12 @@ void heavyBarrier();
 // How long a waiter polls before it sleeps: GPUPOOL_SPIN_US, or 50 us, and none on fewer than three cores,
 // where a spinner would keep the thread it waits for from running.
 std::chrono::nanoseconds spinTime();
-// The same for a worker between the calls of a busy client: about a millisecond, for a call after a kernel
-// of a few hundred microseconds would otherwise pay for a wake-up.
-inline std::chrono::nanoseconds longSpinTime() { return 20 * spinTime(); }
+// The same for a worker between the calls of a busy client: 5 ms, for the call after a kernel of that length
+// would otherwise pay for a wake-up (10 to 20 us on a virtual machine).
+inline std::chrono::nanoseconds longSpinTime() {
+  return std::max(spinTime(),
+                  std::min<std::chrono::nanoseconds>(100 * spinTime(), std::chrono::milliseconds(5)));
+}
 
 inline void relaxCpu() {
 #if defined(__x86_64__)

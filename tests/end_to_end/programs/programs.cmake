@@ -11,6 +11,7 @@
 # Its standard output is compared with ../expected/name.txt.
 
 # The classics.
+gpupool_program(upload_order)
 gpupool_program(vector_add)
 gpupool_program(matmul)
 gpupool_program(reduction)
