@@ -1,5 +1,7 @@
 #include "client/streams.h"
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "client/capture.h"
@@ -208,8 +210,14 @@ CUresult keepCredit(const StreamRef& ref) {
   uint64_t value = 0;
   CUresult status = requestWord(ref, value);
   if (status != CUDA_SUCCESS || value < kCredit) return status;
-  if (Session::get().words().reached(ref.stream->word, value - kCredit)) return CUDA_SUCCESS;
-  return Session::get().waitWord(ref.stream->word, value - kCredit);
+  // Hundreds of operations are under way: sleeping through some costs nothing, and polling would take the
+  // core's other half from the worker's thread where the two are neighbours.
+  Session& session = Session::get();
+  for (int naps = 0; naps < 100 && session.sticky() == CUDA_SUCCESS; ++naps) {
+    if (session.words().reached(ref.stream->word, value - kCredit)) return CUDA_SUCCESS;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  return session.waitWord(ref.stream->word, value - kCredit);
 }
 
 bool isDone(const StreamRef& ref, uint64_t value) {
