@@ -1,4 +1,5 @@
-// Every chapter of call rows. Included once per meaning of CALL and SESSION_CALL (see schema/rows.h); no include guard.
+// Every chapter of call rows. Included once per meaning of CALL and SESSION_CALL (see schema/rows.h); no
+// include guard.
 #include "schema/calls/context.h"
 #include "schema/calls/copy.h"
 #include "schema/calls/device.h"

@@ -1,5 +1,6 @@
-// Initialization, version, errors, entry points, devices (driver API manual: Initialization, Version, Error Handling, Device Management, Driver Entry Point Access).
-// Rows: see schema/rows.h. No include guard: included once per meaning of CALL.
+// Initialization, version, errors, entry points, devices (driver API manual: Initialization, Version, Error
+// Handling, Device Management, Driver Entry Point Access). Rows: see schema/rows.h. No include guard:
+// included once per meaning of CALL.
 // clang-format off
 CALL(cuInit, Local, In<"Flags">)
 CALL(cuDriverGetVersion, Local, Out<"driverVersion">)

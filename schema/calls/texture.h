@@ -1,5 +1,5 @@
-// Arrays, textures, surfaces (Memory Management, Texture Object Management, Surface Object Management, Tensor Map Object Management).
-// Rows: see schema/rows.h. No include guard: included once per meaning of CALL.
+// Arrays, textures, surfaces (Memory Management, Texture Object Management, Surface Object Management, Tensor
+// Map Object Management). Rows: see schema/rows.h. No include guard: included once per meaning of CALL.
 // clang-format off
 CALL(cuArrayDestroy, Await, Frees<"hArray">)
 CALL(cuArrayGetMemoryRequirements, Await, Out<"memoryRequirements">, Handle<"array">, Device<"device">)

@@ -1,5 +1,5 @@
-// A module of several MiB of text, loaded, run and loaded again. --nonce N makes it another module: what a server keeps
-// of modules knows it no more.
+// A module of several MiB of text, loaded, run and loaded again. --nonce N makes it another module: what a
+// server keeps of modules knows it no more.
 #include <string>
 
 #include "driver_check.h"
