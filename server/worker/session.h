@@ -81,6 +81,7 @@ class Session {
   void registrationsLost() {
     registered_ = false;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
+    space_.contextEnded();
   }
   // Runs host function `callback` of the client and waits for its answer; on a driver thread.
   void runCallback(uint64_t callback, CUresult status);

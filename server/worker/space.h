@@ -30,6 +30,8 @@ class Space {
   // `reason`.
   int reserve(uint32_t offered, std::string& reason);
 
+  // A context ended, and with it the streams that lived there.
+  void contextEnded();
   CUresult mapExtent(unsigned device, CUdeviceptr address, size_t bytes);
   CUresult unmapExtent(CUdeviceptr address);
   // Opens every extent, present and future, of `device` to `peer`.
@@ -87,6 +89,7 @@ class Space {
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Extent> extents_;
+  std::map<CUcontext, CUstream> scrubbers_;  // each context's stream for clearing fresh extents
   std::vector<uint64_t> mapped_;
   std::map<uint64_t, HostPiece> host_;
   std::shared_ptr<transport::SharedMemory> staging_;
