@@ -47,6 +47,7 @@ struct Buffers {
     }
     check::same(name, got, expected);
     DRIVER(cuMemsetD32(output, 0, kCount));
+    DRIVER(cuCtxSynchronize());  // a memset does not wait, nor do the streams used here wait for it
   }
 };
 
