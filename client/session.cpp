@@ -315,6 +315,7 @@ void Session::awaitErrors() const {
   constexpr auto kBound = std::chrono::seconds(2);  // it was sent ahead; a worker that died sends nothing
   for (auto end = transport::Clock::now() + kBound; !errorsWritten_ && transport::Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::microseconds(200));
+  errorsWritten_ = true;  // or never will be: the bound is the session's, not every later call's
 }
 
 void Session::serviceLoop() {

@@ -209,7 +209,7 @@ class Session {
   std::atomic<int> forced_{0};
   std::atomic<int> captures_{0};
   std::atomic<bool> printing_{false};
-  std::atomic<bool> errorsWritten_{false};
+  mutable std::atomic<bool> errorsWritten_{false};
 
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel

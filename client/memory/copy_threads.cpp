@@ -81,13 +81,7 @@ void CopyThreads::finish(Job& job) {
       finished_.wait(lock);
       continue;
     }
-    Job& next = *queue_.front();
-    queue_.pop_front();
-    lock.unlock();
-    run(next);
-    lock.lock();
-    next.done = true;
-    if (&next != &job) finished_.notify_all();
+    runNext(lock);
   }
 }
 
@@ -97,14 +91,18 @@ void CopyThreads::help() {
     ++idle_;
     queued_.wait(lock, [&] { return !queue_.empty(); });
     --idle_;
-    Job& next = *queue_.front();
-    queue_.pop_front();
-    lock.unlock();
-    run(next);
-    lock.lock();
-    next.done = true;
-    finished_.notify_all();
+    runNext(lock);
   }
+}
+
+void CopyThreads::runNext(std::unique_lock<std::mutex>& lock) {
+  Job& next = *queue_.front();
+  queue_.pop_front();
+  lock.unlock();
+  run(next);
+  lock.lock();
+  next.done = true;
+  finished_.notify_all();
 }
 
 }  // namespace gpupool::client

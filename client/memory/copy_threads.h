@@ -35,6 +35,7 @@ class CopyThreads {
 
  private:
   void help();
+  void runNext(std::unique_lock<std::mutex>& lock);  // there is one
 
   std::mutex mutex_;
   std::condition_variable queued_, finished_;
