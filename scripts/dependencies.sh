@@ -5,7 +5,11 @@ say() { printf '\033[1m==> %s\033[0m\n' "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnproto libcapnp-dev libucx-dev
-  libyaml-cpp-dev nlohmann-json3-dev catch2 libsqlite3-dev liblz4-dev libzstd-dev zlib1g-dev)
+  libyaml-cpp-dev nlohmann-json3-dev catch2 libsqlite3-dev liblz4-dev libzstd-dev zlib1g-dev libibverbs-dev)
+# What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces. A test whose tool is not there
+# is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
+testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
+  strace)
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
 # The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.
 cudaWheels=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-nvvm
@@ -47,6 +51,15 @@ installPackages() {
   fi
   aptInstall "${packages[@]}"
   aptInstall "$(llvmPackage)"
+}
+
+installTestPackages() {
+  command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || return 0
+  local version
+  version=$(llvmPackage)
+  version=${version#llvm-}
+  version=${version%-dev}
+  aptInstall "${testPackages[@]}" "clang-$version" "libclang-rt-$version-dev"
 }
 
 # The call rows are checked against the headers of CUDA 13.0, so no other release will do.
