@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "schema/rows.h"
 #include "server/driver.h"
+#include "server/worker/host_room.h"
 #include "server/worker/session.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
@@ -19,6 +20,7 @@ using namespace gpupool;
 namespace {
 
 int serve(const server::WorkerArguments& arguments) {
+  server::preferForOutOfMemory();
   transport::expeditedBarrier();  // registering takes 17 ms once the driver's threads are there
   server::WorkerProcess process(server::kControlDescriptor, schema::rowsHash());
   std::unique_ptr<const server::Driver> driver;

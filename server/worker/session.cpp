@@ -24,6 +24,8 @@ namespace {
 constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
 constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr size_t kMostBeside = 64;
+constexpr size_t kMostQueued =
+    4096;  // a client's thread waits for its call, so it has no more threads than that
 constexpr size_t kMostDeliveries = 8192;
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
@@ -291,7 +293,11 @@ void Session::dropRegion(uint64_t address) {
 }
 
 void Session::runBeside(Call call) {
-  std::lock_guard lock(besideMutex_);
+  std::unique_lock lock(besideMutex_);
+  if (beside_.size() >= kMostQueued) {
+    lock.unlock();
+    return endMalformed("more than " + std::to_string(kMostQueued) + " waiting calls at once");
+  }
   beside_.push_back(std::move(call));
   if (besideIdle_ < beside_.size() && besideThreads_.size() < kMostBeside)
     besideThreads_.emplace_back([this] { besideLoop(); });
@@ -424,7 +430,8 @@ void Session::controlLoop() {
     auto header = in.value<Notice>();
     if (header.type == NoticeType::watch) {
       auto watch = in.value<schema::WordUpdate>();
-      if (!in.bad()) words_.watch(watch.index, watch.value);
+      if (!in.bad() && !words_.watch(watch.index, watch.value))
+        return endMalformed("more completion words are watched than a client can wait for");
     } else if (header.type == NoticeType::callbackDone) {
       auto body = in.value<schema::CallbackBody>();
       std::lock_guard lock(callbackMutex_);

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "server/worker/host_room.h"
 
 namespace gpupool::server {
 namespace {
@@ -170,6 +171,10 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
   if (after != host_.begin()) {
     auto& [start, before] = *std::prev(after);
     if (start + before.memory->size() > address) return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!hostHasRoom(bytes)) {
+    GPUPOOL_WARNING("no pinned memory of %zu bytes: this server's own memory is nearly used up", bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
   }
   try {
     memory = transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));

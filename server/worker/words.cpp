@@ -57,21 +57,23 @@ CUresult Words::write(CUstream stream, uint64_t index, uint64_t value) {
   return driver_.cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-void Words::watch(uint64_t index, uint64_t value) {
-  if (index != 0 && index < schema::kWordsCount) add({{index, value}, {}, true});
+bool Words::watch(uint64_t index, uint64_t value) {
+  return index == 0 || index >= schema::kWordsCount || add({{index, value}, {}, true});
 }
 
 void Words::whenReached(uint64_t index, uint64_t value, Then then, bool tell) {
   add({{index, value}, std::move(then), tell});
 }
 
-void Words::add(Watched watched) {
+bool Words::add(Watched watched) {
   {
     std::lock_guard lock(mutex_);
+    if (!watched.then && watched_.size() >= kMostWatched) return false;
     watched_.push_back(std::move(watched));
     any_.store(true, std::memory_order_release);
   }
   changed_.notify_one();
+  return true;
 }
 
 CUresult Words::sticky() const {

@@ -36,7 +36,8 @@ class Words {
   CUdeviceptr deviceAddress(uint64_t index);
   // Has the stream write it. The session's fault when even that is refused.
   CUresult write(CUstream stream, uint64_t index, uint64_t value);
-  void watch(uint64_t index, uint64_t value);
+  // False: so many are watched already that no honest client can be waiting for them.
+  bool watch(uint64_t index, uint64_t value);
   // Calls `then` on the watcher's thread when the word is there (CUDA_SUCCESS) or never will be (the sticky
   // status): before any word is told that was written after it. tell: the word is published too, behind it.
   // To be asked for before the stream is told to write.
@@ -54,7 +55,8 @@ class Words {
     bool tell = true;
   };
   void run();
-  void add(Watched watched);
+  static constexpr size_t kMostWatched = size_t{1} << 20;
+  bool add(Watched watched);
   void idle(std::chrono::steady_clock::time_point since) const;
   bool serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready);
   void abandonWatched();

@@ -49,7 +49,8 @@ void write(Session& session, Call& call) {
   CUresult status = session.driver().cuMemcpyHtoDAsync_v2(to, host, bytes, stream);
   if (status == CUDA_SUCCESS && word != 0) {
     status = session.words().write(stream, word, served.get<"value">().value());
-    if (!session.mapsMemory()) session.words().watch(word, served.get<"value">().value());
+    if (!session.mapsMemory() && !session.words().watch(word, served.get<"value">().value()))
+      status = CUDA_ERROR_OUT_OF_MEMORY;
   }
   served.close(status);
 }
@@ -181,6 +182,9 @@ bool ownsCopy(Session& session, const CUDA_MEMCPY3D_v2& copy) {
                   size_t pitch, size_t height) {
     if (type == CU_MEMORYTYPE_ARRAY) return true;
     if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return true;
+    // So far apart nothing of a session lies, and below it nothing overflows.
+    for (size_t given : {x, y, z, pitch, height, copy.WidthInBytes, copy.Height, copy.Depth})
+      if (given > (size_t{1} << 40)) return false;
     if (pitch == 0) pitch = copy.WidthInBytes + x;
     if (height == 0) height = copy.Height + y;
     unsigned __int128 start = (static_cast<unsigned __int128>(z) * height + y) * pitch + x;

@@ -20,6 +20,11 @@ using AddMemcpy = GPUPOOL_ROW(cuGraphAddMemcpyNode);
 using SetMemcpy = GPUPOOL_ROW(cuGraphMemcpyNodeSetParams);
 using GetMemcpy = GPUPOOL_ROW(cuGraphMemcpyNodeGetParams);
 using ExecSetMemcpy = GPUPOOL_ROW(cuGraphExecMemcpyNodeSetParams);
+using AddMemset = GPUPOOL_ROW(cuGraphAddMemsetNode);
+using SetMemset = GPUPOOL_ROW(cuGraphMemsetNodeSetParams);
+using ExecSetMemset = GPUPOOL_ROW(cuGraphExecMemsetNodeSetParams);
+using NodeSetAttribute = GPUPOOL_ROW(cuGraphKernelNodeSetAttribute);
+using StreamSetAttribute = GPUPOOL_ROW(cuStreamSetAttribute);
 
 // Node parameters around a packed buffer. Lives as long as the driver call that reads it.
 template <class Served>
@@ -224,6 +229,29 @@ void memcpyNode(Session& session, Call& call) {
   served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
 }
 
+template <class R, auto Member, schema::Name Parameter>
+void memsetNode(Session& session, Call& call) {
+  Served<R> served(session, call);
+  if (!served.open()) return;
+  const CUDA_MEMSET_NODE_PARAMS& set = served.template get<Parameter>().plain();
+  unsigned __int128 span = static_cast<unsigned __int128>(set.width) * set.elementSize;
+  if (set.height > 1) span += static_cast<unsigned __int128>(set.pitch) * (set.height - 1);
+  bool ours = span <= SIZE_MAX && session.space().owns(set.dst, static_cast<size_t>(span));
+  served.close(ours ? served.invoke(session.driver().*Member) : CUDA_ERROR_INVALID_VALUE);
+}
+
+// The attributes that hold an event are a launch's alone; here their bytes would reach the driver as a
+// pointer of the client's choice.
+template <class R, auto Member>
+void setAttribute(Session& session, Call& call) {
+  Served<R> served(session, call);
+  if (!served.open()) return;
+  auto attribute = served.template get<"attr">().value();
+  bool holdsEvent = attribute == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+                    attribute == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+  served.close(holdsEvent ? CUDA_ERROR_INVALID_VALUE : served.invoke(session.driver().*Member));
+}
+
 }  // namespace
 
 void addGraphHandlers(HandlerTable& table) {
@@ -239,6 +267,12 @@ void addGraphHandlers(HandlerTable& table) {
   table.add<AddMemcpy>(&memcpyNode<AddMemcpy, &Driver::cuGraphAddMemcpyNode, "copyParams">);
   table.add<SetMemcpy>(&memcpyNode<SetMemcpy, &Driver::cuGraphMemcpyNodeSetParams, "nodeParams">);
   table.add<ExecSetMemcpy>(&memcpyNode<ExecSetMemcpy, &Driver::cuGraphExecMemcpyNodeSetParams, "copyParams">);
+  table.add<AddMemset>(&memsetNode<AddMemset, &Driver::cuGraphAddMemsetNode, "memsetParams">);
+  table.add<SetMemset>(&memsetNode<SetMemset, &Driver::cuGraphMemsetNodeSetParams, "nodeParams">);
+  table.add<ExecSetMemset>(
+      &memsetNode<ExecSetMemset, &Driver::cuGraphExecMemsetNodeSetParams, "memsetParams">);
+  table.add<NodeSetAttribute>(&setAttribute<NodeSetAttribute, &Driver::cuGraphKernelNodeSetAttribute>);
+  table.add<StreamSetAttribute>(&setAttribute<StreamSetAttribute, &Driver::cuStreamSetAttribute>);
   table.add<GetMemcpy>(&serveDriver<GetMemcpy, &Driver::cuGraphMemcpyNodeGetParams>);
 }
 

@@ -20,7 +20,8 @@ void streamWord(Session& session, Call& call) {
   if (!served.open()) return;
   uint64_t word = served.get<"word">().value(), value = served.get<"value">().value();
   CUresult status = session.words().write(served.get<"stream">().value(), word, value);
-  if (status == CUDA_SUCCESS && !session.mapsMemory()) session.words().watch(word, value);
+  if (status == CUDA_SUCCESS && !session.mapsMemory() && !session.words().watch(word, value))
+    status = CUDA_ERROR_OUT_OF_MEMORY;
   served.close(status);
 }
 

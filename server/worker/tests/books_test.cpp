@@ -9,6 +9,7 @@
 #include "base/hmac.h"
 #include "schema/handle_ids.h"
 #include "schema/mirror.h"
+#include "server/worker/host_room.h"
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
 #include "server/worker/output.h"
@@ -330,4 +331,15 @@ TEST_CASE("output: assertions are the client's, the rest of stderr is the log's"
   CHECK(nothing.empty());
   REQUIRE(n > 0);
   CHECK(std::string(text, static_cast<size_t>(n)) == "a library complains\nand again\nhalf a line");
+}
+
+TEST_CASE("host memory: what a session may pin leaves room for the others") {
+  const std::string info =
+      "MemTotal:       16777216 kB\nMemFree:         1 kB\nMemAvailable:    2097152 kB\n";
+  CHECK(leavesRoom(info, uint64_t{1} << 30));  // 2 GiB are there, a sixteenth of 16 GiB stays
+  CHECK_FALSE(leavesRoom(info, (uint64_t{1} << 30) + 4096));
+  CHECK_FALSE(leavesRoom(info, ~uint64_t{0}));
+  CHECK_FALSE(leavesRoom("MemTotal: 1048576 kB\nMemAvailable: 262144 kB\n", 4096));
+  CHECK(leavesRoom("nothing of the kind", uint64_t{1} << 40));
+  CHECK(hostHasRoom(4096));
 }

@@ -299,3 +299,120 @@ TEST_CASE("images are what their names say") {
   CHECK(have(other) == 0);
   CHECK_FALSE(client.ended());
 }
+
+TEST_CASE("graph nodes write nothing but the session's memory") {
+  Client client;
+  client.open();
+  const uint64_t device = client.space().deviceBase;
+  const uint64_t graph = makeHandle(handles::Kind::graph, 1, 1);
+  REQUIRE(
+      client.await(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB)).status() ==
+      CUDA_SUCCESS);
+  REQUIRE(client.await(ROW("cuGraphCreate"), Arguments().value(graph).value(0)).status() == CUDA_SUCCESS);
+  std::vector<unsigned char> heap(4096, 0x5a);
+  uint32_t next = 0;
+  auto node = [&] { return makeHandle(handles::Kind::graphNode, ++next, 1); };
+  auto set = [&](uint64_t at, size_t pitch, size_t width, size_t height) {
+    CUDA_MEMSET_NODE_PARAMS p{at, pitch, 7, 1, width, height};
+    return client
+        .await(ROW("cuGraphAddMemsetNode"), Arguments()
+                                                .value(node())
+                                                .value(graph)
+                                                .blob(nullptr, 0)
+                                                .value(0)
+                                                .value(1)
+                                                .structure(p)
+                                                .value(kContext))
+        .status();
+  };
+  const uint64_t alien = reinterpret_cast<uint64_t>(heap.data());
+  CHECK(set(device, 0, 64, 1) == CUDA_SUCCESS);
+  CHECK(set(alien, 0, 64, 1) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(set(device, client.space().windowBytes, 64, 2) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(set(device, ~size_t{0} / 2, 64, 4) == CUDA_ERROR_INVALID_VALUE);
+
+  auto copy = [&](const CUDA_MEMCPY3D& p) {
+    return client
+        .await(ROW("cuGraphAddMemcpyNode"), Arguments()
+                                                .value(node())
+                                                .value(graph)
+                                                .blob(nullptr, 0)
+                                                .value(0)
+                                                .value(1)
+                                                .structure(p)
+                                                .value(kContext))
+        .status();
+  };
+  CUDA_MEMCPY3D p{};
+  p.srcMemoryType = p.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  p.srcDevice = device;
+  p.dstDevice = device + kMiB;
+  p.WidthInBytes = 64;
+  p.Height = p.Depth = 1;
+  CHECK(copy(p) == CUDA_SUCCESS);
+  SECTION("host memory that is not shared") {
+    p.srcMemoryType = CU_MEMORYTYPE_HOST;
+    p.srcHost = heap.data();
+  }
+  SECTION("a unified address of the worker's own") {
+    p.dstMemoryType = CU_MEMORYTYPE_UNIFIED;
+    p.dstDevice = alien;
+  }
+  SECTION("a start that wraps to where the session's memory lies") {
+    p.srcPitch = 64;
+    p.srcHeight = 1;
+    p.srcZ = ~size_t{0} - 1;
+    p.Depth = 4;
+    p.srcDevice = device + 64 * 2;
+  }
+  CHECK(copy(p) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(heap == std::vector<unsigned char>(4096, 0x5a));
+}
+
+TEST_CASE("an attribute that holds an event cannot smuggle a pointer in") {
+  Client client;
+  client.open();
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(0).value(0))
+              .status() == CUDA_SUCCESS);
+  CUlaunchAttributeValue value{};
+  value.programmaticEvent.event = reinterpret_cast<CUevent>(uint64_t{0xdeadbeef000});
+  CHECK(client
+            .await(ROW("cuStreamSetAttribute"), Arguments()
+                                                    .value(kStream)
+                                                    .value(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT)
+                                                    .value(1)
+                                                    .structure(value))
+            .status() == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("a client cannot fill the worker's memory with calls that wait") {
+  Client client;
+  client.open();
+  const uint64_t staging = client.hello.stagingAddress;
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(0).value(0))
+              .status() == CUDA_SUCCESS);
+  auto wait = [&](uint64_t value) {
+    return client
+        .await(ROW("cuStreamWaitValue32_v2"),
+               Arguments().value(kStream).value(staging).value(value).value(CU_STREAM_WAIT_VALUE_EQ))
+        .status();
+  };
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(staging)).store(0);
+  REQUIRE(wait(77) == CUDA_SUCCESS);
+  for (int i = 0; i < 5000 && !client.ended(); ++i) {
+    auto frame = client.frame(ROW("sessionDrain"), Frame::kAwait);
+    auto arguments = Arguments().value(kStream).value(0);
+    std::vector<std::byte> bytes(sizeof frame + arguments.span().size());
+    std::memcpy(bytes.data(), &frame, sizeof frame);
+    std::memcpy(bytes.data() + sizeof frame, arguments.span().data(), arguments.span().size());
+    std::byte* out = client.wire->reserve(Channel::call, bytes.size(), within());
+    if (out == nullptr) break;  // the worker has gone already
+    std::memcpy(out, bytes.data(), bytes.size());
+    client.wire->commit(Channel::call, bytes.size());
+  }
+  auto told = client.failure();
+  std::atomic_ref<uint32_t>(*reinterpret_cast<uint32_t*>(staging)).store(77);  // so that the drains can end
+  REQUIRE(told);
+  CHECK(contains(told->text, "waiting calls at once"));
+  CHECK(eventually([&] { return client.ended(); }));
+}
