@@ -35,6 +35,7 @@ gpupool_program(pitched_copies)
 gpupool_program(textures)
 gpupool_program(virtual_memory SOURCES virtual_memory.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(memset_attributes FLAGS -lcuda NEEDS driver)
+gpupool_program(fresh_memory)
 gpupool_program(copy_sizes TIMEOUT 120)
 gpupool_program(stress_allocations TIMEOUT 120)
 
