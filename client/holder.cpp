@@ -49,7 +49,7 @@ int connectTo(const char* path, std::string& text) {
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
     text = std::string("no lease holder at ") + path + ": " + std::strerror(errno) +
-           "; start the program with 'gpupool run'";
+           "; start the program with `gpupool run`, or without GPUPOOL_HOLDER";
     if (fd >= 0) close(fd);
     return -1;
   }
@@ -87,14 +87,14 @@ int startHolder(std::string& text) {
   return pair[0];
 }
 
-bool receiveReply(int fd, OpenedSession& out, std::string& text) {
+CUresult receiveReply(int fd, OpenedSession& out, std::string& text) {
   pollfd wait{fd, POLLIN, 0};
   int ready;
   do ready = poll(&wait, 1, kHolderBoundMs);
   while (ready < 0 && errno == EINTR);
   if (ready <= 0) {
-    text = "the lease holder did not answer within 60 s";
-    return false;
+    text = "the lease holder did not answer within 60 s; see what `gpupool leases` says, and start again";
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   iovec data{&out.reply, sizeof out.reply};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
@@ -107,30 +107,49 @@ bool receiveReply(int fd, OpenedSession& out, std::string& text) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
       std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
+  if (n <= 0) {
+    const char* path = std::getenv("GPUPOOL_HOLDER");
+    text = path != nullptr && *path != 0
+               ? std::string("the lease holder at ") + path + " ended; start the program with `gpupool run`"
+               : "the lease holder ended; is `gpupool` installed beside this library (" + toolPath() + ")?";
+    return CUDA_ERROR_NO_DEVICE;
+  }
   if (n != sizeof out.reply || out.reply.magic != holder::kMagic || out.reply.version != holder::kVersion) {
-    text = n == 0 ? "the lease holder ended; is 'gpupool' installed beside this library (" + toolPath() + ")?"
-                  : "the lease holder speaks another version; install the same gpupool everywhere";
-    return false;
+    text =
+        "version mismatch: this libcuda.so.1 and the lease holder are of different gpupools (holder "
+        "protocol " +
+        std::to_string(holder::kVersion) + " here" +
+        (n >= 8 && out.reply.magic == holder::kMagic ? ", " + std::to_string(out.reply.version) + " there"
+                                                     : "") +
+        "); use both from one installation";
+    return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   }
   out.reply.text[sizeof out.reply.text - 1] = 0;
   out.reply.transport[sizeof out.reply.transport - 1] = 0;
   out.reply.networkDevice[sizeof out.reply.networkDevice - 1] = 0;
-  return true;
+  return CUDA_SUCCESS;
 }
 
+// docs/errors.md says why each. A program without GPUs goes on without; one whose GPU is busy may try later.
 CUresult resultOf(holder::Status status) {
   switch (status) {
     case holder::Status::ok:
       return CUDA_SUCCESS;
-    case holder::Status::noDevice:
+    case holder::Status::noManager:
+    case holder::Status::nothingFits:
       return CUDA_ERROR_NO_DEVICE;
+    case holder::Status::noDevice:
+    case holder::Status::serverLost:
+    case holder::Status::leaseEnded:
+      return CUDA_ERROR_DEVICE_UNAVAILABLE;
     case holder::Status::refused:
       return CUDA_ERROR_NOT_PERMITTED;
-    case holder::Status::serverLost:
-      return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    default:
-      return CUDA_ERROR_NO_DEVICE;
+    case holder::Status::mismatch:
+      return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    case holder::Status::internal:
+      break;
   }
+  return CUDA_ERROR_UNKNOWN;
 }
 
 }  // namespace
@@ -145,19 +164,21 @@ CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   if (const char* transport = std::getenv("GPUPOOL_TRANSPORT"))
     std::strncpy(request.transport, transport, sizeof request.transport - 1);
   process::commandName(request.command, sizeof request.command);
-  bool sent = send(out.holder, &request, sizeof request, MSG_NOSIGNAL) == sizeof request;
-  if (!sent) text = "the lease holder ended at once";
-  if (!sent || !receiveReply(out.holder, out, text)) {
-    close(out.holder);
-    return CUDA_ERROR_NO_DEVICE;
+  // That nobody is there to take it is told by what follows: no reply.
+  [[maybe_unused]] ssize_t sent = send(out.holder, &request, sizeof request, MSG_NOSIGNAL);
+  CUresult result = receiveReply(out.holder, out, text);
+  if (result == CUDA_SUCCESS) {
+    result = resultOf(out.reply.status);
+    if (result != CUDA_SUCCESS || out.bootstrap < 0)
+      text = out.reply.text[0] != 0 ? out.reply.text : "the lease holder gave no connection";
+    if (result == CUDA_SUCCESS && out.bootstrap < 0) result = CUDA_ERROR_UNKNOWN;
   }
-  CUresult result = resultOf(out.reply.status);
-  if (result != CUDA_SUCCESS || out.bootstrap < 0) {
-    text = out.reply.text[0] != 0 ? out.reply.text : "the lease holder gave no connection";
+  if (result != CUDA_SUCCESS) {
+    if (out.bootstrap >= 0) close(out.bootstrap);
     close(out.holder);
-    return result == CUDA_SUCCESS ? CUDA_ERROR_NO_DEVICE : result;
+    out.holder = out.bootstrap = -1;
   }
-  return CUDA_SUCCESS;
+  return result;
 }
 
 }  // namespace gpupool::client

@@ -50,7 +50,7 @@ std::string describe(const Wish& wish, const ServerUse& server) {
   std::string text = server.name + ": ";
   if (!server.unusable.empty()) return text + server.unusable;
   for (const DeviceUse& device : server.devices) {
-    if (&device != &server.devices.front()) text += "; ";
+    if (&device != &server.devices.front()) text += ", ";
     text += "GPU " + std::to_string(device.info.ordinal) + " (" + device.info.name + ") ";
     if (!device.info.healthy) {
       text += "is out of order";
@@ -59,17 +59,25 @@ std::string describe(const Wish& wish, const ServerUse& server) {
     } else {
       text += "is held by ";
       for (const std::string& holder : device.holders)
-        text += (&holder == &device.holders[0] ? "" : ", ") + holder;
-      if (device.freeBytes != 0) text += ", " + options::formatSize(device.freeBytes) + " free";
+        text += (&holder == &device.holders[0] ? "" : " and ") + holder;
+      if (device.freeBytes != 0) text += " with " + options::formatSize(device.freeBytes) + " free";
     }
   }
   return text + (server.devices.empty() ? "no devices" : "");
+}
+
+// A line that holds this and a remedy has to pass through OpenReply.text (schema/holder.h).
+constexpr size_t kMostDetails = 300;
+
+std::string shortened(const std::string& text, size_t most) {
+  return text.size() <= most ? text : text.substr(0, most - 3) + "...";
 }
 
 std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
   if (servers.empty()) return "no server has joined the pool yet";
   size_t most = 0, largest = 0;
   std::string details;
+  size_t more = 0;
   bool known = false;
   for (const ServerUse& server : servers) {
     if (!wish.server.empty() && server.name != wish.server) continue;
@@ -79,8 +87,13 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
                                           [&](const DeviceUse& device) { return fits(wish, device); }));
     if (server.unusable.empty()) most = std::max(most, free);
     largest = std::max(largest, server.devices.size());
-    if (details.size() < 1500) details += "\n  " + describe(wish, server);
+    const std::string one = describe(wish, server);
+    if (details.empty() || details.size() + one.size() <= kMostDetails)
+      details += (details.empty() ? ": " : "; ") + shortened(one, kMostDetails);
+    else
+      ++more;
   }
+  if (more != 0) details += "; and " + plural(more, "more server");
   if (!known) {
     std::string names;
     for (const ServerUse& server : servers) names += (names.empty() ? "" : ", ") + server.name;
@@ -93,6 +106,19 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
     text +=
         most == 0 ? "none is free" : "only " + std::to_string(most) + (most == 1 ? " is free" : " are free");
   return text + details;
+}
+
+bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
+  for (ServerUse server : servers) {
+    if (!wish.server.empty() && server.name != wish.server) continue;
+    for (DeviceUse& device : server.devices) {
+      device.freeBytes = device.info.memoryBytes;
+      device.holders.clear();
+      device.info.healthy = true;
+    }
+    if (!choose(wish, server).empty()) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -110,8 +136,8 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers) {
     if (wish.deviceCount == 0 || choose(wish, server).empty()) continue;
     if (best == nullptr || totalFree(server) < totalFree(*best)) best = &server;
   }
-  if (best == nullptr) return {{}, {}, explain(wish, servers)};
-  Choice choice{best->name, {}, {}};
+  if (best == nullptr) return {{}, {}, explain(wish, servers), !couldEver(wish, servers)};
+  Choice choice{best->name, {}, {}, false};
   for (const DeviceUse* device : choose(wish, *best))
     choice.devices.push_back(
         {device->info, wish.memoryBytes == 0 ? device->info.memoryBytes : wish.memoryBytes});

@@ -34,7 +34,8 @@ struct Wish {
 struct Choice {
   std::string server;  // empty: not placed
   std::vector<LeasedDevice> devices;
-  std::string missing;  // not placed: what is missing and who holds what
+  std::string missing;  // not placed: what is missing and who holds what, in one line
+  bool never = false;   // not placed, and would not be if every device were free
 };
 
 // What a lease with a memory limit takes beyond it on a real GPU: context, code, local memory.

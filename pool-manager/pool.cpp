@@ -17,6 +17,8 @@ namespace {
 constexpr size_t kMaxWaiters = 4096;
 constexpr uint64_t kStoreEveryMs = 60'000;  // renewals are written no more often
 constexpr uint64_t kForgetServerMs = 3'600'000;
+constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
+constexpr char kReleased[] = "released";
 
 std::string age(uint64_t ms) {
   if (ms < 1000) return std::to_string(ms) + " ms";
@@ -198,7 +200,7 @@ void Pool::serveWaiters(uint64_t now) {
   size_t before = 0;
   for (Waiter& waiter : waiting) {
     if (!events_.wanted(waiter.request.id)) continue;
-    std::string missing;
+    Choice missing;
     const bool mayTry = !closed && !taken.contains(waiter.request.server) &&
                         (taken.empty() || !waiter.request.server.empty());
     try {
@@ -207,14 +209,16 @@ void Pool::serveWaiters(uint64_t now) {
       events_.failed(waiter.request.id, {Failure::Kind::refused, error.what()});
       continue;
     }
-    if (now >= waiter.untilMs) {
+    if (now >= waiter.untilMs && (!ending(now) || now >= waiter.untilMs + kEndingMs)) {
       if (!mayTry) {
         const Wish wish{waiter.request.deviceCount, waiter.request.memoryBytes, waiter.request.server};
-        missing = place(wish, inventory(now)).missing;
-        if (missing.empty()) missing = "the devices that are free are for those who waited longer";
-        missing += "\n  " + std::to_string(before) + " earlier request(s) are waiting";
+        missing = place(wish, inventory(now));
+        if (missing.missing.empty())
+          missing.missing = "the devices that are free are for those who waited longer";
+        missing.missing += "; " + std::to_string(before) + " earlier request(s) are waiting";
       }
-      events_.failed(waiter.request.id, {Failure::Kind::noDevice, missing});
+      events_.failed(waiter.request.id,
+                     {missing.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, missing.missing});
       continue;
     }
     ++before;
@@ -224,11 +228,21 @@ void Pool::serveWaiters(uint64_t now) {
   }
 }
 
-bool Pool::tryPlace(const LeaseRequest& request, uint64_t now, std::string* missing) {
+// Devices are about to be free: a program started right behind another one's end gets them, as it would
+// natively, instead of hearing that its predecessor holds them.
+bool Pool::ending(uint64_t now) const {
+  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& one) {
+    const LeaseRecord& record = one.second;
+    return record.state == LeaseState::revoking && record.ordered && record.reason == kReleased &&
+           now < record.revokingMs + kEndingMs;
+  });
+}
+
+bool Pool::tryPlace(const LeaseRequest& request, uint64_t now, Choice* missing) {
   const auto servers = inventory(now);
   Choice choice = place({request.deviceCount, request.memoryBytes, request.server}, servers);
   if (choice.server.empty()) {
-    *missing = std::move(choice.missing);
+    *missing = std::move(choice);
     return false;
   }
   LeaseRecord record;
@@ -288,7 +302,7 @@ bool Pool::release(const Id& id, uint64_t now) {
     return false;
   }
   if (at->second.state == LeaseState::granting) events_.failed(id, {Failure::Kind::refused, "released"});
-  if (at->second.state != LeaseState::revoking) startRevoke(at->second, "released", now);
+  if (at->second.state != LeaseState::revoking) startRevoke(at->second, kReleased, now);
   return true;
 }
 
@@ -402,7 +416,8 @@ void Pool::tick(uint64_t now) {
 
 std::string Pool::describeHolder(const LeaseRecord& record, uint64_t now) const {
   std::string text = record.lease.holder.empty() ? "lease " + toText(record.lease.id) : record.lease.holder;
-  text += " (" + age(now - record.grantedMs);
+  text += " (" + (record.lease.tenant.empty() ? "" : "tenant " + record.lease.tenant + ", ") +
+          age(now - record.grantedMs);
   if (record.state == LeaseState::revoking) text += ", ending";
   return text + ")";
 }

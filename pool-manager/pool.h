@@ -30,9 +30,10 @@ namespace gpupool::pool {
 
 enum class LeaseState : uint32_t { granting = 0, active = 1, revoking = 2 };
 
-// Refused for a reason that time may cure (nothing free, a server that went away), or for good.
+// Refused for a reason that time may cure (nothing free, a server that went away), because the pool has
+// nothing of the kind, or for good.
 struct Failure {
-  enum class Kind { noDevice, serverLost, refused } kind = Kind::refused;
+  enum class Kind { noDevice, nothingFits, serverLost, refused } kind = Kind::refused;
   std::string text;
 };
 
@@ -134,7 +135,8 @@ class Pool {
   };
 
   void load(uint64_t now);
-  bool tryPlace(const LeaseRequest& request, uint64_t now, std::string* missing);
+  bool tryPlace(const LeaseRequest& request, uint64_t now, Choice* missing);
+  bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
   void sendGrant(LeaseRecord& record);
   void startRevoke(LeaseRecord& record, const std::string& reason, uint64_t now);

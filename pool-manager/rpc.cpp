@@ -30,6 +30,12 @@ ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
       system_(capnp::makeRpcClient(network_)),
       manager_(bootstrap(system_).castAs<schema::Manager>()) {}
 
+std::string noManagerText(const std::string& tried) {
+  return "no pool manager is reachable (tried " + tried +
+         "): start a pool on this machine with `gpupool up --detach`, or name its manager with --manager "
+         "host:port or GPUPOOL_MANAGER";
+}
+
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
                                                        kj::Duration limit) {
   auto attempt =
@@ -47,8 +53,15 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
           });
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(attempt))
-      .catch_([address](kj::Exception&& error) -> kj::Own<ManagerConnection> {
-        kj::throwFatalException(rpcError(error.getType(), address + ": " + errorText(error)));
+      .catch_([address, limit](kj::Exception&& error) -> kj::Own<ManagerConnection> {
+        std::string text = errorText(error);
+        // What the system said, without the name of KJ's function.
+        if (const size_t at = text.find("(): "); at != std::string::npos) text.erase(0, at + 4);
+        if (const char status[] = "gai_strerror(status) = "; text.find(status) != std::string::npos)
+          text.erase(0, text.find(status) + sizeof status - 1);
+        if (error.getType() == kj::Exception::Type::OVERLOADED && text.find("timed out") != std::string::npos)
+          text = "no answer within " + std::to_string(limit / kj::SECONDS) + " s";
+        kj::throwFatalException(rpcError(error.getType(), address + ": " + text));
       });
 }
 

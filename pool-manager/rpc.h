@@ -14,8 +14,8 @@ namespace gpupool::pool {
 
 inline constexpr uint16_t kDefaultPort = 4780;
 
-// Exceptions cross the wire as a type and a text. OVERLOADED: nothing free now; DISCONNECTED: a server or the
-// wire was lost; FAILED: refused.
+// Exceptions cross the wire as a type and a text. OVERLOADED: nothing free now; UNIMPLEMENTED: the pool has
+// nothing of the kind; DISCONNECTED: a server or the wire was lost; FAILED: refused.
 kj::Exception rpcError(kj::Exception::Type type, const std::string& text);
 // The text as it was thrown on the other side, without what RPC wraps around it.
 std::string errorText(const kj::Exception& error);
@@ -33,6 +33,9 @@ class ManagerConnection {
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> system_;
   schema::Manager::Client manager_;
 };
+
+// One line for people. tried: "address: why; address: why".
+std::string noManagerText(const std::string& tried);
 
 // Connects, and makes sure within `limit` that a manager answers there. The promise fails with a text that
 // names the address.

@@ -30,6 +30,8 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
   switch (kind) {
     case Failure::Kind::noDevice:
       return kj::Exception::Type::OVERLOADED;
+    case Failure::Kind::nothingFits:
+      return kj::Exception::Type::UNIMPLEMENTED;
     case Failure::Kind::serverLost:
       return kj::Exception::Type::DISCONNECTED;
     case Failure::Kind::refused:

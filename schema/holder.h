@@ -33,9 +33,12 @@ enum class Status : uint32_t {
   ok = 0,
   noManager = 1,   // no pool manager reachable
   noDevice = 2,    // nothing free, and who holds it
-  refused = 3,     // token, tenant or version
+  refused = 3,     // token, or a wish that the pool does not grant
   serverLost = 4,  // the leased server does not answer
   internal = 5,
+  mismatch = 6,     // gpupool of another version somewhere
+  nothingFits = 7,  // the pool has no such device, free or not
+  leaseEnded = 8,   // the lease is over: expired or revoked
 };
 
 struct OpenReply {

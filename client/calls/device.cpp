@@ -83,9 +83,11 @@ void childHandler() { Session::get().abandon(); }
 CUresult initialise() {
   CUresult status = CUDA_SUCCESS;
   std::string text;
-  log::setProcessName("client");
   if (Session::open(status, text) == nullptr) {
-    GPUPOOL_ERROR("%s", text.c_str());
+    // A program may call cuInit again and again; what has not changed is not said again.
+    static std::string said;
+    if (said != text) GPUPOOL_ERROR("%s", text.c_str());
+    said = text;
     return status;
   }
   auto* chosen = new std::vector<int>;

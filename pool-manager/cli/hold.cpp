@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/holder_process.h"
 #include "pool-manager/cli/lease_wish.h"
@@ -22,22 +24,42 @@ const Help kHelp = {
     "0: the application closed its end. 1: the holder failed. 2: the command line is wrong.",
     "  LD_LIBRARY_PATH=<prefix>/lib/gpupool GPUPOOL_MANAGER=head:4780 GPUPOOL_GPUS=2 ./vectorAdd\n"};
 
+bool isApplication(int socket) {
+  int type = 0;
+  socklen_t size = sizeof type;
+  return socket >= 3 && ::getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) == 0 &&
+         type == SOCK_SEQPACKET;
+}
+
+// As the client library writes it, when the options as a whole cannot be read.
+int descriptorOf(const Words& words) {
+  for (size_t i = 0; i + 1 < words.size(); ++i)
+    if (words[i] == "--descriptor") return std::atoi(words[i + 1].c_str());
+  return -1;
+}
+
 }  // namespace
 
 int runHold(const Words& words) {
   ClientOptions options;
   uint32_t descriptor = 0;
-  const Parsed parsed = parseCommand(words, kHelp, &options, leaseOptionNames(),
-                                     {{"descriptor", descriptor, "N", "The connected socket.", true}});
-  if (parsed.helped) return 0;
-  const int socket = static_cast<int>(descriptor);
-  int type = 0;
-  socklen_t size = sizeof type;
-  if (socket < 3 || ::getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET)
-    throw CommandError(kExitUsage,
-                       "hold is started by gpupool's libcuda.so.1, with --descriptor naming its socket");
   HolderProcess process;
-  process.settings = leaseWish(options);
+  try {
+    const Parsed parsed = parseCommand(words, kHelp, &options, leaseOptionNames(),
+                                       {{"descriptor", descriptor, "N", "The connected socket.", true}});
+    if (parsed.helped) return 0;
+    if (!isApplication(static_cast<int>(descriptor)))
+      throw CommandError(kExitUsage,
+                         "hold is started by gpupool's libcuda.so.1, with --descriptor naming its socket");
+    process.settings = leaseWish(options);
+  } catch (const options::OptionError& error) {
+    // The environment's or a file's fault, most likely: the application tells it, with CUDA's error.
+    const int socket = descriptorOf(words);
+    if (!isApplication(socket)) throw;
+    refuseApplication(socket, error.what());
+    return kExitUsage;
+  }
+  const int socket = static_cast<int>(descriptor);
   process.application = socket;
   detachFromCaller({socket});
   return runHolderProcess(std::move(process));

@@ -85,10 +85,10 @@ OpenReply failureReply(const OpenFailure& failure) {
 
 std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
   if (size >= 8 && request.magic == holder::kMagic && request.version != holder::kVersion)
-    return OpenFailure{Status::refused, "libcuda.so.1 speaks holder protocol " +
-                                            std::to_string(request.version) + ", this gpupool speaks " +
-                                            std::to_string(holder::kVersion) +
-                                            ": use both from one installation"};
+    return OpenFailure{Status::mismatch, "version mismatch: libcuda.so.1 speaks holder protocol " +
+                                             std::to_string(request.version) + ", this gpupool speaks " +
+                                             std::to_string(holder::kVersion) +
+                                             "; use both from one installation"};
   if (size != sizeof request || request.magic != holder::kMagic)
     return OpenFailure{Status::refused, "that was no request to open a session"};
   return std::nullopt;
@@ -119,10 +119,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
 kj::Promise<void> Holder::connect(size_t at, std::string tried) {
   if (connection_.get() != nullptr) return kj::READY_NOW;
   if (at == settings_.addresses.size()) {
-    kj::throwFatalException(toException(
-        {Status::noManager, "no pool manager is reachable. Tried:" + tried +
-                                "\nStart a pool on this machine with `gpupool up --detach`, or name a "
-                                "manager with --manager host:port or GPUPOOL_MANAGER."}));
+    kj::throwFatalException(toException({Status::noManager, pool::noManagerText(tried)}));
   }
   return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit)
       .then(
@@ -131,7 +128,7 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
             return kj::READY_NOW;
           },
           [this, at, tried](kj::Exception&& error) {
-            return connect(at + 1, tried + "\n  " + pool::errorText(error));
+            return connect(at + 1, tried + (tried.empty() ? "" : "; ") + pool::errorText(error));
           });
 }
 
@@ -170,22 +167,27 @@ kj::Promise<void> Holder::requestLease(int attempts) {
                   .then([this]() { return connectPatiently(20); })
                   .then([this, attempts]() { return requestLease(attempts - 1); });
             }
-            const Status status = !answered                               ? Status::noManager
-                                  : error.getType() == Type::OVERLOADED   ? Status::noDevice
-                                  : error.getType() == Type::DISCONNECTED ? Status::serverLost
-                                                                          : Status::refused;
+            const Status status = !answered                                ? Status::noManager
+                                  : error.getType() == Type::OVERLOADED    ? Status::noDevice
+                                  : error.getType() == Type::UNIMPLEMENTED ? Status::nothingFits
+                                  : error.getType() == Type::DISCONNECTED  ? Status::serverLost
+                                                                           : Status::refused;
             const std::string text = pool::errorText(error);
-            kj::throwFatalException(toException(
-                {status, status == Status::noDevice ? text + "\nWait for one with --wait TIME, share one "
-                                                             "with --memory SIZE, or see `gpupool leases`."
-                                                    : text}));
+            const char* remedy =
+                status == Status::noDevice ? "; wait with --wait TIME (GPUPOOL_WAIT), share with --memory "
+                                             "SIZE, or see `gpupool leases`"
+                : status == Status::nothingFits ? "; see `gpupool devices` for what there is"
+                : status == Status::noManager   ? "; the pool manager went away: start the program again"
+                : status == Status::serverLost  ? "; see `gpupool servers`, and start the program again"
+                                                : "";
+            kj::throwFatalException(toException({status, text + remedy}));
           });
 }
 
 kj::Promise<void> Holder::acquire() {
   if (!lost_.empty())
     kj::throwFatalException(
-        toException({Status::refused, "the lease has ended: " + lost_ + ". Start the program again."}));
+        toException({Status::leaseEnded, "the lease has ended: " + lost_ + "; start the program again"}));
   if (lease_) return kj::READY_NOW;
   KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
   auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
@@ -314,6 +316,13 @@ kj::Promise<void> Holder::listen(int listeningSocket) {
 
 void Holder::taskFailed(kj::Exception&& error) {
   GPUPOOL_INFO("a connection of the holder failed: %s", pool::errorText(error).c_str());
+}
+
+void refuseApplication(int socket, const std::string& text) {
+  pollfd wait{socket, POLLIN, 0};
+  OpenRequest request;
+  if (::poll(&wait, 1, 5000) <= 0 || ::recv(socket, &request, sizeof request, MSG_DONTWAIT) <= 0) return;
+  sendReply(socket, failureReply({Status::refused, text}), -1);
 }
 
 std::string holderName(int pid, const std::string& command) {

@@ -69,6 +69,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::TaskSet tasks_;
 };
 
+// For a process that cannot hold: answers the application's first request, within a few seconds, with this
+// refusal.
+void refuseApplication(int socket, const std::string& text);
+
 // "user@host pid N name", for people who look at the leases.
 std::string holderName(int pid, const std::string& command);
 

@@ -14,13 +14,10 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
           pool::connectManager(*io_.provider, address, limitMs * kj::MILLISECONDS).wait(io_.waitScope);
       return;
     } catch (const kj::Exception& error) {
-      tried += "\n  " + pool::errorText(error);
+      tried += (tried.empty() ? "" : "; ") + pool::errorText(error);
     }
   }
-  throw CommandError(kExitFailure,
-                     "no pool manager is reachable. Tried:" + tried +
-                         "\nStart a pool on this machine with `gpupool up --detach`, or name a manager "
-                         "with --manager host:port or GPUPOOL_MANAGER.");
+  throw CommandError(kExitFailure, pool::noManagerText(tried));
 }
 
 template <class T>

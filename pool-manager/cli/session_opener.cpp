@@ -55,7 +55,7 @@ class Handshake {
         .then([this]() { return capnp::readMessage(*stream_, kSmall); })
         .then([this](kj::Own<capnp::MessageReader> message) {
           const auto verdict = message->getRoot<schema::SessionAnswer>();
-          if (!verdict.getOk()) fail(Status::refused, pool::text(verdict.getError()));
+          if (!verdict.getOk()) fail(Status::serverLost, pool::text(verdict.getError()));
           return OpenSession{detach(), session_, 1, transport_};
         });
   }
@@ -76,7 +76,10 @@ class Handshake {
   // The server shows first that it knows the key; only then does it see ours.
   void answer(schema::SessionChallenge::Reader challenge, schema::SessionProof::Builder out) {
     const std::string error = pool::text(challenge.getError());
-    if (!error.empty()) fail(Status::refused, "server " + lease_.server.name + ": " + error);
+    const bool mismatch =
+        challenge.getProtocol() != pool::kProtocolVersion || challenge.getRowsHash() != wish_.rowsHash;
+    if (!error.empty())
+      fail(mismatch ? Status::mismatch : Status::refused, "server " + lease_.server.name + ": " + error);
     const std::string serverNonce = pool::bytes(challenge.getServerNonce());
     const std::string proof = pool::bytes(challenge.getProof());
     if (serverNonce.size() != schema::kNonceBytes)
@@ -158,7 +161,7 @@ kj::Exception toException(const OpenFailure& failure) {
 
 OpenFailure toFailure(const kj::Exception& error) {
   const std::string text = pool::errorText(error);
-  if (text.size() > 7 && text.starts_with("open:") && text[6] == ':' && text[5] >= '1' && text[5] <= '5')
+  if (text.size() > 7 && text.starts_with("open:") && text[6] == ':' && text[5] >= '1' && text[5] <= '8')
     return {static_cast<Status>(text[5] - '0'), text.substr(7)};
   return {Status::internal, text};
 }

@@ -55,8 +55,8 @@ check "opens a session" has "$text" "session on node by shm, 1 devices, worker s
 text=$(gpupool run --gpus 2 -- "$bin/gpupool" leases); check "leases" has "$text" "0,1   whole"
 text=$(gpupool run --memory 1GiB -- "$bin/gpupool" leases --json); check "leases as JSON" has "$text" '"memoryBytes": 1073741824'
 text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
-text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 13
-check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on server node"
+text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 16
+check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on the server"
 text=$(gpupool down); check "down" test $? -eq 0
 check "nothing is left" nothing_left
 

@@ -89,7 +89,7 @@ TEST_CASE("the reason names what is missing and who holds what") {
   const Choice whole = place({1, 0, ""}, servers);
   CHECK(says(whole, "1 device is wanted, none is free"));
   CHECK(says(whole, "GPU 0 (H200) is held by alice@n1 pid 7 python (3 min)"));
-  CHECK(says(whole, "GPU 1 (H200) is held by bob, eve, 10.0 GiB free"));
+  CHECK(says(whole, "GPU 1 (H200) is held by bob and eve with 10.0 GiB free"));
   CHECK(says(place({2, 20 * kGiB, ""}, servers),
              "2 devices with 20.0 GiB free on one server are wanted, none is free"));
   CHECK(says(place({3, 0, ""}, servers), "no server has more than 2"));

@@ -109,12 +109,11 @@ kj::Promise<void> Admission::readHello(Attempt& attempt) {
 
 std::string Admission::judge(schema::SessionHello::Reader hello) {
   if (hello.getProtocol() != settings_.protocol)
-    return "protocol version " + std::to_string(hello.getProtocol()) + " here, " +
-           std::to_string(settings_.protocol) + " on server " + settings_.server +
-           ": install the same gpupool on both";
+    return "version mismatch: protocol " + std::to_string(hello.getProtocol()) + " here, " +
+           std::to_string(settings_.protocol) + " on the server; install the same gpupool on both";
   if (hello.getRowsHash() != settings_.rowsHash)
-    return "call rows " + hex(hello.getRowsHash()) + " here, " + hex(settings_.rowsHash) + " on server " +
-           settings_.server + ": install the same gpupool on both";
+    return "version mismatch: call rows " + hex(hello.getRowsHash()) + " here, " + hex(settings_.rowsHash) +
+           " on the server; install the same gpupool on both";
   if (hello.getClientNonce().size() != schema::kNonceBytes)
     return "malformed hello: the nonce is not 32 bytes";
   if (hello.getTransport() != "shm" && hello.getTransport() != "ucx")

@@ -79,6 +79,7 @@ gpupool_program(device_malloc)
 
 # How things go wrong, and end.
 gpupool_program(errors)
+gpupool_program(first_error)
 gpupool_program(out_of_memory)
 gpupool_program(illegal_address)
 gpupool_program(device_assert)

@@ -1,0 +1,92 @@
+// The first CUDA call that fails, and what later calls say then: what a program sees of a pool in trouble. Without
+// trouble it says so. Calls are made in rounds: allocate, fill, launch, copy back, check, free.
+//   first_error [--seconds S] [--pinned MIB]
+//     --seconds S   goes on for so long, or until a call fails; says "ready" after the first round
+//     --pinned MIB  allocates so much pinned memory in each round as well, and writes to all of it
+// Exit status: 0 no call failed, 3 one did, 4 a result is wrong.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int kNumbers = 1000;
+
+__global__ void square(int* numbers) {
+  const int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at < kNumbers) numbers[at] *= at;
+}
+
+bool failed(const char* call, cudaError_t error) {
+  if (error == cudaSuccess) return false;
+  std::printf("%s: %s (%d)\n", call, cudaGetErrorName(error), static_cast<int>(error));
+  return true;
+}
+#define TRY(call, ...) \
+  if (failed(#call, call(__VA_ARGS__))) return 3
+
+int usePinned(size_t bytes) {
+  void* memory = nullptr;
+  TRY(cudaMallocHost, &memory, bytes);
+  std::memset(memory, 1, bytes);
+  TRY(cudaFreeHost, memory);
+  return 0;
+}
+
+int round(size_t pinned) {
+  int count = 0;
+  TRY(cudaGetDeviceCount, &count);
+  int* numbers = nullptr;
+  TRY(cudaMalloc, &numbers, kNumbers * sizeof(int));
+  std::vector<int> host(kNumbers);
+  for (int i = 0; i < kNumbers; ++i) host[i] = i;
+  TRY(cudaMemcpy, numbers, host.data(), kNumbers * sizeof(int), cudaMemcpyHostToDevice);
+  square<<<(kNumbers + 127) / 128, 128>>>(numbers);
+  TRY(cudaGetLastError);
+  TRY(cudaDeviceSynchronize);
+  TRY(cudaMemcpy, host.data(), numbers, kNumbers * sizeof(int), cudaMemcpyDeviceToHost);
+  for (int i = 0; i < kNumbers; ++i)
+    if (host[i] != i * i) return 4;
+  if (pinned != 0)
+    if (const int status = usePinned(pinned); status != 0) return status;
+  TRY(cudaFree, numbers);
+  return 0;
+}
+
+// Programs try again, and clean up: none of it may say more than was said.
+void tryAgain() {
+  std::printf("later:");
+  void* memory = nullptr;
+  for (int i = 0; i < 2; ++i) std::printf(" %s", cudaGetErrorName(cudaMalloc(&memory, 16)));
+  std::printf(" %s\n", cudaGetErrorName(cudaDeviceSynchronize()));
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  double seconds = 0;
+  size_t pinned = 0;
+  for (int i = 1; i + 1 < count; i += 2) {
+    if (std::strcmp(words[i], "--seconds") == 0) seconds = std::atof(words[i + 1]);
+    if (std::strcmp(words[i], "--pinned") == 0) pinned = std::strtoul(words[i + 1], nullptr, 10) << 20;
+  }
+  const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+  int status = round(pinned);
+  if (status == 0 && seconds > 0) {
+    std::printf("ready\n");
+    std::fflush(stdout);
+    while (status == 0 && std::chrono::steady_clock::now() < end) {
+      status = round(pinned);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+  if (status == 0) std::printf("no call failed\n");
+  if (status == 3) tryAgain();
+  if (status == 4) std::printf("a result is wrong\n");
+  return status;
+}

@@ -1,0 +1,105 @@
+# What the tests of errors share; sourced with the folder of executables, the client library's folder and the program
+# first_error as arguments:  <test>.sh BIN LIBRARY FIRST_ERROR
+# Each test has pools and a scratch folder of its own and removes both. Skipped cases say why; a test all of whose cases
+# were skipped ends with status 77.
+set -u
+bin=$1 library=$2 first_error=$3
+folder=$(mktemp -d "${TMPDIR:-/tmp}/gpupool-errors-XXXXXX")
+export GPUPOOL_STATE=$folder/pool XDG_CACHE_HOME=$folder/cache GPUPOOL_SOFT_MEMORY=2GiB
+unset GPUPOOL_MANAGER GPUPOOL_CONFIG GPUPOOL_HOLDER GPUPOOL_LOG GPUPOOL_SYNC GPUPOOL_TRACE GPUPOOL_TOKEN_FILE
+unset CUDA_VISIBLE_DEVICES GPUPOOL_WAIT GPUPOOL_MEMORY GPUPOOL_TRANSPORT GPUPOOL_TENANT LD_LIBRARY_PATH
+failures=0 checked=0 skipped=0 started=()
+
+case_of() { current=$1; }
+fail() {
+  printf 'FAILED %s: %s\n' "$current" "$*"
+  failures=$((failures + 1))
+}
+check() { # check TEXT COMMAND...: the command succeeds
+  local text=$1
+  shift
+  checked=$((checked + 1))
+  "$@" || fail "$text"
+}
+skip() {
+  printf 'skipped %s: %s\n' "$current" "$*"
+  skipped=$((skipped + 1))
+}
+has() { [[ $1 == *"$2"* ]] || { printf -- '--- no "%s" in:\n%s\n---\n' "$2" "$1"; return 1; }; }
+until_true() { # within 10 s
+  local i
+  for ((i = 0; i < 200; ++i)); do
+    "$@" && return 0
+    sleep 0.05
+  done
+  return 1
+}
+background() { # background COMMAND...: ended with the test
+  "$@" &
+  started+=($!)
+}
+
+gpupool() { timeout 60 "$bin/gpupool" "$@"; }
+up() { gpupool up --detach --software 1 --name node "$@" >"$folder/up" 2>&1 || { cat "$folder/up"; fail "up $*"; }; }
+down() { gpupool down >/dev/null 2>&1; }
+pid_of() { awk -v role="$1" '$1 == role { print $2 }' "$GPUPOOL_STATE/pool.processes"; }
+# A worker that has a session captures what kernels print.
+session_workers() {
+  local pid
+  for pid in $(pgrep -P "$(pid_of server)"); do
+    ! readlink "/proc/$pid/fd/1" 2>/dev/null | grep -q gpupool-output || echo "$pid"
+  done
+}
+alone() { LD_LIBRARY_PATH=$library timeout 60 "$first_error" "$@"; } # no wrapper: the library alone
+wrapped() { gpupool run -- "$first_error" "$@"; }
+
+# run COMMAND...: fills out, err, status, ms
+run() {
+  local began
+  began=$(date +%s%3N)
+  "$@" >"$folder/out" 2>"$folder/err"
+  status=$?
+  ms=$(($(date +%s%3N) - began))
+  out=$(cat "$folder/out") err=$(cat "$folder/err")
+}
+# heard REGEX: exactly one line on stderr, ours, and it says this.
+one_line() {
+  local lines
+  lines=$(grep -c '' <<<"$1")
+  [ -n "$1" ] && [ "$lines" -eq 1 ] && grep -Eq "^gpupool: .*$2" <<<"$1" ||
+    { printf -- '--- wanted one line, ^gpupool: .*%s, and have %s:\n%s\n---\n' "$2" "$lines" "$1"; return 1; }
+}
+# says CODE REGEX COMMAND...: the first call that fails returns CODE; one line; within 10 s.
+says() {
+  local code=$1 regex=$2
+  shift 2
+  run "$@"
+  check "one line on stderr" one_line "$err" "$regex"
+  check "the first failing call returns $code: $out" grep -Eq "^[a-zA-Z]+: [a-zA-Z]+ \($code\)\$" <<<"$out"
+  check "exit status $status" test "$status" -eq 3
+  check "took $ms ms" test "$ms" -lt 10000
+  printf '%s: %s [%s]\n' "$current" "$err" "$(grep -o '^.*([0-9]*)' <<<"$out")"
+}
+# refused REGEX COMMAND...: `gpupool run` cannot lease: one line, status 125.
+refused() {
+  local regex=$1
+  shift
+  run "$@"
+  check "one line on stderr" one_line "$err" "$regex"
+  check "exit status $status" test "$status" -eq 125
+  check "took $ms ms" test "$ms" -lt 10000
+}
+
+finish() {
+  trap - EXIT
+  down
+  local pid
+  for pid in "${started[@]:-}"; do [ -z "$pid" ] || kill -KILL "$pid" 2>/dev/null; done
+  wait 2>/dev/null
+  rm -rf "$folder"
+  echo "$checked checks, $failures failed, $skipped skipped"
+  [ $failures -eq 0 ] || exit 1
+  [ $checked -ne 0 ] || exit 77
+  exit 0
+}
+trap finish EXIT
