@@ -219,7 +219,7 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
 CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   const Cut cut(bytes);
   transport::Lent lent(Session::get().connection(), bytesAt(to), bytes);
-  CUresult status = lent.region().id != 0 ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  CUresult status = lent.region().id != 0 ? CUDA_SUCCESS : Session::get().transferFailed();
   std::deque<uint64_t> open;
   for (size_t index = 0; index < cut.count() && status == CUDA_SUCCESS; ++index) {
     Chunk chunk;

@@ -195,11 +195,19 @@ std::byte* Session::reserve(size_t bytes) {
 CUresult Session::lost() {
   if (closing_) return CUDA_ERROR_DEINITIALIZED;
   if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
-  if (sticky() == CUDA_SUCCESS) {
-    words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    GPUPOOL_ERROR("the GPU server is gone: %s", connection_->reason().c_str());
+  {
+    // Said before anybody can see the error, and once: whoever sees it may end the process at once.
+    std::lock_guard lock(lostMutex_);
+    if (words_->sticky() == CUDA_SUCCESS) {
+      GPUPOOL_ERROR("the GPU server is gone: %s", connection_->reason().c_str());
+      words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    }
   }
   return sticky();
+}
+
+CUresult Session::transferFailed() {
+  return connection_->peer() == Peer::alive ? CUDA_ERROR_DEVICE_UNAVAILABLE : lost();
 }
 
 void Session::addWaiter(Waiter* waiter) {

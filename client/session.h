@@ -112,6 +112,9 @@ class Session {
   // True on the callback thread while a host function runs.
   static bool inHostFunction() { return runningHostFunction; }
 
+  // The error of a put or get that was refused or did not arrive.
+  CUresult transferFailed();
+
   // At process exit: says goodbye. Later calls fail with DEINITIALIZED.
   void goodbye();
   // In a forked child.
@@ -222,6 +225,7 @@ class Session {
   std::unordered_map<uint64_t, Waiter*> waiters_;
   bool lost_ = false;
 
+  std::mutex lostMutex_;
   std::thread service_;
   std::atomic<bool> closing_{false};
   std::mutex hostMutex_;

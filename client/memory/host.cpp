@@ -213,7 +213,7 @@ CUresult HostMemory::putRange(const void* from, size_t bytes) {
   // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the
   // application may not touch them before that copy is done.
   transport::Transfer transfer = session.connection().put(from, region, address - start, bytes);
-  return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return transfer != transport::kRefused ? CUDA_SUCCESS : session.transferFailed();
 }
 
 CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {

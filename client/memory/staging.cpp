@@ -59,7 +59,7 @@ CUresult Staging::acquire(size_t bytes, Slot& slot) {
   std::vector<Pending> busy;
   {
     std::lock_guard lock(mutex_);
-    if (!start()) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (!start()) return session.transferFailed();
     busy = shelf(bytes).pending;
   }
   for (auto& p : busy) {
@@ -87,7 +87,7 @@ void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t valu
 
 CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer) {
   transfer = Session::get().connection().put(from, region_, slot.offset, bytes);
-  return transfer != transport::kRefused ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return transfer != transport::kRefused ? CUDA_SUCCESS : Session::get().transferFailed();
 }
 
 CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
@@ -95,9 +95,10 @@ CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
 }
 
 CUresult Staging::finish(transport::Transfer transfer) {
-  if (transfer == transport::kRefused) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  if (transfer == 0 || Session::get().connection().wait(transfer, transport::kForever)) return CUDA_SUCCESS;
-  return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  Session& session = Session::get();
+  if (transfer == 0) return CUDA_SUCCESS;
+  bool arrived = transfer != transport::kRefused && session.connection().wait(transfer, transport::kForever);
+  return arrived ? CUDA_SUCCESS : session.transferFailed();
 }
 
 }  // namespace gpupool::client
