@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kCloseBound{1000};
 // After end-of-file on the bootstrap socket, what UCX has already received is still delivered.
 constexpr std::chrono::milliseconds kGrace{100};
 // Signs of life, at least this often: the peer may be less patient than this side.
-constexpr std::chrono::milliseconds kBeat{250};
+constexpr std::chrono::milliseconds kBeat{125};
 // The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
 constexpr size_t kMostTransfers = 1 << 12;
 constexpr size_t kRememberedFailures = 1024;
@@ -98,8 +98,9 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
         std::make_unique<RingConsumer>(memory_->words(channel), memory_->data(channel), lane.size, expedited);
     lane.fill = std::make_unique<RingProducer>(memory_->words(in), memory_->data(in), lane.size, expedited);
   }
-  limitSilence(bootstrap,
-               options.peerTimeout * 3 / 4);  // counted from the next sign of life, by coarse timers
+  // Counted from the first repetition (after 200 ms or more) of the next sign of life, by coarse timers. Less
+  // would cost repetitions: they come after 0.2, 0.6, 1.4 s, and a network back before the last is forgiven.
+  limitSilence(bootstrap, options.peerTimeout * 7 / 10);
   lastSaid_ = lastHeard_ = Clock::now();
   link_->setSink(this);
   Deadline deadline = Clock::now() + options.setupTimeout;

@@ -15,7 +15,7 @@
 //    land one after the other and not all at the end. get: a request, answered by the data.
 //  * A dead process shows as end-of-file on the bootstrap socket or as an error of UCX. Both sides say a byte
 //  there
-//    every 250 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
+//    every 125 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
 //
 // Threads: link_, drain_, fill_ and everything below "progress thread" belong to it alone once it runs.
 
