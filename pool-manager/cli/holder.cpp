@@ -94,6 +94,9 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
   return std::nullopt;
 }
 
+// A lease is renewed three times in its time; after a failure the next attempt follows sooner.
+constexpr unsigned kUsual = 3, kSoon = 12;
+
 bool fromManager(const kj::Exception& error) {
   return std::string_view(error.getDescription().cStr()).starts_with("remote exception: ");
 }
@@ -152,7 +155,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
       .then(
           [this](capnp::Response<schema::Manager::LeaseResults>&& response) -> kj::Promise<void> {
             lease_ = pool::read(response.getLease());
-            tasks_.add(renewLoop());
+            tasks_.add(renewLoop(kUsual));
             return kj::READY_NOW;
           },
           [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
@@ -203,31 +206,37 @@ kj::Promise<void> Holder::acquire() {
 }
 
 kj::Promise<void> Holder::renewOnce() {
-  return connect(0, "").then([this]() {
+  auto renewed = connect(0, "").then([this]() {
     auto request = connection_->manager().renewRequest();
     pool::write(lease_->id, request.initId());
-    return io_.getTimer().timeoutAfter(settings_.connectLimit, request.send()).ignoreResult();
+    return request.send().ignoreResult();
   });
+  // Several attempts must fit into the lease's time.
+  const auto limit =
+      kj::min(settings_.connectLimit, kj::max(1 * kj::SECONDS, lease_->ttlMs / 6 * kj::MILLISECONDS));
+  return io_.getTimer().timeoutAfter(limit, kj::mv(renewed));
 }
 
-kj::Promise<void> Holder::renewLoop() {
+kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
   return io_.getTimer()
-      .afterDelay(lease_->ttlMs / 3 * kj::MILLISECONDS)
+      .afterDelay(lease_->ttlMs / partsOfTtl * kj::MILLISECONDS)
       .then([this]() { return lease_ ? renewOnce() : kj::Promise<void>(kj::READY_NOW); })
-      .catch_([this](kj::Exception&& error) {
-        if (fromManager(error) && error.getType() == kj::Exception::Type::FAILED) {
-          lost_ = pool::errorText(error);
-          if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
-            lost_.erase(0, prefix.size());
-          lease_.reset();
-          onLost_(lost_);
-          return;
-        }
-        // The manager is away; sessions do not need it. Try again, on a new connection.
-        connection_ = nullptr;
-        GPUPOOL_INFO("the manager is away: %s", pool::errorText(error).c_str());
-      })
-      .then([this]() { return lease_ ? renewLoop() : kj::Promise<void>(kj::READY_NOW); });
+      .then([]() { return kUsual; },
+            [this](kj::Exception&& error) {
+              if (fromManager(error) && error.getType() == kj::Exception::Type::FAILED) {
+                lost_ = pool::errorText(error);
+                if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
+                  lost_.erase(0, prefix.size());
+                lease_.reset();
+                onLost_(lost_);
+                return kUsual;
+              }
+              // The manager is away; sessions do not need it. Try again soon, on a new connection.
+              connection_ = nullptr;
+              GPUPOOL_INFO("the manager is away: %s", pool::errorText(error).c_str());
+              return kSoon;
+            })
+      .then([this](unsigned parts) { return lease_ ? renewLoop(parts) : kj::Promise<void>(kj::READY_NOW); });
 }
 
 kj::Promise<void> Holder::release() {

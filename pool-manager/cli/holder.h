@@ -51,7 +51,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> connect(size_t at, std::string tried);
   kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
-  kj::Promise<void> renewLoop();
+  kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
