@@ -1,5 +1,9 @@
 #include "pool-manager/rpc.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 namespace gpupool::pool {
 namespace {
 
@@ -21,7 +25,24 @@ std::string errorText(const kj::Exception& error) {
   for (const char* prefix : {"remote exception: ", "Peer disconnected."}) {
     if (text.starts_with(prefix) && text != prefix) text.erase(0, std::string_view(prefix).size());
   }
+  if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))
+    if (const size_t at = text.find(why); at != std::string::npos)
+      text = "the name was not found: " + text.substr(at + why.size());
   return text;
+}
+
+void endWithHost(kj::AsyncIoStream& stream) {
+  constexpr int kSeconds = 5, kProbes = 3;
+  KJ_IF_MAYBE (descriptor, stream.getFd()) {
+    const auto set = [&](int level, int name, int value) {
+      ::setsockopt(*descriptor, level, name, &value, sizeof value);
+    };
+    set(SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(IPPROTO_TCP, TCP_KEEPIDLE, kSeconds);
+    set(IPPROTO_TCP, TCP_KEEPINTVL, kSeconds);
+    set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
+    set(IPPROTO_TCP, TCP_USER_TIMEOUT, kSeconds * kProbes * 1000);  // and for what was sent
+  }
 }
 
 ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
@@ -46,6 +67,7 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
             return connected.attach(kj::mv(parsed));
           })
           .then([](kj::Own<kj::AsyncIoStream> stream) {
+            endWithHost(*stream);
             auto connection = kj::heap<ManagerConnection>(kj::mv(stream));
             // Any answer will do: it shows that a manager, and one that lets us in, is there.
             auto answer = connection->manager().serversRequest().send().ignoreResult();

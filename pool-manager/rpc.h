@@ -20,6 +20,10 @@ kj::Exception rpcError(kj::Exception::Type type, const std::string& text);
 // The text as it was thrown on the other side, without what RPC wraps around it.
 std::string errorText(const kj::Exception& error);
 
+// For a connection over TCP, either end: it ends when the peer's host has not answered for 15 s (also when
+// nothing is to be said), so that hosts that vanished leave nothing open. No effect on a Unix socket.
+void endWithHost(kj::AsyncIoStream& stream);
+
 // One connection to a manager. Belongs to one event loop; the promises that use it end before it.
 class ManagerConnection {
  public:

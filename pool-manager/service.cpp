@@ -223,6 +223,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
 }
 
 void Service::accept(kj::Own<kj::AsyncIoStream> stream) {
+  endWithHost(*stream);
   auto server =
       kj::heap<capnp::TwoPartyServer>(schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_))));
   auto done = server->accept(*stream);
