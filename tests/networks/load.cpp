@@ -1,0 +1,294 @@
+// The program that the network tests run: it keeps a session busy in one way, checks every byte that comes
+// back, and says what became of it.
+//
+//   network_load check SECONDS     round after round: copies there and back, pageable and pinned, a kernel
+//                                  between them, a memset, a host function; everything compared
+//   network_load idle SECONDS      holds a session and calls nothing; then one check
+//   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
+//   network_load KIND SECONDS      posts as fast as it can, when a line comes on stdin: launches, pageable,
+//                                  pinned, downloads, memsets, callbacks; then waits for all and compares
+//
+// Exit status: 0 all was right; 3 a call failed (its error is printed); 4 bytes are not what they must be.
+
+#include <cuda.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kWords = size_t{1} << 18;  // a MiB
+constexpr size_t kBytes = kWords * 4;
+constexpr size_t kFloodBytes = size_t{32} << 20;
+
+void attempt(CUresult result, const char* what) {
+  if (result == CUDA_SUCCESS) return;
+  const char* name = "an unknown error";
+  cuGetErrorName(result, &name);
+  std::printf("CUDA error: %s in %s\n", name, what);
+  std::fflush(stdout);
+  _exit(3);
+}
+#define CU(call) attempt(call, #call)
+
+[[noreturn]] void corrupted(const char* what, size_t index, uint32_t got, uint32_t expected) {
+  std::printf("CORRUPTED: %s: word %zu is %08x, not %08x\n", what, index, got, expected);
+  std::fflush(stdout);
+  _exit(4);
+}
+
+void say(const std::string& text) {
+  std::printf("%s\n", text.c_str());
+  std::fflush(stdout);
+}
+
+// data[i] = data[i] * 3 + add
+const char kModule[] = R"(
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry scale(.param .u64 data, .param .u32 count, .param .u32 add) {
+  .reg .pred %p;
+  .reg .b32 %r<8>;
+  .reg .b64 %d<4>;
+  ld.param.u64 %d0, [data];
+  ld.param.u32 %r0, [count];
+  ld.param.u32 %r1, [add];
+  mov.u32 %r2, %ctaid.x;
+  mov.u32 %r3, %ntid.x;
+  mov.u32 %r4, %tid.x;
+  mad.lo.u32 %r5, %r2, %r3, %r4;
+  setp.ge.u32 %p, %r5, %r0;
+  @%p bra DONE;
+  cvta.to.global.u64 %d1, %d0;
+  mul.wide.u32 %d2, %r5, 4;
+  add.u64 %d3, %d1, %d2;
+  ld.global.u32 %r6, [%d3];
+  mad.lo.u32 %r7, %r6, 3, %r1;
+  st.global.u32 [%d3], %r7;
+DONE:
+  ret;
+}
+)";
+
+struct Device {
+  CUcontext context = nullptr;
+  CUmodule module = nullptr;
+  CUfunction scale = nullptr;
+  CUstream stream = nullptr;
+
+  Device() {
+    CUdevice device = 0;
+    CU(cuInit(0));
+    CU(cuDeviceGet(&device, 0));
+    CU(cuDevicePrimaryCtxRetain(&context, device));
+    CU(cuCtxSetCurrent(context));
+    CU(cuModuleLoadData(&module, kModule));
+    CU(cuModuleGetFunction(&scale, module, "scale"));
+    CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  }
+  void launch(CUdeviceptr data, uint32_t count, uint32_t add) {
+    void* parameters[] = {&data, &count, &add};
+    CU(cuLaunchKernel(scale, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr));
+  }
+  CUdeviceptr allocate(size_t bytes) {
+    CUdeviceptr data = 0;
+    CU(cuMemAlloc(&data, bytes));
+    return data;
+  }
+};
+
+uint32_t word(uint32_t round, size_t index) {
+  uint32_t x = static_cast<uint32_t>(index) * 2654435761u + round * 40503u;
+  return x ^ x >> 15;
+}
+
+void fill(uint32_t* words, size_t count, uint32_t round) {
+  for (size_t i = 0; i < count; ++i) words[i] = word(round, i);
+}
+
+void compare(const char* what, const uint32_t* words, size_t count, uint32_t round, uint32_t times,
+             uint32_t add) {
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t expected = word(round, i) * times + add;
+    if (words[i] != expected) corrupted(what, i, words[i], expected);
+  }
+}
+
+std::atomic<uint32_t> called{0};
+void CUDA_CB onHost(void* count) { called += static_cast<uint32_t>(reinterpret_cast<uintptr_t>(count)); }
+
+class Rounds {
+ public:
+  Rounds() : data_(device_.allocate(kBytes)), pageable_(kWords), back_(kWords) {
+    void *out = nullptr, *in = nullptr;
+    CU(cuMemHostAlloc(&out, kBytes, 0));
+    CU(cuMemHostAlloc(&in, kBytes, 0));
+    pinnedOut_ = static_cast<uint32_t*>(out);
+    pinnedIn_ = static_cast<uint32_t*>(in);
+  }
+
+  // Sizes differ from round to round, so that every way of copying has its turn.
+  void one(uint32_t round) {
+    const size_t count = round % 4 == 0 ? kWords : round % 4 == 1 ? 1000 : kWords / (1 + round % 7);
+    const size_t bytes = count * 4;
+    const bool pinned = round % 2 != 0;
+    uint32_t* out = pinned ? pinnedOut_ : pageable_.data();
+    uint32_t* in = pinned ? pinnedIn_ : back_.data();
+    fill(out, count, round);
+    CU(cuMemcpyHtoDAsync(data_, out, bytes, device_.stream));
+    device_.launch(data_, static_cast<uint32_t>(count), round);
+    CU(cuLaunchHostFunc(device_.stream, &onHost, reinterpret_cast<void*>(uintptr_t{1})));
+    CU(cuMemcpyDtoHAsync(in, data_, bytes, device_.stream));
+    CU(cuMemsetD32Async(data_, round, count, device_.stream));
+    CU(cuStreamSynchronize(device_.stream));
+    compare(pinned ? "pinned copies" : "pageable copies", in, count, round, 3, round);
+    CU(cuMemcpyDtoH(in, data_, 256));
+    for (size_t i = 0; i < 64; ++i)
+      if (in[i] != round) corrupted("memset", i, in[i], round);
+    if (called != ++calls_) corrupted("host functions", 0, called, calls_);
+    moved_ += 2 * bytes;
+  }
+  uint64_t moved() const { return moved_; }
+
+ private:
+  Device device_;
+  CUdeviceptr data_;
+  std::vector<uint32_t> pageable_, back_;
+  uint32_t *pinnedOut_ = nullptr, *pinnedIn_ = nullptr;
+  uint32_t calls_ = 0;
+  uint64_t moved_ = 0;
+};
+
+void checkRounds(double seconds) {
+  Rounds rounds;
+  say("ready");
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  auto told = Clock::now();
+  uint32_t round = 0;
+  do {
+    rounds.one(++round);
+    if (Clock::now() - told > std::chrono::milliseconds(100)) {
+      told = Clock::now();
+      say("round " + std::to_string(round));
+    }
+  } while (Clock::now() < end);
+  say("right: " + std::to_string(round) + " rounds, " + std::to_string(rounds.moved()) + " bytes");
+}
+
+void idle(double seconds) {
+  Rounds rounds;
+  rounds.one(1);
+  say("ready");
+  usleep(static_cast<useconds_t>(seconds * 1e6));
+  rounds.one(2);
+  say("right: 2 rounds, " + std::to_string(rounds.moved()) + " bytes");
+}
+
+void waitForever() {
+  Device device;
+  CUdeviceptr flag = device.allocate(4096);
+  CU(cuMemsetD32(flag, 0, 1));
+  CU(cuStreamWaitValue32(device.stream, flag, 1, CU_STREAM_WAIT_VALUE_EQ));
+  say("ready");
+  CU(cuStreamSynchronize(device.stream));
+}
+
+// Posts one kind of work without end, so that what the library keeps of it would show.
+class Flood {
+ public:
+  explicit Flood(const std::string& kind) : kind_(kind), data_(device_.allocate(kFloodBytes)) {
+    host_.resize(kFloodBytes / 4);
+    void* pinned = nullptr;
+    CU(cuMemHostAlloc(&pinned, kFloodBytes, 0));
+    pinned_ = static_cast<uint32_t*>(pinned);
+    fill(host_.data(), host_.size(), 1);
+    std::memcpy(pinned_, host_.data(), kFloodBytes);
+    CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
+    device_.launch(data_, 1024, 0);  // accepted once: from here on launches are posted
+    CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
+    CU(cuStreamSynchronize(device_.stream));
+  }
+
+  bool post() {
+    if (kind_ == "launches") {
+      device_.launch(data_, 256, 1);
+    } else if (kind_ == "pageable") {
+      CU(cuMemcpyHtoDAsync(data_, host_.data(), kFloodBytes, device_.stream));
+      bytes_ += kFloodBytes;
+    } else if (kind_ == "pinned") {
+      CU(cuMemcpyHtoDAsync(data_, pinned_, kFloodBytes, device_.stream));
+      bytes_ += kFloodBytes;
+    } else if (kind_ == "downloads") {
+      CU(cuMemcpyDtoHAsync(pinned_, data_, kFloodBytes, device_.stream));
+      bytes_ += kFloodBytes;
+    } else if (kind_ == "memsets") {
+      CU(cuMemsetD32Async(data_, 0x5eed, 1024, device_.stream));
+    } else if (kind_ == "callbacks") {
+      CU(cuLaunchHostFunc(device_.stream, &onHost, reinterpret_cast<void*>(uintptr_t{1})));
+    } else {
+      return false;
+    }
+    ++posted_;
+    return true;
+  }
+
+  void finish() {
+    CU(cuStreamSynchronize(device_.stream));
+    std::vector<uint32_t> back(1024);
+    CU(cuMemcpyDtoH(back.data(), data_, back.size() * 4));
+    for (size_t i = 0; i < back.size(); ++i) {
+      uint32_t expected = host_[i];
+      if (kind_ == "launches" && i < 256)
+        for (uint64_t n = 0; n < posted_; ++n) expected = expected * 3 + 1;
+      if (kind_ == "memsets") expected = 0x5eed;
+      if (back[i] != expected) corrupted(kind_.c_str(), i, back[i], expected);
+    }
+    if (kind_ == "downloads" && std::memcmp(pinned_, host_.data(), kFloodBytes) != 0)
+      corrupted("downloads", 0, 0, 0);
+    if (kind_ == "callbacks" && called != posted_)
+      corrupted("callbacks", 0, called, static_cast<uint32_t>(posted_));
+    say("right: " + std::to_string(posted_) + " posted, " + std::to_string(bytes_) + " bytes");
+  }
+
+ private:
+  std::string kind_;
+  Device device_;
+  CUdeviceptr data_;
+  std::vector<uint32_t> host_;
+  uint32_t* pinned_ = nullptr;
+  uint64_t posted_ = 0, bytes_ = 0;
+};
+
+int flood(const std::string& kind, double seconds) {
+  Flood flood(kind);
+  say("ready");
+  if (std::getchar() == EOF) return 2;
+  say("posting");
+  for (const auto end = Clock::now() + std::chrono::duration<double>(seconds); Clock::now() < end;)
+    if (!flood.post()) return 2;
+  say("posted");
+  flood.finish();
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count != 3) return std::fprintf(stderr, "usage: network_load KIND SECONDS\n"), 2;
+  const std::string kind = words[1];
+  const double seconds = std::strtod(words[2], nullptr);
+  if (kind == "check") return checkRounds(seconds), 0;
+  if (kind == "idle") return idle(seconds), 0;
+  if (kind == "wait") return waitForever(), 0;
+  return flood(kind, seconds);
+}
