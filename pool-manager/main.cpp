@@ -92,6 +92,7 @@ int serve(const ManagerOptions& options) {
   limits.anyUser = options.anyUser;
   auto& timer = io.provider->getTimer();
   Service service(timer, *store, times, limits, bootTimeMs);
+  if (!options.tokens.empty()) service.demandTokens(readTokens(options.tokens));
   auto& network = io.provider->getNetwork();
   if (!options.socket.empty()) {
     // The store's lock says that no other manager is alive here, so a socket that is still there is a dead

@@ -11,11 +11,16 @@ const char kManagerIntroduction[] =
 std::vector<options::Option> ManagerOptions::table() {
   return {
       {"listen", listen, "HOST:PORT",
-       "Serve servers and clients on this TCP address; '*' means every interface. Empty: no TCP. There are "
-       "no tokens and "
-       "no TLS yet: whoever reaches this address can lease, and leases carry their session keys in clear. "
-       "Bind it "
-       "to a network you trust."},
+       "Serve servers and clients on this TCP address; '*' means every interface. Empty: no TCP. There is no "
+       "TLS "
+       "yet: leases carry their session keys in clear, and without --tokens whoever reaches this address can "
+       "lease. Bind it to a network you trust."},
+      {"tokens", tokens, "FILE",
+       "Let in from the network only who proves a token of this file: lines 'tenant: token', mode 0600. "
+       "Leases "
+       "belong to the tenant that made them. Servers prove the token of the tenant 'servers'. Read at the "
+       "start. "
+       "The Unix socket's own user needs none. Empty: no tokens."},
       {"socket", socket, "PATH",
        "Serve this host on a Unix socket, for this user and root. Empty: none. One of --listen and --socket "
        "is needed."},

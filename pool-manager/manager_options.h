@@ -9,6 +9,7 @@ struct ManagerOptions {
   std::string listen;
   std::string socket;
   std::string store = "/var/lib/gpupool/manager.db";
+  std::string tokens;
   bool anyUser = false;
   std::chrono::milliseconds beat{1000};
   std::chrono::milliseconds silent{5000};

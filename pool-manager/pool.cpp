@@ -286,6 +286,13 @@ std::optional<uint32_t> Pool::renew(const Id& id, uint64_t now, std::string* why
   return record.lease.ttlMs;
 }
 
+std::optional<std::string> Pool::tenantOf(const Id& id) const {
+  if (const auto at = leases_.find(id); at != leases_.end()) return at->second.lease.tenant;
+  for (const Waiter& waiter : waiters_)
+    if (waiter.request.id == id) return waiter.request.tenant;
+  return std::nullopt;
+}
+
 bool Pool::release(const Id& id, uint64_t now) {
   const auto waiter =
       std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) { return one.request.id == id; });

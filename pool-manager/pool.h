@@ -102,6 +102,8 @@ class Pool {
   void request(const LeaseRequest& request, uint64_t now);  // PoolEvents::granted or failed, now or later
   // The new TTL, or none with *why.
   std::optional<uint32_t> renew(const Id& id, uint64_t now, std::string* why);
+  // Whose lease, or request, that is; none: nobody's that is known.
+  std::optional<std::string> tenantOf(const Id& id) const;
   // True: a lease is on its way out and PoolEvents::ended follows. False: nothing to wait for.
   bool release(const Id& id, uint64_t now);
 

@@ -4,6 +4,8 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "schema/manager_login.h"
+
 namespace gpupool::pool {
 namespace {
 
@@ -58,7 +60,7 @@ std::string noManagerText(const std::string& tried) {
 }
 
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
-                                                       kj::Duration limit) {
+                                                       kj::Duration limit, Credentials credentials) {
   auto attempt =
       io.getNetwork()
           .parseAddress(address.c_str(), kDefaultPort)
@@ -66,16 +68,16 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
             auto connected = parsed->connect();
             return connected.attach(kj::mv(parsed));
           })
-          .then([](kj::Own<kj::AsyncIoStream> stream) {
+          .then([address, credentials](kj::Own<kj::AsyncIoStream> stream) mutable {
             endWithHost(*stream);
             auto connection = kj::heap<ManagerConnection>(kj::mv(stream));
-            // Any answer will do: it shows that a manager, and one that lets us in, is there.
-            auto answer = connection->manager().serversRequest().send().ignoreResult();
-            return answer.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
+            auto let = schema::logIn(connection->manager(), std::move(credentials), address);
+            return let.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
           });
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(attempt))
       .catch_([address, limit](kj::Exception&& error) -> kj::Own<ManagerConnection> {
+        if (!schema::loginRefusal(error).empty()) kj::throwFatalException(kj::mv(error));
         std::string text = errorText(error);
         // What the system said, without the name of KJ's function.
         if (const size_t at = text.find("(): "); at != std::string::npos) text.erase(0, at + 4);

@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "base/tokens.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::pool {
@@ -41,9 +42,9 @@ class ManagerConnection {
 // One line for people. tried: "address: why; address: why".
 std::string noManagerText(const std::string& tried);
 
-// Connects, and makes sure within `limit` that a manager answers there. The promise fails with a text that
-// names the address.
+// Connects, and makes sure within `limit` that a manager answers there and lets us in. The promise fails with
+// a text that names the address, or with schema::loginRefusal's, if it is the token that is at fault.
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
-                                                       kj::Duration limit);
+                                                       kj::Duration limit, Credentials credentials = {});
 
 }  // namespace gpupool::pool

@@ -3,6 +3,7 @@
 #include <capnp/rpc-twoparty.h>
 #include <unistd.h>
 
+#include <span>
 #include <stdexcept>
 
 #include "base/log.h"
@@ -40,6 +41,27 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
   return kj::Exception::Type::FAILED;
 }
 
+constexpr size_t kMostUnproven = 64;  // connections of one peer that have not proven a token yet
+constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
+
+capnp::Data::Reader asData(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::byte> view(capnp::Data::Reader from) {
+  return {reinterpret_cast<const std::byte*>(from.begin()), from.size()};
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, why));
+}
+
+// Failures are counted by address: a port is as good as the next one.
+std::string withoutPort(std::string address) {
+  if (const size_t colon = address.rfind(':'); colon != std::string::npos) address.erase(colon);
+  return address;
+}
+
 }  // namespace
 
 // What an RPC system lets go of, it lets go of later: a session may outlive the service.
@@ -50,13 +72,32 @@ struct Service::Tie : kj::Refcounted {
 
 class Service::Session final : public schema::Manager::Server {
  public:
-  explicit Session(kj::Own<Tie> tie) : tie_(kj::mv(tie)) {}
+  // login: null where everything is allowed.
+  Session(kj::Own<Tie> tie, std::shared_ptr<Login> login) : tie_(kj::mv(tie)), login_(std::move(login)) {}
   ~Session() noexcept(false) {
     if (tie_->service != nullptr) tie_->service->closed(*this);
   }
 
  protected:
+  kj::Promise<void> login(LoginContext context) override {
+    service();
+    if (login_ == nullptr) return kj::READY_NOW;
+    const auto params = context.getParams();
+    const auto nonce = login_->begin(text(params.getTenant()), view(params.getClientNonce()));
+    context.getResults().setNeeded(true);
+    context.getResults().setServerNonce(asData(nonce));
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> prove(ProveContext context) override {
+    service();
+    if (login_ == nullptr) refuseToken("this connection needs no token");
+    context.getResults().setProof(asData(login_->prove(view(context.getParams().getProof()))));
+    return kj::READY_NOW;
+  }
+
   kj::Promise<void> join(JoinContext context) override {
+    demand(Right::serve);
     const auto params = context.getParams();
     const pool::Server facts = read(params.getInfo());
     guarded([&] { service().pool_.join(facts, service().now_()); });
@@ -67,6 +108,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> beat(BeatContext context) override {
+    demand(Right::serve);
     const auto params = context.getParams();
     std::vector<Id> leases;
     std::vector<bool> healthy;
@@ -85,6 +127,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> leave(LeaveContext context) override {
+    demand(Right::serve);
     const auto params = context.getParams();
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
@@ -95,7 +138,9 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> lease(LeaseContext context) override {
-    const LeaseRequest request = read(context.getParams().getRequest());
+    LeaseRequest request = read(context.getParams().getRequest());
+    demand(Right::lease, &request.id);
+    if (login_ != nullptr) request.tenant = login_->tenant();
     context.allowCancellation();  // a holder that went away leaves the queue
     auto answer = kj::newPromiseAndFulfiller<Lease>();
     service().waiting_[request.id].push_back(kj::mv(answer.fulfiller));
@@ -107,8 +152,9 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> renew(RenewContext context) override {
     std::string why;
-    const auto ttl = guarded(
-        [&] { return service().pool_.renew(read(context.getParams().getId()), service().now_(), &why); });
+    const Id id = read(context.getParams().getId());
+    demand(Right::lease, &id);
+    const auto ttl = guarded([&] { return service().pool_.renew(id, service().now_(), &why); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
     context.getResults().setTtlMs(*ttl);
     return kj::READY_NOW;
@@ -117,6 +163,7 @@ class Service::Session final : public schema::Manager::Server {
   // Answers when the devices are free again, so that the next request finds them, but not for ever.
   kj::Promise<void> release(ReleaseContext context) override {
     const Id id = read(context.getParams().getId());
+    demand(Right::lease, &id);
     if (!guarded([&] { return service().pool_.release(id, service().now_()); })) return kj::READY_NOW;
     if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
     context.allowCancellation();
@@ -126,6 +173,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> devices(DevicesContext context) override {
+    demand(Right::list);
     const auto now = service().now_();
     const auto inventory = service().pool_.inventory(now);
     unsigned count = 0;
@@ -138,6 +186,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> servers(ServersContext context) override {
+    demand(Right::list);
     const auto now = service().now_();
     const auto& servers = service().pool_.servers();
     auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
@@ -153,6 +202,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> leases(LeasesContext context) override {
+    demand(Right::list);
     const auto now = service().now_();
     const auto& leases = service().pool_.leases();
     auto list = context.getResults().initLeases(static_cast<unsigned>(leases.size()));
@@ -179,6 +229,23 @@ class Service::Session final : public schema::Manager::Server {
     for (unsigned i = 0; i < ids.size(); ++i) write(ids[i], list[i]);
   }
 
+  enum class Right { list, lease, serve };
+  // Throws unless this connection may: `id`, if given, must be its tenant's or nobody's yet.
+  void demand(Right right, const Id* id = nullptr) {
+    if (login_ == nullptr) return;
+    service();
+    if (!login_->proven()) refuse("the manager wants a token before anything else");
+    const bool isServer = login_->tenant() == kServersTenant;
+    if (right == Right::serve && !isServer)
+      refuse("the token of tenant '" + login_->tenant() +
+             "' is none for servers: they show that of tenant '" + kServersTenant + "'");
+    if (right == Right::lease && isServer)
+      refuse("the token of tenant '" + login_->tenant() + "' leases nothing: show a user's");
+    if (id == nullptr) return;
+    const auto tenant = service().pool_.tenantOf(*id);
+    if (tenant && *tenant != login_->tenant()) refuse("that lease is another tenant's");
+  }
+
   Service& service() {
     if (tie_->service == nullptr)
       kj::throwFatalException(rpcError(kj::Exception::Type::DISCONNECTED, "the manager is shutting down"));
@@ -186,6 +253,21 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Own<Tie> tie_;
+  std::shared_ptr<Login> login_;
+};
+
+// One connection's network and RPC system. What comes before a proof is bounded like everything after it.
+struct Service::Connection {
+  Connection(kj::Own<kj::AsyncIoStream> from, schema::Manager::Client manager)
+      : stream(kj::mv(from)),
+        network(*stream, capnp::rpc::twoparty::Side::SERVER,
+                capnp::ReaderOptions{.traversalLimitInWords = kMostWords, .nestingLimit = 16}),
+        system(capnp::makeRpcServer(network, kj::mv(manager))) {
+    system.setFlowLimit(kMostWords);
+  }
+  kj::Own<kj::AsyncIoStream> stream;
+  capnp::TwoPartyVatNetwork network;
+  capnp::RpcSystem<capnp::rpc::twoparty::VatId> system;
 };
 
 Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
@@ -205,29 +287,56 @@ void Service::serve(kj::Own<kj::ConnectionReceiver> listener, bool local) {
 }
 
 kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool local) {
-  return listener.acceptAuthenticated().then([this, &listener, local](kj::AuthenticatedStream&& peer) {
-    bool admitted = true;
-    if (local && !limits_.anyUser) {
-      auto* identity = dynamic_cast<kj::LocalPeerIdentity*>(peer.peerIdentity.get());
-      admitted = false;
-      if (identity != nullptr) {
-        KJ_IF_MAYBE (uid, identity->getCredentials().uid) admitted = *uid == geteuid() || *uid == 0;
-      }
-    }
-    if (admitted)
-      accept(kj::mv(peer.stream));
-    else
-      GPUPOOL_WARNING("turned away a connection of another user");
-    return acceptLoop(listener, local);
-  });
+  return listener.acceptAuthenticated()
+      .then(
+          [this, local](kj::AuthenticatedStream&& peer) -> kj::Promise<void> {
+            bool own = false;
+            std::string name = withoutPort(peer.peerIdentity->toString().cStr());
+            if (auto* identity = dynamic_cast<kj::LocalPeerIdentity*>(peer.peerIdentity.get())) {
+              KJ_IF_MAYBE (uid, identity->getCredentials().uid) {
+                own = *uid == geteuid() || *uid == 0;
+                name = "uid " + std::to_string(*uid);
+              }
+            }
+            if (local && !own && !limits_.anyUser)
+              GPUPOOL_WARNING("turned away a connection of another user");
+            else
+              accept(kj::mv(peer.stream), own || tokens_.empty(), std::move(name));
+            return kj::READY_NOW;
+          },
+          [this](kj::Exception&& error) {
+            // Out of descriptors, most likely: pause instead of serving nobody ever after.
+            GPUPOOL_ERROR("accept: %s", errorText(error).c_str());
+            return timer_.afterDelay(100 * kj::MILLISECONDS);
+          })
+      .then([this, &listener, local]() { return acceptLoop(listener, local); });
 }
 
-void Service::accept(kj::Own<kj::AsyncIoStream> stream) {
+void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer) {
   endWithHost(*stream);
-  auto server =
-      kj::heap<capnp::TwoPartyServer>(schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_))));
-  auto done = server->accept(*stream);
-  tasks_.add(done.attach(kj::mv(server), kj::mv(stream)));
+  std::shared_ptr<Login> login;
+  if (!trusted) {
+    auto counts = unproven_;
+    if ((*counts)[peer] >= kMostUnproven) {
+      GPUPOOL_WARNING("turned away a connection: %zu of %s have not proven a token yet", kMostUnproven,
+                      peer.c_str());
+      return;
+    }
+    ++(*counts)[peer];
+    std::shared_ptr<void> counted(nullptr, [counts, peer](void*) {
+      if (--(*counts)[peer] == 0) counts->erase(peer);
+    });
+    login = std::make_shared<Login>(tokens_, failures_, peer, std::move(counted));
+  }
+  auto connection = kj::heap<Connection>(
+      kj::mv(stream), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login)));
+  auto done = connection->network.onDisconnect();
+  if (login != nullptr)
+    done = done.exclusiveJoin(timer_.afterDelay(limits_.login).then([login]() -> kj::Promise<void> {
+      if (login->proven()) return kj::NEVER_DONE;
+      return kj::READY_NOW;
+    }));
+  tasks_.add(done.attach(kj::mv(connection)));
 }
 
 void Service::closed(Session& session) {

@@ -9,10 +9,12 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "pool-manager/login.h"
 #include "pool-manager/pool.h"
 #include "schema/pool.capnp.h"
 
@@ -21,7 +23,8 @@ namespace gpupool::pool {
 struct ServiceLimits {
   kj::Duration call = 5 * kj::SECONDS;  // an order to a server is answered within this
   kj::Duration tick = 100 * kj::MILLISECONDS;
-  bool anyUser = false;  // Unix socket: else only this process's user, and root
+  kj::Duration login = 10 * kj::SECONDS;  // who has to prove a token does it within this
+  bool anyUser = false;                   // Unix socket: else only this process's user, and root
 };
 
 class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
@@ -34,6 +37,9 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
 
   // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
   void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
+  // From now on whoever connects proves one of these first, but for the user of this process, and root, on a
+  // Unix socket. Who shows wrong ones is slowed down.
+  void demandTokens(Tokens tokens) { tokens_ = std::move(tokens); }
   // Expiry and other housekeeping; never resolves.
   kj::Promise<void> run();
 
@@ -41,6 +47,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
 
  private:
   class Session;  // one connection's Manager
+  struct Connection;
   struct Tie;
   struct Controlled {
     Id incarnation;
@@ -51,7 +58,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   using Ended = kj::PromiseFulfiller<void>;
 
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
-  void accept(kj::Own<kj::AsyncIoStream> stream);
+  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer);
   void closed(Session& session);
 
   // PoolEvents
@@ -67,6 +74,10 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServiceLimits limits_;
   std::function<uint64_t()> now_;
+  Tokens tokens_;
+  FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
+  std::shared_ptr<std::map<std::string, size_t>> unproven_ =
+      std::make_shared<std::map<std::string, size_t>>();
   std::map<std::string, Controlled> controls_;
   std::map<Id, std::vector<kj::Own<Granted>>> waiting_;
   std::map<Id, std::vector<kj::Own<Ended>>> ending_;

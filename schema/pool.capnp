@@ -86,7 +86,15 @@ interface Manager {
   # People.
   devices @6 () -> (devices :List(DeviceState));
   servers @7 () -> (servers :List(ServerState));
-  leases @8 () -> (leases :List(Lease));                   # without their keys
+  leases @8 () -> (leases :List(Lease));   # without their keys
+
+  # Tokens. Where the manager has any, a connection from the network gets nothing but refusals before it has proven one:
+  # login, then prove; both sides prove it (schema/token_proof.h fixes the bytes). From then on the connection is that
+  # tenant's: its leases are, and it renews and releases no others'. Servers prove the token of the tenant "servers",
+  # which may join and may not lease. needed = false: this connection may do everything already (no tokens, or a Unix
+  # socket of the manager's own user); nothing is proven then.
+  login @9 (tenant :Text, clientNonce :Data) -> (needed :Bool, serverNonce :Data);
+  prove @10 (proof :Data) -> (proof :Data);
 }
 
 struct ServerState {

@@ -32,7 +32,12 @@ std::vector<options::Option> ClientOptions::table() {
       {"network-device", networkDevice, "NAME",
        "The network device that ucx uses (mlx5_0:1, eth0). Empty: what UCX chooses."},
       {"server", server, "NAME", "Lease on this server only. Empty: on any."},
-      {"tenant", tenant, "NAME", "On whose account, for people who look at the leases."},
+      {"tenant", tenant, "NAME",
+       "On whose account. With tokens: whose token of --token-file to show; empty: the only one in it."},
+      {"token-file", tokenFile, "FILE",
+       "For a manager that wants a token: a file of mode 0600 with the line 'tenant: token'. Read by the "
+       "lease's "
+       "holder; the program never sees it."},
       {"wait", wait, "TIME", "Wait this long for GPUs to become free; 0 fails at once."},
       {"ttl", ttl, "TIME",
        "The lease ends this long after its holder was last heard of. The holder renews it three times in "

@@ -13,6 +13,7 @@ struct ClientOptions {
   std::string networkDevice;
   std::string server;
   std::string tenant;
+  std::string tokenFile;
   std::chrono::milliseconds wait{0};
   std::chrono::milliseconds ttl{15000};
 

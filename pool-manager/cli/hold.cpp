@@ -52,7 +52,9 @@ int runHold(const Words& words) {
       throw CommandError(kExitUsage,
                          "hold is started by gpupool's libcuda.so.1, with --descriptor naming its socket");
     process.settings = leaseWish(options);
-  } catch (const options::OptionError& error) {
+  } catch (const CommandError&) {
+    throw;
+  } catch (const std::exception& error) {
     // The environment's or a file's fault, most likely: the application tells it, with CUDA's error.
     const int socket = descriptorOf(words);
     if (!isApplication(socket)) throw;

@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "pool-manager/convert.h"
+#include "schema/manager_login.h"
 
 namespace gpupool::cli {
 namespace {
@@ -124,13 +125,15 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
   if (at == settings_.addresses.size()) {
     kj::throwFatalException(toException({Status::noManager, pool::noManagerText(tried)}));
   }
-  return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit)
+  return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit, settings_.credentials)
       .then(
           [this](kj::Own<pool::ManagerConnection> connection) -> kj::Promise<void> {
             connection_ = kj::mv(connection);
             return kj::READY_NOW;
           },
           [this, at, tried](kj::Exception&& error) {
+            if (const std::string refusal = schema::loginRefusal(error); !refusal.empty())
+              kj::throwFatalException(toException({Status::refused, refusal}));
             return connect(at + 1, tried + (tried.empty() ? "" : "; ") + pool::errorText(error));
           });
 }

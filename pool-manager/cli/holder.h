@@ -18,6 +18,7 @@ namespace gpupool::cli {
 
 struct HolderSettings {
   std::vector<std::string> addresses;  // of managers
+  Credentials credentials;             // shown to them
   pool::LeaseRequest request;          // without its id
   std::string transport, networkDevice;
   kj::Duration connectLimit = 3 * kj::SECONDS;

@@ -7,7 +7,8 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus", "memory", "transport", "wait", "manager", "server", "tenant", "network-device", "ttl"};
+  return {"gpus",   "memory", "transport",  "wait",           "manager",
+          "server", "tenant", "token-file", "network-device", "ttl"};
 }
 
 HolderSettings leaseWish(const ClientOptions& options) {
@@ -22,7 +23,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
-  settings.request.tenant = options.tenant;
+  settings.credentials = readCredentials(options.tokenFile, options.tenant);
+  settings.request.tenant = settings.credentials.tenant;
   settings.request.server = options.server;
   settings.request.ttlMs = static_cast<uint32_t>(options.ttl.count());
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());

@@ -2,18 +2,22 @@
 
 #include "pool-manager/cli/command.h"
 #include "pool-manager/convert.h"
+#include "schema/manager_login.h"
 
 namespace gpupool::cli {
 
-ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs)
+ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs,
+                           const Credentials& credentials)
     : io_(kj::setupAsyncIo()), limitMs_(limitMs) {
   std::string tried;
   for (const std::string& address : addresses) {
     try {
-      connection_ =
-          pool::connectManager(*io_.provider, address, limitMs * kj::MILLISECONDS).wait(io_.waitScope);
+      connection_ = pool::connectManager(*io_.provider, address, limitMs * kj::MILLISECONDS, credentials)
+                        .wait(io_.waitScope);
       return;
     } catch (const kj::Exception& error) {
+      if (const std::string refusal = schema::loginRefusal(error); !refusal.empty())
+        throw CommandError(kExitFailure, refusal);
       tried += (tried.empty() ? "" : "; ") + pool::errorText(error);
     }
   }

@@ -174,7 +174,7 @@ int runRun(const Words& words) {
     if (parsed.helped) return 0;
     settings = leaseWish(options);
     if (parsed.rest.empty()) throw options::OptionError("which program? usage: " + std::string(kHelp.usage));
-  } catch (const options::OptionError& error) {
+  } catch (const std::exception& error) {
     throw CommandError(kExitRun, error.what());
   }
   try {

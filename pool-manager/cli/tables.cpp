@@ -73,18 +73,20 @@ struct Listing {
   ClientOptions client;
   bool json = false;
   bool helped = false;
-  std::vector<std::string> addresses;
+  ManagerQuery query() const {
+    return ManagerQuery(managerAddresses(client.manager), 3000,
+                        readCredentials(client.tokenFile, client.tenant));
+  }
 };
 
 Listing parse(const Words& words, const char* usage, const char* purpose, const char* examples) {
   const Help help = {usage, purpose, "GPUPOOL_STATE: the local pool's runtime directory.",
                      "0: listed. 1: no manager is reachable. 2: the command line is wrong.", examples};
   Listing listing;
-  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager"},
+  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager", "tenant", "token-file"},
                                      {{"json", listing.json, "", "Print JSON instead of a table.", true}});
   listing.helped = parsed.helped;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
-  listing.addresses = managerAddresses(listing.client.manager);
   return listing;
 }
 
@@ -96,7 +98,7 @@ int runDevices(const Words& words) {
             "Lists the GPUs of the pool: how much memory of each is free, and who holds it.",
             "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
   if (listing.helped) return 0;
-  ManagerQuery query(listing.addresses);
+  ManagerQuery query = listing.query();
   const auto devices = query.devices();
   std::map<pool::Id, std::string> holders;
   for (const pool::Lease& lease : query.leases()) holders[lease.id] = lease.holder;
@@ -133,7 +135,7 @@ int runServers(const Words& words) {
   const Listing listing = parse(words, "gpupool servers [options]", "Lists the servers of the pool.",
                                 "  gpupool servers --manager head:4780\n");
   if (listing.helped) return 0;
-  ManagerQuery query(listing.addresses);
+  ManagerQuery query = listing.query();
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {
       {"SERVER", "STATE", "GPUS", "WARM WORKERS", "HEARD OF", "SESSIONS AT"}};
@@ -170,7 +172,7 @@ int runLeases(const Words& words) {
       parse(words, "gpupool leases [options]", "Lists the leases: who holds which GPUs, and for how long.",
             "  gpupool leases\n");
   if (listing.helped) return 0;
-  ManagerQuery query(listing.addresses);
+  ManagerQuery query = listing.query();
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {
       {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "AGE", "TENANT", "HOLDER"}};

@@ -49,7 +49,7 @@ struct UpOptions {
   uint32_t software = 0;
   uint32_t port = 0;
   std::string listen = "127.0.0.1";
-  std::string networkDevice;
+  std::string networkDevice, tokens;
   std::string state, name, driver;
   uint32_t warm = 2;
   std::chrono::milliseconds wait{60'000};
@@ -64,7 +64,10 @@ struct UpOptions {
         {"port", port, "PORT",
          "Let other machines lease: the manager's TCP port, and network sessions on the server. 0: this "
          "machine only. "
-         "Without tokens and TLS as yet: for trusted networks.",
+         "Without TLS as yet: for trusted networks.",
+         true},
+        {"tokens", tokens, "FILE",
+         "With --port: let in only who proves a token of this file (lines 'tenant: token', mode 0600).",
          true},
         {"listen", listen, "HOST", "The address for --port and for ucx sessions; 0.0.0.0 is every interface.",
          true},
@@ -90,6 +93,11 @@ std::string hostPort(const std::string& host, uint32_t port) {
   return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
 }
 
+std::string absolutePath(const std::string& path) {
+  char here[PATH_MAX];
+  return path.starts_with('/') || ::getcwd(here, sizeof here) == nullptr ? path : here + ("/" + path);
+}
+
 PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
   PoolPlan plan;
   plan.wait = options.wait;
@@ -99,6 +107,8 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
                   directory.file(kManagerSocket), "--store",  directory.file(kStore)};
   if (options.port != 0)
     plan.manager.insert(plan.manager.end(), {"--listen", hostPort(options.listen, options.port)});
+  if (!options.tokens.empty())
+    plan.manager.insert(plan.manager.end(), {"--tokens", absolutePath(options.tokens)});
   const bool local = options.transport == "shm";
   plan.server = {executable("gpupool-server"),
                  "--config",
@@ -130,6 +140,7 @@ void check(const UpOptions& options) {
   if (options.software > 64) throw options::OptionError("--software: at most 64");
   if (options.software != 0 && !options.driver.empty())
     throw options::OptionError("--software and --driver contradict each other");
+  if (!options.tokens.empty()) readTokens(options.tokens);  // that it cannot be read is told here
   if (options.software != 0 && ::access(softwareDriver().c_str(), R_OK) != 0)
     throw CommandError(kExitFailure, softwareDriver() + " is missing: this installation has no software GPU");
 }
@@ -232,10 +243,7 @@ int runUp(const Words& words) {
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': up takes options only");
   check(options);
   const auto places = runtimeDirectories(options.state);
-  char absolute[PATH_MAX];
-  std::string path = places.front();
-  if (path[0] != '/')
-    path = std::string(::getcwd(absolute, sizeof absolute) != nullptr ? absolute : "") + "/" + path;
+  const std::string path = absolutePath(places.front());
   for (const std::string& other : places) {
     const pid_t owner = other == places.front() ? 0 : PoolDirectory(other).owner();
     if (owner == 0) continue;

@@ -68,7 +68,7 @@ void FakeServer::disconnect() {
 }
 
 kj::Promise<void> FakeServer::membership(std::string address) {
-  return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS)
+  return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS, credentials)
       .then([this](kj::Own<pool::ManagerConnection> connection) {
         connection_ = kj::mv(connection);
         auto request = connection_->manager().joinRequest();

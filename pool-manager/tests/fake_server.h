@@ -23,6 +23,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   std::map<pool::Id, pool::Lease> leases;  // granted and not revoked
   std::vector<std::string> revokeReasons;
   std::string refuseGrants;  // not empty: every grant fails with this
+  Credentials credentials;   // for a manager that wants a token
   bool muteRevokes = false;  // never answers a revoke
   bool forgeProof = false;   // does not know the session key
   uint64_t rowsHash = 0x1234;

@@ -14,8 +14,8 @@
 #include <functional>
 #include <string>
 
+#include "base/rate_limit.h"
 #include "server/front/leases.h"
-#include "server/front/rate_limit.h"
 #include "server/front/sessions.h"
 #include "server/front/worker_pool.h"
 

@@ -49,6 +49,8 @@ kj::Promise<void> Front::start() {
       .then([this] {
         Membership::Settings settings;
         settings.manager = options_.manager;
+        if (!options_.tokenFile.empty())
+          settings.credentials = readCredentials(options_.tokenFile, kServersTenant);
         Membership::Facts facts;
         facts.name = options_.name;
         facts.incarnation = incarnation_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "schema/manager_login.h"
 
 namespace gpupool::server {
 
@@ -35,10 +36,7 @@ kj::Promise<void> Membership::run() {
       .catch_([this](kj::Exception&& exception) {
         if (leaving_) return;
         const bool was = joined_;
-        if (!reported_ || was)
-          GPUPOOL_WARNING("no pool manager at %s: %s; sessions run on, retrying", settings_.manager.c_str(),
-                          exception.getDescription().cStr());
-        reported_ = true;
+        report(exception, was);
         joined_ = false;
       })
       .then([this]() -> kj::Promise<void> {
@@ -52,6 +50,22 @@ kj::Promise<void> Membership::run() {
       });
 }
 
+// Once a cause: the attempts go on.
+void Membership::report(const kj::Exception& exception, bool was) {
+  constexpr char kRemote[] = "remote exception: ";
+  std::string text = exception.getDescription().cStr();
+  if (const std::string refusal = schema::loginRefusal(exception); !refusal.empty()) {
+    text = refusal + "; this server is in no pool";
+  } else if (text.starts_with(kRemote)) {
+    text = "the pool manager at " + settings_.manager +
+           " refuses this server: " + text.substr(sizeof kRemote - 1);
+  } else {
+    text = "no pool manager at " + settings_.manager + ": " + text + "; sessions run on, retrying";
+  }
+  if (text != reported_ || was) GPUPOOL_WARNING("%s", text.c_str());
+  reported_ = std::move(text);
+}
+
 kj::Promise<void> Membership::connectAndServe() {
   auto connection = network_.parseAddress(settings_.manager).then([](kj::Own<kj::NetworkAddress> address) {
     auto connecting = address->connect();
@@ -61,7 +75,11 @@ kj::Promise<void> Membership::connectAndServe() {
       .then([this](kj::Own<kj::AsyncIoStream> stream) {
         auto link = kj::heap<Link>(kj::mv(stream));
         Link& current = *link;
-        auto served = join(current).then([this, &current] { return beats(current); });
+        auto entered = timer_.timeoutAfter(
+            settings_.connectBound, schema::logIn(current.manager, settings_.credentials, settings_.manager));
+        auto served = entered.then([this, &current] { return join(current); }).then([this, &current] {
+          return beats(current);
+        });
         auto lost = current.client.onDisconnect().then([]() -> kj::Promise<void> {
           return KJ_EXCEPTION(DISCONNECTED, "the manager closed the connection");
         });
@@ -78,7 +96,7 @@ kj::Promise<void> Membership::join(Link& link) {
     link.beat = std::max<uint32_t>(response.getBeatMs(), 10) * kj::MILLISECONDS;
     link_ = &link;
     joined_ = true;
-    reported_ = false;
+    reported_.clear();
     pause_ = settings_.firstPause;
     GPUPOOL_INFO("joined the pool manager at %s as %s", settings_.manager.c_str(), facts_.name.c_str());
   }));

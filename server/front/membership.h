@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tokens.h"
 #include "server/front/id.h"
 
 namespace gpupool::server {
@@ -20,7 +21,8 @@ namespace gpupool::server {
 class Membership final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
-    std::string manager;  // "unix:PATH" or "host:port"
+    std::string manager;      // "unix:PATH" or "host:port"
+    Credentials credentials;  // shown to it
     kj::Duration connectBound = 5 * kj::SECONDS;
     kj::Duration firstPause = 200 * kj::MILLISECONDS, longestPause = 5 * kj::SECONDS;
     int beatPatience = 3;
@@ -53,6 +55,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> join(Link& link);
   kj::Promise<void> beats(Link& link);
   kj::Promise<bool> beat(Link& link);
+  void report(const kj::Exception& exception, bool was);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Network& network_;
@@ -62,7 +65,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   schema::ServerControl::Client control_;
   kj::Duration pause_;
   bool joined_ = false;
-  bool reported_ = false;  // that the manager is away
+  std::string reported_;  // why this server is in no pool, as the log has it
   bool leaving_ = false;
   Link* link_ = nullptr;  // owned by the promise of connectAndServe
   kj::TaskSet tasks_;

@@ -30,6 +30,8 @@ const char ServerOptions::kIntroduction[] =
 std::vector<options::Option> ServerOptions::table() {
   return {
       {"manager", manager, "ADDRESS", "The pool manager to join: HOST:PORT, or unix:PATH."},
+      {"token-file", tokenFile, "FILE",
+       "For a manager that wants tokens: a file of mode 0600 with the line 'servers: token'."},
       {"name", name, "NAME", "This server's name, unique in the pool. Empty: the host name."},
       {"state", state, "PATH",
        "Folder for what lasts as long as the server runs. Empty: $XDG_RUNTIME_DIR/gpupool, else "

@@ -1,7 +1,7 @@
 // The pure parts of the server: what is granted, who is slowed down, what a worker's environment holds.
+#include "base/rate_limit.h"
 #include "server/front/leases.h"
 #include "server/front/options.h"
-#include "server/front/rate_limit.h"
 #include "server/front/worker_child.h"
 #include "server/tests/support.h"
 
@@ -79,8 +79,8 @@ TEST_CASE("nonsense is not granted") {
 
 TEST_CASE("failures fill a bucket that drains; peers do not share it") {
   using namespace std::chrono_literals;
-  FailureLimit limit(3, 1000ms);
-  auto now = FailureLimit::Clock::now();
+  gpupool::FailureLimit limit(3, 1000ms);
+  auto now = gpupool::FailureLimit::Clock::now();
   for (int i = 0; i < 3; ++i) {
     CHECK(limit.allowed("a", now));
     limit.failed("a", now);
@@ -95,8 +95,8 @@ TEST_CASE("failures fill a bucket that drains; peers do not share it") {
 }
 
 TEST_CASE("a flood of peers is forgotten, the worst one last") {
-  FailureLimit limit(2, std::chrono::milliseconds(1000));
-  const auto now = FailureLimit::Clock::now();
+  gpupool::FailureLimit limit(2, std::chrono::milliseconds(1000));
+  const auto now = gpupool::FailureLimit::Clock::now();
   for (int i = 0; i < 4; ++i) limit.failed("worst", now);
   for (int i = 0; i < 10000; ++i) limit.failed("peer " + std::to_string(i), now);
   CHECK(limit.peers() <= 4096);

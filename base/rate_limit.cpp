@@ -1,8 +1,8 @@
-#include "server/front/rate_limit.h"
+#include "base/rate_limit.h"
 
 #include <algorithm>
 
-namespace gpupool::server {
+namespace gpupool {
 
 double FailureLimit::level(const Bucket& bucket, Clock::time_point now) const {
   const std::chrono::duration<double, std::milli> passed = now - bucket.at;
@@ -30,4 +30,4 @@ void FailureLimit::forget(Clock::time_point now) {
   buckets_.erase(least);
 }
 
-}  // namespace gpupool::server
+}  // namespace gpupool

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-namespace gpupool::server {
+namespace gpupool {
 
 class FailureLimit {
  public:
@@ -31,4 +31,4 @@ class FailureLimit {
   std::map<std::string, Bucket> buckets_;
 };
 
-}  // namespace gpupool::server
+}  // namespace gpupool

@@ -1,0 +1,84 @@
+#include "base/tokens.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+
+namespace gpupool {
+namespace {
+
+constexpr size_t kMostBytes = size_t{1} << 20;
+
+std::string readPrivate(const std::string& path) {
+  const auto fail = [&](const std::string& why) {
+    throw std::runtime_error("token file " + path + ": " + why);
+  };
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) fail(std::strerror(errno));
+  struct stat info {};
+  std::string text(kMostBytes + 1, '\0');
+  const bool known = ::fstat(file, &info) == 0;
+  const ssize_t size = known && S_ISREG(info.st_mode) ? ::read(file, text.data(), text.size()) : -1;
+  ::close(file);
+  if (!known || !S_ISREG(info.st_mode)) fail("is not a file");
+  if ((info.st_mode & 077) != 0) fail("others may read it: chmod 600 it, and change the tokens if they did");
+  if (info.st_uid != ::geteuid() && info.st_uid != 0) fail("belongs to another user");
+  if (size < 0) fail("cannot be read");
+  if (static_cast<size_t>(size) > kMostBytes) fail("is larger than 1 MiB");
+  text.resize(static_cast<size_t>(size));
+  return text;
+}
+
+std::string trimmed(const std::string& text) {
+  const size_t first = text.find_first_not_of(" \t\r");
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
+}
+
+bool isWord(const std::string& text) {
+  for (const unsigned char c : text)
+    if (c <= 0x20 || c >= 0x7f) return false;
+  return !text.empty();
+}
+
+}  // namespace
+
+Tokens readTokens(const std::string& path) {
+  Tokens tokens;
+  std::istringstream lines(readPrivate(path));
+  int number = 0;
+  for (std::string raw; std::getline(lines, raw);) {
+    const std::string line = trimmed(raw);
+    ++number;
+    if (line.empty() || line[0] == '#') continue;
+    const auto fail = [&](const std::string& why) {
+      throw std::runtime_error("token file " + path + ", line " + std::to_string(number) + ": " + why);
+    };
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) fail("is not of the form 'tenant: token'");
+    const std::string tenant = trimmed(line.substr(0, colon)), token = trimmed(line.substr(colon + 1));
+    if (!isWord(tenant) || tenant.size() > kMostTenantBytes)
+      fail("a tenant's name is a word of at most 64 bytes");
+    if (!isWord(token) || token.size() < kShortestToken)
+      fail("a token is a word of at least 16 characters (openssl rand -hex 32 makes one)");
+    if (!tokens.emplace(tenant, token).second) fail("tenant '" + tenant + "' has a token already");
+  }
+  if (tokens.empty()) throw std::runtime_error("token file " + path + ": holds no token");
+  return tokens;
+}
+
+Credentials readCredentials(const std::string& path, const std::string& tenant) {
+  if (path.empty()) return {tenant, ""};
+  const Tokens tokens = readTokens(path);
+  const auto found = tenant.empty() && tokens.size() == 1 ? tokens.begin() : tokens.find(tenant);
+  if (found != tokens.end()) return {found->first, found->second};
+  if (tenant.empty())
+    throw std::runtime_error("token file " + path + ": holds several tokens: choose a tenant");
+  throw std::runtime_error("token file " + path + ": holds no token of tenant '" + tenant + "'");
+}
+
+}  // namespace gpupool

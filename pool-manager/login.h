@@ -1,0 +1,44 @@
+#pragma once
+// A connection from the network, or from another user, until it has proven a token; and whose it is then. The
+// steps are Manager.login and .prove of pool.capnp. One thread; tokens and failures outlive it.
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/hmac.h"
+#include "base/rate_limit.h"
+#include "base/tokens.h"
+#include "schema/handshake.h"
+
+namespace gpupool::pool {
+
+// Throws an RPC error that schema::loginRefusal knows; `text` is one line for people.
+[[noreturn]] void refuseToken(const std::string& text);
+
+class Login {
+ public:
+  // peer: who is counted for wrong tokens. unproven: released when a token is proven.
+  Login(const Tokens& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven)
+      : tokens_(tokens), failures_(failures), peer_(std::move(peer)), unproven_(std::move(unproven)) {}
+
+  // Both throw as refuseToken. begin returns the challenge, prove the manager's own proof.
+  std::span<const std::byte> begin(const std::string& tenant, std::span<const std::byte> clientNonce);
+  Digest prove(std::span<const std::byte> proof);
+
+  bool proven() const { return !tenant_.empty(); }
+  const std::string& tenant() const { return tenant_; }
+
+ private:
+  const Tokens& tokens_;
+  FailureLimit& failures_;
+  std::string peer_;
+  std::shared_ptr<void> unproven_;
+  std::string asked_, tenant_;
+  std::vector<std::byte> clientNonce_;
+  std::byte serverNonce_[schema::kNonceBytes] = {};
+  bool begun_ = false;
+};
+
+}  // namespace gpupool::pool

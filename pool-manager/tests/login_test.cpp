@@ -1,0 +1,277 @@
+// Tokens: the files, the proofs, and what a connection may do before and after one.
+#include "pool-manager/login.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+
+#include "catch.h"
+#include "fake_server.h"
+#include "pool-manager/convert.h"
+#include "pool-manager/rpc.h"
+#include "pool-manager/service.h"
+#include "schema/manager_login.h"
+#include "schema/token_proof.h"
+#include "support.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+const std::string kAlice(32, 'a'), kBob(32, 'b'), kServers(32, 's');
+
+std::string write(const Folder& folder, const std::string& text, mode_t mode = 0600) {
+  const std::string path = folder.path + "/tokens";
+  ::unlink(path.c_str());
+  std::ofstream(path) << text;
+  ::chmod(path.c_str(), mode);
+  return path;
+}
+
+std::string refusal(const std::function<void()>& action) {
+  KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { action(); })) {
+    const std::string text = schema::loginRefusal(*error);
+    return text.empty() ? errorText(*error) : text;
+  }
+  return "";
+}
+
+// A service on TCP that demands tokens, and a server that joined with its own.
+struct Fixture {
+  Fixture() : io(kj::setupAsyncIo()), store(makeMemoryStore()) {
+    ServiceLimits limits;
+    limits.tick = 10 * kj::MILLISECONDS;
+    limits.login = 200 * kj::MILLISECONDS;
+    service = kj::heap<Service>(io.provider->getTimer(), *store, PoolTimes{}, limits, bootTimeMs);
+    service->demandTokens({{"alice", kAlice}, {"bob", kBob}, {kServersTenant, kServers}});
+    listen();
+    housekeeping = service->run();
+    server = kj::heap<FakeServer>(io, "a", 1, folder.path + "/server");
+    server->credentials = {kServersTenant, kServers};
+    server->join(address);
+    server->joined().wait(io.waitScope);
+  }
+  void listen() {
+    auto parsed = io.provider->getNetwork().parseAddress("127.0.0.1:0").wait(io.waitScope);
+    auto listener = parsed->listen();
+    address = "127.0.0.1:" + std::to_string(listener->getPort());
+    service->serve(kj::mv(listener), false);
+  }
+  kj::Own<ManagerConnection> connect(const std::string& tenant, const std::string& token) {
+    return connectManager(*io.provider, address, 2 * kj::SECONDS, {tenant, token}).wait(io.waitScope);
+  }
+  // A connection that has not logged in.
+  kj::Own<ManagerConnection> bare() {
+    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+    return kj::heap<ManagerConnection>(parsed->connect().wait(io.waitScope));
+  }
+  Lease lease(ManagerConnection& connection, const LeaseRequest& wish) {
+    auto request = connection.manager().leaseRequest();
+    pool::write(wish, request.initRequest());
+    return read(request.send().wait(io.waitScope).getLease());
+  }
+  template <class Request>
+  void send(Request&& request, const Id& id) {
+    pool::write(id, request.initId());
+    request.send().wait(io.waitScope);
+  }
+  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
+
+  Folder folder;
+  kj::AsyncIoContext io;
+  std::unique_ptr<Store> store;
+  std::string address;
+  kj::Own<Service> service;
+  kj::Promise<void> housekeeping = nullptr;
+  kj::Own<FakeServer> server;
+};
+
+LeaseRequest wish(const std::string& tenant = "") {
+  LeaseRequest request;
+  request.id = randomId();
+  request.tenant = tenant;
+  return request;
+}
+
+// Lets everybody in, and cannot prove anything.
+class Impostor final : public schema::Manager::Server {
+ protected:
+  kj::Promise<void> login(LoginContext context) override {
+    context.getResults().setNeeded(true);
+    context.getResults().initServerNonce(nonceBytes);
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> prove(ProveContext context) override {
+    context.getResults().initProof(32);
+    return kj::READY_NOW;
+  }
+
+ public:
+  unsigned nonceBytes = schema::kNonceBytes;
+};
+
+}  // namespace
+
+TEST_CASE("token files") {
+  Folder folder;
+  const auto tokens = readTokens(write(folder, "# all\n\n alice : " + kAlice + " \r\nbob:" + kBob));
+  CHECK(tokens == Tokens{{"alice", kAlice}, {"bob", kBob}});
+  const auto complaint = [&](const std::string& text, mode_t mode = 0600) {
+    return thrown([&] { readTokens(write(folder, text, mode)); });
+  };
+  CHECK(contains(complaint("alice: " + kAlice, 0640), "chmod 600"));
+  CHECK(contains(complaint("alice: short"), "line 1: a token is a word of at least 16"));
+  CHECK(contains(complaint("alice: " + kAlice + " b"), "line 1: a token is a word"));
+  CHECK(contains(complaint("\nalice"), "line 2: is not of the form"));
+  CHECK(contains(complaint(": " + kAlice), "a tenant's name"));
+  CHECK(contains(complaint(std::string(65, 'x') + ": " + kAlice), "a tenant's name"));
+  CHECK(contains(complaint("a: " + kAlice + "\na: " + kBob), "has a token already"));
+  CHECK(contains(complaint("# nobody\n"), "holds no token"));
+  CHECK(contains(complaint(std::string((1 << 20) + 1, '#')), "larger than 1 MiB"));
+  CHECK(contains(thrown([&] { readTokens(folder.path); }), "is not a file"));
+  CHECK(contains(thrown([&] { readTokens("/nowhere/tokens"); }), "No such file"));
+}
+
+TEST_CASE("whose token is shown") {
+  Folder folder;
+  CHECK(readCredentials("", "alice").token.empty());
+  const std::string one = write(folder, "alice: " + kAlice);
+  CHECK(readCredentials(one, "").tenant == "alice");
+  CHECK(readCredentials(one, "alice").token == kAlice);
+  CHECK(contains(thrown([&] { readCredentials(one, "bob"); }), "no token of tenant 'bob'"));
+  const std::string two = write(folder, "alice: " + kAlice + "\nbob: " + kBob);
+  CHECK(readCredentials(two, "bob").token == kBob);
+  CHECK(contains(thrown([&] { readCredentials(two, ""); }), "choose a tenant"));
+}
+
+TEST_CASE("a proof is good once, and on its own connection") {
+  const Tokens tokens = {{"alice", kAlice}};
+  FailureLimit failures(100, std::chrono::milliseconds(1000));
+  const std::vector<std::byte> nonce(schema::kNonceBytes);
+  const auto proof = [&](Login& login, const std::string& token, const std::string& tenant = "alice") {
+    const auto challenge = login.begin(tenant, nonce);
+    return schema::tokenProof(token, schema::kRoleClient, {tenant, nonce, challenge});
+  };
+  Login right(tokens, failures, "peer", nullptr), wrong = right, other = right, role = right, unknown = right,
+                                                  shortProof = right;
+  const Digest good = proof(right, kAlice);
+  other.begin("alice", nonce);
+  CHECK(contains(refusal([&] { other.prove(good); }), "refuses the token of tenant 'alice'"));
+  right.prove(good);
+  CHECK(right.proven());
+  CHECK(contains(refusal([&] { right.prove(good); }), "after login, once"));
+  CHECK(contains(refusal([&] { wrong.prove(proof(wrong, kBob)); }), "refuses the token"));
+  CHECK_FALSE(wrong.proven());
+  CHECK(contains(refusal([&] { wrong.prove(good); }), "after login"));  // a new challenge for every guess
+  // What the manager would answer is no client's proof.
+  const auto challenge = role.begin("alice", nonce);
+  const auto reflected = schema::tokenProof(kAlice, schema::kRoleManager, {"alice", nonce, challenge});
+  CHECK(contains(refusal([&] { role.prove(reflected); }), "refuses the token"));
+  CHECK(contains(refusal([&] { unknown.prove(proof(unknown, kAlice, "carol")); }), "tenant 'carol'"));
+  const Digest whole = proof(shortProof, kAlice);
+  CHECK(contains(refusal([&] { shortProof.prove(std::span(whole).first(31)); }), "refuses the token"));
+  CHECK(contains(refusal([&] { other.begin(std::string(65, 'x'), nonce); }), "no request to log in"));
+  CHECK(contains(refusal([&] { other.begin("alice", std::span(nonce).first(31)); }), "no request to log in"));
+}
+
+TEST_CASE("guessing is slowed down, by peer") {
+  const Tokens tokens = {{"alice", kAlice}};
+  FailureLimit failures(3, std::chrono::hours(1));
+  const std::vector<std::byte> nonce(schema::kNonceBytes);
+  const Digest guess{};
+  Login begunBefore(tokens, failures, "10.0.0.7", nullptr);
+  begunBefore.begin("alice", nonce);
+  for (int i = 0; i < 3; ++i) {
+    Login login(tokens, failures, "10.0.0.7", nullptr);
+    login.begin("alice", nonce);
+    CHECK(contains(refusal([&] { login.prove(guess); }), "refuses the token"));
+  }
+  Login fourth(tokens, failures, "10.0.0.7", nullptr), elsewhere(tokens, failures, "10.0.0.8", nullptr);
+  CHECK(contains(refusal([&] { fourth.begin("alice", nonce); }), "too many wrong tokens from 10.0.0.7"));
+  CHECK(contains(refusal([&] { begunBefore.prove(guess); }), "too many wrong tokens"));
+  CHECK(refusal([&] { elsewhere.begin("alice", nonce); }).empty());
+}
+
+TEST_CASE_METHOD(Fixture, "before the proof a connection gets refusals only, and not for long") {
+  auto connection = bare();
+  auto manager = connection->manager();
+  const auto wants = [&](const std::function<void()>& call) {
+    return contains(refusal(call), "wants a token before anything else");
+  };
+  CHECK(wants([&] { manager.leasesRequest().send().wait(io.waitScope); }));
+  CHECK(wants([&] { manager.devicesRequest().send().wait(io.waitScope); }));
+  CHECK(wants([&] { manager.serversRequest().send().wait(io.waitScope); }));
+  CHECK(wants([&] { lease(*connection, wish()); }));
+  CHECK(wants([&] { send(manager.renewRequest(), randomId()); }));
+  CHECK(wants([&] { send(manager.releaseRequest(), randomId()); }));
+  CHECK(wants([&] { manager.joinRequest().send().wait(io.waitScope); }));
+  CHECK(wants([&] { manager.beatRequest().send().wait(io.waitScope); }));
+  CHECK(wants([&] { manager.leaveRequest().send().wait(io.waitScope); }));
+  CHECK(contains(refusal([&] { manager.proveRequest().send().wait(io.waitScope); }), "after login"));
+  CHECK(contains(refusal([&] { connect("", ""); }), "wants a token: name the file"));
+  pause(300);
+  CHECK(contains(refusal([&] { manager.leasesRequest().send().wait(io.waitScope); }), "disconnect"));
+  auto proven = connect("alice", kAlice);
+  pause(300);
+  proven->manager().leasesRequest().send().wait(io.waitScope);  // a proven one stays
+}
+
+TEST_CASE_METHOD(Fixture, "a peer has so many unproven connections and no more") {
+  std::vector<kj::Own<ManagerConnection>> idle;
+  for (int i = 0; i < 64; ++i) idle.push_back(bare());
+  pause(50);
+  CHECK_FALSE(refusal([&] { connect("alice", kAlice); }).empty());
+  idle.clear();
+  pause(50);
+  CHECK(connect("alice", kAlice).get() != nullptr);
+}
+
+TEST_CASE_METHOD(Fixture, "a tenant's leases are its own") {
+  auto alice = connect("alice", kAlice), again = connect("alice", kAlice), bob = connect("bob", kBob);
+  const auto request = wish("bob");  // whatever it claims
+  const Lease held = lease(*alice, request);
+  CHECK(held.tenant == "alice");
+  const auto others = [&](const std::function<void()>& call) {
+    return refusal(call) == "that lease is another tenant's";
+  };
+  CHECK(others([&] { lease(*bob, request); }));  // the same request again would give its key
+  CHECK(others([&] { send(bob->manager().renewRequest(), held.id); }));
+  CHECK(others([&] { send(bob->manager().releaseRequest(), held.id); }));
+  CHECK(service->pool().leases().size() == 1);
+
+  auto waiting = wish();
+  waiting.waitMs = 60'000;
+  auto asked = alice->manager().leaseRequest();
+  pool::write(waiting, asked.initRequest());
+  auto granted = asked.send().eagerlyEvaluate(nullptr);
+  pause(20);
+  CHECK(others([&] { lease(*bob, waiting); }));
+  CHECK(others([&] { send(bob->manager().releaseRequest(), waiting.id); }));
+  send(again->manager().renewRequest(), held.id);
+  send(again->manager().releaseRequest(), held.id);
+  CHECK(read(granted.wait(io.waitScope).getLease()).id == waiting.id);
+}
+
+TEST_CASE_METHOD(Fixture, "servers join, users lease, neither does the other's") {
+  auto alice = connect("alice", kAlice), node = connect(kServersTenant, kServers);
+  CHECK(contains(refusal([&] { alice->manager().joinRequest().send().wait(io.waitScope); }),
+                 "is none for servers"));
+  CHECK(contains(refusal([&] { alice->manager().beatRequest().send().wait(io.waitScope); }),
+                 "is none for servers"));
+  CHECK(contains(refusal([&] { lease(*node, wish()); }), "leases nothing"));
+}
+
+TEST_CASE("whoever cannot prove the token is no manager") {
+  auto io = kj::setupAsyncIo();
+  auto impostor = kj::heap<Impostor>();
+  Impostor& settings = *impostor;
+  schema::Manager::Client manager(kj::mv(impostor));
+  const auto refused = [&] {
+    return refusal([&] { schema::logIn(manager, {"alice", kAlice}, "head:4780").wait(io.waitScope); });
+  };
+  CHECK(contains(refused(), "whoever answers at head:4780 does not know the token of tenant 'alice'"));
+  settings.nonceBytes = 5;
+  CHECK(contains(refused(), "malformed challenge"));
+}

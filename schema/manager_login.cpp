@@ -1,0 +1,93 @@
+#include "schema/manager_login.h"
+
+#include <vector>
+
+#include "base/hmac.h"
+#include "schema/token_proof.h"
+
+namespace gpupool::schema {
+namespace {
+
+constexpr char kMark[] = "token: ";  // what the manager (service.cpp) and this file begin refusals with
+
+[[noreturn]] void refuse(const std::string& text) {
+  kj::throwFatalException(
+      kj::Exception(kj::Exception::Type::FAILED, "", 0, kj::heapString((kMark + text).c_str())));
+}
+
+capnp::Data::Reader asData(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
+std::span<const std::byte> view(capnp::Data::Reader from) {
+  return {reinterpret_cast<const std::byte*>(from.begin()), from.size()};
+}
+
+struct Login {
+  Manager::Client manager;
+  Credentials credentials;
+  std::string address;
+  std::byte clientNonce[kNonceBytes];
+  std::vector<std::byte> serverNonce;
+
+  LoginFacts facts() const { return {credentials.tenant, clientNonce, serverNonce}; }
+};
+
+kj::Promise<void> prove(Login& login) {
+  auto request = login.manager.proveRequest();
+  request.setProof(asData(tokenProof(login.credentials.token, kRoleClient, login.facts())));
+  return request.send().then([&login](capnp::Response<Manager::ProveResults>&& answer) {
+    const auto expected = tokenProof(login.credentials.token, kRoleManager, login.facts());
+    if (!equalConstantTime(view(answer.getProof()), expected))
+      refuse("whoever answers at " + login.address + " does not know the token of tenant '" +
+             login.credentials.tenant + "': it is not your pool's manager");
+  });
+}
+
+}  // namespace
+
+kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::string address) {
+  auto login = kj::heap<Login>(Login{kj::mv(manager), std::move(credentials), std::move(address), {}, {}});
+  Login& kept = *login;
+  randomBytes(kept.clientNonce);
+  auto request = kept.manager.loginRequest();
+  request.setTenant(kept.credentials.tenant);
+  request.setClientNonce(asData(kept.clientNonce));
+  auto done =
+      request.send().then([&kept](capnp::Response<Manager::LoginResults>&& answer) -> kj::Promise<void> {
+        const bool given = !kept.credentials.token.empty();
+        if (!answer.getNeeded()) {
+          // It would also be what an impostor says.
+          if (given && !kept.address.starts_with("unix:"))
+            refuse("the manager at " + kept.address +
+                   " asks for no token and so does not prove that it is yours: give it its tokens, or leave "
+                   "--token-file "
+                   "out");
+          return kj::READY_NOW;
+        }
+        if (!given)
+          refuse("the manager at " + kept.address +
+                 " wants a token: name the file that holds yours with --token-file");
+        const auto nonce = view(answer.getServerNonce());
+        if (nonce.size() != kNonceBytes)
+          refuse("the manager at " + kept.address + " sent a malformed challenge");
+        kept.serverNonce.assign(nonce.begin(), nonce.end());
+        return prove(kept);
+      });
+  auto answered = done.catch_([&kept](kj::Exception&& error) {
+    if (error.getType() == kj::Exception::Type::UNIMPLEMENTED)
+      refuse("version mismatch: the manager at " + kept.address +
+             " is of an older gpupool; install the same on both");
+    kj::throwFatalException(kj::mv(error));
+  });
+  return answered.attach(kj::mv(login));
+}
+
+std::string loginRefusal(const kj::Exception& error) {
+  std::string text = error.getDescription().cStr();
+  if (const std::string remote = "remote exception: "; text.starts_with(remote)) text.erase(0, remote.size());
+  if (!text.starts_with(kMark)) return "";
+  return text.substr(sizeof kMark - 1);
+}
+
+}  // namespace gpupool::schema

@@ -1,0 +1,22 @@
+#pragma once
+// The client's side of Manager.login and .prove: what holders, the `gpupool` tool and servers do first on a
+// connection to the manager.
+
+#include <kj/async.h>
+
+#include <string>
+
+#include "base/tokens.h"
+#include "schema/pool.capnp.h"
+
+namespace gpupool::schema {
+
+// Resolves when the connection may be used. address: the manager's, for the texts. Rejects, where the manager
+// is there and it is the token that is at fault, with an exception of which `loginRefusal` gives the text for
+// people; else with what the connection failed of.
+kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::string address);
+
+// The one line of a refusal by either side; empty: the exception is something else.
+std::string loginRefusal(const kj::Exception& error);
+
+}  // namespace gpupool::schema
