@@ -8,7 +8,7 @@ from network import CLIENT, PORT, SERVER, Failure, check, gone, wait_until
 
 PEER_BOUND = 2.0  # s: transports/transport.h, Options::peerTimeout
 TTL = 3  # s: leases of these tests; the holder renews three times in it
-CLEAR = r"^gpupool .*: the GPU server is gone: "
+CLEAR = r"^gpupool.*: the GPU server is gone: "
 
 CONDITIONS = {
     "delay": [dict(delay=100, jitter=100), dict(delay=200, jitter=20)],
