@@ -92,6 +92,7 @@ void Pool::join(const Server& facts, uint64_t now) {
   }
   for (const Id& id : lost) end(id, "its server " + facts.name + " was restarted", now);
   ServerRecord& server = servers_[facts.name];
+  if (server.facts.incarnation != facts.incarnation) server.fabric = {};
   server.facts = facts;
   server.connected = true;
   server.reported = false;  // its first beat names the leases it holds
@@ -139,6 +140,18 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   server.reported = true;
   serveWaiters(now);
   return true;
+}
+
+void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {
+  const auto at = servers_.find(name);
+  if (at == servers_.end()) return;
+  for (const fabric::Change& change : changes(at->second.fabric, fabric)) {
+    if (change.worse)
+      GPUPOOL_WARNING("server %s: fabric: %s", name.c_str(), change.text.c_str());
+    else
+      GPUPOOL_INFO("server %s: fabric: %s", name.c_str(), change.text.c_str());
+  }
+  at->second.fabric = std::move(fabric);
 }
 
 void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now) {

@@ -23,6 +23,7 @@
 #include <map>
 #include <optional>
 
+#include "pool-manager/fabric.h"
 #include "pool-manager/placement.h"
 #include "pool-manager/store/store.h"
 
@@ -79,6 +80,7 @@ struct ServerRecord {
   uint64_t beatMs = 0;    // last sign of life
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
+  fabric::Fabric fabric;
 };
 
 class Pool {
@@ -94,6 +96,8 @@ class Pool {
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<bool>& healthy, uint32_t warmWorkers, uint64_t now);
+  // What a server that has joined says of its RDMA devices, then and whenever it changes.
+  void setFabric(const std::string& name, fabric::Fabric fabric);
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
   void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
 

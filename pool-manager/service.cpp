@@ -100,7 +100,11 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::serve);
     const auto params = context.getParams();
     const pool::Server facts = read(params.getInfo());
-    guarded([&] { service().pool_.join(facts, service().now_()); });
+    guarded([&] {
+      auto fabric = read(params.getInfo().getFabric(), facts.devices.size());
+      service().pool_.join(facts, service().now_());
+      service().pool_.setFabric(facts.name, std::move(fabric));
+    });
     service().controls_.erase(facts.name);
     service().controls_.emplace(facts.name, Controlled{facts.incarnation, this, params.getControl()});
     context.getResults().setBeatMs(service().pool_.beatMs());
@@ -122,6 +126,7 @@ class Service::Session final : public schema::Manager::Server {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, healthy,
                                       params.getWarmWorkers(), service().now_());
         });
+    if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
     context.getResults().setKnown(known);
     return kj::READY_NOW;
   }
@@ -197,6 +202,7 @@ class Service::Session final : public schema::Manager::Server {
       one.setLastBeatMs(now - server.beatMs);
       one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);
+      fabric::write(server.fabric, one.getInfo().initFabric());
     }
     return kj::READY_NOW;
   }
@@ -350,6 +356,12 @@ void Service::closed(Session& session) {
     at = controls_.erase(at);
     pool_.left(name, incarnation, false, now_());
   }
+}
+
+void Service::newFabric(const std::string& name, schema::Fabric::Reader report) {
+  const auto server = pool_.servers().find(name);
+  if (server == pool_.servers().end()) return;
+  pool_.setFabric(name, read(report, server->second.facts.devices.size()));
 }
 
 kj::Promise<void> Service::run() {

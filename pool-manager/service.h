@@ -60,6 +60,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
   void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer);
   void closed(Session& session);
+  void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
   void grant(const Lease& lease) override;

@@ -41,7 +41,54 @@ struct ServerInfo {
   protocol @7 :UInt32;
   rowsHash @8 :UInt64;
   pid @9 :UInt32;
+  fabric @10 :Fabric;         # for people, and for placement to come; not in a lease's copy of this
 }
+
+# The RDMA devices of a server, as libibverbs and sysfs tell. How many of each there may be: schema/fabric.h.
+struct Fabric {
+  devices @0 :List(FabricDevice);
+  note @1 :Text;              # why there are none, or not all; for people
+}
+
+struct FabricDevice {
+  name @0 :Text;              # mlx5_0
+  nodeGuid @1 :UInt64;
+  transport @2 :Text;         # InfiniBand, iWARP, ...
+  firmware @3 :Text;
+  pciAddress @4 :Text;        # as sysfs writes it; empty: none (Soft-RoCE on a virtual interface)
+  numaNode @5 :Int32 = -1;    # -1: unknown
+  gpuDistances @6 :List(PciDistance);   # to each of ServerInfo.devices, in that order
+  dmaBuf @7 :DmaBuf;          # can memory regions be made of dma-buf descriptors (GPUDirect)?
+  dmaBufReason @8 :Text;      # what the probe said
+  problem @9 :Text;           # not empty: it could not be opened or asked, and why
+  ports @10 :List(FabricPort);
+}
+
+struct FabricPort {
+  number @0 :UInt32;
+  state @1 :PortState;
+  linkLayer @2 :LinkLayer;
+  rateMbps @3 :UInt32;        # megabits a second
+  mtu @4 :UInt32;             # bytes
+  lid @5 :UInt32;
+  netdev @6 :Text;
+  gids @7 :List(FabricGid);
+  defaultGid @8 :Int32 = -1;  # the index to connect with; -1: none
+}
+
+struct FabricGid {
+  index @0 :UInt32;
+  value @1 :Data;             # 16 bytes
+  type @2 :GidType;
+}
+
+enum PortState { unknown @0; down @1; initializing @2; armed @3; active @4; activeDeferred @5; }  # ibv_port_state
+enum LinkLayer { unknown @0; infiniBand @1; ethernet @2; }
+enum GidType { unknown @0; infiniBand @1; roceV1 @2; roceV2 @3; }
+enum DmaBuf { unknown @0; supported @1; unsupported @2; }
+# What lies between two PCI devices, in nvidia-smi's words: at most one bridge each (pix), several bridges (pxb), the host
+# bridge (phb), host bridges of one NUMA node (node), NUMA nodes (sys).
+enum PciDistance { unknown @0; pix @1; pxb @2; phb @3; node @4; sys @5; }
 
 struct LeaseRequest {
   id @0 :Id128;               # chosen by the requester; the same id again gives the same lease (idempotent)
@@ -76,8 +123,9 @@ interface Manager {
   join @0 (info :ServerInfo, control :ServerControl) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # warmWorkers: started ahead of time and unused; `gpupool up` waits for the first. known = false: join again.
-  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool), warmWorkers :UInt32)
-      -> (known :Bool);
+  # fabric: null while it is as last told.
+  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool), warmWorkers :UInt32,
+      fabric :Fabric) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them

@@ -47,9 +47,11 @@ std::vector<ListedDevice> ManagerQuery::devices() {
 std::vector<ListedServer> ManagerQuery::servers() {
   return await(connection_->manager().serversRequest().send().then([](auto&& response) {
     std::vector<ListedServer> list;
-    for (auto server : response.getServers())
-      list.push_back(
-          {pool::read(server.getInfo()), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers()});
+    for (auto server : response.getServers()) {
+      const auto info = server.getInfo();
+      list.push_back({pool::read(info), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers(),
+                      pool::read(info.getFabric(), info.getDevices().size())});
+    }
     return list;
   }));
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/fabric.h"
 #include "pool-manager/model.h"
 #include "pool-manager/rpc.h"
 
@@ -22,6 +23,7 @@ struct ListedServer {
   uint64_t lastBeatMs = 0;
   bool alive = false;
   uint32_t warmWorkers = 0;
+  fabric::Fabric fabric;
 };
 
 class ManagerQuery {

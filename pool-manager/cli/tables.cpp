@@ -7,29 +7,15 @@
 #include <nlohmann/json.hpp>
 
 #include "pool-manager/cli/command.h"
+#include "pool-manager/cli/fabric_table.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
+#include "pool-manager/cli/table.h"
 
 namespace gpupool::cli {
 namespace {
 
 using nlohmann::json;
-
-// Columns as wide as their widest cell; the last one free.
-void printTable(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows[0].size());
-  for (const auto& row : rows)
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
-      if (i + 1 < row.size()) line.append(widths[i] - row[i].size() + 2, ' ');
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    std::cout << line << '\n';
-  }
-}
 
 std::string age(uint64_t ms) {
   const uint64_t s = ms / 1000;
@@ -72,6 +58,7 @@ json toJson(const pool::Device& device) {
 struct Listing {
   ClientOptions client;
   bool json = false;
+  bool verbose = false;
   bool helped = false;
   ManagerQuery query() const {
     return ManagerQuery(managerAddresses(client.manager), 3000,
@@ -79,12 +66,18 @@ struct Listing {
   }
 };
 
-Listing parse(const Words& words, const char* usage, const char* purpose, const char* examples) {
+// verbose: what --verbose (-v) does; null: the command has no such option.
+Listing parse(Words words, const char* usage, const char* purpose, const char* examples,
+              const char* verbose = nullptr) {
   const Help help = {usage, purpose, "GPUPOOL_STATE: the local pool's runtime directory.",
                      "0: listed. 1: no manager is reachable. 2: the command line is wrong.", examples};
   Listing listing;
-  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager", "tenant", "token-file"},
-                                     {{"json", listing.json, "", "Print JSON instead of a table.", true}});
+  std::vector<options::Option> own = {{"json", listing.json, "", "Print JSON instead of a table.", true}};
+  if (verbose != nullptr) {
+    own.push_back({"verbose", listing.verbose, "", verbose, true});
+    std::replace(words.begin(), words.end(), std::string("-v"), std::string("--verbose"));
+  }
+  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager", "tenant", "token-file"}, own);
   listing.helped = parsed.helped;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   return listing;
@@ -132,14 +125,20 @@ int runDevices(const Words& words) {
 }
 
 int runServers(const Words& words) {
-  const Listing listing = parse(words, "gpupool servers [options]", "Lists the servers of the pool.",
-                                "  gpupool servers --manager head:4780\n");
+  const Listing listing =
+      parse(words, "gpupool servers [options]", "Lists the servers of the pool.",
+            "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
+            "Also -v: each server's RDMA devices, their ports and addresses, how far each is from each GPU "
+            "over PCI "
+            "(PIX, PXB, PHB, NODE, SYS as nvidia-smi topo has them), and whether it can reach GPU memory by "
+            "dma-buf.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {
       {"SERVER", "STATE", "GPUS", "WARM WORKERS", "HEARD OF", "SESSIONS AT"}};
-  for (const ListedServer& server : query.servers()) {
+  const auto servers = query.servers();
+  for (const ListedServer& server : servers) {
     json devices = json::array();
     for (const pool::Device& device : server.info.devices) devices.push_back(toJson(device));
     const std::string network = server.info.host.empty() || server.info.port == 0
@@ -153,17 +152,21 @@ int runServers(const Words& words) {
                     {"localPath", server.info.localPath},
                     {"address", network},
                     {"rowsHash", server.info.rowsHash},
-                    {"devices", devices}});
+                    {"devices", devices},
+                    {"fabric", fabricJson(server.fabric)}});
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
     rows.push_back({server.info.name, server.alive ? "alive" : "lost",
                     std::to_string(server.info.devices.size()), std::to_string(server.warmWorkers),
                     age(server.lastBeatMs) + " ago", at});
   }
-  if (listing.json)
+  if (listing.json) {
     print(list);
-  else
-    printTable(rows);
+    return 0;
+  }
+  printTable(rows);
+  if (listing.verbose)
+    for (const ListedServer& server : servers) printFabric(server);
   return 0;
 }
 

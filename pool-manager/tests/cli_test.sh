@@ -1,8 +1,9 @@
 #!/bin/bash
 # `gpupool up`, `down` and what lies between, with the real manager and server, and workers that only pretend.
-#   cli_test.sh BIN DRIVER      BIN: gpupool, gpupool-manager, gpupool-server, fake_worker, fake_application
+#   cli_test.sh BIN DRIVER VERBS     BIN: gpupool, gpupool-manager, gpupool-server, fake_worker, fake_application
+#                                    VERBS: the library that stands for libibverbs
 set -u
-bin=$1 driver=$2
+bin=$1 driver=$2 verbs=$3
 folder=$(mktemp -d /tmp/gpupool-cli-XXXXXX)
 export GPUPOOL_STATE=$folder/pool GPUPOOL_LIBRARY_DIR=$folder/lib GPUPOOL_SERVER_WORKER=$bin/fake_worker
 unset GPUPOOL_MANAGER GPUPOOL_LOG
@@ -58,6 +59,45 @@ text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
 text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 16
 check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on the server"
 text=$(gpupool down); check "down" test $? -eq 0
+check "nothing is left" nothing_left
+
+case="fabric"
+echo "mlx5_0 4 9 2" > "$folder/adapters"  # active; the probe for dma-buf says EBADF; two ports
+echo "mlx5_1 shut 0 1" >> "$folder/adapters"
+FAKE_VERBS=$folder/adapters GPUPOOL_SERVER_FABRIC=$verbs up > /dev/null; check "up" test $? -eq 0
+shows() { has "$(gpupool servers -v)" "$1" > /dev/null; }
+check "the adapter is shown" until_true shows "mlx5_0       b83f:d203:0011:2233  28.39.1002  -    -     yes"
+text=$(gpupool servers -v)
+check "with its distances" has "$text" "GPU 0 n/a, GPU 1 n/a"
+check "its ports" has "$text" "mlx5_0:2  active  InfiniBand  400 Gbit/s  4096  2"
+check "their addresses" has "$text" "mlx5_0:2  0      InfiniBand  fe80::2 (default)"
+check "and what is wrong" has "$text" "mlx5_1: cannot be opened: Permission denied"
+check "--verbose is -v" has "$(gpupool servers --verbose)" "RDMA DEVICE"
+plain=$(gpupool servers)
+check "servers alone has no fabric" test "$(wc -l <<< "$plain")" = 2
+check "JSON is JSON" python3 -c '
+import json, sys
+first, second = json.loads(sys.argv[1])[0]["fabric"]["devices"]
+assert first["name"] == "mlx5_0" and first["dmaBuf"] == "yes" and first["gpuDistances"] == ["n/a", "n/a"], first
+assert [port["state"] for port in first["ports"]] == ["active", "active"], first
+assert first["ports"][0]["gids"] == [
+    {"index": 0, "type": "InfiniBand", "value": "fe80::1", "default": True}], first
+assert second["problem"] and not second["ports"], second
+' "$(gpupool servers --json)"
+sed -i 's/mlx5_0 4/mlx5_0 1/' "$folder/adapters"
+begun=$(date +%s%N)
+check "a port that goes down is shown" until_true shows "mlx5_0:1  down"
+check "within 3 s" test $(($(date +%s%N) - begun)) -lt 3000000000
+check "the manager's log tells" grep -q "server node: fabric: mlx5_0 port 1 is down (was active)" "$GPUPOOL_STATE"/*.log
+check "and the server's" grep -q "fabric: mlx5_0 port 2 is down (was active)" "$GPUPOOL_STATE"/*.log
+sed -i 's/mlx5_0 1/mlx5_0 4/' "$folder/adapters"
+check "and when it is up again" until_true shows "mlx5_0:1  active"
+: > "$folder/adapters"
+check "no adapters, in words" until_true shows "node: no RDMA devices"
+gpupool down > /dev/null
+GPUPOOL_SERVER_FABRIC=libnosuch.so.7 up > /dev/null; check "up without libibverbs" test $? -eq 0
+check "and why there are none" until_true shows "no RDMA devices (no RDMA library: libnosuch.so.7"
+gpupool down > /dev/null
 check "nothing is left" nothing_left
 
 case="two at once"

@@ -2,6 +2,8 @@
 
 #include <capnp/serialize-async.h>
 
+#include <utility>
+
 #include "pool-manager/convert.h"
 #include "schema/handshake.h"
 
@@ -73,6 +75,7 @@ kj::Promise<void> FakeServer::membership(std::string address) {
         connection_ = kj::mv(connection);
         auto request = connection_->manager().joinRequest();
         pool::write(facts, request.initInfo());
+        fabric::write(fabric, request.getInfo().initFabric());
         request.setControl(kj::heap<Control>(*this));
         return request.send().ignoreResult();
       })
@@ -103,6 +106,7 @@ kj::Promise<void> FakeServer::beatNow() {
   unsigned at = 0;
   for (const auto& [id, lease] : leases) pool::write(id, list[at++]);
   request.setWarmWorkers(1);
+  if (std::exchange(tellFabric, false)) fabric::write(fabric, request.initFabric());
   return request.send().then([](auto&& response) { KJ_REQUIRE(response.getKnown()); });
 }
 

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "pool-manager/fabric.h"
 #include "pool-manager/model.h"
 #include "pool-manager/rpc.h"
 
@@ -27,6 +28,8 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   bool muteRevokes = false;  // never answers a revoke
   bool forgeProof = false;   // does not know the session key
   uint64_t rowsHash = 0x1234;
+  fabric::Fabric fabric;  // told when joining, and by the next beat if tellFabric
+  bool tellFabric = false;
   uint32_t sessions = 0;
 
   // Joins and beats, on a connection of its own, until leave(); comes back if the manager goes away.

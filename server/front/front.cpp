@@ -58,6 +58,7 @@ kj::Promise<void> Front::start() {
         facts.activeLeases = [this] { return leases_->active(); };
         facts.healthy = [this] { return std::vector<bool>(inventory_.devices.size(), pool_->healthy()); };
         facts.warmWorkers = [this] { return pool_->warm(); };
+        facts.fabric = [this] { return fabric_->latest(); };
         membership_ = kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings),
                                            std::move(facts), kj::heap<Control>(*leases_, *sessions_));
       });
@@ -79,6 +80,7 @@ void Front::run(Inventory found) {
   for (const auto& device : inventory_.devices)
     GPUPOOL_INFO("device %u: %s, %.1f GiB, by %s", device.ordinal, device.name.c_str(),
                  static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
+  watchFabric();
   leases_ = kj::heap<LeaseTable>(inventory_.devices);
   sessions_ = kj::heap<SessionTable>(timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)});
 
@@ -108,6 +110,14 @@ void Front::run(Inventory found) {
     local_ = kj::heap<LocalListener>(*io_.lowLevelProvider, options_.local);
     accepting_->add(accept(local_->receiver(), false));
   }
+}
+
+void Front::watchFabric() {
+  fabric::Watch::Settings settings;
+  // The software GPU answers with an address of its own invention.
+  for (const auto& device : inventory_.devices)
+    settings.gpus.push_back(device.software ? "" : device.pciBusId);
+  fabric_ = fabric::watchFabric(options_.fabric, std::move(settings));
 }
 
 bool Front::openCache() {

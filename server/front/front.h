@@ -5,6 +5,7 @@
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
 
+#include "server/fabric/watch.h"
 #include "server/front/admission.h"
 #include "server/front/control.h"
 #include "server/front/inventory.h"
@@ -37,6 +38,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   bool hasRoomForContext(int ordinal) const;
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
+  void watchFabric();
   void describe(schema::ServerInfo::Builder info);
   void taskFailed(kj::Exception&& exception) override;
 
@@ -48,6 +50,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::string host_;  // what is told to programs; empty: no network sessions
   uint16_t port_ = 0;
   Inventory inventory_;
+  std::unique_ptr<fabric::Watch> fabric_;
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;
   kj::Own<WorkerPool> pool_;

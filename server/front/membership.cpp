@@ -12,6 +12,7 @@ struct Membership::Link {
   capnp::TwoPartyClient client;
   schema::Manager::Client manager;
   kj::Duration beat = 1 * kj::SECONDS;
+  std::shared_ptr<const fabric::Fabric> fabric;  // that the manager has
 
   explicit Link(kj::Own<kj::AsyncIoStream> connection)
       : stream(kj::mv(connection)), client(*stream), manager(client.bootstrap().castAs<schema::Manager>()) {}
@@ -91,6 +92,8 @@ kj::Promise<void> Membership::connectAndServe() {
 kj::Promise<void> Membership::join(Link& link) {
   auto request = link.manager.joinRequest();
   facts_.describe(request.initInfo());
+  link.fabric = facts_.fabric();
+  fabric::write(*link.fabric, request.getInfo().initFabric());
   request.setControl(control_);
   return timer_.timeoutAfter(settings_.connectBound, request.send().then([this, &link](auto&& response) {
     link.beat = std::max<uint32_t>(response.getBeatMs(), 10) * kj::MILLISECONDS;
@@ -113,6 +116,10 @@ kj::Promise<bool> Membership::beat(Link& link) {
   auto health = request.initHealthy(static_cast<unsigned>(healthy.size()));
   for (unsigned i = 0; i < health.size(); ++i) health.set(i, healthy[i]);
   request.setWarmWorkers(facts_.warmWorkers());
+  if (auto now = facts_.fabric(); now != link.fabric) {
+    fabric::write(*now, request.initFabric());
+    link.fabric = std::move(now);  // a beat that fails ends the link, and the next one begins with a join
+  }
   return timer_.timeoutAfter(link.beat * settings_.beatPatience,
                              request.send().then([](auto&& response) { return response.getKnown(); }));
 }

@@ -10,10 +10,12 @@
 #include <kj/async-io.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/tokens.h"
+#include "schema/fabric.h"
 #include "server/front/id.h"
 
 namespace gpupool::server {
@@ -36,6 +38,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     std::function<std::vector<Id>()> activeLeases;
     std::function<std::vector<bool>()> healthy;
     std::function<uint32_t()> warmWorkers;
+    // Sent again when it is another object.
+    std::function<std::shared_ptr<const fabric::Fabric>()> fabric;
   };
 
   // Starts trying at once.

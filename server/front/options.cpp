@@ -58,6 +58,10 @@ std::vector<options::Option> ServerOptions::table() {
        "sooner, and about half a GiB of the device is taken."},
       {"network-device", networkDevice, "NAME",
        "The interface that sessions from the network use: lo, eth0, mlx5_0:1. Empty: all."},
+      {"fabric", fabric, "LIBRARY",
+       "The library that tells which RDMA devices there are and how their ports are (gpupool servers -v). "
+       "'none': do "
+       "not look."},
       {"module-cache", moduleCache, "PATH",
        "Folder for the device code that programs bring, one below it per tenant: code crosses the network "
        "once "
@@ -89,6 +93,7 @@ void ServerOptions::complete() {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
     state = runtime != nullptr && *runtime != '\0' ? std::string(runtime) + "/gpupool" : "/run/gpupool";
   }
+  if (fabric.empty()) throw options::OptionError("--fabric: name a library, or 'none'");
   if (local.empty()) local = state + "/server-" + name + ".sock";
   if (local == "none") local.clear();
   if (moduleCache.empty()) moduleCache = cacheFolder();

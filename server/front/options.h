@@ -22,6 +22,7 @@ struct ServerOptions {
   uint32_t warm = 2;
   bool warmContexts = true;
   std::string networkDevice;
+  std::string fabric = "libibverbs.so.1";
   std::string moduleCache;
   options::Bytes moduleCacheSize{uint64_t{8} << 30};
   std::chrono::milliseconds handshakeTime{2000};

@@ -1,0 +1,31 @@
+#pragma once
+// The seam to libibverbs: what RDMA devices there are, how their ports are, and that something changed.
+//
+// The library is loaded when the server starts and may be missing; nothing links it. One thread uses a Verbs.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "schema/fabric.h"
+
+namespace gpupool::fabric {
+
+class Verbs {
+ public:
+  virtual ~Verbs() = default;
+  // All devices, asked anew: those that came are opened, those that went are forgotten. Filled is what the
+  // library knows: names, GUID, transport, firmware, dma-buf, ports without netdev and default GID. A device
+  // that cannot be opened is there with its problem. May take as long as a sick adapter's firmware does.
+  virtual Fabric query() = 0;
+  // Become readable when a device has an event; valid until the next query() or events().
+  virtual std::vector<int> descriptors() = 0;
+  // Takes the events that have come, as text: "mlx5_0: port 1: port error". Without, the kernel would keep
+  // them.
+  virtual std::vector<std::string> events() = 0;
+};
+
+// Null, and `why` says so, if the library is not there or lacks a function.
+std::unique_ptr<Verbs> loadVerbs(const std::string& library, std::string* why);
+
+}  // namespace gpupool::fabric
