@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 #include "transports/transport.h"
@@ -15,6 +16,13 @@ namespace {
   throw std::runtime_error("transport '" + transport + "' does not exist; there are 'shm' and 'ucx'");
 }
 
+std::unique_ptr<Connection> connectPlain(const std::string& transport, int bootstrap,
+                                         const Options& options) {
+  if (transport == "shm") return connectShm(bootstrap, options);
+  if (transport == "ucx") return connectUcx(bootstrap, options);
+  refuse(transport, bootstrap);
+}
+
 }  // namespace
 
 std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options) {
@@ -24,9 +32,18 @@ std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, 
 }
 
 std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap, const Options& options) {
-  if (transport == "shm") return connectShm(bootstrap, options);
-  if (transport == "ucx") return connectUcx(bootstrap, options);
-  refuse(transport, bootstrap);
+  const char* faults = std::getenv("GPUPOOL_FAULTS");
+  if (faults != nullptr && *faults != '\0') {
+    Faults wanted;
+    try {
+      wanted = parseFaults(faults);
+    } catch (...) {
+      ::close(bootstrap);
+      throw;
+    }
+    return faulty(connectPlain(transport, bootstrap, options), wanted);
+  }
+  return connectPlain(transport, bootstrap, options);
 }
 
 }  // namespace gpupool::transport

@@ -1,10 +1,12 @@
-// Wraps another connection for tests: seeded delays before a message leaves or is handed up, and the loss of
-// the peer after a number of messages (both directions of this end counted together).
+// Wraps another connection for tests: seeded delays and stalls before a message or a transfer leaves or is
+// handed up, and the loss of the peer after a number of messages or in the middle of a transfer.
 
 #include <atomic>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
+#include "base/log.h"
 #include "transports/ring_connection.h"
 
 namespace gpupool::transport {
@@ -46,12 +48,10 @@ class Faulty final : public Connection {
   }
   bool mapsMemory() const override { return inner_->mapsMemory(); }
   Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) override {
-    delay();
-    return inner_->put(local, remote, offset, bytes);
+    return transfer(bytes, [&](size_t some) { return inner_->put(local, remote, offset, some); });
   }
   Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) override {
-    delay();
-    return inner_->get(local, remote, offset, bytes);
+    return transfer(bytes, [&](size_t some) { return inner_->get(local, remote, offset, some); });
   }
   bool wait(Transfer transfer, Deadline deadline) override { return inner_->wait(transfer, deadline); }
 
@@ -70,27 +70,95 @@ class Faulty final : public Connection {
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
     return x ^ (x >> 31);
   }
-  // One message in eight is late; all would only be a slow wire.
+  // One in eight is late; all would only be a slow wire.
   void delay() {
     uint64_t limit = static_cast<uint64_t>(faults_.delay.count());
-    if (limit == 0) return;
+    if (limit == 0 && faults_.stall.count() == 0) return;
     uint64_t draw = next();
-    if (draw % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds((draw >> 3) % (limit + 1)));
+    if (limit != 0 && draw % 8 == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds((draw >> 8) % (limit + 1)));
+    if (draw % 256 == 1) std::this_thread::sleep_for(faults_.stall);
   }
   bool survives() {
     if (faults_.lifetime == 0) return true;
     uint64_t count = messages_.fetch_add(1) + 1;
-    if (count == faults_.lifetime + 1) static_cast<RingConnection&>(*inner_).sever();
+    if (count == faults_.lifetime + 1) cut("after message", faults_.lifetime);
     return count <= faults_.lifetime;
+  }
+  // The transfer in whose middle the peer is lost: half of it is begun, and none of it is ever done.
+  template <class Move>
+  Transfer transfer(size_t bytes, Move move) {
+    delay();
+    if (faults_.transfers == 0 || transfers_.fetch_add(1) + 1 != faults_.transfers) return move(bytes);
+    Transfer half = move(bytes / 2);
+    std::this_thread::sleep_for(std::chrono::microseconds(next() % 4000));  // so far it gets
+    cut("in transfer", faults_.transfers);
+    return half == 0 ? kRefused : half;
+  }
+  void cut(const char* where, uint64_t number) {
+    GPUPOOL_WARNING("faults: the wire is cut %s %llu (seed %llu)", where,
+                    static_cast<unsigned long long>(number), static_cast<unsigned long long>(faults_.seed));
+    static_cast<RingConnection&>(*inner_).sever();
   }
 
   std::unique_ptr<Connection> inner_;
   Faults faults_;
   std::atomic<uint64_t> random_;
-  std::atomic<uint64_t> messages_{0};
+  std::atomic<uint64_t> messages_{0}, transfers_{0};
 };
 
+[[noreturn]] void refuse(const std::string& part) {
+  throw std::runtime_error("GPUPOOL_FAULTS: cannot read '" + part +
+                           "'; it is like seed=7,delay=200us,stall=20ms,lifetime=1000,transfers=3");
+}
+
+uint64_t parseNumber(const std::string& part, const std::string& text, std::string& unit) {
+  char* end = nullptr;
+  uint64_t number = std::strtoull(text.c_str(), &end, 10);
+  unit = end;
+  if (end == text.c_str() || text[0] == '-') refuse(part);
+  return number;
+}
+
+std::chrono::microseconds parseTime(const std::string& part, const std::string& text) {
+  std::string unit;
+  uint64_t number = parseNumber(part, text, unit);
+  if (unit != "us" && unit != "ms") refuse(part);
+  return std::chrono::microseconds(unit == "us" ? number : number * 1000);
+}
+
+uint64_t parseCount(const std::string& part, const std::string& text) {
+  std::string unit;
+  uint64_t number = parseNumber(part, text, unit);
+  if (!unit.empty()) refuse(part);
+  return number;
+}
+
 }  // namespace
+
+Faults parseFaults(const std::string& text) {
+  Faults faults;
+  for (size_t at = 0; at <= text.size();) {
+    size_t comma = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, comma - at);
+    const size_t equals = std::min(part.find('='), part.size() - 1);
+    const std::string name = part.substr(0, equals), value = part.substr(equals + 1);
+    if (name == "seed")
+      faults.seed = parseCount(part, value);
+    else if (name == "delay")
+      faults.delay = parseTime(part, value);
+    else if (name == "stall")
+      faults.stall = parseTime(part, value);
+    else if (name == "lifetime")
+      faults.lifetime = parseCount(part, value);
+    else if (name == "transfers")
+      faults.transfers = parseCount(part, value);
+    else
+      refuse(part);
+    at = comma + 1;
+  }
+  return faults;
+}
 
 std::unique_ptr<Connection> faulty(std::unique_ptr<Connection> inner, const Faults& faults) {
   return std::make_unique<Faulty>(std::move(inner), faults);

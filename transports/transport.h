@@ -176,13 +176,19 @@ std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap,
 // Two connected ends in this process: {client, worker}.
 std::pair<std::unique_ptr<Connection>, std::unique_ptr<Connection>> loopbackPair(const Options& options);
 
-// Wraps another connection: from `seed`, delays messages by up to `delay` and loses the peer after `lifetime`
-// messages (0: never).
+// Wraps another connection for tests. What is drawn is drawn from `seed`: the same seed gives the same
+// sequence.
 struct Faults {
   uint64_t seed = 1;
-  std::chrono::microseconds delay{0};
-  uint64_t lifetime = 0;
+  std::chrono::microseconds delay{0};  // one message or transfer in eight is late by up to this
+  std::chrono::microseconds stall{0};  // one in 256 holds its caller up for this long
+  uint64_t lifetime = 0;   // the peer is lost after so many messages, both directions counted (0: never)
+  uint64_t transfers = 0;  // the peer is lost in the middle of this put or get, counted from 1 (0: never)
 };
 std::unique_ptr<Connection> faulty(std::unique_ptr<Connection> inner, const Faults& faults);
+// "seed=7,delay=200us,stall=20ms,lifetime=1000,transfers=3", each of them optional. Throws
+// std::runtime_error. connect() wraps what it makes so when the environment has GPUPOOL_FAULTS: programs run
+// over a bad transport without being changed (tests/networks).
+Faults parseFaults(const std::string& text);
 
 }  // namespace gpupool::transport

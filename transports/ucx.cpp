@@ -37,8 +37,8 @@ constexpr size_t kRememberedFailures = 1024;
 
 Transfer TransferTable::begin() {
   std::unique_lock lock(mutex_);
-  while (running_.size() >= kMostTransfers && !stopped_) changed_.wait_for(lock, kLongestSleep);
-  if (stopped_) return kRefused;
+  while (running_.size() >= kMostTransfers && !refusing_) changed_.wait_for(lock, kLongestSleep);
+  if (refusing_) return kRefused;
   running_.insert(running_.end(), next_);
   return next_++;
 }
@@ -63,10 +63,18 @@ bool TransferTable::wait(Transfer transfer, Deadline deadline) {
   }
 }
 
+void TransferTable::refuse() {
+  {
+    std::lock_guard lock(mutex_);
+    refusing_ = true;
+  }
+  changed_.notify_all();
+}
+
 void TransferTable::stop() {
   {
     std::lock_guard lock(mutex_);
-    stopped_ = true;
+    refusing_ = stopped_ = true;
   }
   changed_.notify_all();
 }
@@ -135,7 +143,7 @@ void Ucx::consumed(Channel channel) {
 }
 
 void Ucx::gone() {
-  transfers_->stop();
+  transfers_->refuse();
   work_.store(true, std::memory_order_seq_cst);
   wakeProgress();
 }
@@ -257,9 +265,9 @@ void Ucx::run() {
     sleep();
     idleSince = {};
   }
-  transfers_->stop();
-  link_->shutdown();
+  link_->shutdown();  // from here on nothing touches the memory of transfers under way
   link_.reset();
+  transfers_->stop();
   ::shutdown(bootstrap_.get(), SHUT_RDWR);
   {
     std::lock_guard lock(endMutex_);

@@ -39,6 +39,9 @@ class TransferTable {
   void end(Transfer transfer, bool ok);
   // True: it has ended well. False: it failed, or the deadline, or stop().
   bool wait(Transfer transfer, Deadline deadline);
+  // No new ones.
+  void refuse();
+  // And none under way: whoever waits for one may do with its memory as he likes.
   void stop();
 
  private:
@@ -47,6 +50,7 @@ class TransferTable {
   Transfer next_ = 1;
   std::set<Transfer> running_;
   std::set<Transfer> failed_;  // the latest few
+  bool refusing_ = false;
   bool stopped_ = false;
 };
 
