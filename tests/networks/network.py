@@ -208,9 +208,9 @@ class Pool:
 class Program:
     """A running program: its output by lines, each with the time it came."""
 
-    def __init__(self, words, environment, input=False):
+    def __init__(self, words, environment, input=False, folder=None):
         self.began = time.monotonic()
-        self.process = subprocess.Popen(words, env=environment, text=True, bufsize=1,
+        self.process = subprocess.Popen(words, env=environment, cwd=folder, text=True, bufsize=1,
                                         stdin=subprocess.PIPE if input else subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
         self.lines = {"out": [], "err": []}
