@@ -30,13 +30,18 @@ inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, o
 CUresult requestWord(const StreamRef& ref, uint64_t& value);
 CUresult keepCredit(const StreamRef& ref);
 
+// By what was posted, too: whoever asks for a word with each operation of his (a host function over a
+// network) would never be made to wait for one.
+inline bool creditDue(const Stream& stream, uint64_t posted) {
+  return posted % kWordEvery == 0 || posted - stream.requested.load(std::memory_order_relaxed) >= kWordEvery;
+}
+
 template <schema::Name N, class... A>
 CUresult postTo(const StreamRef& ref, A... arguments) {
   CUresult status = Session::get().post<N>(ref.context, arguments...);
   if (status != CUDA_SUCCESS || ref.stream->capturing.load(std::memory_order_relaxed)) return status;
   uint64_t posted = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (posted - ref.stream->requested.load(std::memory_order_relaxed) >= kWordEvery) return keepCredit(ref);
-  return CUDA_SUCCESS;
+  return creditDue(*ref.stream, posted) ? keepCredit(ref) : CUDA_SUCCESS;
 }
 
 // For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
