@@ -182,12 +182,12 @@ bool Session::isFault(CUresult status) {
 }
 
 // Waits for room as long as the worker lives: back-pressure, as a full native queue would be.
-std::byte* Session::reserve(size_t bytes) {
+std::byte* Session::reserve(size_t bytes, Channel channel) {
   // The clock is read only when there is no room.
-  if (std::byte* room = connection_->reserve(Channel::call, bytes, transport::Deadline::min())) return room;
-  if (bytes > connection_->maxMessage(Channel::call)) return nullptr;
+  if (std::byte* room = connection_->reserve(channel, bytes, transport::Deadline::min())) return room;
+  if (bytes > connection_->maxMessage(channel)) return nullptr;
   while (true) {
-    if (std::byte* room = connection_->reserve(Channel::call, bytes, soon(kTick))) return room;
+    if (std::byte* room = connection_->reserve(channel, bytes, soon(kTick))) return room;
     if (connection_->peer() != Peer::alive || closing_) return nullptr;
   }
 }
@@ -274,7 +274,7 @@ CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
 void Session::watch(uint64_t word, uint64_t value) {
   std::lock_guard lock(controlMutex_);
   size_t bytes = sizeof(Notice) + sizeof(schema::WordUpdate);
-  std::byte* room = connection_->reserve(Channel::control, bytes, soon(std::chrono::seconds(5)));
+  std::byte* room = reserve(bytes, Channel::control);
   if (room == nullptr) return;
   Writer out(room, bytes);
   out.value(Notice{NoticeType::watch, epoch_, 0});
@@ -433,7 +433,7 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   }
   std::lock_guard lock(controlMutex_);
   size_t bytes = sizeof(Notice) + sizeof(schema::CallbackBody);
-  std::byte* room = connection_->reserve(Channel::control, bytes, soon(std::chrono::seconds(30)));
+  std::byte* room = reserve(bytes, Channel::control);
   if (room == nullptr) return;
   Writer out(room, bytes);
   out.value(Notice{NoticeType::callbackDone, epoch_, 0});

@@ -180,7 +180,7 @@ class Session {
 
   // Errors after which a context answers nothing else.
   static bool isFault(CUresult status);
-  std::byte* reserve(size_t bytes);
+  std::byte* reserve(size_t bytes, transport::Channel channel = transport::Channel::call);
   CUresult lost();
   void addWaiter(Waiter* waiter);
   void await(Waiter& waiter);

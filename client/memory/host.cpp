@@ -177,7 +177,7 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(mutex_);
-    if (openFunctions_ != 0) uploads_.emplace_back(from, bytes);
+    if (openFunctions_ != 0) uploads_.emplace(from, bytes);
   }
   return putRange(from, bytes);
 }
@@ -188,7 +188,7 @@ void HostMemory::hostFunctionBegins() {
 }
 
 void HostMemory::hostFunctionEnded() {
-  std::vector<std::pair<const void*, size_t>> again;
+  std::set<std::pair<const void*, size_t>> again;
   {
     std::lock_guard lock(mutex_);
     again = uploads_;

@@ -102,7 +102,7 @@ class HostMemory {
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   CUresult putRange(const void* from, size_t bytes);
   size_t openFunctions_ = 0;
-  std::vector<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
+  std::set<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };
