@@ -215,6 +215,7 @@ class Flood {
     std::memcpy(pinned_, host_.data(), kFloodBytes);
     CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
     device_.launch(data_, 1024, 0);  // accepted once: from here on launches are posted
+    CU(cuStreamSynchronize(device_.stream));
     CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
     CU(cuStreamSynchronize(device_.stream));
   }

@@ -1,0 +1,146 @@
+"""Back-pressure: who sends to a peer that takes nothing, or takes it slowly, waits; nobody buffers without a bound."""
+
+import os
+import re
+import signal
+import time
+
+from network import check, gone, memory_of, wait_until
+
+KINDS = ("launches", "pageable", "pinned", "downloads", "memsets", "callbacks")
+MOST = 256  # MiB: of a client, all in all
+GROWTH = 64  # MiB: of a worker, server or manager while a client is paused
+PAUSE = 4.0  # s; well below transport::Options::stallTimeout
+
+
+class Watched:
+    """The largest resident size of some processes, in MiB."""
+
+    def __init__(self, pids):
+        self.begin = {pid: memory_of(pid) for pid in pids}
+        self.most = dict(self.begin)
+
+    def watch(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for pid in self.most:
+                self.most[pid] = max(self.most[pid], memory_of(pid))
+            time.sleep(0.05)
+
+    def growth(self):
+        return max(self.most[pid] - self.begin[pid] for pid in self.most)
+
+
+def pid_of(program):
+    """Of the CUDA program itself, below `gpupool run` and perhaps `ip netns exec`."""
+    with open(f"/proc/{program.process.pid}/task/{program.process.pid}/children") as text:
+        for child in text.read().split():
+            with open(f"/proc/{child}/comm") as name:
+                if name.read().strip().startswith("network_load"):
+                    return int(child)
+    raise RuntimeError("the program is not there")
+
+
+def posted(program):
+    found = re.search(r"right: (\d+) posted, (\d+) bytes", program.text("out"))
+    return int(found[1]), int(found[2]) >> 20
+
+
+def start(bench, pool, transport, kinds, seconds):
+    programs = {kind: pool.run([bench.load, kind, str(seconds)], transport=transport, input=True)
+                for kind in kinds}
+    for program in programs.values():
+        program.await_line("out", "ready", 60)
+    return programs
+
+
+def finish(programs, bound):
+    for kind, program in programs.items():
+        status, _ = program.end(bound)
+        check(status == 0 and "right:" in program.text("out"), f"{kind}: exit status {status}\n{program.everything()}")
+
+
+def worker_paused(bench):
+    """Stopped workers, clients that post as fast as they can."""
+    for transport in ("shm", "ucx"):
+        pool = bench.pool(local=True, memory="8GiB")
+        programs = start(bench, pool, transport, KINDS, PAUSE + 1)
+        workers = pool.sessions()
+        check(len(workers) == len(KINDS), f"{len(workers)} sessions for {len(KINDS)} programs")
+        clients = {kind: pid_of(program) for kind, program in programs.items()}
+        together = Watched(clients.values())
+        for worker in workers:
+            os.kill(worker, signal.SIGSTOP)
+        try:
+            for program in programs.values():
+                program.say("go")
+            together.watch(PAUSE)
+        finally:
+            for worker in workers:
+                os.kill(worker, signal.SIGCONT)
+        together.watch(1)
+        finish(programs, 120)
+        for kind, program in programs.items():
+            most = together.most[clients[kind]]
+            count, mebibytes = posted(program)
+            check(most <= MOST, f"{kind} over {transport}: the client grew to {most:.0f} MiB")
+            bench.row(f"worker paused, {kind} over {transport}",
+                      f"client at most {most:.0f} MiB (bound {MOST}); right: {count} posted, {mebibytes} MiB")
+        wait_until(lambda: not pool.leases(), 20, "the leases given back")
+
+
+def slow_network(bench):
+    """One Mbit/s under clients that post as fast as they can; then the cap is lifted and all of it must be right."""
+    network, pool = bench.network(), bench.pool()
+    for kind in KINDS:
+        programs = start(bench, pool, "ucx", [kind], 5)
+        program = programs[kind]
+        watched = Watched([pid_of(program)])
+        workers = Watched(pool.sessions())
+        network.set(rate=1000, queue=32 << 10)
+        try:
+            program.say("go")
+            watched.watch(5)
+            workers.watch(0.1)
+        finally:
+            network.set()
+        finish(programs, 120)
+        most = max(watched.most.values())
+        count, mebibytes = posted(program)
+        check(most <= MOST, f"{kind}: the client grew to {most:.0f} MiB")
+        bench.row(f"1 Mbit/s, {kind}", f"client at most {most:.0f} MiB (bound {MOST}), worker grew by "
+                  f"{workers.growth():.0f} MiB; right: {count} posted, {mebibytes} MiB")
+    wait_until(lambda: not pool.leases(), 20, "the lease given back")
+
+
+def client_paused(bench):
+    """Stopped clients in the middle of their work: what worker, server and manager hold for them is bounded."""
+    for transport in ("shm", "ucx"):
+        pool = bench.pool(local=True, memory="8GiB")
+        programs = start(bench, pool, transport, KINDS, 3)
+        for program in programs.values():
+            program.say("go")
+        time.sleep(1.5)
+        clients = [pid_of(program) for program in programs.values()]
+        for client in clients:
+            os.kill(client, signal.SIGSTOP)
+        try:
+            time.sleep(0.3)  # what was under way
+            workers = Watched(pool.sessions())
+            others = Watched([pool.process("server"), pool.process("manager")])
+            workers.watch(PAUSE)
+            others.watch(0.1)
+            check(not any(gone(worker) for worker in workers.most), "a worker ended because its client was paused")
+        finally:
+            for client in clients:
+                os.kill(client, signal.SIGCONT)
+        finish(programs, 120)
+        for what, one in (("a worker", workers), ("server or manager", others)):
+            check(one.growth() <= GROWTH, f"{what} grew by {one.growth():.0f} MiB over {transport}")
+        bench.row(f"six clients paused for {PAUSE:.0f} s over {transport}",
+                  f"workers grew by at most {workers.growth():.1f} MiB, server and manager by {others.growth():.1f} MiB "
+                  f"(bound {GROWTH}); all went on and were right")
+        wait_until(lambda: not pool.leases(), 20, "the leases given back")
+
+
+CASES = {"worker-paused": worker_paused, "slow-network": slow_network, "client-paused": client_paused}
