@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "pool-manager/convert.h"
+#include "pool-manager/patient_stream.h"
 #include "pool-manager/rpc.h"
 
 namespace gpupool::pool {
@@ -335,7 +336,7 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
     login = std::make_shared<Login>(tokens_, failures_, peer, std::move(counted));
   }
   auto connection = kj::heap<Connection>(
-      kj::mv(stream), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login)));
+      patientStream(kj::mv(stream)), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login)));
   auto done = connection->network.onDisconnect();
   if (login != nullptr)
     done = done.exclusiveJoin(timer_.afterDelay(limits_.login).then([login]() -> kj::Promise<void> {
