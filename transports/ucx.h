@@ -182,7 +182,8 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::unordered_map<uint64_t, Request> gets_;   // by transfer
   uint64_t putsLanded_ = 0;                      // all up to this one
   std::set<uint64_t> landedEarly_;
-  uint64_t serving_ = 0;  // gets of the peer being answered
+  uint64_t serving_ = 0;    // gets of the peer being answered
+  uint64_t answering_ = 0;  // puts whose answer has not left
   Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;
   bool endOfFile_ = false;
   bool hostSilent_ = false;

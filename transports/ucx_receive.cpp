@@ -146,8 +146,10 @@ bool Ucx::onPut(const WireHeader& header, void* data, size_t length, bool rendez
 
 void Ucx::landed(uint64_t put, bool ok) {
   if (peer() != Peer::alive) return;
+  // A peer that sends and takes no answers would have them pile up here.
+  if (++answering_ > kMaxServing) return lose("the peer takes no answers to its puts");
   link_->send({.kind = WireKind::putDone, .channel = ok ? 0u : 1u, .number = put}, nullptr, 0,
-              UCP_AM_SEND_FLAG_EAGER, {});
+              UCP_AM_SEND_FLAG_EAGER, [this](bool) { --answering_; });
   landedEarly_.insert(put);
   while (!landedEarly_.empty() && *landedEarly_.begin() == putsLanded_ + 1) {
     landedEarly_.erase(landedEarly_.begin());
