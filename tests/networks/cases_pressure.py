@@ -143,4 +143,23 @@ def client_paused(bench):
         wait_until(lambda: not pool.leases(), 20, "the leases given back")
 
 
-CASES = {"worker-paused": worker_paused, "slow-network": slow_network, "client-paused": client_paused}
+def mute(bench):
+    """Clients of the manager that ask and ask and read no answer."""
+    pool = bench.pool(local=True)
+    manager = Watched([pool.process("manager")])
+    askers = [bench.spawn([bench.mute, "unix:" + os.path.join(pool.state, "manager.sock"), "3"]) for _ in range(4)]
+    manager.watch(3)
+    taken = 0
+    for asker in askers:
+        status, _ = asker.end(20)
+        found = re.search(r"(\d+) requests", asker.text("out"))
+        check(status == 0 and found, asker.everything())
+        taken += int(found[1])
+    check(manager.growth() <= GROWTH, f"the manager grew by {manager.growth():.0f} MiB for {taken} requests")
+    began = time.monotonic()
+    check("LEASE" in pool.ask("leases"), "the manager answers nobody any more")
+    bench.row("four clients ask the manager and never read", f"it took {taken} requests and grew by {manager.growth():.1f} MiB "
+              f"(bound {GROWTH}); another was answered within {time.monotonic() - began:.2f} s")
+
+
+CASES = {"mute": mute, "worker-paused": worker_paused, "slow-network": slow_network, "client-paused": client_paused}
