@@ -43,7 +43,10 @@ kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
 }
 
 void SessionTable::killAfter(Session& session, kj::Duration bound, const char* why) {
-  tasks_.add(timer_.afterDelay(bound).then([why, kept = kj::addRef(session)]() mutable {
+  // Over with its exit: until then, and no longer, its process and its descriptors are kept.
+  auto exit = session.worker->exited();
+  auto over = timer_.afterDelay(bound).exclusiveJoin(exit.ignoreResult());
+  tasks_.add(over.then([why, kept = kj::addRef(session)]() mutable {
     if (kept->worker->gone()) return;
     GPUPOOL_WARNING("worker %d %s: killed", kept->worker->pid(), why);
     kept->worker->kill();
