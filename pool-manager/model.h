@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/local_process.h"
+
 namespace gpupool::pool {
 
 inline constexpr uint32_t kProtocolVersion = 1;  // pool.capnp: protocolVersion
@@ -55,6 +57,7 @@ struct LeaseRequest {
   std::string tenant, holder, server;
   uint32_t ttlMs = 15000;
   uint32_t waitMs = 0;
+  LocalProcess process;  // who asks, where it is on this machine; not on the wire
 };
 
 struct Lease {

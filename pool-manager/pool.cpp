@@ -56,7 +56,7 @@ void Pool::load(uint64_t now) {
   // A fresh store must not hand out epochs that a living server has seen: start from the calendar.
   epoch_ = epoch ? std::stoull(epoch->value) : static_cast<uint64_t>(std::time(nullptr)) << 20;
   for (const Entry& entry : store_.range(kLeasePrefix)) {
-    LeaseRecord record = decodeRecord(entry.value);
+    LeaseRecord record = decodeRecord(entry.value, bootId_);
     // What the store says of time is from before: the holder gets a full TTL to come back.
     record.deadlineMs = now + record.lease.ttlMs;
     record.storedMs = record.deadlineMs;
@@ -268,6 +268,7 @@ bool Pool::tryPlace(const LeaseRequest& request, uint64_t now, Choice* missing) 
   randomBytes(std::as_writable_bytes(std::span(record.lease.key)));
   record.lease.holder = request.holder;
   record.lease.tenant = request.tenant;
+  record.process = request.process;
   record.deadlineMs = record.storedMs = now + request.ttlMs;
   record.grantedMs = now;
   const std::string key = kLeasePrefix + toText(request.id);
@@ -411,6 +412,9 @@ void Pool::tick(uint64_t now) {
         events_.failed(
             id, {Failure::Kind::serverLost, "server " + record.lease.server.name + " does not answer"});
       startRevoke(record, "its holder has not renewed it for " + age(record.lease.ttlMs), now);
+    } else if (record.state != LeaseState::revoking && record.process.pid != 0 &&
+               events_.hasEnded(record.process)) {
+      startRevoke(record, "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
     }
     if (record.state == LeaseState::revoking &&
         now > std::max(record.deadlineMs, record.revokingMs) + times_.driftMs + times_.killMs)

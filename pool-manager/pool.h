@@ -13,7 +13,8 @@
 // granted on a server that is not connected, or that has not said since it joined which leases it holds. A
 // lease that is to end occupies its devices until its server confirmed, or until its holder and server must
 // have noticed by themselves: deadline + drift + kill time. While the manager is away leases run on; after
-// its restart every lease has a full TTL for its holder to come back.
+// its restart every lease has a full TTL for its holder to come back. Only a holder on this machine, whose
+// process can be seen to have ended, loses its lease at once.
 //
 // One thread. Methods call PoolEvents before they return; the implementation must not call back into the Pool
 // from there. A failing store surfaces as std::runtime_error from the method that needed it, with nothing
@@ -46,6 +47,7 @@ struct LeaseRecord {
   uint64_t storedMs = 0;    // the deadline as the store has it
   uint64_t revokingMs = 0;  // since when
   std::string reason;       // why it is being revoked
+  LocalProcess process;     // the holder, if it is on this machine
   bool ordered = false;     // a grant or revoke is on its way to the server
 };
 
@@ -62,6 +64,8 @@ class PoolEvents {
   virtual void ended(const Id& id) = 0;
   // False: nobody waits for an answer to request `id` any more.
   virtual bool wanted(const Id& id) = 0;
+  // Whether the holder, a process of this machine, is known to have ended: its lease need not run out then.
+  virtual bool hasEnded(const LocalProcess& holder) { return pool::hasEnded(holder); }
 };
 
 struct PoolTimes {

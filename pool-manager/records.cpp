@@ -18,11 +18,13 @@ std::string encodeRecord(const LeaseRecord& record, const std::string& bootId) {
   root.setDeadlineMs(record.deadlineMs);
   root.setBootId(bootId);
   root.setReason(record.reason);
+  root.setHolderPid(static_cast<uint32_t>(record.process.pid));
+  root.setHolderStartTicks(record.process.startTicks);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
 
-LeaseRecord decodeRecord(const std::string& bytes) try {
+LeaseRecord decodeRecord(const std::string& bytes, const std::string& bootId) try {
   auto words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
   std::memcpy(words.begin(), bytes.data(), words.size() * sizeof(capnp::word));
   capnp::FlatArrayMessageReader message(words);
@@ -33,6 +35,8 @@ LeaseRecord decodeRecord(const std::string& bytes) try {
                                                                                 : LeaseState::granting;
   record.deadlineMs = root.getDeadlineMs();
   record.reason = text(root.getReason());
+  if (text(root.getBootId()) == bootId)
+    record.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return record;
 } catch (const kj::Exception& error) {
   throw std::runtime_error(std::string("store: a lease cannot be read: ") + error.getDescription().cStr());

@@ -11,6 +11,7 @@ inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpoc
 
 std::string encodeRecord(const LeaseRecord& record, const std::string& bootId);
 // Throws std::runtime_error if the bytes are no such record.
-LeaseRecord decodeRecord(const std::string& bytes);
+// bootId: of now; what the record says of processes holds within one boot.
+LeaseRecord decodeRecord(const std::string& bytes, const std::string& bootId);
 
 }  // namespace gpupool::pool

@@ -73,8 +73,9 @@ struct Service::Tie : kj::Refcounted {
 
 class Service::Session final : public schema::Manager::Server {
  public:
-  // login: null where everything is allowed.
-  Session(kj::Own<Tie> tie, std::shared_ptr<Login> login) : tie_(kj::mv(tie)), login_(std::move(login)) {}
+  // login: null where everything is allowed. peer: the other end's process, if it is on this machine; else 0.
+  Session(kj::Own<Tie> tie, std::shared_ptr<Login> login, int peer)
+      : tie_(kj::mv(tie)), login_(std::move(login)), peer_(peer) {}
   ~Session() noexcept(false) {
     if (tie_->service != nullptr) tie_->service->closed(*this);
   }
@@ -147,6 +148,7 @@ class Service::Session final : public schema::Manager::Server {
     LeaseRequest request = read(context.getParams().getRequest());
     demand(Right::lease, &request.id);
     if (login_ != nullptr) request.tenant = login_->tenant();
+    request.process = identifyProcess(peer_);
     context.allowCancellation();  // a holder that went away leaves the queue
     auto answer = kj::newPromiseAndFulfiller<Lease>();
     service().waiting_[request.id].push_back(kj::mv(answer.fulfiller));
@@ -261,6 +263,7 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Own<Tie> tie_;
   std::shared_ptr<Login> login_;
+  int peer_;
 };
 
 // One connection's network and RPC system. What comes before a proof is bounded like everything after it.
@@ -298,9 +301,12 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
       .then(
           [this, local](kj::AuthenticatedStream&& peer) -> kj::Promise<void> {
             bool own = false;
+            int process = 0;
             std::string name = withoutPort(peer.peerIdentity->toString().cStr());
             if (auto* identity = dynamic_cast<kj::LocalPeerIdentity*>(peer.peerIdentity.get())) {
-              KJ_IF_MAYBE (uid, identity->getCredentials().uid) {
+              const auto credentials = identity->getCredentials();
+              KJ_IF_MAYBE (pid, credentials.pid) process = *pid;
+              KJ_IF_MAYBE (uid, credentials.uid) {
                 own = *uid == geteuid() || *uid == 0;
                 name = "uid " + std::to_string(*uid);
               }
@@ -308,7 +314,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             if (local && !own && !limits_.anyUser)
               GPUPOOL_WARNING("turned away a connection of another user");
             else
-              accept(kj::mv(peer.stream), own || tokens_.empty(), std::move(name));
+              accept(kj::mv(peer.stream), own || tokens_.empty(), std::move(name), process);
             return kj::READY_NOW;
           },
           [this](kj::Exception&& error) {
@@ -319,7 +325,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
       .then([this, &listener, local]() { return acceptLoop(listener, local); });
 }
 
-void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer) {
+void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process) {
   endWithHost(*stream);
   std::shared_ptr<Login> login;
   if (!trusted) {
@@ -336,7 +342,7 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
     login = std::make_shared<Login>(tokens_, failures_, peer, std::move(counted));
   }
   auto connection = kj::heap<Connection>(
-      patientStream(kj::mv(stream)), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login)));
+      patientStream(kj::mv(stream)), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login, process)));
   auto done = connection->network.onDisconnect();
   if (login != nullptr)
     done = done.exclusiveJoin(timer_.afterDelay(limits_.login).then([login]() -> kj::Promise<void> {

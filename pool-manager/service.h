@@ -58,7 +58,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   using Ended = kj::PromiseFulfiller<void>;
 
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
-  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer);
+  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process);
   void closed(Session& session);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 

@@ -230,4 +230,6 @@ struct StoredLease {
   deadlineMs @2 :UInt64;      # on CLOCK_BOOTTIME of the boot named here; renewals write it rarely
   bootId @3 :Text;
   reason @4 :Text;            # why it is being revoked
+  holderPid @5 :UInt32;       # its holder's process, if it runs on the manager's machine; else 0
+  holderStartTicks @6 :UInt64; # when that was started, as /proc says: numbers are used again
 }

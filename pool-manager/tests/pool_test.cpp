@@ -1,6 +1,9 @@
 // Leases against a clock and a server made by hand.
 #include "pool-manager/pool.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <set>
 
 #include "catch.h"
@@ -22,6 +25,7 @@ struct Recorder final : PoolEvents {
   void failed(const Id& id, const Failure& failure) override { failures[id] = failure; }
   void ended(const Id& id) override { over.insert(id); }
   bool wanted(const Id& id) override { return !gone.contains(id); }
+  bool hasEnded(const LocalProcess& holder) override { return dead.contains(holder.pid); }
 
   struct Revoke {
     std::string server;
@@ -33,6 +37,7 @@ struct Recorder final : PoolEvents {
   std::map<Id, Lease> leases;
   std::map<Id, Failure> failures;
   std::set<Id> over, gone;
+  std::set<int> dead;
 };
 
 Server server(const std::string& name, uint64_t incarnation, uint32_t devices = 1) {
@@ -404,6 +409,46 @@ TEST_CASE_METHOD(Fixture, "a grant without an answer is taken back before anybod
   CHECK(events.revokes.size() == 2);
   pool->revoked({1, 1}, now);
   leaseNow(3);
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a holder of this machine that was killed loses its lease at once, another one not") {
+  joinAndBeat(server("a", 1));
+  LeaseRequest local = request(1, 0, 20 * kGiB), remote = request(2, 0, 20 * kGiB);
+  local.process = {4711, 99};
+  for (const LeaseRequest& one : {local, remote}) {
+    pool->request(one, now);
+    pool->granted(one.id, now);
+  }
+  pool->tick(now += 100);
+  CHECK(events.revokes.empty());
+  SECTION("while the manager looks") {}
+  SECTION("while the manager was away") {
+    restart();
+    joinAndBeat(server("a", 1), {{1, 1}, {2, 2}});
+  }
+  events.dead.insert(4711);
+  events.dead.insert(0);  // never asked for: nothing is known of such a holder
+  pool->tick(now += 100);
+  REQUIRE(events.revokes.size() == 1);
+  CHECK(events.revokes[0].id == Id{1, 1});
+  CHECK(events.revokes[0].reason == "its holder, process 4711, was killed");
+  pool->revoked({1, 1}, now);
+  CHECK(pool->leases().size() == 1);
+}
+
+TEST_CASE("a process is known by more than its number") {
+  const LocalProcess self = identifyProcess(::getpid());
+  CHECK(self.pid == ::getpid());
+  CHECK_FALSE(hasEnded(self));
+  CHECK(hasEnded({self.pid, self.startTicks + 1}));
+  CHECK_FALSE(hasEnded({}));
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  LocalProcess other;
+  for (int i = 0; i < 1000 && (other = identifyProcess(child)).pid != 0; ++i) ::usleep(1000);
+  CHECK(other.pid == 0);  // a zombie has ended
+  CHECK(::waitpid(child, nullptr, 0) == child);
 }
 
 TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
