@@ -21,7 +21,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000};
-constexpr int kMostQuickDeaths = 5;  // each within ten seconds of its start
+constexpr milliseconds kOrphanPatience{2500};  // a worker gives itself 2 s
+constexpr int kMostQuickDeaths = 5;            // each within ten seconds of its start
 
 std::string describeDevices(const std::vector<pool::Device>& devices) {
   std::map<std::string, int> counts;
@@ -119,15 +120,35 @@ bool Supervisor::interrupted(milliseconds limit, bool* died) {
 
 Supervisor::Child* Supervisor::firstDead() {
   pid_t pid;
+  int status = 0;
   Child* dead = nullptr;
   // Adopted orphans are reaped here too.
-  while ((pid = ::waitpid(-1, nullptr, WNOHANG)) > 0)
+  while ((pid = ::waitpid(-1, &status, WNOHANG)) > 0)
     for (Child* child : {&manager_, &server_})
       if (child->process.pid == pid) {
         child->process = {};
+        child->killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
         dead = child;
       }
   return dead;
+}
+
+// The workers of a server that died end by themselves, unless they are stuck or stopped. They hold devices
+// that the next server would lend.
+void Supervisor::endOrphans() {
+  const auto patience = steady_clock::now() + kOrphanPatience;
+  for (;;) {
+    firstDead();
+    const auto left = children();
+    bool any = false;
+    for (pid_t pid : left) {
+      if (pid == manager_.process.pid || pid == server_.process.pid) continue;
+      any = true;
+      if (steady_clock::now() >= patience) ::kill(pid, SIGKILL);
+    }
+    if (!any || steady_clock::now() >= patience + kOrphanPatience) return;
+    ::usleep(5'000);
+  }
 }
 
 bool Supervisor::watch(std::string* why) {
@@ -139,7 +160,7 @@ bool Supervisor::watch(std::string* why) {
     for (Child* child : {&manager_, &server_}) {
       if (child->process.pid > 0) continue;
       const bool quick = steady_clock::now() < child->started + std::chrono::seconds(10);
-      child->quickDeaths = quick ? child->quickDeaths + 1 : 0;
+      child->quickDeaths = !quick ? 0 : child->killed ? child->quickDeaths : child->quickDeaths + 1;
       if (child->quickDeaths >= kMostQuickDeaths) {
         *why = explain("the " + child->role + " dies again and again");
         return false;
@@ -147,6 +168,7 @@ bool Supervisor::watch(std::string* why) {
       GPUPOOL_WARNING("the %s ended; starting it again (see %s)", child->role.c_str(), child->log.c_str());
       bool more = false;
       if (child->quickDeaths > 0 && interrupted(milliseconds(500 * child->quickDeaths), &more)) return true;
+      if (child == &server_) endOrphans();
       launch(*child);
     }
   }

@@ -42,12 +42,14 @@ class Supervisor {
     ProcessName process;
     std::chrono::steady_clock::time_point started;
     int quickDeaths = 0;
+    bool killed = false;  // by SIGKILL: it did not fail by itself
   };
 
   void launch(Child& child);
   bool interrupted(std::chrono::milliseconds limit, bool* died);  // waits for a signal
   std::string readiness(bool* ready);
   Child* firstDead();
+  void endOrphans();
   std::string explain(const std::string& what) const;
   void stop();
 
