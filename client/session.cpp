@@ -195,19 +195,29 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
 CUresult Session::lost() {
   if (closing_) return CUDA_ERROR_DEINITIALIZED;
   if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
-  {
-    // Said before anybody can see the error, and once: whoever sees it may end the process at once.
-    std::lock_guard lock(lostMutex_);
-    if (words_->sticky() == CUDA_SUCCESS) {
-      GPUPOOL_ERROR("the GPU server is gone: %s", connection_->reason().c_str());
-      words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    }
-  }
+  const CUresult before = words_->sticky();
+  if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
+    tellReason("the GPU server is gone: " + connection_->reason());
+  words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   return sticky();
 }
 
 CUresult Session::transferFailed() {
   return connection_->peer() == Peer::alive ? CUDA_ERROR_DEVICE_UNAVAILABLE : lost();
+}
+
+void Session::tellReason(std::string_view text) {
+  std::lock_guard lock(reasonMutex_);  // said once, and before anybody goes on
+  if (reasonTold_) return;
+  GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
+  reasonTold_ = true;
+}
+
+void Session::awaitReason() const {
+  constexpr auto kBound = std::chrono::seconds(1);  // on its way, or its sender is dead, which tells as well
+  for (auto end = transport::Clock::now() + kBound; !reasonTold_ && transport::Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  reasonTold_ = true;
 }
 
 void Session::addWaiter(Waiter* waiter) {
@@ -268,7 +278,8 @@ void Session::deliver(std::span<const std::byte> message) {
 
 CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
   CUresult status = words_->wait(word, value, sleeps, [&] { watch(word, value); });
-  return status == CUDA_ERROR_ASSERT ? sticky() : status;
+  if (status != CUDA_SUCCESS) sticky();  // what belongs to it comes first
+  return status;
 }
 
 void Session::watch(uint64_t word, uint64_t value) {
@@ -356,6 +367,8 @@ void Session::handleNotice(std::span<const std::byte> message) {
       bool deviceFault = body.call == 0 || isFault(status) || words_->sticky() != CUDA_SUCCESS;
       if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
         GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
+      else if (status == CUDA_ERROR_DEVICE_UNAVAILABLE)
+        tellReason(text);
       else
         GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
       words_->setSticky(status);

@@ -43,6 +43,7 @@ class Session {
   CUresult sticky() const {
     CUresult status = words_->sticky();
     if (__builtin_expect(status == CUDA_ERROR_ASSERT, 0)) awaitErrors();
+    if (__builtin_expect(status == CUDA_ERROR_DEVICE_UNAVAILABLE, 0)) awaitReason();
     return status;
   }
 
@@ -197,6 +198,10 @@ class Session {
   // Until what a failed assertion says is on stderr, where it is natively before any call reports the
   // failure.
   void awaitErrors() const;
+  // Why the session ended must be said before a call reports that it has: a program may end with its next
+  // breath.
+  void awaitReason() const;
+  void tellReason(std::string_view text);
 
   static Session* current;
   static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
@@ -213,6 +218,8 @@ class Session {
   std::atomic<int> captures_{0};
   std::atomic<bool> printing_{false};
   mutable std::atomic<bool> errorsWritten_{false};
+  mutable std::atomic<bool> reasonTold_{false};
+  std::mutex reasonMutex_;
 
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
@@ -225,7 +232,6 @@ class Session {
   std::unordered_map<uint64_t, Waiter*> waiters_;
   bool lost_ = false;
 
-  std::mutex lostMutex_;
   std::thread service_;
   std::atomic<bool> closing_{false};
   std::mutex hostMutex_;
