@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -38,22 +37,29 @@ std::string toolPath() {
   return path + "/bin/gpupool";
 }
 
-int connectTo(const char* path, std::string& text) {
+// An abstract name belongs to whoever has bound it: another user's process must not pass for the holder.
+bool isOurs(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         (peer.uid == geteuid() || peer.uid == 0);
+}
+
+int connectTo(const char* name, std::string& text) {
   sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (std::strlen(path) >= sizeof address.sun_path) {
-    text = "GPUPOOL_HOLDER is too long for a socket's path";
+  const socklen_t size = holder::socketAddress(name, address);
+  if (size == 0) {
+    text = "GPUPOOL_HOLDER is too long for a socket's name";
     return -1;
   }
-  std::strcpy(address.sun_path, path);
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  if (fd < 0 || connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
-    text = std::string("no lease holder at ") + path + ": " + std::strerror(errno) +
-           "; start the program with `gpupool run`, or without GPUPOOL_HOLDER";
-    if (fd >= 0) close(fd);
-    return -1;
-  }
-  return fd;
+  const bool connected = fd >= 0 && connect(fd, reinterpret_cast<sockaddr*>(&address), size) == 0;
+  if (connected && isOurs(fd)) return fd;
+  text = std::string("no lease holder at ") + name + ": " +
+         (connected ? "it belongs to another user" : std::strerror(errno)) +
+         "; start the program with `gpupool run`, or without GPUPOOL_HOLDER";
+  if (fd >= 0) close(fd);
+  return -1;
 }
 
 // Starts `gpupool hold`. A raw clone without an exit signal: the application neither gets a SIGCHLD nor finds

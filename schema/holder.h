@@ -7,14 +7,32 @@
 // Debian's static KJ archives cannot be linked into a shared library (their thread-locals are local-exec).
 //
 // Wire: a SOCK_SEQPACKET Unix socket, one datagram each way, host byte order. The client finds it at
-// GPUPOOL_HOLDER=<path> (set by `gpupool run`), or starts `gpupool hold --descriptor 3` itself with one end
-// of a socket pair as descriptor 3. The holder serves a connection until the peer closes it; the one started
-// by a client releases the lease and exits then. The session's connected bootstrap socket comes with
-// OpenReply by SCM_RIGHTS.
+// GPUPOOL_HOLDER=@<abstract name> (set by `gpupool run`) or =<path>, and speaks to a process of its own user
+// or root only; or it starts `gpupool hold --descriptor 3` itself with one end of a socket pair as
+// descriptor 3. The holder serves a connection until the peer closes it; the one started by a client releases
+// the lease and exits then. The session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
 
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 namespace gpupool::holder {
+
+// The address of that name, and its size; 0 if it is too long. Abstract names need no file, which would stay
+// behind a holder that was killed.
+inline socklen_t socketAddress(const char* name, sockaddr_un& address) {
+  const size_t length = std::strlen(name);
+  address = {};
+  address.sun_family = AF_UNIX;
+  if (length >= sizeof address.sun_path) return 0;
+  std::memcpy(address.sun_path, name, length);
+  if (name[0] != '@') return sizeof address;
+  address.sun_path[0] = '\0';
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
+}
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
 inline constexpr uint32_t kVersion = 1;

@@ -42,7 +42,8 @@ ChildProgram::~ChildProgram() {
   ::sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
-void ChildProgram::start(const std::vector<std::string>& words, const std::vector<std::string>& environment) {
+void ChildProgram::start(const std::vector<std::string>& words, const std::vector<std::string>& environment,
+                         const std::function<void()>& before) {
   int failure[2];
   if (::pipe2(failure, O_CLOEXEC) != 0)
     throw CommandError(kExitRun, std::string("pipe: ") + std::strerror(errno));
@@ -51,6 +52,7 @@ void ChildProgram::start(const std::vector<std::string>& words, const std::vecto
   if (pid_ < 0) throw CommandError(kExitRun, std::string("fork: ") + std::strerror(errno));
   if (pid_ == 0) {
     for (const std::string& entry : environment) ::putenv(const_cast<char*>(entry.c_str()));
+    before();
     ::sigprocmask(SIG_SETMASK, &before_, nullptr);
     ::execvp(arguments[0], arguments.data());
     const int error = errno;

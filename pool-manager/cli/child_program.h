@@ -23,8 +23,9 @@ class ChildProgram {
   ChildProgram& operator=(const ChildProgram&) = delete;
 
   // Throws CommandError with 126 or 127 if it cannot be executed. environment: "NAME=value", added or
-  // replaced.
-  void start(const std::vector<std::string>& words, const std::vector<std::string>& environment);
+  // replaced. before: called in the program's process, just before it becomes the program.
+  void start(const std::vector<std::string>& words, const std::vector<std::string>& environment,
+             const std::function<void()>& before);
   pid_t pid() const { return pid_; }
 
   // Waits for the end, and calls `onReadable` whenever `descriptor` is; it returns false when it wants no

@@ -246,15 +246,32 @@ kj::Promise<void> Holder::release() {
   acquiring_ = nullptr;
   if (!asked_ || !lost_.empty()) return kj::READY_NOW;
   const pool::Id id = lease_ ? lease_->id : settings_.request.id;
+  const uint64_t ttlMs = lease_ ? lease_->ttlMs : settings_.request.ttlMs;
   lease_.reset();
   asked_ = false;
+  return releaseLoop(id, io_.getTimer().now() + ttlMs * kj::MILLISECONDS);
+}
+
+kj::Promise<void> Holder::releaseOnce(pool::Id id) {
   auto done = connect(0, "").then([this, id]() {
     auto request = connection_->manager().releaseRequest();
     pool::write(id, request.initId());
     return request.send().ignoreResult();
   });
-  return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done)).catch_([](kj::Exception&& error) {
-    GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
+  return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done));
+}
+
+kj::Promise<void> Holder::releaseLoop(pool::Id id, kj::TimePoint until) {
+  return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
+    connection_ = nullptr;
+    if (fromManager(error) && error.getType() != kj::Exception::Type::DISCONNECTED) return kj::READY_NOW;
+    if (io_.getTimer().now() >= until) {
+      GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
+      return kj::READY_NOW;
+    }
+    return io_.getTimer().afterDelay(settings_.releasePause).then([this, id, until]() {
+      return releaseLoop(id, until);
+    });
   });
 }
 

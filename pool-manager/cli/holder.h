@@ -23,7 +23,8 @@ struct HolderSettings {
   std::string transport, networkDevice;
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
-  kj::Duration releaseLimit = 7 * kj::SECONDS;
+  kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back
+  kj::Duration releasePause = 200 * kj::MILLISECONDS;
 };
 
 class Holder final : private kj::TaskSet::ErrorHandler {
@@ -43,8 +44,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // Accepts such connections from this user's processes (and root's) for ever.
   kj::Promise<void> listen(int listeningSocket);
 
-  // Gives the lease back; resolves when the devices are free or the limit has passed. Nothing to do without a
-  // lease.
+  // Gives the lease back; resolves when the devices are free. While the manager is away it is tried again,
+  // until the lease has run out by itself. Nothing to do without a lease.
   kj::Promise<void> release();
 
  private:
@@ -54,6 +55,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> requestLease(int attempts);
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
+  kj::Promise<void> releaseOnce(pool::Id id);
+  kj::Promise<void> releaseLoop(pool::Id id, kj::TimePoint until);
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
   void taskFailed(kj::Exception&& error) override;

@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,8 @@
 
 namespace gpupool::cli {
 namespace {
+
+constexpr kj::Duration kReleasePatience = 1500 * kj::MILLISECONDS;
 
 // The loop around one Holder, with what may end it.
 class Runner {
@@ -42,12 +43,23 @@ class Runner {
     }
     over.catch_([](kj::Exception&& error) { GPUPOOL_WARNING("holder: %s", pool::errorText(error).c_str()); })
         .wait(io_.waitScope);
-    holder.release().wait(io_.waitScope);
-    tell(kReleased);
+    giveBack(holder);
     return 0;
   }
 
  private:
+  // `gpupool run` waits for it, so that the next command finds the devices free; but not for a manager that
+  // is away.
+  void giveBack(Holder& holder) {
+    auto released = holder.release().then([]() { return true; }).fork();
+    const bool now =
+        released.addBranch()
+            .exclusiveJoin(io_.provider->getTimer().afterDelay(kReleasePatience).then([]() { return false; }))
+            .wait(io_.waitScope);
+    tell(now ? kReleased : kLater);
+    if (!now) released.addBranch().wait(io_.waitScope);
+  }
+
   void tell(const std::string& text) {
     if (process_.control >= 0)
       ::send(process_.control, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -146,28 +158,21 @@ int runHolderProcess(HolderProcess process) {
   } catch (const std::exception& error) {
     GPUPOOL_ERROR("%s", error.what());
   }
-  if (!process.directory.empty()) removeHolderDirectory(process.directory);
   return status;
 }
 
-int listenForApplications(const std::string& path) {
+int listenForApplications(const std::string& name) {
   sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) throw std::runtime_error(path + ": too long for a Unix socket");
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  const socklen_t size = holder::socketAddress(name.c_str(), address);
+  if (size == 0) throw std::runtime_error(name + ": too long for a Unix socket");
   const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (socket < 0 || ::bind(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+  if (socket < 0 || ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
       ::listen(socket, 128) != 0) {
     const int error = errno;
     if (socket >= 0) ::close(socket);
-    throw std::runtime_error(path + ": " + std::strerror(error));
+    throw std::runtime_error(name + ": " + std::strerror(error));
   }
   return socket;
-}
-
-void removeHolderDirectory(const std::string& directory) {
-  ::unlink((directory + "/" + kHolderSocket).c_str());
-  ::rmdir(directory.c_str());
 }
 
 }  // namespace gpupool::cli

@@ -8,17 +8,17 @@ namespace gpupool::cli {
 
 struct HolderProcess {
   HolderSettings settings;
-  int listening = -1;     // SOCK_SEQPACKET, listening: applications connect to it
-  int application = -1;   // SOCK_SEQPACKET, connected: its end ends the process
-  int control = -1;       // SOCK_SEQPACKET, to `gpupool run`; its end too, but not before the program's
-  std::string directory;  // removed at the end, with the socket in it; empty: none
+  int listening = -1;    // SOCK_SEQPACKET, listening: applications connect to it
+  int application = -1;  // SOCK_SEQPACKET, connected: its end ends the process
+  int control = -1;      // SOCK_SEQPACKET, to `gpupool run`; its end too, but not before the program's
 };
 
 // Between `gpupool run` and its holder: one datagram each, a word and the rest.
-//   holder -> run: "leased", "failed <text>", "lost <reason>", "released"
-//   run -> holder: "program <pid>", "release"
+//   holder -> run: "leased", "failed <text>", "lost <reason>", "released", or "later": it goes on trying
+//   alone run -> holder: "program <pid>", "release"
 inline constexpr char kLeased[] = "leased", kFailed[] = "failed ", kLost[] = "lost ",
-                      kReleased[] = "released", kProgram[] = "program ", kRelease[] = "release";
+                      kReleased[] = "released", kLater[] = "later", kProgram[] = "program ",
+                      kRelease[] = "release";
 
 // Leaves the caller's session, signals and descriptors behind: nothing of the process that forked it stays
 // open but `kept` (and stderr, if GPUPOOL_LOG asks for more than errors). Call first in a fresh process.
@@ -30,9 +30,7 @@ void closeAllBut(std::vector<int> kept);
 // Runs until the end and returns the exit status.
 int runHolderProcess(HolderProcess process);
 
-// The holder's socket in a private directory and its name.
-inline constexpr char kHolderSocket[] = "holder";
-int listenForApplications(const std::string& path);
-void removeHolderDirectory(const std::string& directory);
+// The socket at which applications find the holder: a name as in GPUPOOL_HOLDER (schema/holder.h).
+int listenForApplications(const std::string& name);
 
 }  // namespace gpupool::cli

@@ -72,16 +72,6 @@ void makePrivateDirectory(const std::string& path) {
     throw std::runtime_error(path + ": " + std::strerror(errno));
 }
 
-std::string makeTemporaryDirectory() {
-  std::string base = variable("XDG_RUNTIME_DIR");
-  // 64: what is left of a socket's path must hold our name.
-  if (base.empty() || !ours(base) || base.size() > 64) base = "/tmp";
-  std::string path = base + "/gpupool-run-XXXXXX";
-  if (::mkdtemp(path.data()) == nullptr)
-    throw std::runtime_error("cannot make " + path + ": " + std::strerror(errno));
-  return path;
-}
-
 std::vector<std::string> managerAddresses(const std::string& list) {
   std::vector<std::string> addresses;
   std::istringstream words(list);

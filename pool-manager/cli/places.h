@@ -29,9 +29,6 @@ std::vector<std::string> runtimeDirectories(const std::string& chosen = "");
 // a link, or too long for a Unix socket in it.
 void makePrivateDirectory(const std::string& path);
 
-// A fresh private directory for one process: under $XDG_RUNTIME_DIR or /tmp. Throws std::runtime_error.
-std::string makeTemporaryDirectory();
-
 // The addresses to try for a manager, in order: from a list as in ClientOptions.manager, or this machine's
 // pools.
 std::vector<std::string> managerAddresses(const std::string& list);

@@ -49,24 +49,19 @@ const Help kHelp = {
 // The holder as this process sees it: the other end of the control socket.
 class HolderChild {
  public:
-  HolderChild(HolderSettings settings) : directory_(makeTemporaryDirectory()) {
-    try {
-      start(std::move(settings));
-    } catch (...) {
-      removeHolderDirectory(directory_);
-      throw;
-    }
+  // No file for it: nobody would remove it where both this process and the holder are killed.
+  explicit HolderChild(HolderSettings settings) : name_("@gpupool-run-" + pool::toText(pool::randomId())) {
+    start(std::move(settings));
   }
   ~HolderChild() {
     if (control_ >= 0) ::close(control_);
     if (pid_ > 0) ::waitpid(pid_, nullptr, WNOHANG);
-    removeHolderDirectory(directory_);
   }
   HolderChild(const HolderChild&) = delete;
   HolderChild& operator=(const HolderChild&) = delete;
 
   int control() const { return control_; }
-  std::string path() const { return directory_ + "/" + kHolderSocket; }
+  const std::string& name() const { return name_; }
   void say(const std::string& text) const { ::send(control_, text.data(), text.size(), MSG_NOSIGNAL); }
 
   // One datagram; empty when the holder is gone.
@@ -93,6 +88,10 @@ class HolderChild {
         return;
       }
       const std::string text = hear();
+      if (text == kLater) {
+        GPUPOOL_INFO("the manager is away; the lease's holder gives it back when it can");
+        return;
+      }
       if (text.empty() || text == kReleased) break;
     }
     ::waitpid(pid_, nullptr, 0);
@@ -101,7 +100,7 @@ class HolderChild {
 
  private:
   void start(HolderSettings settings) {
-    const int listening = listenForApplications(path());
+    const int listening = listenForApplications(name_);
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
       throw CommandError(kExitRun, std::string("socketpair: ") + std::strerror(errno));
@@ -109,14 +108,14 @@ class HolderChild {
     if (pid_ < 0) throw CommandError(kExitRun, std::string("fork: ") + std::strerror(errno));
     if (pid_ == 0) {
       detachFromCaller({listening, pair[1]});
-      ::_exit(runHolderProcess({std::move(settings), listening, -1, pair[1], directory_}));
+      ::_exit(runHolderProcess({std::move(settings), listening, -1, pair[1]}));
     }
     ::close(listening);
     ::close(pair[1]);
     control_ = pair[0];
   }
 
-  std::string directory_;
+  std::string name_;
   int control_ = -1;
   pid_t pid_ = -1;
 };
@@ -130,7 +129,7 @@ std::vector<std::string> programEnvironment(const HolderChild& holder) {
   const char* before = std::getenv("LD_LIBRARY_PATH");
   std::string path = "LD_LIBRARY_PATH=" + library;
   if (before != nullptr && *before != '\0') path += ":" + std::string(before);
-  return {path, "GPUPOOL_HOLDER=" + holder.path()};
+  return {path, "GPUPOOL_HOLDER=" + holder.name()};
 }
 
 int runLeased(HolderSettings settings, const Words& program) {
@@ -145,17 +144,17 @@ int runLeased(HolderSettings settings, const Words& program) {
   {
     ChildProgram child;
     try {
-      child.start(program, environment);
+      // Told by the program's own process: this one may be killed at any moment after it exists.
+      child.start(program, environment, [&] { holder.say(kProgram + std::to_string(::getpid())); });
     } catch (const CommandError&) {
       holder.release();
       throw;
     }
-    holder.say(kProgram + std::to_string(child.pid()));
     status = child.wait(holder.control(), [&] {
       const std::string text = holder.hear();
       if (text.starts_with(kLost))
         GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
-      if (text.empty()) GPUPOOL_WARNING("the lease's holder was killed; the lease will expire");
+      if (text.empty()) GPUPOOL_WARNING("the lease's holder was killed; the lease ends");
       return !text.empty();
     });
     holder.release();

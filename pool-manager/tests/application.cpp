@@ -28,11 +28,10 @@ using namespace gpupool::holder;
 int connectHolder() {
   const char* path = std::getenv("GPUPOOL_HOLDER");
   sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path == nullptr || std::strlen(path) >= sizeof address.sun_path) return -1;
-  std::strcpy(address.sun_path, path);
+  const socklen_t size = path == nullptr ? 0 : socketAddress(path, address);
+  if (size == 0) return -1;
   const int socket = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  return ::connect(socket, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ? socket : -1;
+  return ::connect(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 ? socket : -1;
 }
 
 int startHolder(const char* tool, pid_t* pid) {
