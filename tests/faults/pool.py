@@ -1,0 +1,216 @@
+"""A pool of this machine alone, for one job: brought up, watched, and compared with what it was at rest."""
+import json
+import os
+import re
+import subprocess
+import time
+
+import processes
+
+ROLES = ("supervisor", "manager", "server")
+BEGAN = re.compile(rb"session (\w+): began, worker (\d+), client (\d+)")
+
+
+class Broken(Exception):
+    """The pool itself does not work: nothing more can be learned from it."""
+
+
+class Pool:
+    def __init__(self, build, folder, reaper, real, stall):
+        self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
+        self.gpupool = os.path.join(build, "bin", "gpupool")
+        self.state = os.path.join(folder, "state")
+        self.runtime, self.cache = os.path.join(folder, "run"), os.path.join(folder, "cache")
+        for path in (self.runtime, self.cache):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        self.environment = {key: value for key, value in os.environ.items()
+                            if not key.startswith("GPUPOOL_") and key != "CUDA_VISIBLE_DEVICES"}
+        self.environment.update(GPUPOOL_STATE=self.state, XDG_RUNTIME_DIR=self.runtime, XDG_CACHE_HOME=self.cache,
+                                GPUPOOL_STALL_TIME=f"{stall}s")
+        if not real:
+            self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
+        self.log_at = 0
+        self.workers = {}  # of sessions: client pid -> worker pid, the latest
+        self.base = None
+
+    # --- up and down ---
+
+    def up(self):
+        software = [] if self.real else ["--software", "1"]
+        status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=60)
+        if status != 0:
+            raise Broken(f"gpupool up: {status}: {output}{errors}")
+        self.await_rest(30)
+        self.base = self.picture()
+
+    def down(self):
+        status, output, errors = self.tool("down", bound=60)
+        left = [] if status == 0 else [f"gpupool down: {status}: {output}{errors}".strip()]
+        deadline = time.monotonic() + 2
+        while (found := self.own_processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+            self.reaper.sweep()
+        left += [f"after gpupool down: process {pid}: {line}" for pid, line in found.items()]
+        if os.path.exists(self.state):
+            left.append(f"after gpupool down: files: {' '.join(sorted(os.listdir(self.state)))}")
+        return left
+
+    def tool(self, *words, bound=30):
+        return self.reaper.run([self.gpupool, *words], self.environment, self.folder, bound)
+
+    # --- who is who ---
+
+    def roles(self):
+        """{role: pid}, as the supervisor wrote it down."""
+        found = {}
+        for line in processes.read(os.path.join(self.state, "pool.processes")).decode().splitlines():
+            role, pid, _ = line.split()
+            found[role] = int(pid)
+        return found
+
+    def own_processes(self):
+        return processes.marked(f"GPUPOOL_STATE={self.state}\0".encode())
+
+    def read_log(self):
+        """Learns from the server's log which worker serves which client."""
+        with open(os.path.join(self.state, "server.log"), "rb") as file:
+            file.seek(self.log_at)
+            text = file.read()
+        end = text.rfind(b"\n") + 1
+        for match in BEGAN.finditer(text[:end]):
+            self.workers[int(match.group(3))] = int(match.group(2))
+        self.log_at += end
+
+    def worker_of(self, client):
+        self.read_log()
+        return self.workers.get(client, 0)
+
+    def idle_workers(self):
+        server = self.roles().get("server", 0)
+        self.read_log()
+        return [pid for pid in processes.children(server)
+                if pid not in self.workers.values() and processes.executable(pid) == "gpupool-worker"]
+
+    # --- at rest ---
+
+    def listed(self, what):
+        status, output, errors = self.tool(what, "--json", bound=10)
+        if status != 0:
+            raise Broken(f"gpupool {what}: {status}: {errors.strip()}")
+        return json.loads(output)
+
+    def unready(self):
+        """Why the pool cannot serve yet, or ''."""
+        roles = self.roles()
+        dead = [role for role in ROLES if not processes.running(roles.get(role, -1))]
+        if dead:
+            return f"no {', '.join(dead)}"
+        try:
+            servers = [one for one in self.listed("servers") if one["pid"] == roles["server"] and one["alive"]]
+        except Broken as error:
+            return str(error)
+        if not servers:
+            return "the server has not joined"
+        # As many as at the start: two without a context, and one with one where there is room.
+        return "" if servers[0]["warmWorkers"] >= 2 else f"{servers[0]['warmWorkers']} workers are ready"
+
+    def await_rest(self, bound):
+        deadline = time.monotonic() + bound
+        while why := self.unready():
+            if time.monotonic() > deadline:
+                raise Broken(f"the pool is not ready after {bound} s: {why}")
+            time.sleep(0.02)
+
+    def picture(self):
+        """What must be the same again whenever nothing runs."""
+        roles, deadline = self.roles(), time.monotonic() + 10
+        # Workers that start count twice: wait for the one that takes its device's context.
+        while len(self.idle_workers()) < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        return {
+            "pids": roles,
+            "descriptors": {role: processes.descriptors(pid) for role, pid in roles.items()},
+            "resident": {role: processes.resident_kib(pid) for role, pid in roles.items()},
+            "workers": len(self.idle_workers()),
+            "free": [device["freeBytes"] for device in self.listed("devices")],
+            "files": self.files(),
+            "memory": self.gpu_memory(),
+        }
+
+    def files(self):
+        """Names that a run may leave: sockets, temporary files, segments."""
+        found = set()
+        for top in (self.state, self.runtime, self.cache):
+            for folder, _, names in os.walk(top):
+                found.update(os.path.join(folder, name) for name in names)
+        found = {path for path in found if not path.startswith(os.path.join(self.cache, "gpupool", "modules"))
+                 or ".new" in path or "tmp" in os.path.basename(path)}
+        # SQLite's own, which come and go with the manager.
+        found -= {os.path.join(self.state, "manager.db" + suffix) for suffix in ("-wal", "-shm", "-journal")}
+        found -= {os.path.join(self.state, name) for name in ("pool.log", "pool.processes.new")}
+        folders = {os.path.join(self.runtime, name) for name in os.listdir(self.runtime)}
+        return found | folders
+
+    def gpu_memory(self):
+        if not self.real:
+            return None
+        answer = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+                                capture_output=True, text=True, timeout=30)
+        return [int(line) for line in answer.stdout.split()]
+
+    # --- what a run left ---
+
+    def left(self):
+        """Differences from the picture at rest, for people; empty: nothing is left."""
+        found, base = [], self.base
+        roles = self.roles()
+        idle = self.idle_workers()
+        self.reaper.sweep()
+        for role, pid in roles.items():
+            for child in processes.children(pid):
+                if processes.state(child) == "Z":
+                    found.append(f"a zombie, process {child}, of the {role}")
+                elif role == "server" and child not in idle:
+                    found.append(f"worker {child}")
+                elif role == "supervisor" and child not in roles.values():
+                    found.append(f"process {child} of the {role}: {processes.command_line(child)}")
+        if found:
+            return found
+        if why := self.unready():
+            return [why]
+        try:
+            found += [f"lease of {lease['holder']}" for lease in self.listed("leases")]
+            if not found and [device["freeBytes"] for device in self.listed("devices")] != base["free"]:
+                found.append("leased device memory")
+        except Broken as error:
+            return [str(error)]
+        if files := self.files() - base["files"]:
+            found.append("files: " + " ".join(sorted(files)))
+        return found + self.left_in_servers(roles)
+
+    def left_in_servers(self, roles):
+        found, base = [], self.base
+        # A session that had to wait for its worker had one more started: the next session takes it. Two descriptors each.
+        more = len(self.idle_workers()) - base["workers"]
+        if more > 2:
+            found.append(f"{more} more workers wait than at rest")
+        for role, pid in roles.items():
+            now, most = processes.descriptors(pid), base["descriptors"][role] + (2 * max(more, 0) if role == "server" else 0)
+            if now > most:  # with fewer workers at rest there are fewer by right
+                found.append(f"descriptors of the {role}: {now}, {most} at rest")
+        if base["memory"] and max(now - was for now, was in zip(self.gpu_memory(), base["memory"])) > 16:
+            found.append(f"GPU memory: {self.gpu_memory()} MiB, {base['memory']} MiB at rest")
+        return found
+
+    def growth(self, since, runs):
+        """Resident memory of the pool's own processes, `since` -> now: lines for people, and what is too much."""
+        lines, wrong = [], []
+        for role, pid in self.roles().items():
+            if self.base["pids"].get(role) != pid:
+                continue  # it was killed and started again meanwhile
+            now = processes.resident_kib(pid)
+            lines.append(f"{role} {since[role] / 1024:.1f} -> {now / 1024:.1f} MiB")
+            if now - since[role] > 4096 + 2 * runs:
+                wrong.append(f"the {role} grew from {since[role]} to {now} KiB in {runs} runs")
+        return lines, wrong

@@ -1,0 +1,158 @@
+"""Processes as /proc shows them, and children that are waited for by hand: those of a killed parent come to us."""
+import ctypes
+import os
+import signal
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans():
+    """What a killed process leaves becomes our child: it can be seen, and is reaped here as init would."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def read(path):
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def stat(pid):
+    """[state, parent, ...] from field 3 on, or None."""
+    text = read(f"/proc/{pid}/stat")
+    end = text.rfind(b")")
+    return text[end + 2:].decode().split() if end > 0 else None
+
+
+def state(pid):
+    """One letter; '' if there is no such process."""
+    fields = stat(pid)
+    return fields[0] if fields else ""
+
+
+def running(pid):
+    return state(pid) not in ("", "Z", "X")
+
+
+def stopped(pid):
+    return state(pid) == "T"
+
+
+def children(pid):
+    """Of all its threads."""
+    found = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        found += [int(word) for word in read(f"/proc/{pid}/task/{thread}/children").split()]
+    return found
+
+
+def descendants(pid):
+    found, todo = [], [pid]
+    while todo:
+        below = children(todo.pop())
+        found += below
+        todo += below
+    return found
+
+
+def executable(pid):
+    try:
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
+def command_line(pid):
+    return read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def marked(mark):
+    """Every process, zombies left out, whose environment holds `mark`: {pid: command line}."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and mark in read(f"/proc/{name}/environ"):
+            found[int(name)] = command_line(int(name))
+    return found
+
+
+def descriptors(pid):
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return -1
+
+
+def resident_kib(pid):
+    for line in read(f"/proc/{pid}/status").decode().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+def send(pid, number):
+    """False: it is gone."""
+    try:
+        os.kill(pid, number)
+        return True
+    except ProcessLookupError:
+        return False
+
+
+class Started:
+    """A program that we started, its output in files."""
+
+    def __init__(self, words, environment, folder):
+        self.output, self.errors = os.path.join(folder, "out"), os.path.join(folder, "err")
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        out = os.open(self.output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        err = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self.began = time.monotonic()
+        actions = [(os.POSIX_SPAWN_DUP2, nothing, 0), (os.POSIX_SPAWN_DUP2, out, 1), (os.POSIX_SPAWN_DUP2, err, 2)]
+        self.pid = os.posix_spawn(words[0], words, environment, file_actions=actions, setsid=True)
+        for descriptor in (nothing, out, err):
+            os.close(descriptor)
+
+    def text(self, path):
+        return read(path).decode(errors="replace")
+
+
+class Reaper:
+    """How our children ended, by pid. `sweep` waits for whatever has ended."""
+
+    def __init__(self):
+        self.ended = {}  # pid: (status as subprocess has it, when)
+
+    def sweep(self):
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.ended[pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
+
+    def end_of(self, pid):
+        self.sweep()
+        return self.ended.get(pid)
+
+    def run(self, words, environment, folder, bound):
+        """To its end: (status, output, errors); status None if it had to be killed."""
+        started = Started(words, environment, folder)
+        deadline = time.monotonic() + bound
+        while not self.end_of(started.pid):
+            if time.monotonic() > deadline:
+                os.killpg(started.pid, signal.SIGKILL)
+                while not self.end_of(started.pid):
+                    time.sleep(0.005)
+                return None, started.text(started.output), started.text(started.errors)
+            time.sleep(0.002)
+        return self.ended.pop(started.pid)[0], started.text(started.output), started.text(started.errors)

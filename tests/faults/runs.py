@@ -1,0 +1,350 @@
+"""One run: a program, who dies or stops when, and what has to be true afterwards. Everything random comes from a seed."""
+import os
+import random
+import re
+import signal
+import time
+
+import processes
+
+# Programs, how often each is chosen, arguments, and whether it waits to be killed once it holds memory.
+PROGRAMS = {
+    "vector_add": (2, [], False),
+    "stress_allocations": (2, [], False),
+    "stress_threads": (2, [], False),
+    "host_callbacks": (3, [], False),
+    "managed_memory": (1, [], False),
+    "mapped_memory": (1, [], False),
+    "async_copies": (3, [], False),
+    "graph_capture": (2, [], False),
+    "memory_pools": (1, [], False),
+    "device_printf": (1, [], False),
+    "hold_memory": (2, ["--mib", "64"], False),
+}
+ENDLESS = ("hold_memory", ["--hold", "--mib", "64"])
+
+# kind: (signal, who). "run" is `gpupool run`, or the program itself where it started without.
+KINDS = {
+    "kill-client": (signal.SIGKILL, ("client",)),
+    "kill-worker": (signal.SIGKILL, ("worker",)),
+    "kill-server": (signal.SIGKILL, ("server",)),
+    "kill-manager": (signal.SIGKILL, ("manager",)),
+    "kill-holder": (signal.SIGKILL, ("holder",)),
+    "kill-run": (signal.SIGKILL, ("run",)),
+    "kill-client-and-holder": (signal.SIGKILL, ("client", "holder")),
+    "kill-run-and-holder": (signal.SIGKILL, ("run", "holder")),
+    "kill-manager-client-holder": (signal.SIGKILL, ("manager", "client", "holder")),
+    "pause-client": (signal.SIGSTOP, ("client",)),
+    "pause-worker": (signal.SIGSTOP, ("worker",)),
+    "pause-server": (signal.SIGSTOP, ("server",)),
+    "pause-manager": (signal.SIGSTOP, ("manager",)),
+}
+# What a session's end looks like to the program, as CUDA's runtime names it.
+LOST = ("cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorInitializationError", "cudaErrorUnknown")
+BOUND = 2.0  # from the death to the program's end, and from there to the last trace
+HANG = 30.0  # later than its usual life
+
+
+class Plan:
+    """What the seed says."""
+
+    def __init__(self, kind, seed, options):
+        dice = random.Random(f"{kind} {seed}")
+        self.kind, self.seed = kind, seed
+        self.signal, self.victims = KINDS[kind]
+        self.program = dice.choices(list(PROGRAMS), [weight for weight, _, _ in PROGRAMS.values()])[0]
+        self.arguments, self.endless = PROGRAMS[self.program][1], False
+        self.transport = dice.choice(options.transports)
+        self.wrapped = dice.random() < 0.6 or "run" in self.victims
+        self.at = dice.random()  # of the program's life
+        # Connecting takes a small part of a life: a third of the runs are struck there.
+        self.early = dice.choice(("holder", "client", "worker")) if dice.random() < 0.35 else ""
+        self.early_delay = dice.random() ** 2 * 0.06
+        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15:
+            (self.program, self.arguments), self.endless, self.early = ENDLESS, True, ""
+        long = dice.random() < 0.2
+        self.pause = options.stall + 0.3 + dice.random() * 1.2 if long else 0.02 + dice.random() * 0.6
+        if options.pause is not None:
+            self.pause = options.pause
+        self.bystander = not {"server"} & set(self.victims) and dice.random() < 0.2
+
+    def __str__(self):
+        moment = f"{self.early_delay * 1000:.0f} ms after its {self.early} appeared" if self.early else f"at {self.at:.2f} of its life"
+        return (f"{self.kind} of {self.program}{' ' + ' '.join(self.arguments) if self.arguments else ''} over {self.transport}, "
+                f"{'with' if self.wrapped else 'without'} gpupool run, {moment}"
+                + (f", paused for {self.pause:.2f} s" if self.signal == signal.SIGSTOP else ""))
+
+
+class Outcome:
+    def __init__(self, plan):
+        self.plan, self.hit, self.verdict, self.notes, self.left = plan, False, "", [], []
+        self.end_ms = self.clean_ms = 0.0
+        self.status, self.error = None, ""
+
+
+class Run:
+    def __init__(self, plan, pool, options, life):
+        self.plan, self.pool, self.options, self.life = plan, pool, options, life
+        self.reaper = pool.reaper
+        self.outcome = Outcome(plan)
+        self.known = {}  # role: pid
+        self.struck = []
+        self.struck_at = self.back_at = None
+
+    # --- starting ---
+
+    def command(self, plan):
+        environment = dict(self.pool.environment)
+        program = os.path.join(self.options.programs, plan.program)
+        if plan.wrapped:
+            return [self.pool.gpupool, "run", "--transport", plan.transport, "--memory", self.options.memory, "--wait", "20s",
+                    "--", program, *plan.arguments], environment
+        environment.update(LD_LIBRARY_PATH=os.path.join(self.pool.build, "lib", "gpupool"),
+                           GPUPOOL_MANAGER=f"unix:{self.pool.state}/manager.sock", GPUPOOL_TRANSPORT=plan.transport,
+                           GPUPOOL_MEMORY=self.options.memory, GPUPOOL_WAIT="20s")
+        return [program, *plan.arguments], environment
+
+    def start(self, plan, name):
+        folder = os.path.join(self.pool.folder, name)
+        os.makedirs(folder, exist_ok=True)
+        words, environment = self.command(plan)
+        return processes.Started(words, environment, folder)
+
+    # --- who is who ---
+
+    def look(self):
+        """Learns the pids of this run's processes as they appear."""
+        top, program = self.started.pid, self.plan.program
+        family = [pid for pid in (top, *processes.descendants(top)) if pid not in (self.known.get("run"),)]
+        if self.plan.wrapped:
+            self.known.setdefault("run", top)
+        for pid in family:
+            name = processes.executable(pid)
+            if name == program and "client" not in self.known and self.started_program(pid):
+                self.known["client"] = pid
+            elif name == "gpupool" and pid != top and "holder" not in self.known:
+                fields = processes.stat(pid)
+                if fields and int(fields[3]) == pid:  # in a session of its own
+                    self.known["holder"] = pid
+        if client := self.known.get("client"):
+            if worker := self.pool.worker_of(client):
+                self.known["worker"] = worker
+
+    def started_program(self, pid):
+        return not self.plan.wrapped or pid != self.started.pid
+
+    def find(self, role):
+        if role in ("server", "manager"):
+            return self.pool.roles().get(role, 0)
+        return self.known.get(role, 0)
+
+    # --- striking ---
+
+    def over(self):
+        """The program has ended: (status, when)."""
+        self.reaper.sweep()
+        client = self.known.get("client")
+        if client and client in self.reaper.ended:
+            return self.reaper.ended[client]
+        return self.reaper.end_of(self.started.pid) if not self.orphaned() else None
+
+    def orphaned(self):
+        """`gpupool run` was killed: the program is our child now, and its end counts."""
+        return "run" in self.struck and "client" in self.known and self.known["client"] not in self.reaper.ended \
+            and processes.state(self.known["client"]) != ""
+
+    def due(self):
+        now = time.monotonic()
+        if self.plan.endless:
+            return "holds" in self.started.text(self.started.output)
+        if not self.plan.early:
+            return now >= self.started.began + self.plan.at * self.life
+        if self.plan.early not in self.known:
+            return False
+        self.appeared = getattr(self, "appeared", now)
+        return now >= self.appeared + self.plan.early_delay
+
+    def strike(self):
+        """Waits for the moment and for the victims, then signals them. False: the program had ended before."""
+        while not self.due():
+            self.look()
+            if self.over():
+                return False
+            time.sleep(0.0005)
+        while True:
+            self.look()
+            targets = {role: self.find(role) for role in self.plan.victims}
+            if all(targets.values()):
+                break
+            if self.over():
+                return False
+            time.sleep(0.0005)
+        self.struck_at = time.monotonic()
+        for role, pid in targets.items():
+            if processes.send(pid, self.plan.signal):
+                self.struck.append(role)
+        self.targets = targets
+        return bool(self.struck)
+
+    def resume(self):
+        for pid in self.targets.values():
+            processes.send(pid, signal.SIGCONT)
+        self.back_at = time.monotonic()
+
+    # --- the run ---
+
+    def execute(self):
+        outcome, plan = self.outcome, self.plan
+        self.started = self.start(plan, "run-files")
+        beside = self.start(BYSTANDER, "beside") if plan.bystander else None
+        self.appeared = None
+        del self.appeared
+        try:
+            outcome.hit = self.strike()
+            self.await_end()
+            self.judge()
+            if beside:
+                self.judge_bystander(beside)
+            self.await_clean()
+        finally:
+            self.end_all()
+        return outcome
+
+    def await_end(self):
+        """Until everything that the run started has ended; continues what was stopped when its time has come."""
+        paused = self.outcome.hit and self.plan.signal == signal.SIGSTOP
+        bound = time.monotonic() + self.life * 5 + HANG + (self.plan.pause if paused else 0)
+        end = None
+        while True:
+            self.look()
+            now = time.monotonic()
+            if paused and self.back_at is None and now >= self.struck_at + self.plan.pause:
+                self.resume()
+            end = end or self.over()
+            if end and (not paused or self.back_at):
+                break
+            if self.plan.endless and self.outcome.hit is False:
+                return
+            if now > bound:
+                self.outcome.notes.append(f"HANG: not ended {now - (self.struck_at or self.started.began):.1f} s later"
+                                          f"; {self.describe()}")
+                self.end_all()
+                return
+            time.sleep(0.001)
+        self.outcome.status, self.ended_at = end
+        if self.outcome.hit:
+            self.outcome.end_ms = (self.ended_at - self.struck_at) * 1000
+
+    def describe(self):
+        return ", ".join(f"{role} {pid} {processes.state(pid) or 'gone'} {processes.read(f'/proc/{pid}/wchan').decode()}"
+                         for role, pid in self.known.items())
+
+    def end_all(self):
+        for role in ("run", "client", "holder"):
+            if pid := self.known.get(role):
+                processes.send(pid, signal.SIGKILL)
+        processes.send(self.started.pid, signal.SIGKILL) if self.started.pid not in self.reaper.ended else None
+        self.reaper.sweep()
+
+    # --- judging ---
+
+    def expected(self, program):
+        with open(os.path.join(self.options.expected, program + ".txt")) as file:
+            return file.read()
+
+    def judge(self):
+        outcome, plan = self.outcome, self.plan
+        if outcome.notes:
+            outcome.verdict = "hang"
+            return
+        output, errors = self.started.text(self.started.output), self.started.text(self.started.errors)
+        expected = self.expected(plan.program)
+        outcome.error = errors.strip()
+        never = "run" in self.struck and "client" not in self.known  # before it had started the program
+        if outcome.hit and plan.signal == signal.SIGKILL and ("client" in self.struck or never):
+            outcome.verdict = "killed"
+            if plan.endless or expected.startswith(output):
+                return
+        elif outcome.status == 0 and output == expected:
+            outcome.verdict = "right"
+            return
+        elif self.is_clear_error(output, errors, expected):
+            outcome.verdict = "error"
+            self.judge_error(errors)
+            return
+        outcome.verdict = "WRONG"
+        outcome.notes.append(f"status {outcome.status}, output {output[-400:]!r}, errors {errors[-600:]!r}")
+
+    def is_clear_error(self, output, errors, expected):
+        if not self.outcome.hit or self.outcome.status is None or self.outcome.status <= 0:
+            return False
+        if self.outcome.status == 125:  # gpupool run's own
+            return output == "" and errors.startswith("gpupool: ")
+        head, fail, why = output.partition("FAIL: ")
+        lost = re.search(r"gave (\w+)", why)
+        return bool(fail and lost and lost.group(1) in LOST and expected.startswith(head) and
+                    re.search(r"^gpupool( \w+)?: \S", errors, re.MULTILINE))
+
+    def judge_error(self, errors):
+        """An error was due: not too late, and only where somebody whom the session needs died or stopped too long."""
+        outcome, plan = self.outcome, self.plan
+        since = self.struck_at if plan.signal == signal.SIGKILL else min(self.struck_at + self.options.stall, self.back_at)
+        late = self.ended_at - since
+        if late > BOUND and outcome.status != 125:
+            outcome.notes.append(f"LATE: {late * 1000:.0f} ms: {errors.strip()[-300:]}")
+        connected = "the session" in errors or "GPU server is gone" in errors
+        if plan.kind in ("kill-manager", "pause-manager", "kill-run", "pause-client") and connected:
+            outcome.notes.append(f"NOTICED: {errors.strip()[-300:]}")
+        if plan.kind in ("pause-client", "kill-run"):
+            outcome.notes.append(f"FAILED: {errors.strip()[-300:]}")
+        if plan.kind.startswith("pause-") and plan.pause < self.options.stall * 0.8:
+            outcome.notes.append(f"IMPATIENT: {errors.strip()[-300:]}")
+
+    def judge_bystander(self, beside):
+        """Another program of the same pool, which nothing happened to."""
+        bound = time.monotonic() + HANG
+        while not self.reaper.end_of(beside.pid):
+            if time.monotonic() > bound:
+                os.killpg(beside.pid, signal.SIGKILL)
+                self.outcome.notes.append("HANG: the bystander did not end")
+            time.sleep(0.002)
+        status, _ = self.reaper.ended.pop(beside.pid)
+        output, errors = beside.text(beside.output), beside.text(beside.errors)
+        away = {"manager"} & set(self.plan.victims)  # it may have asked for its lease just then
+        if status == 0 and output == self.expected(BYSTANDER.program):
+            return
+        if not (away and status == 125 and errors.startswith("gpupool: ")):
+            self.outcome.notes.append(f"BYSTANDER: status {status}, output {output!r}, errors {errors[-300:]!r}")
+
+    def await_clean(self):
+        began = time.monotonic()
+        # A killed server or manager must first be there again.
+        if self.outcome.hit and {"server", "manager"} & set(self.plan.victims):
+            self.pool.await_rest(10)
+            began = time.monotonic()
+        while True:
+            self.look_for_orphans()
+            left = self.own_left() + self.pool.left()
+            if not left or time.monotonic() > began + BOUND:
+                break
+            time.sleep(0.02)
+        self.outcome.clean_ms = (time.monotonic() - began) * 1000
+        self.outcome.left = left
+
+    def look_for_orphans(self):
+        self.reaper.sweep()
+        for pid in processes.children(os.getpid()):
+            if processes.executable(pid) == "gpupool" and pid not in self.known.values() \
+                    and pid != self.pool.roles().get("supervisor"):
+                self.known[f"orphan {pid}"] = pid
+
+    def own_left(self):
+        return [f"its {role}, process {pid} ({processes.state(pid)})" for role, pid in self.known.items()
+                if role not in ("worker",) and processes.state(pid) != ""]
+
+
+class _Bystander:
+    program, arguments, transport, wrapped = "vector_add", [], "shm", True
+
+
+BYSTANDER = _Bystander()
