@@ -27,6 +27,16 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(500);
 
+// How long a worker that does nothing is borne: as the holder says. A process has one session.
+struct Patience {
+  std::chrono::milliseconds stalled{30'000}, setup{10'000};
+  void set(uint32_t stallMs) {
+    constexpr std::chrono::hours kForEver{24 * 365};
+    stalled = stallMs != 0 ? std::chrono::milliseconds(stallMs) : std::chrono::milliseconds(kForEver);
+    setup = std::clamp<std::chrono::milliseconds>(stalled, std::chrono::seconds(1), setup);
+  }
+} patience;
+
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
 
 // Threads of ours must not be chosen for the application's signals.
@@ -80,6 +90,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     session->transport_ = opened.reply.transport;
     session->networkDevice_ = opened.reply.networkDevice;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
+    patience.set(opened.reply.stallMs);
     if (!session->connect(text))
       status = CUDA_ERROR_DEVICE_UNAVAILABLE;
     else if (session->greet(status, text)) {
@@ -95,6 +106,8 @@ Session* Session::open(CUresult& status, std::string& text) {
 bool Session::connect(std::string& text) {
   transport::Options options;
   options.networkDevice = networkDevice_;
+  options.stallTimeout = patience.stalled;
+  options.setupTimeout = patience.setup;
   try {
     SignalsBlocked blocked;
     connection_ = transport::connect(transport_, bootstrap_, options);
@@ -113,7 +126,7 @@ bool Session::greet(CUresult& status, std::string& text) {
   mine.rowsHash = schema::rowsHash();
   mine.epoch = epoch_;
   mine.spaces = freeSpaces();
-  auto bound = soon(std::chrono::seconds(10));
+  auto bound = soon(patience.setup);
   std::byte* room = connection_->reserve(Channel::call, sizeof mine, bound);
   if (room != nullptr) {
     std::memcpy(room, &mine, sizeof mine);
@@ -122,8 +135,13 @@ bool Session::greet(CUresult& status, std::string& text) {
   auto answer = connection_->receive(Channel::call, bound);
   hello_ = std::make_unique<schema::WorkerHello>();
   if (answer.size() != sizeof *hello_) {
-    text = "the worker did not greet: " +
-           (answer.empty() ? connection_->reason() : std::string("wrong size of its greeting"));
+    const std::string reason = connection_->reason();
+    text = "the worker did not greet: ";
+    if (!answer.empty())
+      text += "wrong size of its greeting";
+    else
+      text +=
+          !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
     return false;
   }
   std::memcpy(hello_.get(), answer.data(), sizeof *hello_);

@@ -35,7 +35,7 @@ inline socklen_t socketAddress(const char* name, sockaddr_un& address) {
 }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
@@ -69,8 +69,10 @@ struct OpenReply {
   char transport[16] = {};
   char networkDevice[32] = {};
   char server[64] = {};
+  uint32_t stallMs = 0;  // a worker that does nothing for so long is given up; 0: never
+  uint32_t reserved = 0;
   char text[512] = {};  // status != ok: one line that says what happened and what to do
 };
-static_assert(sizeof(OpenRequest) == 168 && sizeof(OpenReply) == 664);
+static_assert(sizeof(OpenRequest) == 168 && sizeof(OpenReply) == 672);
 
 }  // namespace gpupool::holder

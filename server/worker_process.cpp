@@ -134,7 +134,8 @@ void print(const std::string& driver, std::span<const DeviceDescription> devices
 }  // namespace
 
 const char kWorkerUsage[] =
-    "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL]   started by gpupool-server\n"
+    "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]   started by\n"
+    "       gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n";
 
 WorkerArguments parseWorkerArguments(int count, char** words) {
@@ -157,6 +158,8 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
       arguments.warmDevice = static_cast<int>(std::strtol(text.c_str(), &end, 10));
       if (text.empty() || *end != '\0' || arguments.warmDevice < 0)
         throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
+    } else if (word == "--client-stall-time") {
+      arguments.clientStallTime = std::chrono::milliseconds(std::strtoll(value().c_str(), nullptr, 10));
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");
     }
@@ -323,8 +326,8 @@ std::optional<SessionStart> WorkerProcess::waitForSession() {
   }
 }
 
-void WorkerProcess::watchServer(std::function<void(const std::string&)> stop,
-                                std::chrono::milliseconds grace) {
+void WorkerProcess::watchServer(std::function<void(const std::string&)> stop, std::chrono::milliseconds grace,
+                                int clientGone) {
   done_ = eventfd(0, EFD_CLOEXEC);
   signalDescriptor = eventfd(0, EFD_CLOEXEC);
   if (done_ < 0 || signalDescriptor < 0) throw std::runtime_error("eventfd: " + std::string(strerror(errno)));
@@ -332,16 +335,35 @@ void WorkerProcess::watchServer(std::function<void(const std::string&)> stop,
   action.sa_handler = onTerminate;
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
-  watcher_ = std::thread([this, stop = std::move(stop), grace] { watch(stop, grace); });
+  watcher_ =
+      std::thread([this, stop = std::move(stop), grace, clientGone] { watch(stop, grace, clientGone); });
+}
+
+bool WorkerProcess::endsWithin(std::chrono::milliseconds time) const {
+  const auto deadline = std::chrono::steady_clock::now() + time;
+  for (;;) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd done{done_, POLLIN, 0};
+    if (poll(&done, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) > 0) return true;
+    if (left.count() <= 0) return false;
+  }
 }
 
 void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
-                          std::chrono::milliseconds grace) {
-  pollfd waiting[3] = {{descriptor_, POLLIN, 0}, {signalDescriptor, POLLIN, 0}, {done_, POLLIN, 0}};
+                          std::chrono::milliseconds grace, int clientGone) {
+  pollfd waiting[4] = {
+      {descriptor_, POLLIN, 0}, {signalDescriptor, POLLIN, 0}, {done_, POLLIN, 0}, {clientGone, POLLIN, 0}};
   std::string reason;
   while (reason.empty()) {
-    if (poll(waiting, 3, -1) < 0) continue;
+    if (poll(waiting, 4, -1) < 0) continue;
     if (waiting[2].revents != 0) return;
+    if (waiting[3].revents != 0) {
+      if (endsWithin(grace)) return;
+      GPUPOOL_WARNING("the client is gone, and the driver does not come back from a call");
+      reportEnded("client gone; the driver did not come back from a call");
+      _exit(kExitStopped);
+    }
     if (waiting[1].revents != 0) reason = "the GPU server is shutting down";
     if (waiting[0].revents == 0) continue;
     const Datagram datagram = receive(descriptor_);
@@ -362,18 +384,14 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
   // On a thread of its own, so that a session that cannot even be told to stop does not outlive the grace.
   const auto deadline = std::chrono::steady_clock::now() + grace;
   auto told = std::async(std::launch::async, [&] { stop(reason); });
-  const auto left = [&] {
-    const auto rest =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    return static_cast<int>(std::max<int64_t>(rest.count(), 0));
-  };
   if (told.wait_until(deadline) == std::future_status::ready) {
     try {
       told.get();
     } catch (const std::exception& error) {
       GPUPOOL_ERROR("the session could not be told to stop: %s", error.what());
     }
-    if (poll(&waiting[2], 1, left()) > 0) return;
+    if (endsWithin(std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())))
+      return;
   }
   GPUPOOL_WARNING("the session did not end in time after: %s", reason.c_str());
   _exit(kExitStopped);

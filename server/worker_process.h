@@ -35,6 +35,8 @@ struct WorkerArguments {
   std::string driver;      // --driver PATH; empty: searched for
   int warmDevice =
       -1;  // --warm-context ORDINAL: retain that device's primary context ahead of time; -1: none
+  std::chrono::milliseconds clientStallTime{
+      0};  // --client-stall-time MS: server/front/options.h; 0: for ever
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);
@@ -98,18 +100,23 @@ class WorkerProcess {
   // then. Throws std::runtime_error for a malformed start.
   std::optional<SessionStart> waitForSession();
 
+  static constexpr std::chrono::milliseconds kGrace{1500};
+
   // From now on a thread watches the server and SIGTERM. When the server dies or orders a stop, it calls
   // `stop(reason)` once, on that thread; the session should then end (tell the client, close its connection).
-  // If the process still lives `grace` later it is ended with _exit(kExitStopped). Call once, after
-  // waitForSession.
+  // If the process still lives `grace` later it is ended with _exit(kExitStopped); likewise if it does
+  // `grace` after `clientGone` (-1: none) became readable: a driver that does not come back must not keep the
+  // device. Call once, after waitForSession.
   void watchServer(std::function<void(const std::string& reason)> stop,
-                   std::chrono::milliseconds grace = std::chrono::milliseconds(2000));
+                   std::chrono::milliseconds grace = kGrace, int clientGone = -1);
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 
   static constexpr int kExitStopped = 75;
 
  private:
-  void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace);
+  void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace,
+             int clientGone);
+  bool endsWithin(std::chrono::milliseconds time) const;
 
   int descriptor_;
   int done_ = -1;  // eventfd: ends the watcher

@@ -19,6 +19,9 @@ uint64_t readLength(const std::byte* record) {
       .load(std::memory_order_relaxed);
 }
 
+// In the page of words, behind the rings' own.
+constexpr size_t kBeatsOffset = 2048;
+
 size_t pageBytes() {
   static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
@@ -77,7 +80,7 @@ size_t RingMemory::totalBytes(const Sizes& sizes) {
 
 RingMemory::RingMemory(int descriptor, const Sizes& sizes) : sizes_(sizes) {
   size_t page = pageBytes();
-  static_assert(2 * kChannels * sizeof(RingWords) <= 4096);
+  static_assert(2 * kChannels * sizeof(RingWords) <= kBeatsOffset && kBeatsOffset + 128 <= 4096);
   mapped_ = page;
   for (size_t ring : sizes.ring) mapped_ += 2 * ring;
   auto fail = [&](const char* what) {
@@ -116,6 +119,10 @@ RingMemory::~RingMemory() {
 
 RingWords* RingMemory::words(int ring) const {
   return reinterpret_cast<RingWords*>(base_ + static_cast<size_t>(ring) * sizeof(RingWords));
+}
+
+std::atomic<uint64_t>& RingMemory::beats(int side) const {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(base_ + kBeatsOffset + 64 * static_cast<size_t>(side));
 }
 
 std::byte* RingMemory::data(int ring) const {

@@ -173,6 +173,8 @@ class RingMemory {
   RingWords* words(int ring) const;
   std::byte* data(int ring) const;
   size_t size(int ring) const { return sizes_.ring[ring]; }
+  // Counts up while that side's process runs. side: 0 the worker, 1 the client.
+  std::atomic<uint64_t>& beats(int side) const;
 
  private:
   Sizes sizes_;

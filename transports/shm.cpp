@@ -1,5 +1,6 @@
 // Client and worker on one host: rings and regions in memfds, handed over the bootstrap socket, and one
-// thread per connection that watches this socket: for announced regions, and for the death of the peer.
+// thread per connection that watches this socket: for announced regions, and for the death of the peer. Both
+// threads count in shared memory while their process runs, so that a stopped one can be told from a busy one.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,10 +21,13 @@ constexpr uint32_t kProtocol = 1;
 constexpr std::chrono::seconds kSendBound{2};
 // A transfer may name a region whose announcement is still on the socket.
 constexpr std::chrono::seconds kAnnouncementBound{2};
+// Signs of life follow one another by so much at most.
+constexpr std::chrono::milliseconds kBeat{500};
 
 class Shm final : public RingConnection {
  public:
-  Shm(int bootstrap, const Options& options, bool worker) : bootstrap_(bootstrap), stop_(newEvent()) {
+  Shm(int bootstrap, const Options& options, bool worker)
+      : bootstrap_(bootstrap), stop_(newEvent()), side_(worker ? 0 : 1), stallTimeout_(options.stallTimeout) {
     Deadline deadline = Clock::now() + options.setupTimeout;
     worker ? acceptPeer(options, deadline) : connectPeer(deadline);
     if (pid_t process = bootstrap_.peerProcess(); process > 0) {
@@ -73,6 +77,7 @@ class Shm final : public RingConnection {
   void acceptPeer(const Options& options, Deadline deadline);
   void connectPeer(Deadline deadline);
   void watch();
+  void beat();
   bool readRecords();
   bool handle(const Record& record, Descriptor attached);
   std::shared_ptr<SharedMemory> reachable(Region remote, uint64_t offset, size_t bytes);
@@ -82,6 +87,13 @@ class Shm final : public RingConnection {
   Descriptor process_;  // pidfd of the peer, if there is one
   std::unique_ptr<std::thread> watcher_;
   bool abandoned_ = false;
+  const int side_;
+  const std::chrono::milliseconds stallTimeout_;
+
+  // The watcher's.
+  uint64_t peerBeats_ = 0;  // as last seen
+  Clock::time_point lastBeat_ = Clock::now();
+  std::chrono::nanoseconds silence_{0};
 };
 
 void Shm::acceptPeer(const Options& options, Deadline deadline) {
@@ -128,8 +140,10 @@ void Shm::watch() {
   for (;;) {
     pollfd watched[3] = {
         {stop_.get(), POLLIN, 0}, {bootstrap_.descriptor(), POLLIN, 0}, {process_.get(), POLLIN, 0}};
-    if (poll(watched, 3, -1) < 0) continue;  // EINTR; a descriptor of -1 is ignored
+    const auto beat = std::clamp(stallTimeout_ / 4, std::chrono::milliseconds(1), kBeat);
+    if (poll(watched, 3, static_cast<int>(beat.count())) < 0) continue;  // EINTR; -1 is ignored
     if (watched[0].revents) return;
+    this->beat();
     try {
       if (watched[1].revents && !readRecords()) return;
       if (watched[2].revents) {
@@ -142,6 +156,20 @@ void Shm::watch() {
       return;
     }
   }
+}
+
+// Only time in which this process ran itself counts as the peer's silence: both may have been stopped.
+void Shm::beat() {
+  const Clock::time_point now = Clock::now();
+  const auto passed = std::min<std::chrono::nanoseconds>(now - lastBeat_, 2 * kBeat);
+  lastBeat_ = now;
+  memory_->beats(side_).fetch_add(1, std::memory_order_relaxed);
+  const uint64_t seen = memory_->beats(1 - side_).load(std::memory_order_relaxed);
+  silence_ = seen != peerBeats_ ? std::chrono::nanoseconds(0) : silence_ + passed;
+  peerBeats_ = seen;
+  if (silence_ < stallTimeout_) return;
+  markGone(Peer::lost, "nothing was heard from the peer's process for " +
+                           std::to_string(stallTimeout_.count()) + " ms (stopped, or starved)");
 }
 
 // False: there is nothing more to watch, and the peer was marked.

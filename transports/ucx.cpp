@@ -27,6 +27,7 @@ constexpr std::chrono::milliseconds kCloseBound{1000};
 constexpr std::chrono::milliseconds kGrace{100};
 // Signs of life, at least this often: the peer may be less patient than this side.
 constexpr std::chrono::milliseconds kBeat{125};
+constexpr std::chrono::milliseconds kRareBeat{5000}, kLongSilence{10000};
 // The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
 constexpr size_t kMostTransfers = 1 << 12;
 constexpr size_t kRememberedFailures = 1024;
@@ -413,18 +414,27 @@ void Ucx::returnCredits() {
   }
 }
 
+// A stopped peer does not read what is said to it: said often, it would fill the socket within hours, and a
+// full socket looks like a dead host.
+std::chrono::milliseconds Ucx::beatInterval() const {
+  if (lastSaid_ - lastHeard_ > kLongSilence) return std::min(kRareBeat, options_.stallTimeout / 4);
+  return std::min(kBeat, options_.stallTimeout / 4);
+}
+
 Clock::time_point Ucx::nextBeat() const {
-  return std::min(lastSaid_ + std::min(kBeat, options_.stallTimeout / 4), lastHeard_ + options_.stallTimeout);
+  return std::min(lastSaid_ + beatInterval(), lastHeard_ + options_.stallTimeout);
 }
 
 void Ucx::beat(Clock::time_point now) {
+  // Only time in which this process ran itself counts as the peer's silence: both may have been stopped.
+  if (now - lastSaid_ > beatInterval() + std::chrono::seconds(1)) lastHeard_ += now - lastSaid_;
   lastSaid_ = now;
   if (peer() != Peer::alive || endOfFile_) return;
   char byte = 'b';
   [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (now - lastHeard_ >= options_.stallTimeout) {
     lose("nothing was heard from the peer's process for " + std::to_string(options_.stallTimeout.count()) +
-         " ms");
+         " ms (stopped, or starved)");
   }
 }
 

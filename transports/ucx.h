@@ -130,6 +130,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void sendRequest(Request& request);
   void returnCredits();
   void readBootstrap();
+  std::chrono::milliseconds beatInterval() const;
   Clock::time_point nextBeat() const;
   void beat(Clock::time_point now);
   bool drained() const;

@@ -42,6 +42,10 @@ std::vector<options::Option> ClientOptions::table() {
       {"ttl", ttl, "TIME",
        "The lease ends this long after its holder was last heard of. The holder renews it three times in "
        "that span."},
+      {"stall-time", stallTime, "TIME",
+       "A worker that does nothing for so long, not even say that it lives (stopped, its machine starved), "
+       "is given "
+       "up: CUDA calls then fail and a line says why. 0: never, as long as its machine answers."},
   };
 }
 

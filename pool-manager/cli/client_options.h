@@ -16,6 +16,7 @@ struct ClientOptions {
   std::string tokenFile;
   std::chrono::milliseconds wait{0};
   std::chrono::milliseconds ttl{15000};
+  std::chrono::milliseconds stallTime{30000};
 
   std::vector<options::Option> table();
 };

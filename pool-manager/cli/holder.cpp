@@ -322,6 +322,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
             reply.epoch = session.epoch;
             setField(reply.transport, session.transport);
             setField(reply.networkDevice, settings_.networkDevice);
+            reply.stallMs = settings_.stallMs;
             setField(reply.server, lease_ ? lease_->server.name : "");
             sendReply(peer.socket, reply, session.socket);
           },

@@ -21,6 +21,7 @@ struct HolderSettings {
   Credentials credentials;             // shown to them
   pool::LeaseRequest request;          // without its id
   std::string transport, networkDevice;
+  uint32_t stallMs = 30'000;  // how long a client bears a worker that does nothing; 0: for ever
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back

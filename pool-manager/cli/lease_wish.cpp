@@ -7,8 +7,8 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",   "memory", "transport",  "wait",           "manager",
-          "server", "tenant", "token-file", "network-device", "ttl"};
+  return {"gpus",   "memory",     "transport",      "wait", "manager",   "server",
+          "tenant", "token-file", "network-device", "ttl",  "stall-time"};
 }
 
 HolderSettings leaseWish(const ClientOptions& options) {
@@ -19,6 +19,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (options.ttl.count() < 1000 || options.ttl > std::chrono::hours(1))
     throw options::OptionError("--ttl: 1s to 1h");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
+  if (options.stallTime > std::chrono::hours(24)) throw options::OptionError("--stall-time: at most 24h");
   HolderSettings settings;
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
@@ -30,6 +31,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());
   settings.transport = options.transport;
   settings.networkDevice = options.networkDevice;
+  settings.stallMs = static_cast<uint32_t>(options.stallTime.count());
   return settings;
 }
 

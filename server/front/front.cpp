@@ -87,7 +87,8 @@ void Front::run(Inventory found) {
   WorkerPool::Settings workers;
   workers.executable = options_.worker;
   // The very library the inventory found: a search could end elsewhere once a device is gone.
-  workers.arguments = {"--driver", inventory_.driver};
+  workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
+                       std::to_string(options_.clientStallTime.count())};
   workers.warm = options_.warm;
   if (options_.warmContexts)
     for (const auto& device : inventory_.devices)

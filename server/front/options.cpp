@@ -72,6 +72,9 @@ std::vector<options::Option> ServerOptions::table() {
        "What is kept in --module-cache, of all tenants; code unused for longest goes first."},
       {"handshake-time", handshakeTime, "TIME", "Who opens a session answers each step within this time."},
       {"stop-time", stopTime, "TIME", "A worker that was told to stop is killed after this time."},
+      {"client-stall-time", clientStallTime, "TIME",
+       "The session of a program that does nothing for so long, not even say that it lives (stopped, in a "
+       "debugger), ends. 0: never, as long as its machine answers."},
   };
 }
 

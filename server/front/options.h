@@ -27,6 +27,7 @@ struct ServerOptions {
   options::Bytes moduleCacheSize{uint64_t{8} << 30};
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
+  std::chrono::milliseconds clientStallTime{0};
 
   std::vector<options::Option> table();
   static const char kPrefix[];        // of its environment variables

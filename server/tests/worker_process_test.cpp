@@ -232,6 +232,30 @@ TEST_CASE("a session that does not stop, or cannot be told, is ended after the g
   CHECK(std::chrono::steady_clock::now() - began < 2s);
 }
 
+TEST_CASE("a driver that does not come back once the client is gone does not keep the worker") {
+  using namespace std::chrono_literals;
+  int client[2];
+  REQUIRE(pipe2(client, O_CLOEXEC) == 0);
+  Worker stuck([&](WorkerProcess& process) {
+    close(client[1]);
+    process.watchServer([](const std::string&) {}, 100ms, client[0]);
+    for (;;) sleep(1);
+    return 0;
+  });
+  Worker good([&](WorkerProcess& process) {
+    close(client[1]);
+    process.watchServer([](const std::string&) {}, 10s, client[0]);
+    char byte;
+    while (read(client[0], &byte, 1) > 0) continue;
+    return 61;
+  });
+  usleep(50000);
+  close(client[1]);
+  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
+  CHECK(good.wait() == 61);
+  close(client[0]);
+}
+
 TEST_CASE("a watched session that ends by itself leaves nothing behind") {
   Worker worker([](WorkerProcess& process) {
     process.watchServer([](const std::string&) { _exit(60); });

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/log.h"
@@ -18,6 +19,8 @@
 using namespace gpupool;
 
 namespace {
+
+constexpr std::chrono::hours kForEver{24 * 365};
 
 int serve(const server::WorkerArguments& arguments) {
   server::preferForOutOfMemory();
@@ -41,10 +44,16 @@ int serve(const server::WorkerArguments& arguments) {
   try {
     transport::Options options;
     options.networkDevice = start->networkDevice;
-    server::Session session(*driver, *start, transport::accept(start->transport, start->socket, options),
-                            std::move(pages));
+    // A client may be stopped at any time, and for as long as somebody likes: in a debugger, from the
+    // terminal.
+    options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
+    options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
+    auto connection = transport::accept(start->transport, start->socket, options);
+    const int clientGone = connection->wakeupDescriptor();
+    server::Session session(*driver, *start, std::move(connection), std::move(pages));
     process.watchServer(
-        [&](const std::string& reason) { session.stop("the server ended the session: " + reason); });
+        [&](const std::string& reason) { session.stop("the server ended the session: " + reason); },
+        server::WorkerProcess::kGrace, clientGone);
     why = session.run();
     process.reportEnded(why);
     // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them

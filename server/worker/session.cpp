@@ -21,7 +21,6 @@ using transport::Peer;
 
 namespace {
 
-constexpr auto kSendBound = std::chrono::seconds(30);  // a client that takes nothing for so long is lost
 constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr size_t kMostBeside = 64;
 constexpr size_t kMostQueued =
@@ -45,6 +44,20 @@ std::vector<uint64_t> limits(const SessionStart& start) {
   for (auto& device : start.devices)
     bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
   return bytes;
+}
+
+// A client that says or takes nothing may be stopped, or in a debugger: the transport says when it is lost.
+bool waitsFor(const transport::Connection& client, const std::atomic<bool>& stopping) {
+  return !stopping && client.peer() == Peer::alive;
+}
+
+std::byte* reserve(transport::Connection& client, const std::atomic<bool>& stopping, Channel channel,
+                   size_t bytes) {
+  if (bytes > client.maxMessage(channel)) return nullptr;
+  std::byte* room = nullptr;
+  do room = client.reserve(channel, bytes, soon(kTick));
+  while (room == nullptr && waitsFor(client, stopping));
+  return room;
 }
 
 }  // namespace
@@ -137,7 +150,9 @@ void Session::describeDevices(schema::WorkerHello& hello) {
 }
 
 bool Session::greet(std::string& reason) {
-  auto message = connection_->receive(Channel::call, soon(std::chrono::seconds(10)));
+  std::span<const std::byte> message;
+  while (message.empty() && waitsFor(*connection_, stopping_))
+    message = connection_->receive(Channel::call, soon(kTick));
   schema::ClientHello client;
   auto hello = std::make_unique<schema::WorkerHello>();
   hello->protocol = schema::kProtocolVersion;
@@ -173,7 +188,7 @@ bool Session::greet(std::string& reason) {
     hello->status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
   }
-  std::byte* out = connection_->reserve(Channel::call, sizeof *hello, soon(std::chrono::seconds(10)));
+  std::byte* out = reserve(*connection_, stopping_, Channel::call, sizeof *hello);
   if (out == nullptr) {
     if (reason.empty()) reason = "the client went away while greeting: " + connection_->reason();
     return false;
@@ -332,7 +347,7 @@ void Session::reply(const Call& call) {
     end("a reply of " + std::to_string(bytes) + " bytes does not fit a message");
     return;
   }
-  std::byte* out = connection_->reserve(Channel::call, bytes, transport::Clock::now() + kSendBound);
+  std::byte* out = reserve(*connection_, stopping_, Channel::call, bytes);
   if (out == nullptr) {
     // Lost, or alive and not reading: either way somebody waits for this reply, and it must not be dropped in
     // silence.
@@ -357,7 +372,7 @@ std::string Session::sendOutput(const Call& call) {
   std::string text = output_.take();
   for (; text.size() == Output::kMost; text = output_.take()) {
     size_t bytes = sizeof(schema::Reply) + schema::padded(text.size());
-    std::byte* out = connection_->reserve(Channel::call, bytes, transport::Clock::now() + kSendBound);
+    std::byte* out = reserve(*connection_, stopping_, Channel::call, bytes);
     if (out == nullptr) break;  // the reply itself will not be taken either
     schema::Reply header;
     header.epoch = call.frame.epoch;
@@ -396,7 +411,7 @@ void Session::notice(NoticeType type, const void* body, size_t bytes, std::strin
   std::lock_guard lock(noticeMutex_);
   size_t whole =
       sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
-  std::byte* out = connection_->reserve(Channel::control, whole, transport::Clock::now() + kSendBound);
+  std::byte* out = reserve(*connection_, stopping_, Channel::control, whole);
   if (out == nullptr) return;
   schema::Writer writer(out, whole);
   writer.value(Notice{type, static_cast<uint32_t>(start_.epoch), ++effects_});

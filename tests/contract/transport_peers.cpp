@@ -286,9 +286,8 @@ TEST_CASE("a peer behind a cut network is lost after the time allowed") {
   }
 }
 
-TEST_CASE("a stopped network peer is lost after the time allowed for it, and not before") {
+TEST_CASE("a stopped peer is lost after the time allowed for it, and not before") {
   for (auto& transport : processTransports()) {
-    if (transport == "shm") continue;  // a stopped local process is not dead: it comes back
     Options options = smallRings();
     options.peerTimeout = 100ms;  // its host still answers: this one does not count
     options.stallTimeout = 600ms;
@@ -304,6 +303,35 @@ TEST_CASE("a stopped network peer is lost after the time allowed for it, and not
     CHECK(blocked.join(start) < 2s);
     CHECK(peer.connection->peer() == Peer::lost);
     ::kill(peer.process, SIGCONT);
+  }
+}
+
+TEST_CASE("a stopped peer is waited for where patience was asked for, and goes on") {
+  for (auto& transport : processTransports()) {
+    Options options = smallRings();
+    options.peerTimeout = 100ms;
+    options.stallTimeout = 1h;
+    ForkedPeer peer(transport, options, [](Connection& client) {
+      for (;;) {
+        auto message = client.receive(Channel::call, kForever);
+        if (message.empty()) return;
+        std::byte* room = client.reserve(Channel::call, message.size(), kForever);
+        if (room == nullptr) return;
+        std::memcpy(room, message.data(), message.size());
+        client.commit(Channel::call, message.size());
+      }
+    });
+    ::kill(peer.process, SIGSTOP);
+    std::byte* room = peer.connection->reserve(Channel::call, 8, Clock::now() + 2s);
+    REQUIRE(room != nullptr);
+    std::memset(room, 7, 8);
+    peer.connection->commit(Channel::call, 8);
+    CHECK(peer.connection->receive(Channel::call, Clock::now() + 2500ms).empty());
+    CHECK(peer.connection->peer() == Peer::alive);
+    ::kill(peer.process, SIGCONT);
+    auto answer = peer.connection->receive(Channel::call, Clock::now() + 2s);
+    REQUIRE(answer.size() == 8);
+    CHECK(answer[7] == std::byte{7});
   }
 }
 
