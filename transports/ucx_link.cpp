@@ -203,7 +203,12 @@ void UcxLink::setupStep(int bootstrap, Deadline deadline, const char* what) {
   while (progress()) {
   }
   if (endpoint_ && !failure_.empty()) throw std::runtime_error("ucx: " + failure_);
-  if (Clock::now() >= deadline) throw std::runtime_error(std::string("ucx: ") + what + " in time");
+  // A process that was stopped meanwhile has the time it had before: its next step may be what the peer waits
+  // for.
+  const Deadline now = Clock::now();
+  if (lastStep_ != Deadline{} && now - lastStep_ > std::chrono::seconds(1)) stopped_ += now - lastStep_;
+  lastStep_ = now;
+  if (now >= deadline + stopped_) throw std::runtime_error(std::string("ucx: ") + what + " in time");
   if (!arm()) return;
   pollfd watched[2] = {{eventDescriptor_, POLLIN, 0}, {bootstrap, POLLIN, 0}};
   ::poll(watched, 2, 10);

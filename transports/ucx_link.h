@@ -135,6 +135,8 @@ class UcxLink {
   std::vector<ucp_conn_request_h> requests_;
   std::vector<ucp_ep_h> candidates_;  // connected, but have not said the nonce yet
   uint64_t nonce_[2] = {};
+  Deadline lastStep_{};         // of the set-up
+  Clock::duration stopped_{0};  // time of the set-up in which this process did not run
   bool welcomed_ = false;
   bool finished_ = false;
   std::string failure_;
