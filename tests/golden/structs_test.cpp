@@ -185,10 +185,11 @@ TEST_CASE("between an application and its lease's holder") {
   put(reply.transport, "ucx");
   put(reply.networkDevice, "mlx5_0:1");
   put(reply.server, "server");
+  reply.stallMs = 0x31323334;
   put(reply.text, "text");
   CHECK(pin("open_reply",
             "holder::OpenReply: magic, version, status, devices, session, epoch, transport, network device, "
-            "server, text",
+            "server, stall time, text",
             reply)
             .epoch == reply.epoch);
 }
