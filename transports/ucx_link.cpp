@@ -139,6 +139,7 @@ std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options,
   std::memcpy(&target, greeting.address, greeting.addressBytes);
   completeAddress(target, bootstrap);
   std::unique_ptr<UcxLink> link(new UcxLink(options, interfaceTowards(bootstrap, target)));
+  link->lastStep_ = deadline - options.setupTimeout;
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
   params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
