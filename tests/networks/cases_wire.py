@@ -1,7 +1,9 @@
 """Cases between two namespaces: what the wire does to frames, and what becomes of sessions when it is cut."""
 
+import os
 import random
 import re
+import signal
 import time
 
 from network import CLIENT, PORT, SERVER, Failure, check, gone, wait_until
@@ -77,9 +79,10 @@ def lose_peer(bench, name, side, mode):
         program.await_line("out", "round", 20)
     workers = pool.sessions()
     check(len(workers) == 1, f"there must be one session, there are {workers}")
-    cut = network.cut(side)
+    cut = network.link_down("client") if side == "link" else network.cut("right" if side == "reset" else side)
+    if side == "reset":  # it dies, and nobody hears of it: what its kernel says is lost
+        os.kill(workers[0], signal.SIGKILL)
     try:
-        worker = None
         noticed = program.await_line("err", CLEAR, PEER_BOUND + 3)
         told = noticed[0] - cut
         wait_until(lambda: gone(workers[0]), PEER_BOUND + 3, "the worker's end")
@@ -98,6 +101,8 @@ def lose_peer(bench, name, side, mode):
         ended = time.monotonic() - cut
     finally:
         network.heal()
+        if side == "link":
+            network.link_up("client")
     lines = [line for line in program.text("err").splitlines() if re.search(CLEAR, line)]
     check(len(lines) == 1, f"one line must say so, these do: {lines}")
     check(told <= PEER_BOUND and worker <= PEER_BOUND and (error or 0) <= PEER_BOUND,
@@ -111,6 +116,8 @@ def partition_long(bench):
     lose_peer(bench, "host vanishes, program busy", "both", "check")
     lose_peer(bench, "host vanishes, program waits", "both", "wait")
     lose_peer(bench, "host vanishes, program idle", "both", "idle")
+    lose_peer(bench, "client's link goes down", "link", "check")
+    lose_peer(bench, "worker dies, its RST is lost", "reset", "wait")
 
 
 def partition_one_way(bench):

@@ -78,12 +78,23 @@ class Network:
             must("ip", "-n", middle, "link", "set", part, "up")
             must("ip", "-n", self.names[part], "address", "add", address + "/24", "dev", "gpn")
             must("ip", "-n", self.names[part], "link", "set", "gpn", "up")
-        # What is for nobody here goes over the wire too, and is dropped on the other side: a black hole.
-        must("ip", "-n", self.names["client"], "route", "add", "default", "via", SERVER)
+        self.route()
         self.wire = subprocess.Popen(
             ["ip", "netns", "exec", middle, wire, "client", "server", "--seed", str(seed)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.wire.stdout.readline()
+
+    def route(self):
+        # What is for nobody here goes over the wire too, and is dropped on the other side: a black hole.
+        must("ip", "-n", self.names["client"], "route", "add", "default", "via", SERVER)
+
+    def link_down(self, part):
+        must("ip", "-n", self.names[part], "link", "set", "gpn", "down")
+        return time.monotonic()
+
+    def link_up(self, part):
+        must("ip", "-n", self.names[part], "link", "set", "gpn", "up")
+        self.route()
 
     def command(self, text):
         self.wire.stdin.write(text + "\n")
