@@ -46,8 +46,8 @@ def posted(program):
     return int(found[1]), int(found[2]) >> 20
 
 
-def start(bench, pool, transport, kinds, seconds):
-    programs = {kind: pool.run([bench.load, kind, str(seconds)], transport=transport, input=True)
+def start(bench, pool, transport, kinds, seconds, mebibytes=32):
+    programs = {kind: pool.run([bench.load, kind, str(seconds), str(mebibytes)], transport=transport, input=True)
                 for kind in kinds}
     for program in programs.values():
         program.await_line("out", "ready", 60)
@@ -93,14 +93,14 @@ def slow_network(bench):
     """One Mbit/s under clients that post as fast as they can; then the cap is lifted and all of it must be right."""
     network, pool = bench.network(), bench.pool()
     for kind in KINDS:
-        programs = start(bench, pool, "ucx", [kind], 5)
+        programs = start(bench, pool, "ucx", [kind], 3, mebibytes=1)
         program = programs[kind]
         watched = Watched([pid_of(program)])
         workers = Watched(pool.sessions())
         network.set(rate=1000, queue=32 << 10)
         try:
             program.say("go")
-            watched.watch(5)
+            watched.watch(3)
             workers.watch(0.1)
         finally:
             network.set()

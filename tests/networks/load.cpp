@@ -5,8 +5,9 @@
 //                                  between them, a memset, a host function; everything compared
 //   network_load idle SECONDS      holds a session and calls nothing; then one check
 //   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
-//   network_load KIND SECONDS      posts as fast as it can, when a line comes on stdin: launches, pageable,
-//                                  pinned, downloads, memsets, callbacks; then waits for all and compares
+//   network_load KIND SECONDS [MIB] posts as fast as it can, when a line comes on stdin: launches, pageable,
+//                                  pinned, downloads, memsets, callbacks; then waits for all and compares;
+//                                  a copy has so many MiB (default: 32)
 //
 // Exit status: 0 all was right; 3 a call failed (its error is printed); 4 bytes are not what they must be.
 
@@ -28,7 +29,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kWords = size_t{1} << 18;  // a MiB
 constexpr size_t kBytes = kWords * 4;
-constexpr size_t kFloodBytes = size_t{32} << 20;
 
 void attempt(CUresult result, const char* what) {
   if (result == CUDA_SUCCESS) return;
@@ -206,17 +206,17 @@ void waitForever() {
 // Posts one kind of work without end, so that what the library keeps of it would show.
 class Flood {
  public:
-  explicit Flood(const std::string& kind) : kind_(kind), data_(device_.allocate(kFloodBytes)) {
-    host_.resize(kFloodBytes / 4);
+  Flood(const std::string& kind, size_t bytes) : kind_(kind), size_(bytes), data_(device_.allocate(bytes)) {
+    host_.resize(size_ / 4);
     void* pinned = nullptr;
-    CU(cuMemHostAlloc(&pinned, kFloodBytes, 0));
+    CU(cuMemHostAlloc(&pinned, size_, 0));
     pinned_ = static_cast<uint32_t*>(pinned);
     fill(host_.data(), host_.size(), 1);
-    std::memcpy(pinned_, host_.data(), kFloodBytes);
-    CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
+    std::memcpy(pinned_, host_.data(), size_);
+    CU(cuMemcpyHtoD(data_, host_.data(), size_));
     device_.launch(data_, 1024, 0);  // accepted once: from here on launches are posted
     CU(cuStreamSynchronize(device_.stream));
-    CU(cuMemcpyHtoD(data_, host_.data(), kFloodBytes));
+    CU(cuMemcpyHtoD(data_, host_.data(), size_));
     CU(cuStreamSynchronize(device_.stream));
   }
 
@@ -224,14 +224,14 @@ class Flood {
     if (kind_ == "launches") {
       device_.launch(data_, 256, 1);
     } else if (kind_ == "pageable") {
-      CU(cuMemcpyHtoDAsync(data_, host_.data(), kFloodBytes, device_.stream));
-      bytes_ += kFloodBytes;
+      CU(cuMemcpyHtoDAsync(data_, host_.data(), size_, device_.stream));
+      bytes_ += size_;
     } else if (kind_ == "pinned") {
-      CU(cuMemcpyHtoDAsync(data_, pinned_, kFloodBytes, device_.stream));
-      bytes_ += kFloodBytes;
+      CU(cuMemcpyHtoDAsync(data_, pinned_, size_, device_.stream));
+      bytes_ += size_;
     } else if (kind_ == "downloads") {
-      CU(cuMemcpyDtoHAsync(pinned_, data_, kFloodBytes, device_.stream));
-      bytes_ += kFloodBytes;
+      CU(cuMemcpyDtoHAsync(pinned_, data_, size_, device_.stream));
+      bytes_ += size_;
     } else if (kind_ == "memsets") {
       CU(cuMemsetD32Async(data_, 0x5eed, 1024, device_.stream));
     } else if (kind_ == "callbacks") {
@@ -254,7 +254,7 @@ class Flood {
       if (kind_ == "memsets") expected = 0x5eed;
       if (back[i] != expected) corrupted(kind_.c_str(), i, back[i], expected);
     }
-    if (kind_ == "downloads" && std::memcmp(pinned_, host_.data(), kFloodBytes) != 0)
+    if (kind_ == "downloads" && std::memcmp(pinned_, host_.data(), size_) != 0)
       corrupted("downloads", 0, 0, 0);
     if (kind_ == "callbacks" && called != posted_)
       corrupted("callbacks", 0, called, static_cast<uint32_t>(posted_));
@@ -263,6 +263,7 @@ class Flood {
 
  private:
   std::string kind_;
+  size_t size_;
   Device device_;
   CUdeviceptr data_;
   std::vector<uint32_t> host_;
@@ -270,8 +271,8 @@ class Flood {
   uint64_t posted_ = 0, bytes_ = 0;
 };
 
-int flood(const std::string& kind, double seconds) {
-  Flood flood(kind);
+int flood(const std::string& kind, double seconds, size_t bytes) {
+  Flood flood(kind, bytes);
   say("ready");
   if (std::getchar() == EOF) return 2;
   say("posting");
@@ -285,11 +286,11 @@ int flood(const std::string& kind, double seconds) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 3) return std::fprintf(stderr, "usage: network_load KIND SECONDS\n"), 2;
+  if (count != 3 && count != 4) return std::fprintf(stderr, "usage: network_load KIND SECONDS [MIB]\n"), 2;
   const std::string kind = words[1];
   const double seconds = std::strtod(words[2], nullptr);
   if (kind == "check") return checkRounds(seconds), 0;
   if (kind == "idle") return idle(seconds), 0;
   if (kind == "wait") return waitForever(), 0;
-  return flood(kind, seconds);
+  return flood(kind, seconds, (count == 4 ? std::strtoull(words[3], nullptr, 10) : 32) << 20);
 }
