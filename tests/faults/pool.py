@@ -99,8 +99,8 @@ class Pool:
             raise Broken(f"gpupool {what}: {status}: {errors.strip()}")
         return json.loads(output)
 
-    def unready(self):
-        """Why the pool cannot serve yet, or ''."""
+    def unready(self, warm=2):
+        """Why the pool cannot serve yet, or ''. warm: how many workers must wait (two do, and one with a context)."""
         roles = self.roles()
         dead = [role for role in ROLES if not processes.running(roles.get(role, -1))]
         if dead:
@@ -111,8 +111,7 @@ class Pool:
             return str(error)
         if not servers:
             return "the server has not joined"
-        # As many as at the start: two without a context, and one with one where there is room.
-        return "" if servers[0]["warmWorkers"] >= 2 else f"{servers[0]['warmWorkers']} workers are ready"
+        return "" if servers[0]["warmWorkers"] >= warm else f"{servers[0]['warmWorkers']} workers are ready"
 
     def await_rest(self, bound):
         deadline = time.monotonic() + bound
@@ -177,7 +176,7 @@ class Pool:
                     found.append(f"process {child} of the {role}: {processes.command_line(child)}")
         if found:
             return found
-        if why := self.unready():
+        if why := self.unready(warm=0):  # new workers may still be starting: they are nobody's leftovers
             return [why]
         try:
             found += [f"lease of {lease['holder']}" for lease in self.listed("leases")]
