@@ -9,8 +9,16 @@
 #include <stdexcept>
 
 #include "transports/network_address.h"
+#include "transports/regions.h"
 
 namespace gpupool::transport {
+
+bool applyRecord(RemoteRegions& regions, const Record& record, Descriptor attached) {
+  Region region{record.id, record.generation};
+  if (record.kind == RecordKind::region)
+    return attached && regions.announce(region, record.size, std::move(attached), nullptr);
+  return record.kind == RecordKind::withdraw && regions.withdraw(region);
+}
 
 Bootstrap::Bootstrap(int socket) : socket_(socket) {
   int domain = 0, type = 0, on = 1;

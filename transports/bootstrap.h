@@ -32,6 +32,11 @@ struct Record {
 };
 static_assert(sizeof(Record) == 32);
 
+class RemoteRegions;
+
+// A record that speaks of regions. False: it does not, or makes no sense (protocol violation).
+bool applyRecord(RemoteRegions& regions, const Record& record, Descriptor attached);
+
 class Bootstrap {
  public:
   // Takes the connected Unix stream socket. Throws std::runtime_error if it is something else.

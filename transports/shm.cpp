@@ -79,7 +79,6 @@ class Shm final : public RingConnection {
   void watch();
   void beat();
   bool readRecords();
-  bool handle(const Record& record, Descriptor attached);
   std::shared_ptr<SharedMemory> reachable(Region remote, uint64_t offset, size_t bytes);
 
   Bootstrap bootstrap_;
@@ -190,19 +189,11 @@ bool Shm::readRecords() {
       markGone(Peer::closed, "the peer closed the connection");
       return false;
     }
-    if (!handle(record, std::move(attached))) {
+    if (!applyRecord(*remote_, record, std::move(attached))) {
       markGone(Peer::lost, "the peer broke the protocol of the bootstrap socket");
       return false;
     }
   }
-}
-
-bool Shm::handle(const Record& record, Descriptor attached) {
-  Region region{record.id, record.generation};
-  if (record.kind == RecordKind::region) {
-    return attached && remote_->announce(region, record.size, std::move(attached), nullptr);
-  }
-  return record.kind == RecordKind::withdraw && remote_->withdraw(region);
 }
 
 // --- regions ---

@@ -95,7 +95,27 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
       worker ? UcxLink::accept(bootstrap, options, greeting) : UcxLink::connect(bootstrap, options, greeting);
   options_.callBytes = greeting.callBytes;  // the worker's sizes hold for both sides
   options_.controlBytes = greeting.controlBytes;
-  sizes = RingMemory::sizes(options_);
+  makeLanes();
+  // Counted from the first repetition (after 200 ms or more) of the next sign of life, by coarse timers. Less
+  // would cost repetitions: they come after 0.2, 0.6, 1.4 s, and a network back before the last is forgiven.
+  limitSilence(bootstrap, options.peerTimeout * 7 / 10);
+  lastSaid_ = lastHeard_ = Clock::now();
+  link_->setSink(this);
+  Deadline deadline = Clock::now() + options.setupTimeout;
+  worker ? link_->awaitReady(bootstrap, deadline) : UcxLink::sayReady(bootstrap, deadline);
+  progress_ = startQuietThread([this] { run(); });
+}
+
+Ucx::Ucx(std::unique_ptr<UcxLink> link, const Options& options)
+    : options_(options),
+      event_(newEvent()),
+      transfers_(std::make_unique<TransferTable>()),
+      link_(std::move(link)) {
+  makeLanes();
+}
+
+void Ucx::makeLanes() {
+  RingMemory::Sizes sizes = RingMemory::sizes(options_);
   auto backing = SharedMemory::create(RingMemory::totalBytes(sizes));
   bool expedited = expeditedBarrier();
   attach(std::make_shared<RingMemory>(backing->descriptor(), sizes), 0, kChannels, expedited);
@@ -107,14 +127,6 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
         std::make_unique<RingConsumer>(memory_->words(channel), memory_->data(channel), lane.size, expedited);
     lane.fill = std::make_unique<RingProducer>(memory_->words(in), memory_->data(in), lane.size, expedited);
   }
-  // Counted from the first repetition (after 200 ms or more) of the next sign of life, by coarse timers. Less
-  // would cost repetitions: they come after 0.2, 0.6, 1.4 s, and a network back before the last is forgiven.
-  limitSilence(bootstrap, options.peerTimeout * 7 / 10);
-  lastSaid_ = lastHeard_ = Clock::now();
-  link_->setSink(this);
-  Deadline deadline = Clock::now() + options.setupTimeout;
-  worker ? link_->awaitReady(bootstrap, deadline) : UcxLink::sayReady(bootstrap, deadline);
-  progress_ = startQuietThread([this] { run(); });
 }
 
 Ucx::~Ucx() {
@@ -122,6 +134,7 @@ Ucx::~Ucx() {
     [[maybe_unused]] UcxLink* leaked = link_.release();
     return;
   }
+  if (progress_ == nullptr) return;
   close();
   progress_->join();
 }

@@ -238,11 +238,11 @@ void Session::registerHostMemory() {
   registered_ = true;
 }
 
-bool Session::admit(std::span<const std::byte> message, Call& call, std::string& reason) {
+const Handler* Session::check(std::span<const std::byte> message, Call& call, std::string& reason) {
   call.reset();
   if (message.size() < sizeof(Frame)) {
     reason = "a frame is shorter than its header";
-    return false;
+    return nullptr;
   }
   std::memcpy(&call.frame, message.data(), sizeof call.frame);
   call.bytes.assign(message.begin() + sizeof(Frame), message.end());
@@ -250,14 +250,17 @@ bool Session::admit(std::span<const std::byte> message, Call& call, std::string&
     reason = "frame " + std::to_string(call.frame.seq) + " of epoch " + std::to_string(call.frame.epoch) +
              " is out of order: expected " + std::to_string(lastSeq_ + 1) + " of epoch " +
              std::to_string(start_.epoch);
-    return false;
+    return nullptr;
   }
   lastSeq_ = call.frame.seq;
   const Handler* handler = findHandler(call.frame.call);
-  if (handler == nullptr) {
-    reason = "frame " + std::to_string(call.frame.seq) + " names no call of the rows";
-    return false;
-  }
+  if (handler == nullptr) reason = "frame " + std::to_string(call.frame.seq) + " names no call of the rows";
+  return handler;
+}
+
+bool Session::admit(std::span<const std::byte> message, Call& call, std::string& reason) {
+  const Handler* handler = check(message, call, reason);
+  if (handler == nullptr) return false;
   if (handler->beside) {
     runBeside(std::move(call));
     return true;
@@ -441,23 +444,30 @@ void Session::controlLoop() {
       sendErrors(CUDA_SUCCESS);
       continue;
     }
-    schema::Reader in(message);
-    auto header = in.value<Notice>();
-    if (header.type == NoticeType::watch) {
-      auto watch = in.value<schema::WordUpdate>();
-      if (!in.bad() && !words_.watch(watch.index, watch.value))
-        return endMalformed("more completion words are watched than a client can wait for");
-    } else if (header.type == NoticeType::callbackDone) {
-      auto body = in.value<schema::CallbackBody>();
-      std::lock_guard lock(callbackMutex_);
-      auto open = callbacksOpen_.find(body.id);
-      if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
-      callbackDone_.notify_all();
-    } else if (header.type == NoticeType::goodbye) {
-      end("client closed the session");
-      return;
-    }
+    if (!control(message)) return;
   }
+}
+
+bool Session::control(std::span<const std::byte> message) {
+  schema::Reader in(message);
+  auto header = in.value<Notice>();
+  if (header.type == NoticeType::watch) {
+    auto watch = in.value<schema::WordUpdate>();
+    if (!in.bad() && !words_.watch(watch.index, watch.value)) {
+      endMalformed("more completion words are watched than a client can wait for");
+      return false;
+    }
+  } else if (header.type == NoticeType::callbackDone) {
+    auto body = in.value<schema::CallbackBody>();
+    std::lock_guard lock(callbackMutex_);
+    auto open = callbacksOpen_.find(body.id);
+    if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
+    callbackDone_.notify_all();
+  } else if (header.type == NoticeType::goodbye) {
+    end("client closed the session");
+    return false;
+  }
+  return true;
 }
 
 void Session::endMalformed(const std::string& reason) {

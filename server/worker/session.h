@@ -36,6 +36,9 @@
 
 namespace gpupool::server {
 
+struct Handler;
+struct LinkTable;
+
 // One frame being served. The bytes are private to this process.
 struct Call {
   // A new one, in the room of the old one's buffers.
@@ -74,6 +77,7 @@ class Session {
   Words& words() { return words_; }
   Images& images() { return images_; }
   Record& record() { return record_; }
+  std::shared_ptr<LinkTable>& links() { return links_; }
   transport::Connection& connection() { return *connection_; }
   // Makes the context of handle `id` current on this thread.
   CUresult makeCurrent(uint64_t id);
@@ -107,6 +111,9 @@ class Session {
   void registerHostMemory();
   bool greet(std::string& reason);
   void describeDevices(schema::WorkerHello& hello);
+  friend struct SessionSeam;  // tests/fuzz: a session without its threads
+  // The header: into `call`, with private arguments. Null: refused, and why.
+  const Handler* check(std::span<const std::byte> message, Call& call, std::string& reason);
   bool admit(std::span<const std::byte> message, Call& call, std::string& reason);
   void execute(Call& call);
   void runBeside(Call call);
@@ -117,6 +124,8 @@ class Session {
   void postFailed(const Call& call);
   void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
   void controlLoop();
+  // False: the session is over.
+  bool control(std::span<const std::byte> message);
   void end(const std::string& reason);
   void endMalformed(const std::string& reason);  // any thread: tells the client
 
@@ -132,6 +141,7 @@ class Session {
   Images images_;
   Output output_;
   Record record_;
+  std::shared_ptr<LinkTable> links_;  // calls/module.cpp
 
   // Watcher's thread only: deliveries under way and the memory they read.
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;

@@ -25,9 +25,7 @@ Words::Words(const Driver& driver, Objects& objects, std::shared_ptr<transport::
       objects_(objects),
       publish_(std::move(publish)),
       fault_(std::move(fault)),
-      memory_(std::move(memory)) {
-  thread_ = std::thread([this] { run(); });
-}
+      memory_(std::move(memory)) {}
 
 Words::~Words() { stop(); }
 
@@ -71,6 +69,7 @@ bool Words::add(Watched watched) {
     if (!watched.then && watched_.size() >= kMostWatched) return false;
     watched_.push_back(std::move(watched));
     any_.store(true, std::memory_order_release);
+    if (!stopping_ && !thread_.joinable()) thread_ = std::thread([this] { run(); });
   }
   changed_.notify_one();
   return true;

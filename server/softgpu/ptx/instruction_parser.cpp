@@ -24,7 +24,7 @@ void Parser::body() {
   while (depth > 0) {
     if (peek().kind == TokenKind::end) fail("the text ends inside a function");
     if (takeMark('{')) {
-      ++depth;
+      if (++depth > kMaxScopes) fail("nested too deeply");
       scopes_.push_back({scope_, {}, {}, {}});
       scope_ = static_cast<int>(scopes_.size()) - 1;
     } else if (takeMark('}')) {
@@ -68,13 +68,17 @@ void Parser::registers() {
     int count = 1;
     if (takeMark('<')) {
       uint64_t number = expectInteger();
-      if (number > (1u << 24)) fail("too many registers");
+      if (number > kMaxFunctionRegisters) fail("too many registers");
       count = static_cast<int>(number);
       expectMark('>');
       scopes_[scope_].ranges.push_back({name, count, first});
     } else {
       scopes_[scope_].names[name] = {Symbol::Kind::reg, first};
     }
+    registerCount_ += static_cast<size_t>(count);
+    if (function_->registers.size() + static_cast<size_t>(count) > kMaxFunctionRegisters ||
+        registerCount_ > kMaxRegisters)
+      fail("too many registers");
     function_->registers.resize(function_->registers.size() + static_cast<size_t>(count), type.type);
   } while (takeMark(','));
   expectMark(';');
@@ -171,6 +175,7 @@ Operand Parser::operand() {
 }
 
 Operand Parser::operandAtom() {
+  Nested nested(*this);
   if (takeMark('!')) {
     Operand inner = operandAtom();
     inner.negated = !inner.negated;

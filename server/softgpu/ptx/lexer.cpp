@@ -42,6 +42,7 @@ class Lexer {
       } else if (c == '/' && peek(1) == '*') {
         for (at_ += 2; at_ < source_.size() && !(source_[at_] == '*' && peek(1) == '/'); ++at_)
           if (source_[at_] == '\n') ++line_;
+        if (at_ >= source_.size()) throw SyntaxError{line_, "a comment without an end"};
         at_ += 2;
       } else {
         return true;
@@ -66,6 +67,7 @@ class Lexer {
     if (c == '"') {
       for (++at_; at_ < source_.size() && source_[at_] != '"'; ++at_)
         if (source_[at_] == '\n') ++line_;
+      if (at_ == source_.size()) throw SyntaxError{line_, "a string without an end"};
       push(TokenKind::string, first + 1, at_);
       ++at_;
       return;

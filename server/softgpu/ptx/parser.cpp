@@ -282,6 +282,7 @@ Variable Parser::variableType(Space space) {
 }
 
 void Parser::declarator(Variable& variable) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 40;
   variable.name = expectWord();
   while (takeMark('[')) {
     if (takeMark(']')) {
@@ -289,7 +290,7 @@ void Parser::declarator(Variable& variable) {
       continue;
     }
     uint64_t count = expectInteger();
-    if (count > (uint64_t{1} << 40)) fail("an array too large");
+    if (count != 0 && variable.bytes > kMaxBytes / count) fail("an array too large");
     variable.bytes *= count;
     expectMark(']');
   }
@@ -309,6 +310,7 @@ void Parser::initialiser(Variable& variable) {
 }
 
 void Parser::initialiserValues(Variable& variable, uint64_t& offset) {
+  Nested nested(*this);
   expectMark('{');
   while (!takeMark('}')) {
     if (atMark('{'))
@@ -327,6 +329,7 @@ void Parser::initialiserValue(Variable& variable, uint64_t& offset) {
   const Token& token = take();
   if (token.kind == TokenKind::integer && atMark('(')) {  // 0xFF00(symbol): one byte of an address
     take();
+    if (token.value == 0) fail("a mask of no byte");
     one.shift = static_cast<uint8_t>(std::countr_zero(token.value));
     bool generic = peek().text == "generic";
     if (generic) take(), expectMark('(');

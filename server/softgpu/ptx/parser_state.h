@@ -30,6 +30,20 @@ class Parser {
   void skipBraces();
   [[noreturn]] void fail(const std::string& what) const;
 
+  // Text decides how deep braces nest; the stack has an end.
+  static constexpr int kMaxDepth = 64;
+  static constexpr int kMaxScopes = 256;  // a name is looked up in all of them
+  struct Nested {
+    explicit Nested(Parser& parser) : depth(parser.depth_) {
+      if (++depth > kMaxDepth) parser.fail("nested too deeply");
+    }
+    ~Nested() { --depth; }
+    Nested(const Nested&) = delete;
+    int& depth;
+  };
+  // A declaration of a few bytes may ask for any number.
+  static constexpr size_t kMaxFunctionRegisters = size_t{1} << 22, kMaxRegisters = size_t{1} << 24;
+
   // ---- module level (parser.cpp)
   struct Linkage {
     bool visible = false;
@@ -91,6 +105,8 @@ class Parser {
   Module module_;
   std::vector<Token> tokens_;
   size_t at_ = 0;
+  int depth_ = 0;
+  size_t registerCount_ = 0;  // of all functions
 
   Function* function_ = nullptr;
   std::vector<Scope> scopes_;

@@ -77,12 +77,13 @@ void applyMirror(Session& session, Call& call) {
   uint64_t address = served.get<"address">().value();
   auto& runs = served.get<"runs">().array();
   Reader in(std::as_bytes(std::span(runs)));
-  // The mirror begins in the session's memory too: its base reaches from there to the run.
+  // One piece of memory holds all from the mirror's beginning to the run: so far reaches its base.
   CUresult status = session.space().ownsHost(address, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   while (in.remaining() > 0 && status == CUDA_SUCCESS) {
     uint64_t offset = in.value<uint64_t>();
     auto bytes = in.blob();
-    if (in.bad() || address + offset < address || !session.space().ownsHost(address + offset, bytes.size())) {
+    if (in.bad() || offset > SIZE_MAX - bytes.size() ||
+        !session.space().ownsHost(address, offset + bytes.size())) {
       status = CUDA_ERROR_INVALID_VALUE;
       break;
     }
@@ -100,7 +101,9 @@ void collectMirror(Session& session, Call& call) {
   auto& out = served.get<"runs">().array();
   size_t& bytes = served.get<"bytes">().plain();
   if (!session.space().ownsHost(address, length)) return served.close(CUDA_ERROR_INVALID_VALUE);
-  bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, out);
+  // Whole words: runs are padded to them.
+  std::span<unsigned char> room(out.data(), out.size() & ~size_t{7});
+  bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, room);
   served.close(CUDA_SUCCESS);
 }
 

@@ -120,13 +120,34 @@ bool mayPrint(Session& session, const schema::ImageName& name, const DriverImage
   return prints;
 }
 
+// Options whose value is a number. The others' are places the driver reads or writes: a client has none here.
+bool isNumber(CUjit_option option) {
+  switch (option) {
+    case CU_JIT_WALL_TIME:
+    case CU_JIT_INFO_LOG_BUFFER:
+    case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+    case CU_JIT_ERROR_LOG_BUFFER:
+    case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+    case CU_JIT_GLOBAL_SYMBOL_NAMES:
+    case CU_JIT_GLOBAL_SYMBOL_ADDRESSES:
+    case CU_JIT_REFERENCED_KERNEL_NAMES:
+    case CU_JIT_REFERENCED_VARIABLE_NAMES:
+      return false;
+    default:
+      return option >= 0 && option < CU_JIT_NUM_OPTIONS;
+  }
+}
+
 // JIT options with the log buffers added; values are integers in pointers' clothes.
 struct JitOptions {
   std::vector<CUjit_option> names;
   std::vector<void*> values;
+  bool good = true;  // false: not to be handed to the driver
   template <class Options, class Values>
   JitOptions(Options& options, Values& numbers) {
-    for (size_t i = 0; i < options.size(); ++i) {
+    good = options.size() == numbers.size();
+    for (size_t i = 0; good && i < options.size(); ++i) {
+      good = isNumber(options[i]);
       names.push_back(options[i]);
       values.push_back(reinterpret_cast<void*>(numbers[i]));
     }
@@ -151,6 +172,7 @@ void load(Session& session, Call& call, bool keep, Make&& make) {
   auto code = std::make_shared<DriverImage>(image, served.template get<"kind">().value());
   if (code->pointer() == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.template get<"options">().array(), served.template get<"values">().array());
+  if (!options.good) return served.close(CUDA_ERROR_INVALID_VALUE);
   auto& info = served.template get<"infoLog">();
   auto& error = served.template get<"errorLog">();
   options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, info.array(), info.wanted());
@@ -362,19 +384,33 @@ CUresult onLinkThread(Session& session, const Call& call, const std::function<CU
   });
 }
 
+}  // namespace
+
 struct Link {
   std::unique_ptr<JitOptions> options;  // the driver writes through them until cuLinkDestroy
   std::vector<char> info = std::vector<char>(16384), error = std::vector<char>(16384);
   std::vector<std::byte> result;
 };
-std::mutex linksMutex;
-std::unordered_map<uint64_t, std::shared_ptr<Link>> links;  // by handle; a worker serves one session
+struct LinkTable {
+  std::unordered_map<uint64_t, std::shared_ptr<Link>> links;  // by handle
+};
 
-std::shared_ptr<Link> linkOf(uint64_t id) {
+namespace {
+
+std::mutex linksMutex;  // of every session's table
+
+std::shared_ptr<Link> linkOf(Session& session, uint64_t id) {
   std::lock_guard lock(linksMutex);
-  auto& link = links[id];
+  auto& table = session.links();
+  if (table == nullptr) table = std::make_shared<LinkTable>();
+  auto& link = table->links[id];
   if (link == nullptr) link = std::make_shared<Link>();
   return link;
+}
+
+void forgetLink(Session& session, uint64_t id) {
+  std::lock_guard lock(linksMutex);
+  if (session.links() != nullptr) session.links()->links.erase(id);
 }
 
 template <class S>
@@ -390,16 +426,22 @@ void copyLogs(S& served, const Link& link) {
 void linkCreate(Session& session, Call& call) {
   Served<LinkCreate> served(session, call);
   if (!served.open()) return;
-  auto link = linkOf(served.get<"link">().id());
+  auto link = linkOf(session, served.get<"link">().id());
   link->options =
       std::make_unique<JitOptions>(served.get<"options">().array(), served.get<"values">().array());
   JitOptions& options = *link->options;
+  if (!options.good) {
+    forgetLink(session, served.get<"link">().id());
+    return served.close(CUDA_ERROR_INVALID_VALUE);
+  }
   options.log(CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, link->info, true);
   options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, link->error, true);
-  served.close(onLinkThread(session, call, [&] {
+  CUresult status = onLinkThread(session, call, [&] {
     return session.driver().cuLinkCreate_v2(static_cast<unsigned>(options.names.size()), options.names.data(),
                                             options.values.data(), served.get<"link">().pass());
-  }));
+  });
+  if (status != CUDA_SUCCESS) forgetLink(session, served.get<"link">().id());
+  served.close(status);
 }
 
 void linkAdd(Session& session, Call& call) {
@@ -410,6 +452,7 @@ void linkAdd(Session& session, Call& call) {
   DriverImage code(image, 0);
   if (code.pointer() == nullptr) return served.close(CUDA_ERROR_INVALID_IMAGE);
   JitOptions options(served.get<"options">().array(), served.get<"values">().array());
+  if (!options.good) return served.close(CUDA_ERROR_INVALID_VALUE);
   // PTX with the terminator that follows every image.
   size_t size = image->bytes().size() + (served.get<"type">().value() == CU_JIT_INPUT_PTX ? 1 : 0);
   CUresult status = onLinkThread(session, call, [&] {
@@ -418,7 +461,7 @@ void linkAdd(Session& session, Call& call) {
         served.get<"name">().pass(), static_cast<unsigned>(options.names.size()), options.names.data(),
         options.values.data());
   });
-  copyLogs(served, *linkOf(served.get<"link">().id()));
+  copyLogs(served, *linkOf(session, served.get<"link">().id()));
   served.close(status);
 }
 
@@ -429,17 +472,14 @@ void linkDestroy(Session& session, Call& call) {
   uint64_t id = served.get<"state">().id();
   CUresult status =
       onLinkThread(session, call, [&] { return served.invoke(session.driver().cuLinkDestroy); });
-  if (status == CUDA_SUCCESS) {
-    std::lock_guard lock(linksMutex);
-    links.erase(id);
-  }
+  if (status == CUDA_SUCCESS) forgetLink(session, id);
   served.close(status);
 }
 
 void linkComplete(Session& session, Call& call) {
   Served<LinkComplete> served(session, call);
   if (!served.open()) return;
-  auto link = linkOf(served.get<"link">().id());
+  auto link = linkOf(session, served.get<"link">().id());
   void* result = nullptr;
   size_t bytes = 0;
   CUresult status = onLinkThread(session, call, [&] {
@@ -457,7 +497,7 @@ void linkComplete(Session& session, Call& call) {
 void linkRead(Session& session, Call& call) {
   Served<LinkRead> served(session, call);
   if (!served.open()) return;
-  auto link = linkOf(served.get<"link">().id());
+  auto link = linkOf(session, served.get<"link">().id());
   size_t offset = served.get<"offset">().value();
   auto& room = served.get<"data">().array();
   size_t n = offset <= link->result.size() ? std::min(room.size(), link->result.size() - offset) : 0;
