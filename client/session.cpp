@@ -26,6 +26,7 @@ thread_local bool Session::runningHostFunction __attribute__((tls_model("initial
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(500);
+constexpr uint64_t kMostStaging = uint64_t{1} << 30;  // that a worker may claim
 
 // How long a worker that does nothing is borne: as the holder says. A process has one session.
 struct Patience {
@@ -147,7 +148,11 @@ bool Session::greet(CUresult& status, std::string& text) {
   std::memcpy(hello_.get(), answer.data(), sizeof *hello_);
   hello_->text[sizeof hello_->text - 1] = 0;
   bool sane = hello_->magic == schema::kWorkerMagic && hello_->deviceCount <= schema::kMaxDevices &&
-              hello_->space < schema::kMaxSpaces;
+              hello_->space < schema::kMaxSpaces && hello_->stagingBytes <= kMostStaging;
+  for (schema::DeviceProperties& device : hello_->devices) {
+    device.name[sizeof device.name - 1] = 0;
+    device.pciBusId[sizeof device.pciBusId - 1] = 0;
+  }
   if (!sane || hello_->status != CUDA_SUCCESS) {
     text = sane ? hello_->text : "the worker's greeting is not gpupool's";
     if (sane) status = static_cast<CUresult>(hello_->status);
@@ -159,6 +164,10 @@ bool Session::greet(CUresult& status, std::string& text) {
   if (mapsMemory_) page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, bound);
   if (mapsMemory_ && page == nullptr) {
     text = "the worker's completion words did not arrive: " + connection_->reason();
+    return false;
+  }
+  if (page != nullptr && page->size() < schema::kWordsBytes) {
+    text = "the worker's completion words are fewer than they must be";
     return false;
   }
   words_ = std::make_unique<Words>(page);

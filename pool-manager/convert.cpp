@@ -1,6 +1,21 @@
 #include "pool-manager/convert.h"
 
+#include <kj/debug.h>
+
 namespace gpupool::pool {
+
+namespace {
+
+// A list of empty structs takes no bytes in a message, whatever its length says, and much memory here.
+template <class List>
+List devicesOf(List list) {
+  if (list.size() > 16 * kMaxDevices)  // fewer are refused in words: Pool::join
+    kj::throwFatalException(
+        KJ_EXCEPTION(FAILED, "more devices than a server or a lease can have", list.size()));
+  return list;
+}
+
+}  // namespace
 
 Id read(schema::Id128::Reader from) { return {from.getHigh(), from.getLow()}; }
 
@@ -21,7 +36,7 @@ Server read(schema::ServerInfo::Reader from) {
             from.getProtocol(),
             from.getRowsHash(),
             from.getPid()};
-  for (auto device : from.getDevices()) to.devices.push_back(read(device));
+  for (auto device : devicesOf(from.getDevices())) to.devices.push_back(read(device));
   return to;
 }
 
@@ -34,7 +49,7 @@ Lease read(schema::Lease::Reader from) {
   Lease to;
   to.id = read(from.getId());
   to.server = read(from.getServer());
-  for (auto device : from.getDevices())
+  for (auto device : devicesOf(from.getDevices()))
     to.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
   to.ttlMs = from.getTtlMs();
   to.epoch = from.getDeviceEpoch();

@@ -522,6 +522,7 @@ CUresult captureEmpty(const StreamRef& ref, std::shared_ptr<NodeInfo> info) {
   if (status == CUDA_SUCCESS && state != CU_STREAM_CAPTURE_STATUS_ACTIVE)
     status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (status != CUDA_SUCCESS) return status;
+  count = std::min(count, before.size());  // a worker's word
   CUgraphNode node = nullptr;
   status = addEmpty(&node, {graph, before.data(), count}, ref.context, std::move(info));
   if (status != CUDA_SUCCESS) return status;

@@ -23,7 +23,7 @@ bool Staging::start() {
   region_ = {hello.staging.id, hello.staging.generation};
   if (session.mapsMemory()) {
     memory_ = session.connection().map(region_, nullptr, bound());
-    if (memory_ == nullptr) return false;
+    if (memory_ == nullptr || memory_->size() < hello.stagingBytes) return false;  // what it is cut by
     mapped_ = memory_->data();
   }
   uint64_t cut = hello.stagingBytes / kSmallShare;

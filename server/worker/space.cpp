@@ -35,6 +35,7 @@ Space::~Space() {
     driver_.cuMemRelease(extent.handle);
   }
   for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, layout_.windowBytes);
+  host_.clear();  // each leaves a reservation behind, which is the arena's
   if (layout_.hostBytes != 0) munmap(reinterpret_cast<void*>(layout_.hostBase), layout_.hostBytes);
 }
 
