@@ -126,6 +126,10 @@ class Run:
                 fields = processes.stat(pid)
                 if fields and int(fields[3]) == pid:  # in a session of its own
                     self.known["holder"] = pid
+        if "run" in self.struck and "client" not in self.known:  # it may have become the program after that
+            for pid in processes.children(os.getpid()):
+                if processes.executable(pid) == program and pid != top:
+                    self.known["client"] = pid
         if client := self.known.get("client"):
             if worker := self.pool.worker_of(client):
                 self.known["worker"] = worker
@@ -146,6 +150,8 @@ class Run:
         client = self.known.get("client")
         if client and client in self.reaper.ended:
             return self.reaper.ended[client]
+        if "run" in self.struck and not client and time.monotonic() < self.struck_at + 0.5:
+            return None
         return self.reaper.end_of(self.started.pid) if not self.orphaned() else None
 
     def orphaned(self):
