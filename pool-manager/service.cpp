@@ -341,8 +341,9 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
     });
     login = std::make_shared<Login>(tokens_, failures_, peer, std::move(counted));
   }
-  auto connection = kj::heap<Connection>(
-      patientStream(kj::mv(stream)), schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login, process)));
+  auto connection =
+      kj::heap<Connection>(patientStream(kj::mv(stream)),
+                           schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login, process)));
   auto done = connection->network.onDisconnect();
   if (login != nullptr)
     done = done.exclusiveJoin(timer_.afterDelay(limits_.login).then([login]() -> kj::Promise<void> {
