@@ -1,0 +1,31 @@
+// In place of server/worker/output.cpp, callbacks.cpp, host_room.cpp and server/arena_mmap.cpp, which decode
+// nothing and have to do with the whole process or machine: its standard output, its mmap, its memory, host
+// functions that are never answered here.
+#include "server/arena_mmap.h"
+#include "server/worker/callbacks.h"
+#include "server/worker/host_room.h"
+#include "server/worker/output.h"
+
+namespace gpupool::server {
+
+Output::Output() = default;
+Output::~Output() = default;
+std::string Output::take() { return {}; }
+std::string Output::takeErrors() { return {}; }
+
+bool hostHasRoom(uint64_t) { return true; }
+
+bool reserveGlobalArena() { return false; }
+GlobalArenaUse globalArenaUse() { return {}; }
+PlaceGlobals::PlaceGlobals() = default;
+PlaceGlobals::~PlaceGlobals() = default;
+
+namespace session_callbacks {
+
+void* make(Session&, uint64_t) { return nullptr; }
+void run(void*, CUresult) {}
+void CUDA_CB hostNode(void*) {}
+uint64_t idOf(CUhostFn, void*) { return 0; }
+
+}  // namespace session_callbacks
+}  // namespace gpupool::server
