@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "base/log.h"
+#include "base/reserve.h"
 #include "client/holder.h"
 #include "client/process.h"
 
@@ -55,17 +56,9 @@ class SignalsBlocked {
 };
 
 bool isFree(uint64_t address, uint64_t bytes) {
-  void* want = reinterpret_cast<void*>(address);
-  void* got =
-      mmap(want, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-  if (got == MAP_FAILED) return false;
-  munmap(got, bytes);
-  return got == want;
-}
-
-void hold(uint64_t address, uint64_t bytes) {
-  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  if (!reserveAt(address, bytes)) return false;
+  munmap(reinterpret_cast<void*>(address), bytes);
+  return true;
 }
 
 }  // namespace
@@ -158,8 +151,11 @@ bool Session::greet(CUresult& status, std::string& text) {
     if (sane) status = static_cast<CUresult>(hello_->status);
     return false;
   }
-  hold(space().deviceBase, space().windowBytes * schema::kMaxDevices);
-  hold(space().hostBase, space().hostBytes);
+  if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
+      !reserveAt(space().hostBase, space().hostBytes)) {
+    text = "the application mapped memory where the session's was to lie, while it was opened";
+    return false;
+  }
   std::shared_ptr<transport::SharedMemory> page;
   if (mapsMemory_) page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, bound);
   if (mapsMemory_ && page == nullptr) {

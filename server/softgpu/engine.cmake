@@ -13,6 +13,7 @@ endif()
 message(STATUS "software GPU: LLVM ${LLVM_PACKAGE_VERSION}")
 
 add_library(softgpu_engine STATIC
+  address_plan.cpp
   engine.cpp
   ptx/lexer.cpp
   ptx/parser.cpp

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include "base/log.h"
+#include "base/reserve.h"
 #include "server/worker/host_room.h"
 
 namespace gpupool::server {
@@ -43,12 +44,7 @@ int Space::reserve(uint32_t offered, std::string& reason) {
   for (int i = 0; i < schema::kMaxSpaces; ++i) {
     if ((offered >> i & 1) == 0) continue;
     const schema::AddressSpace& space = schema::kSpaces[i];
-    void* host = mmap(reinterpret_cast<void*>(space.hostBase), space.hostBytes, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-    if (host != reinterpret_cast<void*>(space.hostBase)) {
-      if (host != MAP_FAILED) munmap(host, space.hostBytes);
-      continue;
-    }
+    if (!reserveAt(space.hostBase, space.hostBytes)) continue;
     bool good = true;
     for (size_t d = 0; good && d < devices_.size(); ++d) {
       CUdeviceptr want = space.deviceBase + d * space.windowBytes, got = 0;
@@ -62,7 +58,7 @@ int Space::reserve(uint32_t offered, std::string& reason) {
     }
     for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, space.windowBytes);
     windows_.clear();
-    munmap(host, space.hostBytes);
+    munmap(reinterpret_cast<void*>(space.hostBase), space.hostBytes);
   }
   reason = "client and worker can reserve no common address space for the session";
   return -1;

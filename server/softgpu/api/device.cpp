@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 
+#include "server/softgpu/address_plan.h"
 #include "server/softgpu/api/context.h"
 #include "server/softgpu/api/pool.h"
 
@@ -17,10 +18,6 @@ namespace gpupool::softgpu::api {
 namespace {
 
 constexpr uint64_t kDefaultMemory = 2ull << 30;
-// Below the session windows (from 0x2000_0000_0000) and above AddressSanitizer's shadow.
-constexpr uint64_t kHeapBase = 0x110000000000, kHeapStep = 1ull << 40;
-constexpr uint64_t kGlobalsBase = 0x1a0000000000, kGlobalsStep = 64ull << 30;
-constexpr uint64_t kGlobalsBytes = 32ull << 30;
 
 std::atomic<bool> ready{false};
 std::atomic<bool> forked{false};  // a child of the process that initialised: the driver does not work there
@@ -124,8 +121,8 @@ Device::Device(int ordinal, int physical, uint64_t bytes)
       physical_(physical),
       total_(bytes),
       uuid_(makeUuid(physical)),
-      heap_(kHeapBase + physical * kHeapStep, kHeapStep),
-      globals_(kGlobalsBase + physical * kGlobalsStep, kGlobalsBytes) {}
+      heap_(addressPlan().heap + physical * addressPlan().heapStep, addressPlan().heapStep),
+      globals_(addressPlan().globals + physical * addressPlan().globalsStep, addressPlan().globalsBytes) {}
 
 std::string Device::pciName() const {
   char text[16];

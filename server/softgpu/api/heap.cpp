@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/reserve.h"
 #include "server/softgpu/engine.h"
 
 namespace gpupool::softgpu::api {
@@ -14,23 +15,14 @@ constexpr uint64_t kLarge = 2 << 20;
 
 uint64_t up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
-uint64_t mapNone(uint64_t at, uint64_t bytes, int extra) {
-  void* got = mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | extra, -1, 0);
-  if (got == MAP_FAILED) return 0;
-  if (at && (extra & MAP_FIXED_NOREPLACE) && reinterpret_cast<uint64_t>(got) != at) {
-    munmap(got, bytes);  // kernels before 4.17 take the flag for a hint
-    return 0;
-  }
-  return reinterpret_cast<uint64_t>(got);
-}
-
 }  // namespace
 
 uint64_t reserveAddresses(uint64_t hint, uint64_t bytes, bool exactly) {
-  if (!kChooseAddresses) return mapNone(0, bytes, 0);
-  if (uint64_t got = hint ? mapNone(hint, bytes, MAP_FIXED_NOREPLACE) : 0) return got;
-  return exactly ? 0 : mapNone(hint, bytes, 0);
+  if (hint && reserveAt(hint, bytes)) return hint;
+  if (exactly) return 0;
+  void* got = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return got == MAP_FAILED ? 0 : reinterpret_cast<uint64_t>(got);
 }
 
 VaHeap::VaHeap(uint64_t hint, uint64_t bytes) {

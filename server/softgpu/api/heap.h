@@ -37,13 +37,6 @@ class VaHeap {
   std::set<std::pair<uint64_t, uint64_t>> bySize_;  // (bytes, address)
 };
 
-// The thread sanitizer has shadow memory where this library likes to be: there the system chooses.
-#ifdef __SANITIZE_THREAD__
-inline constexpr bool kChooseAddresses = false;
-#else
-inline constexpr bool kChooseAddresses = true;
-#endif
-
 // Reserves address space PROT_NONE: at `hint` exactly if it is free, else near it; 0 if there is none.
 uint64_t reserveAddresses(uint64_t hint, uint64_t bytes, bool exactly);
 

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "server/softgpu/address_plan.h"
 #include "server/softgpu/api/capture.h"
 #include "server/softgpu/api/graph_memory.h"
 #include "server/softgpu/api/pool.h"
@@ -14,18 +15,16 @@ namespace gpupool::softgpu::api {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-// Pinned and managed memory: apart from the process's own, so that a wild host pointer faults in a kernel.
-constexpr uint64_t kHostBase = 0x1c0000000000;
 constexpr uint64_t kPitchAlignment = 512;
 
 uint64_t pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Anonymous memory in the host arena. Null on failure.
+// Anonymous memory, apart from the process's own, so that a wild host pointer faults in a kernel. Null on failure.
 AllocationPtr mapHost(uint64_t bytes, Allocation::Kind kind, unsigned flags, Context& context) {
-  static std::atomic<uint64_t> cursor{kHostBase};
+  static std::atomic<uint64_t> cursor{addressPlan().host};
   uint64_t size = pages(bytes);
   if (size < bytes) return nullptr;
-  uint64_t hint = kChooseAddresses ? cursor.fetch_add(size + kPage) : 0;
+  uint64_t hint = cursor.fetch_add(size + kPage);
   void* got =
       mmap(reinterpret_cast<void*>(hint), size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED) return nullptr;

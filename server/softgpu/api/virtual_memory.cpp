@@ -8,6 +8,7 @@
 
 #include <mutex>
 
+#include "server/softgpu/address_plan.h"
 #include "server/softgpu/api/pool.h"
 #include "server/softgpu/engine.h"
 
@@ -15,13 +16,11 @@ namespace gpupool::softgpu::api {
 namespace {
 
 constexpr uint64_t kGranularity = 2 << 20;
-// Reservations without a wish start here: above everything that has a fixed place.
-constexpr uint64_t kReservationBase = 0x1d0000000000;
 
 struct Reservations {
   std::mutex mutex;
   std::map<uint64_t, uint64_t> ranges;  // base -> bytes
-  uint64_t cursor = kReservationBase;
+  uint64_t cursor = addressPlan().reservations;
 
   bool contain(uint64_t address, uint64_t bytes) const {
     auto after = ranges.upper_bound(address);

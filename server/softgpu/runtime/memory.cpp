@@ -5,18 +5,18 @@
 #include <atomic>
 #include <mutex>
 
+#include "base/reserve.h"
+#include "server/softgpu/address_plan.h"
 #include "server/softgpu/engine.h"
 
 namespace gpupool::softgpu::runtime {
 namespace {
 
-constexpr uint64_t kFirstAddress = 0x1100'0000'0000;
-constexpr uint64_t kEndAddress = 0x1F00'0000'0000;
 constexpr uint64_t kPage = 4096;
 
 std::mutex marksMutex;
 uint32_t marks[kGranules];
-std::atomic<uint64_t> nextAddress{kFirstAddress};
+std::atomic<uint64_t> used{0};  // of the plan's room, wrapped around when it is through
 
 uint64_t roundUp(uint64_t bytes) { return (bytes + kPage - 1) & ~(kPage - 1); }
 
@@ -38,21 +38,22 @@ constinit uint8_t gpupoolHidden[kGranules] = {GPUPOOL_HIDDEN_16, GPUPOOL_HIDDEN_
 
 uint64_t mapVisible(uint64_t bytes) {
   uint64_t size = roundUp(bytes) + kPage;
-  void* mapped = MAP_FAILED;
-  for (int attempt = 0; attempt < 64 && mapped == MAP_FAILED; ++attempt) {
-    uint64_t hint = nextAddress.fetch_add(size);
-    if (hint + size > kEndAddress) {
-      nextAddress = kFirstAddress;
+  const AddressPlan& plan = addressPlan();
+  uint64_t address = 0;
+  for (int attempt = 0; attempt < 64 && address == 0; ++attempt) {
+    uint64_t hint = plan.engine + used.fetch_add(size);
+    if (hint + size > plan.engineEnd) {
+      used = 0;
       continue;
     }
-    mapped = mmap(reinterpret_cast<void*>(hint), size, PROT_READ | PROT_WRITE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (reserveAt(hint, size)) address = hint;
   }
-  if (mapped == MAP_FAILED)  // a sanitizer owns those addresses
-    mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapped == MAP_FAILED) return 0;
-  auto address = reinterpret_cast<uint64_t>(mapped);
-  mprotect(reinterpret_cast<void*>(address + size - kPage), kPage, PROT_NONE);
+  if (address == 0) {  // full of others' memory
+    void* mapped = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) return 0;
+    address = reinterpret_cast<uint64_t>(mapped);
+  }
+  mprotect(reinterpret_cast<void*>(address), size - kPage, PROT_READ | PROT_WRITE);
   markVisible(address, size);
   return address;
 }

@@ -323,3 +323,28 @@ TEST_CASE("a fault sticks to its context and to nothing else") {
   GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cuEventQuery(event));
   cuCtxDestroy(context);
 }
+
+TEST_CASE("a process's own memory is not the kernels', also once they used shared memory") {
+  static int fixed = 7;
+  int onStack = 7;
+  std::vector<int> mapped(1 << 20, 7);  // large enough for a mapping of its own
+  OK(cuInit(0));
+  for (int* own : {&fixed, &onStack, mapped.data()}) {
+    CUcontext context = nullptr;
+    OK(cuCtxCreate(&context, nullptr, 0, 0));
+    CUmodule module = nullptr;
+    OK(cuModuleLoadData(&module, kKernels));
+    CUfunction sum = nullptr, bad = nullptr;
+    OK(cuModuleGetFunction(&sum, module, "sumShared"));
+    OK(cuModuleGetFunction(&bad, module, "badStore"));
+    {
+      Buffer<int> total(1);
+      OK(launch(sum, 32, 64 * sizeof(int), nullptr, total.address, 64));
+      CHECK(total.get()[0] == 63 * 64 / 2);
+    }
+    OK(launch(bad, 1, 0, nullptr, own));
+    GIVES(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
+    CHECK(*own == 7);
+    cuCtxDestroy(context);
+  }
+}
