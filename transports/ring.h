@@ -116,8 +116,9 @@ class RingConsumer {
   // Gives `bytes` back to the producer. True: it sleeps and must be woken.
   bool release(size_t bytes) {
     head_ += bytes;
-    position_.store(head_, std::memory_order_relaxed);
+    // The head first: who sees the position gives the room behind it away, and the producer must find it.
     words_->head.store(head_, expedited_ ? std::memory_order_release : std::memory_order_seq_cst);
+    position_.store(head_, std::memory_order_release);
     return mustWake(words_->producerArmed, expedited_);
   }
 
