@@ -174,6 +174,7 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
   uint64_t address = reinterpret_cast<uint64_t>(from);
   CUresult status = awaitLandings(address, bytes);
+  if (status == CUDA_SUCCESS) status = awaitApplies();
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(mutex_);
@@ -357,9 +358,26 @@ void HostMemory::scrub(Mirror& mirror) {
   for (bool more = true; more;) {
     size_t bytes = mirror.base.collect(zeros.data(), zeros.size(), runs, &more);
     if (bytes == 0) return;
-    Session::get().post<"sessionMirrorApply">(CUcontext{nullptr}, CUdeviceptr{mirror.device},
-                                              static_cast<const unsigned char*>(runs.data()), bytes);
+    mirror.context = nullptr;
+    postApply(mirror, runs, bytes);
   }
+}
+
+CUresult HostMemory::postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes) {
+  CUresult status = Session::get().post<"sessionMirrorApply">(mirror.context, CUdeviceptr{mirror.device}, runs.data(),
+                                                              bytes);
+  ++applies_;
+  return status;
+}
+
+// A put lands as soon as it arrives, a frame waits for its turn: changes still waiting would undo bytes put later.
+CUresult HostMemory::awaitApplies() {
+  const uint64_t sent = applies_;
+  if (applied_ >= sent) return CUDA_SUCCESS;
+  CUresult status = Session::get().await<"sessionDrain">(CUcontext{nullptr}, CUstream{nullptr}, 2u);
+  for (uint64_t known = applied_; known < sent && !applied_.compare_exchange_weak(known, sent);) {
+  }
+  return status;
 }
 
 void HostMemory::mirrorArena(uint64_t address) {
@@ -399,9 +417,7 @@ CUresult HostMemory::publish() {
       }
       size_t bytes = mirror->base.collect(now, mirror->bytes, runs, &more);
       if (bytes == 0) break;
-      CUresult status =
-          Session::get().post<"sessionMirrorApply">(mirror->context, CUdeviceptr{mirror->device},
-                                                    static_cast<const unsigned char*>(runs.data()), bytes);
+      CUresult status = postApply(*mirror, runs, bytes);
       if (status != CUDA_SUCCESS) return status;
     }
   }

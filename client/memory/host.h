@@ -101,9 +101,12 @@ class HostMemory {
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   CUresult putRange(const void* from, size_t bytes);
+  CUresult postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes);
+  CUresult awaitApplies();
   size_t openFunctions_ = 0;
   std::set<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
+  std::atomic<uint64_t> applies_{0}, applied_{0};  // frames of changes sent, and known to have been executed
   std::mutex mirrorMutex_;  // one publish or collect at a time
 };
 
