@@ -98,15 +98,26 @@ class HandleTable {
   // Constructs T(arguments...) and publishes it.
   template <typename... Arguments>
   Created create(Arguments&&... arguments) {
+    const Created made = prepare(std::forward<Arguments>(arguments)...);
+    if (made.object != nullptr) publish(made.id);
+    return made;
+  }
+
+  // The same in two steps, for objects that others come across (forEach) and that are not complete at once. Until it
+  // is published, or discarded, an object is its maker's alone.
+  template <typename... Arguments>
+  Created prepare(Arguments&&... arguments) {
     const uint32_t index = takeIndex();
     if (index == 0) return {};
     Slot& slot = *slotAt(index);
     T* object = new (slot.storage) T(std::forward<Arguments>(arguments)...);
-    const uint32_t generation = slot.generation();
-    slot.state.store(kLive | uint64_t{generation} << kGenerationShift, std::memory_order_release);
-    live_.fetch_add(1, std::memory_order_relaxed);
-    return {makeHandle(kind_, index, generation), object};
+    return {makeHandle(kind_, index, slot.generation()), object};
   }
+  void publish(uint64_t id) {
+    live_.fetch_add(1, std::memory_order_relaxed);
+    slotOf(id)->state.store(kLive | uint64_t{generationOf(id)} << kGenerationShift, std::memory_order_release);
+  }
+  void discard(uint64_t id) { finish(*slotOf(id), indexOf(id)); }
 
   T* find(uint64_t id) {
     Slot* slot = slotOf(id);

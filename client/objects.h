@@ -11,6 +11,7 @@
 
 #include "client/handles.h"
 #include "client/parameters.h"
+#include "schema/frame.h"
 #include "schema/handles.h"
 #include "schema/session_calls.h"
 
@@ -27,13 +28,21 @@ struct Stream {
   std::atomic<uint64_t> posted{0};     // operations sent
   std::atomic<uint64_t> requested{0};  // highest count a word was asked for
   std::atomic<bool> capturing{false};
+  bool ended = false;  // under lockWords: its end was sent, and nothing may follow
 };
+
+// A completion word and the value it will come to, read and replaced as one.
+struct WordMark {
+  uint64_t word : 16;
+  uint64_t value : 48;
+};
+static_assert(schema::kWordsCount <= size_t{1} << 16 && std::atomic<WordMark>::is_always_lock_free);
 
 struct Event {
   CUcontext context = nullptr;
   unsigned flags = 0;
-  uint64_t word = 0;
-  std::atomic<uint64_t> recorded{0};  // word value of the last record
+  std::atomic<WordMark> last{WordMark{0, 0}};  // of the last record
+  uint64_t stream = 0;                // where that was (Stream::id); under event.cpp's mutex
   std::atomic<bool> ever{false};      // recorded at all
   std::atomic<bool> captured{false};  // the last record was part of a capture
 };

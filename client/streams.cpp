@@ -39,14 +39,8 @@ void destroyThreadStreams(void* session) {
   auto* mine = static_cast<ThreadStreams*>(session);
   for (auto& entry : mine->entries) {
     if (entry.context->id.load() != entry.life || process::state() != process::State::ready) continue;
-    Stream* stream = streams.find(toId(entry.stream));
-    if (stream == nullptr) continue;
-    uint64_t word = stream->word, last = 0;
-    requestWord({stream, entry.context->handle, entry.stream}, last);
-    last = stream->requested.load();
-    streams.destroy(toId(entry.stream));
-    Session::get().post<"cuStreamDestroy_v2">(entry.context->handle, entry.stream);
-    retireWord(word, last);
+    if (auto stream = streams.pin(toId(entry.stream)))
+      endStream({stream.get(), entry.context->handle, entry.stream});
   }
   delete mine;
 }
@@ -75,20 +69,34 @@ CUresult perThreadStream(Context& context, StreamRef& out) {
       out = {streams.find(toId(entry.stream)), context.handle, entry.stream};
       return out.stream != nullptr ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
-  auto made = streams.create();
-  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  equip(*made.object, context.handle);
-  auto handle = fromId<CUstream>(made.id);
-  CUresult status = Session::get().post<"cuStreamCreateWithPriority">(context.handle, &handle, 0u, 0);
+  CUstream handle = nullptr;
+  CUresult status = makeStream(context.handle, 0, 0, handle);
   if (status != CUDA_SUCCESS) return status;
   entries.push_back({&context, context.id.load(), handle});
-  out = {made.object, context.handle, handle};
+  out = {streams.find(toId(handle)), context.handle, handle};
   return CUDA_SUCCESS;
 }
 
 }  // namespace
 
-void equipStream(Stream& stream, CUcontext context) { equip(stream, context); }
+CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out) {
+  auto made = streams.prepare();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  equip(*made.object, context);
+  made.object->flags = flags;
+  made.object->priority = priority;
+  auto handle = fromId<CUstream>(made.id);
+  CUresult status = CUDA_ERROR_OUT_OF_MEMORY;  // no word: tens of thousands are alive
+  if (made.object->word != 0)
+    status = Session::get().post<"cuStreamCreateWithPriority">(context, &handle, flags, priority);
+  if (status != CUDA_SUCCESS) {
+    streams.discard(made.id);
+    return status;
+  }
+  streams.publish(made.id);
+  out = handle;
+  return CUDA_SUCCESS;
+}
 
 void retireWord(uint64_t word, uint64_t last) {
   Session& session = Session::get();
@@ -196,13 +204,35 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
   return status;
 }
 
-CUresult requestWord(const StreamRef& ref, uint64_t& value) {
-  auto order = lockWords();  // words of one stream must be asked for in the order of their values
+static CUresult requestNext(const StreamRef& ref, uint64_t& value) {  // under lockWords
   value = ref.stream->posted.load(std::memory_order_acquire);
+  if (ref.stream->ended) return CUDA_SUCCESS;  // asked for before
   if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);
   if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
+  return status;
+}
+
+CUresult requestWord(const StreamRef& ref, uint64_t& value) {
+  auto order = lockWords();  // words of one stream must be asked for in the order of their values
+  return requestNext(ref, value);
+}
+
+CUresult endStream(const StreamRef& ref) {
+  if (!streams.destroy(toId(ref.wire))) return CUDA_ERROR_INVALID_HANDLE;
+  const uint64_t word = ref.stream->word;
+  uint64_t last = 0;  // frees in this stream's order wait for its word
+  CUresult status = CUDA_SUCCESS;
+  {
+    // Whoever synchronises the context may ask for its word at the same time: before the end, or not at all.
+    auto order = lockWords();
+    requestNext(ref, last);
+    last = ref.stream->requested.load();
+    ref.stream->ended = true;
+    status = Session::get().post<"cuStreamDestroy_v2">(ref.context, ref.wire);
+  }
+  retireWord(word, last);
   return status;
 }
 
@@ -224,16 +254,19 @@ bool isDone(const StreamRef& ref, uint64_t value) {
   return Session::get().words().reached(ref.stream->word, value);
 }
 
+static bool sleepsIn(CUcontext handle) {
+  Context* context = contexts().find(handle);
+  return context != nullptr && (context->flags.load(std::memory_order_relaxed) & CU_CTX_SCHED_MASK) ==
+                                   CU_CTX_SCHED_BLOCKING_SYNC;
+}
+
 CUresult waitFor(const StreamRef& ref, uint64_t value) {
   Session& session = Session::get();
   CUresult status = CUDA_SUCCESS;
   if (!isDone(ref, value)) {
     uint64_t asked = 0;
     if (ref.stream->requested.load(std::memory_order_acquire) < value) status = requestWord(ref, asked);
-    Context* context = contexts().find(ref.context);
-    bool sleeps = context != nullptr && (context->flags.load(std::memory_order_relaxed) &
-                                         CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
-    if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value, sleeps);
+    if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value, sleepsIn(ref.context));
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS) status = hostMemory().settle();
@@ -258,17 +291,17 @@ CUresult synchronizeContext(CUcontext context) {
     if (status != CUDA_SUCCESS || session.mapsMemory())
       return status == CUDA_SUCCESS ? hostMemory().settle() : status;
   }
-  std::vector<std::pair<StreamRef, uint64_t>> open;
+  std::vector<std::pair<uint64_t, uint64_t>> open;  // words, which outlive their streams
   CUresult status = session.sticky();
   forEachStream(context, [&](const StreamRef& ref) {
     uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
     if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
     status = requestWord(ref, value);
-    if (status == CUDA_SUCCESS) open.emplace_back(ref, value);
+    if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
   });
-  for (auto& [ref, value] : open) {
+  for (auto& [word, value] : open) {
     if (status != CUDA_SUCCESS) break;
-    status = waitFor(ref, value);
+    if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));
   }
   if (status == CUDA_SUCCESS) status = hostMemory().settle();
   return status == CUDA_SUCCESS ? session.sticky() : status;

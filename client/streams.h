@@ -86,7 +86,10 @@ struct ContextStreams {
 };
 // The word of a destroyed stream or event: free again when the device has written `last` into it.
 void retireWord(uint64_t word, uint64_t last);
-void equipStream(Stream& stream, CUcontext context);  // id and completion word of a new stream
+// A new stream: nobody sees it before the worker was told. Its handle.
+CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out);
+// Ends a stream that no capture counts on any more. CUDA_ERROR_INVALID_HANDLE: somebody else did.
+CUresult endStream(const StreamRef& ref);
 ContextStreams& streamsOf(Context& context);
 void forgetStreams(Context& context);  // the context ended: its streams are gone
 

@@ -12,7 +12,24 @@ namespace gpupool::client {
 namespace {
 
 constexpr unsigned kKnownFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
-std::mutex recording;  // the words of one event must be asked for in the order of their values
+std::mutex recording;  // the values of one word must be asked for in their order
+
+// The word and value of a record in `stream`. A word's values are written in order as long as one stream writes them:
+// while another stream still has to write this event's word, the record gets a word of its own. Under `recording`.
+CUresult nextMark(const Event& event, const Stream& stream, WordMark& mark) {
+  Session& session = Session::get();
+  mark = event.last.load(std::memory_order_relaxed);
+  if (event.stream != stream.id && !session.words().reached(mark.word, mark.value)) {
+    const uint64_t fresh = session.words().take();
+    if (fresh == 0) {  // tens of thousands are in use: the other stream comes first
+      if (CUresult status = session.waitWord(mark.word, mark.value); status != CUDA_SUCCESS) return status;
+    } else {
+      mark = {fresh, session.words().value(fresh)};
+    }
+  }
+  mark.value = mark.value + 1;
+  return CUDA_SUCCESS;
+}
 
 CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   StreamRef ref;
@@ -35,12 +52,19 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
     return CUDA_SUCCESS;
   }
   std::lock_guard lock(recording);
-  uint64_t value = event->recorded.load(std::memory_order_relaxed) + 1;
-  status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, event->word, value);
-  if (status != CUDA_SUCCESS) return status;
+  const WordMark before = event->last.load(std::memory_order_relaxed);
+  WordMark mark{};
+  if (status = nextMark(*event, *ref.stream, mark); status != CUDA_SUCCESS) return status;
+  status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
+  if (status != CUDA_SUCCESS) {  // the session's end, as a rule
+    if (mark.word != before.word) Session::get().words().retire(mark.word, mark.value - 1);
+    return status;
+  }
   event->captured = false;
   event->ever = true;
-  event->recorded.store(value, std::memory_order_release);
+  event->stream = ref.stream->id;
+  event->last.store(mark, std::memory_order_release);
+  if (mark.word != before.word) retireWord(before.word, before.value);
   return CUDA_SUCCESS;
 }
 
@@ -55,12 +79,12 @@ CUresult query(CUevent handle, Event& event) {
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
-  uint64_t value = event.recorded.load(std::memory_order_acquire);
+  const WordMark last = event.last.load(std::memory_order_acquire);
   if (!event.ever) return askDriver(handle, event);
-  if (session.words().reached(event.word, value)) return hostMemory().settle();
+  if (session.words().reached(last.word, last.value)) return hostMemory().settle();
   if (session.mapsMemory()) return CUDA_ERROR_NOT_READY;
   CUresult status = session.await<"cuEventQuery">(event.context, handle);  // words come late over a network
-  if (status == CUDA_SUCCESS) status = session.waitWord(event.word, value);
+  if (status == CUDA_SUCCESS) status = session.waitWord(last.word, last.value);
   return status == CUDA_SUCCESS ? hostMemory().settle() : status;
 }
 
@@ -70,8 +94,8 @@ CUresult wait(CUevent handle, Event& event) {
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   CUresult status = CUDA_SUCCESS;
   if (event.ever) {
-    status = session.waitWord(event.word, event.recorded.load(std::memory_order_acquire),
-                              (event.flags & CU_EVENT_BLOCKING_SYNC) != 0);
+    const WordMark last = event.last.load(std::memory_order_acquire);
+    status = session.waitWord(last.word, last.value, (event.flags & CU_EVENT_BLOCKING_SYNC) != 0);
   } else {
     // Ends with the graph's launch or the session.
     for (auto pause = std::chrono::microseconds(20);
@@ -96,11 +120,10 @@ CUresult destroy(CUevent handle) {
   Event* event = events.find(toId(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   CUcontext context = event->context;
-  uint64_t word = event->word;
-  uint64_t last = event->recorded.load();
+  const WordMark last = event->last.load();
   if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
   CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
-  retireWord(word, last);
+  retireWord(last.word, last.value);
   return status;
 }
 
@@ -119,9 +142,9 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
   Words& words = Session::get().words();
   made.object->context = context->handle;
   made.object->flags = flags;
-  made.object->word = words.take();
-  made.object->recorded = words.value(made.object->word);
-  if (made.object->word == 0) {
+  const uint64_t word = words.take();
+  made.object->last = WordMark{word, words.value(word)};
+  if (word == 0) {
     events.destroy(made.id);
     return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
   }

@@ -21,38 +21,14 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
     if (status != CUDA_SUCCESS) return status;
     priority = std::clamp(priority, greatest, least);
   }
-  auto made = streams.create();
-  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  equipStream(*made.object, context->handle);
-  if (made.object->word == 0) {
-    streams.destroy(made.id);
-    return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
-  }
-  made.object->flags = flags;
-  made.object->priority = priority;
-  auto handle = fromId<CUstream>(made.id);
-  status = Session::get().post<"cuStreamCreateWithPriority">(context->handle, &handle, flags, priority);
-  if (status != CUDA_SUCCESS) {
-    streams.destroy(made.id);
-    return status;
-  }
-  *out = handle;
-  return CUDA_SUCCESS;
+  return makeStream(context->handle, flags, priority, *out);
 }
 
 CUresult destroy(CUstream handle) {
-  Stream* stream = streams.find(toId(handle));
-  if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  CUcontext context = stream->context;
-  uint64_t word = stream->word;
-  uint64_t last = 0;  // frees in this stream's order wait for its word
-  if (!stream->capturing) requestWord({stream, context, handle}, last);
-  last = stream->requested.load();
+  auto stream = streams.pin(toId(handle));
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   captureDropped(*stream);
-  if (!streams.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = Session::get().post<"cuStreamDestroy_v2">(context, handle);
-  retireWord(word, last);
-  return status;
+  return endStream({stream.get(), stream->context, handle});
 }
 
 CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& function, bool error) {

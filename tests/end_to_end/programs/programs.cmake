@@ -41,6 +41,7 @@ gpupool_program(stress_allocations TIMEOUT 120)
 
 # Streams, events, callbacks, graphs.
 gpupool_program(async_copies)
+gpupool_program(event_again)
 gpupool_program(host_callbacks)
 gpupool_program(graph_capture)
 gpupool_program(graph_manual)
@@ -49,6 +50,7 @@ gpupool_program(capture_modes)
 gpupool_program(per_thread_stream FLAGS --default-stream per-thread)
 gpupool_program(deep_queue TIMEOUT 120)
 gpupool_program(stress_threads TIMEOUT 120)
+gpupool_program(stress_mixed FLAGS -lcuda TIMEOUT 120 NEEDS driver)
 
 # Code: how it is built, loaded, linked, called.
 gpupool_program(function_pointers)
