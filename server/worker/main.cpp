@@ -16,11 +16,22 @@
 #include "server/worker_process.h"
 #include "transports/waiting.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
 using namespace gpupool;
 
 namespace {
 
 constexpr std::chrono::hours kForEver{24 * 365};
+
+// In AddressSanitizer's builds: ends the process if memory was leaked. What the session still owns is not leaked.
+void checkLeaks() {
+#ifdef __SANITIZE_ADDRESS__
+  __lsan_do_leak_check();
+#endif
+}
 
 int serve(const server::WorkerArguments& arguments) {
   server::preferForOutOfMemory();
@@ -56,6 +67,7 @@ int serve(const server::WorkerArguments& arguments) {
         server::WorkerProcess::kGrace, clientGone);
     why = session.run();
     process.reportEnded(why);
+    checkLeaks();
     // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them
     // and frees the device faster than an orderly teardown, and nothing outlives this process.
     _exit(0);

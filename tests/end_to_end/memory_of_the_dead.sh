@@ -27,7 +27,7 @@ used() { "$smi" --query-gpu=memory.used --format=csv,noheader,nounits | awk "{ t
 used_before=${smi:+$(used)}
 
 said=$(mktemp)
-"$gpupool" run --transport "$transport" "${lease[@]}" --wait 2m -- "$program" --hold "${arguments[@]}" >"$said" 2>&1 &
+"$gpupool" run --transport "$transport" "${lease[@]}" --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" --hold "${arguments[@]}" >"$said" 2>&1 &
 runner=$!
 disown # bash would report how it ended
 trap 'kill "$runner" 2>/dev/null || true; rm -f "$said"' EXIT

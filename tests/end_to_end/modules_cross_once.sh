@@ -8,7 +8,7 @@ gpupool=$1 transport=$2 program=$3
 # Bytes of calls that one run sent.
 sent() {
   local errors status=0
-  errors=$(GPUPOOL_STATS=1 "$gpupool" run --transport "$transport" --memory 1GiB --wait 2m -- "$program" --nonce "$1" \
+  errors=$(GPUPOOL_STATS=1 "$gpupool" run --transport "$transport" --memory 1GiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" --nonce "$1" \
     2>&1 >/dev/null) || status=$?
   if [ $status -ne 0 ]; then
     printf 'exit status %d:\n%s\n' $status "$errors" >&2
