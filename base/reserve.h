@@ -7,9 +7,9 @@
 
 namespace gpupool {
 
-// Reserves [address, + bytes), inaccessible and uncommitted: there or not at all. Without MAP_FIXED_NOREPLACE, which
-// the kernel understands since 4.17 only and ThreadSanitizer not at all: it drops an address it needs itself, keeps
-// the flag, and the mapping comes to lie at address 0.
+// Reserves [address, + bytes), inaccessible and uncommitted: there or not at all. Without
+// MAP_FIXED_NOREPLACE, which the kernel understands since 4.17 only and ThreadSanitizer not at all: it drops
+// an address it needs itself, keeps the flag, and the mapping comes to lie at address 0.
 inline bool reserveAt(uint64_t address, uint64_t bytes) {
   void* want = reinterpret_cast<void*>(address);
   void* got = mmap(want, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -103,8 +103,8 @@ class HandleTable {
     return made;
   }
 
-  // The same in two steps, for objects that others come across (forEach) and that are not complete at once. Until it
-  // is published, or discarded, an object is its maker's alone.
+  // The same in two steps, for objects that others come across (forEach) and that are not complete at once.
+  // Until it is published, or discarded, an object is its maker's alone.
   template <typename... Arguments>
   Created prepare(Arguments&&... arguments) {
     const uint32_t index = takeIndex();
@@ -115,7 +115,8 @@ class HandleTable {
   }
   void publish(uint64_t id) {
     live_.fetch_add(1, std::memory_order_relaxed);
-    slotOf(id)->state.store(kLive | uint64_t{generationOf(id)} << kGenerationShift, std::memory_order_release);
+    slotOf(id)->state.store(kLive | uint64_t{generationOf(id)} << kGenerationShift,
+                            std::memory_order_release);
   }
   void discard(uint64_t id) { finish(*slotOf(id), indexOf(id)); }
 

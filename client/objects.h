@@ -42,9 +42,9 @@ struct Event {
   CUcontext context = nullptr;
   unsigned flags = 0;
   std::atomic<WordMark> last{WordMark{0, 0}};  // of the last record
-  uint64_t stream = 0;                // where that was (Stream::id); under event.cpp's mutex
-  std::atomic<bool> ever{false};      // recorded at all
-  std::atomic<bool> captured{false};  // the last record was part of a capture
+  uint64_t stream = 0;                         // where that was (Stream::id); under event.cpp's mutex
+  std::atomic<bool> ever{false};               // recorded at all
+  std::atomic<bool> captured{false};           // the last record was part of a capture
 };
 
 // A kernel or function: everything a launch needs, fetched once.

@@ -206,7 +206,7 @@ CUresult resolveStream(CUstream handle, StreamRef& out) {
 
 static CUresult requestNext(const StreamRef& ref, uint64_t& value) {  // under lockWords
   value = ref.stream->posted.load(std::memory_order_acquire);
-  if (ref.stream->ended) return CUDA_SUCCESS;  // asked for before
+  if (ref.stream->ended) return CUDA_SUCCESS;             // asked for before
   if (ref.stream->capturing.load()) return CUDA_SUCCESS;  // asked for before the capture began
   if (ref.stream->requested.load(std::memory_order_relaxed) >= value) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, value);
@@ -256,8 +256,8 @@ bool isDone(const StreamRef& ref, uint64_t value) {
 
 static bool sleepsIn(CUcontext handle) {
   Context* context = contexts().find(handle);
-  return context != nullptr && (context->flags.load(std::memory_order_relaxed) & CU_CTX_SCHED_MASK) ==
-                                   CU_CTX_SCHED_BLOCKING_SYNC;
+  return context != nullptr &&
+         (context->flags.load(std::memory_order_relaxed) & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC;
 }
 
 CUresult waitFor(const StreamRef& ref, uint64_t value) {

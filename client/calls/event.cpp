@@ -14,8 +14,9 @@ namespace {
 constexpr unsigned kKnownFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 std::mutex recording;  // the values of one word must be asked for in their order
 
-// The word and value of a record in `stream`. A word's values are written in order as long as one stream writes them:
-// while another stream still has to write this event's word, the record gets a word of its own. Under `recording`.
+// The word and value of a record in `stream`. A word's values are written in order as long as one stream
+// writes them: while another stream still has to write this event's word, the record gets a word of its own.
+// Under `recording`.
 CUresult nextMark(const Event& event, const Stream& stream, WordMark& mark) {
   Session& session = Session::get();
   mark = event.last.load(std::memory_order_relaxed);
@@ -55,7 +56,8 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   const WordMark before = event->last.load(std::memory_order_relaxed);
   WordMark mark{};
   if (status = nextMark(*event, *ref.stream, mark); status != CUDA_SUCCESS) return status;
-  status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
+  status =
+      postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
   if (status != CUDA_SUCCESS) {  // the session's end, as a rule
     if (mark.word != before.word) Session::get().words().retire(mark.word, mark.value - 1);
     return status;

@@ -364,13 +364,14 @@ void HostMemory::scrub(Mirror& mirror) {
 }
 
 CUresult HostMemory::postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes) {
-  CUresult status = Session::get().post<"sessionMirrorApply">(mirror.context, CUdeviceptr{mirror.device}, runs.data(),
-                                                              bytes);
+  CUresult status = Session::get().post<"sessionMirrorApply">(mirror.context, CUdeviceptr{mirror.device},
+                                                              runs.data(), bytes);
   ++applies_;
   return status;
 }
 
-// A put lands as soon as it arrives, a frame waits for its turn: changes still waiting would undo bytes put later.
+// A put lands as soon as it arrives, a frame waits for its turn: changes still waiting would undo bytes put
+// later.
 CUresult HostMemory::awaitApplies() {
   const uint64_t sent = applies_;
   if (applied_ >= sent) return CUDA_SUCCESS;

@@ -107,7 +107,7 @@ class HostMemory {
   std::set<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
   std::atomic<uint64_t> applies_{0}, applied_{0};  // frames of changes sent, and known to have been executed
-  std::mutex mirrorMutex_;  // one publish or collect at a time
+  std::mutex mirrorMutex_;                         // one publish or collect at a time
 };
 
 HostMemory& hostMemory();

@@ -5,8 +5,8 @@
 namespace gpupool::softgpu {
 namespace {
 
-// Below the session windows (from 0x2000_0000_0000) and above AddressSanitizer's shadow. Visibility goes by TiB: nothing
-// of the process's own lies here.
+// Below the session windows (from 0x2000_0000_0000) and above AddressSanitizer's shadow. Visibility goes by
+// TiB: nothing of the process's own lies here.
 constexpr AddressPlan kWide = {.heap = 0x1100'0000'0000,
                                .heapStep = uint64_t{1} << 40,
                                .globals = 0x1a00'0000'0000,

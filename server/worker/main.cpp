@@ -26,7 +26,8 @@ namespace {
 
 constexpr std::chrono::hours kForEver{24 * 365};
 
-// In AddressSanitizer's builds: ends the process if memory was leaked. What the session still owns is not leaked.
+// In AddressSanitizer's builds: ends the process if memory was leaked. What the session still owns is not
+// leaked.
 void checkLeaks() {
 #ifdef __SANITIZE_ADDRESS__
   __lsan_do_leak_check();

@@ -1,5 +1,5 @@
-// Does what the sanitizers are there to find, so that tests/sanitizers/run can tell that they would: one fault,
-// named by the argument.
+// Does what the sanitizers are there to find, so that tests/sanitizers/run can tell that they would: one
+// fault, named by the argument.
 
 #include <cstdio>
 #include <cstdlib>

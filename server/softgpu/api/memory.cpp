@@ -19,7 +19,8 @@ constexpr uint64_t kPitchAlignment = 512;
 
 uint64_t pages(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
-// Anonymous memory, apart from the process's own, so that a wild host pointer faults in a kernel. Null on failure.
+// Anonymous memory, apart from the process's own, so that a wild host pointer faults in a kernel. Null on
+// failure.
 AllocationPtr mapHost(uint64_t bytes, Allocation::Kind kind, unsigned flags, Context& context) {
   static std::atomic<uint64_t> cursor{addressPlan().host};
   uint64_t size = pages(bytes);

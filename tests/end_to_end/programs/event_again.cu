@@ -1,5 +1,5 @@
-// An event recorded again, on another stream, before its first record was reached: it stands for the last record
-// alone, also when the first one is reached after it.
+// An event recorded again, on another stream, before its first record was reached: it stands for the last
+// record alone, also when the first one is reached after it.
 #include <atomic>
 #include <thread>
 

@@ -19,7 +19,8 @@ __global__ void mixIn(unsigned* words, int count, unsigned key) {
     words[i] = (words[i] ^ key) * kFactor;
 }
 __global__ void addTo(const unsigned* from, unsigned* to, int count) {
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i] += from[i];
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    to[i] += from[i];
 }
 
 // A module of one kernel that adds a number of its own to one word.
@@ -83,14 +84,16 @@ class Worker {
   }
 
   void step() {
-    static void (Worker::*const kinds[])() = {&Worker::compute,  &Worker::compute, &Worker::acrossStreams,
-                                              &Worker::callback, &Worker::graph,   &Worker::memsets,
+    static void (Worker::*const kinds[])() = {&Worker::compute,  &Worker::compute,  &Worker::acrossStreams,
+                                              &Worker::callback, &Worker::graph,    &Worker::memsets,
                                               &Worker::module,   &Worker::newStream};
     (this->*kinds[random_.below(sizeof kinds / sizeof kinds[0])])();
   }
 
  private:
-  static void create(cudaStream_t& stream) { CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+  static void create(cudaStream_t& stream) {
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  }
   cudaStream_t anyStream() { return streams_[random_.below(static_cast<uint32_t>(streams_.size()))]; }
   int anyCount() { return 1 + static_cast<int>(random_.below(random_.below(8) == 0 ? kMostWords : 1500)); }
   Words anyWords(int count) {
@@ -107,8 +110,8 @@ class Worker {
   void verify(const char* what, const unsigned* got, const Words& expected) const {
     for (size_t i = 0; i < expected.size(); ++i)
       if (got[i] != expected[i])
-        check::fail("thread %d, %s: [%zu] of %zu is %u, expected %u", index_, what, i, expected.size(), got[i],
-                    expected[i]);
+        check::fail("thread %d, %s: [%zu] of %zu is %u, expected %u", index_, what, i, expected.size(),
+                    got[i], expected[i]);
   }
 
   void compute() {
@@ -208,14 +211,15 @@ class Worker {
 
   void memsets() {
     cudaStream_t stream = anyStream();
-    const int rows = 1 + static_cast<int>(random_.below(20)), columns = 1 + static_cast<int>(random_.below(40));
+    const int rows = 1 + static_cast<int>(random_.below(20)),
+              columns = 1 + static_cast<int>(random_.below(40));
     Words mirror(static_cast<size_t>(rows) * columns), got(mirror.size());
     Block device(mirror.size(), stream, random_.below(2));
     const unsigned byte = random_.below(256);
     CUDA(cudaMemsetAsync(device, 0, mirror.size() * sizeof(unsigned), stream));
     const int part = 1 + static_cast<int>(random_.below(columns));
-    CUDA(cudaMemset2DAsync(device, columns * sizeof(unsigned), static_cast<int>(byte), part * sizeof(unsigned), rows,
-                           stream));
+    CUDA(cudaMemset2DAsync(device, columns * sizeof(unsigned), static_cast<int>(byte),
+                           part * sizeof(unsigned), rows, stream));
     for (int row = 0; row < rows; ++row)
       for (int column = 0; column < part; ++column) mirror[row * columns + column] = byte * 0x01010101u;
     CUDA(cudaMemcpyAsync(got.data(), device, got.size() * sizeof(unsigned), cudaMemcpyDeviceToHost, stream));
