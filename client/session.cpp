@@ -61,6 +61,21 @@ bool isFree(uint64_t address, uint64_t bytes) {
   return true;
 }
 
+// The device broke: the worker says so ahead of the error.
+std::atomic<bool> lossSaid{false};
+
+bool isLoss(CUresult status) {
+  return status == CUDA_ERROR_ECC_UNCORRECTABLE || status == CUDA_ERROR_NVLINK_UNCORRECTABLE;
+}
+
+// Until its line is written, so that a program that ends at the error does not end without it.
+void awaitLoss() {
+  constexpr auto kBound = std::chrono::milliseconds(500);
+  for (auto end = transport::Clock::now() + kBound; !lossSaid && transport::Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  lossSaid = true;  // or it never will be
+}
+
 }  // namespace
 
 uint32_t Session::freeSpaces() {
@@ -220,7 +235,7 @@ CUresult Session::lost() {
   if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
   const CUresult before = words_->sticky();
   if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
-    tellReason("the GPU server is gone: " + connection_->reason());
+    tellReason("the GPU server is gone: " + connection_->reason() + "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   return sticky();
 }
@@ -290,6 +305,7 @@ void Session::deliver(std::span<const std::byte> message) {
                 {reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
                  std::min<size_t>(header.outputBytes, text)});
   if (header.seq == 0) return;  // output only
+  if (isLoss(static_cast<CUresult>(header.status))) awaitLoss();
   received_.store(header.seq, std::memory_order_relaxed);
   if (found == waiters_.end()) return;
   Waiter& waiter = *found->second;
@@ -301,6 +317,7 @@ void Session::deliver(std::span<const std::byte> message) {
 
 CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
   CUresult status = words_->wait(word, value, sleeps, [&] { watch(word, value); });
+  if (isLoss(status)) awaitLoss();
   if (status != CUDA_SUCCESS) sticky();  // what belongs to it comes first
   return status;
 }
@@ -388,7 +405,12 @@ void Session::handleNotice(std::span<const std::byte> message) {
       auto text = in.text();
       auto status = static_cast<CUresult>(body.status);
       bool deviceFault = body.call == 0 || isFault(status) || words_->sticky() != CUDA_SUCCESS;
-      if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
+      if (isLoss(status)) {
+        static bool printed =
+            false;  // this thread's alone; a second notice may follow from the watcher of words
+        if (!printed) GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
+        printed = lossSaid = true;
+      } else if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
         GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
       else if (status == CUDA_ERROR_DEVICE_UNAVAILABLE)
         tellReason(text);

@@ -3,14 +3,19 @@
 
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 #include "transports/descriptor.h"
@@ -49,11 +54,65 @@ size_t wholePages(size_t bytes) {
   return rounded;
 }
 
+// What could be had without killing anybody; without /proc, anything.
+size_t availableMemory() {
+  std::ifstream file("/proc/meminfo");
+  size_t kib = 0, value = 0;
+  bool known = false;
+  for (std::string name, line; file >> name >> value && std::getline(file, line);) {
+    if (name == "MemAvailable:") known = true;
+    if (name == "MemAvailable:" || name == "SwapFree:") kib += value;
+  }
+  return known ? kib << 10 : SIZE_MAX;
+}
+
+// Where the size of files is limited the kernel signals, and the default is to kill the process.
+class FileSizeSignalBlocked {
+ public:
+  FileSizeSignalBlocked() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~FileSizeSignalBlocked() {
+    const timespec now{};
+    if (sigismember(&before_, SIGXFSZ) == 0) sigtimedwait(&signal_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  FileSizeSignalBlocked(const FileSizeSignalBlocked&) = delete;
+  FileSizeSignalBlocked& operator=(const FileSizeSignalBlocked&) = delete;
+
+ private:
+  sigset_t signal_, before_;
+};
+
 std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress) {
   int flags = MAP_SHARED | (fixedAddress ? MAP_FIXED : 0);
   void* at = mmap(fixedAddress, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
   if (at == MAP_FAILED) throw std::runtime_error(errorText("shared memory: mmap"));
   return static_cast<std::byte*>(at);
+}
+
+// With its pages. Pages made when they are touched could be missing then, which is SIGBUS in whoever touches
+// them: here it is an error.
+void resize(int descriptor, size_t bytes) {
+  const size_t available = availableMemory();
+  if (bytes > available)
+    throw std::runtime_error("shared memory: " + std::to_string(bytes >> 20) +
+                             " MiB are wanted and this machine has " + std::to_string(available >> 20) +
+                             " MiB left");
+  const FileSizeSignalBlocked blocked;
+  int failed = ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ? errno : 0;
+  while (failed == 0 && fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
+    if (errno == EOPNOTSUPP) break;
+    if (errno != EINTR) failed = errno;
+  }
+  if (failed == 0) return;
+  const char* remedy = failed == EFBIG                        ? "; raise the limit of file sizes (ulimit -f)"
+                       : failed == ENOSPC || failed == ENOMEM ? "; this machine is short of memory"
+                                                              : "";
+  throw std::runtime_error("shared memory: " + std::to_string(bytes) + " bytes: " + std::strerror(failed) +
+                           remedy);
 }
 
 // Only a memfd on tmpfs has both: seals, and pages that are there as long as the size is (hugetlbfs does
@@ -85,9 +144,7 @@ std::shared_ptr<SharedMemory> SharedMemory::create(size_t bytes, void* fixedAddr
   bytes = wholePages(bytes);
   Descriptor memory(memfd_create("gpupool", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) throw std::runtime_error(errorText("shared memory: memfd_create"));
-  if (ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) {
-    throw std::runtime_error(errorText("shared memory: " + std::to_string(bytes) + " bytes"));
-  }
+  resize(memory.get(), bytes);
   if (fcntl(memory.get(), F_ADD_SEALS, kSeals) != 0) {
     throw std::runtime_error(errorText("shared memory: cannot seal"));
   }

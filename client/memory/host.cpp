@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/log.h"
 #include "client/session.h"
 
 namespace gpupool::client {
@@ -69,7 +70,8 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
     piece.memory = session.mapsMemory()
                        ? session.connection().map(piece.region, reinterpret_cast<void*>(address), bound())
                        : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
-  } catch (const std::exception&) {
+  } catch (const std::exception& e) {
+    GPUPOOL_WARNING("no pinned memory of %zu bytes: %s", bytes, e.what());
   }
   if (piece.memory != nullptr && !session.mapsMemory()) {
     piece.lent = session.connection().share(piece.memory);

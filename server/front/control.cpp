@@ -24,7 +24,7 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
   // closed.
-  auto done = sessions_.end(id, reason.empty() ? "the lease was revoked" : reason)
+  auto done = sessions_.end(id, "the lease has ended" + (reason.empty() ? "" : ": " + reason))
                   .then([this, id] { leases_.remove(id); })
                   .fork();
   tasks_.add(done.addBranch());

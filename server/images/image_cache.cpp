@@ -196,8 +196,10 @@ ImageWriter::~ImageWriter() {
 void ImageWriter::toMemory(const char* doing) {
   static std::atomic_flag told;
   if (!told.test_and_set())
-    GPUPOOL_WARNING("module cache %s: cannot %s: %s; this session goes on without it",
-                    cache_.folder().c_str(), doing, std::strerror(errno));
+    GPUPOOL_WARNING(
+        "module cache %s: cannot %s: %s; this session goes on without it: free space there, or name "
+        "another folder with --module-cache",
+        cache_.folder().c_str(), doing, std::strerror(errno));
   int memory = memfd_create("gpupool-image", MFD_CLOEXEC);
   if (memory >= 0 && written_ != 0 && !copyAll(file_, memory, written_)) {
     close(memory);

@@ -184,7 +184,7 @@ TEST_CASE("a granted lease admits sessions until it is revoked, and its memory i
 
   bench.revoke({1, 1}, "drained");
   CHECK_FALSE(alive(pid));
-  CHECK(opening.hear().wait(bench.io.waitScope) == "stop: drained");
+  CHECK(opening.hear().wait(bench.io.waitScope) == "stop: the lease has ended: drained");
   late.session = {2, 3};
   CHECK(contains(bench.open(late), "is not known"));
   bench.grant({1, 2}, 2, 8 * kGiB);
@@ -192,7 +192,7 @@ TEST_CASE("a granted lease admits sessions until it is revoked, and its memory i
   auto history = bench.control().sessionsRequest().send().wait(bench.io.waitScope);
   REQUIRE(history.getSessions().size() == 1);
   CHECK(history.getSessions()[0].getEnded());
-  CHECK(history.getSessions()[0].getText() == "drained");
+  CHECK(history.getSessions()[0].getText() == "the lease has ended: drained");
 }
 
 TEST_CASE("network sessions come over tcp") {
@@ -229,7 +229,7 @@ TEST_CASE("while the manager is away sessions run on, and the server comes back 
   CHECK(bench.seen.incarnation == incarnation);
   CHECK(bench.seen.activeLeases == std::vector<Id>{{1, 1}});
   bench.revoke({1, 1}, "over");
-  CHECK(first.hear().wait(bench.io.waitScope) == "stop: over");
+  CHECK(first.hear().wait(bench.io.waitScope) == "stop: the lease has ended: over");
 }
 
 TEST_CASE("a server that starts before its manager finds it") {

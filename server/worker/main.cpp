@@ -64,7 +64,9 @@ int serve(const server::WorkerArguments& arguments) {
     const int clientGone = connection->wakeupDescriptor();
     server::Session session(*driver, *start, std::move(connection), std::move(pages));
     process.watchServer(
-        [&](const std::string& reason) { session.stop("the server ended the session: " + reason); },
+        [&](const std::string& reason) {
+          session.stop("the server ended the session: " + reason + "; start the program again");
+        },
         server::WorkerProcess::kGrace, clientGone);
     why = session.run();
     process.reportEnded(why);

@@ -10,6 +10,7 @@
 #include "schema/rows.h"
 #include "server/arena_mmap.h"
 #include "server/worker/dispatch.h"
+#include "server/worker/loss.h"
 
 namespace gpupool::server {
 
@@ -60,6 +61,22 @@ std::byte* reserve(transport::Connection& client, const std::atomic<bool>& stopp
   return room;
 }
 
+// The client's line if a device was lost just now, with the calling thread's context; else empty.
+std::string lossOf(const Driver& driver, const SessionStart& start, CUresult status, std::string_view call) {
+  if (!isLoss(status, call) || start.devices.empty()) return "";
+  int ordinal = static_cast<int>(start.devices[0].info.ordinal);
+  CUdevice device = 0;
+  for (const auto& leased : start.devices)
+    if (CUdevice handle = 0;
+        driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
+        driver.cuDeviceGet(&handle, static_cast<int>(leased.info.ordinal)) == CUDA_SUCCESS &&
+        handle == device)
+      ordinal = static_cast<int>(leased.info.ordinal);
+  const std::string text = driver.describe(status);
+  if (!deviceLost()) return "";
+  return "GPU " + std::to_string(ordinal) + " of the server is lost: " + text + "; start the program again";
+}
+
 }  // namespace
 
 Session::Session(const Driver& driver, const SessionStart& start,
@@ -79,7 +96,8 @@ Session::Session(const Driver& driver, const SessionStart& start,
           [this](CUresult status) {
             sendErrors(status);
             schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
-            notice(NoticeType::failed, &body, sizeof body, driver_.describe(status));
+            const std::string loss = lossOf(driver_, start_, status, "");
+            notice(NoticeType::failed, &body, sizeof body, loss.empty() ? driver_.describe(status) : loss);
           }),
       images_(ImageCache(start.moduleCache, start.moduleCacheBytes)) {}
 
@@ -158,6 +176,7 @@ bool Session::greet(std::string& reason) {
   hello->protocol = schema::kProtocolVersion;
   hello->rowsHash = schema::rowsHash();
   hello->epoch = start_.epoch;
+  CUresult refusal = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
   if (message.size() != sizeof client) reason = "the client sent no greeting";
   if (reason.empty()) {
     std::memcpy(&client, message.data(), sizeof client);
@@ -173,6 +192,7 @@ bool Session::greet(std::string& reason) {
   if (reason.empty()) {
     int space = space_.reserve(client.spaces, reason);
     if (space >= 0) hello->space = static_cast<uint32_t>(space);
+    if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (reason.empty()) {
     space_.addStaging(staging_);
@@ -185,7 +205,7 @@ bool Session::greet(std::string& reason) {
     hello->softwareDriver = driver_.software();
     describeDevices(*hello);
   } else {
-    hello->status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+    hello->status = refusal;
     std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
   }
   std::byte* out = reserve(*connection_, stopping_, Channel::call, sizeof *hello);
@@ -279,6 +299,13 @@ void Session::execute(Call& call) {
   call.status = makeCurrent(call.frame.context);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
   if (call.malformed != nullptr || call.deferred) return;
+  if (__builtin_expect(call.status != CUDA_SUCCESS, 0)) {
+    // Ahead of the reply: who sees the error may end at once.
+    if (const std::string loss = lossOf(driver_, start_, call.status, handler->name); !loss.empty()) {
+      schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), 0};
+      notice(NoticeType::failed, &body, sizeof body, loss);
+    }
+  }
   GPUPOOL_DEBUG("%llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), handler->name.data(),
                 call.status);
   if (call.frame.flags & Frame::kAwait)

@@ -60,7 +60,9 @@ int Space::reserve(uint32_t offered, std::string& reason) {
     windows_.clear();
     munmap(reinterpret_cast<void*>(space.hostBase), space.hostBytes);
   }
-  reason = "client and worker can reserve no common address space for the session";
+  reason =
+      "client and worker can reserve no common address space for the session: lift the limit of "
+      "the program's address space (ulimit -v)";
   return -1;
 }
 

@@ -69,6 +69,9 @@ one_line() {
   [ -n "$1" ] && [ "$lines" -eq 1 ] && grep -Eq "^gpupool: .*$2" <<<"$1" ||
     { printf -- '--- wanted one line, ^gpupool: .*%s, and have %s:\n%s\n---\n' "$2" "$lines" "$1"; return 1; }
 }
+one_log_line() { # TEXT PART: one line, and it says PART
+  [ "$(grep -c . <<<"$1")" -eq 1 ] && has "$1" "$2" || { printf -- "--- %s\n" "$1"; return 1; }
+}
 # says CODE REGEX COMMAND...: the first call that fails returns CODE; one line; within 10 s.
 says() {
   local code=$1 regex=$2

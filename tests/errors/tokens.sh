@@ -104,7 +104,7 @@ until_true grep -q ready "$folder/said"
 check "the tenant crossed the wire" grep -q alice "$folder/wire"
 check "the token did not" test -z "$(grep -c "$alice" "$folder/wire" | grep -v '^0$')"
 seen=""
-for process in $(pgrep -f "$folder|$first_error"); do
+for process in "${started[-1]}" $(pgrep -P "${started[-1]}"); do
   seen+=$(cat "/proc/$process/environ" "/proc/$process/cmdline" 2>/dev/null | tr '\0' '\n' | grep -F "$alice")
 done
 check "nor is it in anybody's environment or command line" test -z "$seen"

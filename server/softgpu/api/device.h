@@ -2,7 +2,9 @@
 // The software GPU's devices: their number, memory budget and attributes (driver manual: Device Management).
 //
 // Environment, read once at cuInit: GPUPOOL_SOFT_DEVICES=1..8, GPUPOOL_SOFT_MEMORY=<bytes>[KMG][iB] for each
-// device, CUDA_VISIBLE_DEVICES (ordinals).
+// device, CUDA_VISIBLE_DEVICES (ordinals). GPUPOOL_SOFT_FAIL=<ordinal>:<launches>:<code>, for tests: in each
+// process that device breaks with that CUresult at the kernel after so many (0:5:214: an uncorrectable memory
+// error).
 
 #include <atomic>
 #include <memory>

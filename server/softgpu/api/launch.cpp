@@ -1,6 +1,9 @@
 // Driver manual: Execution Control.
 #include "server/softgpu/api/launch.h"
 
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "server/softgpu/api/capture.h"
@@ -28,6 +31,24 @@ CUresult outcomeError(Outcome outcome) {
       return CUDA_ERROR_OUT_OF_MEMORY;
   }
   return CUDA_ERROR_UNKNOWN;
+}
+
+// GPUPOOL_SOFT_FAIL, see device.h.
+CUresult breakage(int device) {
+  struct Plan {
+    int device = -1, code = 0;
+    std::atomic<int> launches{0};
+    Plan() {
+      int after = 0;
+      const char* text = std::getenv("GPUPOOL_SOFT_FAIL");
+      if (text != nullptr && std::sscanf(text, "%d:%d:%d", &device, &after, &code) != 3) device = -1;
+      launches = after;
+    }
+  };
+  static Plan plan;
+  if (plan.device != device || plan.launches.fetch_sub(1) > 0) return CUDA_SUCCESS;
+  plan.launches = 0;
+  return static_cast<CUresult>(plan.code);
 }
 
 CUresult checkShape(const Function& function, const CUDA_KERNEL_NODE_PARAMS& p, bool cooperative) {
@@ -141,6 +162,7 @@ CUresult KernelOperation::run(Context&) const {
   launch.parameters = packed;
   launch.cooperative = cooperative;
   launch.device = function->context->device;
+  if (const CUresult broken = breakage(launch.device); broken != CUDA_SUCCESS) return broken;
   return outcomeError(gpupool::softgpu::run(launch));
 }
 

@@ -1,0 +1,70 @@
+#!/bin/bash
+# A program that loses its GPU while it runs: lease expired or revoked, worker killed or crashed, device broken. The next
+# call fails with the matching code, one line says why, and later calls fail alike.
+. "$(dirname "$0")/common.sh"
+
+# A program in the background, in its first round and beyond: $program is its process. Its holder's is $holder.
+launch() { # launch COMMAND...: `first_error --seconds 30` behind it
+  : >"$folder/out"
+  "$@" "$first_error" --seconds 30 >"$folder/out" 2>"$folder/err" &
+  launched=$!
+  started+=($launched)
+  until_true grep -q ready "$folder/out" || fail "the program does not run: $(cat "$folder/err")"
+  program=$(pgrep -P "$launched" first_error) || program=$launched
+  holder=$(pgrep -P "$launched" gpupool | head -1)
+}
+without_wrapper() { launch env LD_LIBRARY_PATH="$library" "$@"; }
+# ended CODE REGEX: as `says`, of what was launched.
+ended() {
+  local code=$1 regex=$2
+  wait "$launched"
+  status=$?
+  out=$(cat "$folder/out") err=$(cat "$folder/err")
+  check "one line on stderr" one_line "$err" "$regex"
+  check "the first failing call returns $code: $out" grep -Eq "^[a-zA-Z]+: [a-zA-Z]+ \($code\)\$" <<<"$out"
+  check "and so do later ones: $out" grep -Eq '^later: ([a-zA-Z]+) \1 \1$' <<<"$out"
+  check "exit status $status" test "$status" -eq 3
+  printf '%s: %s [%s]\n' "$current" "$err" "$(grep -o '^.*([0-9]*)' <<<"$out")"
+}
+no_lease() { ! gpupool leases | grep -q first_error; }
+
+up
+case_of "lease expired: the holder was stopped for longer than its time"
+without_wrapper GPUPOOL_TTL=1s
+kill -STOP "$holder" "$program"
+check "the lease ends" until_true no_lease
+kill -CONT "$program"
+ended 46 "the lease has ended: its holder has not renewed it for 1 s; start the program again"
+kill -CONT "$holder"
+
+case_of "lease revoked: the manager does not know it any more"
+without_wrapper
+kill -STOP "$holder" # else it might ask for another one
+manager=$(pid_of manager)
+rm -f "$GPUPOOL_STATE"/*.db*
+kill -KILL "$manager"
+ended 46 "the lease has ended: the manager does not know this lease; start the program again"
+kill -CONT "$holder"
+
+case_of "worker killed"
+until_true no_lease
+without_wrapper GPUPOOL_WAIT=10s
+kill -KILL $(session_workers)
+ended 46 "the GPU server is gone: .*; start the program again"
+
+case_of "the server is stopped"
+until_true no_lease
+without_wrapper GPUPOOL_WAIT=10s
+kill -TERM "$(pid_of server)"
+ended 46 "the GPU server is shutting down; start the program again"
+down
+
+# GPUPOOL_SOFT_FAIL: the software GPU breaks at its fourth kernel.
+for broken in "214 CUDA_ERROR_ECC_UNCORRECTABLE" "46 CUDA_ERROR_DEVICE_UNAVAILABLE"; do
+  read -r code name <<<"$broken"
+  case_of "device lost: $name"
+  GPUPOOL_SOFT_FAIL=0:3:$code gpupool up --detach --software 2 --name node >/dev/null
+  without_wrapper
+  ended "$code" "GPU 0 of the server is lost: $name \($code\): .*; start the program again"
+  down
+done

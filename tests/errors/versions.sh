@@ -1,0 +1,48 @@
+#!/bin/bash
+# Parts of different versions that meet: library and holder, holder and server, server and manager.
+#   versions.sh BIN LIBRARY FIRST_ERROR OTHERS     OTHERS: folder of the executables of "another version"
+. "$(dirname "$0")/common.sh"
+others=$4
+
+case_of "call rows: the library's and the server's"
+GPUPOOL_SERVER_WORKER=$others/worker_of_other_rows up
+says 803 "server node: version mismatch: call rows [0-9a-f]{16} here, [0-9a-f]{16} on the server; install the same gpupool on both" alone
+run gpupool run -- "$first_error"
+check "under gpupool run" one_line "$err" "server node: version mismatch: call rows"
+check "the code is the same: $out" grep -q "(803)" <<<"$out"
+down
+
+case_of "holder protocol: a library with a holder of another version"
+python3 - "$folder/holder" 7 <<'PY' &
+import os, socket, struct, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen(4)
+while True:
+    client, _ = listener.accept()
+    magic, version = struct.unpack_from("<II", client.recv(4096))
+    client.send(struct.pack("<II", magic, int(sys.argv[2])) + bytes(100))
+    client.close()
+PY
+started+=($!)
+until_true test -S "$folder/holder"
+GPUPOOL_HOLDER=$folder/holder says 803 \
+  "version mismatch: this libcuda.so.1 and the lease holder are of different gpupools \(holder protocol 2 here, 7 there\)" alone
+
+case_of "holder protocol: a holder with a library of another version"
+said=$(python3 - "$bin/gpupool" <<'PY'
+import os, socket, struct, subprocess, sys
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+os.dup2(theirs.fileno(), 3)
+holder = subprocess.Popen([sys.argv[1], "hold", "--descriptor", "3"], pass_fds=[3])
+ours.settimeout(10)
+ours.send(struct.pack("<II", 0x47505531, 9) + bytes(160))
+reply = ours.recv(4096)
+print(struct.unpack_from("<I", reply, 8)[0], reply[-512:].split(b"\0")[0].decode())
+ours.close()
+os.close(3)
+theirs.close()
+holder.wait(10)
+PY
+)
+check "it is told so" has "$said" "6 version mismatch: libcuda.so.1 speaks holder protocol 9, this gpupool speaks 2; use both"
