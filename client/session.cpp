@@ -352,6 +352,11 @@ void Session::printStats() {
   std::fprintf(stderr, "gpupool stats: %llu posted, %llu awaited, %llu bytes of frames\n",
                static_cast<unsigned long long>(posts_), static_cast<unsigned long long>(awaits_),
                static_cast<unsigned long long>(sentBytes_));
+  if (auto traffic = connection_->traffic(); traffic.copiedBytes + traffic.movedBytes != 0)
+    std::fprintf(stderr,
+                 "gpupool stats: puts and gets: %llu bytes copied by a processor, %llu moved by RDMA alone\n",
+                 static_cast<unsigned long long>(traffic.copiedBytes),
+                 static_cast<unsigned long long>(traffic.movedBytes));
   std::lock_guard lock(statsMutex_);
   for (auto& [name, times] : awaitedByName_)
     std::fprintf(stderr, "gpupool stats:   awaited %s %llu\n", std::string(name).c_str(),

@@ -207,6 +207,7 @@ struct WorkerStart {
   transport @2 :Text;
   devices @3 :List(LeasedDevice);   # info.ordinal: the driver's
   networkDevice @4 :Text;
+  networkWire @9 :Text;             # "auto", "tcp", "rdma"; empty: auto
   moduleCache @5 :Text;             # folder, per tenant; empty: none
   moduleCacheBytes @8 :UInt64;      # files in it may be so much together
   clientPid @6 :UInt32;

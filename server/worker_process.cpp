@@ -114,6 +114,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, int socket) {
   for (auto device : start.getDevices())
     session.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
   session.networkDevice = start.getNetworkDevice();
+  session.networkWire = start.getNetworkWire();
   session.moduleCache = start.getModuleCache();
   session.moduleCacheBytes = start.getModuleCacheBytes();
   session.clientPid = start.getClientPid();

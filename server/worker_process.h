@@ -73,6 +73,7 @@ struct SessionStart {
   std::string transport;  // "shm" or "ucx"
   std::vector<Device> devices;
   std::string networkDevice;
+  std::string networkWire;
   std::string moduleCache;  // folder; empty: none
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;

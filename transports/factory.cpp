@@ -25,6 +25,13 @@ std::unique_ptr<Connection> connectPlain(const std::string& transport, int boots
 
 }  // namespace
 
+NetworkWire wireNamed(const std::string& name) {
+  if (name == "auto") return NetworkWire::automatic;
+  if (name == "tcp") return NetworkWire::tcp;
+  if (name == "rdma") return NetworkWire::rdma;
+  throw std::runtime_error("a network's wire is 'auto', 'tcp' or 'rdma', not '" + name + "'");
+}
+
 std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options) {
   if (transport == "shm") return acceptShm(bootstrap, options);
   if (transport == "ucx") return acceptUcx(bootstrap, options);

@@ -61,6 +61,7 @@ class Faulty final : public Connection {
   void close() override { inner_->close(); }
   void abandon() override { inner_->abandon(); }
   const char* name() const override { return inner_->name(); }
+  Traffic traffic() const override { return inner_->traffic(); }
 
  private:
   // splitmix64 over an atomic counter: the same seed gives the same sequence, from any mix of threads.

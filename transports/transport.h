@@ -79,6 +79,13 @@ class SharedMemory {
 using Transfer = uint64_t;
 inline constexpr Transfer kRefused = ~Transfer{0};
 
+// What puts and gets of a connection have moved, as this side knows: copied by a processor on the way, or
+// moved by network cards straight from the source to the destination.
+struct Traffic {
+  uint64_t copiedBytes = 0;
+  uint64_t movedBytes = 0;
+};
+
 class Connection {
  public:
   virtual ~Connection() = default;
@@ -129,7 +136,8 @@ class Connection {
   virtual void close() = 0;
   // In a forked child, before any other call there: drops everything without a word to the peer.
   virtual void abandon() = 0;
-  virtual const char* name() const = 0;  // "shm", "ucx", "loopback"
+  virtual const char* name() const = 0;           // "shm", "ucx", "loopback"
+  virtual Traffic traffic() const { return {}; }  // of ucx; others do not count
 };
 
 // The caller's own memory within reach of the peer's puts and gets, for as long as this lives; region() is
@@ -149,11 +157,18 @@ class Lent {
   Region region_;
 };
 
+// What ucx goes over: RDMA where both ends have a device on the way, else TCP; or one of them only.
+enum class NetworkWire : uint8_t { automatic, tcp, rdma };
+// "auto", "tcp" or "rdma"; throws std::runtime_error for another name.
+NetworkWire wireNamed(const std::string& name);
+
 struct Options {
   size_t callBytes = size_t{4} << 20;  // buffer of the call channel, each direction
   size_t controlBytes = size_t{256} << 10;
   // ucx: UCX_NET_DEVICES ("lo", "eth0", "mlx5_0:1"); empty: the bootstrap socket's interface.
   std::string networkDevice;
+  // ucx: UCX_TLS in the environment wins. The worker offers a wire, the client takes it or both take TCP.
+  NetworkWire wire = NetworkWire::automatic;
   // ucx: address the worker's listener binds; empty: the bootstrap socket's own.
   std::string bindAddress;
   std::chrono::milliseconds setupTimeout{10000};

@@ -16,8 +16,6 @@ namespace {
 
 // Enough to fill any wire; smaller batches leave sooner.
 constexpr size_t kBatchBytes = 256 << 10;
-// From here on a put goes by rendezvous, straight into the peer's memory.
-constexpr size_t kRendezvousBytes = 32 << 10;
 // Puts under way at once, at least one: enough to keep the wire full while an answer travels.
 constexpr size_t kPutWindow = 16 << 20;
 constexpr std::chrono::seconds kAnnouncementBound{2};
@@ -31,6 +29,8 @@ constexpr std::chrono::milliseconds kRareBeat{5000}, kLongSilence{10000};
 // The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
 constexpr size_t kMostTransfers = 1 << 12;
 constexpr size_t kRememberedFailures = 1024;
+
+bool isPut(WireKind kind) { return kind == WireKind::put || kind == WireKind::fetch; }
 
 }  // namespace
 
@@ -83,7 +83,8 @@ void TransferTable::stop() {
 // --- any thread ---
 
 Ucx::Ucx(int bootstrap, const Options& options, bool worker)
-    : bootstrap_(bootstrap),
+    : isWorker_(worker),
+      bootstrap_(bootstrap),
       options_(options),
       event_(newEvent()),
       transfers_(std::make_unique<TransferTable>()) {
@@ -93,6 +94,7 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
   greeting.controlBytes = sizes.ring[1];
   link_ =
       worker ? UcxLink::accept(bootstrap, options, greeting) : UcxLink::connect(bootstrap, options, greeting);
+  registered_ = link_->registered();
   options_.callBytes = greeting.callBytes;  // the worker's sizes hold for both sides
   options_.controlBytes = greeting.controlBytes;
   makeLanes();
@@ -107,7 +109,8 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
 }
 
 Ucx::Ucx(std::unique_ptr<UcxLink> link, const Options& options)
-    : options_(options),
+    : isWorker_(true),
+      options_(options),
       event_(newEvent()),
       transfers_(std::make_unique<TransferTable>()),
       link_(std::move(link)) {
@@ -166,7 +169,7 @@ Transfer Ucx::submit(Request request) {
   Transfer transfer = request.transfer;
   {
     std::lock_guard lock(requestsMutex_);
-    if (request.header.kind == WireKind::put) {
+    if (isPut(request.header.kind)) {
       PutMark mark{putsAsked_.load(std::memory_order_relaxed) + 1, {}};
       for (int channel = 0; channel < kChannels; ++channel)
         mark.position[channel] = out_[channel]->words()->tail.load(std::memory_order_acquire);
@@ -186,13 +189,16 @@ Region Ucx::share(std::shared_ptr<SharedMemory> memory) {
   std::lock_guard order(sharingMutex_);
   Region region = local_.add(memory);
   if (region == Region{}) return {};
-  submit({.header = {.kind = WireKind::region, .region = region, .length = memory->size()}});
+  Request request{.header = {.kind = WireKind::region, .region = region, .length = memory->size()}};
+  if (registered_) registerShared(region, memory, request);
+  submit(std::move(request));
   return region;
 }
 
 void Ucx::unshare(Region region) {
   std::lock_guard order(sharingMutex_);
   if (closedHere() || !local_.remove(region)) return;
+  if (registered_) forgetShared(region);
   submit({.header = {.kind = WireKind::withdraw, .region = region}});
 }
 
@@ -204,7 +210,9 @@ Transfer Ucx::put(const void* local, Region remote, uint64_t offset, size_t byte
   Transfer transfer = transfers_->begin();
   if (transfer == kRefused) return transfer;
   WireHeader header{.kind = WireKind::put, .region = remote, .offset = offset, .length = bytes};
-  return submit({.header = header, .source = local, .transfer = transfer});
+  Request request{.header = header, .source = local, .transfer = transfer};
+  if (oneSided(bytes)) pointTo(request, WireKind::fetch, local);
+  return submit(std::move(request));
 }
 
 Transfer Ucx::get(void* local, Region remote, uint64_t offset, size_t bytes) {
@@ -215,7 +223,9 @@ Transfer Ucx::get(void* local, Region remote, uint64_t offset, size_t bytes) {
   Transfer transfer = transfers_->begin();
   if (transfer == kRefused) return transfer;
   WireHeader header{.kind = WireKind::get, .region = remote, .offset = offset, .length = bytes};
-  return submit({.header = header, .target = local, .transfer = transfer});
+  Request request{.header = header, .target = local, .transfer = transfer};
+  if (oneSided(bytes)) pointTo(request, WireKind::fill, local);
+  return submit(std::move(request));
 }
 
 bool Ucx::wait(Transfer transfer, Deadline deadline) {
@@ -246,6 +256,8 @@ void Ucx::sever() {
 
 void Ucx::abandon() {
   abandoned_ = true;
+  if (registered_) registered_->abandon();
+  [[maybe_unused]] auto* leaked = peerRegions_.release();  // keys belong to the parent's queue pair
   forget();
   [[maybe_unused]] std::thread* thread = progress_.release();  // it does not exist in this process
   [[maybe_unused]] TransferTable* table = transfers_.release();
@@ -280,6 +292,13 @@ void Ucx::run() {
     idleSince = {};
   }
   link_->shutdown();  // from here on nothing touches the memory of transfers under way
+  if (registered_) registered_->stop();
+  peerRegions_->clear();
+  {
+    std::lock_guard lock(sharedMutex_);
+    sharingEnded_ = true;
+    shared_.clear();
+  }
   link_.reset();
   transfers_->stop();
   ::shutdown(bootstrap_.get(), SHUT_RDWR);
@@ -374,7 +393,7 @@ void Ucx::takeRequests() {
     putsMarked_ = mark.number;
   }
   for (Request& request : requests) {
-    if (request.header.kind == WireKind::put)
+    if (isPut(request.header.kind))
       queue_.push_back(std::move(request));
     else
       sendRequest(request);
@@ -393,25 +412,32 @@ bool Ucx::startPuts() {
 
 void Ucx::sendRequest(Request& request) {
   WireHeader& header = request.header;
-  if (header.kind == WireKind::put) {
-    PutState& state = puts_[header.number];
-    state.transfer = request.transfer;
-    state.bytes = header.length;
-    putBytes_ += state.bytes;
-    uint32_t flags = header.length >= kRendezvousBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-    link_->send(header, request.source, header.length, flags, [this, number = header.number](bool ok) {
-      PutState& put = puts_[number];
-      put.sent = true;
-      put.ok &= ok;
-      settle(number);
-    });
-    return;
-  }
-  if (header.kind == WireKind::get) {
+  if (isPut(header.kind)) return sendPut(request);
+  if (header.kind == WireKind::get && getDirectly(request)) return;
+  if (header.kind == WireKind::get || header.kind == WireKind::fill) {
     header.number = request.transfer;
     gets_[header.number] = request;
   }
-  link_->send(header, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
+  sendWithPlace(request, {});
+}
+
+void Ucx::sendPut(Request& request) {
+  const WireHeader& header = request.header;
+  PutState& state = puts_[header.number];
+  state.transfer = request.transfer;
+  state.bytes = header.length;
+  state.registered = request.registered;
+  putBytes_ += state.bytes;
+  auto sent = [this, number = header.number](bool ok) {
+    PutState& put = puts_[number];
+    put.sent = true;
+    put.ok &= ok;
+    settle(number);
+  };
+  if (header.kind == WireKind::fetch) return sendWithPlace(request, sent);
+  if (placeDirectly(request)) return;
+  copied_ += header.length;
+  link_->send(header, request.source, header.length, bulkFlags(header.length), sent);
 }
 
 void Ucx::returnCredits() {

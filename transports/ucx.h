@@ -13,6 +13,8 @@
 //    and are held back until it has landed; a put notes how far the rings were filled when it was asked for,
 //    so that messages before it need not wait for it. A few MiB of puts are under way at a time, so that they
 //    land one after the other and not all at the end. get: a request, answered by the data.
+//  * Over RDMA, large puts and gets of either side are moved by the worker's network card alone
+//  (ucx_onesided.cpp).
 //  * A dead process shows as end-of-file on the bootstrap socket or as an error of UCX. Both sides say a byte
 //  there
 //    every 125 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
@@ -70,6 +72,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void abandon() override;
   void sever() override;
   const char* name() const override { return "ucx"; }
+  Traffic traffic() const override { return {copied_.load(), moved_.load()}; }
 
  private:
   friend struct UcxSeam;  // tests/fuzz: a peer's messages without a wire
@@ -83,7 +86,23 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     const void* source = nullptr;  // put
     void* target = nullptr;        // get
     Transfer transfer = 0;
+    std::shared_ptr<Registration>
+        registered;  // client, RDMA: of the source or target, until the peer is done with it
   };
+  // Worker, RDMA: what the client announced with a key.
+  struct PeerRegion {
+    uint64_t address = 0;
+    std::shared_ptr<ucp_rkey> key;  // null: none came, or UCX does not want it
+    size_t busy = 0;                // transfers under way
+    bool withdrawn = false;
+  };
+  // RDMA: what this side shares, by region; with a client until the worker has let go of it.
+  struct Shared {
+    std::shared_ptr<SharedMemory> memory;
+    std::shared_ptr<Registration> registered;
+    bool withdrawn = false;
+  };
+  using Name = std::pair<uint32_t, uint32_t>;  // of a region: id and generation
   // Messages from `position` of a channel's out ring on follow put `number`.
   struct PutMark {
     uint64_t number;
@@ -96,6 +115,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     bool sent = false;
     bool answered = false;
     bool ok = true;
+    std::shared_ptr<Registration> registered;
   };
   struct Held {
     uint64_t landed;
@@ -133,6 +153,8 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void takeRequests();
   bool startPuts();
   void sendRequest(Request& request);
+  void sendPut(Request& request);
+  void sendWithPlace(const Request& request, UcxLink::Done done);
   void returnCredits();
   void readBootstrap();
   std::chrono::milliseconds beatInterval() const;
@@ -154,9 +176,32 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   bool onGetData(const WireHeader& header, void* data, size_t length, bool rendezvous);
   void onPutDone(const WireHeader& header);
   void settle(uint64_t put);
+  void markLanded(uint64_t put);
   void onCredit(const WireHeader& header);
   void checkGoodbye();
 
+  // RDMA (ucx_onesided.cpp). Any thread.
+  bool oneSided(size_t bytes) const;
+  void registerShared(Region region, const std::shared_ptr<SharedMemory>& memory, Request& announcement);
+  void forgetShared(Region region);
+  bool pointTo(Request& request, WireKind kind, const void* local);
+  // Progress thread.
+  uint32_t bulkFlags(size_t bytes) const;
+  bool receivedOneSided(const WireHeader& header, const void* data, size_t length);
+  void onPeerRegion(const WireHeader& header, const void* data, size_t length);
+  void onFetch(const WireHeader& header, const void* data, size_t length);
+  void onFill(const WireHeader& header, const void* data, size_t length);
+  void onFilled(const WireHeader& header);
+  void onPlaced(const WireHeader& header);
+  void onWithdrawn(Region region);
+  void withdrawPeerRegion(Region region);
+  PeerRegion* peerRegion(Region region);
+  void finishedIn(Region region);
+  void letGo(Region region);
+  bool placeDirectly(const Request& request);
+  bool getDirectly(const Request& request);
+
+  const bool isWorker_;
   Descriptor bootstrap_;
   Options options_;
   Descriptor event_;  // wakes the progress thread
@@ -173,7 +218,12 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::mutex sharingMutex_;             // one share or unshare at a time: names are told in order
   std::mutex requestsMutex_;
   std::vector<Request> requests_;
-  std::vector<PutMark> marks_;  // of puts asked for since the progress thread looked
+  std::vector<PutMark> marks_;             // of puts asked for since the progress thread looked
+  std::shared_ptr<UcxMemory> registered_;  // RDMA, else null
+  std::mutex sharedMutex_;
+  std::map<Name, Shared> shared_;
+  bool sharingEnded_ = false;  // the peer reaches nothing any more
+  std::atomic<uint64_t> copied_{0}, moved_{0};
   std::mutex endMutex_;
   std::condition_variable ended_;
   bool runEnded_ = false;
@@ -188,6 +238,8 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::unordered_map<uint64_t, Request> gets_;   // by transfer
   uint64_t putsLanded_ = 0;                      // all up to this one
   std::set<uint64_t> landedEarly_;
+  using PeerRegions = std::map<Name, PeerRegion>;
+  std::unique_ptr<PeerRegions> peerRegions_ = std::make_unique<PeerRegions>();
   uint64_t serving_ = 0;    // gets of the peer being answered
   uint64_t answering_ = 0;  // puts whose answer has not left
   Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;

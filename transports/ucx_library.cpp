@@ -18,8 +18,9 @@ namespace {
 // start threads for its own debugging.
 class LoadEnvironment {
  public:
-  LoadEnvironment() {
+  explicit LoadEnvironment(bool memoryEvents) {
     for (auto& setting : settings_) {
+      if (memoryEvents && setting.events) setting.value = setting.events;
       setting.ours = std::getenv(setting.name) == nullptr && setenv(setting.name, setting.value, 0) == 0;
     }
   }
@@ -33,11 +34,16 @@ class LoadEnvironment {
   struct Setting {
     const char* name;
     const char* value;
+    const char* events = nullptr;  // the value where mappings may be watched
     bool ours = false;
   };
-  Setting settings_[6] = {{"UCX_MEM_EVENTS", "n"},           {"UCX_MEM_MMAP_HOOK_MODE", "none"},
-                          {"UCX_HANDLE_ERRORS", "none"},     {"UCX_DEBUG_SIGNO", "0"},
-                          {"UCX_WARN_UNUSED_ENV_VARS", "n"}, {"UCX_VFS_ENABLE", "n"}};
+  Setting settings_[7] = {{"UCX_MEM_EVENTS", "n", "y"},
+                          {"UCX_MEM_MMAP_HOOK_MODE", "none", "bistro"},
+                          {"UCX_MEM_CUDA_HOOK_MODE", "none"},
+                          {"UCX_HANDLE_ERRORS", "none"},
+                          {"UCX_DEBUG_SIGNO", "0"},
+                          {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+                          {"UCX_VFS_ENABLE", "n"}};
 };
 
 void* open(const char* name) {
@@ -47,8 +53,8 @@ void* open(const char* name) {
                            (why ? why : name));
 }
 
-UcxLibrary load() {
-  LoadEnvironment environment;
+UcxLibrary load(bool memoryEvents) {
+  LoadEnvironment environment(memoryEvents);
   void* ucs = open("libucs.so.0");
   void* ucp = open("libucp.so.0");
   UcxLibrary library;
@@ -69,8 +75,8 @@ UcxLibrary load() {
 
 }  // namespace
 
-const UcxLibrary& UcxLibrary::get() {
-  static const UcxLibrary library = load();
+const UcxLibrary& UcxLibrary::get(bool memoryEvents) {
+  static const UcxLibrary library = load(memoryEvents);
   return library;
 }
 

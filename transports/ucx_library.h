@@ -27,6 +27,15 @@
   F(ucp_ep_close_nbx)                                                                                        \
   F(ucp_am_send_nbx)                                                                                         \
   F(ucp_am_recv_data_nbx)                                                                                    \
+  F(ucp_mem_map)                                                                                             \
+  F(ucp_mem_unmap)                                                                                           \
+  F(ucp_rkey_pack)                                                                                           \
+  F(ucp_rkey_buffer_release)                                                                                 \
+  F(ucp_ep_rkey_unpack)                                                                                      \
+  F(ucp_rkey_destroy)                                                                                        \
+  F(ucp_put_nbx)                                                                                             \
+  F(ucp_get_nbx)                                                                                             \
+  F(ucp_ep_flush_nbx)                                                                                        \
   F(ucp_request_check_status)                                                                                \
   F(ucp_request_free)
 #define GPUPOOL_UCS_FUNCTIONS(F) F(ucs_status_string)
@@ -42,8 +51,9 @@ struct UcxLibrary {
 #undef GPUPOOL_MEMBER
 
   // Loads it on first use, for the life of the process; any thread. Throws std::runtime_error, each time, if
-  // it is not there.
-  static const UcxLibrary& get();
+  // it is not there. memoryEvents: it may watch this process's mappings, so as to keep memory registered
+  // between transfers that has not changed; whoever loads it first decides.
+  static const UcxLibrary& get(bool memoryEvents = false);
 };
 
 }  // namespace gpupool::transport

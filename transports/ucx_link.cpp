@@ -1,58 +1,48 @@
 #include "transports/ucx_link.h"
 
-#include <poll.h>
-#include <sys/random.h>
-
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
 
 #include "base/log.h"
-#include "transports/network_address.h"
 
 namespace gpupool::transport {
 
 namespace {
 
 constexpr unsigned kMessageId = 1;
-constexpr uint64_t kMagic = 0x58'43'55'4c'4f'4f'50'47;
-constexpr uint32_t kProtocol = 1;
-constexpr size_t kMaxCandidates = 8;
+constexpr int kRetries = 7;              // the most that fit InfiniBand's three bits
+constexpr int64_t kShortestRetry = 100;  // milliseconds
+// Unpacking believes the lengths in a key: whatever they say, it stays within zeros.
+constexpr size_t kKeyBytes = 1 << 10;
+constexpr size_t kKeyRoom = 32 << 10;
 constexpr std::chrono::seconds kShutdownBound{1};
-
-// UCX's own threads inherit the mask of the thread that makes them: none of the application's signals there.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
-UcxLink::UcxLink(const Options& options, const std::string& interface) : ucx_(UcxLibrary::get()) {
+UcxLink::UcxLink(const Options& options, const UcxWire& wire, bool worker)
+    : ucx_(UcxLibrary::get(wire.rdma && worker)), keys_(std::make_shared<std::set<ucp_rkey_h>>()) {
   ucp_config_t* config = nullptr;
   check(ucx_.ucp_config_read(nullptr, nullptr, &config), "read its configuration");
-  configure(config, options, interface);
+  configure(config, options, wire);
   ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.field_mask =
+      UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | (wire.rdma ? UCP_FEATURE_RMA : 0);
+  params.mt_workers_shared = wire.rdma;  // other threads register memory
   params.estimated_num_eps = 1;
   ucs_status_t status = ucx_.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   ucx_.ucp_config_release(config);
   check(status, "initialise (is the network device named in the configuration there?)");
 
-  ucp_worker_params_t worker{};
-  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check(ucx_.ucp_worker_create(context_, &worker, &worker_), "create a worker");
+  if (wire.rdma) registered_ = std::make_shared<UcxMemory>(ucx_, context_);
+
+  ucp_worker_params_t threads{};
+  threads.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  threads.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  check(ucx_.ucp_worker_create(context_, &threads, &worker_), "create a worker");
   check(ucx_.ucp_worker_get_efd(worker_, &eventDescriptor_), "give a descriptor to wait on");
   ucp_am_handler_param_t handler{};
   handler.field_mask =
@@ -63,11 +53,11 @@ UcxLink::UcxLink(const Options& options, const std::string& interface) : ucx_(Uc
   check(ucx_.ucp_worker_set_am_recv_handler(worker_, &handler), "register a handler");
 }
 
-// The user's own UCX_* settings win. Without UCX_TLS it is TCP, on the one interface that leads to the peer
+// The user's own UCX_* settings win. Without UCX_TLS it is one wire, on the one device that leads to the peer
 // (UCX would open lanes on every interface it finds, reachable or not), set up so that different versions of
 // UCX understand each other: with all devices, or the second protocol generation on one side only, 1.13
 // and 1.16 do not connect.
-void UcxLink::configure(ucp_config_t* config, const Options& options, const std::string& interface) {
+void UcxLink::configure(ucp_config_t* config, const Options& options, const UcxWire& wire) {
   auto set = [&](const char* name, const std::string& value) {
     if (std::getenv((std::string("UCX_") + name).c_str()) == nullptr && !value.empty()) {
       ucx_.ucp_config_modify(config, name,
@@ -75,18 +65,28 @@ void UcxLink::configure(ucp_config_t* config, const Options& options, const std:
     }
   };
   if (std::getenv("UCX_TLS") == nullptr) {
-    set("TLS", "tcp");
+    set("TLS", wire.rdma ? "rc_verbs" : "tcp");
     set("CM_USE_ALL_DEVICES", "n");
     set("PROTO_ENABLE", "n");
-    if (options.networkDevice.empty()) set("NET_DEVICES", interface);
+    if (wire.rdma) {
+      set("SOCKADDR_TLS_PRIORITY", "rdmacm");  // a listener of TCP's cannot connect queue pairs
+      // A host that does not answer is lost after retries of this each, peerTimeout in all.
+      auto each = std::max<int64_t>(options.peerTimeout.count() / (kRetries + 1), kShortestRetry);
+      set("RC_TIMEOUT", std::to_string(each) + "ms");
+      set("RC_RETRY_COUNT", std::to_string(kRetries));
+    }
+    set("NET_DEVICES", wire.device);
   }
   if (!options.networkDevice.empty()) {
-    ucx_.ucp_config_modify(config, "NET_DEVICES", options.networkDevice.c_str());
+    ucx_.ucp_config_modify(config, "NET_DEVICES", wire.device.c_str());
   }
 }
 
 UcxLink::~UcxLink() {
   shutdown();
+  if (registered_) registered_->stop();
+  for (ucp_rkey_h key : *keys_) ucx_.ucp_rkey_destroy(key);
+  keys_->clear();
   if (listener_) ucx_.ucp_listener_destroy(listener_);
   if (worker_) ucx_.ucp_worker_destroy(worker_);
   if (context_) ucx_.ucp_cleanup(context_);
@@ -95,140 +95,6 @@ UcxLink::~UcxLink() {
 void UcxLink::check(ucs_status_t status, const char* what) const {
   if (status != UCS_OK) {
     throw std::runtime_error(std::string("ucx: cannot ") + what + ": " + ucx_.ucs_status_string(status));
-  }
-}
-
-// --- set-up ---
-
-std::unique_ptr<UcxLink> UcxLink::accept(int bootstrap, const Options& options, UcxGreeting& greeting) {
-  SignalsBlocked quiet;
-  Deadline deadline = Clock::now() + options.setupTimeout;
-  std::string address = options.bindAddress.empty() ? localAddress(bootstrap) : options.bindAddress;
-  std::unique_ptr<UcxLink> link(new UcxLink(options, interfaceOf(address)));
-  link->listen(address);
-  greeting.magic = kMagic;
-  strncpy(greeting.version, link->ucx_.ucp_get_version_string(), sizeof greeting.version - 1);
-  greeting.protocol = kProtocol;
-  if (getrandom(greeting.nonce, sizeof greeting.nonce, 0) != sizeof greeting.nonce) {
-    throw std::runtime_error(errorText("ucx: getrandom"));
-  }
-  ucp_listener_attr_t attributes{};
-  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
-  link->check(link->ucx_.ucp_listener_query(link->listener_, &attributes), "tell the listener's port");
-  greeting.addressBytes = socketAddressBytes(attributes.sockaddr);
-  std::memcpy(greeting.address, &attributes.sockaddr, greeting.addressBytes);
-  std::memcpy(link->nonce_, greeting.nonce, sizeof link->nonce_);
-  if (!sendAll(bootstrap, &greeting, sizeof greeting, deadline)) {
-    throw std::runtime_error("ucx: the client went away during set-up");
-  }
-  link->awaitClient(bootstrap, deadline);
-  return link;
-}
-
-std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options, UcxGreeting& greeting) {
-  SignalsBlocked quiet;
-  Deadline deadline = Clock::now() + options.setupTimeout;
-  if (!receiveAll(bootstrap, &greeting, sizeof greeting, deadline)) {
-    throw std::runtime_error("ucx: no greeting from the worker");
-  }
-  if (greeting.magic != kMagic || greeting.protocol != kProtocol ||
-      greeting.addressBytes > sizeof greeting.address) {
-    throw std::runtime_error("ucx: the worker speaks another version of the transport");
-  }
-  sockaddr_storage target{};
-  std::memcpy(&target, greeting.address, greeting.addressBytes);
-  completeAddress(target, bootstrap);
-  std::unique_ptr<UcxLink> link(new UcxLink(options, interfaceTowards(bootstrap, target)));
-  link->lastStep_ = deadline - options.setupTimeout;
-  ucp_ep_params_t params{};
-  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
-  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
-  params.sockaddr = {reinterpret_cast<const sockaddr*>(&target), socketAddressBytes(target)};
-  link->endpoint_ = link->createEndpoint(params);
-  WireHeader hello{.kind = WireKind::hello, .number = greeting.nonce[0], .offset = greeting.nonce[1]};
-  link->send(hello, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY, {});
-  try {
-    link->awaitWelcome(bootstrap, deadline);
-  } catch (const std::exception& error) {
-    greeting.version[sizeof greeting.version - 1] = 0;
-    throw std::runtime_error(error.what() + std::string(" (UCX ") + link->ucx_.ucp_get_version_string() +
-                             " here, " + greeting.version + " at the worker)");
-  }
-  return link;
-}
-
-void UcxLink::listen(const std::string& address) {
-  sockaddr_storage where = parseAddress(address);
-  ucp_listener_params_t params{};
-  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  params.sockaddr = {reinterpret_cast<const sockaddr*>(&where), socketAddressBytes(where)};
-  params.conn_handler = {onConnection, this};
-  ucs_status_t status = ucx_.ucp_listener_create(worker_, &params, &listener_);
-  if (status != UCS_OK) {
-    throw std::runtime_error("ucx: cannot listen on " + address + ": " + ucx_.ucs_status_string(status));
-  }
-}
-
-void UcxLink::awaitClient(int bootstrap, Deadline deadline) {
-  while (!endpoint_) {
-    setupStep(bootstrap, deadline, "the client did not connect");
-    takeConnections();
-  }
-  ucx_.ucp_listener_destroy(listener_);
-  listener_ = nullptr;
-  for (ucp_ep_h stranger : candidates_) {
-    if (stranger != endpoint_) closeEndpoint(stranger);
-  }
-  candidates_.clear();
-  send({.kind = WireKind::welcome}, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
-}
-
-void UcxLink::awaitWelcome(int bootstrap, Deadline deadline) {
-  while (!welcomed_) setupStep(bootstrap, deadline, "the worker did not answer");
-}
-
-void UcxLink::sayReady(int bootstrap, Deadline deadline) {
-  char ready = 'r';
-  if (!sendAll(bootstrap, &ready, 1, deadline))
-    throw std::runtime_error("ucx: the worker went away during set-up");
-}
-
-void UcxLink::awaitReady(int bootstrap, Deadline deadline) {
-  char ready = 0;
-  while (recv(bootstrap, &ready, 1, MSG_DONTWAIT) != 1) {
-    setupStep(bootstrap, deadline, "the client did not finish its set-up");
-  }
-}
-
-void UcxLink::setupStep(int bootstrap, Deadline deadline, const char* what) {
-  while (progress()) {
-  }
-  if (endpoint_ && !failure_.empty()) throw std::runtime_error("ucx: " + failure_);
-  // A process that was stopped meanwhile has the time it had before: its next step may be what the peer waits
-  // for.
-  const Deadline now = Clock::now();
-  if (lastStep_ != Deadline{} && now - lastStep_ > std::chrono::seconds(1)) stopped_ += now - lastStep_;
-  lastStep_ = now;
-  if (now >= deadline + stopped_) throw std::runtime_error(std::string("ucx: ") + what + " in time");
-  if (!arm()) return;
-  pollfd watched[2] = {{eventDescriptor_, POLLIN, 0}, {bootstrap, POLLIN, 0}};
-  ::poll(watched, 2, 10);
-  std::byte next;
-  if (watched[1].revents && recv(bootstrap, &next, 1, MSG_PEEK | MSG_DONTWAIT) == 0) {
-    throw std::runtime_error(std::string("ucx: ") + what + " (it closed its socket)");
-  }
-}
-
-void UcxLink::takeConnections() {
-  for (ucp_conn_request_h request : std::exchange(requests_, {})) {
-    if (candidates_.size() >= kMaxCandidates) {
-      ucx_.ucp_listener_reject(listener_, request);
-      continue;
-    }
-    ucp_ep_params_t params{};
-    params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
-    params.conn_request = request;
-    candidates_.push_back(createEndpoint(params));
   }
 }
 
@@ -295,7 +161,7 @@ void UcxLink::send(const WireHeader& header, const void* payload, size_t bytes, 
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   ucs_status_ptr_t result = ucx_.ucp_am_send_nbx(endpoint_, kMessageId, &operation->header,
                                                  sizeof operation->header, payload, bytes, &params);
-  if (!UCS_PTR_IS_PTR(result)) finish(operation, UCS_PTR_RAW_STATUS(result));
+  watch(result, operation);
 }
 
 void UcxLink::receive(void* data, void* to, size_t bytes, Done done) {
@@ -306,8 +172,7 @@ void UcxLink::receive(void* data, void* to, size_t bytes, Done done) {
   params.cb.recv_am = onReceived;
   params.user_data = operation;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
-  ucs_status_ptr_t result = ucx_.ucp_am_recv_data_nbx(worker_, data, to, bytes, &params);
-  if (!UCS_PTR_IS_PTR(result)) finish(operation, UCS_PTR_RAW_STATUS(result));
+  watch(ucx_.ucp_am_recv_data_nbx(worker_, data, to, bytes, &params), operation);
 }
 
 void UcxLink::onSent(void* request, ucs_status_t status, void* operation) {
@@ -325,6 +190,72 @@ void UcxLink::finish(Operation* operation, ucs_status_t status) {
   operations_.erase(owned->self);
   if (owned->done) owned->done(status == UCS_OK);
   if (status != UCS_OK && !finished_) fail(status);
+}
+
+// --- one-sided transfers ---
+
+std::shared_ptr<ucp_rkey> UcxLink::unpackKey(std::span<const std::byte> packed) {
+  if (packed.empty() || packed.size() > kKeyBytes || finished_) return nullptr;
+  std::vector<std::byte> room(kKeyRoom);
+  std::memcpy(room.data(), packed.data(), packed.size());
+  ucp_rkey_h key = nullptr;
+  if (ucx_.ucp_ep_rkey_unpack(endpoint_, room.data(), &key) != UCS_OK) return nullptr;
+  keys_->insert(key);
+  return {key, [this, keys = keys_](ucp_rkey_h gone) {
+            if (keys->erase(gone) != 0) ucx_.ucp_rkey_destroy(gone);
+          }};
+}
+
+namespace {
+
+ucp_request_param_t oneSided(void* operation, ucp_send_nbx_callback_t done, const Registration* registered) {
+  ucp_request_param_t params{};
+  params.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  params.cb.send = done;
+  params.user_data = operation;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  if (registered) {  // ignored by 1.13, which finds it in its cache
+    params.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    params.memh = registered->handle();
+  }
+  return params;
+}
+
+}  // namespace
+
+void UcxLink::get(void* local, size_t bytes, uint64_t remote, ucp_rkey_h key, const Registration* registered,
+                  Done done) {
+  Operation* operation = newOperation({}, std::move(done));
+  if (finished_) return finish(operation, UCS_ERR_CANCELED);
+  ucp_request_param_t params = oneSided(operation, onSent, registered);
+  watch(ucx_.ucp_get_nbx(endpoint_, local, bytes, remote, key, &params), operation);
+}
+
+void UcxLink::put(const void* local, size_t bytes, uint64_t remote, ucp_rkey_h key,
+                  const Registration* registered, Done done) {
+  // UCX has let go of the source; the flush says that the destination has it.
+  Operation* operation = newOperation({}, [this, done = std::move(done)](bool ok) {
+    if (ok)
+      flush(done);
+    else
+      done(false);
+  });
+  if (finished_) return finish(operation, UCS_ERR_CANCELED);
+  ucp_request_param_t params = oneSided(operation, onSent, registered);
+  watch(ucx_.ucp_put_nbx(endpoint_, local, bytes, remote, key, &params), operation);
+}
+
+void UcxLink::flush(Done done) {
+  Operation* operation = newOperation({}, std::move(done));
+  if (finished_) return finish(operation, UCS_ERR_CANCELED);
+  ucp_request_param_t params = oneSided(operation, onSent, nullptr);
+  params.op_attr_mask &= ~UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  watch(ucx_.ucp_ep_flush_nbx(endpoint_, &params), operation);
+}
+
+void UcxLink::watch(ucs_status_ptr_t result, Operation* operation) {
+  if (!UCS_PTR_IS_PTR(result)) finish(operation, UCS_PTR_RAW_STATUS(result));
 }
 
 // --- the end ---

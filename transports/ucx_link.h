@@ -9,12 +9,16 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "transports/descriptor.h"
 #include "transports/transport.h"
 #include "transports/ucx_library.h"
+#include "transports/ucx_memory.h"
+#include "transports/ucx_wire.h"
 
 namespace gpupool::transport {
 
@@ -27,10 +31,16 @@ enum class WireKind : uint32_t {
   putDone,   // answers put `number`; channel: 0 landed, 1 refused
   get,       // asks for `length` bytes of `region` at `offset`
   getData,   // answers get `number`, with the payload; channel: 0 ok, 1 refused
-  region,    // `region` of `length` bytes can be used
+  region,    // `region` of `length` bytes can be used; with RDMA, a client adds where it is (PeerMemory)
   withdraw,  // and no longer
   goodbye,   // the sender's last positions: number (call), offset (control)
   goodbyeSeen,  // everything up to the goodbye was delivered
+  // RDMA only: the worker moves the bytes, the client gets no key to the worker's memory.
+  fetch,   // client: as put, but the payload says where the bytes are (PeerMemory), and the worker gets them
+  fill,    // client: as get, and the payload says where the bytes are to go; answered by filled
+  filled,  // worker: answers fill `number`; channel: 0 done, 1 refused
+  placed,  // worker: put `number` of `length` bytes is in the client's memory, or will never be (channel 1)
+  withdrawn,  // worker: nothing touches the withdrawn `region` any more
 };
 
 struct WireHeader {
@@ -44,11 +54,14 @@ struct WireHeader {
 };
 static_assert(sizeof(WireHeader) == 48);
 
-// What the worker says first on the bootstrap socket.
+// What the worker says first on the bootstrap socket. To an offer of RDMA the client answers 'y' and
+// connects, or 'n' and is greeted once more, with TCP.
 struct UcxGreeting {
   uint64_t magic = 0;
   uint32_t protocol = 0;
   uint32_t addressBytes = 0;
+  uint32_t rdma = 0;
+  uint32_t reserved = 0;
   uint64_t nonce[2] = {};
   uint64_t callBytes = 0;
   uint64_t controlBytes = 0;
@@ -87,6 +100,18 @@ class UcxLink {
   void send(const WireHeader& header, const void* payload, size_t bytes, uint32_t flags, Done done);
   // Receives what arrived by rendezvous into `to`.
   void receive(void* data, void* to, size_t bytes, Done done);
+
+  // One-sided transfers, where rdma(). A key is the peer's, for one range of its memory; null: UCX refuses
+  // it. `local` is registered by the way if `registered` is null.
+  bool rdma() const { return registered_ != nullptr; }
+  const std::shared_ptr<UcxMemory>& registered() const { return registered_; }
+  std::shared_ptr<ucp_rkey> unpackKey(std::span<const std::byte> packed);
+  void get(void* local, size_t bytes, uint64_t remote, ucp_rkey_h key, const Registration* registered,
+           Done done);
+  // Done when the peer's memory has the bytes.
+  void put(const void* local, size_t bytes, uint64_t remote, ucp_rkey_h key, const Registration* registered,
+           Done done);
+
   // True if something happened.
   bool progress() { return ucx_.ucp_worker_progress(worker_) != 0; }
   // True: nothing to do, and descriptor() becomes readable when there is.
@@ -104,8 +129,15 @@ class UcxLink {
     std::list<std::unique_ptr<Operation>>::iterator self;
   };
 
-  UcxLink(const Options& options, const std::string& interface);
-  void configure(ucp_config_t* config, const Options& options, const std::string& interface);
+  UcxLink(const Options& options, const UcxWire& wire, bool worker);
+  void configure(ucp_config_t* config, const Options& options, const UcxWire& wire);
+  static std::unique_ptr<UcxLink> listening(const Options& options, const UcxWire& wire,
+                                            const std::string& address);
+  void greet(int bootstrap, UcxGreeting& greeting, Deadline deadline);
+  static std::unique_ptr<UcxLink> takeOffer(int bootstrap, const Options& options, UcxGreeting& greeting,
+                                            sockaddr_storage& target, Deadline deadline);
+  void flush(Done done);
+  void watch(ucs_status_ptr_t result, Operation* operation);
   void listen(const std::string& address);
   void awaitClient(int bootstrap, Deadline deadline);
   void awaitWelcome(int bootstrap, Deadline deadline);
@@ -140,6 +172,8 @@ class UcxLink {
   bool welcomed_ = false;
   bool finished_ = false;
   std::string failure_;
+  std::shared_ptr<UcxMemory> registered_;
+  std::shared_ptr<std::set<ucp_rkey_h>> keys_;        // that were not destroyed yet
   std::list<std::unique_ptr<Operation>> operations_;  // under way
 };
 

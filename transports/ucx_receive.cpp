@@ -11,13 +11,16 @@ namespace {
 
 // More gets than this at once are not a client's.
 constexpr uint64_t kMaxServing = 1 << 16;
-constexpr size_t kRendezvousBytes = 32 << 10;
 
 }  // namespace
 
 bool Ucx::received(const WireHeader& header, void* data, size_t length, bool rendezvous) {
   lastHeard_ = Clock::now();
   if (peer() == Peer::lost) return false;
+  if (rendezvous && registered_) {  // it would hand out a key to this side's memory
+    lose("the peer began a rendezvous over RDMA");
+    return false;
+  }
   switch (header.kind) {
     case WireKind::messages:
       onMessages(header, data, length, rendezvous);
@@ -36,11 +39,14 @@ bool Ucx::received(const WireHeader& header, void* data, size_t length, bool ren
     case WireKind::getData:
       return onGetData(header, data, length, rendezvous);
     case WireKind::region:
-      if (!remote_->announce(header.region, header.length, {}, nullptr))
-        lose("the peer announced a broken region");
+      onPeerRegion(header, data, length);
       return false;
     case WireKind::withdraw:
-      if (!remote_->withdraw(header.region)) lose("the peer withdrew a region it did not have");
+      if (!remote_->withdraw(header.region)) {
+        lose("the peer withdrew a region it did not have");
+      } else {
+        withdrawPeerRegion(header.region);
+      }
       return false;
     case WireKind::goodbye:
       peerGoodbye_ = {header.number, header.offset};
@@ -49,6 +55,13 @@ bool Ucx::received(const WireHeader& header, void* data, size_t length, bool ren
     case WireKind::goodbyeSeen:
       goodbyeSeen_ = true;
       return false;
+    case WireKind::fetch:
+    case WireKind::fill:
+    case WireKind::filled:
+    case WireKind::placed:
+    case WireKind::withdrawn:
+      if (receivedOneSided(header, data, length)) return false;
+      break;
     case WireKind::hello:
     case WireKind::welcome:
       break;
@@ -133,6 +146,7 @@ bool Ucx::onPut(const WireHeader& header, void* data, size_t length, bool rendez
     return false;
   }
   std::byte* target = memory->data() + header.offset;
+  copied_ += length;
   if (!rendezvous) {
     std::memcpy(target, data, length);
     landed(header.number, true);
@@ -150,6 +164,11 @@ void Ucx::landed(uint64_t put, bool ok) {
   if (++answering_ > kMaxServing) return lose("the peer takes no answers to its puts");
   link_->send({.kind = WireKind::putDone, .channel = ok ? 0u : 1u, .number = put}, nullptr, 0,
               UCP_AM_SEND_FLAG_EAGER, [this](bool) { --answering_; });
+  markLanded(put);
+}
+
+// Messages that waited for it may go on.
+void Ucx::markLanded(uint64_t put) {
   landedEarly_.insert(put);
   while (!landedEarly_.empty() && *landedEarly_.begin() == putsLanded_ + 1) {
     landedEarly_.erase(landedEarly_.begin());
@@ -164,15 +183,18 @@ void Ucx::onPutDone(const WireHeader& header) {
     return lose("the peer answered a put that was never sent");
   found->second.answered = true;
   found->second.ok &= header.channel == 0;
+  if (found->second.registered && found->second.ok) moved_ += found->second.bytes;
   settle(header.number);
 }
 
 void Ucx::settle(uint64_t put) {
   const PutState& state = puts_[put];
   if (!state.answered || !state.sent) return;
-  transfers_->end(state.transfer, state.ok);
-  putBytes_ -= state.bytes;
+  PutState over = std::move(puts_[put]);
   puts_.erase(put);
+  putBytes_ -= over.bytes;
+  over.registered.reset();  // whoever waits may free the memory
+  transfers_->end(over.transfer, over.ok);
 }
 
 void Ucx::onGet(const WireHeader& header) {
@@ -184,8 +206,8 @@ void Ucx::onGet(const WireHeader& header) {
     return;
   }
   if (++serving_ > kMaxServing) return lose("the peer asked for too much at once");
-  uint32_t flags = header.length >= kRendezvousBytes ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-  link_->send(answer, memory->data() + header.offset, header.length, flags,
+  copied_ += header.length;
+  link_->send(answer, memory->data() + header.offset, header.length, bulkFlags(header.length),
               [this, memory](bool) { --serving_; });
 }
 
@@ -197,7 +219,8 @@ bool Ucx::onGetData(const WireHeader& header, void* data, size_t length, bool re
   }
   Request request = found->second;
   gets_.erase(found);
-  bool ok = header.channel == 0 && length == request.header.length;
+  bool ok = header.channel == 0 && length == request.header.length && request.header.kind == WireKind::get;
+  if (ok) copied_ += length;
   if (!ok || !rendezvous) {
     if (ok) std::memcpy(request.target, data, length);
     transfers_->end(request.transfer, ok);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <thread>
 
 #include "base/log.h"
 #include "client/session.h"
@@ -29,6 +30,7 @@ void writeOwn(uint64_t address, std::span<const std::byte> from) {
       remote{reinterpret_cast<void*>(address), from.size()};
   (void)!process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
 }
+constexpr std::chrono::seconds kLettingGo{2};  // later it is unmapped with the next call
 transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
 
 }  // namespace
@@ -47,6 +49,7 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
   const schema::AddressSpace& space = session.space();
   if (nextAddress_ == 0) nextAddress_ = space.hostBase;
   uint64_t address = 0;
+  unmapParked();
   auto again = freeAddresses_.find(bytes);
   if (again != freeAddresses_.end()) {
     address = again->second;
@@ -124,7 +127,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, b
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
   removeMirror(address);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   auto block = blocks_.find(address);
   if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
   size_t size = block->second;
@@ -147,10 +150,27 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
   if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
   if (p.lent != transport::Region{}) Session::get().connection().unshare(p.lent);
-  freeAddresses_.emplace(p.bytes, piece->first);
-  pieces_.erase(
-      piece);  // unmapped under the lock: its addresses are the next piece's as soon as the lock is free
+  parked_.push_back({piece->first, p.bytes, std::move(p.memory)});
+  pieces_.erase(piece);
+  // The worker may be in the middle of a transfer to it, over RDMA: some microseconds until it has let go.
+  for (auto end = transport::Clock::now() + kLettingGo; !unmapParked() && transport::Clock::now() < end;) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    lock.lock();
+  }
   return status;
+}
+
+// Unmaps what was released and is held by nobody else: from then on its addresses are the next piece's. True:
+// all of it. Under the lock.
+bool HostMemory::unmapParked() {
+  std::erase_if(parked_, [&](Parked& parked) {
+    if (parked.memory.use_count() > 1) return false;
+    parked.memory.reset();
+    freeAddresses_.emplace(parked.bytes, parked.address);
+    return true;
+  });
+  return parked_.empty();
 }
 
 std::map<uint64_t, HostMemory::Piece>::const_iterator HostMemory::pieceOf(uint64_t address) const {

@@ -69,6 +69,11 @@ class HostMemory {
     size_t used = 0;
     std::map<uint64_t, size_t> free;
   };
+  struct Parked {  // released, and held by the transport perhaps
+    uint64_t address = 0;
+    size_t bytes = 0;
+    std::shared_ptr<transport::SharedMemory> memory;
+  };
   struct Mirror {
     uint64_t host = 0, device = 0;
     size_t bytes = 0;
@@ -85,6 +90,7 @@ class HostMemory {
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags,
                     std::map<uint64_t, Piece>::iterator& made);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
+  bool unmapParked();
   CUresult settleSlow();
   CUresult awaitLandings(uint64_t address, size_t bytes);
   CUresult collect(Mirror& mirror);
@@ -95,6 +101,7 @@ class HostMemory {
   std::map<uint64_t, size_t> blocks_;
   uint64_t nextAddress_ = 0;
   std::multimap<size_t, uint64_t> freeAddresses_;
+  std::vector<Parked> parked_;
   std::deque<Landing> landings_;
   std::multimap<uint64_t, Mirror>
       mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory

@@ -50,6 +50,7 @@ struct UpOptions {
   uint32_t port = 0;
   std::string listen = "127.0.0.1";
   std::string networkDevice, tokens;
+  std::string networkWire;
   std::string state, name, driver;
   uint32_t warm = 2;
   std::chrono::milliseconds wait{60'000};
@@ -73,6 +74,8 @@ struct UpOptions {
          true},
         {"network-device", networkDevice, "NAME",
          "The network device that ucx uses on the server (mlx5_0:1, eth0, lo).", true},
+        {"network-wire", networkWire, "auto|tcp|rdma",
+         "What ucx goes over: rdma where both ends have an RDMA device on the way, else tcp.", true},
         {"warm", warm, "N", "Workers kept ready.", true},
         {"name", name, "NAME", "The server's name in the pool. Empty: the host's name.", true},
         {"driver", driver, "PATH", "The CUDA driver library. Empty: searched for.", true},
@@ -127,6 +130,7 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
   add("--name", options.name);
   add("--listen", hostPort(options.listen, 0));  // sessions may ask for ucx on this machine too
   add("--network-device", options.networkDevice);
+  add("--network-wire", options.networkWire);
   add("--driver", options.software != 0 ? softwareDriver() : options.driver);
   if (options.software != 0)
     plan.serverEnvironment.push_back("GPUPOOL_SOFT_DEVICES=" + std::to_string(options.software));

@@ -254,6 +254,7 @@ void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::Wo
     list[i].setMemoryBytes(grant.devices[i].memoryBytes);
   }
   start.setNetworkDevice(settings_.networkDevice);
+  start.setNetworkWire(settings_.networkWire);
   start.setModuleCache(cacheFolder(grant.tenant));
   start.setModuleCacheBytes(settings_.moduleCacheBytes);
   start.setClientPid(attempt.facts.clientPid);

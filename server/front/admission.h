@@ -29,6 +29,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     uint32_t protocol = schema::PROTOCOL_VERSION;
     uint64_t rowsHash = 0;
     std::string networkDevice;
+    std::string networkWire;
     std::string moduleCache;  // folder for all tenants; empty: no cache
     uint64_t moduleCacheBytes = 0;
     kj::Duration messageBound = 2 * kj::SECONDS;

@@ -101,6 +101,7 @@ void Front::run(Inventory found) {
   admission.server = options_.name;
   admission.rowsHash = inventory_.rowsHash;
   admission.networkDevice = options_.networkDevice;
+  admission.networkWire = options_.networkWire;
   if (openCache()) admission.moduleCache = options_.moduleCache;
   admission.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);

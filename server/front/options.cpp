@@ -62,6 +62,9 @@ std::vector<options::Option> ServerOptions::table() {
        "The library that tells which RDMA devices there are and how their ports are (gpupool servers -v). "
        "'none': do "
        "not look."},
+      {"network-wire", networkWire, "auto|tcp|rdma",
+       "What sessions from the network go over: rdma where this server and the client have an RDMA device on "
+       "the way, else tcp (auto), or one of them only. UCX_TLS in the environment of either wins."},
       {"module-cache", moduleCache, "PATH",
        "Folder for the device code that programs bring, one below it per tenant: code crosses the network "
        "once "
@@ -86,6 +89,8 @@ void ServerOptions::complete() {
       throw options::OptionError("--name: this machine has no host name; give the server one");
     name = host;
   }
+  if (networkWire != "auto" && networkWire != "tcp" && networkWire != "rdma")
+    throw options::OptionError("--network-wire: '" + networkWire + "' is neither auto, tcp nor rdma");
   if (name.find('/') != std::string::npos)
     throw options::OptionError("--name: '" + name + "' contains a '/'");
   if (worker.empty()) {

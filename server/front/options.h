@@ -23,6 +23,7 @@ struct ServerOptions {
   bool warmContexts = true;
   std::string networkDevice;
   std::string fabric = "libibverbs.so.1";
+  std::string networkWire = "auto";
   std::string moduleCache;
   options::Bytes moduleCacheSize{uint64_t{8} << 30};
   std::chrono::milliseconds handshakeTime{2000};

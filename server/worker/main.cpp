@@ -56,6 +56,7 @@ int serve(const server::WorkerArguments& arguments) {
   try {
     transport::Options options;
     options.networkDevice = start->networkDevice;
+    options.wire = transport::wireNamed(start->networkWire.empty() ? "auto" : start->networkWire);
     // A client may be stopped at any time, and for as long as somebody likes: in a debugger, from the
     // terminal.
     options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
@@ -69,6 +70,11 @@ int serve(const server::WorkerArguments& arguments) {
         },
         server::WorkerProcess::kGrace, clientGone);
     why = session.run();
+    auto traffic = session.connection().traffic();
+    if (traffic.copiedBytes + traffic.movedBytes != 0)
+      GPUPOOL_INFO("puts and gets: %llu bytes copied by a processor, %llu bytes moved by RDMA alone",
+                   static_cast<unsigned long long>(traffic.copiedBytes),
+                   static_cast<unsigned long long>(traffic.movedBytes));
     process.reportEnded(why);
     checkLeaks();
     // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them

@@ -2,19 +2,38 @@
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
+#include <ifaddrs.h>
 #include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 #include <thread>
+
+#include "transports/ucx_wire.h"
 
 namespace gpupool::transport::testing {
 
 namespace {
+
+// Of this machine, on an interface with an RDMA device; 0: none.
+in_addr_t rdmaAddress() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return 0;
+  in_addr_t found = 0;
+  for (ifaddrs* entry = all; entry && found == 0; entry = entry->ifa_next) {
+    if (!entry->ifa_addr || entry->ifa_addr->sa_family != AF_INET || rdmaDeviceOf(entry->ifa_name).empty())
+      continue;
+    found = reinterpret_cast<sockaddr_in*>(entry->ifa_addr)->sin_addr.s_addr;
+  }
+  freeifaddrs(all);
+  return found;
+}
 
 bool startsWith(const std::string& text, const char* prefix) { return text.rfind(prefix, 0) == 0; }
 
@@ -30,19 +49,19 @@ bool haveUcx() {
          access("/usr/lib/aarch64-linux-gnu/libucp.so.0", R_OK) == 0;
 }
 
-std::pair<int, int> tcpSockets() {
+std::pair<int, int> tcpSockets(in_addr_t host) {
   int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = host;
   socklen_t length = sizeof address;
   if (bind(listener, reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listener, 1) != 0 ||
       getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    throw std::runtime_error("test: cannot listen on 127.0.0.1");
+    throw std::runtime_error("test: cannot listen");
   }
   int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (::connect(client, reinterpret_cast<sockaddr*>(&address), length) != 0) {
-    throw std::runtime_error("test: cannot connect to 127.0.0.1");
+    throw std::runtime_error("test: cannot connect");
   }
   int worker = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   ::close(listener);
@@ -55,23 +74,56 @@ std::unique_ptr<Connection> wrap(const std::string& transport, std::unique_ptr<C
   return faulty(std::move(connection), Faults{.seed = seed, .delay = 20us});
 }
 
+// GPUPOOL_TEST_TRANSPORTS: only these, separated by commas.
+std::vector<std::string> wanted(const std::vector<std::string>& names) {
+  const char* only = std::getenv("GPUPOOL_TEST_TRANSPORTS");
+  std::vector<std::string> chosen;
+  std::istringstream list(only ? only : "");
+  for (std::string name; std::getline(list, name, ',');)
+    if (std::find(names.begin(), names.end(), name) != names.end()) chosen.push_back(name);
+  return only ? chosen : names;
+}
+
+std::string implementation(const std::string& name) { return name == "ucx-rdma" ? "ucx" : name; }
+
+Options suited(const std::string& name, Options options) {
+  if (name == "ucx-rdma") options.wire = NetworkWire::rdma;
+  return options;
+}
+
 }  // namespace
+
+std::unique_ptr<Connection> acceptAs(const std::string& transport, int bootstrap, const Options& options) {
+  return accept(implementation(transport), bootstrap, suited(transport, options));
+}
+
+std::unique_ptr<Connection> connectAs(const std::string& transport, int bootstrap, const Options& options) {
+  return connect(implementation(transport), bootstrap, suited(transport, options));
+}
+
+bool haveRdma() {
+  static const bool have = haveUcx() && rdmaAddress() != 0;
+  return have;
+}
 
 std::vector<std::string> allTransports() {
   std::vector<std::string> names = {"shm", "loopback"};
   if (haveUcx()) names.push_back("ucx");
   for (size_t i = 0, plain = names.size(); i < plain; ++i) names.push_back("faulty-" + names[i]);
-  return names;
+  if (haveRdma()) names.push_back("ucx-rdma");
+  return wanted(names);
 }
 
 std::vector<std::string> processTransports() {
   std::vector<std::string> names = {"shm"};
   if (haveUcx()) names.push_back("ucx");
-  return names;
+  if (haveRdma()) names.push_back("ucx-rdma");
+  return wanted(names);
 }
 
 std::pair<int, int> bootstrapSockets(const std::string& transport) {
-  if (transport == "ucx") return tcpSockets();
+  if (transport == "ucx") return tcpSockets(htonl(INADDR_LOOPBACK));
+  if (transport == "ucx-rdma") return tcpSockets(rdmaAddress());
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     throw std::runtime_error("test: socketpair");
@@ -88,13 +140,13 @@ Pair connectPair(const std::string& transport, const Options& options) {
     std::exception_ptr failure;
     std::thread accepting([&, worker = worker] {
       try {
-        pair.worker = accept(name, worker, options);
+        pair.worker = acceptAs(name, worker, options);
       } catch (...) {
         failure = std::current_exception();
       }
     });
     try {
-      pair.client = connect(name, client, options);
+      pair.client = connectAs(name, client, options);
     } catch (...) {
       accepting.join();
       throw;
@@ -113,7 +165,7 @@ ForkedPeer::ForkedPeer(const std::string& transport, const Options& options,
     ::close(worker);
     int status = 3;
     try {
-      auto connection = connect(transport, client, options);
+      auto connection = connectAs(transport, client, options);
       peer(*connection);
       connection->close();
       status = 0;
@@ -123,7 +175,7 @@ ForkedPeer::ForkedPeer(const std::string& transport, const Options& options,
     _exit(status);
   }
   ::close(client);
-  connection = accept(transport, worker, options);
+  connection = acceptAs(transport, worker, options);
 }
 
 void ForkedPeer::kill() { ::kill(process, SIGKILL); }

@@ -21,10 +21,20 @@ struct Pair {
 };
 
 // "shm", "loopback", "ucx" (if libucp is installed), and each of them again as "faulty-...", with seeded
-// delays.
+// delays; "ucx-rdma" where there is an RDMA device (tests/rdma).
 std::vector<std::string> allTransports();
 // Those whose ends can live in two processes.
 std::vector<std::string> processTransports();
+
+bool haveRdma();
+// One end over a socket of bootstrapSockets(transport).
+std::unique_ptr<Connection> acceptAs(const std::string& transport, int bootstrap, const Options& options);
+std::unique_ptr<Connection> connectAs(const std::string& transport, int bootstrap, const Options& options);
+
+// How often to do what is done `times` elsewhere: RDMA is tested in a machine that is only translated.
+inline uint64_t scaled(const std::string& transport, uint64_t times) {
+  return transport == "ucx-rdma" ? (times + 9) / 10 : times;
+}
 
 Pair connectPair(const std::string& transport, const Options& options = {});
 

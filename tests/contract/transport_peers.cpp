@@ -158,17 +158,18 @@ TEST_CASE("a transfer under way ends when the peer's process is killed") {
 TEST_CASE("messages flow between processes until the peer leaves with a goodbye") {
   auto transport = GENERATE(from_range(processTransports()));
   CAPTURE(transport);
-  ForkedPeer peer(transport, {}, [](Connection& connection) {
+  ForkedPeer peer(transport, {}, [&](Connection& connection) {
     for (;;) {
       auto message = connection.receive(Channel::call, in(10s));
       if (message.size() != 8) return;
       if (!sendBytes(connection, Channel::call, message.data(), 8)) return;
       uint64_t number;
       std::memcpy(&number, message.data(), 8);
-      if (number == 999) return;
+      if (number == scaled(transport, 1000) - 1) return;
     }
   });
-  for (uint64_t i = 0; i < 1000; ++i) {
+  const uint64_t rounds = scaled(transport, 1000);
+  for (uint64_t i = 0; i < rounds; ++i) {
     REQUIRE(sendBytes(*peer.connection, Channel::call, &i, 8));
     auto message = peer.connection->receive(Channel::call, in(10s));
     CAPTURE(i, peer.connection->reason());
@@ -265,7 +266,8 @@ int loseTheNetwork() {
 }  // namespace
 
 TEST_CASE("a peer behind a cut network is lost after the time allowed") {
-  if (processTransports().size() < 2) return;
+  auto names = processTransports();
+  if (std::find(names.begin(), names.end(), "ucx") == names.end()) return;
   pid_t child = fork();
   if (child == 0) {
     int result = 2;
@@ -424,24 +426,24 @@ TEST_CASE("set-up that cannot succeed ends with an error in time") {
   {
     auto [client, worker] = bootstrapSockets(transport);
     auto start = Clock::now();
-    CHECK_THROWS(accept(transport, worker, options));  // nobody connects
+    CHECK_THROWS(acceptAs(transport, worker, options));  // nobody connects
     CHECK(Clock::now() - start < 2s);
     ::close(client);
   }
   {
     auto [client, worker] = bootstrapSockets(transport);
     ::close(worker);
-    CHECK_THROWS(connect(transport, client, options));
+    CHECK_THROWS(connectAs(transport, client, options));
   }
   {
     auto [client, worker] = bootstrapSockets(transport);
     const char nonsense[64] = "this is not the greeting of a gpupool worker, but something.";
     REQUIRE(write(worker, nonsense, sizeof nonsense) == sizeof nonsense);
-    CHECK_THROWS(connect(transport, client, options));
+    CHECK_THROWS(connectAs(transport, client, options));
     ::close(worker);
   }
   int ends[2];
   REQUIRE(pipe(ends) == 0);
   CHECK_THROWS(accept("carrier-pigeon", ends[0], options));
-  CHECK_THROWS(accept(transport, ends[1], options));
+  CHECK_THROWS(acceptAs(transport, ends[1], options));
 }

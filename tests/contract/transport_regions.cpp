@@ -119,15 +119,17 @@ TEST_CASE("put and get move any size at any offset") {
   auto transport = GENERATE(from_range(allTransports()));
   CAPTURE(transport);
   Pair pair = connectPair(transport);
-  constexpr size_t kSize = 68 << 20;
+  const size_t kSize = scaled(transport, 68 << 20);
+  const size_t largest = scaled(transport, 64 << 20);
   auto memory = SharedMemory::create(kSize);
   bool up = GENERATE(true, false);
   Connection& owner = up ? *pair.worker : *pair.client;
   Connection& user = up ? *pair.client : *pair.worker;
   Region region = shareWith(owner, user, memory);
-  std::vector<std::byte> bytes(64 << 20), back(64 << 20);
+  std::vector<std::byte> bytes(largest), back(largest);
   for (size_t size : {size_t{0}, size_t{1}, size_t{13}, size_t{4096}, size_t{65'537}, size_t{1} << 20,
-                      (size_t{8} << 20) + 5, size_t{64} << 20}) {
+                      (size_t{8} << 20) + 5, largest}) {
+    if (size > largest) continue;
     for (uint64_t offset : {uint64_t{0}, uint64_t{4095}, uint64_t{kSize - size}}) {
       CAPTURE(size, offset);
       fillPattern(bytes.data(), size, size + offset);
@@ -201,7 +203,7 @@ TEST_CASE("a put has landed before a later message is delivered") {
   auto memory = SharedMemory::create(kSize);
   Region region = shareWith(*pair.worker, *pair.client, memory);
   std::vector<std::vector<std::byte>> sources;
-  for (uint64_t round = 0; round < 60; ++round) {
+  for (uint64_t round = 0; round < scaled(transport, 60); ++round) {
     // Sizes that take different ways: the small put must not overtake the large one's message.
     size_t size = round % 3 == 0 ? kSize : round % 3 == 1 ? 64 : 100'000;
     sources.emplace_back(size);
@@ -220,7 +222,7 @@ TEST_CASE("many regions at once") {
   auto transport = GENERATE(from_range(allTransports()));
   CAPTURE(transport);
   Pair pair = connectPair(transport);
-  constexpr uint64_t kRegions = 150;
+  const uint64_t kRegions = scaled(transport, 150);
   std::vector<std::shared_ptr<SharedMemory>> memories;
   std::vector<Region> regions;
   for (uint64_t i = 0; i < kRegions; ++i) {
@@ -247,7 +249,7 @@ TEST_CASE("transfers from several threads while messages flow") {
   CAPTURE(transport);
   Pair pair = connectPair(transport);
   constexpr size_t kPart = 1 << 20;
-  constexpr uint64_t kThreads = 3, kRounds = 12;
+  const uint64_t kThreads = 3, kRounds = scaled(transport, 12);
   auto memory = SharedMemory::create(kThreads * kPart);
   Region region = shareWith(*pair.worker, *pair.client, memory);
   std::atomic<uint64_t> wrong{0};
@@ -264,7 +266,7 @@ TEST_CASE("transfers from several threads while messages flow") {
       }
     });
   }
-  for (uint64_t i = 0; i < 2000; ++i) {
+  for (uint64_t i = 0; i < scaled(transport, 2000); ++i) {
     REQUIRE(sendBytes(*pair.client, Channel::call, &i, sizeof i));
     REQUIRE(pair.worker->receive(Channel::call, in(20s)).size() == sizeof i);
   }
@@ -277,7 +279,7 @@ TEST_CASE("many puts under way: each message finds those before it landed") {
   CAPTURE(transport);
   Pair pair = connectPair(transport);
   constexpr size_t kPart = 300'001;
-  constexpr uint64_t kRounds = 100;
+  const uint64_t kRounds = scaled(transport, 100);
   auto memory = SharedMemory::create(kRounds * kPart);
   Region region = shareWith(*pair.worker, *pair.client, memory);
   std::vector<std::byte> source(kRounds * kPart);
@@ -307,7 +309,7 @@ TEST_CASE("lent memory is written by the peer until it is taken back") {
   constexpr size_t kSize = (3 << 20) + 17;
   std::vector<std::byte> mine(kSize), theirs(kSize);
   Region stale;
-  for (uint64_t round = 0; round < 20; ++round) {
+  for (uint64_t round = 0; round < scaled(transport, 20); ++round) {
     Lent lent(*pair.client, mine.data(), mine.size());
     if (pair.client->mapsMemory()) {
       CHECK(lent.region() == Region{});
@@ -324,7 +326,7 @@ TEST_CASE("lent memory is written by the peer until it is taken back") {
     stale = region;
   }
   // Taken back while a put is under way: it lands before, or not at all.
-  for (uint64_t round = 0; round < 20; ++round) {
+  for (uint64_t round = 0; round < scaled(transport, 20); ++round) {
     Transfer transfer;
     {
       Lent lent(*pair.client, mine.data(), mine.size());
