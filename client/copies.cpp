@@ -250,7 +250,7 @@ CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   CUresult status = CUDA_SUCCESS;
   for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
     size_t n = std::min(piece, bytes - at);
-    status = hostMemory().upload(bytesAt(from + at), n);
+    status = hostMemory().upload(*ref.stream, bytesAt(from + at), n);
     if (status == CUDA_SUCCESS)
       status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at},
                                               reinterpret_cast<const void*>(from + at), n, ref.wire);

@@ -45,8 +45,8 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
     status = requestWord(ref, value);
     if (status != CUDA_SUCCESS) return status;
     entry.prepare = [ref, value] { waitFor(ref, value); };
-    entry.publish = [] { hostMemory().hostFunctionEnded(); };
-    hostMemory().hostFunctionBegins();
+    const uint64_t number = hostMemory().hostFunctionBegins(*ref.stream);
+    entry.publish = [number] { hostMemory().hostFunctionEnded(number); };
   }
   uint64_t id = Session::get().addHostFunction(entry);
   return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kSharedPiece = size_t{2} << 20;
 constexpr size_t kBlock = 256;
+constexpr size_t kMostNoted = 1024;  // uploads: from here on those that were copied are looked for
 constexpr size_t kRunsBytes = size_t{256} << 10;  // of one mirror message
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 // Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
@@ -127,10 +128,12 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, b
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
   removeMirror(address);
+  std::lock_guard order(resending_);
   std::unique_lock lock(mutex_);
   auto block = blocks_.find(address);
   if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
   size_t size = block->second;
+  std::erase_if(uploads_, [&](const Upload& upload) { return upload.overlaps(address, size); });
   blocks_.erase(block);
   auto piece = std::prev(pieces_.upper_bound(address));
   Piece& p = piece->second;
@@ -191,7 +194,7 @@ bool HostMemory::holds(uint64_t address, size_t bytes) const {
 // ---- copies over a network
 // -----------------------------------------------------------------------------------------------
 
-CUresult HostMemory::upload(const void* from, size_t bytes) {
+CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes) {
   Session& session = Session::get();
   if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
   uint64_t address = reinterpret_cast<uint64_t>(from);
@@ -200,25 +203,52 @@ CUresult HostMemory::upload(const void* from, size_t bytes) {
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(mutex_);
-    if (openFunctions_ != 0) uploads_.emplace(from, bytes);
+    if (!openFunctions_.empty()) note(stream, address, bytes);
   }
   return putRange(from, bytes);
 }
 
-void HostMemory::hostFunctionBegins() {
-  std::lock_guard lock(mutex_);
-  ++openFunctions_;
+// Under mutex_. The same bytes for the same stream again: once is enough.
+void HostMemory::note(const Stream& stream, uint64_t from, size_t bytes) {
+  const Upload fresh{from, bytes, stream.word, stream.posted + 1, nextFunction_ - 1};
+  for (Upload& known : uploads_)
+    if (known.from == from && known.bytes == bytes && known.word == fresh.word) {
+      known = fresh;
+      return;
+    }
+  if (uploads_.size() >= kMostNoted) {
+    const Words& words = Session::get().words();
+    std::erase_if(uploads_, [&](const Upload& u) { return words.reached(u.word, u.value); });
+  }
+  uploads_.push_back(fresh);
 }
 
-void HostMemory::hostFunctionEnded() {
-  std::set<std::pair<const void*, size_t>> again;
+uint64_t HostMemory::hostFunctionBegins(const Stream& stream) {
+  std::lock_guard lock(mutex_);
+  openFunctions_[nextFunction_] = stream.word;
+  return nextFunction_++;
+}
+
+// What is behind the function in its stream has not been copied: it waits for us. An upload of another stream
+// may be behind it too, by an event; or it was copied already, and the device's own bytes may be coming to
+// the same place.
+void HostMemory::hostFunctionEnded(uint64_t function) {
+  std::lock_guard order(resending_);
+  std::vector<Upload> again;
   {
     std::lock_guard lock(mutex_);
-    again = uploads_;
-    if (--openFunctions_ == 0) uploads_.clear();
+    const Words& words = Session::get().words();
+    std::erase_if(uploads_, [&](const Upload& u) { return words.reached(u.word, u.value); });
+    const uint64_t word = openFunctions_[function];
+    for (const Upload& upload : uploads_)
+      if (upload.after >= function && (upload.word == word || !upload.overtaken)) again.push_back(upload);
+    openFunctions_.erase(function);
+    std::erase_if(uploads_, [&](const Upload& u) {
+      return openFunctions_.empty() || u.after < openFunctions_.begin()->first;
+    });
   }
-  for (auto [from, bytes] : again)
-    putRange(from, bytes);  // freed meanwhile: refused, and nobody waits for it
+  for (const Upload& upload : again)
+    putRange(reinterpret_cast<const void*>(upload.from), upload.bytes);  // the session's end, if refused
 }
 
 CUresult HostMemory::putRange(const void* from, size_t bytes) {
@@ -244,9 +274,11 @@ CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, 
   transport::Region region;
   uint64_t start = 0;
   {
+    std::lock_guard order(resending_);
     std::lock_guard lock(mutex_);
     auto piece = pieceOf(to);
     if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
+    for (Upload& upload : uploads_) upload.overtaken |= upload.overlaps(to, bytes);
     region = piece->second.lent;
     start = piece->first;
     std::erase_if(landings_, [&](const Landing& l) { return session.words().reached(l.word, l.value); });

@@ -35,11 +35,13 @@ class HostMemory {
   // True if [address, + bytes) is arena memory.
   bool holds(uint64_t address, size_t bytes) const;
 
-  CUresult upload(const void* from, size_t bytes);
+  // For a copy that is to be posted in `stream` next.
+  CUresult upload(const Stream& stream, const void* from, size_t bytes);
   // While host functions are under way on a network, uploads are noted: a function may change bytes that a
   // copy behind it was to take, so they are sent again before its stream goes on.
-  void hostFunctionBegins();
-  void hostFunctionEnded();
+  // Begins: its number.
+  uint64_t hostFunctionBegins(const Stream& stream);
+  void hostFunctionEnded(uint64_t function);
   static constexpr size_t kTravel = size_t{4} << 20;  // a large copy goes in pieces of this
   // Network: posts the copy of device memory at `from` to the arena at `to`.
   CUresult download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
@@ -110,8 +112,21 @@ class HostMemory {
   CUresult putRange(const void* from, size_t bytes);
   CUresult postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes);
   CUresult awaitApplies();
-  size_t openFunctions_ = 0;
-  std::set<std::pair<const void*, size_t>> uploads_;  // since the oldest open host function
+  struct Upload {
+    uint64_t from = 0;
+    size_t bytes = 0;
+    uint64_t word = 0, value = 0;  // its stream's, when the copy is done
+    uint64_t after = 0;            // the host function that began last before it
+    bool overtaken = false;        // a copy to the same bytes was posted since
+    bool overlaps(uint64_t address, size_t size) const {
+      return from < address + size && address < from + bytes;
+    }
+  };
+  void note(const Stream& stream, uint64_t from, size_t bytes);
+  std::mutex resending_;                        // taken before mutex_
+  std::map<uint64_t, uint64_t> openFunctions_;  // number -> its stream's word
+  uint64_t nextFunction_ = 1;
+  std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
   std::atomic<uint64_t> applies_{0}, applied_{0};  // frames of changes sent, and known to have been executed
   std::mutex mirrorMutex_;                         // one publish or collect at a time
