@@ -10,10 +10,11 @@ using namespace gpupool::server::test;
 
 namespace {
 
-std::string greetingRefused(const schema::ClientHello& hello) {
+std::string greetingRefused(const schema::ClientHello& hello,
+                            CUresult status = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH) {
   Client client;
   client.sayHello(hello);
-  CHECK(client.hello.status == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+  CHECK(client.hello.status == static_cast<uint32_t>(status));
   CHECK(client.hello.deviceCount == 0);
   REQUIRE(eventually([&] { return client.ended(); }));
   CHECK(client.reason() == client.hello.text);
@@ -57,7 +58,7 @@ TEST_CASE("greeting: what does not fit is refused in words") {
   }
   SECTION("no common space") {
     hello.spaces = 0;
-    CHECK(contains(greetingRefused(hello), "no common address space"));
+    CHECK(contains(greetingRefused(hello, CUDA_ERROR_OUT_OF_MEMORY), "no common address space"));
   }
 }
 
