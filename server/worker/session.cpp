@@ -334,6 +334,7 @@ void Session::dropRegion(uint64_t address) {
   if (found == regions_.end()) return;
   connection_->unshare(found->second);
   regions_.erase(found);
+  std::lock_guard lock(mirrorsMutex_);
   mirrors_.erase(address);
 }
 

@@ -93,9 +93,15 @@ class Session {
   // Regions of pinned memory by address, to be withdrawn with it.
   void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
   void dropRegion(uint64_t address);
-  schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }
+  std::shared_ptr<schema::MirrorBase> mirror(uint64_t address) {
+    std::lock_guard lock(mirrorsMutex_);
+    auto& mirror = mirrors_[address];
+    if (mirror == nullptr) mirror = std::make_shared<schema::MirrorBase>();
+    return mirror;
+  }
   // The module or library `owner` was unloaded: nothing of this process may read its globals again.
   void forgetGlobals(uint64_t owner) {
+    std::lock_guard lock(mirrorsMutex_);
     for (uint64_t address : space_.forgetGlobals(owner)) mirrors_.erase(address);
   }
   // Any thread: the reply of a deferred call.
@@ -145,9 +151,10 @@ class Session {
 
   // Watcher's thread only: deliveries under way and the memory they read.
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
-  std::map<uint64_t, transport::Region> regions_;   // executor only
-  std::map<uint64_t, schema::MirrorBase> mirrors_;  // executor only
-  std::atomic<uint64_t> lastSeq_{0};                // written by the executor
+  std::map<uint64_t, transport::Region> regions_;  // executor only
+  std::mutex mirrorsMutex_;  // unloading, which waits for the device, goes beside the executor
+  std::map<uint64_t, std::shared_ptr<schema::MirrorBase>> mirrors_;  // each the executor's alone
+  std::atomic<uint64_t> lastSeq_{0};                                 // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
   std::atomic<bool> assertionTold_{false};

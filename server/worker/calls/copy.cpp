@@ -107,9 +107,12 @@ void readAwaited(Session& session, Call& frame) {
 }
 
 void read(Session& session, Call& call) {
-  if ((call.frame.flags & schema::Frame::kAwait) != 0) return readAwaited(session, call);
   Served<Read> served(session, call);
   if (!served.open()) return;
+  // Awaited with a region: a read that would be posted, but for a capture elsewhere or GPUPOOL_SYNC. Its
+  // bytes go to the region all the same; the reply has no room for them.
+  if ((call.frame.flags & schema::Frame::kAwait) != 0 && served.get<"region">().value().id == 0)
+    return readAwaited(session, call);
   uint64_t to = served.get<"to">().value();
   size_t bytes = served.get<"bytes">().value();
   auto memory = session.space().hostMemory(to, bytes);

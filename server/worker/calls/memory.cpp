@@ -88,7 +88,7 @@ void applyMirror(Session& session, Call& call) {
       break;
     }
     std::memcpy(reinterpret_cast<void*>(address + offset), bytes.data(), bytes.size());
-    session.mirror(address).apply(offset, bytes);
+    session.mirror(address)->apply(offset, bytes);
   }
   served.close(status);
 }
@@ -103,7 +103,7 @@ void collectMirror(Session& session, Call& call) {
   if (!session.space().ownsHost(address, length)) return served.close(CUDA_ERROR_INVALID_VALUE);
   // Whole words: runs are padded to them.
   std::span<unsigned char> room(out.data(), out.size() & ~size_t{7});
-  bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, room);
+  bytes = session.mirror(address)->collect(reinterpret_cast<const std::byte*>(address), length, room);
   served.close(CUDA_SUCCESS);
 }
 

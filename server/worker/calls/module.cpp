@@ -520,8 +520,9 @@ void addModuleHandlers(HandlerTable& table) {
   table.add<ModuleGlobal>(&global<ModuleGlobal, &Driver::cuModuleGetGlobal_v2>);
   table.add<LibraryGlobal>(&global<LibraryGlobal, &Driver::cuLibraryGetGlobal>);
   table.add<LibraryManaged>(&global<LibraryManaged, &Driver::cuLibraryGetManaged>);
-  table.add<ModuleUnload>(&unload<ModuleUnload, &Driver::cuModuleUnload, "hmod">);
-  table.add<LibraryUnload>(&unload<LibraryUnload, &Driver::cuLibraryUnload, "library">);
+  table.add<ModuleUnload>(&unload<ModuleUnload, &Driver::cuModuleUnload, "hmod">,
+                          true);  // waits for the device
+  table.add<LibraryUnload>(&unload<LibraryUnload, &Driver::cuLibraryUnload, "library">, true);
   table.add<LinkCreate>(&linkCreate, true);
   table.add<LinkAdd>(&linkAdd);
   table.add<LinkComplete>(&linkComplete);

@@ -50,7 +50,7 @@ gpupool_program(capture_modes)
 gpupool_program(per_thread_stream FLAGS --default-stream per-thread)
 gpupool_program(deep_queue TIMEOUT 120)
 gpupool_program(stress_threads TIMEOUT 120)
-gpupool_program(stress_mixed ARGUMENTS --threads 1 FLAGS -lcuda TIMEOUT 120 NEEDS driver)
+gpupool_program(stress_mixed ARGUMENTS --threads 4 FLAGS -lcuda TIMEOUT 120 NEEDS driver)
 
 # Code: how it is built, loaded, linked, called.
 gpupool_program(function_pointers)
