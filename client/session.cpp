@@ -241,7 +241,14 @@ CUresult Session::lost() {
 }
 
 CUresult Session::transferFailed() {
-  return connection_->peer() == Peer::alive ? CUDA_ERROR_DEVICE_UNAVAILABLE : lost();
+  // A transfer fails a moment before its peer is known to be gone.
+  constexpr auto kBound = std::chrono::seconds(1);
+  for (auto end = transport::Clock::now() + kBound;
+       connection_->peer() == Peer::alive && transport::Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (connection_->peer() != Peer::alive) return lost();
+  tellReason("the GPU server refused a transfer of data; start the program again");
+  return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 void Session::tellReason(std::string_view text) {
