@@ -367,6 +367,7 @@ TEST_CASE(
       std::vector<std::byte> local(kBytes, std::byte{1});
       auto start = Clock::now();
       for (uint64_t transfer = 1; transfer <= doomed; ++transfer) {
+        start = Clock::now();
         Transfer moved = put ? faultyEnd->put(local.data(), region, 0, kBytes)
                              : faultyEnd->get(local.data(), region, 0, kBytes);
         CHECK(faultyEnd->wait(moved, in(10s)) == (transfer != doomed));
@@ -377,7 +378,7 @@ TEST_CASE(
       CHECK(Clock::now() - start < 5s);
       CHECK(readable(pair.worker->wakeupDescriptor(), 2s));
       std::this_thread::sleep_for(20ms);
-      CHECK(std::count(local.begin(), local.end(), std::byte{2}) == kBytes);
+      CHECK(static_cast<size_t>(std::count(local.begin(), local.end(), std::byte{2})) == kBytes);
     }
   }
 }
