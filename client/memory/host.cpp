@@ -248,7 +248,8 @@ void HostMemory::hostFunctionEnded(uint64_t function) {
     });
   }
   for (const Upload& upload : again)
-    putRange(reinterpret_cast<const void*>(upload.from), upload.bytes);  // the session's end, if refused
+    if (putRange(reinterpret_cast<const void*>(upload.from), upload.bytes) != CUDA_SUCCESS)
+      return;  // the session's end
 }
 
 CUresult HostMemory::putRange(const void* from, size_t bytes) {

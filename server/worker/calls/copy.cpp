@@ -77,10 +77,33 @@ struct AwaitedRead {
   Served<Read> served;
 };
 
+// The bytes go to host memory that the client maps or, over a network, on to a region of the client's.
+CUresult readInto(Session& session, Served<Read>& served) {
+  uint64_t to = served.get<"to">().value();
+  size_t bytes = served.get<"bytes">().value();
+  auto memory = session.space().hostMemory(to, bytes);
+  if (memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  schema::RegionName region = served.get<"region">().value();
+  Words::Then then;
+  if (region.id != 0)
+    then = [&session, memory, to, bytes, region, offset = served.get<"offset">().value()](CUresult status) {
+      if (status == CUDA_SUCCESS) session.deliver(memory, to, bytes, {region.id, region.generation}, offset);
+    };
+  bool waiting = false;
+  return startRead(session, served, then, true, waiting);
+}
+
 // The executor goes on; the watcher answers.
 void readAwaited(Session& session, Call& frame) {
   auto read = std::make_shared<AwaitedRead>(session, std::move(frame));
-  if (!read->served.open()) {
+  bool open = read->served.open();
+  // With a region it would be posted, but for a capture elsewhere or GPUPOOL_SYNC: the reply has no room for
+  // the bytes.
+  if (open && read->served.get<"region">().value().id != 0) {
+    read->served.close(readInto(session, read->served));
+    open = false;
+  }
+  if (!open) {
     frame = std::move(read->call);
     return;
   }
@@ -107,24 +130,9 @@ void readAwaited(Session& session, Call& frame) {
 }
 
 void read(Session& session, Call& call) {
+  if ((call.frame.flags & schema::Frame::kAwait) != 0) return readAwaited(session, call);
   Served<Read> served(session, call);
-  if (!served.open()) return;
-  // Awaited with a region: a read that would be posted, but for a capture elsewhere or GPUPOOL_SYNC. Its
-  // bytes go to the region all the same; the reply has no room for them.
-  if ((call.frame.flags & schema::Frame::kAwait) != 0 && served.get<"region">().value().id == 0)
-    return readAwaited(session, call);
-  uint64_t to = served.get<"to">().value();
-  size_t bytes = served.get<"bytes">().value();
-  auto memory = session.space().hostMemory(to, bytes);
-  if (memory == nullptr) return served.close(CUDA_ERROR_INVALID_VALUE);
-  schema::RegionName region = served.get<"region">().value();
-  Words::Then then;
-  if (region.id != 0)
-    then = [&session, memory, to, bytes, region, offset = served.get<"offset">().value()](CUresult status) {
-      if (status == CUDA_SUCCESS) session.deliver(memory, to, bytes, {region.id, region.generation}, offset);
-    };
-  bool waiting = false;
-  served.close(startRead(session, served, then, true, waiting));
+  if (served.open()) served.close(readInto(session, served));
 }
 
 void deviceToDevice(Session& session, Call& call) {
