@@ -53,7 +53,9 @@ class Faulty final : public Connection {
   Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) override {
     return transfer(bytes, [&](size_t some) { return inner_->get(local, remote, offset, some); });
   }
-  bool wait(Transfer transfer, Deadline deadline) override { return inner_->wait(transfer, deadline); }
+  bool wait(Transfer transfer, Deadline deadline) override {
+    return inner_->wait(transfer, deadline) && transfer != doomed_;
+  }
 
   Peer peer() const override { return inner_->peer(); }
   std::string reason() const override { return inner_->reason(); }
@@ -92,6 +94,7 @@ class Faulty final : public Connection {
     delay();
     if (faults_.transfers == 0 || transfers_.fetch_add(1) + 1 != faults_.transfers) return move(bytes);
     Transfer half = move(bytes / 2);
+    doomed_ = half;
     std::this_thread::sleep_for(std::chrono::microseconds(next() % 4000));  // so far it gets
     cut("in transfer", faults_.transfers);
     return half == 0 ? kRefused : half;
@@ -106,6 +109,7 @@ class Faulty final : public Connection {
   Faults faults_;
   std::atomic<uint64_t> random_;
   std::atomic<uint64_t> messages_{0}, transfers_{0};
+  std::atomic<Transfer> doomed_{kRefused};  // of which half was begun, and may have arrived
 };
 
 [[noreturn]] void refuse(const std::string& part) {
