@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/reserve.h"
+#include "base/signals.h"
 #include "client/holder.h"
 #include "client/process.h"
 
@@ -40,20 +41,6 @@ struct Patience {
 } patience;
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
-
-// Threads of ours must not be chosen for the application's signals.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 bool isFree(uint64_t address, uint64_t bytes) {
   if (!reserveAt(address, bytes)) return false;
@@ -260,9 +247,10 @@ void Session::tellReason(std::string_view text) {
 
 void Session::awaitReason() const {
   constexpr auto kBound = std::chrono::seconds(1);  // on its way, or its sender is dead, which tells as well
-  for (auto end = transport::Clock::now() + kBound; !reasonTold_ && transport::Clock::now() < end;)
+  for (auto end = transport::Clock::now() + kBound;
+       !reasonTold_ && !reasonAwaited_ && transport::Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::microseconds(200));
-  reasonTold_ = true;
+  reasonAwaited_ = true;  // once; should it come after all, it is still said
 }
 
 void Session::addWaiter(Waiter* waiter) {

@@ -176,6 +176,8 @@ class Session {
       words_->setSticky(waiter.status);
       sticky();
     }
+    // A worker that is told to end answers who waits, maybe before its notice is read.
+    if (__builtin_expect(waiter.status == CUDA_ERROR_DEVICE_UNAVAILABLE, 0)) awaitReason();
     return waiter.status;
   }
 
@@ -218,7 +220,8 @@ class Session {
   std::atomic<int> captures_{0};
   std::atomic<bool> printing_{false};
   mutable std::atomic<bool> errorsWritten_{false};
-  mutable std::atomic<bool> reasonTold_{false};
+  std::atomic<bool> reasonTold_{false};
+  mutable std::atomic<bool> reasonAwaited_{false};
   std::mutex reasonMutex_;
 
   std::mutex enqueueMutex_;  // the call channel

@@ -1,14 +1,14 @@
 #pragma once
 // Small owners for what the operating system hands out.
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "base/signals.h"
 
 namespace gpupool::transport {
 
@@ -50,18 +50,8 @@ void clearEvent(const Descriptor& event);
 // that a forked child, where it does not exist, can forget it.
 template <class Function>
 std::unique_ptr<std::thread> startQuietThread(Function&& function) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  auto restore = [&] { pthread_sigmask(SIG_SETMASK, &before, nullptr); };
-  try {
-    auto thread = std::make_unique<std::thread>(std::forward<Function>(function));
-    restore();
-    return thread;
-  } catch (...) {
-    restore();
-    throw;
-  }
+  SignalsBlocked inherited;
+  return std::make_unique<std::thread>(std::forward<Function>(function));
 }
 
 }  // namespace gpupool::transport

@@ -18,6 +18,7 @@
 #include <string>
 #include <thread>
 
+#include "base/memory_info.h"
 #include "transports/descriptor.h"
 #include "transports/transport.h"
 
@@ -57,13 +58,8 @@ size_t wholePages(size_t bytes) {
 // What could be had without killing anybody; without /proc, anything.
 size_t availableMemory() {
   std::ifstream file("/proc/meminfo");
-  size_t kib = 0, value = 0;
-  bool known = false;
-  for (std::string name, line; file >> name >> value && std::getline(file, line);) {
-    if (name == "MemAvailable:") known = true;
-    if (name == "MemAvailable:" || name == "SwapFree:") kib += value;
-  }
-  return known ? kib << 10 : SIZE_MAX;
+  const MemoryInfo memory = readMemoryInfo(file);
+  return memory.available != 0 ? memory.available + memory.freeSwap : SIZE_MAX;
 }
 
 // Where the size of files is limited the kernel signals, and the default is to kill the process.

@@ -34,6 +34,9 @@
 
 namespace gpupool::transport {
 
+// More transfers of one peer than this at once are not a client's.
+inline constexpr uint64_t kMaxServing = 1 << 16;
+
 // Transfers under way, by number; any thread.
 class TransferTable {
  public:

@@ -21,8 +21,6 @@ namespace {
 
 // From here on TCP goes by rendezvous, and RDMA without copies.
 constexpr size_t kBulkBytes = 32 << 10;
-// Of one client at once.
-constexpr uint64_t kMaxServing = 1 << 16;
 
 // Where memory of the client is, as it says: an address and, behind it, UCX's key.
 struct PeerMemory {

@@ -7,13 +7,6 @@
 
 namespace gpupool::transport {
 
-namespace {
-
-// More gets than this at once are not a client's.
-constexpr uint64_t kMaxServing = 1 << 16;
-
-}  // namespace
-
 bool Ucx::received(const WireHeader& header, void* data, size_t length, bool rendezvous) {
   lastHeard_ = Clock::now();
   if (peer() == Peer::lost) return false;

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "base/signals.h"
 #include "transports/network_address.h"
 #include "transports/ucx_link.h"
 
@@ -18,20 +19,6 @@ namespace {
 constexpr uint64_t kMagic = 0x58'43'55'4c'4f'4f'50'47;
 constexpr uint32_t kProtocol = 2;
 constexpr size_t kMaxCandidates = 8;
-
-// UCX's own threads inherit the mask of the thread that makes them: none of the application's signals there.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 void receiveGreeting(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
   if (!receiveAll(bootstrap, &greeting, sizeof greeting, deadline)) {

@@ -1,7 +1,6 @@
 #include "server/fabric/watch.h"
 
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "base/signals.h"
 
 namespace gpupool::fabric {
 namespace {
@@ -93,9 +93,7 @@ Watch::Watch(std::unique_ptr<Verbs> verbs, Settings settings) : shared_(std::mak
   shared_->report = std::make_shared<const Fabric>(std::move(first));
   shared_->running = true;
   // Signals are for the loop's thread: this one inherits a mask that blocks them all.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  SignalsBlocked inherited;
   std::thread([shared = shared_] {
     shared->run();
     shared->verbs = nullptr;
@@ -103,7 +101,6 @@ Watch::Watch(std::unique_ptr<Verbs> verbs, Settings settings) : shared_(std::mak
     shared->running = false;
     shared->ended.notify_all();
   }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Watch::Watch(std::string note) : shared_(std::make_shared<Shared>()) {

@@ -3,15 +3,15 @@
 // alone: the kernel would look for somebody to kill.
 
 #include <cstdint>
-#include <string>
+
+#include "base/memory_info.h"
 
 namespace gpupool::server {
 
 // Of a server's memory so much stays for everybody else: a sixteenth, at least 256 MiB.
 uint64_t hostReserveBytes(uint64_t totalBytes);
-// True if `bytes` more leave that reserve. `meminfo`: text of /proc/meminfo (proc(5): MemTotal, MemAvailable,
-// in KiB); one without these lines decides nothing.
-bool leavesRoom(const std::string& meminfo, uint64_t bytes);
+// True if `bytes` more leave that reserve; where nothing is told, nothing is decided.
+bool leavesRoom(const MemoryInfo& memory, uint64_t bytes);
 // The same of this machine, now.
 bool hostHasRoom(uint64_t bytes);
 

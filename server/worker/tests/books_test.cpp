@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <random>
+#include <sstream>
 #include <string>
 
 #include "base/hmac.h"
@@ -334,6 +335,10 @@ TEST_CASE("output: assertions are the client's, the rest of stderr is the log's"
 }
 
 TEST_CASE("host memory: what a session may pin leaves room for the others") {
+  auto leavesRoom = [](const std::string& text, uint64_t bytes) {
+    std::istringstream lines(text);
+    return server::leavesRoom(readMemoryInfo(lines), bytes);
+  };
   const std::string info =
       "MemTotal:       16777216 kB\nMemFree:         1 kB\nMemAvailable:    2097152 kB\n";
   CHECK(leavesRoom(info, uint64_t{1} << 30));  // 2 GiB are there, a sixteenth of 16 GiB stays

@@ -1,0 +1,25 @@
+#pragma once
+// Threads of ours in processes that are not: none of the process's signals is to be delivered on them.
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace gpupool {
+
+// While it lives, this thread takes no signals, and threads that it makes inherit that for good.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace gpupool
