@@ -312,38 +312,29 @@ TEST_CASE("graph nodes write nothing but the session's memory") {
   REQUIRE(client.await(ROW("cuGraphCreate"), Arguments().value(graph).value(0)).status() == CUDA_SUCCESS);
   std::vector<unsigned char> heap(4096, 0x5a);
   uint32_t next = 0;
-  auto node = [&] { return makeHandle(handles::Kind::graphNode, ++next, 1); };
-  auto set = [&](uint64_t at, size_t pitch, size_t width, size_t height) {
-    CUDA_MEMSET_NODE_PARAMS p{at, pitch, 7, 1, width, height};
+  // A node without dependencies.
+  auto add = [&](uint32_t call, const auto& parameters) {
     return client
-        .await(ROW("cuGraphAddMemsetNode"), Arguments()
-                                                .value(node())
-                                                .value(graph)
-                                                .blob(nullptr, 0)
-                                                .value(0)
-                                                .value(1)
-                                                .structure(p)
-                                                .value(kContext))
+        .await(call, Arguments()
+                         .value(makeHandle(handles::Kind::graphNode, ++next, 1))
+                         .value(graph)
+                         .blob(nullptr, 0)
+                         .value(0)
+                         .value(1)
+                         .structure(parameters)
+                         .value(kContext))
         .status();
   };
+  auto set = [&](uint64_t at, size_t pitch, size_t width, size_t height) {
+    return add(ROW("cuGraphAddMemsetNode"), CUDA_MEMSET_NODE_PARAMS{at, pitch, 7, 1, width, height});
+  };
+  auto copy = [&](const CUDA_MEMCPY3D& p) { return add(ROW("cuGraphAddMemcpyNode"), p); };
   const uint64_t alien = reinterpret_cast<uint64_t>(heap.data());
   CHECK(set(device, 0, 64, 1) == CUDA_SUCCESS);
   CHECK(set(alien, 0, 64, 1) == CUDA_ERROR_INVALID_VALUE);
   CHECK(set(device, client.space().windowBytes, 64, 2) == CUDA_ERROR_INVALID_VALUE);
   CHECK(set(device, ~size_t{0} / 2, 64, 4) == CUDA_ERROR_INVALID_VALUE);
 
-  auto copy = [&](const CUDA_MEMCPY3D& p) {
-    return client
-        .await(ROW("cuGraphAddMemcpyNode"), Arguments()
-                                                .value(node())
-                                                .value(graph)
-                                                .blob(nullptr, 0)
-                                                .value(0)
-                                                .value(1)
-                                                .structure(p)
-                                                .value(kContext))
-        .status();
-  };
   CUDA_MEMCPY3D p{};
   p.srcMemoryType = p.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   p.srcDevice = device;
