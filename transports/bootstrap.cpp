@@ -114,6 +114,11 @@ Bootstrap::Got Bootstrap::poll(Record& record, Descriptor& attached) {
   return Got::record;
 }
 
+size_t Bootstrap::read(std::span<std::byte> bytes) {
+  const ssize_t count = recv(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  return count > 0 ? static_cast<size_t>(count) : 0;
+}
+
 bool Bootstrap::receive(Record& record, Descriptor& attached, Deadline deadline) {
   for (;;) {
     switch (poll(record, attached)) {

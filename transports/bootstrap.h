@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "transports/descriptor.h"
 #include "transports/transport.h"
@@ -20,6 +21,7 @@ enum class RecordKind : uint32_t {
   region,               // size, with a descriptor
   withdraw,
   goodbye,
+  lastWords,  // from the server, about a worker that is gone: `size` bytes of text follow (last_words.h)
 };
 
 struct Record {
@@ -53,6 +55,9 @@ class Bootstrap {
   Got poll(Record& record, Descriptor& attached);
   // The same, waiting. False at the deadline or the end.
   bool receive(Record& record, Descriptor& attached, Deadline deadline);
+
+  // What is there behind a record, as it is.
+  size_t read(std::span<std::byte> bytes);
 
   // The process that sent the last record, by the kernel's word; 0: unknown.
   pid_t peerProcess() const { return peerProcess_; }

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "transports/bootstrap.h"
+#include "transports/last_words.h"
 #include "transports/ring_connection.h"
 
 namespace gpupool::transport {
@@ -23,6 +24,7 @@ constexpr std::chrono::seconds kSendBound{2};
 constexpr std::chrono::seconds kAnnouncementBound{2};
 // Signs of life follow one another by so much at most.
 constexpr std::chrono::milliseconds kBeat{500};
+constexpr std::chrono::milliseconds kLastWordsStep{20};
 
 class Shm final : public RingConnection {
  public:
@@ -79,6 +81,7 @@ class Shm final : public RingConnection {
   void watch();
   void beat();
   bool readRecords();
+  std::string lastWords(const Record& record);
   std::shared_ptr<SharedMemory> reachable(Region remote, uint64_t offset, size_t bytes);
 
   Bootstrap bootstrap_;
@@ -118,6 +121,7 @@ void Shm::connectPeer(Deadline deadline) {
   if (!bootstrap_.receive(hello, rings, deadline)) {
     throw std::runtime_error("shm: no greeting from the worker");
   }
+  if (hello.kind == RecordKind::lastWords) throw std::runtime_error(lastWords(hello));
   if (hello.kind != RecordKind::hello || hello.id != kProtocol || !rings) {
     throw std::runtime_error("shm: the worker speaks another version of the transport");
   }
@@ -136,10 +140,14 @@ void Shm::connectPeer(Deadline deadline) {
 // --- the watcher ---
 
 void Shm::watch() {
+  Deadline processEnded = kForever;  // and how long the server's last words are waited for
   for (;;) {
-    pollfd watched[3] = {
-        {stop_.get(), POLLIN, 0}, {bootstrap_.descriptor(), POLLIN, 0}, {process_.get(), POLLIN, 0}};
-    const auto beat = std::clamp(stallTimeout_ / 4, std::chrono::milliseconds(1), kBeat);
+    const bool ended = processEnded != kForever;
+    pollfd watched[3] = {{stop_.get(), POLLIN, 0},
+                         {bootstrap_.descriptor(), POLLIN, 0},
+                         {ended ? -1 : process_.get(), POLLIN, 0}};
+    auto beat = std::clamp(stallTimeout_ / 4, std::chrono::milliseconds(1), kBeat);
+    if (ended) beat = std::min(beat, kLastWordsStep);
     if (poll(watched, 3, static_cast<int>(beat.count())) < 0) continue;  // EINTR; -1 is ignored
     if (watched[0].revents) return;
     this->beat();
@@ -147,6 +155,9 @@ void Shm::watch() {
       if (watched[1].revents && !readRecords()) return;
       if (watched[2].revents) {
         if (!readRecords()) return;
+        processEnded = Clock::now() + (side_ == 1 ? kLastWordsBound : std::chrono::milliseconds(0));
+      }
+      if (Clock::now() >= processEnded) {
         markGone(Peer::lost, "the peer's process ended");
         return;
       }
@@ -189,11 +200,24 @@ bool Shm::readRecords() {
       markGone(Peer::closed, "the peer closed the connection");
       return false;
     }
+    if (record.kind == RecordKind::lastWords) {
+      markGone(Peer::lost, lastWords(record));
+      return false;
+    }
     if (!applyRecord(*remote_, record, std::move(attached))) {
       markGone(Peer::lost, "the peer broke the protocol of the bootstrap socket");
       return false;
     }
   }
+}
+
+// The server sends them in one piece.
+std::string Shm::lastWords(const Record& record) {
+  std::byte text[256];
+  LastWords words;
+  words.take(std::as_bytes(std::span(&record, 1)));
+  words.take({text, bootstrap_.read(text)});
+  return words.text().empty() ? "the peer's process ended" : words.text();
 }
 
 // --- regions ---

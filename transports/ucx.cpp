@@ -469,7 +469,7 @@ void Ucx::beat(Clock::time_point now) {
   if (now - lastSaid_ > beatInterval() + std::chrono::seconds(1)) lastHeard_ += now - lastSaid_;
   lastSaid_ = now;
   if (peer() != Peer::alive || endOfFile_) return;
-  char byte = 'b';
+  const std::byte byte = LastWords::kBeatByte;
   [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   if (now - lastHeard_ >= options_.stallTimeout) {
     lose("nothing was heard from the peer's process for " + std::to_string(options_.stallTimeout.count()) +
@@ -478,11 +478,12 @@ void Ucx::beat(Clock::time_point now) {
 }
 
 void Ucx::readBootstrap() {
-  char bytes[64];
+  std::byte bytes[64];
   while (!endOfFile_) {
     ssize_t got = ::recv(bootstrap_.get(), bytes, sizeof bytes, MSG_DONTWAIT);
     if (got > 0) {
       lastHeard_ = Clock::now();
+      if (!isWorker_) lastWords_.take({bytes, static_cast<size_t>(got)});
     } else if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
       return;
     } else {
@@ -491,6 +492,16 @@ void Ucx::readBootstrap() {
       endOfFileAt_ = Clock::now();
     }
   }
+}
+
+// A worker that dies takes UCX's connection along, and its server is about to say what it died of. Nothing
+// moves any more: who waits here delays nobody.
+void Ucx::failed(const std::string& why) {
+  if (peer() != Peer::alive) return;
+  const Deadline until = Clock::now() + (isWorker_ ? std::chrono::milliseconds(0) : kLastWordsBound);
+  do readBootstrap();
+  while (!endOfFile_ && pollUntil(bootstrap_.get(), POLLIN, until));
+  lose(lastWords_.text().empty() ? why : lastWords_.text());
 }
 
 bool Ucx::drained() const {
@@ -506,8 +517,10 @@ bool Ucx::finished(Clock::time_point now) {
     if (peerGoodbye_) {
       markGone(Peer::closed, "the peer closed the connection before all it sent had arrived");
     } else {
-      lose(hostSilent_ ? "the peer's host does not answer"
-                       : "the peer's process ended or dropped its socket");
+      const std::string said = lastWords_.text();
+      lose(!said.empty() ? said
+           : hostSilent_ ? "the peer's host does not answer"
+                         : "the peer's process ended or dropped its socket");
     }
   }
   if (closing_.load(std::memory_order_acquire)) {

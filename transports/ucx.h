@@ -29,6 +29,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "transports/last_words.h"
 #include "transports/ring_connection.h"
 #include "transports/ucx_link.h"
 
@@ -168,7 +169,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
 
   // Progress thread: what the peer sent (ucx_receive.cpp).
   bool received(const WireHeader& header, void* data, size_t length, bool rendezvous) override;
-  void failed(const std::string& why) override { lose(why); }
+  void failed(const std::string& why) override;
   void lose(const std::string& why) { markGone(Peer::lost, why); }
   void onMessages(const WireHeader& header, const void* data, size_t length, bool rendezvous);
   bool deliver(Lane& lane, const void* records, size_t bytes);
@@ -247,6 +248,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   uint64_t answering_ = 0;  // puts whose answer has not left
   Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;
   bool endOfFile_ = false;
+  LastWords lastWords_;
   bool hostSilent_ = false;
   bool goodbyeSent_ = false;
   bool goodbyeSeen_ = false;

@@ -3,6 +3,7 @@
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 #include <capnp/serialize.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -205,9 +206,9 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
   }
   KJ_REQUIRE(socket >= 0, "the stream has no descriptor");
   if (worker->sendStart(message, socket)) {
-    // From here the worker's copy is the only one: its death closes the connection.
+    kj::AutoCloseFd client(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     attempt.stream = nullptr;
-    sessions_.add(attempt.facts, kj::mv(worker));
+    sessions_.add(attempt.facts, kj::mv(worker), kj::mv(client));
     return kj::READY_NOW;
   }
   GPUPOOL_WARNING("worker %d died before its session began; taking another", worker->pid());

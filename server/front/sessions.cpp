@@ -1,15 +1,17 @@
 #include "server/front/sessions.h"
 
 #include "base/log.h"
+#include "transports/last_words.h"
 
 namespace gpupool::server {
 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds) : timer_(timer), bounds_(bounds), tasks_(*this) {}
 
-void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker) {
+void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client) {
   auto session = kj::refcounted<Session>();
   session->facts = std::move(facts);
   session->worker = kj::mv(worker);
+  session->client = kj::mv(client);
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
@@ -93,8 +95,10 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
     if (session.text.empty()) session.text = session.worker->lastWords();
   });
   const bool said = !session.text.empty();
-  std::string text = said ? session.text : "the worker " + exit.text + " without a word";
+  std::string text = said ? session.text : "the worker " + exit.text;
   if (said && !exit.clean && !session.ordered) text += "; the worker " + exit.text;
+  if (!exit.clean) transport::sayLastWords(session.client, text);
+  session.client = nullptr;
   const auto level = exit.clean || session.ordered ? log::Level::info : log::Level::warning;
   if (log::enabled(level))
     log::write(level, "session %s: ended: %s", session.facts.session.text().c_str(), text.c_str());

@@ -1,6 +1,9 @@
 #pragma once
 // The living sessions: one worker each, from the hand-over of the client's socket until the process is gone.
 //
+// A client whose worker ends without a word of its own is told why by the server, which keeps a descriptor of
+// the client's socket for that.
+//
 // A session ends by itself (its worker reports why and exits), by order (`end`: the worker is told, and
 // killed after `stopBound`), or by a crash. A worker that reported the end but does not exit is killed after
 // `exitBound`. The reason of every end is logged and the last kHistory are kept. Belongs to the event loop's
@@ -36,8 +39,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   SessionTable(kj::Timer& timer, Bounds bounds);
   KJ_DISALLOW_COPY(SessionTable);
 
-  // From here the worker is the session's; its socket was handed over.
-  void add(SessionFacts facts, kj::Own<WorkerChild> worker);
+  // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
+  void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   kj::Promise<void> endAll(const std::string& reason);
@@ -50,6 +53,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   struct Session : kj::Refcounted {
     SessionFacts facts;
     kj::Own<WorkerChild> worker;
+    kj::AutoCloseFd client;
     kj::TimePoint began = kj::origin<kj::TimePoint>();
     std::string text;  // why it ends, once known
     bool ordered = false;

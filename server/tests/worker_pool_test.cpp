@@ -48,7 +48,7 @@ struct Bench {
       descriptor = *fd;
     }
     REQUIRE(worker->sendStart(message, descriptor));
-    sessions.add({session, lease, 1, 42, "test"}, kj::mv(worker));
+    sessions.add({session, lease, 1, 42, "test"}, kj::mv(worker), kj::AutoCloseFd(dup(descriptor)));
     Opening opening;
     opening.stream = kj::mv(client);
     return opening;
@@ -224,7 +224,8 @@ TEST_CASE("a worker that crashes ends its session alone") {
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(2));
   auto unlucky = bench.begin(pool, {1, 1}, {2, 1});
   auto other = bench.begin(pool, {1, 2}, {2, 2});
-  CHECK(unlucky.order('c').wait(bench.io.waitScope) == "");
+  CHECK(contains(unlucky.order('c').wait(bench.io.waitScope), "the worker was killed by signal 6"));
+  CHECK(unlucky.hear().wait(bench.io.waitScope) == "");
   bench.until([&] { return bench.sessions.living() == 1; });
   CHECK(contains(bench.endText(1), "killed by signal 6"));
   CHECK(other.order('e').wait(bench.io.waitScope) == "e1");
@@ -246,7 +247,7 @@ TEST_CASE("a worker that hangs after its session is killed at the bound") {
   Bench bench;
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
   auto client = bench.begin(pool, {1, 1}, {2, 1});
-  CHECK(client.order('h').wait(bench.io.waitScope) == "");
+  CHECK(contains(client.order('h').wait(bench.io.waitScope), "hanging from here"));
   bench.until([&] { return bench.sessions.living() == 0; });
   CHECK(contains(bench.endText(), "hanging from here; the worker was killed by signal 9"));
   bench.stop(pool);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
@@ -17,6 +18,7 @@
 
 #include "catch.h"
 #include "pairs.h"
+#include "transports/last_words.h"
 
 using namespace gpupool::transport;
 using namespace gpupool::transport::testing;
@@ -121,6 +123,57 @@ TEST_CASE("every wait ends when the peer's process is killed") {
   CHECK(peer.connection->peer() == Peer::lost);
   CHECK_FALSE(peer.connection->reason().empty());
   INFO(peer.connection->reason());
+}
+
+TEST_CASE("a client whose worker is killed gives the reason that its server says") {
+  auto transport = GENERATE(from_range(processTransports()));
+  const bool says = GENERATE(true, false);  // or it is gone itself
+  CAPTURE(transport, says);
+  auto [clientEnd, serverEnd] = bootstrapSockets(transport);
+  const pid_t worker = fork();
+  if (worker == 0) {
+    ::close(clientEnd);
+    try {
+      auto connection = acceptAs(transport, serverEnd, {});
+      pause();
+    } catch (const std::exception& error) {
+      fprintf(stderr, "forked worker: %s\n", error.what());
+    }
+    _exit(3);
+  }
+  auto client = connectAs(transport, clientEnd, {});
+  std::this_thread::sleep_for(200ms);  // signs of life come before the words
+  const auto start = Clock::now();
+  ::kill(worker, SIGKILL);
+  waitpid(worker, nullptr, 0);
+  if (says) sayLastWords(serverEnd, "the worker was killed by\x1b signal 9");
+  ::close(serverEnd);
+  CHECK(readable(client->wakeupDescriptor(), 2s));
+  CHECK(Clock::now() - start < 2s);
+  CHECK(client->peer() == Peer::lost);
+  CHECK((client->reason() == "the worker was killed by? signal 9") == says);
+  CHECK(!client->reason().empty());
+}
+
+TEST_CASE("last words that are cut short, or none, are no reason") {
+  auto [from, to] = bootstrapSockets("shm");
+  sayLastWords(from, std::string(1000, 'x'));
+  std::vector<std::byte> bytes(4096);
+  bytes.resize(static_cast<size_t>(read(to, bytes.data(), bytes.size())));
+  for (size_t length = 0; length <= bytes.size(); ++length) {
+    LastWords words;
+    for (size_t i = 0; i < length; ++i) {  // in pieces
+      if (i == 0) words.take(std::array{LastWords::kBeatByte, LastWords::kBeatByte});
+      words.take({&bytes[i], 1});
+    }
+    CAPTURE(length);
+    CHECK(words.text() == (length == bytes.size() ? std::string(255, 'x') : ""));
+  }
+  LastWords noise;
+  noise.take(std::vector<std::byte>(4096, std::byte{7}));
+  CHECK(noise.text().empty());
+  ::close(from);
+  ::close(to);
 }
 
 TEST_CASE("a transfer under way ends when the peer's process is killed") {

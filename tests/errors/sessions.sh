@@ -46,11 +46,14 @@ kill -KILL "$manager"
 ended 46 "the lease has ended: the manager does not know this lease; start the program again"
 kill -CONT "$holder"
 
-case_of "worker killed"
-until_true no_lease
-without_wrapper GPUPOOL_WAIT=10s
-kill -KILL $(session_workers)
-ended 46 "the GPU server is gone: .*; start the program again"
+for death in "shm KILL 9 Killed" "shm ABRT 6 Aborted" "ucx KILL 9 Killed"; do
+  read -r transport signal number name <<<"$death"
+  case_of "worker died by SIG$signal, over $transport"
+  until_true no_lease
+  without_wrapper GPUPOOL_WAIT=10s GPUPOOL_TRANSPORT=$transport
+  kill -"$signal" $(session_workers)
+  ended 46 "the GPU server is gone: the worker was killed by signal $number \($name\); start the program again"
+done
 
 case_of "the server is stopped"
 until_true no_lease
