@@ -220,11 +220,17 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
 CUresult Session::lost() {
   if (closing_) return CUDA_ERROR_DEINITIALIZED;
   if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
+  awaitReason();  // what the worker said last may not be read yet
+  tellGone();
+  return sticky();
+}
+
+void Session::tellGone() {
   const CUresult before = words_->sticky();
   if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
     tellReason("the GPU server is gone: " + connection_->reason() + "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
-  return sticky();
+  reasonAwaited_ = true;
 }
 
 CUresult Session::transferFailed() {
@@ -383,7 +389,7 @@ void Session::serviceLoop() {
     if (!message.empty())
       handleNotice(message);
     else if (connection_->peer() != Peer::alive) {
-      lost();
+      if (!closing_) tellGone();
       return;
     }
   }

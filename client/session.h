@@ -204,6 +204,7 @@ class Session {
   // breath.
   void awaitReason() const;
   void tellReason(std::string_view text);
+  void tellGone();  // all that the worker said is read
 
   static Session* current;
   static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
