@@ -82,10 +82,7 @@ CUresult Words::sleep(uint64_t index, uint64_t value) {
     uint32_t bell = header().bell.load();
     if (reached(index, value)) break;
     result = sticky();
-    if (result != CUDA_SUCCESS) {
-      if (reached(index, value)) result = CUDA_SUCCESS;
-      break;
-    }
+    if (result != CUDA_SUCCESS) break;
     timespec nap{0, kNapNanoseconds};
     syscall(SYS_futex, &header().bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
   }

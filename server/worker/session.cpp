@@ -388,7 +388,8 @@ void Session::reply(const Call& call) {
   schema::Reply header;
   header.seq = call.frame.seq;
   header.epoch = call.frame.epoch;
-  header.status = call.status;
+  // Past the end nothing succeeds: what it waited for was let go, not awaited.
+  header.status = call.status == CUDA_SUCCESS && stopping_ ? CUDA_ERROR_DEVICE_UNAVAILABLE : call.status;
   header.outputBytes = static_cast<uint32_t>(text.size());
   header.admitted = lastSeq_;
   header.completed = completed_;

@@ -5,6 +5,8 @@
 //                                  between them, a memset, a host function; everything compared
 //   network_load idle SECONDS      holds a session and calls nothing; then one check
 //   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
+//   network_load held SECONDS      round after round, once a line came on stdin: what a slow host function wrote, copied
+//                                  there and back behind it
 //   network_load KIND SECONDS [MIB] posts as fast as it can, when a line comes on stdin: launches, pageable,
 //                                  pinned, downloads, memsets, callbacks; then waits for all and compares;
 //                                  a copy has so many MiB (default: 32)
@@ -203,6 +205,37 @@ void waitForever() {
   CU(cuStreamSynchronize(device.stream));
 }
 
+struct Slow {
+  uint32_t* pinned;
+  uint32_t value;
+};
+void CUDA_CB slowly(void* data) {
+  usleep(200'000);
+  auto* slow = static_cast<Slow*>(data);
+  *slow->pinned = slow->value;
+}
+
+void held(double seconds) {
+  Device device;
+  CUdeviceptr data = device.allocate(4096);
+  void* pinned = nullptr;
+  CU(cuMemHostAlloc(&pinned, 4096, 0));
+  Slow slow{static_cast<uint32_t*>(pinned), 0};
+  say("ready");
+  std::getchar();
+  say("posting");
+  for (const auto end = Clock::now() + std::chrono::duration<double>(seconds); Clock::now() < end;) {
+    uint32_t back = 0;
+    ++slow.value;
+    CU(cuLaunchHostFunc(device.stream, &slowly, &slow));
+    CU(cuMemcpyHtoDAsync(data, pinned, 4, device.stream));
+    CU(cuMemcpyDtoHAsync(&back, data, 4, device.stream));
+    CU(cuStreamSynchronize(device.stream));
+    if (back != slow.value) corrupted("held", 0, back, slow.value);
+  }
+  say("right: " + std::to_string(slow.value) + " rounds");
+}
+
 // Posts one kind of work without end, so that what the library keeps of it would show.
 class Flood {
  public:
@@ -292,5 +325,6 @@ int main(int count, char** words) {
   if (kind == "check") return checkRounds(seconds), 0;
   if (kind == "idle") return idle(seconds), 0;
   if (kind == "wait") return waitForever(), 0;
+  if (kind == "held") return held(seconds), 0;
   return flood(kind, seconds, (count == 4 ? std::strtoull(words[3], nullptr, 10) : 32) << 20);
 }
