@@ -48,8 +48,8 @@ class Words {
     if (!sleeps && poll(index, value, kLong)) return CUDA_SUCCESS;
     return sleep(index, value);
   }
-  // Not past an error that sticks: a worker that is told to end lets go what waits for host functions, and words
-  // that follow say nothing.
+  // Not past an error that sticks: a worker that is told to end lets go what waits for host functions, and
+  // words that follow say nothing.
   bool reached(uint64_t index, uint64_t value) const {
     return this->value(index) >= value && sticky() == CUDA_SUCCESS;
   }

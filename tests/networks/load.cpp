@@ -5,7 +5,8 @@
 //                                  between them, a memset, a host function; everything compared
 //   network_load idle SECONDS      holds a session and calls nothing; then one check
 //   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
-//   network_load held SECONDS      round after round, once a line came on stdin: what a slow host function wrote, copied
+//   network_load held SECONDS      round after round, once a line came on stdin: what a slow host function
+//   wrote, copied
 //                                  there and back behind it
 //   network_load KIND SECONDS [MIB] posts as fast as it can, when a line comes on stdin: launches, pageable,
 //                                  pinned, downloads, memsets, callbacks; then waits for all and compares;
