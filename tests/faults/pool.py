@@ -37,11 +37,14 @@ class Pool:
 
     def up(self):
         software = [] if self.real else ["--software", "1"]
+        unused = self.gpu_memory()
         status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=60)
         if status != 0:
             raise Broken(f"gpupool up: {status}: {output}{errors}")
         self.await_rest(30)
         self.base = self.picture()
+        if self.real:  # one waiting worker's context
+            self.base["context"] = [now - was for now, was in zip(self.base["memory"], unused)]
 
     def down(self):
         status, output, errors = self.tool("down", bound=60)
@@ -149,7 +152,14 @@ class Pool:
         found -= {os.path.join(self.state, "manager.db" + suffix) for suffix in ("-wal", "-shm", "-journal")}
         found -= {os.path.join(self.state, name) for name in ("pool.log", "pool.processes.new")}
         folders = {os.path.join(self.runtime, name) for name in os.listdir(self.runtime)}
-        return found | folders
+        return found | folders | self.segments()
+
+    @staticmethod
+    def segments():
+        """Shared memory of the whole machine that has a name: what a dead process leaves of it stays for ever."""
+        with open("/proc/sysvipc/shm", encoding="ascii") as table:
+            numbers = {f"shmid {line.split()[1]}" for line in table.readlines()[1:]}
+        return numbers | {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
 
     def gpu_memory(self):
         if not self.real:
@@ -198,8 +208,11 @@ class Pool:
             now, most = processes.descriptors(pid), base["descriptors"][role] + (2 * max(more, 0) if role == "server" else 0)
             if now > most:  # with fewer workers at rest there are fewer by right
                 found.append(f"descriptors of the {role}: {now}, {most} at rest")
-        if base["memory"] and max(now - was for now, was in zip(self.gpu_memory(), base["memory"])) > 16:
-            found.append(f"GPU memory: {self.gpu_memory()} MiB, {base['memory']} MiB at rest")
+        if base["memory"]:
+            memory = self.gpu_memory()
+            most = [was + max(more, 0) * context for was, context in zip(base["memory"], base["context"])]
+            if max(now - bound for now, bound in zip(memory, most)) > 16:
+                found.append(f"GPU memory: {memory} MiB, {most} MiB at rest with {max(more, 0)} more workers")
         return found
 
     def growth(self, since, runs):
