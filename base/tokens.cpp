@@ -6,8 +6,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <stdexcept>
+
+#include "base/log.h"
 
 namespace gpupool {
 namespace {
@@ -79,6 +82,39 @@ Credentials readCredentials(const std::string& path, const std::string& tenant) 
   if (tenant.empty())
     throw std::runtime_error("token file " + path + ": holds several tokens: choose a tenant");
   throw std::runtime_error("token file " + path + ": holds no token of tenant '" + tenant + "'");
+}
+
+CredentialSource credentialsOf(const std::string& path, const std::string& tenant) {
+  const Credentials first = readCredentials(path, tenant);
+  if (path.empty()) return [first] { return first; };
+  // The process may change its directory.
+  return [path = std::filesystem::absolute(path).string(), tenant = first.tenant] {
+    return readCredentials(path, tenant);
+  };
+}
+
+TokenFile::TokenFile(std::string path)
+    : path_(std::move(path)), stamp_(stamp()), tokens_(readTokens(path_)) {}
+
+const Tokens& TokenFile::current() {
+  const Stamp now = stamp();
+  if (now == stamp_) return tokens_;
+  stamp_ = now;  // a file that is wrong is told of once
+  try {
+    tokens_ = readTokens(path_);
+    GPUPOOL_INFO("token file %s has changed: %zu tenants", path_.c_str(), tokens_.size());
+  } catch (const std::exception& error) {
+    GPUPOOL_ERROR("%s; the tokens read before hold on", error.what());
+  }
+  return tokens_;
+}
+
+TokenFile::Stamp TokenFile::stamp() const {
+  struct stat info {};
+  if (::stat(path_.c_str(), &info) != 0) return {};
+  const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
+  return {static_cast<int64_t>(info.st_dev), static_cast<int64_t>(info.st_ino), info.st_size,
+          ns(info.st_mtim), ns(info.st_ctim)};
 }
 
 }  // namespace gpupool

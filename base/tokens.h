@@ -3,6 +3,9 @@
 // comment; the same format for the manager (all tenants), a user (one line, usually) and a server (tenant
 // kServersTenant).
 
+#include <compare>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -23,5 +26,30 @@ struct Credentials {
   std::string tenant, token;  // no token: there is none to show
 };
 Credentials readCredentials(const std::string& path, const std::string& tenant);
+
+// What is shown to a manager; asked at every connection, throws as readTokens.
+using CredentialSource = std::function<Credentials()>;
+// Reads the file now, and again each time: a token may be exchanged while the process runs.
+CredentialSource credentialsOf(const std::string& path, const std::string& tenant);
+
+// A manager's file of tokens, which may change while it runs.
+class TokenFile {
+ public:
+  explicit TokenFile(std::string path);  // reads it; throws as readTokens
+  // Read again if the file is another than it was. One that cannot be used is logged, and changes nothing.
+  // What is returned stays where it is, and valid as long as this.
+  const Tokens& current();
+
+ private:
+  struct Stamp {
+    int64_t device = 0, inode = 0, bytes = 0, modifiedNs = 0, changedNs = 0;
+    auto operator<=>(const Stamp&) const = default;
+  };
+  Stamp stamp() const;
+
+  std::string path_;
+  Stamp stamp_;
+  Tokens tokens_;
+};
 
 }  // namespace gpupool

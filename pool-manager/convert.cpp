@@ -20,9 +20,9 @@ List devicesOf(List list) {
 Id read(schema::Id128::Reader from) { return {from.getHigh(), from.getLow()}; }
 
 Device read(schema::DeviceInfo::Reader from) {
-  return {bytes(from.getUuid()),  text(from.getName()),     from.getMemoryBytes(), from.getComputeMajor(),
-          from.getComputeMinor(), text(from.getPciBusId()), from.getOrdinal(),     from.getSoftware(),
-          from.getHealthy(),      from.getDriverVersion()};
+  return {bytes(from.getUuid()),   text(from.getName()),     from.getMemoryBytes(), from.getComputeMajor(),
+          from.getComputeMinor(),  text(from.getPciBusId()), from.getOrdinal(),     from.getSoftware(),
+          text(from.getProblem()), from.getDriverVersion()};
 }
 
 Server read(schema::ServerInfo::Reader from) {
@@ -33,7 +33,6 @@ Server read(schema::ServerInfo::Reader from) {
             from.getPort(),
             text(from.getBootId()),
             {},
-            from.getProtocol(),
             from.getRowsHash(),
             from.getPid()};
   for (auto device : devicesOf(from.getDevices())) to.devices.push_back(read(device));
@@ -74,7 +73,7 @@ void write(const Device& from, schema::DeviceInfo::Builder to) {
   to.setPciBusId(from.pciBusId);
   to.setOrdinal(from.ordinal);
   to.setSoftware(from.software);
-  to.setHealthy(from.healthy);
+  to.setProblem(from.problem);
   to.setDriverVersion(from.driverVersion);
 }
 
@@ -87,7 +86,6 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setBootId(from.bootId);
   auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
   for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
-  to.setProtocol(from.protocol);
   to.setRowsHash(from.rowsHash);
   to.setPid(from.pid);
 }

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 
 #include "base/log.h"
 #include "pool-manager/manager_options.h"
@@ -92,7 +93,11 @@ int serve(const ManagerOptions& options) {
   limits.anyUser = options.anyUser;
   auto& timer = io.provider->getTimer();
   Service service(timer, *store, times, limits, bootTimeMs);
-  if (!options.tokens.empty()) service.demandTokens(readTokens(options.tokens));
+  std::optional<TokenFile> tokens;
+  if (!options.tokens.empty()) {
+    tokens.emplace(options.tokens);
+    service.demandTokens([&]() -> const Tokens& { return tokens->current(); });
+  }
   auto& network = io.provider->getNetwork();
   if (!options.socket.empty()) {
     // The store's lock says that no other manager is alive here, so a socket that is still there is a dead

@@ -10,8 +10,7 @@
 
 namespace gpupool::pool {
 
-inline constexpr uint32_t kProtocolVersion = 1;  // pool.capnp: protocolVersion
-inline constexpr uint32_t kMaxDevices = 64;      // of one server, and of one lease
+inline constexpr uint32_t kMaxDevices = 64;  // of one server, and of one lease
 
 struct Id {
   uint64_t high = 0, low = 0;
@@ -29,7 +28,7 @@ struct Device {
   std::string pciBusId;
   uint32_t ordinal = 0;
   bool software = false;
-  bool healthy = true;
+  std::string problem;  // not empty: nothing is placed on it, and why
   uint32_t driverVersion = 0;
 };
 
@@ -40,7 +39,6 @@ struct Server {
   uint16_t port = 0;
   std::string bootId;
   std::vector<Device> devices;
-  uint32_t protocol = 0;
   uint64_t rowsHash = 0;
   uint32_t pid = 0;
 };

@@ -9,7 +9,7 @@ namespace gpupool::pool {
 namespace {
 
 bool fits(const Wish& wish, const DeviceUse& device) {
-  if (!device.info.healthy) return false;
+  if (!device.info.problem.empty()) return false;
   if (wish.memoryBytes == 0) return device.holders.empty();
   return device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
 }
@@ -52,8 +52,8 @@ std::string describe(const Wish& wish, const ServerUse& server) {
   for (const DeviceUse& device : server.devices) {
     if (&device != &server.devices.front()) text += ", ";
     text += "GPU " + std::to_string(device.info.ordinal) + " (" + device.info.name + ") ";
-    if (!device.info.healthy) {
-      text += "is out of order";
+    if (!device.info.problem.empty()) {
+      text += "is broken (" + device.info.problem + ")";
     } else if (device.holders.empty()) {
       text += fits(wish, device) ? "is free" : "has only " + options::formatSize(device.freeBytes);
     } else {
@@ -114,7 +114,7 @@ bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
     for (DeviceUse& device : server.devices) {
       device.freeBytes = device.info.memoryBytes;
       device.holders.clear();
-      device.info.healthy = true;
+      device.info.problem.clear();
     }
     if (!choose(wish, server).empty()) return true;
   }

@@ -18,6 +18,7 @@ constexpr size_t kMaxWaiters = 4096;
 constexpr uint64_t kStoreEveryMs = 60'000;  // renewals are written no more often
 constexpr uint64_t kForgetServerMs = 3'600'000;
 constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
+constexpr size_t kMostProblem = 200;  // bytes of a device's problem
 constexpr char kReleased[] = "released";
 
 std::string age(uint64_t ms) {
@@ -30,9 +31,6 @@ std::string age(uint64_t ms) {
 
 void checkServer(const Server& facts) {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
-  if (facts.protocol != kProtocolVersion)
-    refuse("this manager speaks pool protocol " + std::to_string(kProtocolVersion) + ", the server " +
-           facts.name + " speaks " + std::to_string(facts.protocol) + ": install the same gpupool on both");
   if (facts.name.empty() || facts.name.size() > 63 || printable(facts.name, 63) != facts.name)
     refuse("a server's name has 1 to 63 printable bytes");
   if (facts.devices.size() > kMaxDevices)
@@ -101,8 +99,19 @@ void Pool::join(const Server& facts, uint64_t now) {
   GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
 }
 
+void Pool::setProblem(Server& server, size_t index, const std::string& said) {
+  Device& device = server.devices[index];
+  const std::string problem = printable(said, kMostProblem);
+  if (problem == device.problem) return;
+  if (problem.empty())
+    GPUPOOL_INFO("server %s: GPU %u is in order again", server.name.c_str(), device.ordinal);
+  else
+    GPUPOOL_WARNING("server %s: GPU %u: %s", server.name.c_str(), device.ordinal, problem.c_str());
+  device.problem = problem;
+}
+
 bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
-                const std::vector<bool>& healthy, uint32_t warmWorkers, uint64_t now) {
+                const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now) {
   const auto at = servers_.find(name);
   if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
     return false;
@@ -110,8 +119,8 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   server.beatMs = now;
   server.warmWorkers = warmWorkers;
   server.suspect.clear();
-  for (size_t i = 0; i < std::min(healthy.size(), server.facts.devices.size()); ++i)
-    server.facts.devices[i].healthy = healthy[i];
+  for (size_t i = 0; i < std::min(problems.size(), server.facts.devices.size()); ++i)
+    setProblem(server.facts, i, problems[i]);
 
   const std::set<Id> reported(leases.begin(), leases.end());
   for (const Id& id : reported) {

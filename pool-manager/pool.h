@@ -99,7 +99,7 @@ class Pool {
   void join(const Server& facts, uint64_t now);
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
-            const std::vector<bool>& healthy, uint32_t warmWorkers, uint64_t now);
+            const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now);
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
@@ -145,6 +145,7 @@ class Pool {
   };
 
   void load(uint64_t now);
+  void setProblem(Server& server, size_t index, const std::string& said);
   bool tryPlace(const LeaseRequest& request, uint64_t now, Choice* missing);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);

@@ -60,7 +60,7 @@ std::string noManagerText(const std::string& tried) {
 }
 
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
-                                                       kj::Duration limit, Credentials credentials) {
+                                                       kj::Duration limit, CredentialSource credentials) {
   auto attempt =
       io.getNetwork()
           .parseAddress(address.c_str(), kDefaultPort)
@@ -71,7 +71,7 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
           .then([address, credentials](kj::Own<kj::AsyncIoStream> stream) mutable {
             endWithHost(*stream);
             auto connection = kj::heap<ManagerConnection>(kj::mv(stream));
-            auto let = schema::logIn(connection->manager(), std::move(credentials), address);
+            auto let = schema::logIn(connection->manager(), credentials, address);
             return let.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
           });
   return io.getTimer()

@@ -44,7 +44,8 @@ std::string noManagerText(const std::string& tried);
 
 // Connects, and makes sure within `limit` that a manager answers there and lets us in. The promise fails with
 // a text that names the address, or with schema::loginRefusal's, if it is the token that is at fault.
-kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
-                                                       kj::Duration limit, Credentials credentials = {});
+kj::Promise<kj::Own<ManagerConnection>> connectManager(
+    kj::AsyncIoProvider& io, const std::string& address, kj::Duration limit,
+    CredentialSource credentials = [] { return Credentials{}; });
 
 }  // namespace gpupool::pool

@@ -7,9 +7,12 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "pool-manager/call_limit.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/patient_stream.h"
 #include "pool-manager/rpc.h"
+#include "schema/manager_login.h"
+#include "schema/protocol.h"
 
 namespace gpupool::pool {
 namespace {
@@ -42,7 +45,8 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
   return kj::Exception::Type::FAILED;
 }
 
-constexpr size_t kMostUnproven = 64;  // connections of one peer that have not proven a token yet
+constexpr size_t kMostUnproven = 64;     // connections of one peer that have not proven a token yet
+constexpr size_t kMostUnfinished = 256;  // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
 
 capnp::Data::Reader asData(std::span<const std::byte> bytes) {
@@ -82,9 +86,11 @@ class Service::Session final : public schema::Manager::Server {
 
  protected:
   kj::Promise<void> login(LoginContext context) override {
-    service();
-    if (login_ == nullptr) return kj::READY_NOW;
     const auto params = context.getParams();
+    context.getResults().setProtocol(schema::poolProtocol());
+    if (params.getProtocol() != schema::poolProtocol()) service().refuseVersion(params.getProtocol());
+    if (login_ == nullptr) return kj::READY_NOW;
+    service().tokens_();  // those of now
     const auto nonce = login_->begin(text(params.getTenant()), view(params.getClientNonce()));
     context.getResults().setNeeded(true);
     context.getResults().setServerNonce(asData(nonce));
@@ -117,15 +123,15 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::serve);
     const auto params = context.getParams();
     std::vector<Id> leases;
-    std::vector<bool> healthy;
-    KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getHealthy().size() <= kMaxDevices);
+    std::vector<std::string> problems;
+    KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
-    for (bool one : params.getHealthy()) healthy.push_back(one);
+    for (auto one : params.getProblems()) problems.push_back(text(one));
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
-          return service().pool_.beat(name, read(params.getIncarnation()), leases, healthy,
+          return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
                                       params.getWarmWorkers(), service().now_());
         });
     if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
@@ -228,7 +234,7 @@ class Service::Session final : public schema::Manager::Server {
   void fill(schema::DeviceState::Builder out, const ServerUse& server, const DeviceUse& device) {
     write(device.info, out.initInfo());
     out.setServer(server.name);
-    out.setFreeBytes(device.info.healthy && server.unusable.empty() ? device.freeBytes : 0);
+    out.setFreeBytes(device.info.problem.empty() && server.unusable.empty() ? device.freeBytes : 0);
     std::vector<Id> ids;
     for (const auto& [id, record] : service().pool_.leases())
       for (const auto& leased : record.lease.devices)
@@ -270,12 +276,14 @@ class Service::Session final : public schema::Manager::Server {
 struct Service::Connection {
   Connection(kj::Own<kj::AsyncIoStream> from, schema::Manager::Client manager)
       : stream(kj::mv(from)),
-        network(*stream, capnp::rpc::twoparty::Side::SERVER,
+        messages(limitCalls(*stream, kMostUnfinished)),
+        network(*messages, capnp::rpc::twoparty::Side::SERVER,
                 capnp::ReaderOptions{.traversalLimitInWords = kMostWords, .nestingLimit = 16}),
         system(capnp::makeRpcServer(network, kj::mv(manager))) {
     system.setFlowLimit(kMostWords);
   }
   kj::Own<kj::AsyncIoStream> stream;
+  kj::Own<capnp::MessageStream> messages;
   capnp::TwoPartyVatNetwork network;
   capnp::RpcSystem<capnp::rpc::twoparty::VatId> system;
 };
@@ -314,7 +322,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             if (local && !own && !limits_.anyUser)
               GPUPOOL_WARNING("turned away a connection of another user");
             else
-              accept(kj::mv(peer.stream), own || tokens_.empty(), std::move(name), process);
+              accept(kj::mv(peer.stream), own || !tokens_, std::move(name), process);
             return kj::READY_NOW;
           },
           [this](kj::Exception&& error) {
@@ -339,7 +347,7 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
     std::shared_ptr<void> counted(nullptr, [counts, peer](void*) {
       if (--(*counts)[peer] == 0) counts->erase(peer);
     });
-    login = std::make_shared<Login>(tokens_, failures_, peer, std::move(counted));
+    login = std::make_shared<Login>(tokens_(), failures_, peer, std::move(counted));
   }
   auto connection =
       kj::heap<Connection>(patientStream(kj::mv(stream)),
@@ -351,6 +359,15 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
       return kj::READY_NOW;
     }));
   tasks_.add(done.attach(kj::mv(connection)));
+}
+
+// Logged once a version: servers try again and again.
+void Service::refuseVersion(uint32_t theirs) {
+  constexpr size_t kMostVersions = 16;
+  const std::string text = schema::protocolMismatch(schema::poolProtocol(), theirs);
+  if (otherVersions_.size() < kMostVersions && otherVersions_.insert(theirs).second)
+    GPUPOOL_WARNING("%s", text.c_str());
+  refuseToken(text);
 }
 
 void Service::closed(Session& session) {

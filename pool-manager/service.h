@@ -38,8 +38,9 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
   void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
   // From now on whoever connects proves one of these first, but for the user of this process, and root, on a
-  // Unix socket. Who shows wrong ones is slowed down.
-  void demandTokens(Tokens tokens) { tokens_ = std::move(tokens); }
+  // Unix socket. Who shows wrong ones is slowed down. Asked at every login; a connection that has proven a
+  // token keeps what it may.
+  void demandTokens(std::function<const Tokens&()> tokens) { tokens_ = std::move(tokens); }
   // Expiry and other housekeeping; never resolves.
   kj::Promise<void> run();
 
@@ -60,6 +61,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
   void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process);
   void closed(Session& session);
+  [[noreturn]] void refuseVersion(uint32_t theirs);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
@@ -75,7 +77,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServiceLimits limits_;
   std::function<uint64_t()> now_;
-  Tokens tokens_;
+  std::function<const Tokens&()> tokens_;  // none: everybody may
+  std::set<uint32_t> otherVersions_;       // that have asked, and were told of in the log
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
   std::shared_ptr<std::map<std::string, size_t>> unproven_ =
       std::make_shared<std::map<std::string, size_t>>();

@@ -1,8 +1,10 @@
 #include "schema/manager_login.h"
 
+#include <stdexcept>
 #include <vector>
 
 #include "base/hmac.h"
+#include "schema/protocol.h"
 #include "schema/token_proof.h"
 
 namespace gpupool::schema {
@@ -44,7 +46,13 @@ kj::Promise<void> prove(Login& login) {
   });
 }
 
-}  // namespace
+Credentials shown(const CredentialSource& credentials) {
+  try {
+    return credentials();
+  } catch (const std::runtime_error& error) {
+    refuse(error.what());
+  }
+}
 
 kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::string address) {
   auto login = kj::heap<Login>(Login{kj::mv(manager), std::move(credentials), std::move(address), {}, {}});
@@ -52,9 +60,12 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
   randomBytes(kept.clientNonce);
   auto request = kept.manager.loginRequest();
   request.setTenant(kept.credentials.tenant);
+  request.setProtocol(poolProtocol());
   request.setClientNonce(asData(kept.clientNonce));
   auto done =
       request.send().then([&kept](capnp::Response<Manager::LoginResults>&& answer) -> kj::Promise<void> {
+        if (answer.getProtocol() != poolProtocol())  // an older one does not look itself
+          refuse(protocolMismatch(answer.getProtocol(), poolProtocol()));
         const bool given = !kept.credentials.token.empty();
         if (!answer.getNeeded()) {
           // It would also be what an impostor says.
@@ -81,6 +92,16 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
     kj::throwFatalException(kj::mv(error));
   });
   return answered.attach(kj::mv(login));
+}
+
+}  // namespace
+
+kj::Promise<void> logIn(Manager::Client manager, const CredentialSource& credentials, std::string address) {
+  return kj::evalNow([&] { return logIn(kj::mv(manager), shown(credentials), std::move(address)); });
+}
+std::string protocolMismatch(uint32_t managers, uint32_t callers) {
+  return "version mismatch: the pool's manager speaks pool protocol " + std::to_string(managers) +
+         ", its caller speaks " + std::to_string(callers) + "; install the same gpupool on both";
 }
 
 std::string loginRefusal(const kj::Exception& error) {

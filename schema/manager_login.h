@@ -12,9 +12,12 @@
 namespace gpupool::schema {
 
 // Resolves when the connection may be used. address: the manager's, for the texts. Rejects, where the manager
-// is there and it is the token that is at fault, with an exception of which `loginRefusal` gives the text for
-// people; else with what the connection failed of.
-kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::string address);
+// is there and it is the token or the version that is at fault, with an exception of which `loginRefusal`
+// gives the text for people; else with what the connection failed of.
+kj::Promise<void> logIn(Manager::Client manager, const CredentialSource& credentials, std::string address);
+
+// Said by whichever side sees it.
+std::string protocolMismatch(uint32_t managers, uint32_t callers);
 
 // The one line of a refusal by either side; empty: the exception is something else.
 std::string loginRefusal(const kj::Exception& error);

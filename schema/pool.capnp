@@ -6,7 +6,7 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 1;
+const protocolVersion :UInt32 = 2;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -19,7 +19,7 @@ struct DeviceInfo {
   pciBusId @5 :Text;
   ordinal @6 :UInt32;         # the driver's ordinal on its server
   software @7 :Bool;          # the software GPU
-  healthy @8 :Bool = true;
+  problem @8 :Text;           # not empty: nothing is placed on it, and why; for people
   driverVersion @9 :UInt32;   # cuDriverGetVersion
 }
 
@@ -38,10 +38,9 @@ struct ServerInfo {
   port @4 :UInt16;
   bootId @5 :Text;            # /proc/sys/kernel/random/boot_id: tells whether a client is on the same host
   devices @6 :List(DeviceInfo);
-  protocol @7 :UInt32;
-  rowsHash @8 :UInt64;
-  pid @9 :UInt32;
-  fabric @10 :Fabric;         # for people, and for placement to come; not in a lease's copy of this
+  rowsHash @7 :UInt64;
+  pid @8 :UInt32;
+  fabric @9 :Fabric;          # for people, and for placement to come; not in a lease's copy of this
 }
 
 # The RDMA devices of a server, as libibverbs and sysfs tell. How many of each there may be: schema/fabric.h.
@@ -122,9 +121,9 @@ interface Manager {
   # Servers.
   join @0 (info :ServerInfo, control :ServerControl) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
-  # warmWorkers: started ahead of time and unused; `gpupool up` waits for the first. known = false: join again.
-  # fabric: null while it is as last told.
-  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), healthy :List(Bool), warmWorkers :UInt32,
+  # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
+  # the first. known = false: join again. fabric: null while it is as last told.
+  beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
@@ -141,7 +140,9 @@ interface Manager {
   # tenant's: its leases are, and it renews and releases no others'. Servers prove the token of the tenant "servers",
   # which may join and may not lease. needed = false: this connection may do everything already (no tokens, or a Unix
   # socket of the manager's own user); nothing is proven then.
-  login @9 (tenant :Text, clientNonce :Data) -> (needed :Bool, serverNonce :Data);
+  # Servers, holders and the tool begin with login also where nothing is to be proven: there both sides see whether they
+  # speak the same protocolVersion. So what stands here of login keeps its numbers for ever.
+  login @9 (tenant :Text, clientNonce :Data, protocol :UInt32) -> (needed :Bool, serverNonce :Data, protocol :UInt32);
   prove @10 (proof :Data) -> (proof :Data);
 }
 
@@ -221,7 +222,12 @@ struct WorkerReport {
     devices @1 :List(DeviceInfo);   # answer to --inventory
     ended @2 :Text;                 # the session is over; why, for people
     failed @3 :Text;                # could not start
+    lost @6 :DeviceLost;            # a device of the session broke; the session goes on to its end
   }
+}
+struct DeviceLost {
+  ordinal @0 :UInt32;               # the driver's
+  text @1 :Text;                    # the driver's error
 }
 
 # One lease in the manager's store (key "lease/<id>").

@@ -301,6 +301,16 @@ bool WorkerProcess::reportEnded(const std::string& text) {
   return sendReport(descriptor_, message);
 }
 
+bool WorkerProcess::reportLost(uint32_t ordinal, const std::string& error) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto lost = report.initLost();
+  lost.setOrdinal(ordinal);
+  lost.setText(error);
+  return sendReport(descriptor_, message);
+}
+
 std::optional<SessionStart> WorkerProcess::waitForSession() {
   const Datagram datagram = receive(descriptor_);
   if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;

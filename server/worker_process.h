@@ -97,6 +97,9 @@ class WorkerProcess {
   // time for the process to exit, then kills it.
   bool reportEnded(const std::string& text);
 
+  // A device of the session, named by the driver's ordinal, broke: the server places nothing on it any more.
+  bool reportLost(uint32_t ordinal, const std::string& error);
+
   // Waits, without bound, for the one session. Empty: the server is gone or told the worker to stop; exit
   // then. Throws std::runtime_error for a malformed start.
   std::optional<SessionStart> waitForSession();

@@ -112,7 +112,7 @@ struct Holder::Peer {
 };
 
 Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
-               std::function<void(const std::string&)> onLost)
+               std::function<void(const std::string&, bool)> onLost)
     : io_(io), port_(port), settings_(std::move(settings)), onLost_(std::move(onLost)), tasks_(*this) {
   settings_.request.id = pool::randomId();
 }
@@ -133,7 +133,8 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
           },
           [this, at, tried](kj::Exception&& error) {
             if (const std::string refusal = schema::loginRefusal(error); !refusal.empty())
-              kj::throwFatalException(toException({Status::refused, refusal}));
+              kj::throwFatalException(toException(
+                  {refusal.starts_with("version mismatch") ? Status::mismatch : Status::refused, refusal}));
             return connect(at + 1, tried + (tried.empty() ? "" : "; ") + pool::errorText(error));
           });
 }
@@ -231,7 +232,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
                 if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
                   lost_.erase(0, prefix.size());
                 lease_.reset();
-                onLost_(lost_);
+                onLost_(lost_, opened_);
                 return kUsual;
               }
               // The manager is away; sessions do not need it. Try again soon, on a new connection.
@@ -324,6 +325,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
             setField(reply.networkDevice, settings_.networkDevice);
             reply.stallMs = settings_.stallMs;
             setField(reply.server, lease_ ? lease_->server.name : "");
+            opened_ = true;
             sendReply(peer.socket, reply, session.socket);
           },
           [&peer](kj::Exception&& error) { sendReply(peer.socket, failureReply(toFailure(error)), -1); });

@@ -17,9 +17,9 @@
 namespace gpupool::cli {
 
 struct HolderSettings {
-  std::vector<std::string> addresses;  // of managers
-  Credentials credentials;             // shown to them
-  pool::LeaseRequest request;          // without its id
+  std::vector<std::string> addresses;                           // of managers
+  CredentialSource credentials = [] { return Credentials{}; };  // shown to them
+  pool::LeaseRequest request;                                   // without its id
   std::string transport, networkDevice;
   uint32_t stallMs = 30'000;  // how long a client bears a worker that does nothing; 0: for ever
   kj::Duration connectLimit = 3 * kj::SECONDS;
@@ -30,9 +30,10 @@ struct HolderSettings {
 
 class Holder final : private kj::TaskSet::ErrorHandler {
  public:
-  // onLost: the lease ended under us; called at most once, with the reason.
+  // onLost: the lease ended under us; called at most once, with the reason. told: a session was opened on it,
+  // so that a program hears of it, from its server or with its next session, and tells the user.
   Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
-         std::function<void(const std::string&)> onLost);
+         std::function<void(const std::string& reason, bool told)> onLost);
   ~Holder() noexcept {}
 
   // Resolves when the lease is there. Called again, it gives the same lease, or after a failure tries again.
@@ -65,11 +66,12 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoProvider& io_;
   kj::UnixEventPort& port_;
   HolderSettings settings_;
-  std::function<void(const std::string&)> onLost_;
+  std::function<void(const std::string&, bool)> onLost_;
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
-  std::string lost_;    // why the lease ended, if it did
-  bool asked_ = false;  // the manager may know our request
+  std::string lost_;     // why the lease ended, if it did
+  bool asked_ = false;   // the manager may know our request
+  bool opened_ = false;  // a session
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
   kj::TaskSet tasks_;
 };

@@ -27,7 +27,9 @@ class Runner {
 
   int run() {
     Holder holder(*io_.provider, io_.unixEventPort, process_.settings,
-                  [this](const std::string& reason) { tell(kLost + reason); });
+                  [this](const std::string& reason, bool told) {
+                    if (!told) tell(kLost + reason);
+                  });
     auto over = io_.unixEventPort.onSignal(SIGTERM).ignoreResult();
     if (process_.listening >= 0) over = over.exclusiveJoin(holder.listen(process_.listening));
     if (process_.application >= 0)

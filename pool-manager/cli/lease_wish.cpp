@@ -24,8 +24,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
-  settings.credentials = readCredentials(options.tokenFile, options.tenant);
-  settings.request.tenant = settings.credentials.tenant;
+  settings.credentials = credentialsOf(options.tokenFile, options.tenant);
+  settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;
   settings.request.ttlMs = static_cast<uint32_t>(options.ttl.count());
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());

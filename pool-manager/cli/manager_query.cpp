@@ -7,7 +7,7 @@
 namespace gpupool::cli {
 
 ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs,
-                           const Credentials& credentials)
+                           const CredentialSource& credentials)
     : io_(kj::setupAsyncIo()), limitMs_(limitMs) {
   std::string tried;
   for (const std::string& address : addresses) {

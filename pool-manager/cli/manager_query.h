@@ -30,8 +30,9 @@ class ManagerQuery {
  public:
   // Connects to the first address that answers; each within `limitMs`. Throws CommandError naming all that
   // were tried.
-  explicit ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs = 3000,
-                        const Credentials& credentials = {});
+  explicit ManagerQuery(
+      const std::vector<std::string>& addresses, unsigned limitMs = 3000,
+      const CredentialSource& credentials = [] { return Credentials{}; });
 
   std::vector<ListedDevice> devices();
   std::vector<ListedServer> servers();

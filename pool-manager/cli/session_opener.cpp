@@ -12,6 +12,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/rpc.h"
 #include "schema/handshake.h"
+#include "schema/protocol.h"
 
 namespace gpupool::cli {
 namespace {
@@ -62,7 +63,7 @@ class Handshake {
 
  private:
   void fillHello(schema::SessionHello::Builder hello) {
-    hello.setProtocol(pool::kProtocolVersion);
+    hello.setProtocol(schema::poolProtocol());
     hello.setRowsHash(wish_.rowsHash);
     pool::write(lease_.id, hello.initLease());
     pool::write(session_, hello.initSession());
@@ -77,7 +78,7 @@ class Handshake {
   void answer(schema::SessionChallenge::Reader challenge, schema::SessionProof::Builder out) {
     const std::string error = pool::text(challenge.getError());
     const bool mismatch =
-        challenge.getProtocol() != pool::kProtocolVersion || challenge.getRowsHash() != wish_.rowsHash;
+        challenge.getProtocol() != schema::poolProtocol() || challenge.getRowsHash() != wish_.rowsHash;
     if (!error.empty())
       fail(mismatch ? Status::mismatch : Status::refused, "server " + lease_.server.name + ": " + error);
     const std::string serverNonce = pool::bytes(challenge.getServerNonce());

@@ -51,7 +51,8 @@ json toJson(const pool::Device& device) {
       {"computeCapability", std::to_string(device.computeMajor) + "." + std::to_string(device.computeMinor)},
       {"pciBusId", device.pciBusId},
       {"software", device.software},
-      {"healthy", device.healthy},
+      {"healthy", device.problem.empty()},
+      {"problem", device.problem},
       {"driverVersion", device.driverVersion}};
 }
 
@@ -62,7 +63,7 @@ struct Listing {
   bool helped = false;
   ManagerQuery query() const {
     return ManagerQuery(managerAddresses(client.manager), 3000,
-                        readCredentials(client.tokenFile, client.tenant));
+                        credentialsOf(client.tokenFile, client.tenant));
   }
 };
 
@@ -111,16 +112,21 @@ int runDevices(const Words& words) {
     list.push_back(entry);
     rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
                     options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes),
-                    !device.info.healthy    ? "broken"
-                    : !held.empty()         ? "leased"
-                    : device.freeBytes != 0 ? "free"
-                                            : "unreachable",
+                    !device.info.problem.empty() ? "broken"
+                    : !held.empty()              ? "leased"
+                    : device.freeBytes != 0      ? "free"
+                                                 : "unreachable",
                     held.empty() ? "-" : held});
   }
-  if (listing.json)
+  if (listing.json) {
     print(list);
-  else
-    printTable(rows);
+    return 0;
+  }
+  printTable(rows);
+  for (const ListedDevice& device : devices)
+    if (!device.info.problem.empty())
+      std::printf("\n%s GPU %u is broken: %s\n", device.server.c_str(), device.info.ordinal,
+                  device.info.problem.c_str());
   return 0;
 }
 

@@ -45,7 +45,6 @@ FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t device
   facts.incarnation = pool::randomId();
   facts.localPath = socketPath;
   facts.bootId = pool::bootId();
-  facts.protocol = pool::kProtocolVersion;
   facts.rowsHash = rowsHash;
   for (uint32_t i = 0; i < devices; ++i) {
     pool::Device device;
@@ -70,7 +69,7 @@ void FakeServer::disconnect() {
 }
 
 kj::Promise<void> FakeServer::membership(std::string address) {
-  return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS, credentials)
+  return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS, [this] { return credentials; })
       .then([this](kj::Own<pool::ManagerConnection> connection) {
         connection_ = kj::mv(connection);
         auto request = connection_->manager().joinRequest();

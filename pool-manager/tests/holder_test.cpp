@@ -75,8 +75,9 @@ struct Fixture {
     server->joined().wait(io.waitScope);
   }
   void makeHolder() {
-    holder = kj::heap<Holder>(*io.provider, io.unixEventPort, settings,
-                              [this](const std::string& why) { lost = why; });
+    holder =
+        kj::heap<Holder>(*io.provider, io.unixEventPort, settings,
+                         [this](const std::string& why, bool told) { lost = why + (told ? " (told)" : ""); });
     int pair[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0);
     application = kj::AutoCloseFd(pair[0]);
@@ -225,7 +226,7 @@ TEST_CASE_METHOD(Fixture, "no device: who holds it") {
         wish.request.deviceCount = 2;
         return wish;
       }(),
-      [](const std::string&) {});
+      [](const std::string&, bool) {});
   KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { other->acquire().wait(io.waitScope); })) {
     CHECK(toFailure(*error).status == Status::noDevice);
     CHECK(contains(toFailure(*error).text, "held by tester"));
@@ -321,7 +322,7 @@ TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is ope
   server->leases.clear();
   server->join(address);
   pause(600);
-  CHECK(lost == "its server a was restarted");
+  CHECK(lost == "its server a was restarted (told)");
   const Opened opened = open(request());
   CHECK(opened.reply.status == Status::leaseEnded);
   CHECK(contains(opened.reply.text, "its server a was restarted"));

@@ -11,6 +11,7 @@
 #include "pool-manager/rpc.h"
 #include "pool-manager/service.h"
 #include "schema/manager_login.h"
+#include "schema/protocol.h"
 #include "schema/token_proof.h"
 #include "support.h"
 
@@ -45,7 +46,7 @@ struct Fixture {
     limits.tick = 10 * kj::MILLISECONDS;
     limits.login = 200 * kj::MILLISECONDS;
     service = kj::heap<Service>(io.provider->getTimer(), *store, PoolTimes{}, limits, bootTimeMs);
-    service->demandTokens({{"alice", kAlice}, {"bob", kBob}, {kServersTenant, kServers}});
+    service->demandTokens([this]() -> const Tokens& { return tokens; });
     listen();
     housekeeping = service->run();
     server = kj::heap<FakeServer>(io, "a", 1, folder.path + "/server");
@@ -60,7 +61,11 @@ struct Fixture {
     service->serve(kj::mv(listener), false);
   }
   kj::Own<ManagerConnection> connect(const std::string& tenant, const std::string& token) {
-    return connectManager(*io.provider, address, 2 * kj::SECONDS, {tenant, token}).wait(io.waitScope);
+    return connectManager(*io.provider, address, 2 * kj::SECONDS,
+                          [&] {
+                            return Credentials{tenant, token};
+                          })
+        .wait(io.waitScope);
   }
   // A connection that has not logged in.
   kj::Own<ManagerConnection> bare() {
@@ -79,6 +84,7 @@ struct Fixture {
   }
   void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
 
+  Tokens tokens{{"alice", kAlice}, {"bob", kBob}, {kServersTenant, kServers}};
   Folder folder;
   kj::AsyncIoContext io;
   std::unique_ptr<Store> store;
@@ -100,6 +106,7 @@ class Impostor final : public schema::Manager::Server {
  protected:
   kj::Promise<void> login(LoginContext context) override {
     context.getResults().setNeeded(true);
+    context.getResults().setProtocol(protocol);
     context.getResults().initServerNonce(nonceBytes);
     return kj::READY_NOW;
   }
@@ -110,6 +117,7 @@ class Impostor final : public schema::Manager::Server {
 
  public:
   unsigned nonceBytes = schema::kNonceBytes;
+  uint32_t protocol = schema::poolProtocol();
 };
 
 }  // namespace
@@ -263,15 +271,63 @@ TEST_CASE_METHOD(Fixture, "servers join, users lease, neither does the other's")
   CHECK(contains(refusal([&] { lease(*node, wish()); }), "leases nothing"));
 }
 
+TEST_CASE_METHOD(Fixture, "callers of another version are told so, also where no token is wanted") {
+  const auto asks = [](ManagerConnection& connection, uint32_t protocol, kj::WaitScope& scope) {
+    auto request = connection.manager().loginRequest();
+    request.setProtocol(protocol);
+    return refusal([&] { request.send().wait(scope); });
+  };
+  const std::string ours = std::to_string(schema::poolProtocol());
+  const std::string wanted = "version mismatch: the pool's manager speaks pool protocol " + ours +
+                             ", its caller speaks 7; install the same gpupool on both";
+  CHECK(asks(*bare(), 7, io.waitScope) == wanted);
+  service->demandTokens(nullptr);
+  CHECK(asks(*bare(), 7, io.waitScope) == wanted);
+  CHECK(asks(*bare(), schema::poolProtocol(), io.waitScope) == "");
+}
+
+TEST_CASE("a token file is read again when it has changed") {
+  Folder folder;
+  const std::string path = write(folder, "alice: " + kAlice);
+  TokenFile file(path);
+  const auto source = credentialsOf(path, "");
+  const Tokens& tokens = file.current();
+  CHECK(tokens.size() == 1);
+  CHECK(source().token == kAlice);
+  write(folder, "alice: " + kBob + "\nbob: " + kBob);
+  CHECK(&file.current() == &tokens);
+  CHECK(tokens == Tokens{{"alice", kBob}, {"bob", kBob}});
+  CHECK(source().token == kBob);  // still alice's, who was chosen
+  write(folder, "alice\n");       // what cannot be used changes nothing
+  CHECK(file.current().size() == 2);
+  CHECK(contains(thrown([&] { source(); }), "line 1"));
+  std::filesystem::remove(path);
+  CHECK(file.current().size() == 2);
+  write(folder, "eve: " + kAlice);
+  CHECK(file.current() == Tokens{{"eve", kAlice}});
+}
+
 TEST_CASE("whoever cannot prove the token is no manager") {
   auto io = kj::setupAsyncIo();
   auto impostor = kj::heap<Impostor>();
   Impostor& settings = *impostor;
   schema::Manager::Client manager(kj::mv(impostor));
   const auto refused = [&] {
-    return refusal([&] { schema::logIn(manager, {"alice", kAlice}, "head:4780").wait(io.waitScope); });
+    return refusal([&] {
+      schema::logIn(
+          manager,
+          [] {
+            return Credentials{"alice", kAlice};
+          },
+          "head:4780")
+          .wait(io.waitScope);
+    });
   };
   CHECK(contains(refused(), "whoever answers at head:4780 does not know the token of tenant 'alice'"));
   settings.nonceBytes = 5;
   CHECK(contains(refused(), "malformed challenge"));
+  settings.protocol = 0;
+  CHECK(contains(refused(), "the pool's manager speaks pool protocol 0, its caller speaks " +
+                                std::to_string(schema::poolProtocol()) +
+                                "; install the same gpupool on both"));
 }

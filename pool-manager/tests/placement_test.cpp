@@ -76,10 +76,10 @@ TEST_CASE("all devices of a lease come from one server, the fullest that fits") 
 TEST_CASE("broken devices and unusable servers get nothing") {
   std::vector<ServerUse> servers = {{"a", "", {device(0, 80, 80)}},
                                     {"b", "silent for 9 s", {device(0, 80, 80)}}};
-  servers[0].devices[0].info.healthy = false;
+  servers[0].devices[0].info.problem = "CUDA_ERROR_ECC_UNCORRECTABLE (214)";
   const Choice choice = place({1, 0, ""}, servers);
   CHECK(choice.server.empty());
-  CHECK(says(choice, "GPU 0 (H200) is out of order"));
+  CHECK(says(choice, "GPU 0 (H200) is broken (CUDA_ERROR_ECC_UNCORRECTABLE (214))"));
   CHECK(says(choice, "b: silent for 9 s"));
 }
 

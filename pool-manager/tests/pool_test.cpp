@@ -45,7 +45,6 @@ Server server(const std::string& name, uint64_t incarnation, uint32_t devices = 
   facts.name = name;
   facts.incarnation = {incarnation, 0};
   facts.localPath = "/nowhere";
-  facts.protocol = kProtocolVersion;
   for (uint32_t i = 0; i < devices; ++i) {
     Device device;
     device.ordinal = i;
@@ -453,12 +452,27 @@ TEST_CASE("a process is known by more than its number") {
   CHECK(hasEnded(identifyProcess(child)));
 }
 
+TEST_CASE_METHOD(Fixture, "a device that broke gets no lease until its server says that it is in order") {
+  joinAndBeat(server("a", 1, 2));
+  const auto says = [&](std::vector<std::string> problems) {
+    REQUIRE(pool->beat("a", {1, 0}, {}, problems, 1, now));
+  };
+  const auto ordinal = [&](uint64_t id) {
+    pool->request(request(id), now);
+    const auto& leases = pool->leases();
+    return leases.contains({id, id}) ? static_cast<int>(leases.at({id, id}).lease.devices[0].info.ordinal)
+                                     : -1;
+  };
+  says({"CUDA_ERROR_ECC_UNCORRECTABLE (214)\x1b; restart gpupool-server", ""});
+  CHECK(pool->inventory(now)[0].devices[0].info.problem ==
+        "CUDA_ERROR_ECC_UNCORRECTABLE (214)?; restart gpupool-server");
+  CHECK(ordinal(1) == 1);
+  CHECK(ordinal(2) == -1);
+  says({"", ""});
+  CHECK(ordinal(3) == 0);
+}
+
 TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
-  auto old = server("a", 1);
-  old.protocol = 7;
-  const std::string mismatch = thrown([&] { pool->join(old, now); });
-  CHECK(contains(mismatch, "speaks pool protocol 1"));
-  CHECK(contains(mismatch, "speaks 7"));
   CHECK_THROWS_AS(pool->join(server("", 1), now), std::invalid_argument);
   CHECK_THROWS_AS(pool->join(server("bad\nname", 1), now), std::invalid_argument);
   CHECK_THROWS_AS(pool->join(server("a", 1, kMaxDevices + 1), now), std::invalid_argument);

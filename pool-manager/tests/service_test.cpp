@@ -87,6 +87,25 @@ kj::Exception failure(Fixture& fixture, kj::Promise<T>&& promise) {
 
 }  // namespace
 
+TEST_CASE_METHOD(Fixture, "a peer that never finishes its calls is cut off, and its answers are let go") {
+  const auto ask = [&](ManagerConnection& connection) {
+    return await(connection.manager().serversRequest().send());
+  };
+  auto tidy = connect();
+  for (int i = 0; i < 1000; ++i) ask(*tidy);  // finished as each answer is dropped
+  auto greedy = connect();
+  std::vector<capnp::Response<gpupool::schema::Manager::ServersResults>> kept;
+  bool cut = false;
+  for (int i = 0; i < 1000 && !cut; ++i)
+    KJ_IF_MAYBE (error, kj::runCatchingExceptions([&] { kept.push_back(ask(*greedy)); }))
+      cut = error->getType() == kj::Exception::Type::DISCONNECTED;
+  CHECK(cut);
+  CHECK(kept.size() >= 200);
+  CHECK(kept.size() <= 256);
+  ask(*tidy);  // others notice nothing
+  ask(*connect());
+}
+
 TEST_CASE_METHOD(Fixture, "lease, renew and release through the manager") {
   FakeServer server(io, "a", 2, folder.path + "/server");
   server.join(address);

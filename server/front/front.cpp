@@ -50,13 +50,13 @@ kj::Promise<void> Front::start() {
         Membership::Settings settings;
         settings.manager = options_.manager;
         if (!options_.tokenFile.empty())
-          settings.credentials = readCredentials(options_.tokenFile, kServersTenant);
+          settings.credentials = credentialsOf(options_.tokenFile, kServersTenant);
         Membership::Facts facts;
         facts.name = options_.name;
         facts.incarnation = incarnation_;
         facts.describe = [this](schema::ServerInfo::Builder info) { describe(info); };
         facts.activeLeases = [this] { return leases_->active(); };
-        facts.healthy = [this] { return std::vector<bool>(inventory_.devices.size(), pool_->healthy()); };
+        facts.problems = [this] { return problems(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
         membership_ = kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings),
@@ -82,7 +82,9 @@ void Front::run(Inventory found) {
                  static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
   watchFabric();
   leases_ = kj::heap<LeaseTable>(inventory_.devices);
-  sessions_ = kj::heap<SessionTable>(timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)});
+  sessions_ = kj::heap<SessionTable>(
+      timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
+      [this](uint32_t ordinal, const std::string& error) { deviceLost(ordinal, error); });
 
   WorkerPool::Settings workers;
   workers.executable = options_.worker;
@@ -146,6 +148,7 @@ bool Front::hasRoomForContext(int ordinal) const {
   const auto& devices = leases_->devices();
   for (size_t index = 0; index < devices.size(); ++index) {
     if (static_cast<int>(devices[index].ordinal) != ordinal) continue;
+    if (!leases_->problems()[index].empty()) return false;
     if (leases_->reserved(index) + kContext <= devices[index].memoryBytes) return true;
     const auto holders = leases_->holders(index);
     return std::all_of(holders.begin(), holders.end(),
@@ -197,14 +200,28 @@ void Front::describe(schema::ServerInfo::Builder info) {
   info.setHost(host_);
   info.setPort(port_);
   info.setBootId(bootId_);
-  auto list = info.initDevices(static_cast<unsigned>(inventory_.devices.size()));
+  const auto found = problems();
+  auto list = info.initDevices(static_cast<unsigned>(found.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
     inventory_.devices[i].write(list[i]);
-    list[i].setHealthy(pool_->healthy());
+    list[i].setProblem(found[i]);
   }
-  info.setProtocol(schema::PROTOCOL_VERSION);
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
+}
+
+void Front::deviceLost(uint32_t ordinal, const std::string& error) {
+  const std::string problem = error + "; repair or reset it, and restart gpupool-server";
+  if (leases_->setBroken(ordinal, problem))
+    GPUPOOL_ERROR("device %u is lost: %s; until then nothing is placed on it (see nvidia-smi and dmesg)",
+                  ordinal, problem.c_str());
+}
+
+std::vector<std::string> Front::problems() const {
+  auto list = leases_->problems();
+  for (std::string& one : list)
+    if (one.empty() && !pool_->healthy()) one = pool_->lastFailure();
+  return list;
 }
 
 kj::Promise<void> Front::stop() {

@@ -40,6 +40,9 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void watchFabric();
   void describe(schema::ServerInfo::Builder info);
+  void deviceLost(uint32_t ordinal, const std::string& error);
+  // Of each device: why nothing can run on it; empty: it can.
+  std::vector<std::string> problems() const;
   void taskFailed(kj::Exception&& exception) override;
 
   kj::AsyncIoContext& io_;

@@ -31,7 +31,7 @@ void Device::write(schema::DeviceInfo::Builder to) const {
 }
 
 LeaseTable::LeaseTable(std::vector<Device> devices)
-    : devices_(std::move(devices)), epochs_(devices_.size(), 0) {}
+    : devices_(std::move(devices)), epochs_(devices_.size(), 0), problems_(devices_.size()) {}
 
 std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   Grant grant;
@@ -60,6 +60,8 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
         std::find_if(devices_.begin(), devices_.end(), [&](const Device& d) { return d.uuid == name; });
     if (at == devices_.end()) return "this server has no device of the uuid it names";
     const size_t index = at - devices_.begin();
+    if (!problems_[index].empty())
+      return "device " + std::to_string(at->ordinal) + " is broken: " + problems_[index];
     for (const auto& other : grant.devices)
       if (other.index == index) return "it names a device twice";
     if (grant.epoch <= epochs_[index])
@@ -76,6 +78,15 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
+}
+
+bool LeaseTable::setBroken(uint32_t ordinal, const std::string& problem) {
+  for (size_t index = 0; index < devices_.size(); ++index) {
+    if (devices_[index].ordinal != ordinal || !problems_[index].empty()) continue;
+    problems_[index] = problem;
+    return true;
+  }
+  return false;
 }
 
 Grant* LeaseTable::admissible(const Id& id) {

@@ -62,11 +62,17 @@ class LeaseTable {
   std::vector<Id> active() const;  // those that admit sessions
   uint64_t reserved(size_t device) const;
   std::vector<Id> holders(size_t device) const;
+  // A device that broke while a session used it is not trusted again in the life of this server: somebody has
+  // to look at it first. No lease on it is accepted from then on. False: that is known already, or there is
+  // no such device.
+  bool setBroken(uint32_t ordinal, const std::string& problem);
+  const std::vector<std::string>& problems() const { return problems_; }  // by device; empty: none
   const std::vector<Device>& devices() const { return devices_; }
 
  private:
   std::vector<Device> devices_;
-  std::vector<uint64_t> epochs_;  // by device
+  std::vector<uint64_t> epochs_;       // by device
+  std::vector<std::string> problems_;  // by device
   std::map<Id, Grant> leases_;
 };
 

@@ -112,9 +112,9 @@ kj::Promise<bool> Membership::beat(Link& link) {
   const auto leases = facts_.activeLeases();
   auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
   for (unsigned i = 0; i < list.size(); ++i) leases[i].write(list[i]);
-  const auto healthy = facts_.healthy();
-  auto health = request.initHealthy(static_cast<unsigned>(healthy.size()));
-  for (unsigned i = 0; i < health.size(); ++i) health.set(i, healthy[i]);
+  const auto problems = facts_.problems();
+  auto told = request.initProblems(static_cast<unsigned>(problems.size()));
+  for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);
   request.setWarmWorkers(facts_.warmWorkers());
   if (auto now = facts_.fabric(); now != link.fabric) {
     fabric::write(*now, request.initFabric());

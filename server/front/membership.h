@@ -23,8 +23,8 @@ namespace gpupool::server {
 class Membership final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
-    std::string manager;      // "unix:PATH" or "host:port"
-    Credentials credentials;  // shown to it
+    std::string manager;                                          // "unix:PATH" or "host:port"
+    CredentialSource credentials = [] { return Credentials{}; };  // shown to it
     kj::Duration connectBound = 5 * kj::SECONDS;
     kj::Duration firstPause = 200 * kj::MILLISECONDS, longestPause = 5 * kj::SECONDS;
     int beatPatience = 3;
@@ -36,7 +36,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     Id incarnation;
     std::function<void(schema::ServerInfo::Builder)> describe;
     std::function<std::vector<Id>()> activeLeases;
-    std::function<std::vector<bool>()> healthy;
+    std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // Sent again when it is another object.
     std::function<std::shared_ptr<const fabric::Fabric>()> fabric;

@@ -5,13 +5,15 @@
 
 namespace gpupool::server {
 
-SessionTable::SessionTable(kj::Timer& timer, Bounds bounds) : timer_(timer), bounds_(bounds), tasks_(*this) {}
+SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
+    : timer_(timer), bounds_(bounds), lost_(std::move(lost)), tasks_(*this) {}
 
 void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client) {
   auto session = kj::refcounted<Session>();
   session->facts = std::move(facts);
   session->worker = kj::mv(worker);
   session->client = kj::mv(client);
+  session->worker->onLost(lost_);
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());

@@ -36,7 +36,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
   };
 
-  SessionTable(kj::Timer& timer, Bounds bounds);
+  // lost: called when a worker says that a device broke.
+  SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost);
   KJ_DISALLOW_COPY(SessionTable);
 
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
@@ -74,6 +75,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
 
   kj::Timer& timer_;
   Bounds bounds_;
+  WorkerChild::Lost lost_;
   std::list<kj::Own<Session>> living_;
   std::deque<Ended> ended_;
   kj::TaskSet tasks_;

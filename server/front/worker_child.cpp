@@ -148,7 +148,9 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
              "a worker sent a malformed report", pid_, bytes);
   auto heard =
       kj::heap<WorkerMessage>(kj::heapArray(buffer_.slice(0, bytes / sizeof(capnp::word)).asConst()));
-  if (heard->get().isEnded()) lastWords_ = heard->get().getEnded().cStr();
+  const auto report = heard->get();
+  if (report.isEnded()) lastWords_ = report.getEnded().cStr();
+  if (report.isLost() && lost_) lost_(report.getLost().getOrdinal(), report.getLost().getText().cStr());
   message = kj::mv(heard);
   return Heard::message;
 }

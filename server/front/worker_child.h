@@ -11,6 +11,7 @@
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ class WorkerChild {
     std::string text;    // "exited with status 1", "was killed by signal 11 (Segmentation fault)"
   };
 
+  // A device (the driver's ordinal) that broke, and by which error it showed.
+  using Lost = std::function<void(uint32_t ordinal, const std::string& error)>;
+
   // Throws kj::Exception if the process cannot be created; that the executable fails shows as an exit.
   static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const std::string& executable,
                                     const std::vector<std::string>& arguments);
@@ -46,6 +50,8 @@ class WorkerChild {
   pid_t pid() const { return pid_; }
   // The next report; none when the worker closed its end. Rejects on a malformed one. One receive at a time.
   kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> receive();
+  // Called for every such report as it is read, whoever reads it.
+  void onLost(Lost lost) { lost_ = std::move(lost); }
   // Why the session ended, as far as the worker has said so by now; also what nobody received yet.
   std::string lastWords();
   // Hands the session over together with the client's socket, of which the worker gets its own copy. False:
@@ -71,6 +77,7 @@ class WorkerChild {
   kj::Array<capnp::word> buffer_;
   bool gone_ = false;
   std::string lastWords_;
+  Lost lost_;
   kj::ForkedPromise<Exit> exited_;
 };
 

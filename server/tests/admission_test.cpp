@@ -15,7 +15,8 @@ struct Bench {
   kj::Timer& timer = io.provider->getTimer();
   Folder folder;
   LeaseTable leases{twoDevices()};
-  SessionTable sessions{timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}};
+  SessionTable sessions{
+      timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}, [](uint32_t, const std::string&) {}};
   kj::Own<WorkerPool> pool;
   kj::Own<Admission> admission;
 

@@ -1,6 +1,7 @@
 // A worker for tests: the real shell around a session that does what its client's socket says, one byte an
 // order:
 //   e  answer "e<device ordinals>"   q  end well   c  crash   h  report the end, then hang
+//   l  report its first device lost, then crash
 //   p  answer with the pid           o  answer with the environment's number of entries that hold "TOKEN"
 // GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
 // file exists.
@@ -58,7 +59,8 @@ std::string serve(WorkerProcess& process, const SessionStart& start) {
     if (order == 'p') answer(start.socket, std::to_string(getpid()));
     if (order == 'o') answer(start.socket, tokens());
     if (order == 'q') return "client closed";
-    if (order == 'c') std::abort();
+    if (order == 'l') process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
+    if (order == 'c' || order == 'l') std::abort();
     if (order == 'h') {
       process.reportEnded("hanging from here");
       hang();

@@ -4,6 +4,7 @@
 #include <capnp/rpc-twoparty.h>
 #include <sys/stat.h>
 
+#include "schema/protocol.h"
 #include "server/tests/support.h"
 
 #include "catch.h"
@@ -23,7 +24,7 @@ struct Seen {
   size_t devices = 0;
   uint64_t rows = 0;
   std::vector<Id> activeLeases;
-  std::vector<bool> healthy;
+  std::vector<std::string> problems;
   uint32_t warm = 0;
   bool known = true;
   bool mute = false;  // beats are never answered
@@ -35,7 +36,10 @@ class FakeManager final : public schema::Manager::Server {
   explicit FakeManager(Seen& seen) : seen_(seen) {}
 
  protected:
-  kj::Promise<void> login(LoginContext) override { return kj::READY_NOW; }  // no token is needed
+  kj::Promise<void> login(LoginContext context) override {  // no token is needed
+    context.getResults().setProtocol(schema::poolProtocol());
+    return kj::READY_NOW;
+  }
   kj::Promise<void> join(JoinContext context) override {
     const auto info = context.getParams().getInfo();
     ++seen_.joins;
@@ -57,8 +61,8 @@ class FakeManager final : public schema::Manager::Server {
     if (seen_.mute) return kj::NEVER_DONE;
     seen_.activeLeases.clear();
     for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(Id::read(id));
-    seen_.healthy.clear();
-    for (bool healthy : params.getHealthy()) seen_.healthy.push_back(healthy);
+    seen_.problems.clear();
+    for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.warm = params.getWarmWorkers();
     context.getResults().setKnown(seen_.known);
     return kj::READY_NOW;
@@ -156,7 +160,7 @@ TEST_CASE("a server joins, beats, and takes leave without a trace") {
   CHECK(bench.seen.host.empty());
   CHECK(bench.seen.devices == 2);
   CHECK(bench.seen.rows == kRows);
-  CHECK(bench.seen.healthy == std::vector<bool>{true, true});
+  CHECK(bench.seen.problems == std::vector<std::string>{"", ""});
   CHECK(bench.seen.activeLeases.empty());
   REQUIRE(std::filesystem::exists(bench.localPath()));
   bench.front->stop().wait(bench.io.waitScope);
@@ -164,6 +168,22 @@ TEST_CASE("a server joins, beats, and takes leave without a trace") {
   CHECK(bench.seen.leaves == 1);
   CHECK_FALSE(std::filesystem::exists(bench.localPath()));
   CHECK(children().empty());
+}
+
+TEST_CASE("a device that broke is told to the manager, and no lease on it is accepted") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  CHECK(contains(opening.order('l').wait(bench.io.waitScope), "killed by signal 6"));
+  bench.until([&] { return !bench.seen.problems.empty() && !bench.seen.problems[0].empty(); });
+  CHECK(bench.seen.problems[0] == "CUDA_ERROR_FAKE (999); repair or reset it, and restart gpupool-server");
+  CHECK(bench.seen.problems[1].empty());
+  KJ_IF_MAYBE (error, kj::runCatchingExceptions([&] { bench.grant({1, 2}, 2); }))
+    CHECK(contains(error->getDescription().cStr(), "device 0 is broken: CUDA_ERROR_FAKE"));
+  else
+    FAIL("a lease on a broken device was accepted");
 }
 
 TEST_CASE("a granted lease admits sessions until it is revoked, and its memory is free then") {

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "schema/protocol.h"
 #include "server/front/front.h"
 #include "server/tests/support.h"
 
@@ -53,7 +54,10 @@ class Granter final : public schema::Manager::Server {
   explicit Granter(bool& granted) : granted_(granted) {}
 
  protected:
-  kj::Promise<void> login(LoginContext) override { return kj::READY_NOW; }  // no token is needed
+  kj::Promise<void> login(LoginContext context) override {  // no token is needed
+    context.getResults().setProtocol(schema::poolProtocol());
+    return kj::READY_NOW;
+  }
   kj::Promise<void> join(JoinContext context) override {
     auto control = context.getParams().getControl();
     context.getResults().setBeatMs(50);

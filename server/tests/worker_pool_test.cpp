@@ -18,7 +18,11 @@ struct Bench {
   kj::AsyncIoContext io = kj::setupAsyncIo();
   kj::Timer& timer = io.provider->getTimer();
   Folder folder;
-  SessionTable sessions{timer, {.stop = 1 * kj::SECONDS, .exit = 300 * kj::MILLISECONDS}};
+  std::vector<std::pair<uint32_t, std::string>> lost;
+  SessionTable sessions{
+      timer,
+      {.stop = 1 * kj::SECONDS, .exit = 300 * kj::MILLISECONDS},
+      [this](uint32_t ordinal, const std::string& error) { lost.emplace_back(ordinal, error); }};
 
   WorkerPool::Settings settings(uint32_t warm) {
     WorkerPool::Settings settings;

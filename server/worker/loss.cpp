@@ -3,6 +3,11 @@
 #include <atomic>
 
 namespace gpupool::server {
+namespace {
+
+std::function<void(uint32_t, const std::string&)> teller;
+
+}  // namespace
 
 bool isLoss(CUresult status, std::string_view call) {
   switch (status) {
@@ -16,9 +21,13 @@ bool isLoss(CUresult status, std::string_view call) {
   }
 }
 
-bool deviceLost() {
+void onDeviceLost(std::function<void(uint32_t, const std::string&)> tell) { teller = std::move(tell); }
+
+bool deviceLost(uint32_t ordinal, const std::string& error) {
   static std::atomic_flag told;
-  return !told.test_and_set();
+  if (told.test_and_set()) return false;
+  if (teller) teller(ordinal, error);
+  return true;
 }
 
 }  // namespace gpupool::server

@@ -12,6 +12,7 @@
 #include "schema/rows.h"
 #include "server/driver.h"
 #include "server/worker/host_room.h"
+#include "server/worker/loss.h"
 #include "server/worker/session.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
@@ -69,6 +70,8 @@ int serve(const server::WorkerArguments& arguments) {
           session.stop("the server ended the session: " + reason + "; start the program again");
         },
         server::WorkerProcess::kGrace, clientGone);
+    server::onDeviceLost(
+        [&](uint32_t ordinal, const std::string& error) { process.reportLost(ordinal, error); });
     why = session.run();
     auto traffic = session.connection().traffic();
     if (traffic.copiedBytes + traffic.movedBytes != 0)

@@ -64,17 +64,18 @@ std::byte* reserve(transport::Connection& client, const std::atomic<bool>& stopp
 // The client's line if a device was lost just now, with the calling thread's context; else empty.
 std::string lossOf(const Driver& driver, const SessionStart& start, CUresult status, std::string_view call) {
   if (!isLoss(status, call) || start.devices.empty()) return "";
-  int ordinal = static_cast<int>(start.devices[0].info.ordinal);
+  uint32_t ordinal = start.devices[0].info.ordinal;
   CUdevice device = 0;
   for (const auto& leased : start.devices)
     if (CUdevice handle = 0;
         driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
         driver.cuDeviceGet(&handle, static_cast<int>(leased.info.ordinal)) == CUDA_SUCCESS &&
         handle == device)
-      ordinal = static_cast<int>(leased.info.ordinal);
+      ordinal = leased.info.ordinal;
   const std::string text = driver.describe(status);
-  if (!deviceLost()) return "";
-  return "GPU " + std::to_string(ordinal) + " of the server is lost: " + text + "; start the program again";
+  if (!deviceLost(ordinal, text)) return "";
+  return "GPU " + std::to_string(ordinal) + " of the server is lost: " + text +
+         "; the pool places nothing on it any more: start the program again";
 }
 
 }  // namespace

@@ -37,6 +37,13 @@ kill -CONT "$program"
 ended 46 "the lease has ended: its holder has not renewed it for 1 s; start the program again"
 kill -CONT "$holder"
 
+case_of "the same under gpupool run"
+launch "$bin/gpupool" run --ttl 1s --
+kill -STOP "$holder" "$program"
+check "the lease ends" until_true no_lease
+kill -CONT "$program" "$holder"
+ended 46 "the lease has ended: its holder has not renewed it for 1 s; start the program again"
+
 case_of "lease revoked: the manager does not know it any more"
 without_wrapper
 kill -STOP "$holder" # else it might ask for another one
@@ -62,12 +69,25 @@ kill -TERM "$(pid_of server)"
 ended 46 "the GPU server is shutting down; start the program again"
 down
 
-# GPUPOOL_SOFT_FAIL: the software GPU breaks at its fourth kernel.
+# GPUPOOL_SOFT_FAIL: the software GPU breaks at its fourth kernel, in the process that runs it. Of two devices the other
+# one serves on.
 for broken in "214 CUDA_ERROR_ECC_UNCORRECTABLE" "46 CUDA_ERROR_DEVICE_UNAVAILABLE"; do
   read -r code name <<<"$broken"
   case_of "device lost: $name"
   GPUPOOL_SOFT_FAIL=0:3:$code gpupool up --detach --software 2 --name node >/dev/null
   without_wrapper
-  ended "$code" "GPU 0 of the server is lost: $name \($code\): .*; start the program again"
+  ended "$code" "GPU 0 of the server is lost: $name \($code\): .*; the pool places nothing on it any more: start"
+  run env GPUPOOL_WAIT=5s LD_LIBRARY_PATH="$library" "$first_error" --seconds 1
+  check "the other one serves: $out$err" has "$out" "no call failed"
+  problem="$name \($code\): .*; repair or reset it, and restart gpupool-server"
+  run gpupool devices
+  check "gpupool devices shows it" grep -Eq '^node +0 .* broken ' <<<"$out"
+  check "and why" grep -Eq "^node GPU 0 is broken: $problem\$" <<<"$out"
+  check "programs see it" grep -q '"problem": "CUDA_ERROR' <<<"$(gpupool devices --json)"
+  GPUPOOL_GPUS=2 says 46 "only 1 is free: node: GPU 0 \(.*\) is broken \($problem\)" alone
+  check "the server's log says it once" test "$(grep -c 'device 0 is lost' "$GPUPOOL_STATE/server.log")" = 1
+  kill -TERM "$(pid_of server)" # the supervisor starts it again
+  well() { gpupool devices 2>/dev/null | grep -Eq '^node +0 .* free '; }
+  check "a restarted server trusts it again" until_true well
   down
 done

@@ -65,6 +65,19 @@ run "$bin/gpupool-manager" --config /dev/null --socket "$folder/m.sock" --store 
 check "the manager does not start with such a file either" has "$err" "others may read it"
 chmod 600 "$all"
 
+case_of "a token is exchanged while the manager runs"
+new=$(token_file new "alice: $(printf 'alice-%032d' 9)")
+sed -i "s/$alice/$(sed 's/.* //' "$new")/" "$all"
+GPUPOOL_TOKEN_FILE=$new run alone
+check "the new one holds at once: $err" test "$out$err" = "no call failed"
+GPUPOOL_TOKEN_FILE=$right says 800 "$refusal" alone
+echo nonsense >>"$all"
+GPUPOOL_TOKEN_FILE=$new run alone
+check "a file that cannot be used changes nothing: $err" test "$out$err" = "no call failed"
+check "and is logged once" one_log_line "$(grep 'hold on' "$GPUPOOL_STATE/manager.log")" \
+  "line 5: is not of the form 'tenant: token'; the tokens read before hold on"
+sed -i "/nonsense/d; s/$(sed 's/.* //' "$new")/$alice/" "$all"
+
 case_of "the Unix socket's own user needs none"
 GPUPOOL_MANAGER=$local_manager run alone
 check "alone" test "$out$err" = "no call failed"

@@ -12,6 +12,24 @@ check "under gpupool run" one_line "$err" "server node: version mismatch: call r
 check "the code is the same: $out" grep -q "(803)" <<<"$out"
 down
 
+case_of "pool protocol: servers, programs and tools with a manager of another version"
+socket=$folder/other.sock ours=$(sed -n 's/^const protocolVersion :UInt32 = \([0-9]*\);/\1/p' "$(dirname "$0")/../../schema/pool.capnp")
+refusal="version mismatch: the pool's manager speaks pool protocol 1001, its caller speaks $ours; install the same gpupool on both"
+background "$others/manager_of_other_protocol" --config /dev/null --socket "$socket" --store memory 2>"$folder/manager.log"
+until_true test -S "$socket"
+GPUPOOL_SOFT_DEVICES=1 background "$bin/gpupool-server" --config /dev/null --name node --manager "unix:$socket" \
+  --state "$folder/server" --driver "$library/../libcuda-soft.so" --warm 1 2>"$folder/server.log"
+check "the server says so" until_true grep -qF "$refusal; this server is in no pool" "$folder/server.log"
+export GPUPOOL_MANAGER=unix:$socket
+says 803 "$refusal" alone
+run gpupool run -- "$first_error"
+check "under gpupool run" one_line "$err" "$refusal"
+run gpupool devices
+check "gpupool devices" one_line "$err" "$refusal"
+unset GPUPOOL_MANAGER
+check "the server said it once" test "$(grep -cF "$refusal" "$folder/server.log")" = 1
+check "and so did the manager" one_log_line "$(cat "$folder/manager.log")" "$refusal"
+
 case_of "holder protocol: a library with a holder of another version"
 python3 - "$folder/holder" 7 <<'PY' &
 import os, socket, struct, sys
