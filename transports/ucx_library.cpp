@@ -14,13 +14,15 @@ namespace gpupool::transport {
 namespace {
 
 // UCX reads these from the environment in its constructors, so they are set around dlopen alone and only
-// where the user said nothing. It must not replace the application's malloc and mmap, take its signals, or
-// start threads for its own debugging.
+// where the user said nothing. It must not replace the application's malloc and mmap, take its signals, start
+// threads for its own debugging, or write into the application's output, as it does by default: what fails
+// comes back as a status, and its own words are for who debugs.
 class LoadEnvironment {
  public:
   explicit LoadEnvironment(bool memoryEvents) {
     for (auto& setting : settings_) {
       if (memoryEvents && setting.events) setting.value = setting.events;
+      if (setting.debugging && log::enabled(log::Level::debug)) setting.value = setting.debugging;
       setting.ours = std::getenv(setting.name) == nullptr && setenv(setting.name, setting.value, 0) == 0;
     }
   }
@@ -34,10 +36,13 @@ class LoadEnvironment {
   struct Setting {
     const char* name;
     const char* value;
-    const char* events = nullptr;  // the value where mappings may be watched
+    const char* events = nullptr;     // the value where mappings may be watched
+    const char* debugging = nullptr;  // with GPUPOOL_LOG=debug
     bool ours = false;
   };
-  Setting settings_[7] = {{"UCX_MEM_EVENTS", "n", "y"},
+  Setting settings_[9] = {{"UCX_LOG_FILE", "stderr"},
+                          {"UCX_LOG_LEVEL", "fatal", nullptr, "warn"},
+                          {"UCX_MEM_EVENTS", "n", "y"},
                           {"UCX_MEM_MMAP_HOOK_MODE", "none", "bistro"},
                           {"UCX_MEM_CUDA_HOOK_MODE", "none"},
                           {"UCX_HANDLE_ERRORS", "none"},

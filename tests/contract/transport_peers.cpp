@@ -472,6 +472,24 @@ TEST_CASE("faults are read from a text, and what is none of them is named") {
   }
 }
 
+TEST_CASE("what UCX has to say is no output of the application") {
+  auto [client, worker] = bootstrapSockets("ucx");
+  Options options;
+  options.networkDevice = "nowhere";  // UCX warns of it
+  std::FILE* said = std::tmpfile();
+  REQUIRE(said != nullptr);
+  std::fflush(stdout);
+  const int before = dup(STDOUT_FILENO);
+  dup2(fileno(said), STDOUT_FILENO);
+  CHECK_THROWS(acceptAs("ucx", worker, options));
+  std::fflush(stdout);
+  dup2(before, STDOUT_FILENO);
+  ::close(before);
+  ::close(client);
+  CHECK(lseek(fileno(said), 0, SEEK_END) == 0);
+  std::fclose(said);
+}
+
 TEST_CASE("set-up that cannot succeed ends with an error in time") {
   auto transport = GENERATE(from_range(processTransports()));
   CAPTURE(transport);

@@ -38,7 +38,7 @@ class Pool:
     def up(self):
         software = [] if self.real else ["--software", "1"]
         unused = self.gpu_memory()
-        status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=60)
+        status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=90)
         if status != 0:
             raise Broken(f"gpupool up: {status}: {output}{errors}")
         self.await_rest(30)
