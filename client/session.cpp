@@ -87,9 +87,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     session->networkDevice_ = opened.reply.networkDevice;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
     patience.set(opened.reply.stallMs);
-    if (!session->connect(text))
-      status = CUDA_ERROR_DEVICE_UNAVAILABLE;
-    else if (session->greet(status, text)) {
+    if (session->connect(status, text) && session->greet(status, text)) {
       current = session;
       return session;
     }
@@ -99,7 +97,8 @@ Session* Session::open(CUresult& status, std::string& text) {
   return nullptr;
 }
 
-bool Session::connect(std::string& text) {
+bool Session::connect(CUresult& status, std::string& text) {
+  status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   transport::Options options;
   options.networkDevice = networkDevice_;
   options.stallTimeout = patience.stalled;
@@ -108,6 +107,7 @@ bool Session::connect(std::string& text) {
     SignalsBlocked blocked;
     connection_ = transport::connect(transport_, bootstrap_, options);
   } catch (const std::exception& e) {
+    if (dynamic_cast<const transport::ShortOfMemory*>(&e) != nullptr) status = CUDA_ERROR_OUT_OF_MEMORY;
     text = std::string("cannot connect to the worker: ") + e.what();
     return false;
   }

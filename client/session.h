@@ -126,7 +126,7 @@ class Session {
 
  private:
   Session() = default;
-  bool connect(std::string& text);
+  bool connect(CUresult& status, std::string& text);
   bool greet(CUresult& status, std::string& text);
   static uint32_t freeSpaces();
 

@@ -18,8 +18,8 @@ std::vector<options::Option> ManagerOptions::table() {
       {"tokens", tokens, "FILE",
        "Let in from the network only who proves a token of this file: lines 'tenant: token', mode 0600. "
        "Leases "
-       "belong to the tenant that made them. Servers prove the token of the tenant 'servers'. Read at the "
-       "start. "
+       "belong to the tenant that made them. Servers prove the token of the tenant 'servers'. Read again "
+       "when it changes. "
        "The Unix socket's own user needs none. Empty: no tokens."},
       {"socket", socket, "PATH",
        "Serve this host on a Unix socket, for this user and root. Empty: none. One of --listen and --socket "

@@ -62,17 +62,22 @@ size_t availableMemory() {
   return memory.available != 0 ? memory.available + memory.freeSwap : SIZE_MAX;
 }
 
-// Where the size of files is limited the kernel signals, and the default is to kill the process.
+// Where the size of files is limited the kernel signals, and the default is to kill the process. What it
+// sends while this lives is taken back, also where the caller has blocked the signal and will let it through
+// later.
 class FileSizeSignalBlocked {
  public:
   FileSizeSignalBlocked() {
     sigemptyset(&signal_);
     sigaddset(&signal_, SIGXFSZ);
     pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+    sigset_t pending;
+    sigpending(&pending);
+    waited_ = sigismember(&pending, SIGXFSZ) == 1;
   }
   ~FileSizeSignalBlocked() {
     const timespec now{};
-    if (sigismember(&before_, SIGXFSZ) == 0) sigtimedwait(&signal_, nullptr, &now);
+    if (!waited_) sigtimedwait(&signal_, nullptr, &now);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   FileSizeSignalBlocked(const FileSizeSignalBlocked&) = delete;
@@ -80,6 +85,7 @@ class FileSizeSignalBlocked {
 
  private:
   sigset_t signal_, before_;
+  bool waited_;  // before already: somebody else's
 };
 
 std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress) {
@@ -94,9 +100,9 @@ std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress) {
 void resize(int descriptor, size_t bytes) {
   const size_t available = availableMemory();
   if (bytes > available)
-    throw std::runtime_error("shared memory: " + std::to_string(bytes >> 20) +
-                             " MiB are wanted and this machine has " + std::to_string(available >> 20) +
-                             " MiB left");
+    throw ShortOfMemory("shared memory: " + std::to_string(bytes >> 20) +
+                        " MiB are wanted and this machine has " + std::to_string(available >> 20) +
+                        " MiB left");
   const FileSizeSignalBlocked blocked;
   int failed = ftruncate(descriptor, static_cast<off_t>(bytes)) != 0 ? errno : 0;
   while (failed == 0 && fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
@@ -107,8 +113,8 @@ void resize(int descriptor, size_t bytes) {
   const char* remedy = failed == EFBIG                        ? "; raise the limit of file sizes (ulimit -f)"
                        : failed == ENOSPC || failed == ENOMEM ? "; this machine is short of memory"
                                                               : "";
-  throw std::runtime_error("shared memory: " + std::to_string(bytes) + " bytes: " + std::strerror(failed) +
-                           remedy);
+  throw ShortOfMemory("shared memory: " + std::to_string(bytes) + " bytes: " + std::strerror(failed) +
+                      remedy);
 }
 
 // Only a memfd on tmpfs has both: seals, and pages that are there as long as the size is (hugetlbfs does

@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -47,12 +48,17 @@ struct Region {
   bool operator==(const Region&) const = default;
 };
 
+// This machine, or a limit of this process, has no room for shared memory.
+struct ShortOfMemory : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Memory that can be shared with the peer. Where both are on one host it is a memfd, sealed against resizing.
 // Owns the mapping and the descriptor; unmapped on destruction, so it outlives its use by any device.
 class SharedMemory {
  public:
   // Maps `bytes` (rounded up to pages) of zeroed memory, at `fixedAddress` if given (it must be free or
-  // reserved by the caller: the mapping replaces it). Throws std::runtime_error.
+  // reserved by the caller: the mapping replaces it). Throws ShortOfMemory, or another std::runtime_error.
   static std::shared_ptr<SharedMemory> create(size_t bytes, void* fixedAddress = nullptr);
   // The same memory, from a received descriptor; checks size and seals before it maps.
   static std::shared_ptr<SharedMemory> adopt(int descriptor, size_t bytes, void* fixedAddress = nullptr);

@@ -18,7 +18,7 @@
 namespace gpupool::cli {
 namespace {
 
-constexpr kj::Duration kReleasePatience = 1500 * kj::MILLISECONDS;
+constexpr kj::Duration kReleasePatience = 1 * kj::SECONDS;
 
 // The loop around one Holder, with what may end it.
 class Runner {

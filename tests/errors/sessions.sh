@@ -69,6 +69,18 @@ kill -TERM "$(pid_of server)"
 ended 46 "the GPU server is shutting down; start the program again"
 down
 
+case_of "server and manager are both gone under gpupool run"
+up
+launch "$bin/gpupool" run --
+pool=$(for role in supervisor manager server; do pid_of $role; done)
+began=$(date +%s%3N)
+kill -KILL $pool
+ended 46 "the server ended the session: the GPU server (process died|is shutting down); start the program again"
+ms=$(($(date +%s%3N) - began))
+check "gpupool run does not wait for what does not come back: $ms ms" test $ms -lt 2000
+echo "ended after $ms ms"
+down
+
 # GPUPOOL_SOFT_FAIL: the software GPU breaks at its fourth kernel, in the process that runs it. Of two devices the other
 # one serves on.
 for broken in "214 CUDA_ERROR_ECC_UNCORRECTABLE" "46 CUDA_ERROR_DEVICE_UNAVAILABLE"; do

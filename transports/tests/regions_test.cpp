@@ -1,11 +1,35 @@
 #include "transports/regions.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
+#include <optional>
 #include <thread>
 
+#include "base/signals.h"
 #include "catch.h"
 
 using namespace gpupool::transport;
 using namespace std::chrono_literals;
+
+// A client makes its memory while it holds signals back for the threads it starts.
+TEST_CASE("where files may not grow, shared memory is an error and no signal, blocked or not") {
+  const bool blocked = GENERATE(false, true);
+  CAPTURE(blocked);
+  std::optional<gpupool::SignalsBlocked> held;
+  if (blocked) held.emplace();
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  const rlimit small{4096, before.rlim_max};
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  CHECK_THROWS_AS(SharedMemory::create(1 << 20), ShortOfMemory);
+  setrlimit(RLIMIT_FSIZE, &before);
+  sigset_t pending;
+  sigpending(&pending);
+  CHECK(sigismember(&pending, SIGXFSZ) == 0);
+  held.reset();
+  CHECK(SharedMemory::create(1 << 20)->size() == 1 << 20);
+}
 
 TEST_CASE("a local region is found by its exact name until it is removed") {
   LocalRegions regions;
