@@ -513,6 +513,7 @@ void Session::fetchOutput() {
 void Session::goodbye() {
   fetchOutput();
   printStats();
+  closing_ = true;  // first: told goodbye, the worker may be gone before this thread goes on
   if (connection_->peer() == Peer::alive) {
     std::unique_lock lock(controlMutex_, std::defer_lock);
     if (lock.try_lock()) {
@@ -525,7 +526,6 @@ void Session::goodbye() {
       }
     }
   }
-  closing_ = true;
   words_->setSticky(CUDA_ERROR_DEINITIALIZED);
   connection_->close();
 }

@@ -19,9 +19,9 @@ export GPUPOOL_MANAGER=127.0.0.1:$port
 
 case_of "the right token"
 run env GPUPOOL_TOKEN_FILE="$right" LD_LIBRARY_PATH="$library" "$first_error"
-check "alone" test "$out$err" = "no call failed"
+check "alone: $out$err" test "$out$err" = "no call failed"
 run gpupool run --token-file "$right" -- "$first_error"
-check "wrapped" test "$out$err" = "no call failed"
+check "wrapped: $out$err" test "$out$err" = "no call failed"
 run gpupool devices --token-file "$right"
 check "gpupool devices" has "$out" "software GPU"
 run gpupool run --token-file "$all" --tenant alice -- "$bin/gpupool" leases --token-file "$right"
@@ -80,7 +80,7 @@ sed -i "/nonsense/d; s/$(sed 's/.* //' "$new")/$alice/" "$all"
 
 case_of "the Unix socket's own user needs none"
 GPUPOOL_MANAGER=$local_manager run alone
-check "alone" test "$out$err" = "no call failed"
+check "alone: $out$err" test "$out$err" = "no call failed"
 
 case_of "a manager without tokens is not believed"
 GPUPOOL_STATE=$folder/other gpupool up --detach --software 1 --port $((port + 1)) >/dev/null
