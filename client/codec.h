@@ -2,6 +2,7 @@
 // The client's half of a row: arguments into frame bytes, reply bytes into the caller's outputs. What a role
 // means on the wire is here and, mirrored, in server/worker/codec.h.
 
+#include <algorithm>
 #include <cstring>
 
 #include "client/devices.h"
@@ -88,13 +89,36 @@ struct ClientCodec {
     }
   }
 
+  // Whether this parameter is the room of an output array that is there.
+  template <class Tuple>
+  static bool countsArray(const Tuple& arguments) {
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return (countsThat<std::tuple_element_t<I, typename R::RoleList>>(std::get<I>(arguments)) || ... ||
+              false);
+    }
+    (std::make_index_sequence<R::arity>{});
+  }
+  template <class Other, class V>
+  static bool countsThat(const V& array) {
+    if constexpr (schema::isArrayRole<schema::OutArray, Other>)
+      return Other::count.view() == Role::name.view() && array != nullptr;
+    else
+      return false;
+  }
+
   template <class Tuple>
   static void decode(Reader& in, const T& value, const Tuple& arguments) {
     if constexpr (is<schema::OutHandle>) {
       uint64_t id = in.value<uint64_t>();
       if (value != nullptr) *value = schema::asHandle<P>(id);
-    } else if constexpr (is<schema::Out> || is<schema::DeviceValue> || is<schema::InOut>) {
+    } else if constexpr (is<schema::Out> || is<schema::DeviceValue>) {
       P answer = in.value<P>();
+      if (value != nullptr) *value = answer;
+    } else if constexpr (is<schema::InOut>) {
+      P answer = in.value<P>();
+      // What counts the elements of an array is never more than its room: callers go by it.
+      if constexpr (std::is_integral_v<P>)
+        if (value != nullptr && countsArray(arguments)) answer = std::min(answer, *value);
       if (value != nullptr) *value = answer;
     } else if constexpr (isOutArray) {
       auto bytes = in.blob();
@@ -105,7 +129,7 @@ struct ClientCodec {
       size_t room = countOf(arguments);
       if (value != nullptr && room != 0) {
         size_t n = std::min(text.size(), room - 1);
-        std::memcpy(value, text.data(), n);
+        std::copy_n(text.data(), n, value);  // also of no text at all
         value[n] = 0;
       }
     }

@@ -113,27 +113,7 @@ CUresult receiveReply(int fd, OpenedSession& out, std::string& text) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
       std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
-  if (n <= 0) {
-    const char* path = std::getenv("GPUPOOL_HOLDER");
-    text = path != nullptr && *path != 0
-               ? std::string("the lease holder at ") + path + " ended; start the program with `gpupool run`"
-               : "the lease holder ended; is `gpupool` installed beside this library (" + toolPath() + ")?";
-    return CUDA_ERROR_NO_DEVICE;
-  }
-  if (n != sizeof out.reply || out.reply.magic != holder::kMagic || out.reply.version != holder::kVersion) {
-    text =
-        "version mismatch: this libcuda.so.1 and the lease holder are of different gpupools (holder "
-        "protocol " +
-        std::to_string(holder::kVersion) + " here" +
-        (n >= 8 && out.reply.magic == holder::kMagic ? ", " + std::to_string(out.reply.version) + " there"
-                                                     : "") +
-        "); use both from one installation";
-    return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-  }
-  out.reply.text[sizeof out.reply.text - 1] = 0;
-  out.reply.transport[sizeof out.reply.transport - 1] = 0;
-  out.reply.networkDevice[sizeof out.reply.networkDevice - 1] = 0;
-  return CUDA_SUCCESS;
+  return acceptReply(out, n, text);
 }
 
 // docs/errors.md says why each. A program without GPUs goes on without; one whose GPU is busy may try later.
@@ -159,6 +139,32 @@ CUresult resultOf(holder::Status status) {
 }
 
 }  // namespace
+
+CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text) {
+  if (bytes <= 0) {
+    const char* path = std::getenv("GPUPOOL_HOLDER");
+    text = path != nullptr && *path != 0
+               ? std::string("the lease holder at ") + path + " ended; start the program with `gpupool run`"
+               : "the lease holder ended; is `gpupool` installed beside this library (" + toolPath() + ")?";
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  if (bytes != ssize_t{sizeof out.reply} || out.reply.magic != holder::kMagic ||
+      out.reply.version != holder::kVersion) {
+    text =
+        "version mismatch: this libcuda.so.1 and the lease holder are of different gpupools (holder "
+        "protocol " +
+        std::to_string(holder::kVersion) + " here" +
+        (bytes >= 8 && out.reply.magic == holder::kMagic ? ", " + std::to_string(out.reply.version) + " there"
+                                                         : "") +
+        "); use both from one installation";
+    return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+  }
+  out.reply.text[sizeof out.reply.text - 1] = 0;
+  out.reply.transport[sizeof out.reply.transport - 1] = 0;
+  out.reply.networkDevice[sizeof out.reply.networkDevice - 1] = 0;
+  out.reply.server[sizeof out.reply.server - 1] = 0;
+  return CUDA_SUCCESS;
+}
 
 CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   const char* path = std::getenv("GPUPOOL_HOLDER");

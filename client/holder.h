@@ -16,6 +16,9 @@ struct OpenedSession {
   holder::OpenReply reply;
 };
 
+// The holder's datagram, `bytes` of it, in out.reply. Not CUDA_SUCCESS, and why: it is not one of ours.
+CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text);
+
 // Within kHolderBound. The CUresult matches the holder's status; `text` is one line for people.
 CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text);
 

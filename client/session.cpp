@@ -115,29 +115,10 @@ bool Session::connect(CUresult& status, std::string& text) {
   return true;
 }
 
-bool Session::greet(CUresult& status, std::string& text) {
-  status = CUDA_ERROR_DEVICE_UNAVAILABLE;
-  schema::ClientHello mine;
-  mine.protocol = schema::kProtocolVersion;
-  mine.rowsHash = schema::rowsHash();
-  mine.epoch = epoch_;
-  mine.spaces = freeSpaces();
-  auto bound = soon(patience.setup);
-  std::byte* room = connection_->reserve(Channel::call, sizeof mine, bound);
-  if (room != nullptr) {
-    std::memcpy(room, &mine, sizeof mine);
-    connection_->commit(Channel::call, sizeof mine);
-  }
-  auto answer = connection_->receive(Channel::call, bound);
+bool Session::acceptHello(std::span<const std::byte> answer, CUresult& status, std::string& text) {
   hello_ = std::make_unique<schema::WorkerHello>();
   if (answer.size() != sizeof *hello_) {
-    const std::string reason = connection_->reason();
-    text = "the worker did not greet: ";
-    if (!answer.empty())
-      text += "wrong size of its greeting";
-    else
-      text +=
-          !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+    text = "the worker did not greet: wrong size of its greeting";
     return false;
   }
   std::memcpy(hello_.get(), answer.data(), sizeof *hello_);
@@ -153,6 +134,30 @@ bool Session::greet(CUresult& status, std::string& text) {
     if (sane) status = static_cast<CUresult>(hello_->status);
     return false;
   }
+  return true;
+}
+
+bool Session::greet(CUresult& status, std::string& text) {
+  status = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  schema::ClientHello mine;
+  mine.protocol = schema::kProtocolVersion;
+  mine.rowsHash = schema::rowsHash();
+  mine.epoch = epoch_;
+  mine.spaces = freeSpaces();
+  auto bound = soon(patience.setup);
+  std::byte* room = connection_->reserve(Channel::call, sizeof mine, bound);
+  if (room != nullptr) {
+    std::memcpy(room, &mine, sizeof mine);
+    connection_->commit(Channel::call, sizeof mine);
+  }
+  const auto answer = connection_->receive(Channel::call, bound);
+  if (answer.empty()) {
+    const std::string reason = connection_->reason();
+    text = "the worker did not greet: ";
+    text += !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+    return false;
+  }
+  if (!acceptHello(answer, status, text)) return false;
   if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
       !reserveAt(space().hostBase, space().hostBytes)) {
     text = "the application mapped memory where the session's was to lie, while it was opened";

@@ -125,9 +125,12 @@ class Session {
   void restartStats();
 
  private:
+  friend struct SessionSeam;  // tests/fuzz: what a worker sends, without a worker
   Session() = default;
   bool connect(CUresult& status, std::string& text);
   bool greet(CUresult& status, std::string& text);
+  // The worker's answer, into hello_. False: refused, and why.
+  bool acceptHello(std::span<const std::byte> answer, CUresult& status, std::string& text);
   static uint32_t freeSpaces();
 
   template <class R>

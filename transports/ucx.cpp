@@ -108,11 +108,12 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
   progress_ = startQuietThread([this] { run(); });
 }
 
-Ucx::Ucx(std::unique_ptr<UcxLink> link, const Options& options)
-    : isWorker_(true),
+Ucx::Ucx(std::unique_ptr<UcxLink> link, const Options& options, bool worker)
+    : isWorker_(worker),
       options_(options),
       event_(newEvent()),
       transfers_(std::make_unique<TransferTable>()),
+      registered_(link->registered()),
       link_(std::move(link)) {
   makeLanes();
 }

@@ -81,7 +81,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
  private:
   friend struct UcxSeam;  // tests/fuzz: a peer's messages without a wire
   // Over a link that is there, without the progress thread.
-  Ucx(std::unique_ptr<UcxLink> link, const Options& options);
+  Ucx(std::unique_ptr<UcxLink> link, const Options& options, bool worker);
   // Rings and lanes of options_' sizes.
   void makeLanes();
   // What other threads ask the progress thread to send.

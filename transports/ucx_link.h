@@ -129,6 +129,7 @@ class UcxLink {
     std::list<std::unique_ptr<Operation>>::iterator self;
   };
 
+  friend struct UcxSeam;  // tests/fuzz: without a peer
   UcxLink(const Options& options, const UcxWire& wire, bool worker);
   void configure(ucp_config_t* config, const Options& options, const UcxWire& wire);
   static std::unique_ptr<UcxLink> listening(const Options& options, const UcxWire& wire,

@@ -84,6 +84,15 @@ OpenReply failureReply(const OpenFailure& failure) {
   return reply;
 }
 
+// A lease is renewed three times in its time; after a failure the next attempt follows sooner.
+constexpr unsigned kUsual = 3, kSoon = 12;
+
+bool fromManager(const kj::Exception& error) {
+  return std::string_view(error.getDescription().cStr()).starts_with("remote exception: ");
+}
+
+}  // namespace
+
 std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
   if (size >= 8 && request.magic == holder::kMagic && request.version != holder::kVersion)
     return OpenFailure{Status::mismatch, "version mismatch: libcuda.so.1 speaks holder protocol " +
@@ -95,14 +104,10 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
   return std::nullopt;
 }
 
-// A lease is renewed three times in its time; after a failure the next attempt follows sooner.
-constexpr unsigned kUsual = 3, kSoon = 12;
-
-bool fromManager(const kj::Exception& error) {
-  return std::string_view(error.getDescription().cStr()).starts_with("remote exception: ");
+SessionWish wishOf(const OpenRequest& request) {
+  return {request.rowsHash, field(request.transport), static_cast<uint32_t>(request.pid),
+          pool::printable(field(request.command), sizeof request.command)};
 }
-
-}  // namespace
 
 struct Holder::Peer {
   Peer(kj::UnixEventPort& port, kj::AutoCloseFd descriptor)
@@ -301,8 +306,7 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
 }
 
 kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
-  SessionWish wish{request.rowsHash, field(request.transport), static_cast<uint32_t>(request.pid),
-                   pool::printable(field(request.command), sizeof request.command)};
+  SessionWish wish = wishOf(request);
   if (wish.transport.empty()) wish.transport = settings_.transport;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);

@@ -80,6 +80,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
 // refusal.
 void refuseApplication(int socket, const std::string& text);
 
+// A client's datagram of `size` bytes (perhaps more than were kept): why it is refused, or what it asks.
+std::optional<OpenFailure> check(const holder::OpenRequest& request, ssize_t size);
+SessionWish wishOf(const holder::OpenRequest& request);
+
 // "user@host pid N name", for people who look at the leases.
 std::string holderName(int pid, const std::string& command);
 

@@ -167,14 +167,19 @@ OpenFailure toFailure(const kj::Exception& error) {
   return {Status::internal, text};
 }
 
+kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
+                                  SessionWish wish, std::string transport) {
+  auto handshake = kj::heap<Handshake>(lease, std::move(wish), std::move(transport), kj::mv(stream));
+  auto done = handshake->run();
+  return done.attach(kj::mv(handshake));
+}
+
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit) {
   const Route route = chooseRoute(lease.server, wish.transport);
   auto opened =
       connectTo(io, route.address).then([&lease, wish, route](kj::Own<kj::AsyncIoStream> stream) mutable {
-        auto handshake = kj::heap<Handshake>(lease, std::move(wish), route.transport, kj::mv(stream));
-        auto done = handshake->run();
-        return done.attach(kj::mv(handshake));
+        return openOver(kj::mv(stream), lease, std::move(wish), route.transport);
       });
   const std::string where = "server " + lease.server.name + " at " + route.address;
   return io.getTimer()

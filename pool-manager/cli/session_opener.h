@@ -38,6 +38,11 @@ struct OpenSession {
 kj::Exception toException(const OpenFailure& failure);
 OpenFailure toFailure(const kj::Exception& error);
 
+// The handshake over a connection that is there. `lease` stays alive until it resolves. Fails with
+// toException(OpenFailure) or the stream's exception; has no bound.
+kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
+                                  SessionWish wish, std::string transport);
+
 // Resolves within `limit`. `lease` stays alive until then. Fails with toException(OpenFailure).
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit);

@@ -146,8 +146,9 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
   if (bytes <= 0) return Heard::end;
   KJ_REQUIRE(static_cast<size_t>(bytes) <= kMaxDatagram && bytes % sizeof(capnp::word) == 0,
              "a worker sent a malformed report", pid_, bytes);
-  auto heard =
-      kj::heap<WorkerMessage>(kj::heapArray(buffer_.slice(0, bytes / sizeof(capnp::word)).asConst()));
+  auto words = kj::heapArray<capnp::word>(bytes / sizeof(capnp::word));
+  std::memcpy(words.begin(), buffer_.begin(), bytes);
+  auto heard = kj::heap<WorkerMessage>(kj::mv(words));
   const auto report = heard->get();
   if (report.isEnded()) lastWords_ = report.getEnded().cStr();
   if (report.isLost() && lost_) lost_(report.getLost().getOrdinal(), report.getLost().getText().cStr());

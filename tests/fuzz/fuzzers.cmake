@@ -3,11 +3,14 @@
 include(${CMAKE_CURRENT_LIST_DIR}/targets.cmake)
 add_custom_target(fuzzers)
 
+add_library(fuzz_throwing OBJECT throwing.cpp)
+target_link_options(fuzz_throwing INTERFACE LINKER:--wrap=__cxa_throw,--wrap=__cxa_rethrow)
+
 function(fuzzer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
   add_executable(fuzz_${name} ${name}.cpp ${ARG_SOURCES})
   target_include_directories(fuzz_${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_link_libraries(fuzz_${name} PRIVATE gpupool_flags ${ARG_LIBS})
+  target_link_libraries(fuzz_${name} PRIVATE gpupool_flags fuzz_throwing ${ARG_LIBS})
   target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)
   if(name IN_LIST fuzz_targets)
     add_dependencies(fuzzers fuzz_${name})
@@ -16,7 +19,7 @@ endfunction()
 
 set(worker ${CMAKE_SOURCE_DIR}/server/worker)
 add_library(fuzz_worker STATIC
-  ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/objects.cpp ${worker}/record.cpp ${worker}/session.cpp
+  ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp ${worker}/objects.cpp ${worker}/record.cpp ${worker}/session.cpp
   ${worker}/space.cpp ${worker}/warm.cpp ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp
   ${worker}/calls/graph.cpp ${worker}/calls/launch.cpp ${worker}/calls/memory.cpp ${worker}/calls/module.cpp
   ${worker}/calls/stream.cpp ${worker}/calls/texture.cpp worker/bench.cpp worker/fake_driver.cpp
@@ -27,14 +30,26 @@ fuzzer(frames LIBS fuzz_worker)
 fuzzer(call_rows LIBS fuzz_worker)
 
 set(client ${CMAKE_SOURCE_DIR}/client)
+fuzzer(client_replies SOURCES ${client}/session.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp
+  LIBS transports call_rows)
+target_compile_definitions(fuzz_client_replies PRIVATE __CUDA_API_VERSION_INTERNAL)
 fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
+
+# Of the front and of the tool what is met here, no more: this build is a part of every run of the tests.
+set(front ${CMAKE_SOURCE_DIR}/server/front)
+add_library(fuzz_pool STATIC
+  ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/sessions.cpp
+  ${front}/worker_child.cpp ${front}/worker_pool.cpp
+  ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
+target_link_libraries(fuzz_pool PUBLIC pool_service transports)
+target_compile_options(pool_schema PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/kj_and_clang.h")
+fuzzer(handshake LIBS fuzz_pool)
+fuzzer(lease_rpc LIBS fuzz_pool)
+fuzzer(holder SOURCES ${client}/holder.cpp ${client}/process.cpp LIBS fuzz_pool cuda_headers)
 
 fuzzer(regions LIBS transports)
 fuzzer(ring LIBS transports)
-set(transports ${CMAKE_SOURCE_DIR}/transports)
-fuzzer(ucx_messages SOURCES ${transports}/regions.cpp ${transports}/ring.cpp ${transports}/ring_connection.cpp
-  ${transports}/shared_memory.cpp ${transports}/network_address.cpp ${transports}/ucx.cpp
-  ${transports}/ucx_receive.cpp ${transports}/waiting.cpp LIBS base)
+fuzzer(ucx_messages LIBS transports)
 target_include_directories(fuzz_ucx_messages SYSTEM PRIVATE ${UCX_INCLUDE})
 
 fuzzer(fatbin LIBS fatbin)

@@ -47,12 +47,16 @@ server::HostPages pages() {
 
 std::byte* Wire::reserve(transport::Channel channel, size_t bytes, transport::Deadline) {
   if (bytes > maxMessage(channel)) return nullptr;
-  out_.reset(new std::byte[bytes]);
-  return out_.get();
+  auto& out = out_[static_cast<size_t>(channel)];
+  out.reset(new std::byte[bytes]);
+  return out.get();
 }
-void Wire::commit(transport::Channel, size_t bytes) { touch(out_.get(), bytes); }
+void Wire::commit(transport::Channel channel, size_t bytes) {
+  touch(out_[static_cast<size_t>(channel)].get(), bytes);
+}
 
 std::span<const std::byte> Wire::receive(transport::Channel, transport::Deadline) {
+  over_ = !next.has_value();  // the client said all it had to say
   auto message = next.value_or(std::span<const std::byte>());
   next.reset();
   return message;

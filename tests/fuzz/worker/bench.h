@@ -54,7 +54,7 @@ class Wire final : public transport::Connection {
   transport::Transfer put(const void* local, transport::Region remote, uint64_t, size_t bytes) override;
   transport::Transfer get(void*, transport::Region, uint64_t, size_t) override { return transport::kRefused; }
   bool wait(transport::Transfer transfer, transport::Deadline) override { return transfer == 0; }
-  transport::Peer peer() const override { return transport::Peer::alive; }
+  transport::Peer peer() const override { return over_ ? transport::Peer::closed : transport::Peer::alive; }
   std::string reason() const override { return ""; }
   int wakeupDescriptor() const override { return -1; }
   void close() override {}
@@ -63,9 +63,11 @@ class Wire final : public transport::Connection {
 
  private:
   bool mapsMemory_;
+  bool over_ = false;
   uint32_t regions_ = 0;
-  // Another for each message, so that what is written beyond one is seen.
-  std::unique_ptr<std::byte[]> out_;
+  // By channel, for words are told on a thread of their own; another for each message, so that what is
+  // written beyond one is seen.
+  std::unique_ptr<std::byte[]> out_[transport::kChannels];
 };
 
 class Bench {

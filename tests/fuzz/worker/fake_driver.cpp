@@ -121,6 +121,8 @@ CUresult getErrorText(CUresult, const char** text) {
   *text = "an error";
   return CUDA_SUCCESS;
 }
+// This driver has none.
+CUresult exportTable(const void**, const CUuuid*) { return CUDA_ERROR_NOT_FOUND; }
 CUresult deviceGet(CUdevice* device, int ordinal) {
   *device = ordinal;
   return CUDA_SUCCESS;
@@ -560,6 +562,7 @@ const std::unordered_map<std::string_view, void*>& table() {
     const std::pair<std::string_view, void*> special[] = {
         FUNCTION(cuGetErrorName, getErrorText),
         FUNCTION(cuGetErrorString, getErrorText),
+        FUNCTION(cuGetExportTable, exportTable),
         FUNCTION(cuDeviceGet, deviceGet),
         FUNCTION(cuDeviceGetAttribute, deviceAttribute),
         FUNCTION(cuDeviceTotalMem_v2, totalMemory),
@@ -626,7 +629,6 @@ const std::unordered_map<std::string_view, void*>& table() {
         FUNCTION(cuStreamSetAttribute, setStreamAttribute),
     };
     for (auto& [name, function] : special) (*all)[name] = function;
-    all->erase("cuGetExportTable");  // a driver without one
     return all;
   }();
   return *functions;
