@@ -154,7 +154,8 @@ bool Session::greet(CUresult& status, std::string& text) {
   if (answer.empty()) {
     const std::string reason = connection_->reason();
     text = "the worker did not greet: ";
-    text += !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+    text +=
+        !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
     return false;
   }
   if (!acceptHello(answer, status, text)) return false;

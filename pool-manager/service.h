@@ -41,8 +41,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   // Unix socket. Who shows wrong ones is slowed down. Asked at every login; a connection that has proven a
   // token keeps what it may.
   void demandTokens(std::function<const Tokens&()> tokens) { tokens_ = std::move(tokens); }
-  // One connection that came in. trusted: nothing needs to be proven. peer: who is slowed down. process: at its
-  // other end, 0: unknown.
+  // One connection that came in. trusted: nothing needs to be proven. peer: who is slowed down. process: at
+  // its other end, 0: unknown.
   void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process);
   // Expiry and other housekeeping; never resolves.
   kj::Promise<void> run();

@@ -51,7 +51,8 @@ void toControl(std::span<const std::byte> bytes) {
 
 void stored(std::span<const std::byte> bytes) {
   try {
-    const auto record = pool::decodeRecord({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, "boot");
+    const auto record =
+        pool::decodeRecord({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, "boot");
     fuzz::touch(record.lease.key.data(), record.lease.key.size());
     // What was read is written again as it was.
     const auto again = pool::decodeRecord(pool::encodeRecord(record, "boot"), "boot");

@@ -1,6 +1,6 @@
 // An exception leaves frames without their epilogues, so AddressSanitizer has to forget what it knew of them.
-// Its compiler sees to that where it sees the throw; KJ, Cap'n Proto and yaml-cpp were not made by it. So every
-// throw of a fuzzer comes here first (linker: --wrap).
+// Its compiler sees to that where it sees the throw; KJ, Cap'n Proto and yaml-cpp were not made by it. So
+// every throw of a fuzzer comes here first (linker: --wrap).
 #include <typeinfo>
 
 extern "C" {
