@@ -144,21 +144,23 @@ def client_paused(bench):
 
 
 def mute(bench):
-    """Clients of the manager that ask and ask and read no answer."""
+    """Clients of the manager that ask and ask and read no answer, or never say that they have finished with one."""
     pool = bench.pool(local=True)
     manager = Watched([pool.process("manager")])
-    askers = [bench.spawn([bench.mute, "unix:" + os.path.join(pool.state, "manager.sock"), "3"]) for _ in range(4)]
+    askers = [bench.spawn([bench.mute, "unix:" + os.path.join(pool.state, "manager.sock"), "3", *how])
+              for how in ([], ["reads"]) for _ in range(4)]
     manager.watch(3)
     taken = 0
     for asker in askers:
         status, _ = asker.end(20)
         found = re.search(r"(\d+) requests", asker.text("out"))
         check(status == 0 and found, asker.everything())
+        check("then no more was taken" in asker.text("out"), "a client's calls are kept without bound")
         taken += int(found[1])
     check(manager.growth() <= GROWTH, f"the manager grew by {manager.growth():.0f} MiB for {taken} requests")
     began = time.monotonic()
     check("LEASE" in pool.ask("leases"), "the manager answers nobody any more")
-    bench.row("four clients ask the manager and never read", f"it took {taken} requests and grew by {manager.growth():.1f} MiB "
+    bench.row("four clients ask the manager and never read, four never finish a call", f"it took {taken} requests and grew by {manager.growth():.1f} MiB "
               f"(bound {GROWTH}); another was answered within {time.monotonic() - began:.2f} s")
 
 

@@ -1,5 +1,6 @@
-// A client of the manager that asks and asks and never reads an answer:
-//   network_mute unix:PATH SECONDS
+// A client of the manager that asks and asks and never reads an answer, or reads and never says that it has
+// finished with one, so that the manager keeps them:
+//   network_mute unix:PATH SECONDS [reads]
 // Says how much it could send before the manager took no more, and ends.
 
 #include <capnp/message.h>
@@ -41,16 +42,22 @@ kj::Array<capnp::word> listRequest(uint32_t question) {
   return capnp::messageToFlatArray(message);
 }
 
-// False: nothing could be sent for `patience` seconds.
-bool sendAll(int socket, kj::ArrayPtr<const kj::byte> bytes, int patienceMs) {
+void discardAnswers(int socket) {
+  static char bytes[1 << 16];
+  while (::recv(socket, bytes, sizeof bytes, MSG_DONTWAIT) > 0) continue;
+}
+
+// False: nothing could be sent for `patienceMs`, or the manager has closed the connection.
+bool sendAll(int socket, kj::ArrayPtr<const kj::byte> bytes, int patienceMs, bool reads) {
   while (bytes.size() != 0) {
     ssize_t sent = ::send(socket, bytes.begin(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) {
       bytes = bytes.slice(static_cast<size_t>(sent), bytes.size());
       continue;
     }
-    pollfd room{socket, POLLOUT, 0};
+    pollfd room{socket, static_cast<short>(reads ? POLLOUT | POLLIN : POLLOUT), 0};
     if (errno != EAGAIN || ::poll(&room, 1, patienceMs) <= 0) return false;
+    if (reads) discardAnswers(socket);
   }
   return true;
 }
@@ -58,8 +65,9 @@ bool sendAll(int socket, kj::ArrayPtr<const kj::byte> bytes, int patienceMs) {
 }  // namespace
 
 int main(int count, char** words) {
-  if (count != 3 || std::strncmp(words[1], "unix:", 5) != 0)
-    return std::fprintf(stderr, "usage: network_mute unix:PATH SECONDS\n"), 2;
+  const bool reads = count == 4 && std::strcmp(words[3], "reads") == 0;
+  if ((count != 3 && !reads) || std::strncmp(words[1], "unix:", 5) != 0)
+    return std::fprintf(stderr, "usage: network_mute unix:PATH SECONDS [reads]\n"), 2;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, words[1] + 5, sizeof address.sun_path - 1);
@@ -68,10 +76,10 @@ int main(int count, char** words) {
     return std::perror("connect"), 1;
   const auto end = Clock::now() + std::chrono::duration<double>(std::strtod(words[2], nullptr));
   uint64_t requests = 0, bytes = 0;
-  bool taken = sendAll(socket, bootstrapRequest().asBytes(), 1000);
+  bool taken = sendAll(socket, bootstrapRequest().asBytes(), 1000, reads);
   while (taken && Clock::now() < end) {
     auto request = listRequest(static_cast<uint32_t>(requests + 1));
-    taken = sendAll(socket, request.asBytes(), 1000);
+    taken = sendAll(socket, request.asBytes(), 1000, reads);
     if (taken) ++requests, bytes += request.asBytes().size();
   }
   std::printf("%llu requests, %llu bytes, %s\n", static_cast<unsigned long long>(requests),
