@@ -494,6 +494,7 @@ bool Session::control(std::span<const std::byte> message) {
     if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
     callbackDone_.notify_all();
   } else if (header.type == NoticeType::goodbye) {
+    clientLeft_ = true;
     end("client closed the session");
     return false;
   }

@@ -69,6 +69,7 @@ class Session {
   std::string run();
   // From any thread: ends run() soon; `reason` goes to the client.
   void stop(const std::string& reason);
+  bool clientLeft() const { return clientLeft_; }  // it said goodbye, and listens no more
 
   // ---- for handlers
   const Driver& driver() const { return driver_; }
@@ -172,6 +173,7 @@ class Session {
   std::map<uint64_t, unsigned> callbacksOpen_;  // id -> runs not yet answered
 
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> clientLeft_{false};
   std::mutex endMutex_;
   std::string endReason_;
   std::thread control_;
