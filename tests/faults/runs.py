@@ -267,15 +267,16 @@ class Run:
         expected = self.expected(plan.program)
         outcome.error = errors.strip()
         never = "run" in self.struck and "client" not in self.known  # before it had started the program
-        if outcome.hit and plan.signal == signal.SIGKILL and ("client" in self.struck or never):
+        killed = outcome.hit and plan.signal == signal.SIGKILL and ("client" in self.struck or never)
+        if killed and (plan.endless or expected.startswith(output)):
             outcome.verdict = "killed"
-            if plan.endless or expected.startswith(output):
-                return
-        elif output == expected and (outcome.status == 0 or "run" in self.struck and outcome.status == -signal.SIGKILL):
+            return
+        # (Of several the client may be struck last, and see what happened to the others first.)
+        if output == expected and (outcome.status == 0 or "run" in self.struck and outcome.status == -signal.SIGKILL):
             # (The program had ended, and `gpupool run`, which knew how, was killed before it could repeat it.)
             outcome.verdict = "right"
             return
-        elif self.is_clear_error(output, errors, expected):
+        if self.is_clear_error(output, errors, expected):
             outcome.verdict = "error"
             self.judge_error(errors)
             return
