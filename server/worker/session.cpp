@@ -84,9 +84,9 @@ Session::Session(const Driver& driver, const SessionStart& start,
                  std::unique_ptr<transport::Connection> connection, HostPages pages)
     : driver_(driver),
       start_(start),
-      connection_(std::move(connection)),
       objects_(driverDevices(driver, start)),
       space_(driver, objects_.devices(), limits(start)),
+      connection_(std::move(connection)),
       staging_(std::move(pages.staging)),
       words_(
           driver, objects_, std::move(pages.words),

@@ -138,9 +138,9 @@ class Session {
 
   const Driver& driver_;
   SessionStart start_;
-  std::unique_ptr<transport::Connection> connection_;
   Objects objects_;
   Space space_;
+  std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   std::shared_ptr<transport::SharedMemory> staging_;
   std::atomic<bool> registered_{false};
   std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again

@@ -114,6 +114,12 @@ class Client {
   ~Client() {
     wire->close();
     thread_.join();
+    wire.reset();  // its end knows the session's memory, too
+    // In a worker the thread that ran the session takes it apart: one with a context, without which no memory
+    // is unregistered.
+    session->objects().forEach(handles::Kind::context, [](uint64_t, uint64_t real) {
+      softDriver().cuCtxSetCurrent(reinterpret_cast<CUcontext>(real));
+    });
   }
 
   // ---- greeting

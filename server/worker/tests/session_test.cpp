@@ -2,6 +2,8 @@
 // record.
 #include "server/worker/tests/client.h"
 
+#include "base/reserve.h"
+
 using namespace gpupool;
 using namespace gpupool::server::test;
 
@@ -98,6 +100,19 @@ TEST_CASE("a client that is gone ends the session") {
   client.wire->close();
   CHECK(eventually([&] { return client.ended(); }));
   CHECK(client.reason() == "client closed the session");
+}
+
+TEST_CASE("a session that is gone leaves its addresses to the next") {
+  schema::AddressSpace space;
+  {
+    Client client;
+    client.open();
+    space = client.space();
+    auto pinned = Arguments().value(space.hostBase + 4096).value(8192).value(0).value(1);
+    REQUIRE(client.await(ROW("sessionHostMap"), pinned).status() == CUDA_SUCCESS);
+  }
+  REQUIRE(reserveAt(space.hostBase, space.hostBytes));
+  munmap(reinterpret_cast<void*>(space.hostBase), space.hostBytes);
 }
 
 TEST_CASE("the record holds what lives") {
