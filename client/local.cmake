@@ -11,6 +11,7 @@ add_library(client_local STATIC
   ${CMAKE_CURRENT_LIST_DIR}/process.cpp
   ${CMAKE_CURRENT_LIST_DIR}/thread_state.cpp
   ${CMAKE_CURRENT_LIST_DIR}/visible_devices.cpp)
+gpupool_apart(${CMAKE_CURRENT_LIST_DIR}/lookup.cpp)  # for whoever defines exports()
 target_link_libraries(client_local PUBLIC base cuda_headers)
 if(GPUPOOL_CUDART_SELFTEST)
   target_sources(client_local PRIVATE ${CMAKE_CURRENT_LIST_DIR}/selftest.cpp)
