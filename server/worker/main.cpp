@@ -79,7 +79,8 @@ int serve(const server::WorkerArguments& arguments) {
                    static_cast<unsigned long long>(traffic.copiedBytes),
                    static_cast<unsigned long long>(traffic.movedBytes));
     process.reportEnded(why);
-    if (!session.clientLeft()) session.connection().close();  // what it was told does not end with this process
+    // What it was told does not end with this process.
+    if (!session.clientLeft()) session.connection().close();
     checkLeaks();
     // The driver's own threads may still be inside the session's callbacks or kernels; process exit ends them
     // and frees the device faster than an orderly teardown, and nothing outlives this process.
