@@ -501,7 +501,7 @@ void Ucx::failed(const std::string& why) {
   if (peer() != Peer::alive) return;
   const Deadline until = Clock::now() + (isWorker_ ? std::chrono::milliseconds(0) : kLastWordsBound);
   do readBootstrap();
-  while (!endOfFile_ && pollUntil(bootstrap_.get(), POLLIN, until));
+  while (!endOfFile_ && Clock::now() < until && pollUntil(bootstrap_.get(), POLLIN, until));
   lose(lastWords_.text().empty() ? why : lastWords_.text());
 }
 
