@@ -48,12 +48,14 @@ add_library(softgpu_engine STATIC
   runtime/worker.cpp)
 target_include_directories(softgpu_engine SYSTEM PRIVATE ${LLVM_INCLUDE_DIRS})
 target_link_libraries(softgpu_engine PUBLIC base)
-if(TARGET LLVM)
-  target_link_libraries(softgpu_engine PRIVATE LLVM)
-else()
-  llvm_map_components_to_libnames(llvm_libraries orcjit native passes)
-  target_link_libraries(softgpu_engine PRIVATE ${llvm_libraries})
+# Linked statically where the distribution has the archives, so that the library runs on any node and every worker is
+# spared the 20 ms that relocating all of libLLVM takes.
+llvm_map_components_to_libnames(llvm_libraries orcjit native passes)
+list(GET llvm_libraries 0 llvm_first)
+if(TARGET LLVM AND NOT TARGET ${llvm_first})
+  set(llvm_libraries LLVM)
 endif()
+target_link_libraries(softgpu_engine PRIVATE ${llvm_libraries})
 # These run on fibers: sanitizers follow neither the switches nor the ends without return.
 set_source_files_properties(
   runtime/device_functions.cpp runtime/fault.cpp runtime/fiber.cpp runtime/math.cpp runtime/matrix.cpp runtime/mbarrier.cpp runtime/symbols.cpp
