@@ -50,7 +50,7 @@ constexpr size_t pointedSize() {
 }
 
 template <class R>
-uint64_t addRow(uint64_t hash) {
+constexpr uint64_t addRow(uint64_t hash) {
   hash = fnv64(R::name.view(), hash);
   auto byte = [&](size_t v) {
     char c[4] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16), 0};
@@ -63,19 +63,19 @@ uint64_t addRow(uint64_t hash) {
   return hash;
 }
 
-}  // namespace
-
-uint64_t rowsHash() {
-  static const uint64_t value = [] {
-    uint64_t hash = fnv64("gpupool rows");
+// While it is compiled: the code of 600 instances takes a compiler longer, instrumented minutes.
+consteval uint64_t hashOfAll() {
+  uint64_t hash = fnv64("gpupool rows");
 #define CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
 #define SESSION_CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
 #include "schema/calls/all.h"
 #undef CALL
 #undef SESSION_CALL
-    return hash;
-  }();
-  return value;
+  return hash;
 }
+
+}  // namespace
+
+uint64_t rowsHash() { return hashOfAll(); }
 
 }  // namespace gpupool::schema
