@@ -1,5 +1,6 @@
 #include "pool-manager/cli/supervisor.h"
 
+#include <kj/common.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,6 +24,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000};
 constexpr milliseconds kOrphanPatience{2500};  // a worker gives itself 2 s
 constexpr int kMostQuickDeaths = 5;            // each within ten seconds of its start
+// Only the first server says at once that it has no driver; one that is started again waits for the repair.
+constexpr const char* kFirstServer = "GPUPOOL_SERVER_DRIVER_WAIT=2s";
 
 std::string describeDevices(const std::vector<pool::Device>& devices) {
   std::map<std::string, int> counts;
@@ -86,6 +89,8 @@ std::string Supervisor::readiness(bool* ready) {
 
 std::string Supervisor::start() {
   launch(manager_);
+  server_.environment.push_back(kFirstServer);
+  KJ_DEFER(server_.environment.pop_back());
   const auto until = steady_clock::now() + plan_.wait;
   std::string state = "its manager does not answer";
   while (steady_clock::now() < until) {

@@ -41,7 +41,7 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
 Front::~Front() = default;
 
 kj::Promise<void> Front::start() {
-  return inventory(500 * kj::MILLISECONDS)
+  return inventory(500 * kj::MILLISECONDS, timer_.now())
       .then([this](Inventory found) {
         run(std::move(found));
         return listenNetwork();
@@ -64,14 +64,17 @@ kj::Promise<void> Front::start() {
       });
 }
 
-// A driver that is broken now may be repaired later: a server waits for it rather than dying.
-kj::Promise<Inventory> Front::inventory(kj::Duration pause) {
+// A driver that is broken now may be repaired later: a server waits for it, as long as it may.
+kj::Promise<Inventory> Front::inventory(kj::Duration pause, kj::TimePoint began) {
   return takeInventory(io_.unixEventPort, timer_, options_.worker, options_.driver)
-      .catch_([this, pause](kj::Exception&& exception) -> kj::Promise<Inventory> {
+      .catch_([this, pause, began](kj::Exception&& exception) -> kj::Promise<Inventory> {
+        if (options_.driverWait.count() != 0 && timer_.now() - began >= duration(options_.driverWait))
+          return kj::mv(exception);
         GPUPOOL_ERROR("%s (next attempt in %lld ms)", exception.getDescription().cStr(),
                       static_cast<long long>(pause / kj::MILLISECONDS));
-        return timer_.afterDelay(pause).then(
-            [this, pause] { return inventory(std::min(pause * 2, kj::Duration(30 * kj::SECONDS))); });
+        return timer_.afterDelay(pause).then([this, pause, began] {
+          return inventory(std::min(pause * 2, kj::Duration(30 * kj::SECONDS)), began);
+        });
       });
 }
 

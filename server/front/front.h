@@ -29,7 +29,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> stop();
 
  private:
-  kj::Promise<Inventory> inventory(kj::Duration pause);
+  kj::Promise<Inventory> inventory(kj::Duration pause, kj::TimePoint began);
   void run(Inventory inventory);
   // False: no cache of modules, and the log says why.
   bool openCache();

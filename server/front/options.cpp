@@ -78,6 +78,10 @@ std::vector<options::Option> ServerOptions::table() {
       {"client-stall-time", clientStallTime, "TIME",
        "The session of a program that does nothing for so long, not even say that it lives (stopped, in a "
        "debugger), ends. 0: never, as long as its machine answers."},
+      {"driver-wait", driverWait, "TIME",
+       "Give up, with the reason, when the driver cannot be used and no device was found for so long. 0: "
+       "never, a "
+       "driver that is broken may be repaired."},
   };
 }
 

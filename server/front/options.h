@@ -29,6 +29,7 @@ struct ServerOptions {
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
   std::chrono::milliseconds clientStallTime{0};
+  std::chrono::milliseconds driverWait{0};
 
   std::vector<options::Option> table();
   static const char kPrefix[];        // of its environment variables

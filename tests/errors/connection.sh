@@ -79,3 +79,10 @@ case_of "waiting for it"
 (sleep 1 && kill "${started[-1]}") &
 run env GPUPOOL_WAIT=20s LD_LIBRARY_PATH="$library" "$first_error"
 check "it came" test "$out$err" = "no call failed"
+down
+
+case_of "a driver that cannot be loaded"
+run env GPUPOOL_STATE="$folder/none" "$bin/gpupool" up --detach --driver /nowhere/libcuda.so.1
+check "up fails: $out" test "$status" -eq 1
+check "says why: $err" has "$err" "/nowhere/libcuda.so.1"
+check "took $ms ms" test "$ms" -lt 10000
