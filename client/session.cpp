@@ -151,11 +151,12 @@ bool Session::greet(CUresult& status, std::string& text) {
     connection_->commit(Channel::call, sizeof mine);
   }
   const auto answer = connection_->receive(Channel::call, bound);
-  if (answer.empty()) {
+  const auto why = [this] {
     const std::string reason = connection_->reason();
-    text = "the worker did not greet: ";
-    text +=
-        !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+    return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+  };
+  if (answer.empty()) {
+    text = "the worker did not greet: " + why();
     return false;
   }
   if (!acceptHello(answer, status, text)) return false;
@@ -165,9 +166,10 @@ bool Session::greet(CUresult& status, std::string& text) {
     return false;
   }
   std::shared_ptr<transport::SharedMemory> page;
-  if (mapsMemory_) page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, bound);
+  if (mapsMemory_)
+    page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, soon(patience.setup));
   if (mapsMemory_ && page == nullptr) {
-    text = "the worker's completion words did not arrive: " + connection_->reason();
+    text = "the worker's completion words did not arrive: " + why();
     return false;
   }
   if (page != nullptr && page->size() < schema::kWordsBytes) {
@@ -239,13 +241,19 @@ void Session::tellGone() {
   reasonAwaited_ = true;
 }
 
-CUresult Session::transferFailed() {
-  // A transfer fails a moment before its peer is known to be gone.
+// What takes both sides fails a moment before the other is known to be gone.
+bool Session::provesGone() const {
   constexpr auto kBound = std::chrono::seconds(1);
   for (auto end = transport::Clock::now() + kBound;
        connection_->peer() == Peer::alive && transport::Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (connection_->peer() != Peer::alive) return lost();
+  return connection_->peer() != Peer::alive;
+}
+
+CUresult Session::shareFailed() { return provesGone() ? lost() : CUDA_ERROR_OUT_OF_MEMORY; }
+
+CUresult Session::transferFailed() {
+  if (provesGone()) return lost();
   tellReason("the GPU server refused a transfer of data; start the program again");
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }

@@ -115,6 +115,8 @@ class Session {
 
   // The error of a put or get that was refused or did not arrive.
   CUresult transferFailed();
+  // The error of memory that could not be mapped here or shared with the worker, though there is room for it.
+  CUresult shareFailed();
 
   // At process exit: says goodbye. Later calls fail with DEINITIALIZED.
   void goodbye();
@@ -188,6 +190,7 @@ class Session {
   static bool isFault(CUresult status);
   std::byte* reserve(size_t bytes, transport::Channel channel = transport::Channel::call);
   CUresult lost();
+  bool provesGone() const;
   void addWaiter(Waiter* waiter);
   void await(Waiter& waiter);
   void deliver(std::span<const std::byte> message);  // under replyMutex_

@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -124,9 +125,9 @@ bool pollUntil(int descriptor, short events, Deadline deadline) {
   for (;;) {
     auto left = std::chrono::ceil<std::chrono::milliseconds>(
         std::min<Clock::duration>(deadline - Clock::now(), std::chrono::seconds(10)));
-    if (left.count() <= 0) return false;
     pollfd waiting{descriptor, events, 0};
-    if (::poll(&waiting, 1, static_cast<int>(left.count())) > 0) return true;
+    if (::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) > 0) return true;
+    if (left.count() <= 0) return false;  // looked once more: this process may have been stopped
   }
 }
 

@@ -70,12 +70,15 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
   piece.bytes = bytes;
   piece.flags = flags;
   piece.region = {name.id, name.generation};
+  std::string why = "it cannot be shared";
+  bool room = true;
   try {
     piece.memory = session.mapsMemory()
                        ? session.connection().map(piece.region, reinterpret_cast<void*>(address), bound())
                        : transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
   } catch (const std::exception& e) {
-    GPUPOOL_WARNING("no pinned memory of %zu bytes: %s", bytes, e.what());
+    room = dynamic_cast<const transport::ShortOfMemory*>(&e) == nullptr;
+    why = e.what();
   }
   if (piece.memory != nullptr && !session.mapsMemory()) {
     piece.lent = session.connection().share(piece.memory);
@@ -83,7 +86,10 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
   }
   if (piece.memory == nullptr) {
     session.post<"sessionHostUnmap">(context, CUdeviceptr{address});
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    status = room ? session.shareFailed() : CUDA_ERROR_OUT_OF_MEMORY;
+    if (status == CUDA_ERROR_OUT_OF_MEMORY)
+      GPUPOOL_WARNING("no pinned memory of %zu bytes: %s", bytes, why.c_str());
+    return status;
   }
   piece.free[address] = bytes;
   made = pieces_.emplace(address, std::move(piece)).first;
