@@ -89,7 +89,7 @@ bool Ucx::deliver(Lane& lane, const void* records, size_t bytes) {
     lose("the peer sent more than its credit allows");
     return false;
   }
-  std::memcpy(room, records, bytes);
+  if (bytes != 0) std::memcpy(room, records, bytes);  // of no bytes `records` may be null
   lane.filled += bytes;
   if (lane.fill->publishBytes(bytes)) futexWake(lane.fill->words()->consumerArmed);
   return true;
