@@ -30,7 +30,7 @@ class Pool:
         if not real:
             self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
         self.log_at = 0
-        self.workers = {}  # of sessions: client pid -> worker pid, the latest
+        self.workers = {}  # of sessions: client pid -> worker pid and when it started, the latest
         self.base = None
 
     # --- up and down ---
@@ -64,11 +64,12 @@ class Pool:
     # --- who is who ---
 
     def roles(self):
-        """{role: pid}, as the supervisor wrote it down."""
+        """{role: pid} of those that are there, as the supervisor wrote it down."""
         found = {}
         for line in processes.read(os.path.join(self.state, "pool.processes")).decode().splitlines():
-            role, pid, _ = line.split()
-            found[role] = int(pid)
+            role, pid, since = line.split()
+            if processes.started_at(int(pid)) == int(since):
+                found[role] = int(pid)
         return found
 
     def own_processes(self):
@@ -81,18 +82,24 @@ class Pool:
             text = file.read()
         end = text.rfind(b"\n") + 1
         for match in BEGAN.finditer(text[:end]):
-            self.workers[int(match.group(3))] = int(match.group(2))
+            worker = int(match.group(2))
+            self.workers[int(match.group(3))] = worker, processes.started_at(worker)
         self.log_at += end
+
+    def forget_sessions(self):
+        """All are over: numbers of processes come back."""
+        self.read_log()
+        self.workers.clear()
 
     def worker_of(self, client):
         self.read_log()
-        return self.workers.get(client, 0)
+        return self.workers.get(client, (0, 0))[0]
 
     def idle_workers(self):
         server = self.roles().get("server", 0)
         self.read_log()
         return [pid for pid in processes.children(server)
-                if pid not in self.workers.values() and processes.executable(pid) == "gpupool-worker"]
+                if (pid, processes.started_at(pid)) not in self.workers.values() and processes.executable(pid) == "gpupool-worker"]
 
     # --- at rest ---
 

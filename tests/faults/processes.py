@@ -34,6 +34,12 @@ def state(pid):
     return fields[0] if fields else ""
 
 
+def started_at(pid):
+    """In ticks since the machine booted, 0 if there is no such process: with it, a number that came back is known."""
+    fields = stat(pid)
+    return int(fields[19]) if fields else 0
+
+
 def running(pid):
     return state(pid) not in ("", "Z", "X")
 
@@ -144,9 +150,15 @@ class Reaper:
         self.sweep()
         return self.ended.get(pid)
 
+    def start(self, words, environment, folder):
+        """What ended before under the same number is forgotten: numbers come back."""
+        started = Started(words, environment, folder)
+        self.ended.pop(started.pid, None)
+        return started
+
     def run(self, words, environment, folder, bound):
         """To its end: (status, output, errors); status None if it had to be killed."""
-        started = Started(words, environment, folder)
+        started = self.start(words, environment, folder)
         deadline = time.monotonic() + bound
         while not self.end_of(started.pid):
             if time.monotonic() > deadline:

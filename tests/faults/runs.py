@@ -88,6 +88,7 @@ class Run:
         self.reaper = pool.reaper
         self.outcome = Outcome(plan)
         self.known = {}  # role: pid
+        self.since = {}  # pid: when it started
         self.struck = []
         self.struck_at = self.back_at = None
 
@@ -108,31 +109,44 @@ class Run:
         folder = os.path.join(self.pool.folder, name)
         os.makedirs(folder, exist_ok=True)
         words, environment = self.command(plan)
-        return processes.Started(words, environment, folder)
+        return self.reaper.start(words, environment, folder)
 
     # --- who is who ---
+
+    def learn(self, role, pid):
+        """Numbers come back: what was known of an earlier process with this one is forgotten."""
+        if pid not in self.since:
+            self.reaper.ended.pop(pid, None)
+            self.since[pid] = processes.started_at(pid)
+        self.known[role] = pid
+
+    def there(self, pid):
+        """The process itself, be it a zombie, and not another one with its number."""
+        return processes.started_at(pid) == self.since[pid]
 
     def look(self):
         """Learns the pids of this run's processes as they appear."""
         top, program = self.started.pid, self.plan.program
         family = [pid for pid in (top, *processes.descendants(top)) if pid not in (self.known.get("run"),)]
         if self.plan.wrapped:
-            self.known.setdefault("run", top)
+            if "run" not in self.known and processes.state(top) != "":
+                self.learn("run", top)
         for pid in family:
             name = processes.executable(pid)
             if name == program and "client" not in self.known and self.started_program(pid):
-                self.known["client"] = pid
+                self.learn("client", pid)
             elif name == "gpupool" and pid != top and "holder" not in self.known:
                 fields = processes.stat(pid)
                 if fields and int(fields[3]) == pid:  # in a session of its own
-                    self.known["holder"] = pid
+                    self.learn("holder", pid)
         if "run" in self.struck and "client" not in self.known:  # it may have become the program after that
             for pid in processes.children(os.getpid()):
                 if processes.executable(pid) == program and pid != top:
-                    self.known["client"] = pid
+                    self.learn("client", pid)
         if client := self.known.get("client"):
-            if worker := self.pool.worker_of(client):
-                self.known["worker"] = worker
+            worker = self.pool.worker_of(client)
+            if worker and self.known.get("worker") != worker:
+                self.learn("worker", worker)
 
     def started_program(self, pid):
         return not self.plan.wrapped or pid != self.started.pid
@@ -140,7 +154,8 @@ class Run:
     def find(self, role):
         if role in ("server", "manager"):
             return self.pool.roles().get(role, 0)
-        return self.known.get(role, 0)
+        pid = self.known.get(role, 0)
+        return pid if pid and self.there(pid) else 0
 
     # --- striking ---
 
@@ -176,7 +191,7 @@ class Run:
             self.look()
             if self.over():
                 return False
-            time.sleep(0.0005)
+            time.sleep(0.001)
         while True:
             self.look()
             targets = {role: self.find(role) for role in self.plan.victims}
@@ -184,7 +199,7 @@ class Run:
                 break
             if self.over():
                 return False
-            time.sleep(0.0005)
+            time.sleep(0.001)
         self.struck_at = time.monotonic()
         for role, pid in targets.items():
             if processes.send(pid, self.plan.signal):
@@ -201,6 +216,7 @@ class Run:
 
     def execute(self):
         outcome, plan = self.outcome, self.plan
+        self.pool.forget_sessions()
         self.started = self.start(plan, "run-files")
         beside = self.start(BYSTANDER, "beside") if plan.bystander else None
         self.appeared = None
@@ -247,7 +263,8 @@ class Run:
 
     def end_all(self):
         for role in ("run", "client", "holder"):
-            if pid := self.known.get(role):
+            pid = self.known.get(role)
+            if pid and self.there(pid):
                 processes.send(pid, signal.SIGKILL)
         processes.send(self.started.pid, signal.SIGKILL) if self.started.pid not in self.reaper.ended else None
         self.reaper.sweep()
@@ -344,11 +361,11 @@ class Run:
         for pid in processes.children(os.getpid()):
             if processes.executable(pid) == "gpupool" and pid not in self.known.values() \
                     and pid != self.pool.roles().get("supervisor"):
-                self.known[f"orphan {pid}"] = pid
+                self.learn(f"orphan {pid}", pid)
 
     def own_left(self):
         return [f"its {role}, process {pid} ({processes.state(pid)})" for role, pid in self.known.items()
-                if role not in ("worker",) and processes.state(pid) != ""]
+                if role not in ("worker",) and self.there(pid)]
 
 
 class _Bystander:

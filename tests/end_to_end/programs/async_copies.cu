@@ -43,7 +43,8 @@ static void sideBySide() {
     }
   for (int s = 0; s < kStreams; ++s) {
     CUDA(cudaEventSynchronize(end[s]));
-    REQUIRE(cudaEventQuery(end[s]) == cudaSuccess && cudaEventQuery(begin[s]) == cudaSuccess);
+    CUDA(cudaEventQuery(end[s]));
+    CUDA(cudaEventQuery(begin[s]));
     float milliseconds = -1;
     CUDA(cudaEventElapsedTime(&milliseconds, begin[s], end[s]));
     REQUIRE(milliseconds >= 0);
@@ -105,7 +106,7 @@ static void priorities() {
   CUDA(cudaStreamGetPriority(urgent, &priority));
   CUDA(cudaStreamGetFlags(urgent, &flags));
   REQUIRE(priority == greatest && flags == cudaStreamNonBlocking);
-  REQUIRE(cudaStreamQuery(urgent) == cudaSuccess);
+  CUDA(cudaStreamQuery(urgent));
   CUDA(cudaStreamDestroy(urgent));
 }
 

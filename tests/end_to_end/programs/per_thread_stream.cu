@@ -67,7 +67,7 @@ int main() {
   step<<<64, 128, 0, cudaStreamPerThread>>>(reinterpret_cast<unsigned*>(flag), 1, 1);
   step<<<1, 1, 0, cudaStreamLegacy>>>(reinterpret_cast<unsigned*>(flag), 1, 2);
   CUDA(cudaStreamSynchronize(cudaStreamLegacy));
-  REQUIRE(cudaStreamQuery(cudaStreamPerThread) == cudaSuccess);
+  CUDA(cudaStreamQuery(cudaStreamPerThread));
   CUDA(cudaFree(flag));
   CUDA(cudaFree(seen));
   CUDA(cudaFreeHost(one));
