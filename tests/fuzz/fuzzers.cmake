@@ -9,6 +9,7 @@ target_link_options(fuzz_throwing INTERFACE LINKER:--wrap=__cxa_throw,--wrap=__c
 function(fuzzer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
   add_executable(fuzz_${name} ${name}.cpp ${ARG_SOURCES})
+  set_target_properties(fuzz_${name} PROPERTIES UNITY_BUILD OFF)
   target_include_directories(fuzz_${name} PRIVATE ${CMAKE_SOURCE_DIR})
   target_link_libraries(fuzz_${name} PRIVATE gpupool_flags fuzz_throwing ${ARG_LIBS})
   target_link_options(fuzz_${name} PRIVATE -fsanitize=fuzzer)

@@ -84,6 +84,7 @@ Bench::Bench(bool network, uint64_t seed) {
   auto wire = std::make_unique<Wire>(!network);
   wire_ = wire.get();
   session = std::make_unique<server::Session>(fakeDriver(), start, std::move(wire), host);
+  server::SessionSeam::forgetContext(*session);
 }
 
 Bench::~Bench() = default;

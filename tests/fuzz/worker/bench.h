@@ -22,6 +22,11 @@ struct SessionSeam {
     return session.control(message);
   }
   static uint64_t lastSeq(Session& session) { return session.lastSeq_; }
+  // A thread remembers which context is current, and serves one session; here it serves many.
+  static void forgetContext(Session& session) {
+    static uint64_t ended = 0;
+    session.contextsEnded_ = ended += 1 << 20;
+  }
 };
 
 }  // namespace gpupool::server

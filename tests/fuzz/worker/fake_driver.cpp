@@ -180,19 +180,24 @@ CUresult hostPointer(CUdeviceptr* device, void* data, unsigned) {
 }
 
 // ---- copies
+bool noContext() { return state().current == nullptr; }  // of the thread, or of the stream: there is none
+
 CUresult copyIn(CUdeviceptr to, const void* from, size_t bytes, CUstream) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(to, bytes);
   state().needHost(reinterpret_cast<uint64_t>(from), bytes);
   touch(from, std::min<size_t>(bytes, 64));
   return state().chance();
 }
 CUresult copyOut(void* to, CUdeviceptr from, size_t bytes, CUstream) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(from, bytes);
   state().needHost(reinterpret_cast<uint64_t>(to), bytes);
   std::memset(to, 0x5a, std::min<size_t>(bytes, 64));
   return state().chance();
 }
 CUresult copyOn(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(to, bytes);
   state().needDevice(from, bytes);
   return state().chance();
@@ -202,6 +207,7 @@ CUresult copyPeer(CUdeviceptr to, CUcontext, CUdeviceptr from, CUcontext, size_t
 }
 template <class Element>
 CUresult set(CUdeviceptr to, Element, size_t count, CUstream) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   if (count > SIZE_MAX / sizeof(Element)) broken("a memset that overflows", to, count);
   state().needDevice(to, count * sizeof(Element));
   return state().chance();
@@ -218,6 +224,7 @@ void eachRow(uint64_t base, size_t pitch, size_t height, size_t x, size_t y, siz
       if (slice < depth && line < rows) need(base + ((z + slice) * height + y + line) * pitch + x, width);
 }
 CUresult set2D(CUdeviceptr to, size_t pitch, size_t element, size_t width, size_t height) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   // What the driver itself refuses: rows that overlap.
   if (height > 1 && pitch < width * element) return CUDA_ERROR_INVALID_VALUE;
   if (width > SIZE_MAX / element) return CUDA_ERROR_INVALID_VALUE;
@@ -230,6 +237,7 @@ CUresult setRows(CUdeviceptr to, size_t pitch, Element, size_t width, size_t hei
   return set2D(to, pitch, sizeof(Element), width, height);
 }
 CUresult box(const CUDA_MEMCPY3D_v2& copy) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   auto side = [&](CUmemorytype type, const void* host, CUdeviceptr device, size_t x, size_t y, size_t z,
                   size_t pitch, size_t height) {
     if (type == CU_MEMORYTYPE_ARRAY) return true;
@@ -289,14 +297,17 @@ CUresult write64(CUstream, CUdeviceptr address, cuuint64_t value, unsigned) {
     std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
     return CUDA_SUCCESS;
   }
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(address, 8);
   return state().chance();
 }
 CUresult write32(CUstream, CUdeviceptr address, cuuint32_t, unsigned) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(address, 4);
   return state().chance();
 }
 CUresult wait64(CUstream, CUdeviceptr address, cuuint64_t, unsigned) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
   state().needDevice(address, 8);
   return state().chance();
 }
