@@ -17,7 +17,7 @@ namespace gpupool::transport {
 
 namespace {
 
-constexpr uint32_t kProtocol = 1;
+constexpr uint32_t kShmProtocol = 1;
 // How long a record may take to leave: the peer's watcher always reads, so longer means that it does not run.
 constexpr std::chrono::seconds kSendBound{2};
 // A transfer may name a region whose announcement is still on the socket.
@@ -101,14 +101,14 @@ class Shm final : public RingConnection {
 void Shm::acceptPeer(const Options& options, Deadline deadline) {
   RingMemory::Sizes sizes = RingMemory::sizes(options);
   auto backing = SharedMemory::create(RingMemory::totalBytes(sizes));
-  Record hello{RecordKind::hello, kProtocol, expeditedBarrier(), 0, sizes.ring[0], sizes.ring[1]};
+  Record hello{RecordKind::hello, kShmProtocol, expeditedBarrier(), 0, sizes.ring[0], sizes.ring[1]};
   Record answer;
   Descriptor none;
   if (!bootstrap_.send(hello, backing->descriptor(), deadline) ||
       !bootstrap_.receive(answer, none, deadline)) {
     throw std::runtime_error("shm: the client did not answer the worker's greeting");
   }
-  if (answer.kind != RecordKind::hello || answer.id != kProtocol) {
+  if (answer.kind != RecordKind::hello || answer.id != kShmProtocol) {
     throw std::runtime_error("shm: the client speaks another version of the transport");
   }
   auto memory = std::make_shared<RingMemory>(backing->descriptor(), sizes);
@@ -122,7 +122,7 @@ void Shm::connectPeer(Deadline deadline) {
     throw std::runtime_error("shm: no greeting from the worker");
   }
   if (hello.kind == RecordKind::lastWords) throw std::runtime_error(lastWords(hello));
-  if (hello.kind != RecordKind::hello || hello.id != kProtocol || !rings) {
+  if (hello.kind != RecordKind::hello || hello.id != kShmProtocol || !rings) {
     throw std::runtime_error("shm: the worker speaks another version of the transport");
   }
   Options offered;
@@ -131,7 +131,7 @@ void Shm::connectPeer(Deadline deadline) {
   RingMemory::Sizes sizes = RingMemory::sizes(offered);
   auto backing = SharedMemory::adopt(rings.release(), RingMemory::totalBytes(sizes));
   auto memory = std::make_shared<RingMemory>(backing->descriptor(), sizes);
-  if (!bootstrap_.send({RecordKind::hello, kProtocol, expeditedBarrier()}, -1, deadline)) {
+  if (!bootstrap_.send({RecordKind::hello, kShmProtocol, expeditedBarrier()}, -1, deadline)) {
     throw std::runtime_error("shm: the worker went away during the greeting");
   }
   attach(std::move(memory), kChannels, 0, hello.generation == 1 && expeditedBarrier());

@@ -17,14 +17,14 @@ namespace gpupool::transport {
 namespace {
 
 constexpr uint64_t kMagic = 0x58'43'55'4c'4f'4f'50'47;
-constexpr uint32_t kProtocol = 2;
+constexpr uint32_t kUcxProtocol = 2;
 constexpr size_t kMaxCandidates = 8;
 
 void receiveGreeting(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
   if (!receiveAll(bootstrap, &greeting, sizeof greeting, deadline)) {
     throw std::runtime_error("ucx: no greeting from the worker");
   }
-  if (greeting.magic != kMagic || greeting.protocol != kProtocol ||
+  if (greeting.magic != kMagic || greeting.protocol != kUcxProtocol ||
       greeting.addressBytes > sizeof greeting.address) {
     throw std::runtime_error("ucx: the worker speaks another version of the transport");
   }
@@ -81,7 +81,7 @@ std::unique_ptr<UcxLink> UcxLink::listening(const Options& options, const UcxWir
 void UcxLink::greet(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
   greeting.magic = kMagic;
   strncpy(greeting.version, ucx_.ucp_get_version_string(), sizeof greeting.version - 1);
-  greeting.protocol = kProtocol;
+  greeting.protocol = kUcxProtocol;
   greeting.rdma = rdma() ? 1 : 0;
   if (getrandom(greeting.nonce, sizeof greeting.nonce, 0) != sizeof greeting.nonce) {
     throw std::runtime_error(errorText("ucx: getrandom"));

@@ -1,0 +1,1 @@
+// Compiles nothing: the target of this name lends the tests its precompiled header.
