@@ -20,6 +20,9 @@ constexpr size_t kSharedPiece = size_t{2} << 20;
 constexpr size_t kBlock = 256;
 constexpr size_t kMostNoted = 1024;  // uploads: from here on those that were copied are looked for
 constexpr size_t kRunsBytes = size_t{256} << 10;  // of one mirror message
+// What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
+size_t runsBytes(size_t bytes) { return std::min(kRunsBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
+constexpr size_t kMostAsked = 64;  // mirrors at a time
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 // Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
 bool readOwn(uint64_t address, std::span<std::byte> to) {
@@ -329,9 +332,9 @@ CUresult HostMemory::settleSlow() {
     std::lock_guard lock(mutex_);
     for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
   }
-  for (Mirror* mirror : all)
-    if (status = collect(*mirror); status != CUDA_SUCCESS) return status;
-  return CUDA_SUCCESS;
+  for (size_t first = 0; first < all.size() && status == CUDA_SUCCESS; first += kMostAsked)
+    status = collect(std::span(all).subspan(first, std::min(kMostAsked, all.size() - first)));
+  return status;
 }
 
 // ---- mirrors
@@ -380,7 +383,8 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
     std::lock_guard lock(mutex_);
     mirror = &mirrors_.find(address)->second;
   }
-  return collect(*mirror);  // its initial value
+  Mirror* const one[] = {mirror};
+  return collect(one);  // its initial value
 }
 
 void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
@@ -486,26 +490,50 @@ CUresult HostMemory::publish() {
   return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::collect(Mirror& mirror) {
+// All are asked for before the first answer is awaited: one round trip, not one each.
+CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
+  Session& session = Session::get();
   std::vector<unsigned char> runs(kRunsBytes);
-  while (true) {
-    size_t bytes = runs.size();
-    CUresult status = Session::get().await<"sessionMirrorCollect">(
-        mirror.context, CUdeviceptr{mirror.device}, mirror.bytes, runs.size(), runs.data(), &bytes);
-    if (status != CUDA_SUCCESS) return status;
-    Reader in(std::as_bytes(std::span(runs).first(std::min(bytes, runs.size()))));
-    while (in.remaining() >= 16) {
-      uint64_t offset = in.value<uint64_t>();
-      auto data = in.blob();
-      if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
-      if (mirror.borrowed)
-        writeOwn(mirror.host + offset, data);
-      else
-        std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
-      mirror.base.apply(offset, data);
-    }
-    if (bytes + 64 < runs.size()) return CUDA_SUCCESS;  // room was left: nothing more to fetch
+  std::vector<Session::Waiter> asked(mirrors.size());
+  CUresult status = CUDA_SUCCESS;
+  size_t sent = 0, bytes = 0;
+  for (; sent < mirrors.size(); ++sent) {
+    const Mirror& mirror = *mirrors[sent];
+    bytes = runsBytes(mirror.bytes);
+    status = session.ask<"sessionMirrorCollect">(asked[sent], mirror.context, CUdeviceptr{mirror.device},
+                                                 mirror.bytes, bytes, runs.data(), &bytes);
+    if (status != CUDA_SUCCESS) break;
   }
+  for (size_t i = 0; i < sent; ++i) {  // every one, for the waiters are ours
+    Mirror& mirror = *mirrors[i];
+    const size_t room = runsBytes(mirror.bytes);
+    CUresult answer = session.collect<"sessionMirrorCollect">(
+        asked[i], CUdeviceptr{mirror.device}, mirror.bytes, bytes = room, runs.data(), &bytes);
+    while (answer == CUDA_SUCCESS) {
+      answer = take(mirror, std::span(runs).first(std::min(bytes, room)));
+      if (answer != CUDA_SUCCESS || bytes + 64 < room) break;  // room was left: there is no more
+      answer = session.await<"sessionMirrorCollect">(mirror.context, CUdeviceptr{mirror.device}, mirror.bytes,
+                                                     bytes = room, runs.data(), &bytes);
+    }
+    if (status == CUDA_SUCCESS) status = answer;
+  }
+  return status;
+}
+
+// The worker's runs, into the application's copy.
+CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
+  Reader in(std::as_bytes(runs));
+  while (in.remaining() >= 16) {
+    uint64_t offset = in.value<uint64_t>();
+    auto data = in.blob();
+    if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
+    if (mirror.borrowed)
+      writeOwn(mirror.host + offset, data);
+    else
+      std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
+    mirror.base.apply(offset, data);
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace gpupool::client

@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "client/streams.h"
@@ -95,7 +96,8 @@ class HostMemory {
   bool unmapParked();
   CUresult settleSlow();
   CUresult awaitLandings(uint64_t address, size_t bytes);
-  CUresult collect(Mirror& mirror);
+  CUresult collect(std::span<Mirror* const> mirrors);
+  static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
   void scrub(Mirror& mirror);
 
   mutable std::mutex mutex_;
