@@ -178,7 +178,12 @@ bool Session::greet(std::string& reason) {
   hello->rowsHash = schema::rowsHash();
   hello->epoch = start_.epoch;
   CUresult refusal = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-  if (message.size() != sizeof client) reason = "the client sent no greeting";
+  if (message.empty()) {
+    reason = stopping_ ? endReason() : "the client sent no greeting";
+    refusal = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  } else if (message.size() != sizeof client) {
+    reason = "the client's greeting is not gpupool's";
+  }
   if (reason.empty()) {
     std::memcpy(&client, message.data(), sizeof client);
     if (client.magic != schema::kClientMagic)
@@ -527,6 +532,10 @@ std::string Session::run() {
     if (!admit(message, call, reason)) endMalformed(reason);
   }
   output_.takeErrors();  // to the log, what is not for the client
+  return endReason();
+}
+
+std::string Session::endReason() {
   std::lock_guard lock(endMutex_);
   return endReason_;
 }

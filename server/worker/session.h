@@ -117,6 +117,7 @@ class Session {
  private:
   void registerHostMemory();
   bool greet(std::string& reason);
+  std::string endReason();
   void describeDevices(schema::WorkerHello& hello);
   friend struct SessionSeam;  // tests/fuzz: a session without its threads
   // The header: into `call`, with private arguments. Null: refused, and why.
