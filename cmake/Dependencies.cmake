@@ -63,6 +63,9 @@ function(gpupool_test name label)
   add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support)
   target_link_libraries(${name} PRIVATE gpupool_flags catch_main ${ARG_LIBS})
+  if(GPUPOOL_SANITIZE)
+    target_compile_options(${name} PRIVATE -O0)  # instrumented code takes long to optimise
+  endif()
   set_target_properties(${name} PROPERTIES UNITY_BUILD OFF)
   target_precompile_headers(${name} REUSE_FROM catch_headers)
   add_test(NAME ${name} COMMAND ${name})
@@ -79,8 +82,12 @@ if(NOT TARGET catch_main)
   endif()
   # gcc 12 sees accesses beyond a string's small buffer where its header is precompiled.
   target_compile_options(catch_main INTERFACE -Wno-array-bounds -Wno-stringop-overflow)
+  target_compile_options(catch_main PRIVATE -O0)  # half a minute less, and no test is slower for it
   # Catch2 takes a third of a test's compilation: once for all of them, with their flags (an executable's).
   add_executable(catch_headers EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/tests/support/catch_headers.cpp)
   target_link_libraries(catch_headers PRIVATE gpupool_flags catch_main)
+  if(GPUPOOL_SANITIZE)
+    target_compile_options(catch_headers PRIVATE -O0)
+  endif()
   target_precompile_headers(catch_headers PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/catch.h)
 endif()
