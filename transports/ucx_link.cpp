@@ -68,8 +68,9 @@ void UcxLink::configure(ucp_config_t* config, const Options& options, const UcxW
     set("TLS", wire.rdma ? "rc_verbs" : "tcp");
     set("CM_USE_ALL_DEVICES", "n");
     set("PROTO_ENABLE", "n");
-    // With a key of the sender's in its request, UCX 1.16 to 1.19 crash when the peer dies before it was used (they
-    // withdraw the memory from a registration cache that there is none of: ucp_request_memh_invalidate).
+    // With a key of the sender's in its request, UCX 1.16 to 1.19 crash when the peer dies before it was used
+    // (they withdraw the memory from a registration cache that there is none of:
+    // ucp_request_memh_invalidate).
     set("RNDV_SCHEME", "put_zcopy");
     if (wire.rdma) {
       set("SOCKADDR_TLS_PRIORITY", "rdmacm");  // a listener of TCP's cannot connect queue pairs

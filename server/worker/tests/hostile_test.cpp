@@ -67,7 +67,17 @@ TEST_CASE("greeting: a message of another size is refused") {
   uint64_t half = schema::kClientMagic;
   client.send(Channel::call, &half, sizeof half);
   REQUIRE(eventually([&] { return client.ended(); }));
-  CHECK(contains(client.reason(), "no greeting"));
+  CHECK(contains(client.reason(), "not gpupool's"));
+}
+
+TEST_CASE("greeting: a session that is ended meanwhile says why") {
+  Client client;
+  client.session->stop("the lease has ended");
+  auto message = client.wire->receive(Channel::call, within());
+  REQUIRE(message.size() == sizeof client.hello);
+  std::memcpy(&client.hello, message.data(), sizeof client.hello);
+  CHECK(client.hello.status == CUDA_ERROR_DEVICE_UNAVAILABLE);
+  CHECK(std::string(client.hello.text) == "the lease has ended");
 }
 
 TEST_CASE("a malformed frame ends the session with a reason and nothing else") {
