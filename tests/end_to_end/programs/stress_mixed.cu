@@ -259,6 +259,12 @@ class Worker {
   std::vector<cudaStream_t> streams_;
 };
 
+void sampleDevice() {
+  size_t free = 0, total = 0;
+  CUDA(cudaMemGetInfo(&free, &total));
+  std::fprintf(stderr, "device %zu KiB\n", (total - free) >> 10);
+}
+
 int main(int argc, char** argv) {
   const int threads = check::option(argc, argv, "--threads", 16),
             streams = check::option(argc, argv, "--streams", 4),
@@ -277,13 +283,14 @@ int main(int argc, char** argv) {
       }
     });
   while (samples && std::chrono::steady_clock::now() < end) {
-    size_t free = 0, total = 0;
-    CUDA(cudaMemGetInfo(&free, &total));
-    std::fprintf(stderr, "device %zu KiB\n", (total - free) >> 10);
+    sampleDevice();
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
   }
   for (std::thread& thread : running) thread.join();
-  if (samples) std::fprintf(stderr, "steps %ld\n", steps.load());
+  if (samples) {
+    sampleDevice();  // with nothing under way
+    std::fprintf(stderr, "steps %ld\n", steps.load());
+  }
   REQUIRE(steps >= threads);
   check::say("all results are right");
   return check::pass();
