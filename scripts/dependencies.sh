@@ -111,7 +111,8 @@ configureRelease() {
   headers=$toolkit/include
   [ -e "$headers/cuda.h" ] && [ -e "$headers/cudaProfiler.h" ] || die "$headers lacks cuda.h or cudaProfiler.h"
   mkdir -p build/release
-  cmake --preset release -DNVCC="$nvcc" -DCUDA_INCLUDE="$headers" >build/release/configure.log 2>&1 ||
+  # Several files of a library at once: two thirds of the time. GPUPOOL_UNITY=OFF: one by one, for work on one of them.
+  cmake --preset release -DNVCC="$nvcc" -DCUDA_INCLUDE="$headers" -DCMAKE_UNITY_BUILD="${GPUPOOL_UNITY:-ON}" >build/release/configure.log 2>&1 ||
     { cat build/release/configure.log; die "CMake failed"; }
 }
 

@@ -12,6 +12,7 @@ if(NOT LLVM_FOUND OR LLVM_VERSION_MAJOR LESS 16)
 endif()
 message(STATUS "software GPU: LLVM ${LLVM_PACKAGE_VERSION}")
 
+gpupool_apart(engine.cpp)  # its Kernel is everybody's name for what only it knows
 add_library(softgpu_engine STATIC
   address_plan.cpp
   engine.cpp
