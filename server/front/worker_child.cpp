@@ -77,7 +77,7 @@ std::vector<std::string> workerEnvironment(char** environment) {
   constexpr std::string_view kKept[] = {
       "PATH=",   "HOME=",    "USER=",         "LANG=",         "LC_",           "TZ=",
       "TMPDIR=", "LD_",      "CUDA_",         "NVIDIA_",       "UCX_",          "RDMA",
-      "MLX5_",   "GPUPOOL_", "ASAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS="};
+      "MLX5_",   "GPUPOOL_", "ASAN_OPTIONS=", "LSAN_OPTIONS=", "TSAN_OPTIONS=", "UBSAN_OPTIONS="};
   constexpr std::string_view kDropped[] = {"TOKEN", "KEY", "SECRET", "PASSWORD", "MANAGER", "GPUPOOL_HOLDER"};
   std::vector<std::string> kept;
   for (char** entry = environment; *entry != nullptr; ++entry) {

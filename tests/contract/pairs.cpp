@@ -202,25 +202,33 @@ constexpr uint64_t mix(uint64_t x) {
   x *= 0x9E3779B97F4A7C15u;
   return x ^ (x >> 29);
 }
+
+// The pattern, a piece at a time (a call for every word takes a sanitizer minutes), until `use` returns
+// false.
+template <typename Use>
+bool forPattern(size_t size, uint64_t seed, Use use) {
+  uint64_t words[512];
+  const uint64_t base = mix(seed * 2 + 1);
+  for (size_t at = 0; at < size; at += sizeof words) {
+    const size_t length = std::min(sizeof words, size - at);
+    for (size_t i = 0; i < length; i += 8) words[i / 8] = mix(base + at + i);
+    if (!use(at, words, length)) return false;
+  }
+  return true;
+}
 }  // namespace
 
 void fillPattern(void* bytes, size_t size, uint64_t seed) {
-  auto* out = static_cast<std::byte*>(bytes);
-  uint64_t base = mix(seed * 2 + 1);
-  for (size_t i = 0; i < size; i += 8) {
-    uint64_t word = mix(base + i);
-    std::memcpy(out + i, &word, std::min<size_t>(8, size - i));
-  }
+  forPattern(size, seed, [&](size_t at, const uint64_t* words, size_t length) {
+    std::memcpy(static_cast<std::byte*>(bytes) + at, words, length);
+    return true;
+  });
 }
 
 bool hasPattern(const void* bytes, size_t size, uint64_t seed) {
-  const auto* in = static_cast<const std::byte*>(bytes);
-  uint64_t base = mix(seed * 2 + 1);
-  for (size_t i = 0; i < size; i += 8) {
-    uint64_t word = mix(base + i);
-    if (std::memcmp(in + i, &word, std::min<size_t>(8, size - i)) != 0) return false;
-  }
-  return true;
+  return forPattern(size, seed, [&](size_t at, const uint64_t* words, size_t length) {
+    return std::memcmp(static_cast<const std::byte*>(bytes) + at, words, length) == 0;
+  });
 }
 
 uint64_t checksum(const void* bytes, size_t size) {
