@@ -1,6 +1,7 @@
 // Does what the sanitizers are there to find, so that tests/sanitizers/run can tell that they would: one
 // fault, named by the argument.
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,7 +14,13 @@ volatile int sink = 0;
 
 void race() {
   static int shared = 0;
-  std::thread other([] { ++shared; });
+  static std::atomic<bool> done{
+      false};  // one after the other, which says nothing of order: at once can be missed
+  std::thread other([] {
+    ++shared;
+    done.store(true, std::memory_order_relaxed);
+  });
+  while (!done.load(std::memory_order_relaxed)) std::this_thread::yield();
   ++shared;
   other.join();
   sink = shared;
