@@ -8,7 +8,7 @@ set -uo pipefail
 what=$1 bin=$2 expected=${3:-}
 shift 2
 [ $# -eq 0 ] || shift
-export GPUPOOL_STATE=/run/pool XDG_CACHE_HOME=/run/cache GPUPOOL_SOFT_MEMORY=512MiB
+export GPUPOOL_STATE=/run/pool XDG_CACHE_HOME=/run/cache GPUPOOL_SOFT_MEMORY=1GiB
 export GPUPOOL_SERVER_HANDSHAKE_TIME=20s # translated machines take their time
 unset GPUPOOL_MANAGER GPUPOOL_CONFIG UCX_TLS
 programs=$(dirname "$bin")/programs
@@ -42,7 +42,7 @@ for entry in "$@"; do
   name=${entry%%:*} status=0
   [ "$name" = "$entry" ] || status=${entry#*:}
   began=$(date +%s%N)
-  (cd "$programs" && GPUPOOL_STATS=1 "$bin/gpupool" run --transport ucx --memory 256MiB --wait 2m -- "./$name") \
+  (cd "$programs" && GPUPOOL_STATS=1 "$bin/gpupool" run --transport ucx --memory 512MiB --wait 2m -- "./$name") \
     >"$here"/output 2>"$here"/errors
   got=$?
   took=$((($(date +%s%N) - began) / 1000000))
