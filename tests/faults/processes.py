@@ -69,6 +69,12 @@ def descendants(pid):
     return found
 
 
+def short_name(pid):
+    """The first 15 characters of its executable's name: known of a zombie too."""
+    text = read(f"/proc/{pid}/stat").decode(errors="replace")
+    return text[text.find("(") + 1:text.rfind(")")]
+
+
 def executable(pid):
     try:
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")
@@ -135,16 +141,19 @@ class Reaper:
 
     def __init__(self):
         self.ended = {}  # pid: (status as subprocess has it, when)
+        self.names = {}  # pid: short name, of those in `ended`
 
     def sweep(self):
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if found is None:
                 return
-            self.ended[pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
+            self.names[found.si_pid] = short_name(found.si_pid)
+            _, status = os.waitpid(found.si_pid, 0)
+            self.ended[found.si_pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
 
     def end_of(self, pid):
         self.sweep()

@@ -139,14 +139,22 @@ class Run:
                 fields = processes.stat(pid)
                 if fields and int(fields[3]) == pid:  # in a session of its own
                     self.learn("holder", pid)
-        if "run" in self.struck and "client" not in self.known:  # it may have become the program after that
-            for pid in processes.children(os.getpid()):
-                if processes.executable(pid) == program and pid != top:
-                    self.learn("client", pid)
         if client := self.known.get("client"):
             worker = self.pool.worker_of(client)
             if worker and self.known.get("worker") != worker:
                 self.learn("worker", worker)
+
+    def look_for_client(self):
+        """`gpupool run` was killed; its child may have become the program after that, and even have ended unseen."""
+        top, program = self.started.pid, self.plan.program
+        for pid in processes.children(os.getpid()):
+            if processes.executable(pid) == program and pid != top:
+                self.learn("client", pid)
+                return
+        for pid, (_, when) in self.reaper.ended.items():
+            if when >= self.struck_at and self.reaper.names[pid] == program[:15]:
+                self.known["client"], self.since[pid] = pid, None  # no process of now
+                return
 
     def started_program(self, pid):
         return not self.plan.wrapped or pid != self.started.pid
@@ -162,6 +170,8 @@ class Run:
     def over(self):
         """The program has ended: (status, when)."""
         self.reaper.sweep()
+        if "run" in self.struck and "client" not in self.known:
+            self.look_for_client()
         client = self.known.get("client")
         if client and client in self.reaper.ended:
             return self.reaper.ended[client]
