@@ -1,7 +1,7 @@
 #pragma once
-// The last words on a session's bootstrap socket. A worker that is killed says nothing. Its server, which
-// keeps a descriptor of the socket until the worker's process is gone, says why it is, and the client tells
-// its user.
+// The last words on a session's bootstrap socket. A worker that is killed says nothing, and one that ends by
+// order may not get through to a busy client. Its server, which keeps a descriptor of the socket until the
+// worker's process is gone, says why it is, and the client tells its user.
 
 #include <chrono>
 #include <cstddef>

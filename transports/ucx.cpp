@@ -515,10 +515,11 @@ bool Ucx::drained() const {
 bool Ucx::finished(Clock::time_point now) {
   if (severed_.load(std::memory_order_acquire)) return true;
   if (endOfFile_ && peer() == Peer::alive && (hostSilent_ || now - endOfFileAt_ >= kGrace)) {
+    const std::string said = lastWords_.text();
     if (peerGoodbye_) {
-      markGone(Peer::closed, "the peer closed the connection before all it sent had arrived");
+      markGone(Peer::closed,
+               said.empty() ? "the peer closed the connection before all it sent had arrived" : said);
     } else {
-      const std::string said = lastWords_.text();
       lose(!said.empty() ? said
            : hostSilent_ ? "the peer's host does not answer"
                          : "the peer's process ended or dropped its socket");

@@ -132,11 +132,16 @@ inline void cuda(cudaError_t status, const char* expression, const char* file, i
   if (status != cudaSuccess) fail("%s gave %s (%s:%d)", expression, cudaGetErrorName(status), file, line);
 }
 
-inline void cudaGives(cudaError_t status, cudaError_t expected, const char* expression, const char* file,
-                      int line) {
+inline void cudaIs(cudaError_t status, cudaError_t expected, const char* expression, const char* file,
+                   int line) {
   if (status != expected)
     fail("%s gave %s, expected %s (%s:%d)", expression, cudaGetErrorName(status), cudaGetErrorName(expected),
          file, line);
+}
+
+inline void cudaGives(cudaError_t status, cudaError_t expected, const char* expression, const char* file,
+                      int line) {
+  cudaIs(status, expected, expression, file, line);
   say("%s: %s", expression, cudaGetErrorName(status));
 }
 
@@ -174,8 +179,9 @@ class Device {
 }  // namespace check
 
 #define CHECK_FILE (std::strrchr(__FILE__, '/') ? std::strrchr(__FILE__, '/') + 1 : __FILE__)
-// A CUDA runtime call that must succeed; one that must give a certain error (and is reported).
+// A CUDA runtime call that must succeed; one that must give a certain error; the same, reported.
 #define CUDA(call) ::check::cuda((call), #call, CHECK_FILE, __LINE__)
+#define CUDA_IS(expected, call) ::check::cudaIs((call), (expected), #call, CHECK_FILE, __LINE__)
 #define CUDA_GIVES(expected, call) ::check::cudaGives((call), (expected), #call, CHECK_FILE, __LINE__)
 #define REQUIRE(condition)                                                                     \
   do {                                                                                         \

@@ -112,7 +112,7 @@ int main() {
   CUDA(cudaStreamSynchronize(work.main));
   verify("updated", work, 11);
   cudaGraph_t different = capture(work, 11, false);
-  REQUIRE(cudaGraphExecUpdate(exec, different, &info) == cudaErrorGraphExecUpdateFailure);
+  CUDA_IS(cudaErrorGraphExecUpdateFailure, cudaGraphExecUpdate(exec, different, &info));
   REQUIRE(info.result != cudaGraphExecUpdateSuccess);
   cudaGetLastError();
 

@@ -58,9 +58,9 @@ static void one(int index, int rounds, unsigned long long* total) {
     CUDA(cudaEventDestroy(event));
     if (got != host) check::fail("thread %d round %d has other values", index, round);
     // Errors belong to the thread that made them.
-    if (index % 2 == 0 && round % 8 == 0) REQUIRE(cudaFree(&called) == cudaErrorInvalidValue);
-    if (index % 2 == 0 && round % 8 == 0) REQUIRE(cudaGetLastError() == cudaErrorInvalidValue);
-    if (index % 2 == 1) REQUIRE(cudaGetLastError() == cudaSuccess);
+    if (index % 2 == 0 && round % 8 == 0) CUDA_IS(cudaErrorInvalidValue, cudaFree(&called));
+    if (index % 2 == 0 && round % 8 == 0) CUDA_IS(cudaErrorInvalidValue, cudaGetLastError());
+    if (index % 2 == 1) CUDA_IS(cudaSuccess, cudaGetLastError());
     if (async)
       CUDA(cudaFreeAsync(device, stream));
     else
