@@ -59,16 +59,6 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return list;
 }
 
-// Dropped before they were seen to exit; reaped by and by, so that none stays a zombie for long.
-std::vector<pid_t>& orphans() {
-  static std::vector<pid_t> pids;
-  return pids;
-}
-
-void reapOrphans() {
-  std::erase_if(orphans(), [](pid_t pid) { return waitpid(pid, nullptr, WNOHANG) != 0; });
-}
-
 }  // namespace
 
 WorkerMessage::WorkerMessage(kj::Array<capnp::word> words) : words_(kj::mv(words)), reader_(words_) {}
@@ -93,7 +83,6 @@ std::vector<std::string> workerEnvironment(char** environment) {
 
 kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::string& executable,
                                         const std::vector<std::string>& arguments) {
-  reapOrphans();
   if (access(executable.c_str(), X_OK) != 0)
     KJ_FAIL_SYSCALL("the worker's executable cannot be run", errno, executable.c_str());
   int ends[2];
@@ -123,18 +112,20 @@ kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::stri
 
 WorkerChild::WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket)
     : pid_(pid),
-      process_(kj::mv(process)),
+      process_(kj::heap<Process>(port, kj::mv(process))),
       socket_(kj::mv(socket)),
-      processObserver_(port, process_, kj::UnixEventPort::FdObserver::OBSERVE_READ),
       socketObserver_(port, socket_, kj::UnixEventPort::FdObserver::OBSERVE_READ),
       buffer_(kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word))),
-      exited_(processObserver_.whenBecomesReadable().then([this] { return reap(); }).fork()) {}
+      exited_(process_->observer.whenBecomesReadable().then([this] { return reap(); }).fork()) {}
 
 WorkerChild::~WorkerChild() {
   if (gone_) return;
   kill();
-  orphans().push_back(pid_);
-  reapOrphans();
+  exited_ = nullptr;
+  auto gone = process_->observer.whenBecomesReadable();
+  gone.then([pid = pid_] { waitpid(pid, nullptr, WNOHANG); })
+      .attach(kj::mv(process_))
+      .detach([](kj::Exception&&) {});
 }
 
 WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message) {

@@ -44,7 +44,7 @@ class WorkerChild {
   static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const std::string& executable,
                                     const std::vector<std::string>& arguments);
   WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket);
-  ~WorkerChild();  // kills it, without waiting
+  ~WorkerChild();  // kills it, without waiting; it is reaped as soon as it is gone
   KJ_DISALLOW_COPY(WorkerChild);
 
   pid_t pid() const { return pid_; }
@@ -66,13 +66,19 @@ class WorkerChild {
 
  private:
   enum class Heard { message, nothing, end };
+  struct Process {
+    Process(kj::UnixEventPort& port, kj::AutoCloseFd process)
+        : descriptor(kj::mv(process)),
+          observer(port, descriptor, kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
+    kj::AutoCloseFd descriptor;  // pidfd_open(2)
+    kj::UnixEventPort::FdObserver observer;
+  };
   Heard tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message);
   Exit reap();
 
   pid_t pid_;
-  kj::AutoCloseFd process_;
+  kj::Own<Process> process_;
   kj::AutoCloseFd socket_;
-  kj::UnixEventPort::FdObserver processObserver_;
   kj::UnixEventPort::FdObserver socketObserver_;
   kj::Array<capnp::word> buffer_;
   bool gone_ = false;

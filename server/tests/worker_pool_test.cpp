@@ -132,6 +132,14 @@ TEST_CASE("without warm workers one is started for who asks") {
   bench.stop(pool);
 }
 
+TEST_CASE("a worker that nobody wants any more is no zombie for long") {
+  Bench bench;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(0));
+  const pid_t pid = bench.take(pool)->pid();
+  bench.until([&] { return ::kill(pid, 0) != 0; });  // succeeds for a zombie
+  bench.stop(pool);
+}
+
 TEST_CASE("a worker that cannot start is reported with its reason and tried again") {
   Bench bench;
   const std::string flag = bench.folder.path + "/ready";
