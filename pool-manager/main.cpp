@@ -13,6 +13,7 @@
 #include <iostream>
 #include <optional>
 
+#include "base/descriptors.h"
 #include "base/log.h"
 #include "pool-manager/manager_options.h"
 #include "pool-manager/rpc.h"
@@ -91,6 +92,7 @@ int serve(const ManagerOptions& options) {
   ServiceLimits limits;
   limits.call = options.call.count() * kj::MILLISECONDS;
   limits.anyUser = options.anyUser;
+  limits.connections = raiseDescriptorLimit() / 2;  // one host cannot take them all
   auto& timer = io.provider->getTimer();
   Service service(timer, *store, times, limits, bootTimeMs);
   std::optional<TokenFile> tokens;

@@ -45,7 +45,6 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
   return kj::Exception::Type::FAILED;
 }
 
-constexpr size_t kMostUnproven = 64;     // connections of one peer that have not proven a token yet
 constexpr size_t kMostUnfinished = 256;  // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
 
@@ -293,6 +292,7 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
     : timer_(timer),
       limits_(limits),
       now_(kj::mv(now)),
+      connections_("connections", limits.connections),
       pool_(store, *this, times, bootId(), now_()),
       tie_(kj::refcounted<Tie>(this)),
       tasks_(*this) {}
@@ -335,19 +335,13 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
 
 void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process) {
   endWithHost(*stream);
+  auto place = connections_.take(peer);
+  if (place == nullptr) return;
   std::shared_ptr<Login> login;
   if (!trusted) {
-    auto counts = unproven_;
-    if ((*counts)[peer] >= kMostUnproven) {
-      GPUPOOL_WARNING("turned away a connection: %zu of %s have not proven a token yet", kMostUnproven,
-                      peer.c_str());
-      return;
-    }
-    ++(*counts)[peer];
-    std::shared_ptr<void> counted(nullptr, [counts, peer](void*) {
-      if (--(*counts)[peer] == 0) counts->erase(peer);
-    });
-    login = std::make_shared<Login>(tokens_(), failures_, peer, std::move(counted));
+    auto unproven = unproven_.take(peer);
+    if (unproven == nullptr) return;
+    login = std::make_shared<Login>(tokens_(), failures_, peer, std::move(unproven));
   }
   auto connection =
       kj::heap<Connection>(patientStream(kj::mv(stream)),
@@ -358,7 +352,7 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::strin
       if (login->proven()) return kj::NEVER_DONE;
       return kj::READY_NOW;
     }));
-  tasks_.add(done.attach(kj::mv(connection)));
+  tasks_.add(done.attach(kj::mv(connection), kj::mv(place)));
 }
 
 // Logged once a version: servers try again and again.

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pool-manager/login.h"
+#include "pool-manager/peer_count.h"
 #include "pool-manager/pool.h"
 #include "schema/pool.capnp.h"
 
@@ -24,6 +25,7 @@ struct ServiceLimits {
   kj::Duration call = 5 * kj::SECONDS;  // an order to a server is answered within this
   kj::Duration tick = 100 * kj::MILLISECONDS;
   kj::Duration login = 10 * kj::SECONDS;  // who has to prove a token does it within this
+  size_t connections = 512;               // of one host, or of one user of the Unix socket, at once
   bool anyUser = false;                   // Unix socket: else only this process's user, and root
 };
 
@@ -82,8 +84,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   std::function<const Tokens&()> tokens_;  // none: everybody may
   std::set<uint32_t> otherVersions_;       // that have asked, and were told of in the log
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
-  std::shared_ptr<std::map<std::string, size_t>> unproven_ =
-      std::make_shared<std::map<std::string, size_t>>();
+  PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
   std::map<Id, std::vector<kj::Own<Granted>>> waiting_;
   std::map<Id, std::vector<kj::Own<Ended>>> ending_;

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/descriptors.h"
 #include "base/log.h"
 #include "server/front/front.h"
 
@@ -59,6 +60,7 @@ bool readOptions(int count, char** words, ServerOptions& options) {
 int serve(ServerOptions options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
+  gpupool::raiseDescriptorLimit();
   auto io = kj::setupAsyncIo();
   gpupool::server::Front front(io, std::move(options));
   auto signalled = io.unixEventPort.onSignal(SIGTERM).exclusiveJoin(io.unixEventPort.onSignal(SIGINT));

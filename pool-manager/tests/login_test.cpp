@@ -41,10 +41,11 @@ std::string refusal(const std::function<void()>& action) {
 
 // A service on TCP that demands tokens, and a server that joined with its own.
 struct Fixture {
-  Fixture() : io(kj::setupAsyncIo()), store(makeMemoryStore()) {
+  explicit Fixture(size_t connections = 512) : io(kj::setupAsyncIo()), store(makeMemoryStore()) {
     ServiceLimits limits;
     limits.tick = 10 * kj::MILLISECONDS;
     limits.login = 200 * kj::MILLISECONDS;
+    limits.connections = connections;
     service = kj::heap<Service>(io.provider->getTimer(), *store, PoolTimes{}, limits, bootTimeMs);
     service->demandTokens([this]() -> const Tokens& { return tokens; });
     listen();
@@ -234,6 +235,25 @@ TEST_CASE_METHOD(Fixture, "a peer has so many unproven connections and no more")
   idle.clear();
   pause(50);
   CHECK(connect("alice", kAlice).get() != nullptr);
+}
+
+TEST_CASE("no host takes more connections than its share, proven or not") {
+  Fixture fixture(3);  // one is the server's
+  auto first = fixture.connect("alice", kAlice), second = fixture.connect("bob", kBob);
+  CHECK_FALSE(refusal([&] { fixture.connect("alice", kAlice); }).empty());
+  first = nullptr;
+  fixture.pause(50);
+  first = fixture.connect("alice", kAlice);
+  first->manager().leasesRequest().send().wait(fixture.io.waitScope);
+}
+
+TEST_CASE("peers are counted apart") {
+  PeerCount count("connections", 2);
+  auto first = count.take("10.0.0.7"), second = count.take("10.0.0.7"), other = count.take("10.0.0.8");
+  CHECK((first && second && other));
+  CHECK_FALSE(count.take("10.0.0.7"));
+  first.reset();
+  CHECK(count.take("10.0.0.7"));
 }
 
 TEST_CASE_METHOD(Fixture, "a tenant's leases are its own") {
