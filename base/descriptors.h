@@ -8,8 +8,8 @@
 
 namespace gpupool {
 
-// Raises the limit to 65,536, or the most that this process may ask for, and returns it. Services start with 1,024 for
-// the sake of select(2), which nothing here uses; a manager has a connection a lease.
+// Raises the limit to 65,536, or the most that this process may ask for, and returns it. Services start with
+// 1,024 for the sake of select(2), which nothing here uses; a manager has a connection a lease.
 inline size_t raiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 1024;

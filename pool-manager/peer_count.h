@@ -12,8 +12,8 @@ class PeerCount {
   // what: of what, in the log. most: of each peer.
   PeerCount(std::string what, size_t most) : what_(std::move(what)), most_(most) {}
 
-  // One more, until the pointer is released, which may be after the end of this object. Null: it has as many as it
-  // may; logged when it is refused the first time since it had none.
+  // One more, until the pointer is released, which may be after the end of this object. Null: it has as many
+  // as it may; logged when it is refused the first time since it had none.
   std::shared_ptr<void> take(const std::string& peer);
 
  private:

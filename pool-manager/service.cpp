@@ -45,7 +45,7 @@ kj::Exception::Type typeOf(Failure::Kind kind) {
   return kj::Exception::Type::FAILED;
 }
 
-constexpr size_t kMostUnfinished = 256;  // calls of one connection
+constexpr size_t kMostUnfinished = 256;                           // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
 
 capnp::Data::Reader asData(std::span<const std::byte> bytes) {

@@ -99,8 +99,8 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
   const bool said = !session.text.empty();
   std::string text = said ? session.text : "the worker " + exit.text;
   if (said && !exit.clean && !session.ordered) text += "; the worker " + exit.text;
-  // Of a clean end too: where the worker's own words did not get through in its time to close, as to a busy client
-  // over a network, these do. Who has heard, or has left, does not read them.
+  // Of a clean end too: where the worker's own words did not get through in its time to close, as to a busy
+  // client over a network, these do. Who has heard, or has left, does not read them.
   transport::sayLastWords(session.client, text);
   session.client = nullptr;
   const auto level = exit.clean || session.ordered ? log::Level::info : log::Level::warning;
