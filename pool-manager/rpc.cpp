@@ -16,6 +16,15 @@ capnp::Capability::Client bootstrap(capnp::RpcSystem<capnp::rpc::twoparty::VatId
   return system.bootstrap(id);
 }
 
+// What the system said, of "::read(fd, buffer, maxBytes): Connection reset by peer; n = 4", as KJ tells a
+// call that failed. Other texts are left alone.
+std::string withoutCall(const std::string& text) {
+  const size_t name = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_:");
+  const size_t call = text.find("): ");
+  if (name == 0 || name == std::string::npos || text[name] != '(' || call == std::string::npos) return text;
+  return text.substr(call + 3, text.find("; ", call) - call - 3);
+}
+
 }  // namespace
 
 kj::Exception rpcError(kj::Exception::Type type, const std::string& text) {
@@ -30,7 +39,8 @@ std::string errorText(const kj::Exception& error) {
   if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))
     if (const size_t at = text.find(why); at != std::string::npos)
       text = "the name was not found: " + text.substr(at + why.size());
-  return text;
+  if (text == "Premature EOF.") return "the connection was closed";
+  return withoutCall(text);
 }
 
 void endWithHost(kj::AsyncIoStream& stream) {
@@ -79,8 +89,6 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
       .catch_([address, limit](kj::Exception&& error) -> kj::Own<ManagerConnection> {
         if (!schema::loginRefusal(error).empty()) kj::throwFatalException(kj::mv(error));
         std::string text = errorText(error);
-        // What the system said, without the name of KJ's function.
-        if (const size_t at = text.find("(): "); at != std::string::npos) text.erase(0, at + 4);
         if (const char status[] = "gai_strerror(status) = "; text.find(status) != std::string::npos)
           text.erase(0, text.find(status) + sizeof status - 1);
         if (error.getType() == kj::Exception::Type::OVERLOADED && text.find("timed out") != std::string::npos)

@@ -174,6 +174,8 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   return done.attach(kj::mv(handshake));
 }
 
+constexpr char kAgain[] = "; start the program again (`gpupool servers` says which are there)";
+
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit) {
   const Route route = chooseRoute(lease.server, wish.transport);
@@ -187,8 +189,8 @@ kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease&
       .catch_([where](kj::Exception&& error) -> OpenSession {
         if (pool::errorText(error).starts_with("open:")) kj::throwFatalException(kj::mv(error));
         if (error.getType() == kj::Exception::Type::OVERLOADED)
-          fail(Status::serverLost, where + " does not answer");
-        fail(Status::serverLost, where + ": " + pool::errorText(error));
+          fail(Status::serverLost, where + " does not answer" + kAgain);
+        fail(Status::serverLost, where + ": " + pool::errorText(error) + kAgain);
       });
 }
 

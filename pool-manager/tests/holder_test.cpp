@@ -266,6 +266,7 @@ TEST_CASE_METHOD(Fixture, "a server that went away is a lost server, within the 
   const Opened opened = open(request());
   CHECK(opened.reply.status == Status::serverLost);
   CHECK(contains(opened.reply.text, "server a at unix:"));
+  CHECK(contains(opened.reply.text, "/server: No such file or directory; start the program again"));
 }
 
 TEST_CASE_METHOD(Fixture, "a transport that cannot be is refused with the way out") {

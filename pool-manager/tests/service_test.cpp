@@ -106,6 +106,20 @@ TEST_CASE_METHOD(Fixture, "a peer that never finishes its calls is cut off, and 
   ask(*connect());
 }
 
+TEST_CASE("errors are told as the system says them") {
+  const auto text = [](const char* description) {
+    return errorText(
+        kj::Exception(kj::Exception::Type::DISCONNECTED, __FILE__, __LINE__, kj::heapString(description)));
+  };
+  CHECK(text("::read(fd, buffer, maxBytes): Connection reset by peer") == "Connection reset by peer");
+  CHECK(text("::writev(fd, iov.begin(), iov.size()): Broken pipe; iovTotal = 48; iov.size() = 2") ==
+        "Broken pipe");
+  CHECK(text("connect(): Connection refused") == "Connection refused");
+  CHECK(text("Premature EOF.") == "the connection was closed");
+  CHECK(text("2 devices (of 3): none is free") == "2 devices (of 3): none is free");
+  CHECK(text("open:3:server a (b): refused") == "open:3:server a (b): refused");
+}
+
 TEST_CASE_METHOD(Fixture, "lease, renew and release through the manager") {
   FakeServer server(io, "a", 2, folder.path + "/server");
   server.join(address);
