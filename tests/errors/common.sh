@@ -1,9 +1,12 @@
 # What the tests of errors share; sourced with the folder of executables, the client library's folder and the program
 # first_error as arguments:  <test>.sh BIN LIBRARY FIRST_ERROR
+# GPUPOOL_TEST_LAUNCHER: words before FIRST_ERROR, as a sanitizer's build needs them.
 # Each test has pools and a scratch folder of its own and removes both. Skipped cases say why; a test all of whose cases
 # were skipped ends with status 77.
 set -u
-bin=$1 library=$2 first_error=$3
+bin=$1 library=$2
+read -ra launcher <<<"${GPUPOOL_TEST_LAUNCHER:-}"
+first_error=("${launcher[@]}" "$3")
 folder=$(mktemp -d "${TMPDIR:-/tmp}/gpupool-errors-XXXXXX")
 export GPUPOOL_STATE=$folder/pool XDG_CACHE_HOME=$folder/cache GPUPOOL_SOFT_MEMORY=2GiB
 unset GPUPOOL_MANAGER GPUPOOL_CONFIG GPUPOOL_HOLDER GPUPOOL_LOG GPUPOOL_SYNC GPUPOOL_TRACE GPUPOOL_TOKEN_FILE
@@ -50,8 +53,8 @@ session_workers() {
     ! readlink "/proc/$pid/fd/1" 2>/dev/null | grep -q gpupool-output || echo "$pid"
   done
 }
-alone() { LD_LIBRARY_PATH=$library timeout 60 "$first_error" "$@"; } # no wrapper: the library alone
-wrapped() { gpupool run -- "$first_error" "$@"; }
+alone() { LD_LIBRARY_PATH=$library timeout 60 "${first_error[@]}" "$@"; } # no wrapper: the library alone
+wrapped() { gpupool run -- "${first_error[@]}" "$@"; }
 
 # run COMMAND...: fills out, err, status, ms
 run() {

@@ -62,9 +62,9 @@ done
 
 case_of "nothing fits"
 says 100 "2 devices on one server are wanted, but no server has more than 1: node: .*gpupool devices" env GPUPOOL_GPUS=2 \
-  LD_LIBRARY_PATH="$library" "$first_error"
-refused "no server has more than 1.*gpupool devices" gpupool run --gpus 2 -- "$first_error"
-refused "there is no server named other in the pool; there are: node" gpupool run --server other -- "$first_error"
+  LD_LIBRARY_PATH="$library" "${first_error[@]}"
+refused "no server has more than 1.*gpupool devices" gpupool run --gpus 2 -- "${first_error[@]}"
+refused "there is no server named other in the pool; there are: node" gpupool run --server other -- "${first_error[@]}"
 
 case_of "no device free"
 background "$bin/gpupool" run --tenant alice -- sleep 30
@@ -77,7 +77,7 @@ refused "$who" wrapped
 
 case_of "waiting for it"
 (sleep 1 && kill "${started[-1]}") &
-run env GPUPOOL_WAIT=20s LD_LIBRARY_PATH="$library" "$first_error"
+run env GPUPOOL_WAIT=20s LD_LIBRARY_PATH="$library" "${first_error[@]}"
 check "it came" test "$out$err" = "no call failed"
 down
 

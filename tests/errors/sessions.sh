@@ -6,7 +6,7 @@
 # A program in the background, in its first round and beyond: $program is its process. Its holder's is $holder.
 launch() { # launch COMMAND...: `first_error --seconds 30` behind it
   : >"$folder/out"
-  "$@" "$first_error" --seconds 30 >"$folder/out" 2>"$folder/err" &
+  "$@" "${first_error[@]}" --seconds 30 >"$folder/out" 2>"$folder/err" &
   launched=$!
   started+=($launched)
   until_true grep -q ready "$folder/out" || fail "the program does not run: $(cat "$folder/err")"
@@ -26,7 +26,7 @@ ended() {
   check "exit status $status" test "$status" -eq 3
   printf '%s: %s [%s]\n' "$current" "$err" "$(grep -o '^.*([0-9]*)' <<<"$out")"
 }
-no_lease() { ! gpupool leases | grep -q first_error; }
+no_lease() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 
 up
 case_of "lease expired: the holder was stopped for longer than its time"
@@ -89,7 +89,7 @@ for broken in "214 CUDA_ERROR_ECC_UNCORRECTABLE" "46 CUDA_ERROR_DEVICE_UNAVAILAB
   GPUPOOL_SOFT_FAIL=0:3:$code gpupool up --detach --software 2 --name node >/dev/null
   without_wrapper
   ended "$code" "GPU 0 of the server is lost: $name \($code\): .*; the pool places nothing on it any more: start"
-  run env GPUPOOL_WAIT=5s LD_LIBRARY_PATH="$library" "$first_error" --seconds 1
+  run env GPUPOOL_WAIT=5s LD_LIBRARY_PATH="$library" "${first_error[@]}" --seconds 1
   check "the other one serves: $out$err" has "$out" "no call failed"
   problem="$name \($code\): .*; repair or reset it, and restart gpupool-server"
   run gpupool devices

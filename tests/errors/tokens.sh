@@ -18,9 +18,9 @@ local_manager=unix:$GPUPOOL_STATE/manager.sock
 export GPUPOOL_MANAGER=127.0.0.1:$port
 
 case_of "the right token"
-run env GPUPOOL_TOKEN_FILE="$right" LD_LIBRARY_PATH="$library" "$first_error"
+run env GPUPOOL_TOKEN_FILE="$right" LD_LIBRARY_PATH="$library" "${first_error[@]}"
 check "alone: $out$err" test "$out$err" = "no call failed"
-run gpupool run --token-file "$right" -- "$first_error"
+run gpupool run --token-file "$right" -- "${first_error[@]}"
 check "wrapped: $out$err" test "$out$err" = "no call failed"
 run gpupool devices --token-file "$right"
 check "gpupool devices" has "$out" "software GPU"
@@ -112,7 +112,7 @@ PY
 started+=($!)
 until_true test -s "$folder/wire.port"
 GPUPOOL_MANAGER=127.0.0.1:$(cat "$folder/wire.port") background \
-  "$bin/gpupool" run --token-file "$right" -- "$first_error" --seconds 30 >"$folder/said"
+  "$bin/gpupool" run --token-file "$right" -- "${first_error[@]}" --seconds 30 >"$folder/said"
 until_true grep -q ready "$folder/said"
 check "the tenant crossed the wire" grep -q alice "$folder/wire"
 check "the token did not" test -z "$(grep -c "$alice" "$folder/wire" | grep -v '^0$')"

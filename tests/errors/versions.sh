@@ -7,7 +7,7 @@ others=$4
 case_of "call rows: the library's and the server's"
 GPUPOOL_SERVER_WORKER=$others/worker_of_other_rows up
 says 803 "server node: version mismatch: call rows [0-9a-f]{16} here, [0-9a-f]{16} on the server; install the same gpupool on both" alone
-run gpupool run -- "$first_error"
+run gpupool run -- "${first_error[@]}"
 check "under gpupool run" one_line "$err" "server node: version mismatch: call rows"
 check "the code is the same: $out" grep -q "(803)" <<<"$out"
 down
@@ -22,7 +22,7 @@ GPUPOOL_SOFT_DEVICES=1 background "$bin/gpupool-server" --config /dev/null --nam
 check "the server says so" until_true grep -qF "$refusal; this server is in no pool" "$folder/server.log"
 export GPUPOOL_MANAGER=unix:$socket
 says 803 "$refusal" alone
-run gpupool run -- "$first_error"
+run gpupool run -- "${first_error[@]}"
 check "under gpupool run" one_line "$err" "$refusal"
 run gpupool devices
 check "gpupool devices" one_line "$err" "$refusal"

@@ -41,9 +41,9 @@ def run_one(bench, seed, totals):
     text = ",".join(f"{name}={value}" for name, value in faults.items())
     what = f"seed {seed}: {program} over {transport}, {text}"
     running = Program([pool.gpupool, "run", "--transport", transport, "--memory", "1GiB", "--wait", "60s", "--",
-                       os.path.join(bench.programs, program)],
+                       *bench.instrumented.launcher, os.path.join(bench.programs, program)],
                       dict(pool.environment, GPUPOOL_FAULTS=text), folder=bench.programs)
-    status, ended = running.end(120)
+    status, ended = running.end(120 * bench.patience)
     cut = running.find("err", CUT)
     with open(os.path.join(bench.expected, program + ".txt")) as expected:
         right = status == 0 and running.text("out") == expected.read().rstrip("\n")
@@ -57,7 +57,7 @@ def run_one(bench, seed, totals):
     took = ended - cut[0]
     check(0 < status < 125, f"{what}: exit status {status} is no error of the program's\n{running.everything()}")
     check(re.search(CLEAR, running.text("err")), f"{what}: no line says why\n{running.everything()}")
-    check(took <= BOUND, f"{what}: ended {took:.2f} s after the loss\n{running.everything()}")
+    check(took <= BOUND * bench.patience, f"{what}: ended {took:.2f} s after the loss\n{running.everything()}")
     totals["clear"] += 1
     totals["longest"] = max(totals["longest"], took)
 
@@ -67,13 +67,14 @@ def faulty(bench):
     totals = dict(runs=0, cut=0, right=0, clear=0, longest=0.0)
     for seed in bench.seeds(40):
         run_one(bench, seed, totals)
-    wait_until(lambda: not pool.leases() and not pool.sessions(), 10, "leases and sessions ended")
+    wait_until(lambda: not pool.leases() and not pool.sessions(), 10 * bench.patience, "leases and sessions ended")
     check(totals["cut"] and totals["clear"], f"nothing was ever lost: {totals}")
     bench.row("programs over faulty(shm) and faulty(ucx)",
               f"{totals['runs']} runs, {totals['cut']} lost their peer; {totals['right']} right, {totals['clear']} "
               f"ended with a clear error, at most {totals['longest']:.2f} s after the loss (bound {BOUND:.0f} s)")
     # What cannot be read is said, by the program's first call.
-    running = Program([pool.gpupool, "run", "--memory", "1GiB", "--", os.path.join(bench.programs, "vector_add")],
+    running = Program([pool.gpupool, "run", "--memory", "1GiB", "--", *bench.instrumented.launcher,
+                       os.path.join(bench.programs, "vector_add")],
                       dict(pool.environment, GPUPOOL_FAULTS="colour=blue"))
     status, _ = running.end(20)
     check(status != 0 and "GPUPOOL_FAULTS: cannot read 'colour=blue'" in running.text("err"),
