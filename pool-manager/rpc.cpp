@@ -89,8 +89,6 @@ kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, 
       .catch_([address, limit](kj::Exception&& error) -> kj::Own<ManagerConnection> {
         if (!schema::loginRefusal(error).empty()) kj::throwFatalException(kj::mv(error));
         std::string text = errorText(error);
-        if (const char status[] = "gai_strerror(status) = "; text.find(status) != std::string::npos)
-          text.erase(0, text.find(status) + sizeof status - 1);
         if (error.getType() == kj::Exception::Type::OVERLOADED && text.find("timed out") != std::string::npos)
           text = "no answer within " + std::to_string(limit / kj::SECONDS) + " s";
         kj::throwFatalException(rpcError(error.getType(), address + ": " + text));

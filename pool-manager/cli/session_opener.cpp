@@ -174,8 +174,6 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   return done.attach(kj::mv(handshake));
 }
 
-constexpr char kAgain[] = "; start the program again (`gpupool servers` says which are there)";
-
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit) {
   const Route route = chooseRoute(lease.server, wish.transport);
@@ -188,9 +186,9 @@ kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease&
       .timeoutAfter(limit, kj::mv(opened))
       .catch_([where](kj::Exception&& error) -> OpenSession {
         if (pool::errorText(error).starts_with("open:")) kj::throwFatalException(kj::mv(error));
-        if (error.getType() == kj::Exception::Type::OVERLOADED)
-          fail(Status::serverLost, where + " does not answer" + kAgain);
-        fail(Status::serverLost, where + ": " + pool::errorText(error) + kAgain);
+        const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
+        fail(Status::serverLost, where + (late ? " does not answer" : ": " + pool::errorText(error)) +
+                                     "; start the program again (`gpupool servers` says which are there)");
       });
 }
 

@@ -125,7 +125,7 @@ WorkerChild::~WorkerChild() {
   auto gone = process_->observer.whenBecomesReadable();
   gone.then([pid = pid_] { waitpid(pid, nullptr, WNOHANG); })
       .attach(kj::mv(process_))
-      .detach([](kj::Exception&&) {});
+      .detach([](kj::Exception&&) {});  // the loop ends, and this process: init reaps it
 }
 
 WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message) {

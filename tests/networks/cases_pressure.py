@@ -83,7 +83,7 @@ def worker_paused(bench):
         for kind, program in programs.items():
             most = together.most[clients[kind]]
             count, mebibytes = posted(program)
-            check(bench.instrumented or most <= MOST, f"{kind} over {transport}: the client grew to {most:.0f} MiB")
+            bench.check_memory(most, MOST, f"{kind} over {transport}: the client grew to {most:.0f} MiB")
             bench.row(f"worker paused, {kind} over {transport}",
                       f"client at most {most:.0f} MiB (bound {MOST}); right: {count} posted, {mebibytes} MiB")
         wait_until(lambda: not pool.leases(), 20, "the leases given back")
@@ -107,7 +107,7 @@ def slow_network(bench):
         finish(programs, 120)
         most = max(watched.most.values())
         count, mebibytes = posted(program)
-        check(bench.instrumented or most <= MOST, f"{kind}: the client grew to {most:.0f} MiB")
+        bench.check_memory(most, MOST, f"{kind}: the client grew to {most:.0f} MiB")
         bench.row(f"1 Mbit/s, {kind}", f"client at most {most:.0f} MiB (bound {MOST}), worker grew by "
                   f"{workers.growth():.0f} MiB; right: {count} posted, {mebibytes} MiB")
     wait_until(lambda: not pool.leases(), 20, "the lease given back")
@@ -136,7 +136,7 @@ def client_paused(bench):
                 os.kill(client, signal.SIGCONT)
         finish(programs, 120)
         for what, one in (("a worker", workers), ("server or manager", others)):
-            check(bench.instrumented or one.growth() <= GROWTH, f"{what} grew by {one.growth():.0f} MiB over {transport}")
+            bench.check_memory(one.growth(), GROWTH, f"{what} grew by {one.growth():.0f} MiB over {transport}")
         bench.row(f"six clients paused for {PAUSE:.0f} s over {transport}",
                   f"workers grew by at most {workers.growth():.1f} MiB, server and manager by {others.growth():.1f} MiB "
                   f"(bound {GROWTH}); all went on and were right")
@@ -157,7 +157,7 @@ def mute(bench):
         check(status == 0 and found, asker.everything())
         check("then no more was taken" in asker.text("out"), "a client's calls are kept without bound")
         taken += int(found[1])
-    check(bench.instrumented or manager.growth() <= GROWTH, f"the manager grew by {manager.growth():.0f} MiB for {taken} requests")
+    bench.check_memory(manager.growth(), GROWTH, f"the manager grew by {manager.growth():.0f} MiB for {taken} requests")
     began = time.monotonic()
     check("LEASE" in pool.ask("leases"), "the manager answers nobody any more")
     bench.row("four clients ask the manager and never read, four never finish a call", f"it took {taken} requests and grew by {manager.growth():.1f} MiB "
