@@ -14,6 +14,7 @@
 #include "base/signals.h"
 #include "client/holder.h"
 #include "client/process.h"
+#include "transports/waiting.h"
 
 namespace gpupool::client {
 
@@ -144,13 +145,15 @@ bool Session::greet(CUresult& status, std::string& text) {
   mine.rowsHash = schema::rowsHash();
   mine.epoch = epoch_;
   mine.spaces = freeSpaces();
-  auto bound = soon(patience.setup);
-  std::byte* room = connection_->reserve(Channel::call, sizeof mine, bound);
+  std::byte* room = connection_->reserve(Channel::call, sizeof mine, soon(kTick));
   if (room != nullptr) {
     std::memcpy(room, &mine, sizeof mine);
     connection_->commit(Channel::call, sizeof mine);
   }
-  const auto answer = connection_->receive(Channel::call, bound);
+  std::span<const std::byte> answer;
+  for (transport::TimeLeft time(patience.setup);
+       answer.empty() && connection_->peer() == Peer::alive && time.any();)
+    answer = connection_->receive(Channel::call, soon(kTick));
   const auto why = [this] {
     const std::string reason = connection_->reason();
     return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
@@ -244,8 +247,7 @@ void Session::tellGone() {
 // What takes both sides fails a moment before the other is known to be gone.
 bool Session::provesGone() const {
   constexpr auto kBound = std::chrono::seconds(1);
-  for (auto end = transport::Clock::now() + kBound;
-       connection_->peer() == Peer::alive && transport::Clock::now() < end;)
+  for (transport::TimeLeft time(kBound); connection_->peer() == Peer::alive && time.any();)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return connection_->peer() != Peer::alive;
 }
@@ -267,8 +269,7 @@ void Session::tellReason(std::string_view text) {
 
 void Session::awaitReason() const {
   constexpr auto kBound = std::chrono::seconds(1);  // on its way, or its sender is dead, which tells as well
-  for (auto end = transport::Clock::now() + kBound;
-       !reasonTold_ && !reasonAwaited_ && transport::Clock::now() < end;)
+  for (transport::TimeLeft time(kBound); !reasonTold_ && !reasonAwaited_ && time.any();)
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   reasonAwaited_ = true;  // once; should it come after all, it is still said
 }

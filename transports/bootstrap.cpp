@@ -34,7 +34,7 @@ Bootstrap::Bootstrap(int socket) : socket_(socket) {
   setsockopt(socket, SOL_SOCKET, SO_PASSCRED, &on, sizeof on);
 }
 
-bool Bootstrap::send(const Record& record, int attached, Deadline deadline) {
+bool Bootstrap::send(const Record& record, int attached, TimeLeft time) {
   std::lock_guard lock(sendMutex_);
   const auto* bytes = reinterpret_cast<const std::byte*>(&record);
   size_t sent = 0;
@@ -65,7 +65,7 @@ bool Bootstrap::send(const Record& record, int attached, Deadline deadline) {
     if (count > 0) {
       sent += static_cast<size_t>(count);
     } else if (errno == EAGAIN || errno == ETOOMANYREFS) {
-      if (!pollUntil(socket_.get(), POLLOUT, deadline)) return false;
+      if (!pollFor(socket_.get(), POLLOUT, time)) return false;
     } else if (errno != EINTR) {
       return false;
     }
@@ -119,7 +119,7 @@ size_t Bootstrap::read(std::span<std::byte> bytes) {
   return count > 0 ? static_cast<size_t>(count) : 0;
 }
 
-bool Bootstrap::receive(Record& record, Descriptor& attached, Deadline deadline) {
+bool Bootstrap::receive(Record& record, Descriptor& attached, TimeLeft time) {
   for (;;) {
     switch (poll(record, attached)) {
       case Got::record:
@@ -129,7 +129,7 @@ bool Bootstrap::receive(Record& record, Descriptor& attached, Deadline deadline)
       case Got::nothing:
         break;
     }
-    if (!pollUntil(socket_.get(), POLLIN, deadline)) return false;
+    if (!pollFor(socket_.get(), POLLIN, time)) return false;
   }
 }
 

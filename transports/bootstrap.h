@@ -13,6 +13,7 @@
 
 #include "transports/descriptor.h"
 #include "transports/transport.h"
+#include "transports/waiting.h"
 
 namespace gpupool::transport {
 
@@ -47,14 +48,14 @@ class Bootstrap {
   int descriptor() const { return socket_.get(); }
   void abandon() { socket_.reset(); }
 
-  // Any thread. False at the deadline or when the socket failed. `attached` is borrowed, -1: none.
-  bool send(const Record& record, int attached, Deadline deadline);
+  // Any thread. False when the time is over or when the socket failed. `attached` is borrowed, -1: none.
+  bool send(const Record& record, int attached, TimeLeft time);
 
   enum class Got { record, nothing, end };
   // One thread. Reads what is there without blocking; `record` and `attached` are set on Got::record.
   Got poll(Record& record, Descriptor& attached);
-  // The same, waiting. False at the deadline or the end.
-  bool receive(Record& record, Descriptor& attached, Deadline deadline);
+  // The same, waiting. False when the time is over or the end.
+  bool receive(Record& record, Descriptor& attached, TimeLeft time);
 
   // What is there behind a record, as it is.
   size_t read(std::span<std::byte> bytes);

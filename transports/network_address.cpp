@@ -121,17 +121,17 @@ void limitSilence(int socket, std::chrono::milliseconds limit) {
   setsockopt(socket, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, &on, sizeof on);
 }
 
-bool pollUntil(int descriptor, short events, Deadline deadline) {
+bool pollFor(int descriptor, short events, TimeLeft& time) {
   for (;;) {
     auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        std::min<Clock::duration>(deadline - Clock::now(), std::chrono::seconds(10)));
+        std::clamp<Clock::duration>(time.left(), Clock::duration::zero(), kLongestSleep));
     pollfd waiting{descriptor, events, 0};
-    if (::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) > 0) return true;
-    if (left.count() <= 0) return false;  // looked once more: this process may have been stopped
+    if (::poll(&waiting, 1, static_cast<int>(left.count())) > 0) return true;
+    if (left.count() == 0) return false;
   }
 }
 
-bool sendAll(int socket, const void* bytes, size_t size, Deadline deadline) {
+bool sendAll(int socket, const void* bytes, size_t size, TimeLeft& time) {
   const auto* from = static_cast<const std::byte*>(bytes);
   while (size > 0) {
     ssize_t count = ::send(socket, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -139,7 +139,7 @@ bool sendAll(int socket, const void* bytes, size_t size, Deadline deadline) {
       from += count;
       size -= static_cast<size_t>(count);
     } else if (errno == EAGAIN) {
-      if (!pollUntil(socket, POLLOUT, deadline)) return false;
+      if (!pollFor(socket, POLLOUT, time)) return false;
     } else if (errno != EINTR) {
       return false;
     }
@@ -147,7 +147,7 @@ bool sendAll(int socket, const void* bytes, size_t size, Deadline deadline) {
   return true;
 }
 
-bool receiveAll(int socket, void* bytes, size_t size, Deadline deadline) {
+bool receiveAll(int socket, void* bytes, size_t size, TimeLeft& time) {
   auto* to = static_cast<std::byte*>(bytes);
   while (size > 0) {
     ssize_t count = ::recv(socket, to, size, MSG_DONTWAIT);
@@ -157,7 +157,7 @@ bool receiveAll(int socket, void* bytes, size_t size, Deadline deadline) {
     } else if (count == 0) {
       return false;
     } else if (errno == EAGAIN) {
-      if (!pollUntil(socket, POLLIN, deadline)) return false;
+      if (!pollFor(socket, POLLIN, time)) return false;
     } else if (errno != EINTR) {
       return false;
     }

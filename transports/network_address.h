@@ -6,6 +6,7 @@
 #include <string>
 
 #include "transports/transport.h"
+#include "transports/waiting.h"
 
 namespace gpupool::transport {
 
@@ -27,10 +28,10 @@ void completeAddress(sockaddr_storage& address, int bootstrap);
 // TCP_USER_TIMEOUT).
 void limitSilence(int socket, std::chrono::milliseconds limit);
 
-// False at the deadline or when the socket ends.
-bool sendAll(int socket, const void* bytes, size_t size, Deadline deadline);
-bool receiveAll(int socket, void* bytes, size_t size, Deadline deadline);
-// Waits for `events` (poll.h); false at the deadline.
-bool pollUntil(int descriptor, short events, Deadline deadline);
+// False when the time is over or when the socket ends.
+bool sendAll(int socket, const void* bytes, size_t size, TimeLeft& time);
+bool receiveAll(int socket, void* bytes, size_t size, TimeLeft& time);
+// Waits for `events` (poll.h); false when the time is over.
+bool pollFor(int descriptor, short events, TimeLeft& time);
 
 }  // namespace gpupool::transport

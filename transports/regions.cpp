@@ -77,6 +77,7 @@ bool RemoteRegions::withdraw(Region region) {
 }
 
 std::optional<RemoteRegions::Entry> RemoteRegions::wait(Region region, Deadline deadline) {
+  TimeLeft time(deadline - Clock::now());
   std::unique_lock lock(mutex_);
   for (;;) {
     auto found = entries_.find(region.id);
@@ -85,13 +86,10 @@ std::optional<RemoteRegions::Entry> RemoteRegions::wait(Region region, Deadline 
       if (entry.withdrawn || entry.generation != region.generation) return std::nullopt;
       return entry;
     }
-    Clock::time_point now = Clock::now();
-    if (stopped_ || now >= deadline || region.id == 0 || region.id > kMaxRegions) return std::nullopt;
-    const Deadline until = std::min(deadline, now + kLongestSleep);
-    changed_.wait_until(lock, until);
-    // A process that was stopped did not run out of time: its other threads read only now what came
-    // meanwhile.
-    if (const auto late = Clock::now() - until; late > kLongestSleep) deadline += late;
+    const Clock::duration left = time.left();
+    if (stopped_ || left <= Clock::duration::zero() || region.id == 0 || region.id > kMaxRegions)
+      return std::nullopt;
+    changed_.wait_for(lock, std::min<Clock::duration>(left, kLongestSleep));
   }
 }
 

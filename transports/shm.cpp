@@ -30,8 +30,8 @@ class Shm final : public RingConnection {
  public:
   Shm(int bootstrap, const Options& options, bool worker)
       : bootstrap_(bootstrap), stop_(newEvent()), side_(worker ? 0 : 1), stallTimeout_(options.stallTimeout) {
-    Deadline deadline = Clock::now() + options.setupTimeout;
-    worker ? acceptPeer(options, deadline) : connectPeer(deadline);
+    TimeLeft time(options.setupTimeout);
+    worker ? acceptPeer(options, time) : connectPeer(time);
     if (pid_t process = bootstrap_.peerProcess(); process > 0) {
       // A child forked by the peer may keep its socket open; this ends with the process itself. May be
       // refused.
@@ -57,7 +57,7 @@ class Shm final : public RingConnection {
 
   void close() override {
     if (!closeHere()) return;
-    if (peer() == Peer::alive) bootstrap_.send({.kind = RecordKind::goodbye}, -1, Clock::now() + kSendBound);
+    if (peer() == Peer::alive) bootstrap_.send({.kind = RecordKind::goodbye}, -1, TimeLeft(kSendBound));
     markGone(Peer::closed, "this side closed the connection");
     local_.clear();
   }
@@ -76,8 +76,8 @@ class Shm final : public RingConnection {
   const char* name() const override { return "shm"; }
 
  private:
-  void acceptPeer(const Options& options, Deadline deadline);
-  void connectPeer(Deadline deadline);
+  void acceptPeer(const Options& options, TimeLeft& time);
+  void connectPeer(TimeLeft& time);
   void watch();
   void beat();
   bool readRecords();
@@ -98,14 +98,13 @@ class Shm final : public RingConnection {
   std::chrono::nanoseconds silence_{0};
 };
 
-void Shm::acceptPeer(const Options& options, Deadline deadline) {
+void Shm::acceptPeer(const Options& options, TimeLeft& time) {
   RingMemory::Sizes sizes = RingMemory::sizes(options);
   auto backing = SharedMemory::create(RingMemory::totalBytes(sizes));
   Record hello{RecordKind::hello, kShmProtocol, expeditedBarrier(), 0, sizes.ring[0], sizes.ring[1]};
   Record answer;
   Descriptor none;
-  if (!bootstrap_.send(hello, backing->descriptor(), deadline) ||
-      !bootstrap_.receive(answer, none, deadline)) {
+  if (!bootstrap_.send(hello, backing->descriptor(), time) || !bootstrap_.receive(answer, none, time)) {
     throw std::runtime_error("shm: the client did not answer the worker's greeting");
   }
   if (answer.kind != RecordKind::hello || answer.id != kShmProtocol) {
@@ -115,10 +114,10 @@ void Shm::acceptPeer(const Options& options, Deadline deadline) {
   attach(std::move(memory), 0, kChannels, answer.generation == 1 && expeditedBarrier());
 }
 
-void Shm::connectPeer(Deadline deadline) {
+void Shm::connectPeer(TimeLeft& time) {
   Record hello;
   Descriptor rings;
-  if (!bootstrap_.receive(hello, rings, deadline)) {
+  if (!bootstrap_.receive(hello, rings, time)) {
     throw std::runtime_error("shm: no greeting from the worker");
   }
   if (hello.kind == RecordKind::lastWords) throw std::runtime_error(lastWords(hello));
@@ -131,7 +130,7 @@ void Shm::connectPeer(Deadline deadline) {
   RingMemory::Sizes sizes = RingMemory::sizes(offered);
   auto backing = SharedMemory::adopt(rings.release(), RingMemory::totalBytes(sizes));
   auto memory = std::make_shared<RingMemory>(backing->descriptor(), sizes);
-  if (!bootstrap_.send({RecordKind::hello, kShmProtocol, expeditedBarrier()}, -1, deadline)) {
+  if (!bootstrap_.send({RecordKind::hello, kShmProtocol, expeditedBarrier()}, -1, time)) {
     throw std::runtime_error("shm: the worker went away during the greeting");
   }
   attach(std::move(memory), kChannels, 0, hello.generation == 1 && expeditedBarrier());
@@ -227,7 +226,7 @@ Region Shm::share(std::shared_ptr<SharedMemory> memory) {
   Region region = local_.add(memory);
   if (region == Region{}) return {};
   Record record{RecordKind::region, region.id, region.generation, 0, memory->size()};
-  if (bootstrap_.send(record, memory->descriptor(), Clock::now() + kSendBound)) return region;
+  if (bootstrap_.send(record, memory->descriptor(), TimeLeft(kSendBound))) return region;
   local_.remove(region);
   markGone(Peer::lost, "the peer does not read its bootstrap socket");
   return {};
@@ -235,7 +234,7 @@ Region Shm::share(std::shared_ptr<SharedMemory> memory) {
 
 void Shm::unshare(Region region) {
   if (!local_.remove(region) || !open()) return;
-  bootstrap_.send({RecordKind::withdraw, region.id, region.generation}, -1, Clock::now() + kSendBound);
+  bootstrap_.send({RecordKind::withdraw, region.id, region.generation}, -1, TimeLeft(kSendBound));
 }
 
 std::shared_ptr<SharedMemory> Shm::map(Region remote, void* fixedAddress, Deadline deadline) {

@@ -103,8 +103,8 @@ Ucx::Ucx(int bootstrap, const Options& options, bool worker)
   limitSilence(bootstrap, options.peerTimeout * 7 / 10);
   lastSaid_ = lastHeard_ = Clock::now();
   link_->setSink(this);
-  Deadline deadline = Clock::now() + options.setupTimeout;
-  worker ? link_->awaitReady(bootstrap, deadline) : UcxLink::sayReady(bootstrap, deadline);
+  TimeLeft time(options.setupTimeout);
+  worker ? link_->awaitReady(bootstrap, time) : UcxLink::sayReady(bootstrap, time);
   progress_ = startQuietThread([this] { run(); });
 }
 
@@ -499,9 +499,9 @@ void Ucx::readBootstrap() {
 // moves any more: who waits here delays nobody.
 void Ucx::failed(const std::string& why) {
   if (peer() != Peer::alive) return;
-  const Deadline until = Clock::now() + (isWorker_ ? std::chrono::milliseconds(0) : kLastWordsBound);
+  TimeLeft time(isWorker_ ? std::chrono::milliseconds(0) : kLastWordsBound);
   do readBootstrap();
-  while (!endOfFile_ && Clock::now() < until && pollUntil(bootstrap_.get(), POLLIN, until));
+  while (!endOfFile_ && time.any() && pollFor(bootstrap_.get(), POLLIN, time));
   lose(lastWords_.text().empty() ? why : lastWords_.text());
 }
 

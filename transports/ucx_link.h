@@ -19,6 +19,7 @@
 #include "transports/ucx_library.h"
 #include "transports/ucx_memory.h"
 #include "transports/ucx_wire.h"
+#include "transports/waiting.h"
 
 namespace gpupool::transport {
 
@@ -93,8 +94,8 @@ class UcxLink {
   // What arrives before it is dropped, so: the client sets its sink, then says ready; the worker sets its
   // sink, then waits for that, and only then may send. Both throw std::runtime_error.
   void setSink(Sink* sink) { sink_ = sink; }
-  static void sayReady(int bootstrap, Deadline deadline);
-  void awaitReady(int bootstrap, Deadline deadline);
+  static void sayReady(int bootstrap, TimeLeft& time);
+  void awaitReady(int bootstrap, TimeLeft& time);
   // Sends header and payload; `payload` stays valid until `done`, which comes within send or progress.
   // flags: UCP_AM_SEND_FLAG_EAGER, UCP_AM_SEND_FLAG_RNDV or 0.
   void send(const WireHeader& header, const void* payload, size_t bytes, uint32_t flags, Done done);
@@ -134,17 +135,17 @@ class UcxLink {
   void configure(ucp_config_t* config, const Options& options, const UcxWire& wire);
   static std::unique_ptr<UcxLink> listening(const Options& options, const UcxWire& wire,
                                             const std::string& address);
-  void greet(int bootstrap, UcxGreeting& greeting, Deadline deadline);
+  void greet(int bootstrap, UcxGreeting& greeting, TimeLeft& time);
   static std::unique_ptr<UcxLink> takeOffer(int bootstrap, const Options& options, UcxGreeting& greeting,
-                                            sockaddr_storage& target, Deadline deadline);
+                                            sockaddr_storage& target, TimeLeft& time);
   void flush(Done done);
   void watch(ucs_status_ptr_t result, Operation* operation);
   void listen(const std::string& address);
-  void awaitClient(int bootstrap, Deadline deadline);
-  void awaitWelcome(int bootstrap, Deadline deadline);
+  void awaitClient(int bootstrap, TimeLeft& time);
+  void awaitWelcome(int bootstrap, TimeLeft& time);
   ucp_ep_h createEndpoint(ucp_ep_params_t& params);
   void closeEndpoint(ucp_ep_h endpoint);
-  void setupStep(int bootstrap, Deadline deadline, const char* what);
+  void setupStep(int bootstrap, TimeLeft& time, const char* what);
   void takeConnections();
   Operation* newOperation(const WireHeader& header, Done done);
   void finish(Operation* operation, ucs_status_t status);
@@ -168,8 +169,6 @@ class UcxLink {
   std::vector<ucp_conn_request_h> requests_;
   std::vector<ucp_ep_h> candidates_;  // connected, but have not said the nonce yet
   uint64_t nonce_[2] = {};
-  Deadline lastStep_{};         // of the set-up
-  Clock::duration stopped_{0};  // time of the set-up in which this process did not run
   bool welcomed_ = false;
   bool finished_ = false;
   std::string failure_;

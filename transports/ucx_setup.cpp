@@ -20,8 +20,8 @@ constexpr uint64_t kMagic = 0x58'43'55'4c'4f'4f'50'47;
 constexpr uint32_t kUcxProtocol = 2;
 constexpr size_t kMaxCandidates = 8;
 
-void receiveGreeting(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
-  if (!receiveAll(bootstrap, &greeting, sizeof greeting, deadline)) {
+void receiveGreeting(int bootstrap, UcxGreeting& greeting, TimeLeft& time) {
+  if (!receiveAll(bootstrap, &greeting, sizeof greeting, time)) {
     throw std::runtime_error("ucx: no greeting from the worker");
   }
   if (greeting.magic != kMagic || greeting.protocol != kUcxProtocol ||
@@ -43,23 +43,23 @@ sockaddr_storage targetOf(const UcxGreeting& greeting, int bootstrap) {
 
 std::unique_ptr<UcxLink> UcxLink::accept(int bootstrap, const Options& options, UcxGreeting& greeting) {
   SignalsBlocked quiet;
-  Deadline deadline = Clock::now() + options.setupTimeout;
+  TimeLeft time(options.setupTimeout);
   std::string address = options.bindAddress.empty() ? localAddress(bootstrap) : options.bindAddress;
   UcxWire wire = bestWire(options, interfaceOf(address));
   std::unique_ptr<UcxLink> link = listening(options, wire, address);
-  link->greet(bootstrap, greeting, deadline);
+  link->greet(bootstrap, greeting, time);
   if (link->rdma()) {
     char answer = 0;
-    if (!receiveAll(bootstrap, &answer, 1, deadline))
+    if (!receiveAll(bootstrap, &answer, 1, time))
       throw std::runtime_error("ucx: the client went away during set-up");
     if (answer != 'y') {
       if (options.wire == NetworkWire::rdma)
         throw std::runtime_error("ucx: the client cannot use RDMA towards " + address);
       link = listening(options, tcpWire(options, interfaceOf(address)), address);
-      link->greet(bootstrap, greeting, deadline);
+      link->greet(bootstrap, greeting, time);
     }
   }
-  link->awaitClient(bootstrap, deadline);
+  link->awaitClient(bootstrap, time);
   return link;
 }
 
@@ -78,7 +78,7 @@ std::unique_ptr<UcxLink> UcxLink::listening(const Options& options, const UcxWir
   return listening(options, tcpWire(options, interfaceOf(address)), address);
 }
 
-void UcxLink::greet(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
+void UcxLink::greet(int bootstrap, UcxGreeting& greeting, TimeLeft& time) {
   greeting.magic = kMagic;
   strncpy(greeting.version, ucx_.ucp_get_version_string(), sizeof greeting.version - 1);
   greeting.protocol = kUcxProtocol;
@@ -92,7 +92,7 @@ void UcxLink::greet(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
   greeting.addressBytes = socketAddressBytes(attributes.sockaddr);
   std::memcpy(greeting.address, &attributes.sockaddr, greeting.addressBytes);
   std::memcpy(nonce_, greeting.nonce, sizeof nonce_);
-  if (!sendAll(bootstrap, &greeting, sizeof greeting, deadline)) {
+  if (!sendAll(bootstrap, &greeting, sizeof greeting, time)) {
     throw std::runtime_error("ucx: the client went away during set-up");
   }
 }
@@ -101,12 +101,12 @@ void UcxLink::greet(int bootstrap, UcxGreeting& greeting, Deadline deadline) {
 
 std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options, UcxGreeting& greeting) {
   SignalsBlocked quiet;
-  Deadline deadline = Clock::now() + options.setupTimeout;
-  receiveGreeting(bootstrap, greeting, deadline);
+  TimeLeft time(options.setupTimeout);
+  receiveGreeting(bootstrap, greeting, time);
   sockaddr_storage target = targetOf(greeting, bootstrap);
   std::unique_ptr<UcxLink> link;
   if (greeting.rdma) {
-    link = takeOffer(bootstrap, options, greeting, target, deadline);
+    link = takeOffer(bootstrap, options, greeting, target, time);
   } else if (options.wire == NetworkWire::rdma) {
     throw std::runtime_error("ucx: RDMA was asked for, and the worker does not offer it");
   }
@@ -114,7 +114,6 @@ std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options,
     UcxWire wire = tcpWire(options, interfaceTowards(bootstrap, target));
     link.reset(new UcxLink(options, wire, false));
   }
-  link->lastStep_ = deadline - options.setupTimeout;
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
   params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
@@ -123,7 +122,7 @@ std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options,
   WireHeader hello{.kind = WireKind::hello, .number = greeting.nonce[0], .offset = greeting.nonce[1]};
   link->send(hello, nullptr, 0, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY, {});
   try {
-    link->awaitWelcome(bootstrap, deadline);
+    link->awaitWelcome(bootstrap, time);
   } catch (const std::exception& error) {
     greeting.version[sizeof greeting.version - 1] = 0;
     throw std::runtime_error(
@@ -136,7 +135,7 @@ std::unique_ptr<UcxLink> UcxLink::connect(int bootstrap, const Options& options,
 
 // Null: RDMA is not to be had on this side. Then the worker has greeted once more, with TCP.
 std::unique_ptr<UcxLink> UcxLink::takeOffer(int bootstrap, const Options& options, UcxGreeting& greeting,
-                                            sockaddr_storage& target, Deadline deadline) {
+                                            sockaddr_storage& target, TimeLeft& time) {
   std::unique_ptr<UcxLink> link;
   UcxWire wire = bestWire(options, interfaceTowards(bootstrap, target));
   try {
@@ -147,10 +146,10 @@ std::unique_ptr<UcxLink> UcxLink::takeOffer(int bootstrap, const Options& option
                     wire.device.c_str());
   }
   char answer = link ? 'y' : 'n';
-  if (!sendAll(bootstrap, &answer, 1, deadline))
+  if (!sendAll(bootstrap, &answer, 1, time))
     throw std::runtime_error("ucx: the worker went away during set-up");
   if (link) return link;
-  receiveGreeting(bootstrap, greeting, deadline);
+  receiveGreeting(bootstrap, greeting, time);
   if (greeting.rdma) throw std::runtime_error("ucx: the worker insists on RDMA");
   target = targetOf(greeting, bootstrap);
   return nullptr;
@@ -170,9 +169,9 @@ void UcxLink::listen(const std::string& address) {
   }
 }
 
-void UcxLink::awaitClient(int bootstrap, Deadline deadline) {
+void UcxLink::awaitClient(int bootstrap, TimeLeft& time) {
   while (!endpoint_) {
-    setupStep(bootstrap, deadline, "the client did not connect");
+    setupStep(bootstrap, time, "the client did not connect");
     takeConnections();
   }
   ucx_.ucp_listener_destroy(listener_);
@@ -184,33 +183,26 @@ void UcxLink::awaitClient(int bootstrap, Deadline deadline) {
   send({.kind = WireKind::welcome}, nullptr, 0, UCP_AM_SEND_FLAG_EAGER, {});
 }
 
-void UcxLink::awaitWelcome(int bootstrap, Deadline deadline) {
-  while (!welcomed_) setupStep(bootstrap, deadline, "the worker did not answer");
+void UcxLink::awaitWelcome(int bootstrap, TimeLeft& time) {
+  while (!welcomed_) setupStep(bootstrap, time, "the worker did not answer");
 }
 
-void UcxLink::sayReady(int bootstrap, Deadline deadline) {
+void UcxLink::sayReady(int bootstrap, TimeLeft& time) {
   char ready = 'r';
-  if (!sendAll(bootstrap, &ready, 1, deadline))
+  if (!sendAll(bootstrap, &ready, 1, time))
     throw std::runtime_error("ucx: the worker went away during set-up");
 }
 
-void UcxLink::awaitReady(int bootstrap, Deadline deadline) {
-  char ready = 0;
-  while (recv(bootstrap, &ready, 1, MSG_DONTWAIT) != 1) {
-    setupStep(bootstrap, deadline, "the client did not finish its set-up");
-  }
+void UcxLink::awaitReady(int bootstrap, TimeLeft& time) {
+  for (char ready = 0; recv(bootstrap, &ready, 1, MSG_DONTWAIT) != 1;)
+    setupStep(bootstrap, time, "the client did not finish its set-up");
 }
 
-void UcxLink::setupStep(int bootstrap, Deadline deadline, const char* what) {
+void UcxLink::setupStep(int bootstrap, TimeLeft& time, const char* what) {
   while (progress()) {
   }
   if (endpoint_ && !failure_.empty()) throw std::runtime_error("ucx: " + failure_);
-  // A process that was stopped meanwhile has the time it had before: its next step may be what the peer waits
-  // for.
-  const Deadline now = Clock::now();
-  if (lastStep_ != Deadline{} && now - lastStep_ > std::chrono::seconds(1)) stopped_ += now - lastStep_;
-  lastStep_ = now;
-  if (now >= deadline + stopped_) throw std::runtime_error(std::string("ucx: ") + what + " in time");
+  if (!time.any()) throw std::runtime_error(std::string("ucx: ") + what + " in time");
   if (!arm()) return;
   pollfd watched[2] = {{eventDescriptor_, POLLIN, 0}, {bootstrap, POLLIN, 0}};
   ::poll(watched, 2, 10);

@@ -36,6 +36,27 @@ bool expeditedBarrier();
 // Orders everything before it against everything after it, on all threads of all registered processes.
 void heavyBarrier();
 
+// A bound on waiting that counts only time in which this process ran. One that was stopped (SIGSTOP, a
+// debugger, its host suspended) goes on with its clock far ahead, while what it waits for was stopped as
+// well, or came and is read by another thread only now. One waiter's own; it asks between its steps, each of
+// which lasts at most kLongestSleep.
+class TimeLeft {
+ public:
+  explicit TimeLeft(Clock::duration bound) : left_(bound) {}
+
+  bool any() { return left() > Clock::duration::zero(); }
+  Clock::duration left() {
+    const Clock::time_point now = Clock::now();
+    if (const auto step = now - last_; step < 2 * kLongestSleep) left_ -= step;
+    last_ = now;
+    return left_;
+  }
+
+ private:
+  Clock::time_point last_ = Clock::now();
+  Clock::duration left_;
+};
+
 // How long a waiter polls before it sleeps: GPUPOOL_SPIN_US, or 50 us, and none on fewer than three cores,
 // where a spinner would keep the thread it waits for from running.
 std::chrono::nanoseconds spinTime();

@@ -45,11 +45,11 @@ struct HostileClient {
     socket = std::make_unique<Bootstrap>(client);
     Record hello;
     Descriptor descriptor;
-    bool greeted = socket->receive(hello, descriptor, in(5s));
+    bool greeted = socket->receive(hello, descriptor, TimeLeft(5s));
     RingMemory::Sizes sizes = RingMemory::sizes(options);
     memory = SharedMemory::adopt(descriptor.release(), RingMemory::totalBytes(sizes));
     rings = std::make_unique<RingMemory>(memory->descriptor(), sizes);
-    greeted = greeted && socket->send({RecordKind::hello, 1, 0}, -1, in(5s));
+    greeted = greeted && socket->send({RecordKind::hello, 1, 0}, -1, TimeLeft(5s));
     accepting.join();
     REQUIRE(greeted);
     REQUIRE(worker);
@@ -58,7 +58,7 @@ struct HostileClient {
   RingWords* words(Channel channel) { return rings->words(kChannels + static_cast<int>(channel)); }
   std::byte* data(Channel channel) { return rings->data(kChannels + static_cast<int>(channel)); }
   RingWords* back(Channel channel) { return rings->words(static_cast<int>(channel)); }
-  bool say(const Record& record, int attached = -1) { return socket->send(record, attached, in(1s)); }
+  bool say(const Record& record, int attached = -1) { return socket->send(record, attached, TimeLeft(1s)); }
 };
 
 int sealed(size_t bytes) {
@@ -239,7 +239,8 @@ struct HostileNetworkClient : UcxLink::Sink {
     UcxGreeting greeting;
     link = UcxLink::connect(client, options, greeting);
     link->setSink(this);
-    UcxLink::sayReady(client, in(2s));
+    TimeLeft time(2s);
+    UcxLink::sayReady(client, time);
     bootstrap = Descriptor(client);
     accepting.join();
     REQUIRE(worker);

@@ -43,7 +43,8 @@ struct HostileClient final : UcxLink::Sink {
     UcxGreeting greeting;
     link = UcxLink::connect(client, options, greeting);
     link->setSink(this);
-    UcxLink::sayReady(client, in(5s));
+    TimeLeft time(5s);
+    UcxLink::sayReady(client, time);
     bootstrap = Descriptor(client);
     accepting.join();
     REQUIRE(worker);

@@ -11,6 +11,10 @@ KINDS = ("launches", "pageable", "pinned", "downloads", "memsets", "callbacks")
 MOST = 256  # MiB: of a client, all in all
 GROWTH = 64  # MiB: of a worker, server or manager while a client is paused
 PAUSE = 4.0  # s; well below transport::Options::stallTimeout
+STALL = 2  # s: that, and with it the bound of each step of opening a session, where it is stopped in them
+OPENING_DELAY = 200  # ms, one way
+OPENING_STEP = 0.06  # s, between their starts
+OPENINGS = 24
 
 
 class Watched:
@@ -31,14 +35,26 @@ class Watched:
         return max(self.most[pid] - self.begin[pid] for pid in self.most)
 
 
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as text:
+        return [int(child) for child in text.read().split()]
+
+
+def tell(pids, what):
+    for pid in pids:
+        try:
+            os.kill(pid, what)
+        except ProcessLookupError:
+            pass  # it was about to end
+
+
 def pid_of(program):
-    """Of the CUDA program itself, below `gpupool run` and perhaps `ip netns exec`."""
-    with open(f"/proc/{program.process.pid}/task/{program.process.pid}/children") as text:
-        for child in text.read().split():
-            with open(f"/proc/{child}/comm") as name:
-                if name.read().strip().startswith("network_load"):
-                    return int(child)
-    raise RuntimeError("the program is not there")
+    """Of the CUDA program itself, below `gpupool run` and perhaps `ip netns exec`; 0: it is not there."""
+    for child in children(program.process.pid):
+        with open(f"/proc/{child}/comm") as name:
+            if name.read().strip().startswith("network_load"):
+                return child
+    return 0
 
 
 def posted(program):
@@ -143,6 +159,32 @@ def client_paused(bench):
         wait_until(lambda: not pool.leases(), 20, "the leases given back")
 
 
+def opening_paused(bench):
+    """Clients and workers stand still while sessions are opened, for longer than a step of that may take, and the
+    workers a little longer: nobody gives up for time in which it did not run itself."""
+    network, pool = bench.network(), bench.pool(memory="32GiB", environment={"GPUPOOL_STALL_TIME": f"{STALL}s"})
+    network.set(delay=OPENING_DELAY)
+    try:
+        programs = []
+        for _ in range(OPENINGS):
+            programs.append(pool.run([bench.load, "check", "1"]))
+            time.sleep(OPENING_STEP)
+        programs[0].await_line("out", "ready", 60)  # and the others are on their way there
+        clients = [client for client in map(pid_of, programs) if client]
+        workers = children(pool.process("server"))
+        tell(workers + clients, signal.SIGSTOP)
+        time.sleep(STALL + 0.4)
+        tell(clients, signal.SIGCONT)
+        time.sleep(0.3)
+        tell(workers, signal.SIGCONT)
+        finish({f"program {number}": program for number, program in enumerate(programs)}, 60)
+    finally:
+        network.set()
+    check(len(clients) >= OPENINGS // 2, f"only {len(clients)} programs were stopped")
+    bench.row(f"clients and workers stopped for {STALL + 0.4:.1f} s while programs begin", f"right: {len(programs)}, of them stopped: {len(clients)}")
+    wait_until(lambda: not pool.leases(), 20, "the leases given back")
+
+
 def mute(bench):
     """Clients of the manager that ask and ask and read no answer, or never say that they have finished with one."""
     pool = bench.pool(local=True)
@@ -189,4 +231,5 @@ def last_words(bench):
 
 
 CASES = {"mute": mute, "worker-paused": worker_paused, "slow-network": slow_network, "client-paused": client_paused,
+         "opening-paused": opening_paused,
          "last-words": last_words}

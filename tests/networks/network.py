@@ -149,13 +149,13 @@ class Local:
 class Pool:
     """A pool of software GPUs: in the server's namespace, or on this host."""
 
-    def __init__(self, build, state, network, memory="4GiB"):
+    def __init__(self, build, state, network, memory="4GiB", environment=None):
         self.network, self.state = network, state
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("GPUPOOL_", "CUDA_", "UCX_"))}
         self.environment.update(GPUPOOL_STATE=state, GPUPOOL_SOFT_MEMORY=memory,
-                                XDG_CACHE_HOME=state + ".cache")
+                                XDG_CACHE_HOME=state + ".cache", **(environment or {}))
         words = [self.gpupool, "up", "--detach", "--software", "2", "--transport", "ucx", "--name", "node"]
         if isinstance(network, Network):
             words += ["--listen", SERVER, "--port", str(PORT)]

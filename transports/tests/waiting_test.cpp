@@ -1,5 +1,9 @@
 #include "transports/waiting.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <thread>
 
 #include "catch.h"
@@ -39,4 +43,29 @@ TEST_CASE("waitFor says at the deadline whether it got what it waited for") {
   int asked = 0;
   CHECK(waitFor(word, false, Clock::now(), [&] { return ++asked == 1; }));
   CHECK(asked == 1);
+}
+
+TEST_CASE("a bound counts the time in which its process ran, not that in which it was stopped") {
+  TimeLeft brief(60ms);
+  CHECK(brief.any());
+  std::this_thread::sleep_for(70ms);
+  CHECK_FALSE(brief.any());
+  CHECK_FALSE(brief.any());
+
+  const pid_t child = fork();
+  if (child == 0) {
+    TimeLeft time(1500ms);
+    raise(SIGSTOP);
+    const bool stopDidNotCount = time.left() > 1400ms;
+    const auto before = Clock::now();
+    while (time.any()) std::this_thread::sleep_for(10ms);
+    _exit(stopDidNotCount && Clock::now() - before >= 1400ms ? 0 : 1);
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, WUNTRACED) == child);
+  REQUIRE(WIFSTOPPED(status));
+  std::this_thread::sleep_for(2 * kLongestSleep + 100ms);
+  kill(child, SIGCONT);
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
 }
