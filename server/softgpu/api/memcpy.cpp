@@ -11,8 +11,6 @@ namespace {
 
 // Pageable sources up to this are copied aside at the call; larger ones are waited for.
 constexpr uint64_t kSnapshot = 64 << 20;
-// Copies up to this run in the caller where nothing is before them.
-constexpr uint64_t kInline = 64 << 10;
 
 enum class When { synchronous, asynchronous };
 
@@ -52,7 +50,7 @@ CUresult submitCopy(const ContextPtr& context, const CUDA_MEMCPY3D& parameters, 
   if (when == When::asynchronous && capturing(*stream)) {
     return submitOperation(*stream, operation, Submit::asynchronous);
   }
-  Submit how = plan.bytes() <= kInline ? Submit::inlineIfIdle : Submit::asynchronous;
+  Submit how = plan.bytes() <= kCheapBytes ? Submit::inlineIfIdle : Submit::asynchronous;
   if (when == When::synchronous) {
     // Between device memories even the plain call returns before the copy is done.
     if (touchesHost(plan)) how = Submit::wait;

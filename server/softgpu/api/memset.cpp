@@ -11,7 +11,6 @@ namespace gpupool::softgpu::api {
 namespace {
 
 constexpr uint64_t kChunk = 4 << 20;
-constexpr uint64_t kInline = 64 << 10;
 
 template <class T>
 void fill(uint64_t to, uint64_t bytes, unsigned value) {
@@ -44,7 +43,7 @@ CUresult set(CUdeviceptr to, size_t pitch, unsigned value, unsigned element, siz
   SOFT_TRY(checkMemset(operation->parameters));
   if (!width || !height) return CUDA_SUCCESS;
   auto target = addresses().find(to);
-  Submit how = width * height * element <= kInline ? Submit::inlineIfIdle : Submit::asynchronous;
+  Submit how = width * height * element <= kCheapBytes ? Submit::inlineIfIdle : Submit::asynchronous;
   if (synchronous && target && target->host()) how = Submit::wait;
   return submitOperation(*stream, operation, how);
 }

@@ -55,6 +55,9 @@ struct Task {
   FencePtr done = std::make_shared<Fence>();
 };
 
+// Work of up to so many bytes is cheap enough for Submit::inlineIfIdle.
+inline constexpr uint64_t kCheapBytes = 64 << 10;
+
 enum class Submit {
   asynchronous,  // the stream's thread runs it
   inlineIfIdle,  // cheap: the caller runs it at once if nothing is before it
