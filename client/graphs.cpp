@@ -235,9 +235,9 @@ CUresult borrowForGraph(uint64_t host, size_t bytes, CUcontext context, uint64_t
     return CUDA_SUCCESS;
   }
   if (findBorrowing(host, bytes, arena, hold)) return CUDA_SUCCESS;
-  CUresult status = hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, false, arena);
+  CUresult status = hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, arena);
   if (status != CUDA_SUCCESS) return status;
-  hostMemory().addMirror(host, arena, bytes, context, true);
+  hostMemory().addMirror(host, arena, bytes, true);
   auto made = std::make_shared<BorrowHold>();
   made->context = context;
   made->host = host;
@@ -285,15 +285,6 @@ CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<Gra
     }
   }
   return CUDA_SUCCESS;
-}
-
-void attachToGraph(Session::HostFunction& function) {
-  function.once = false;
-  function.prepare = [] { hostMemory().settle(); };
-  function.publish = [] {
-    hostMemory().publish();
-    hostMemory().settle();  // answered behind it: what was published has arrived
-  };
 }
 
 uint64_t originalAddress(uint64_t arena) {

@@ -60,9 +60,6 @@ CUresult allocateForGraph(Context& context, size_t bytes, uint64_t& address, Gra
 CUresult borrowForGraph(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena, GraphHold& hold);
 // Turns the host ends of a copy into addresses that both sides have.
 CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<GraphHold>& holds);
-// A host function of a graph runs with every launch: it reads what nodes before it copied, nodes after it
-// read what it wrote.
-void attachToGraph(Session::HostFunction& function);
 // The application's address behind an arena address of borrowForGraph; any other address is its own.
 uint64_t originalAddress(uint64_t arena);
 

@@ -322,7 +322,11 @@ void Session::deliver(std::span<const std::byte> message) {
                  std::min<size_t>(header.outputBytes, text)});
   if (header.seq == 0) return;  // output only
   if (isLoss(static_cast<CUresult>(header.status))) awaitLoss();
-  received_.store(header.seq, std::memory_order_relaxed);
+  const uint64_t aside = header.seq & ~schema::kAside;
+  if (aside == header.seq)
+    received_.store(header.seq, std::memory_order_relaxed);
+  else if (aside > asidesServed_)  // one after the other: those before it, too
+    asidesServed_ = aside;
   if (found == waiters_.end()) return;
   Waiter& waiter = *found->second;
   waiter.status = static_cast<CUresult>(header.status);
@@ -522,7 +526,12 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
 
 void Session::fetchOutput() {
   if (printing() && !capturing() && connection_->peer() == Peer::alive && words_->sticky() == CUDA_SUCCESS)
-    await<"sessionDrain">(CUcontext{nullptr}, CUstream{nullptr}, 2u);
+    await<"sessionOutput">(CUcontext{nullptr});
+}
+
+CUresult Session::awaitAsides() {
+  if (asidesServed_ >= asides_.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  return await<"sessionOutput">(CUcontext{nullptr});
 }
 
 void Session::goodbye() {

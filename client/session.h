@@ -52,7 +52,7 @@ class Session {
   CUresult post(CUcontext context, A... arguments) {
     using R = schema::RowOf<N>;
     typename R::Arguments tuple{arguments...};
-    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0))
+    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0) && R::kind != schema::Kind::Aside)
       return exchange<R>(context, tuple, true);
     return send<R>(context, tuple, 0, nullptr);
   }
@@ -82,7 +82,8 @@ class Session {
     return outputs<R>(waiter, typename R::Arguments{arguments...});
   }
 
-  // While a capture is active, and under GPUPOOL_SYNC=1, every Post is sent as an Await.
+  // While a capture is active, and under GPUPOOL_SYNC=1, every Post is sent as an Await: aside calls, which
+  // the driver never sees, are not.
   void forceAwait(bool on) { forced_.fetch_add(on ? 1 : -1); }
   bool capturing() const { return captures_.load(std::memory_order_relaxed) != 0; }
   void capture(bool begins) {
@@ -93,6 +94,8 @@ class Session {
   void setPrinting() { printing_ = true; }
   // Brings what kernels printed and the driver has written, without waiting for more.
   void fetchOutput();
+  // Until the aside calls sent before have been served, as they are anyway before any frame sent after them.
+  CUresult awaitAsides();
 
   CUresult waitWord(uint64_t word, uint64_t value, bool sleeps = false);
   // Asks the worker to tell when the word is reached.
@@ -106,7 +109,7 @@ class Session {
     bool once = true;
     std::function<void()> prepare;  // brings the bytes it may read; runs before it, holding nothing
     std::function<void()>
-        publish;  // sends the bytes it may have written; runs after it, before the stream goes on
+        publish;  // sends the bytes it may have written; runs after it, before the stream goes on; aside
   };
   uint64_t addHostFunction(const HostFunction& function);
   bool findHostFunction(uint64_t id, HostFunction& out);
@@ -140,26 +143,36 @@ class Session {
     if (CUresult status = sticky(); __builtin_expect(status != CUDA_SUCCESS, 0)) {
       if (R::kind == schema::Kind::Post || waiter == nullptr) return status;
     }
-    size_t bytes = sizeof(schema::Frame) + RowCodec<R>::measure(arguments);
-    std::lock_guard lock(enqueueMutex_);
-    std::byte* room = reserve(bytes);
+    constexpr bool aside = R::kind == schema::Kind::Aside;
+    constexpr auto channel = aside ? transport::Channel::control : transport::Channel::call;
+    constexpr size_t header = sizeof(schema::Frame) + (aside ? sizeof(schema::Notice) : 0);
+    const size_t bytes = header + RowCodec<R>::measure(arguments);
+    std::lock_guard lock(aside ? controlMutex_ : enqueueMutex_);
+    std::byte* room = reserve(bytes, channel);
     if (room == nullptr) return lost();
     schema::Frame frame;
     frame.call = R::id;
     frame.flags = flags;
-    frame.seq = ++seq_;
+    frame.seq = aside ? schema::kAside | (asides_.load(std::memory_order_relaxed) + 1) : ++seq_;
     frame.epoch = epoch_;
     frame.lane = lane();
     frame.context = toId(context);
     frame.received = received_.load(std::memory_order_relaxed);
-    std::memcpy(room, &frame, sizeof frame);
-    Writer out(room + sizeof frame, bytes - sizeof frame);
+    if constexpr (aside) {
+      const schema::Notice notice{schema::NoticeType::aside, epoch_, 0};
+      std::memcpy(room, &notice, sizeof notice);
+    } else {
+      frame.aside = asides_.load(std::memory_order_acquire);
+    }
+    std::memcpy(room + header - sizeof frame, &frame, sizeof frame);
+    Writer out(room + header, bytes - header);
     RowCodec<R>::encode(out, arguments);
     if (waiter != nullptr) {
       waiter->seq = frame.seq;
       addWaiter(waiter);
     }
-    connection_->commit(transport::Channel::call, bytes);
+    connection_->commit(channel, bytes);
+    if constexpr (aside) asides_.fetch_add(1, std::memory_order_release);
     if (__builtin_expect(statsOn_, 0)) count(R::name.view(), waiter != nullptr, bytes);
     return CUDA_SUCCESS;
   }
@@ -234,6 +247,8 @@ class Session {
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
   uint64_t seq_ = 0;
+  std::atomic<uint64_t> asides_{0};  // sent; written under controlMutex_
+  std::atomic<uint64_t> asidesServed_{0};  // as replies told; written under replyMutex_
   std::atomic<uint64_t> received_{0};
 
   std::mutex replyMutex_;

@@ -6,13 +6,17 @@
 //   call channel, worker -> client        Reply header · outputs as the row says · device output
 //   control channel, worker -> client     Notice header · body by type
 //   control channel, client -> worker     Notice header · body by type
+//
+// An aside call (rows of kind Aside) is a frame too, but the body of a notice: the worker serves it when it
+// arrives, whatever the frames before it wait for, and answers it on the call channel. A host function's
+// bytes go so: what runs before it on the device may hold up every frame until the function has returned.
 
 #include <cstddef>
 #include <cstdint>
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 
 struct Frame {
   enum Flag : uint32_t {
@@ -21,14 +25,17 @@ struct Frame {
   };
   uint32_t call = 0;  // fnv32 of the call's name
   uint32_t flags = 0;
-  uint64_t seq = 0;      // session-wide, from 1, taken under the enqueue lock, never reset
+  uint64_t seq = 0;      // session-wide, from 1, taken under the enqueue lock, never reset; of an aside call:
+                         // kAside and a number of its own, from 1
   uint32_t epoch = 0;    // one life of the session on one worker
   uint32_t lane = 0;     // the client thread whose order this keeps
   uint64_t context = 0;  // handle of the context to be current; 0: none
   uint64_t received =
       0;  // highest effect the client has received: replies and notices up to here may be forgotten
+  uint64_t aside = 0;  // served behind the aside calls up to this number; those themselves: 0
 };
-static_assert(sizeof(Frame) == 40);
+static_assert(sizeof(Frame) == 48);
+inline constexpr uint64_t kAside = uint64_t{1} << 63;
 
 struct Reply {
   enum Flag : uint32_t {
@@ -59,6 +66,7 @@ enum class NoticeType : uint32_t {
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
   watch = 66,    // word, value: wake me when it is reached
+  aside = 67,    // Frame, arguments: an aside call
 };
 
 struct Notice {

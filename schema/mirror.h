@@ -5,8 +5,12 @@
 // synchronisation. Bytes neither side changed never travel, so concurrent writers of neighbouring bytes do
 // not undo each other.
 //
+// The bytes compared may be changing meanwhile, by a host function or a kernel: what changes during a
+// comparison is found by the next one.
+//
 // Not thread-safe: the caller serialises.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,43 +29,46 @@ class MirrorBase {
     if (!bytes.empty()) std::memcpy(base_.data() + offset, bytes.data(), bytes.size());
   }
 
-  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of
-  // 8) and takes them into the base. Returns the bytes written; if `more` is not null it tells whether the
-  // room ran out.
-  size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out, bool* more = nullptr) {
+  // The peer's bytes are anything: all of ours differ, once.
+  void distrust() { agreed_ = false; }
+  bool agreed() const { return agreed_; }
+
+  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of 8
+  // and at least 24) and takes them into the base. Returns the bytes written. more(): the room ran out, and the
+  // next collect goes on behind them.
+  size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out) {
     grow(length);
-    size_t used = 0;
-    if (more != nullptr) *more = false;
-    for (size_t page = 0; page < length; page += kPage) {
-      size_t end = page + kPage < length ? page + kPage : length;
-      if (std::memcmp(now + page, base_.data() + page, end - page) == 0) continue;
-      for (size_t at = page; at < end;) {
-        if (now[at] == base_[at]) {
+    size_t used = 0, at = std::min(next_, length);
+    next_ = 0;
+    while (at < length) {
+      const size_t end = std::min(at / kPage * kPage + kPage, length);
+      if (agreed_ && std::memcmp(now + at, base_.data() + at, end - at) == 0) {
+        at = end;
+        continue;
+      }
+      while (at < end) {
+        size_t stop = agreed_ ? at : end;
+        while (stop < end && now[stop] != base_[stop]) ++stop;
+        if (stop == at) {
           ++at;
           continue;
         }
-        size_t stop = at + 1,
-               same = 0;  // a run swallows gaps shorter than its own header would cost, if unchanged
-        for (size_t i = at + 1; i < end && same < 1; ++i) {
-          if (now[i] == base_[i])
-            ++same;
-          else
-            stop = i + 1, same = 0;
-        }
-        size_t room = out.size() - used;
+        const size_t room = out.size() - used;
         if (room < 24) {
-          if (more != nullptr) *more = true;
+          next_ = at;
           return used;
         }
-        size_t n = stop - at < room - 16 ? stop - at : (room - 16) & ~size_t{7};
+        const size_t n = std::min(stop - at, (room - 16) & ~size_t{7});
         write(out.data() + used, at, now + at, n);
+        std::memcpy(base_.data() + at, out.data() + used + 16, n);  // as sent: `now` may be changing
         used += 16 + padded(n);
-        std::memcpy(base_.data() + at, now + at, n);
         at += n;
       }
     }
+    agreed_ = true;
     return used;
   }
+  bool more() const { return next_ != 0; }
 
  private:
   static constexpr size_t kPage = 4096;
@@ -75,6 +82,8 @@ class MirrorBase {
     if (base_.size() < bytes) base_.resize(bytes);  // fresh memory is zero on both sides
   }
   std::vector<std::byte> base_;
+  size_t next_ = 0;
+  bool agreed_ = true;
 };
 
 }  // namespace gpupool::schema

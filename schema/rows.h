@@ -19,8 +19,9 @@ namespace gpupool::schema {
 
 // Local: answered in the client. Post: sent, success at once. Await: one round trip. MayBlock: an Await that
 // the worker serves beside its executor, because the driver may take long. Custom: the row fixes the bytes, a
-// function in client/calls/ the policy.
-enum class Kind : uint8_t { Local, Post, Await, MayBlock, Custom };
+// function in client/calls/ the policy. Aside: needs nothing of the driver, and goes past every frame that
+// does (schema/frame.h); posted or awaited.
+enum class Kind : uint8_t { Local, Post, Await, MayBlock, Custom, Aside };
 
 // ---- roles: what a parameter is
 // ------------------------------------------------------------------------------------

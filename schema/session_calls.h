@@ -85,9 +85,11 @@ CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint
 // Runs host function `callback` of the client in stream order. error: run it even in an errored context
 // (cuStreamAddCallback).
 CUresult sessionHostFunction(CUstream stream, uint64_t callback, unsigned error);
-// Waits for the stream (wholeContext 0), for the context (1) or for nothing (2), and brings the device output
-// that was written by then with the reply.
+// Waits for the stream (wholeContext 0) or for the context (1), and brings the device output that was written
+// by then with the reply.
 CUresult sessionDrain(CUstream stream, unsigned wholeContext);
+// The device output that is written by now; answered, every aside call before it has been served.
+CUresult sessionOutput();
 
 // ---- code
 // ------------------------------------------------------------------------------------------------------ have

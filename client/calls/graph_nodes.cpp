@@ -304,7 +304,8 @@ uint64_t keepFunction(const CUDA_HOST_NODE_PARAMS_v1& params) {
   Session::HostFunction function;
   function.function = params.fn;
   function.data = params.userData;
-  attachToGraph(function);
+  function.once = false;  // it runs with every launch of its graph
+  carryBytes(function);
   return Session::get().addHostFunction(function);
 }
 

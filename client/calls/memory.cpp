@@ -45,8 +45,9 @@ CUresult allocateHost(void** out, size_t bytes, unsigned flags, Kind_ kind) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
-  bool mirrored = kind == Kind_::managed || (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0;
-  status = hostMemory().allocate(context->handle, bytes, flags, mirrored, address);
+  const bool mirrored = kind == Kind_::managed || (flags & CU_MEMHOSTALLOC_DEVICEMAP) != 0;
+  status = hostMemory().allocate(context->handle, bytes, flags,
+                                 mirrored ? HostMemory::Use::mirrored : HostMemory::Use::copies, address);
   if (status != CUDA_SUCCESS) return status;
   allocations().add({address, bytes, kind, context->device, context->handle, flags, address, 0, nullptr});
   *out = reinterpret_cast<void*>(address);
@@ -88,9 +89,9 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   uint64_t device = 0;
   // The pages stay the application's: the device works on a mirror in the arena, at an address of its own.
-  status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, false, device);
+  status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, device);
   if (status != CUDA_SUCCESS) return status;
-  hostMemory().addMirror(host, device, bytes, context->handle);
+  hostMemory().addMirror(host, device, bytes);
   allocations().add(
       {host, bytes, Kind_::registered, context->device, context->handle, flags, device, 0, nullptr});
   return CUDA_SUCCESS;

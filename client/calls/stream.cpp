@@ -36,17 +36,19 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   CUresult status = resolveStream(streamHandle, ref);
   if (status != CUDA_SUCCESS) return status;
   Session::HostFunction entry = function;
+  carryBytes(entry);
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
-  if (!entry.once)
-    attachToGraph(entry);
-  else if (!Session::get().mapsMemory()) {
+  if (entry.once && !Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
     uint64_t value = 0;
     status = requestWord(ref, value);
     if (status != CUDA_SUCCESS) return status;
     entry.prepare = [ref, value] { waitFor(ref, value); };
     const uint64_t number = hostMemory().hostFunctionBegins(*ref.stream);
-    entry.publish = [number] { hostMemory().hostFunctionEnded(number); };
+    entry.publish = [number] {
+      hostMemory().hostFunctionEnded(number);
+      hostMemory().publish();
+    };
   }
   uint64_t id = Session::get().addHostFunction(entry);
   return postTo<"sessionHostFunction">(ref, ref.wire, id, unsigned{error});

@@ -19,9 +19,10 @@ constexpr size_t kPage = 4096;
 constexpr size_t kSharedPiece = size_t{2} << 20;
 constexpr size_t kBlock = 256;
 constexpr size_t kMostNoted = 1024;  // uploads: from here on those that were copied are looked for
-constexpr size_t kRunsBytes = size_t{256} << 10;  // of one mirror message
+constexpr size_t kApplyBytes = size_t{64} << 10;  // runs of one message of ours, on the control channel
+constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
 // What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
-size_t runsBytes(size_t bytes) { return std::min(kRunsBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
+size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
 constexpr size_t kMostAsked = 64;  // mirrors at a time
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 // Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
@@ -44,11 +45,15 @@ HostMemory& hostMemory() {
   return *memory;
 }
 
+void carryBytes(Session::HostFunction& function) {
+  function.prepare = [] { hostMemory().settle(); };
+  function.publish = [] { hostMemory().publish(); };
+}
+
 // ---- the arena
 // -------------------------------------------------------------------------------------------------------
 
-CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
-                              std::map<uint64_t, Piece>::iterator& made) {
+CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made) {
   Session& session = Session::get();
   const schema::AddressSpace& space = session.space();
   if (nextAddress_ == 0) nextAddress_ = space.hostBase;
@@ -95,32 +100,34 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags,
     return status;
   }
   piece.free[address] = bytes;
+  std::lock_guard lock(mutex_);
   made = pieces_.emplace(address, std::move(piece)).first;
   return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored,
-                              uint64_t& address) {
+// Room in a piece that allocations share, or none.
+HostMemory::PieceAt HostMemory::pieceWithRoom(size_t bytes, uint64_t& address) {
+  for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
+    if (piece->second.bytes != kSharedPiece) continue;
+    for (auto& [start, room] : piece->second.free)
+      if (room >= bytes) {
+        address = start;
+        return piece;
+      }
+  }
+  return pieces_.end();
+}
+
+CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address) {
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  // What mirrors is cut to pages and alone in them: its base is compared page by page.
-  bool alone = bytes > kSharedPiece / 4 || (mirrored && !Session::get().mapsMemory());
+  // What mirrors is alone in its piece, which is fresh: a mirror begins with zeros on both sides.
+  const bool mirrored = use == Use::mirrored && !Session::get().mapsMemory();
+  const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
   size_t size = up(bytes, alone ? kPage : kBlock);
   {
-    std::lock_guard lock(mutex_);
-    address = 0;
-    auto piece = pieces_.end();
-    if (!alone) {
-      for (piece = pieces_.begin(); piece != pieces_.end() && address == 0; ++piece) {
-        if (piece->second.bytes != kSharedPiece) continue;
-        for (auto& [start, room] : piece->second.free)
-          if (room >= size) {
-            address = start;
-            break;
-          }
-        if (address != 0) break;
-      }
-    }
-    if (address == 0) {
+    std::lock_guard order(growing_);
+    PieceAt piece = alone ? pieces_.end() : pieceWithRoom(size, address);
+    if (piece == pieces_.end()) {
       CUresult status = addPiece(context, alone ? size : kSharedPiece, flags, piece);
       if (status != CUDA_SUCCESS) return status;
       address = piece->first;
@@ -129,52 +136,64 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, b
     piece->second.free.erase(address);
     if (room > size) piece->second.free[address + size] = room - size;
     piece->second.used += size;
+    std::lock_guard lock(mutex_);
     blocks_[address] = size;
   }
-  if (mirrored && !Session::get().mapsMemory()) addMirror(address, address, size, context);
+  if (mirrored) addMirror(address, address, size);
   return CUDA_SUCCESS;
 }
 
-CUresult HostMemory::release(CUcontext context, uint64_t address) {
-  removeMirror(address);
-  std::lock_guard order(resending_);
-  std::unique_lock lock(mutex_);
-  auto block = blocks_.find(address);
-  if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
-  size_t size = block->second;
-  std::erase_if(uploads_, [&](const Upload& upload) { return upload.overlaps(address, size); });
-  blocks_.erase(block);
-  auto piece = std::prev(pieces_.upper_bound(address));
+bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) const {
   Piece& p = piece->second;
-  p.used -= size;
-  auto next = p.free.find(address + size);
+  p.used -= bytes;
+  auto next = p.free.find(address + bytes);
   if (next != p.free.end()) {
-    size += next->second;
+    bytes += next->second;
     p.free.erase(next);
   }
   auto before = p.free.lower_bound(address);
   if (before != p.free.begin() && std::prev(before)->first + std::prev(before)->second == address) {
     --before;
-    before->second += size;
+    before->second += bytes;
   } else {
-    p.free[address] = size;
+    p.free[address] = bytes;
   }
-  if (p.used != 0 || (p.bytes == kSharedPiece && pieces_.size() < 4)) return CUDA_SUCCESS;
-  CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{piece->first});
-  if (p.lent != transport::Region{}) Session::get().connection().unshare(p.lent);
-  parked_.push_back({piece->first, p.bytes, std::move(p.memory)});
-  pieces_.erase(piece);
+  return p.used == 0 && (p.bytes != kSharedPiece || pieces_.size() >= 4);
+}
+
+CUresult HostMemory::release(CUcontext context, uint64_t address) {
+  removeMirror(address);
+  std::unique_lock growing(growing_);
+  Piece gone;
+  uint64_t start = 0;
+  {
+    std::lock_guard order(resending_);
+    std::lock_guard lock(mutex_);
+    auto block = blocks_.find(address);
+    if (block == blocks_.end()) return CUDA_ERROR_INVALID_VALUE;
+    const size_t size = block->second;
+    std::erase_if(uploads_, [&](const Upload& upload) { return upload.overlaps(address, size); });
+    blocks_.erase(block);
+    auto piece = std::prev(pieces_.upper_bound(address));
+    if (!freeBlock(piece, address, size)) return CUDA_SUCCESS;
+    start = piece->first;
+    gone = std::move(piece->second);
+    pieces_.erase(piece);
+  }
+  CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{start});
+  if (gone.lent != transport::Region{}) Session::get().connection().unshare(gone.lent);
+  parked_.push_back({start, gone.bytes, std::move(gone.memory)});
   // The worker may be in the middle of a transfer to it, over RDMA: some microseconds until it has let go.
   for (auto end = transport::Clock::now() + kLettingGo; !unmapParked() && transport::Clock::now() < end;) {
-    lock.unlock();
+    growing.unlock();
     std::this_thread::sleep_for(std::chrono::microseconds(20));
-    lock.lock();
+    growing.lock();
   }
   return status;
 }
 
 // Unmaps what was released and is held by nobody else: from then on its addresses are the next piece's. True:
-// all of it. Under the lock.
+// all of it. Under growing_.
 bool HostMemory::unmapParked() {
   std::erase_if(parked_, [&](Parked& parked) {
     if (parked.memory.use_count() > 1) return false;
@@ -208,7 +227,8 @@ CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes
   if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
   uint64_t address = reinterpret_cast<uint64_t>(from);
   CUresult status = awaitLandings(address, bytes);
-  if (status == CUDA_SUCCESS) status = awaitApplies();
+  // A put lands as soon as it arrives: changes that are not applied yet would undo it.
+  if (status == CUDA_SUCCESS) status = session.awaitAsides();
   if (status != CUDA_SUCCESS) return status;
   {
     std::lock_guard lock(mutex_);
@@ -327,11 +347,8 @@ CUresult HostMemory::awaitLandings(uint64_t address, size_t bytes) {
 CUresult HostMemory::settleSlow() {
   CUresult status = CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
-  std::vector<Mirror*> all;  // they stay: removing one takes mirrorMutex_
-  {
-    std::lock_guard lock(mutex_);
-    for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
-  }
+  std::vector<Mirror*> all = allMirrors();
+  std::erase_if(all, [](const Mirror* mirror) { return !mirror->base.agreed(); });
   for (size_t first = 0; first < all.size() && status == CUDA_SUCCESS; first += kMostAsked)
     status = collect(std::span(all).subspan(first, std::min(kMostAsked, all.size() - first)));
   return status;
@@ -340,19 +357,26 @@ CUresult HostMemory::settleSlow() {
 // ---- mirrors
 // -------------------------------------------------------------------------------------------------------------
 
-void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed) {
+void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, bool borrowed) {
+  insertMirror({host, device, bytes, borrowed, {}});
+}
+
+void HostMemory::insertMirror(Mirror mirror) {
   std::lock_guard lock(mutex_);
-  auto [first, last] = mirrors_.equal_range(host);
+  auto [first, last] = mirrors_.equal_range(mirror.host);
   for (; first != last; ++first)
-    if (first->second.device == device) return;
-  auto at = mirrors_.emplace(host, Mirror());
-  if (device != host) targets_.insert(device);
-  at->second.host = host;
-  at->second.device = device;
-  at->second.bytes = bytes;
-  at->second.context = context;
-  at->second.borrowed = borrowed;
+    if (first->second.device == mirror.device) return;
+  if (mirror.device != mirror.host) targets_.insert(mirror.device);
+  mirrors_.emplace(mirror.host, std::move(mirror));
   mirrorCount_ = mirrors_.size();
+}
+
+// They stay as long as mirrorMutex_ is held: removing one takes it.
+std::vector<HostMemory::Mirror*> HostMemory::allMirrors() {
+  std::vector<Mirror*> all;
+  std::lock_guard lock(mutex_);
+  for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
+  return all;
 }
 
 CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
@@ -376,7 +400,7 @@ CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
     std::lock_guard lock(mutex_);
     symbolPages_.insert(page);
   }
-  addMirror(address, address, bytes, nullptr);
+  addMirror(address, address, bytes);
   std::lock_guard order(mirrorMutex_);
   Mirror* mirror = nullptr;
   {
@@ -400,50 +424,13 @@ void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
 void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
   std::lock_guard order(mirrorMutex_);
-  Mirror gone;
-  {
-    std::lock_guard lock(mutex_);
-    auto [found, last] = mirrors_.equal_range(host);
-    while (found != last && device != 0 && found->second.device != device) ++found;
-    if (found == last) return;
-    gone = std::move(found->second);
-    targets_.erase(gone.device);
-    mirrors_.erase(found);
-    mirrorCount_ = mirrors_.size();
-  }
-  scrub(gone);
-}
-
-// The next mirror at that address starts from zero on both sides: so must the worker's copy.
-void HostMemory::scrub(Mirror& mirror) {
-  const schema::AddressSpace& space = Session::get().space();
-  if (mirror.device - space.hostBase >= space.hostBytes || Session::get().sticky() != CUDA_SUCCESS) return;
-  std::vector<std::byte> zeros(mirror.bytes);
-  std::vector<unsigned char> runs(kRunsBytes);
-  for (bool more = true; more;) {
-    size_t bytes = mirror.base.collect(zeros.data(), zeros.size(), runs, &more);
-    if (bytes == 0) return;
-    mirror.context = nullptr;
-    postApply(mirror, runs, bytes);
-  }
-}
-
-CUresult HostMemory::postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes) {
-  CUresult status = Session::get().post<"sessionMirrorApply">(mirror.context, CUdeviceptr{mirror.device},
-                                                              runs.data(), bytes);
-  ++applies_;
-  return status;
-}
-
-// A put lands as soon as it arrives, a frame waits for its turn: changes still waiting would undo bytes put
-// later.
-CUresult HostMemory::awaitApplies() {
-  const uint64_t sent = applies_;
-  if (applied_ >= sent) return CUDA_SUCCESS;
-  CUresult status = Session::get().await<"sessionDrain">(CUcontext{nullptr}, CUstream{nullptr}, 2u);
-  for (uint64_t known = applied_; known < sent && !applied_.compare_exchange_weak(known, sent);) {
-  }
-  return status;
+  std::lock_guard lock(mutex_);
+  auto [found, last] = mirrors_.equal_range(host);
+  while (found != last && device != 0 && found->second.device != device) ++found;
+  if (found == last) return;
+  targets_.erase(found->second.device);
+  mirrors_.erase(found);
+  mirrorCount_ = mirrors_.size();
 }
 
 void HostMemory::mirrorArena(uint64_t address) {
@@ -459,48 +446,50 @@ void HostMemory::mirrorArena(uint64_t address) {
     start = block->first;
     bytes = block->second;
   }
-  addMirror(start, start, bytes, nullptr);
+  awaitLandings(start, bytes);  // what is sent first must not undo what the device brings
+  Mirror mirror{start, start, bytes, false, {}};
+  mirror.base.distrust();
+  insertMirror(std::move(mirror));
 }
 
 CUresult HostMemory::publish() {
   if (!mirroring()) return CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
-  std::vector<Mirror*> all;
-  {
-    std::lock_guard lock(mutex_);
-    for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
-  }
-  std::vector<unsigned char> runs(kRunsBytes);
+  std::vector<unsigned char> runs(kApplyBytes);
+  for (Mirror* mirror : allMirrors())
+    if (CUresult status = sendChanges(*mirror, runs); status != CUDA_SUCCESS) return status;
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& runs) {
+  const std::byte* now = reinterpret_cast<const std::byte*>(mirror.host);
   std::vector<std::byte> borrowed;
-  for (Mirror* mirror : all) {
-    bool more = true;
-    while (more) {
-      const std::byte* now = reinterpret_cast<const std::byte*>(mirror->host);
-      if (mirror->borrowed) {
-        borrowed.resize(mirror->bytes);
-        if (!readOwn(mirror->host, borrowed)) break;  // unmapped by the application: nothing left to send
-        now = borrowed.data();
-      }
-      size_t bytes = mirror->base.collect(now, mirror->bytes, runs, &more);
-      if (bytes == 0) break;
-      CUresult status = postApply(*mirror, runs, bytes);
-      if (status != CUDA_SUCCESS) return status;
-    }
+  if (mirror.borrowed) {
+    borrowed.resize(mirror.bytes);
+    if (!readOwn(mirror.host, borrowed)) return CUDA_SUCCESS;  // unmapped by the application: nothing is left
+    now = borrowed.data();
   }
+  do {
+    const size_t bytes = mirror.base.collect(now, mirror.bytes, runs);
+    if (bytes == 0) break;
+    CUresult status = Session::get().post<"sessionMirrorApply">(nullptr, CUdeviceptr{mirror.device},
+                                                                runs.data(), bytes);
+    if (status != CUDA_SUCCESS) return status;
+  } while (mirror.base.more());
   return CUDA_SUCCESS;
 }
 
 // All are asked for before the first answer is awaited: one round trip, not one each.
 CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
   Session& session = Session::get();
-  std::vector<unsigned char> runs(kRunsBytes);
+  std::vector<unsigned char> runs(kCollectBytes);
   std::vector<Session::Waiter> asked(mirrors.size());
   CUresult status = CUDA_SUCCESS;
   size_t sent = 0, bytes = 0;
   for (; sent < mirrors.size(); ++sent) {
     const Mirror& mirror = *mirrors[sent];
     bytes = runsBytes(mirror.bytes);
-    status = session.ask<"sessionMirrorCollect">(asked[sent], mirror.context, CUdeviceptr{mirror.device},
+    status = session.ask<"sessionMirrorCollect">(asked[sent], nullptr, CUdeviceptr{mirror.device},
                                                  mirror.bytes, bytes, runs.data(), &bytes);
     if (status != CUDA_SUCCESS) break;
   }
@@ -512,7 +501,7 @@ CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
     while (answer == CUDA_SUCCESS) {
       answer = take(mirror, std::span(runs).first(std::min(bytes, room)));
       if (answer != CUDA_SUCCESS || bytes + 64 < room) break;  // room was left: there is no more
-      answer = session.await<"sessionMirrorCollect">(mirror.context, CUdeviceptr{mirror.device}, mirror.bytes,
+      answer = session.await<"sessionMirrorCollect">(nullptr, CUdeviceptr{mirror.device}, mirror.bytes,
                                                      bytes = room, runs.data(), &bytes);
     }
     if (status == CUDA_SUCCESS) status = answer;

@@ -10,7 +10,10 @@
 //    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out
 //    (`publish`), at a synchronisation the worker's come back (`settle`). schema/mirror.h has the rules.
 //
-// Threads: any; one mutex, never held across a wait for the device.
+// Changes travel aside (schema/frame.h), so they are there before any frame sent after them.
+//
+// Threads: any. A host function's thread comes here too, while the worker's frames may wait for that function:
+// of the locks it takes (resending_, mirrorMutex_, mutex_; in this order) none is held across a frame's wait.
 
 #include <atomic>
 #include <cstdint>
@@ -30,8 +33,11 @@ namespace gpupool::client {
 
 class HostMemory {
  public:
-  // Bytes of the arena at an address both sides have. mirrored: kernels will address it.
-  CUresult allocate(CUcontext context, size_t bytes, unsigned flags, bool mirrored, uint64_t& address);
+  // What arena memory is for. copies: what else, shows later (mirrorArena). mirrored: kernels will address it.
+  // target: the device's side of the application's own memory; its mirror is the caller's to add.
+  enum class Use { copies, mirrored, target };
+  // Bytes of the arena at an address both sides have.
+  CUresult allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address);
   CUresult release(CUcontext context, uint64_t address);
   // True if [address, + bytes) is arena memory.
   bool holds(uint64_t address, size_t bytes) const;
@@ -47,9 +53,9 @@ class HostMemory {
   // Network: posts the copy of device memory at `from` to the arena at `to`.
   CUresult download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
 
-  // The application's memory at `host`, mirrored at `device` (arena or symbol address of the worker).
-  // borrowed: ordinary memory that a graph copies (client/graphs.h).
-  void addMirror(uint64_t host, uint64_t device, size_t bytes, CUcontext context, bool borrowed = false);
+  // The application's memory at `host`, mirrored at `device`: arena memory for nothing else, or a symbol's
+  // address. borrowed: ordinary memory that a graph copies (client/graphs.h).
+  void addMirror(uint64_t host, uint64_t device, size_t bytes, bool borrowed = false);
   void removeMirror(uint64_t host, uint64_t device = 0);  // device 0: whichever it is
   // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a
   // mirror.
@@ -80,7 +86,6 @@ class HostMemory {
   struct Mirror {
     uint64_t host = 0, device = 0;
     size_t bytes = 0;
-    CUcontext context = nullptr;
     bool borrowed =
         false;  // the application may unmap it without telling: read and written through the kernel
     schema::MirrorBase base;
@@ -90,20 +95,25 @@ class HostMemory {
     uint64_t to = 0;
     size_t bytes = 0;
   };
-  CUresult addPiece(CUcontext context, size_t bytes, unsigned flags,
-                    std::map<uint64_t, Piece>::iterator& made);
+  using PieceAt = std::map<uint64_t, Piece>::iterator;
+  CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made);
+  PieceAt pieceWithRoom(size_t bytes, uint64_t& address);
+  // Gives a block back to its piece. True: the piece is free now and not kept.
+  bool freeBlock(PieceAt piece, uint64_t address, size_t bytes) const;
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
   bool unmapParked();
   CUresult settleSlow();
   CUresult awaitLandings(uint64_t address, size_t bytes);
   CUresult collect(std::span<Mirror* const> mirrors);
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
-  void scrub(Mirror& mirror);
 
+  // Held across the calls that make and drop pieces; taken before every other lock here. Who holds it reads
+  // pieces_ and blocks_ without mutex_.
+  std::mutex growing_;
   mutable std::mutex mutex_;
   std::map<uint64_t, Piece> pieces_;
   std::map<uint64_t, size_t> blocks_;
-  uint64_t nextAddress_ = 0;
+  uint64_t nextAddress_ = 0;  // this and the next two under growing_
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::vector<Parked> parked_;
   std::deque<Landing> landings_;
@@ -112,8 +122,9 @@ class HostMemory {
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   CUresult putRange(const void* from, size_t bytes);
-  CUresult postApply(const Mirror& mirror, const std::vector<unsigned char>& runs, size_t bytes);
-  CUresult awaitApplies();
+  void insertMirror(Mirror mirror);
+  std::vector<Mirror*> allMirrors();
+  static CUresult sendChanges(Mirror& mirror, std::vector<unsigned char>& runs);
   struct Upload {
     uint64_t from = 0;
     size_t bytes = 0;
@@ -125,15 +136,17 @@ class HostMemory {
     }
   };
   void note(const Stream& stream, uint64_t from, size_t bytes);
-  std::mutex resending_;                        // taken before mutex_
+  std::mutex resending_;
   std::map<uint64_t, uint64_t> openFunctions_;  // number -> its stream's word
   uint64_t nextFunction_ = 1;
   std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
-  std::atomic<uint64_t> applies_{0}, applied_{0};  // frames of changes sent, and known to have been executed
-  std::mutex mirrorMutex_;                         // one publish or collect at a time
+  std::mutex mirrorMutex_;  // one publish or collect at a time
 };
 
 HostMemory& hostMemory();
+
+// The function reads what the work before it wrote to host memory, and the work behind it what it wrote.
+void carryBytes(Session::HostFunction& function);
 
 }  // namespace gpupool::client

@@ -11,7 +11,7 @@ namespace gpupool::server {
 struct Handler {
   void (*serve)(Session&, Call&) = nullptr;
   bool beside = false;  // MayBlock: on a thread of its own lane
-  bool post = false;    // the client does not wait: a failure ends the session loudly
+  bool aside = false;   // on the control thread: may never call the driver, or wait for who does
   std::string_view name;
 };
 

@@ -100,7 +100,7 @@ class HandlerTable {
   template <class R>
   void add(void (*serve)(Session&, Call&), bool beside = false) {
     put(R::id,
-        {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Post, R::name.view()});
+        {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Aside, R::name.view()});
   }
   const Handler* find(uint32_t id) const;
   void put(uint32_t id, const Handler& handler);

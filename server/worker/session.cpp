@@ -127,6 +127,8 @@ void Session::end(const std::string& reason) {
   besideReady_.notify_all();
   { std::lock_guard lock(callbackMutex_); }
   callbackDone_.notify_all();
+  { std::lock_guard lock(asideMutex_); }
+  asideServed_.notify_all();
 }
 
 void Session::stop(const std::string& reason) {
@@ -248,7 +250,7 @@ CUresult Session::makeCurrent(uint64_t id) {
 }
 
 void Session::registerHostMemory() {
-  std::lock_guard lock(endMutex_);
+  std::lock_guard lock(registering_);
   if (registered_) return;
   constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   auto again = [&](void* data, size_t bytes) {
@@ -264,7 +266,9 @@ void Session::registerHostMemory() {
   registered_ = true;
 }
 
-const Handler* Session::check(std::span<const std::byte> message, Call& call, std::string& reason) {
+// One message of a sequence: its header and private arguments.
+const Handler* Session::decode(std::span<const std::byte> message, uint64_t expected, Call& call,
+                               std::string& reason) {
   call.reset();
   if (message.size() < sizeof(Frame)) {
     reason = "a frame is shorter than its header";
@@ -272,21 +276,36 @@ const Handler* Session::check(std::span<const std::byte> message, Call& call, st
   }
   std::memcpy(&call.frame, message.data(), sizeof call.frame);
   call.bytes.assign(message.begin() + sizeof(Frame), message.end());
-  if (call.frame.epoch != start_.epoch || call.frame.seq != lastSeq_ + 1) {
-    reason = "frame " + std::to_string(call.frame.seq) + " of epoch " + std::to_string(call.frame.epoch) +
-             " is out of order: expected " + std::to_string(lastSeq_ + 1) + " of epoch " +
-             std::to_string(start_.epoch);
+  const bool aside = (expected & schema::kAside) != 0;
+  const auto number = [&](uint64_t seq) {
+    return std::string((seq & schema::kAside) != 0 ? "aside " : "") + std::to_string(seq & ~schema::kAside);
+  };
+  if (call.frame.epoch != start_.epoch || call.frame.seq != expected) {
+    reason = "frame " + number(call.frame.seq) + " of epoch " + std::to_string(call.frame.epoch) +
+             " is out of order: expected " + number(expected) + " of epoch " + std::to_string(start_.epoch);
     return nullptr;
   }
-  lastSeq_ = call.frame.seq;
   const Handler* handler = findHandler(call.frame.call);
-  if (handler == nullptr) reason = "frame " + std::to_string(call.frame.seq) + " names no call of the rows";
+  if (handler == nullptr) {
+    reason = "frame " + number(call.frame.seq) + " names no call of the rows";
+  } else if (handler->aside != aside) {
+    reason = std::string(handler->name) + " is on the wrong channel";
+    handler = nullptr;
+  }
+  return handler;
+}
+
+const Handler* Session::check(std::span<const std::byte> message, Call& call, std::string& reason) {
+  const Handler* handler = decode(message, lastSeq_ + 1, call, reason);
+  if (handler != nullptr) lastSeq_ = call.frame.seq;
   return handler;
 }
 
 bool Session::admit(std::span<const std::byte> message, Call& call, std::string& reason) {
   const Handler* handler = check(message, call, reason);
   if (handler == nullptr) return false;
+  if (__builtin_expect(call.frame.aside > asides_.load(std::memory_order_acquire), 0))
+    awaitAsides(call.frame.aside);
   if (handler->beside) {
     runBeside(std::move(call));
     return true;
@@ -300,9 +319,32 @@ bool Session::admit(std::span<const std::byte> message, Call& call, std::string&
   return true;
 }
 
+// An honest client sent them before the frame. They end with the session at the latest.
+void Session::awaitAsides(uint64_t through) {
+  std::unique_lock lock(asideMutex_);
+  while (asides_ < through && waitsFor(*connection_, stopping_)) asideServed_.wait_for(lock, kTick);
+}
+
+bool Session::serveAside(std::span<const std::byte> message, std::string& reason) {
+  Call& call = asideCall_;
+  const Handler* handler = decode(message, schema::kAside | (asides_ + 1), call, reason);
+  if (handler == nullptr) return false;
+  execute(call);
+  if (call.malformed != nullptr) {
+    reason = std::string(handler->name) + ": " + call.malformed;
+    return false;
+  }
+  {
+    std::lock_guard lock(asideMutex_);
+    ++asides_;
+  }
+  asideServed_.notify_one();
+  return true;
+}
+
 void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
-  call.status = makeCurrent(call.frame.context);
+  if (!handler->aside) call.status = makeCurrent(call.frame.context);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
   if (call.malformed != nullptr || call.deferred) return;
   if (__builtin_expect(call.status != CUDA_SUCCESS, 0)) {
@@ -340,8 +382,7 @@ void Session::dropRegion(uint64_t address) {
   if (found == regions_.end()) return;
   connection_->unshare(found->second);
   regions_.erase(found);
-  std::lock_guard lock(mirrorsMutex_);
-  mirrors_.erase(address);
+  forgetMirror(address);
 }
 
 void Session::runBeside(Call call) {
@@ -498,6 +539,12 @@ bool Session::control(std::span<const std::byte> message) {
     auto open = callbacksOpen_.find(body.id);
     if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
     callbackDone_.notify_all();
+  } else if (header.type == NoticeType::aside) {
+    std::string reason;
+    if (!serveAside(message.subspan(sizeof header), reason)) {
+      endMalformed(reason);
+      return false;
+    }
   } else if (header.type == NoticeType::goodbye) {
     clientLeft_ = true;
     end("client closed the session");

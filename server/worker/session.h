@@ -1,10 +1,15 @@
 #pragma once
 // One session in its own process: takes frames from the call channel in order, calls the driver, answers.
 //
-//   executor (the thread that calls run)   every frame, in seq order; never blocks on the device
+//   executor (the thread that calls run)   every frame, in seq order; waits for the device only inside the driver
 //   beside threads                         MayBlock calls (JIT, drain): only their lane waits
-//   control thread                         answers to callbacks, watches, goodbye
-//   watcher (Words)                        completion words and device faults
+//   control thread                         answers to callbacks, watches, aside calls, goodbye; never in the driver
+//   watchers (Words)                       completion words; device faults
+//
+// The driver may hold a context while it waits for the device, and the device for a host function of the
+// client's: any thread that then calls the driver stands still until the function has returned. So nothing
+// that a host function needs (its notice, aside calls, words) waits for such a thread, nor for a lock one
+// holds.
 //
 // A frame that is malformed ends the session with a reason the client prints; the process exits then.
 
@@ -94,16 +99,17 @@ class Session {
   // Regions of pinned memory by address, to be withdrawn with it.
   void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
   void dropRegion(uint64_t address);
-  std::shared_ptr<schema::MirrorBase> mirror(uint64_t address) {
-    std::lock_guard lock(mirrorsMutex_);
-    auto& mirror = mirrors_[address];
-    if (mirror == nullptr) mirror = std::make_shared<schema::MirrorBase>();
-    return mirror;
+  // While it is held no module whose memory is mirrored is unloaded.
+  std::unique_lock<std::mutex> holdMirrors() { return std::unique_lock(mirrorsMutex_); }
+  schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }  // under holdMirrors
+  // The module or library `owner` is about to be unloaded: nothing of this process reads its globals again.
+  std::vector<Space::Global> takeGlobals(uint64_t owner) {
+    auto lock = holdMirrors();
+    return space_.takeGlobals(owner);
   }
-  // The module or library `owner` was unloaded: nothing of this process may read its globals again.
-  void forgetGlobals(uint64_t owner) {
-    std::lock_guard lock(mirrorsMutex_);
-    for (uint64_t address : space_.forgetGlobals(owner)) mirrors_.erase(address);
+  void forgetMirror(uint64_t address) {
+    auto lock = holdMirrors();
+    mirrors_.erase(address);
   }
   // Any thread: the reply of a deferred call.
   void answer(const Call& call) { reply(call); }
@@ -122,7 +128,11 @@ class Session {
   friend struct SessionSeam;  // tests/fuzz: a session without its threads
   // The header: into `call`, with private arguments. Null: refused, and why.
   const Handler* check(std::span<const std::byte> message, Call& call, std::string& reason);
+  const Handler* decode(std::span<const std::byte> message, uint64_t expected, Call& call,
+                        std::string& reason);
   bool admit(std::span<const std::byte> message, Call& call, std::string& reason);
+  void awaitAsides(uint64_t through);
+  bool serveAside(std::span<const std::byte> message, std::string& reason);
   void execute(Call& call);
   void runBeside(Call call);
   void besideLoop();
@@ -143,6 +153,7 @@ class Session {
   Space space_;
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   std::shared_ptr<transport::SharedMemory> staging_;
+  std::mutex registering_;
   std::atomic<bool> registered_{false};
   std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again
   Words words_;
@@ -154,8 +165,12 @@ class Session {
   // Watcher's thread only: deliveries under way and the memory they read.
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
   std::map<uint64_t, transport::Region> regions_;  // executor only
-  std::mutex mirrorsMutex_;  // unloading, which waits for the device, goes beside the executor
-  std::map<uint64_t, std::shared_ptr<schema::MirrorBase>> mirrors_;  // each the executor's alone
+  std::mutex mirrorsMutex_;
+  std::map<uint64_t, schema::MirrorBase> mirrors_;  // by the worker's address
+  Call asideCall_;                                  // control thread only; its buffers keep their room
+  std::mutex asideMutex_;
+  std::condition_variable asideServed_;
+  std::atomic<uint64_t> asides_{0};  // served; written by the control thread
   std::atomic<uint64_t> lastSeq_{0};                                 // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;

@@ -93,12 +93,12 @@ CUresult Space::scrub(const Extent& extent) {
 }
 
 void Space::contextEnded() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mapping_);
   scrubbers_.clear();
 }
 
 CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard order(mapping_);
   if (device >= windows_.size() || bytes == 0 || bytes % kExtentUnit || address % kExtentUnit)
     return CUDA_ERROR_INVALID_VALUE;
   // In any window: an application reserves addresses before it says whose memory comes there.
@@ -131,24 +131,26 @@ CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
     driver_.cuMemRelease(extent.handle);
     return result;
   }
+  std::lock_guard lock(mutex_);
   extents_[address] = extent;
   mapped_[device] += bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult Space::unmapExtent(CUdeviceptr address) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard order(mapping_);
   auto found = extents_.find(address);
   if (found == extents_.end()) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = driver_.cuMemUnmap(found->second.address, found->second.bytes);
   if (result == CUDA_SUCCESS) result = driver_.cuMemRelease(found->second.handle);
+  std::lock_guard lock(mutex_);
   mapped_[found->second.device] -= found->second.bytes;
   extents_.erase(found);
   return result;
 }
 
 CUresult Space::allowPeer(unsigned device, unsigned peer) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard order(mapping_);
   if (device >= devices_.size() || peer >= devices_.size()) return CUDA_ERROR_INVALID_DEVICE;
   peers_[device] |= 1u << peer;
   for (auto& [address, extent] : extents_) {
@@ -161,7 +163,7 @@ CUresult Space::allowPeer(unsigned device, unsigned peer) {
 
 CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
                         std::shared_ptr<transport::SharedMemory>& memory) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard order(mapping_);
   if (bytes == 0 || bytes % kHostUnit || address % kHostUnit || address < layout_.hostBase ||
       bytes > layout_.hostBytes || address - layout_.hostBase > layout_.hostBytes - bytes)
     return CUDA_ERROR_INVALID_VALUE;
@@ -188,41 +190,42 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
     memory.reset();
     return result;
   }
+  std::lock_guard lock(mutex_);
   host_[address] = {memory, true};
   hostRanges_[address] = bytes;
   return CUDA_SUCCESS;
 }
 
 CUresult Space::unmapHost(uint64_t address) {
-  std::shared_ptr<transport::SharedMemory> last;  // unmapped outside the lock
-  std::lock_guard lock(mutex_);
+  std::shared_ptr<transport::SharedMemory> last;  // unmapped outside the locks
+  std::lock_guard order(mapping_);
   auto found = host_.find(address);
   if (found == host_.end()) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = driver_.cuMemHostUnregister(found->second.memory->data());
+  std::lock_guard lock(mutex_);
   last = found->second.memory;
   host_.erase(found);
   hostRanges_.erase(address);
   return result;
 }
 
-void Space::addGlobal(CUdeviceptr address, size_t bytes, uint64_t owner, bool host) {
+void Space::addGlobal(uint64_t owner, const Global& global) {
   std::lock_guard lock(mutex_);
-  size_t& size = globals_[address];
-  size = std::max(size, bytes);
-  if (host) hostRanges_[address] = size;
-  globalsOf_[owner].insert(address);
+  size_t& size = globals_[global.address];
+  size = std::max(size, global.bytes);
+  if (global.managed) hostRanges_[global.address] = size;
+  globalsOf_[owner].insert(global.address);
 }
 
-std::set<uint64_t> Space::forgetGlobals(uint64_t owner) {
+std::vector<Space::Global> Space::takeGlobals(uint64_t owner) {
   std::lock_guard lock(mutex_);
   auto found = globalsOf_.find(owner);
   if (found == globalsOf_.end()) return {};
-  std::set<uint64_t> gone = std::move(found->second);
+  std::vector<Global> gone;
+  for (uint64_t address : found->second)
+    gone.push_back({address, globals_[address], hostRanges_.erase(address) != 0});
+  for (const Global& global : gone) globals_.erase(global.address);
   globalsOf_.erase(found);
-  for (uint64_t address : gone) {
-    globals_.erase(address);
-    hostRanges_.erase(address);
-  }
   return gone;
 }
 

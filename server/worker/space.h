@@ -3,7 +3,8 @@
 // globals. Every address from the wire is checked against it, once, before the driver sees it: without that,
 // unified addressing would let a client read the worker's own heap.
 //
-// Threads: the executor and MayBlock threads; a mutex inside.
+// Threads: any. Two mutexes: one for what calls the driver, which may stand still there (server/worker/session.h),
+// and one for the books, held for a look-up only.
 
 #include <cstdint>
 #include <map>
@@ -45,14 +46,19 @@ class Space {
   // Every piece of pinned memory, for registering it again after a context ended.
   template <class F>
   void forEachHost(F&& f) {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(mapping_);
     for (auto& [address, piece] : host_) f(static_cast<void*>(piece.memory->data()), piece.memory->size());
   }
-  // A module global the client was told of.
-  // A global of the module or library `owner`; host: managed, the host side may touch it too.
-  void addGlobal(CUdeviceptr address, size_t bytes, uint64_t owner, bool host);
-  // Its code was unloaded, and their memory went with it. Returns their addresses.
-  std::set<uint64_t> forgetGlobals(uint64_t owner);
+  // A global that the client was told of. managed: the host side may touch it too.
+  struct Global {
+    CUdeviceptr address = 0;
+    size_t bytes = 0;
+    bool managed = false;
+  };
+  // Of the module or library `owner`.
+  void addGlobal(uint64_t owner, const Global& global);
+  // Its code goes, and their memory with it: they are the session's no more.
+  std::vector<Global> takeGlobals(uint64_t owner);
 
   // True if [address, + bytes) is the session's: inside one window, host piece or global.
   bool owns(uint64_t address, size_t bytes) const;
@@ -87,9 +93,10 @@ class Space {
   schema::AddressSpace layout_{};
   std::vector<CUdeviceptr> windows_;
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
+  mutable std::mutex mapping_;  // taken before mutex_; alone it lets nobody change extents_ and host_
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Extent> extents_;
-  std::map<CUcontext, CUstream> scrubbers_;  // each context's stream for clearing fresh extents
+  std::map<CUcontext, CUstream> scrubbers_;  // under mapping_: each context's stream for clearing fresh extents
   std::vector<uint64_t> mapped_;
   std::map<uint64_t, HostPiece> host_;
   std::shared_ptr<transport::SharedMemory> staging_;

@@ -12,7 +12,6 @@
 
 namespace gpupool::server {
 
-using Clock = std::chrono::steady_clock;
 namespace {
 constexpr auto kSpin = std::chrono::microseconds(100);  // after a watch begins: poll without sleeping
 constexpr auto kNap = std::chrono::microseconds(20);
@@ -36,7 +35,9 @@ void Words::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
+  faultsWanted_.notify_all();
   if (thread_.joinable()) thread_.join();
+  if (faults_.joinable()) faults_.join();
 }
 
 CUdeviceptr Words::deviceAddress(uint64_t index) {
@@ -69,7 +70,11 @@ bool Words::add(Watched watched) {
     if (!watched.then && watched_.size() >= kMostWatched) return false;
     watched_.push_back(std::move(watched));
     any_.store(true, std::memory_order_release);
-    if (!stopping_ && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (!stopping_ && !thread_.joinable()) {
+      thread_ = std::thread([this] { run(); });
+      faults_ = std::thread([this] { checkFaults(); });
+    }
+    if (faultsIdle_) faultsWanted_.notify_one();
   }
   changed_.notify_one();
   return true;
@@ -147,10 +152,26 @@ void Words::checkFault() {
   });
 }
 
-void Words::run() {
+void Words::checkFaults() {
   CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&relaxed);
-  Clock::time_point began{}, nextCheck{};
+  std::unique_lock lock(mutex_);
+  while (true) {
+    faultsIdle_ = true;
+    faultsWanted_.wait(lock, [&] { return stopping_ || !watched_.empty(); });
+    faultsIdle_ = false;
+    while (!watched_.empty()) {
+      if (faultsWanted_.wait_for(lock, kFaultCheck, [&] { return stopping_; })) return;
+      lock.unlock();
+      checkFault();
+      lock.lock();
+    }
+    if (stopping_) return;
+  }
+}
+
+void Words::run() {
+  Clock::time_point began{};
   bool watching = false;
   prctl(PR_SET_TIMERSLACK, 1'000UL);  // else a nap takes 50 us more
   const bool spin = sysconf(_SC_NPROCESSORS_ONLN) > 2;
@@ -166,7 +187,6 @@ void Words::run() {
     if (!watching) {
       watching = true;
       began = now;
-      nextCheck = now + kFaultCheck;
     }
     std::vector<schema::WordUpdate> reached;
     std::vector<Then> ready;
@@ -178,10 +198,6 @@ void Words::run() {
     }
     if (!reached.empty() || !ready.empty()) began = Clock::now();
     if (!more) continue;
-    if (now >= nextCheck) {
-      checkFault();
-      nextCheck = Clock::now() + kFaultCheck;
-    }
     if (sticky() != CUDA_SUCCESS) {
       abandonWatched();
       continue;

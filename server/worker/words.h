@@ -1,8 +1,9 @@
 #pragma once
-// Completion words (schema/frame.h) and the watcher thread behind them. The device writes a word when the
-// stream reaches it; on one host the client polls the very page. The watcher works only while somebody waits:
-// it rings the client's bell (one host) or sends the word (network) when a watched word is reached, and after
-// a device fault, when no word is ever written again, it puts the sticky status where every waiter looks.
+// Completion words (schema/frame.h) and the threads behind them. The device writes a word when the stream
+// reaches it; on one host the client polls the very page. Both threads work only while somebody waits. The
+// watcher rings the client's bell (one host) or sends the word (network) when a watched word is reached. The
+// other one asks the driver for device faults, after which no word is ever written again, and puts the sticky
+// status where every waiter looks: the driver may let it wait for a host function, which waits for words.
 
 #include <atomic>
 #include <chrono>
@@ -49,6 +50,7 @@ class Words {
   void stop();
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Watched {
     schema::WordUpdate word;
     Then then;
@@ -57,7 +59,8 @@ class Words {
   void run();
   static constexpr size_t kMostWatched = size_t{1} << 20;
   bool add(Watched watched);
-  void idle(std::chrono::steady_clock::time_point since) const;
+  void idle(Clock::time_point since) const;
+  void checkFaults();
   bool serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready);
   void abandonWatched();
   void checkFault();
@@ -74,12 +77,13 @@ class Words {
   std::shared_ptr<transport::SharedMemory> memory_;
   std::atomic<CUdeviceptr> device_{0};
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_, faultsWanted_;
+  bool faultsIdle_ = false;  // nobody waited when it last looked: to be told when somebody does
   std::vector<Watched> watched_;
   std::atomic<bool> any_{false};                       // watched_ is not empty
-  std::vector<std::pair<uint64_t, CUstream>> probes_;  // context id -> idle stream of it, asked for faults
+  std::vector<std::pair<uint64_t, CUstream>> probes_;  // faults_' alone: context id -> idle stream of it
   bool stopping_ = false;
-  std::thread thread_;
+  std::thread thread_, faults_;
 };
 
 }  // namespace gpupool::server

@@ -45,6 +45,7 @@ const char* nameOf(Kind kind) {
       return "Post";
     case Kind::Await:
     case Kind::MayBlock:  // one round trip too; the worker serves it beside its executor
+    case Kind::Aside:     // the session's own alone
       return "Await";
     case Kind::Custom:
       return "Custom";

@@ -35,7 +35,7 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 1);
+  CHECK(kProtocolVersion == 2);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
@@ -43,6 +43,8 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 7);
   CHECK(static_cast<uint32_t>(NoticeType::errors) == 8);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);
+  CHECK(static_cast<uint32_t>(NoticeType::aside) == 67);
+  CHECK(kAside == uint64_t{1} << 63);
   CHECK(kWordsOffset == 64);
 }
 
@@ -55,8 +57,9 @@ TEST_CASE("a frame's header") {
   frame.lane = 0x31323334;
   frame.context = 0x4142434445464748;
   frame.received = 0x5152535455565758;
+  frame.aside = 0x6162636465666768;
   const Frame decoded =
-      pin("frame", "schema::Frame: call, flags, seq, epoch, lane, context, received", frame);
+      pin("frame", "schema::Frame: call, flags, seq, epoch, lane, context, received, aside", frame);
   CHECK(decoded.call == frame.call);
   CHECK(decoded.flags == 3);
   CHECK(decoded.seq == frame.seq);
@@ -64,6 +67,7 @@ TEST_CASE("a frame's header") {
   CHECK(decoded.lane == frame.lane);
   CHECK(decoded.context == frame.context);
   CHECK(decoded.received == frame.received);
+  CHECK(decoded.aside == frame.aside);
 }
 
 TEST_CASE("a reply's header") {

@@ -140,20 +140,30 @@ CUresult namedContext(CUcontext handle, ContextPtr& context) {
   return usable(context);
 }
 
+std::vector<FencePtr> Context::tails() const {
+  std::vector<FencePtr> all;
+  for (auto& weak : streams) {
+    if (auto stream = weak.lock()) all.push_back(stream->tail());
+  }
+  if (legacy) all.push_back(legacy->tail());
+  std::erase(all, nullptr);
+  return all;
+}
+
 CUresult Context::synchronize() {
-  std::vector<FencePtr> tails;
+  std::vector<FencePtr> open;
   {
     std::lock_guard lock(order);
-    for (auto& weak : streams) {
-      if (auto stream = weak.lock()) tails.push_back(stream->tail());
-    }
-    if (legacy) tails.push_back(legacy->tail());
+    open = tails();
   }
-  for (auto& tail : tails) {
-    if (tail) tail->wait();
-  }
+  for (auto& tail : open) tail->wait();
   flushOutput();
   return sticky.load();
+}
+
+void Context::drainAlone() {
+  std::lock_guard lock(order);
+  for (auto& tail : tails()) tail->wait();
 }
 
 // What the assertion said is out before any call reports it.

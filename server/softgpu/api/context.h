@@ -47,7 +47,10 @@ struct Context : std::enable_shared_from_this<Context> {
   void fail(CUresult error);
   // Waits for everything submitted so far; the sticky error afterwards.
   CUresult synchronize();
+  // The same, and nothing is submitted meanwhile.
+  void drainAlone();
   std::shared_ptr<Stream> makeStream(unsigned flags, int priority);
+  std::vector<FencePtr> tails() const;  // of every stream with work; under order
 };
 using ContextPtr = std::shared_ptr<Context>;
 

@@ -12,6 +12,15 @@
 namespace gpupool::softgpu::api {
 namespace {
 
+// GPUPOOL_SOFT_LOAD, see device.h.
+bool loadingWaits() {
+  static const bool waits = [] {
+    const char* how = std::getenv("GPUPOOL_SOFT_LOAD");
+    return how != nullptr && std::strcmp(how, "waits") == 0;
+  }();
+  return waits;
+}
+
 CUresult loadModule(CUmodule* out, const void* image, unsigned count, CUjit_option* options, void** values) {
   SOFT_CONTEXT(context);
   if (!out || !image) return CUDA_ERROR_INVALID_VALUE;
@@ -24,6 +33,7 @@ CUresult loadModule(CUmodule* out, const void* image, unsigned count, CUjit_opti
   }
   std::shared_ptr<Code> code;
   SOFT_TRY(loadCode(source, context->deviceObject(), context.get(), nullptr, jit, code));
+  if (loadingWaits()) context->drainAlone();
   *out = makeModule(context, std::move(code))->handle;
   return CUDA_SUCCESS;
 }

@@ -71,6 +71,8 @@ void unmapHost(Session& session, Call& call) {
 // ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8}
 // ---------------------------------------------
 
+// Aside calls. `piece` stays, and with the lock modules do, whatever is unmapped or unloaded meanwhile.
+
 void applyMirror(Session& session, Call& call) {
   Served<MirrorApply> served(session, call);
   if (!served.open()) return;
@@ -78,6 +80,8 @@ void applyMirror(Session& session, Call& call) {
   auto& runs = served.get<"runs">().array();
   Reader in(std::as_bytes(std::span(runs)));
   // One piece of memory holds all from the mirror's beginning to the run: so far reaches its base.
+  auto lock = session.holdMirrors();
+  const auto piece = session.space().hostMemory(address, 1);
   CUresult status = session.space().ownsHost(address, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   while (in.remaining() > 0 && status == CUDA_SUCCESS) {
     uint64_t offset = in.value<uint64_t>();
@@ -88,7 +92,7 @@ void applyMirror(Session& session, Call& call) {
       break;
     }
     std::memcpy(reinterpret_cast<void*>(address + offset), bytes.data(), bytes.size());
-    session.mirror(address)->apply(offset, bytes);
+    session.mirror(address).apply(offset, bytes);
   }
   served.close(status);
 }
@@ -100,10 +104,12 @@ void collectMirror(Session& session, Call& call) {
   size_t length = served.get<"length">().value();
   auto& out = served.get<"runs">().array();
   size_t& bytes = served.get<"bytes">().plain();
+  auto lock = session.holdMirrors();
+  const auto piece = session.space().hostMemory(address, length);
   if (!session.space().ownsHost(address, length)) return served.close(CUDA_ERROR_INVALID_VALUE);
   // Whole words: runs are padded to them.
   std::span<unsigned char> room(out.data(), out.size() & ~size_t{7});
-  bytes = session.mirror(address)->collect(reinterpret_cast<const std::byte*>(address), length, room);
+  bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, room);
   served.close(CUDA_SUCCESS);
 }
 

@@ -311,7 +311,7 @@ void global(Session& session, Call& call) {
     status =
         (session.driver().*Member)(&address, &bytes, owner.value(), served.template get<"name">().pass());
     if (status == CUDA_SUCCESS) {
-      session.space().addGlobal(address, bytes, owner.id(), std::is_same_v<R, LibraryManaged>);
+      session.space().addGlobal(owner.id(), {address, bytes, std::is_same_v<R, LibraryManaged>});
       served.template get<"dptr">().plain() = address;
       served.template get<"bytes">().plain() = bytes;
     }
@@ -324,8 +324,14 @@ void unload(Session& session, Call& call) {
   Served<R> served(session, call);
   if (!served.open()) return;
   uint64_t owner = served.template get<Owner>().id();
+  const auto globals = session.takeGlobals(owner);
   CUresult status = served.invoke(session.driver().*Member);
-  if (status == CUDA_SUCCESS) session.forgetGlobals(owner);
+  for (const Space::Global& global : globals) {
+    if (status == CUDA_SUCCESS)
+      session.forgetMirror(global.address);
+    else
+      session.space().addGlobal(owner, global);
+  }
   if (status == CUDA_SUCCESS) session.images().release(owner);
   served.close(status);
 }

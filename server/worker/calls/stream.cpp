@@ -9,6 +9,7 @@ using Word = GPUPOOL_ROW(sessionWord);
 using EventRecord = GPUPOOL_ROW(sessionEventRecord);
 using HostFunction = GPUPOOL_ROW(sessionHostFunction);
 using Drain = GPUPOOL_ROW(sessionDrain);
+using Printed = GPUPOOL_ROW(sessionOutput);
 using CaptureInfo = GPUPOOL_ROW(sessionCaptureInfo);
 using BeginCapture = GPUPOOL_ROW(cuStreamBeginCapture_v2);
 using BeginCaptureToGraph = GPUPOOL_ROW(cuStreamBeginCaptureToGraph);
@@ -54,10 +55,15 @@ void drain(Session& session, Call& call) {
   Served<Drain> served(session, call);
   if (!served.open()) return;
   call.drained = true;
-  const unsigned what = served.get<"wholeContext">().value();
-  if (what == 2) return served.close(CUDA_SUCCESS);
-  served.close(what != 0 ? session.driver().cuCtxSynchronize()
+  served.close(served.get<"wholeContext">().value() != 0 ? session.driver().cuCtxSynchronize()
                          : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
+}
+
+void printed(Session& session, Call& call) {
+  Served<Printed> served(session, call);
+  if (!served.open()) return;
+  call.drained = true;
+  served.close(CUDA_SUCCESS);
 }
 
 template <class R, auto Member, size_t Width>
@@ -109,6 +115,7 @@ void addStreamHandlers(HandlerTable& table) {
   table.add<EventRecord>(&eventRecord);
   table.add<HostFunction>(&hostFunction);
   table.add<Drain>(&drain);
+  table.add<Printed>(&printed);
   table.add<CaptureInfo>(&captureInfo);
   table.add<BeginCapture>(&beginCapture);
   table.add<BeginCaptureToGraph>(&beginCaptureToGraph);

@@ -100,7 +100,7 @@ struct Failure {
 
 class Client {
  public:
-  Client() {
+  explicit Client(const Driver& driver = softDriver()) {
     auto [mine, theirs] = transport::loopbackPair({});
     wire = std::move(mine);
     SessionStart start;
@@ -108,7 +108,7 @@ class Client {
     start.devices.resize(1);
     start.devices[0].memoryBytes = kLimit;
     KeptOutput kept;
-    session = std::make_unique<Session>(softDriver(), start, std::move(theirs));
+    session = std::make_unique<Session>(driver, start, std::move(theirs));
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }
   ~Client() {
@@ -188,6 +188,30 @@ class Client {
     REQUIRE(answer->header.seq == mine);
     return *answer;
   }
+  // Aside calls: frames on the control channel, with a sequence of their own.
+  void sendAside(const Frame& f, std::span<const std::byte> arguments) {
+    schema::ByteBuffer out;
+    out.value(Notice{NoticeType::aside, static_cast<uint32_t>(kEpoch), 0});
+    out.raw(&f, sizeof f);
+    out.raw(arguments.data(), arguments.size());
+    send(Channel::control, out.span().data(), out.size());
+  }
+  uint64_t aside(uint32_t call, const Arguments& arguments, uint32_t flags = 0) {
+    Frame f;
+    f.call = call;
+    f.flags = flags;
+    f.seq = schema::kAside | ++asides;
+    f.epoch = kEpoch;
+    sendAside(f, arguments.span());
+    return f.seq;
+  }
+  Answer awaitAside(uint32_t call, const Arguments& arguments) {
+    uint64_t mine = aside(call, arguments, Frame::kAwait);
+    auto answer = receive();
+    REQUIRE(answer);
+    REQUIRE(answer->header.seq == mine);
+    return *answer;
+  }
   std::optional<Answer> receive(int milliseconds = 5000) {
     auto message = wire->receive(Channel::call, within(milliseconds));
     if (message.size() < sizeof(schema::Reply)) return {};
@@ -252,6 +276,7 @@ class Client {
   schema::WorkerHello hello;
   std::shared_ptr<transport::SharedMemory> words;
   uint64_t seq = 0;
+  uint64_t asides = 0;
   uint64_t context = 0;
 
  private:

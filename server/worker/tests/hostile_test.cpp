@@ -110,6 +110,72 @@ TEST_CASE("a malformed frame ends the session with a reason and nothing else") {
   }
 }
 
+TEST_CASE("a malformed aside call ends the session with a reason and nothing else") {
+  Client client;
+  client.greet();
+  const Arguments none;
+  Frame frame;
+  frame.call = ROW("sessionOutput");
+  frame.flags = Frame::kAwait;
+  frame.seq = schema::kAside | 1;
+  frame.epoch = kEpoch;
+  SECTION("shorter than its header") {
+    client.tell(NoticeType::aside, uint64_t{0});
+    CHECK(contains(client.endedWith(), "shorter than its header"));
+  }
+  SECTION("out of order") {
+    ++frame.seq;
+    client.sendAside(frame, none.span());
+    CHECK(contains(client.endedWith(), "frame aside 2 of epoch 3 is out of order: expected aside 1"));
+  }
+  SECTION("numbered as a frame") {
+    frame.seq = 1;
+    client.sendAside(frame, none.span());
+    CHECK(contains(client.endedWith(), "frame 1 of epoch 3 is out of order: expected aside 1"));
+  }
+  SECTION("of another epoch") {
+    --frame.epoch;
+    client.sendAside(frame, none.span());
+    CHECK(contains(client.endedWith(), "out of order"));
+  }
+  SECTION("of no call") {
+    frame.call = 0xdeadbeef;
+    client.sendAside(frame, none.span());
+    CHECK(contains(client.endedWith(), "names no call"));
+  }
+  SECTION("of a call that may wait for the device") {
+    frame.call = ROW("sessionDrain");
+    client.sendAside(frame, Arguments().value(0).value(1).span());
+    CHECK(contains(client.endedWith(), "sessionDrain is on the wrong channel"));
+  }
+  SECTION("among the frames") {
+    client.post(ROW("sessionOutput"), none, Frame::kAwait);
+    CHECK(contains(client.endedWith(), "sessionOutput is on the wrong channel"));
+  }
+}
+
+TEST_CASE("a frame behind aside calls that never come holds up its own session alone") {
+  Client client;
+  client.greet();
+  auto frame = client.frame(ROW("sessionImageOffer"), Frame::kAwait);
+  frame.aside = 2;
+  client.send(frame, Arguments().structure(schema::ImageName{}).value(1).span());
+  CHECK(client.awaitAside(ROW("sessionOutput"), {}).status() == CUDA_SUCCESS);
+  CHECK_FALSE(client.receive(50));
+  SECTION("it goes on when they come") {
+    client.aside(ROW("sessionOutput"), {});
+    auto answer = client.receive();
+    REQUIRE(answer);
+    CHECK(answer->header.seq == frame.seq);
+    CHECK(answer->status() == CUDA_SUCCESS);
+  }
+  SECTION("goodbye") { client.tell(NoticeType::goodbye, uint64_t{0}); }
+  SECTION("the end of the lease") { client.session->stop("the lease is over"); }
+  SECTION("the end of the connection") { client.wire->close(); }
+  if (!client.ended()) client.wire->close();
+  CHECK(eventually([&] { return client.ended(); }));
+}
+
 TEST_CASE("arguments that do not fit their row end the session") {
   Client client;
   client.greet();
@@ -131,8 +197,8 @@ TEST_CASE("arguments that do not fit their row end the session") {
   }
   SECTION("an output larger than any") {
     call = "sessionMirrorCollect";
-    client.post(ROW("sessionMirrorCollect"),
-                Arguments().value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
+    client.aside(ROW("sessionMirrorCollect"),
+                 Arguments().value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
                 Frame::kAwait);
   }
   SECTION("a handle of the worker's half is no name to mint") {
@@ -233,7 +299,7 @@ TEST_CASE("mirrors reach nothing but the session's host memory") {
     run.value(offset);
     run.blob("12345678", 8);
     return client
-        .await(ROW("sessionMirrorApply"),
+        .awaitAside(ROW("sessionMirrorApply"),
                Arguments().value(address).blob(run.span().data(), run.size()).value(run.size()))
         .status();
   };
@@ -243,7 +309,7 @@ TEST_CASE("mirrors reach nothing but the session's host memory") {
   CHECK(apply(staging, heapAt - staging) == CUDA_ERROR_INVALID_VALUE);
   CHECK(apply(staging, client.hello.stagingBytes - 4) == CUDA_ERROR_INVALID_VALUE);
   CHECK(client
-            .await(ROW("sessionMirrorCollect"),
+            .awaitAside(ROW("sessionMirrorCollect"),
                    Arguments().value(heapAt).value(64).value(0).value(1).value(1).value(4096))
             .status() == CUDA_ERROR_INVALID_VALUE);
   CHECK(heap == std::vector<unsigned char>(64, 0x5a));
