@@ -6,6 +6,9 @@
 #include "check.h"
 
 __global__ void increment(int* value) { *value += 1; }
+__global__ void incrementAll(int* values, int count) {
+  for (int i = threadIdx.x; i < count; i += blockDim.x) values[i] += 1;
+}
 
 struct Log {
   std::atomic<int> calls{0};
@@ -31,6 +34,24 @@ static void CUDART_CB callsCuda(void*) {
 static void CUDART_CB streamCallback(cudaStream_t, cudaError_t status, void* data) {
   Log* log = static_cast<Log*>(data);
   log->seen[log->calls++] = status == cudaSuccess ? *log->pinned : -1;
+}
+
+// Kernels and host functions by turns, on the same memory.
+constexpr int kShared = 3000;
+static void CUDART_CB doubleAll(void* data) {
+  for (int i = 0; i < kShared; ++i) static_cast<int*>(data)[i] *= 2;
+}
+static void takeTurns(const char* kind, cudaStream_t stream, int* host, int* device) {
+  for (int i = 0; i < kShared; ++i) host[i] = i;
+  for (int turn = 0; turn < 5; ++turn) {
+    incrementAll<<<1, 128, 0, stream>>>(device, kShared);
+    CUDA(cudaLaunchHostFunc(stream, doubleAll, host));
+  }
+  CUDA(cudaStreamSynchronize(stream));
+  int wrong = 0;
+  for (int i = 0; i < kShared; ++i) wrong += host[i] != 32 * i + 62;
+  check::say("five turns each, %s: %d wrong", kind, wrong);
+  REQUIRE(wrong == 0);
 }
 
 int main() {
@@ -98,6 +119,20 @@ int main() {
   REQUIRE(result == 77);
   CUDA(cudaEventDestroy(event));
   CUDA(cudaStreamDestroy(other));
+
+  int *shared = nullptr, *onDevice = nullptr;
+  CUDA(cudaMallocManaged(&shared, kShared * sizeof(int)));
+  takeTurns("managed memory", stream, shared, shared);
+  CUDA(cudaFree(shared));
+  CUDA(cudaHostAlloc(&shared, kShared * sizeof(int), cudaHostAllocMapped));
+  CUDA(cudaHostGetDevicePointer(&onDevice, shared, 0));
+  takeTurns("mapped memory", stream, shared, onDevice);
+  CUDA(cudaFreeHost(shared));
+  static int registered[kShared];
+  CUDA(cudaHostRegister(registered, sizeof registered, cudaHostRegisterMapped));
+  CUDA(cudaHostGetDevicePointer(&onDevice, registered, 0));
+  takeTurns("registered memory", stream, registered, onDevice);
+  CUDA(cudaHostUnregister(registered));
   CUDA(cudaStreamDestroy(stream));
   CUDA(cudaFreeHost(log.pinned));
   CUDA(cudaFree(device));

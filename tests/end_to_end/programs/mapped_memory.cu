@@ -2,11 +2,46 @@
 // registered.
 #include <sys/mman.h>
 
+#include <cstdlib>
+#include <cstring>
+
 #include "check.h"
 
 __global__ void addIndex(int* values, int count, int step) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
     values[i] += i * step;
+}
+
+// Pinned memory that was copied from, and is another allocation now: its zeros are zeros on the device too.
+static void usedBefore(check::Device<int>& device, int count, bool pinned) {
+  int* old = nullptr;
+  CUDA(cudaMallocHost(&old, count * sizeof(int)));
+  for (int i = 0; i < count; ++i) old[i] = 0x5a5a5a5a;
+  CUDA(cudaMemcpyAsync(device, old, count * sizeof(int), cudaMemcpyHostToDevice));
+  CUDA(cudaDeviceSynchronize());
+  CUDA(cudaFreeHost(old));
+  int *host = nullptr, *onDevice = nullptr;
+  if (pinned) {
+    CUDA(cudaMallocHost(&host, count * sizeof(int)));
+    std::memset(host, 0, count * sizeof(int));
+  } else {
+    host = static_cast<int*>(std::calloc(count, sizeof(int)));
+    CUDA(cudaHostRegister(host, count * sizeof(int), cudaHostRegisterMapped));
+  }
+  host[5] = 7;
+  CUDA(cudaHostGetDevicePointer(&onDevice, host, 0));
+  addIndex<<<1, 64>>>(onDevice, count, 3);
+  CUDA(cudaDeviceSynchronize());
+  int wrong = 0;
+  for (int i = 0; i < count; ++i) wrong += host[i] != 3 * i + (i == 5 ? 7 : 0);
+  check::say("%s where other memory was: %d wrong", pinned ? "pinned" : "registered", wrong);
+  REQUIRE(wrong == 0);
+  if (pinned) {
+    CUDA(cudaFreeHost(host));
+  } else {
+    CUDA(cudaHostUnregister(host));
+    std::free(host);
+  }
 }
 
 static void onDevice(const char* name, int* host, int count) {
@@ -80,5 +115,8 @@ int main() {
   CUDA(cudaStreamDestroy(stream));
   CUDA(cudaHostUnregister(pages));
   munmap(pages, bytes);
+
+  usedBefore(device, 1000, true);
+  usedBefore(device, 1000, false);
   return check::pass();
 }
