@@ -235,7 +235,8 @@ CUresult borrowForGraph(uint64_t host, size_t bytes, CUcontext context, uint64_t
     return CUDA_SUCCESS;
   }
   if (findBorrowing(host, bytes, arena, hold)) return CUDA_SUCCESS;
-  CUresult status = hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, arena);
+  CUresult status =
+      hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, arena);
   if (status != CUDA_SUCCESS) return status;
   hostMemory().addMirror(host, arena, bytes, true);
   auto made = std::make_shared<BorrowHold>();

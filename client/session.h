@@ -247,7 +247,7 @@ class Session {
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
   uint64_t seq_ = 0;
-  std::atomic<uint64_t> asides_{0};  // sent; written under controlMutex_
+  std::atomic<uint64_t> asides_{0};        // sent; written under controlMutex_
   std::atomic<uint64_t> asidesServed_{0};  // as replies told; written under replyMutex_
   std::atomic<uint64_t> received_{0};
 

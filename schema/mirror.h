@@ -33,9 +33,9 @@ class MirrorBase {
   void distrust() { agreed_ = false; }
   bool agreed() const { return agreed_; }
 
-  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of 8
-  // and at least 24) and takes them into the base. Returns the bytes written. more(): the room ran out, and the
-  // next collect goes on behind them.
+  // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of
+  // 8 and at least 24) and takes them into the base. Returns the bytes written. more(): the room ran out, and
+  // the next collect goes on behind them.
   size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out) {
     grow(length);
     size_t used = 0, at = std::min(next_, length);

@@ -89,7 +89,8 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   uint64_t device = 0;
   // The pages stay the application's: the device works on a mirror in the arena, at an address of its own.
-  status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, device);
+  status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target,
+                                 device);
   if (status != CUDA_SUCCESS) return status;
   hostMemory().addMirror(host, device, bytes);
   allocations().add(

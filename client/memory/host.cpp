@@ -19,7 +19,7 @@ constexpr size_t kPage = 4096;
 constexpr size_t kSharedPiece = size_t{2} << 20;
 constexpr size_t kBlock = 256;
 constexpr size_t kMostNoted = 1024;  // uploads: from here on those that were copied are looked for
-constexpr size_t kApplyBytes = size_t{64} << 10;  // runs of one message of ours, on the control channel
+constexpr size_t kApplyBytes = size_t{64} << 10;     // runs of one message of ours, on the control channel
 constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
 // What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
 size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
@@ -472,8 +472,8 @@ CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& run
   do {
     const size_t bytes = mirror.base.collect(now, mirror.bytes, runs);
     if (bytes == 0) break;
-    CUresult status = Session::get().post<"sessionMirrorApply">(nullptr, CUdeviceptr{mirror.device},
-                                                                runs.data(), bytes);
+    CUresult status =
+        Session::get().post<"sessionMirrorApply">(nullptr, CUdeviceptr{mirror.device}, runs.data(), bytes);
     if (status != CUDA_SUCCESS) return status;
   } while (mirror.base.more());
   return CUDA_SUCCESS;

@@ -12,8 +12,9 @@
 //
 // Changes travel aside (schema/frame.h), so they are there before any frame sent after them.
 //
-// Threads: any. A host function's thread comes here too, while the worker's frames may wait for that function:
-// of the locks it takes (resending_, mirrorMutex_, mutex_; in this order) none is held across a frame's wait.
+// Threads: any. A host function's thread comes here too, while the worker's frames may wait for that
+// function: of the locks it takes (resending_, mirrorMutex_, mutex_; in this order) none is held across a
+// frame's wait.
 
 #include <atomic>
 #include <cstdint>
@@ -33,8 +34,8 @@ namespace gpupool::client {
 
 class HostMemory {
  public:
-  // What arena memory is for. copies: what else, shows later (mirrorArena). mirrored: kernels will address it.
-  // target: the device's side of the application's own memory; its mirror is the caller's to add.
+  // What arena memory is for. copies: what else, shows later (mirrorArena). mirrored: kernels will address
+  // it. target: the device's side of the application's own memory; its mirror is the caller's to add.
   enum class Use { copies, mirrored, target };
   // Bytes of the arena at an address both sides have.
   CUresult allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address);

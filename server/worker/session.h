@@ -1,9 +1,9 @@
 #pragma once
 // One session in its own process: takes frames from the call channel in order, calls the driver, answers.
 //
-//   executor (the thread that calls run)   every frame, in seq order; waits for the device only inside the driver
-//   beside threads                         MayBlock calls (JIT, drain): only their lane waits
-//   control thread                         answers to callbacks, watches, aside calls, goodbye; never in the driver
+//   executor (the thread that calls run)   every frame, in seq order; waits for the device only inside the
+//   driver beside threads                         MayBlock calls (JIT, drain): only their lane waits control
+//   thread                         answers to callbacks, watches, aside calls, goodbye; never in the driver
 //   watchers (Words)                       completion words; device faults
 //
 // The driver may hold a context while it waits for the device, and the device for a host function of the
@@ -170,8 +170,8 @@ class Session {
   Call asideCall_;                                  // control thread only; its buffers keep their room
   std::mutex asideMutex_;
   std::condition_variable asideServed_;
-  std::atomic<uint64_t> asides_{0};  // served; written by the control thread
-  std::atomic<uint64_t> lastSeq_{0};                                 // written by the executor
+  std::atomic<uint64_t> asides_{0};   // served; written by the control thread
+  std::atomic<uint64_t> lastSeq_{0};  // written by the executor
   std::atomic<uint64_t> completed_{0};
   std::mutex replyMutex_;
   std::atomic<bool> assertionTold_{false};

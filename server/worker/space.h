@@ -3,8 +3,8 @@
 // globals. Every address from the wire is checked against it, once, before the driver sees it: without that,
 // unified addressing would let a client read the worker's own heap.
 //
-// Threads: any. Two mutexes: one for what calls the driver, which may stand still there (server/worker/session.h),
-// and one for the books, held for a look-up only.
+// Threads: any. Two mutexes: one for what calls the driver, which may stand still there
+// (server/worker/session.h), and one for the books, held for a look-up only.
 
 #include <cstdint>
 #include <map>
@@ -93,10 +93,11 @@ class Space {
   schema::AddressSpace layout_{};
   std::vector<CUdeviceptr> windows_;
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
-  mutable std::mutex mapping_;  // taken before mutex_; alone it lets nobody change extents_ and host_
+  mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change extents_ and host_
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Extent> extents_;
-  std::map<CUcontext, CUstream> scrubbers_;  // under mapping_: each context's stream for clearing fresh extents
+  std::map<CUcontext, CUstream>
+      scrubbers_;  // under mapping_: each context's stream for clearing fresh extents
   std::vector<uint64_t> mapped_;
   std::map<uint64_t, HostPiece> host_;
   std::shared_ptr<transport::SharedMemory> staging_;

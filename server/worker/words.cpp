@@ -132,6 +132,7 @@ void Words::idle(Clock::time_point since) const {
 // Every live context is asked through an idle non-blocking stream: any other stream's query could disturb a
 // capture or wait in line behind it.
 void Words::checkFault() {
+  std::lock_guard probing(probing_);
   objects_.forEach(HandleKind::context, [&](uint64_t id, uint64_t real) {
     if (sticky() != CUDA_SUCCESS) return;
     if (driver_.cuCtxSetCurrent(reinterpret_cast<CUcontext>(real)) != CUDA_SUCCESS) return;
@@ -150,6 +151,13 @@ void Words::checkFault() {
       setSticky(result);
     }
   });
+}
+
+std::unique_lock<std::mutex> Words::contextEnds() {
+  std::unique_lock lock(probing_);
+  for (auto& [context, stream] : probes_) driver_.cuStreamDestroy_v2(stream);
+  probes_.clear();
+  return lock;
 }
 
 void Words::checkFaults() {

@@ -47,6 +47,9 @@ class Words {
   // From any thread: the session is over; every waiter learns `status`.
   void setSticky(CUresult status);
   CUresult sticky() const;
+  // While it is held, no context is asked for faults; those that live then are asked anew. To be held while
+  // one ends: drivers do not bear it that a stream is asked while its context goes.
+  std::unique_lock<std::mutex> contextEnds();
   void stop();
 
  private:
@@ -81,7 +84,8 @@ class Words {
   bool faultsIdle_ = false;  // nobody waited when it last looked: to be told when somebody does
   std::vector<Watched> watched_;
   std::atomic<bool> any_{false};                       // watched_ is not empty
-  std::vector<std::pair<uint64_t, CUstream>> probes_;  // faults_' alone: context id -> idle stream of it
+  std::mutex probing_;                                 // taken before mutex_
+  std::vector<std::pair<uint64_t, CUstream>> probes_;  // under probing_: context id -> idle stream of it
   bool stopping_ = false;
   std::thread thread_, faults_;
 };

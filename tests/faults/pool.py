@@ -44,7 +44,7 @@ class Pool:
         self.await_rest(30)
         self.base = self.picture()
         if self.real:  # one waiting worker's context
-            self.base["context"] = [now - was for now, was in zip(self.base["memory"], unused)]
+            self.base["context"] = self.base["memory"] - unused
 
     def down(self):
         status, output, errors = self.tool("down", bound=60)
@@ -144,7 +144,7 @@ class Pool:
             "workers": len(self.idle_workers()),
             "free": [device["freeBytes"] for device in self.listed("devices")],
             "files": self.files(),
-            "memory": self.gpu_memory(),
+            "memory": self.settled_gpu_memory(),
         }
 
     def files(self):
@@ -169,11 +169,28 @@ class Pool:
         return numbers | {os.path.join("/dev/shm", name) for name in os.listdir("/dev/shm")}
 
     def gpu_memory(self):
+        """MiB of all processes. Not what the device says is used: the driver keeps up to 120 MiB of its own there for a
+        while after any program, also without a pool (H200, driver 580)."""
         if not self.real:
             return None
-        answer = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+        answer = subprocess.run(["nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"],
                                 capture_output=True, text=True, timeout=30)
-        return [int(line) for line in answer.stdout.split()]
+        return sum(int(line) for line in answer.stdout.split())
+
+    @staticmethod
+    def gpu_users():
+        answer = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader"],
+                                capture_output=True, text=True, timeout=30)
+        return "by process: " + ("; ".join(answer.stdout.splitlines()) or "none")
+
+    def settled_gpu_memory(self, bound=10, still=1.0):
+        """Once it has not changed for a while: a context that is being made is not all there yet."""
+        memory, since, deadline = self.gpu_memory(), time.monotonic(), time.monotonic() + bound
+        while memory is not None and time.monotonic() - since < still and time.monotonic() < deadline:
+            time.sleep(0.1)
+            if (now := self.gpu_memory()) != memory:
+                memory, since = now, time.monotonic()
+        return memory
 
     # --- what a run left ---
 
@@ -217,9 +234,10 @@ class Pool:
                 found.append(f"descriptors of the {role}: {now}, {most} at rest")
         if base["memory"]:
             memory = self.gpu_memory()
-            most = [was + max(more, 0) * context for was, context in zip(base["memory"], base["context"])]
-            if max(now - bound for now, bound in zip(memory, most)) > 16:
-                found.append(f"GPU memory: {memory} MiB, {most} MiB at rest with {max(more, 0)} more workers")
+            most = base["memory"] + max(more, 0) * base["context"]
+            if memory - most > 16:
+                found.append(f"GPU memory: {memory} MiB, {most} MiB at rest with {max(more, 0)} more workers; "
+                             f"{self.gpu_users()}; workers that wait: {self.idle_workers()}")
         return found
 
     def growth(self, since, runs):

@@ -367,6 +367,10 @@ class Run:
             time.sleep(0.02)
         self.outcome.clean_ms = (time.monotonic() - began) * 1000
         self.outcome.left = left
+        if left:  # how long it does stay, for who looks for the cause
+            while self.own_left() + self.pool.left() and time.monotonic() < began + self.bound + 8:
+                time.sleep(0.05)
+            left.append(f"after {time.monotonic() - began:.1f} s: {self.own_left() + self.pool.left() or 'gone'}")
 
     def look_for_orphans(self):
         self.reaper.sweep()

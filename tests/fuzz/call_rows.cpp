@@ -77,13 +77,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto flags = input.value<uint8_t>();
     frame.flags = flags & 1 ? schema::Frame::kAwait : 0;
     frame.context = flags & 2 ? 0 : handles::makeHandle(handles::Kind::context, 1, 1);
-    frame.seq = server::SessionSeam::lastSeq(*bench.session) + 1;
+    const bool aside = server::findHandler(frame.call)->aside;
+    frame.seq = server::SessionSeam::nextSeq(*bench.session, aside);
     auto bytes = input.blob();
-    std::vector<std::byte> message(sizeof frame + bytes.size());
-    std::memcpy(message.data(), &frame, sizeof frame);
-    if (!bytes.empty()) std::memcpy(message.data() + sizeof frame, bytes.data(), bytes.size());
+    const schema::Notice notice{schema::NoticeType::aside, kEpoch, 0};
+    const size_t header = aside ? sizeof notice : 0;
+    std::vector<std::byte> message(header + sizeof frame + bytes.size());
+    std::memcpy(message.data(), &notice, header);
+    std::memcpy(message.data() + header, &frame, sizeof frame);
+    if (!bytes.empty()) std::memcpy(message.data() + header + sizeof frame, bytes.data(), bytes.size());
     if (image.bytes != 0) putName(message, image);
-    if (!bench.frame(message)) break;
+    if (!(aside ? bench.control(message) : bench.frame(message))) break;
   }
   return 0;
 }

@@ -28,10 +28,14 @@ void createContext(Session& session, Call& call) {
 template <class R, auto Member>
 void plain(Session& session, Call& call) {
   PlaceGlobals place;
-  serveDriver<R, Member>(session, call);
   if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset> ||
-                std::is_same_v<R, PrimaryRelease>)
+                std::is_same_v<R, PrimaryRelease>) {
+    auto unasked = session.words().contextEnds();
+    serveDriver<R, Member>(session, call);
     session.registrationsLost();
+  } else {
+    serveDriver<R, Member>(session, call);
+  }
 }
 
 unsigned deviceOf(Session& session, CUcontext context) {

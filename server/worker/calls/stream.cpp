@@ -55,8 +55,9 @@ void drain(Session& session, Call& call) {
   Served<Drain> served(session, call);
   if (!served.open()) return;
   call.drained = true;
-  served.close(served.get<"wholeContext">().value() != 0 ? session.driver().cuCtxSynchronize()
-                         : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
+  served.close(served.get<"wholeContext">().value() != 0
+                   ? session.driver().cuCtxSynchronize()
+                   : session.driver().cuStreamSynchronize(served.get<"stream">().value()));
 }
 
 void printed(Session& session, Call& call) {

@@ -85,8 +85,9 @@ struct Held : HeldDriver {
   }
   // The bytes of the runs in which the worker's copy has changed.
   std::vector<std::byte> collect() {
-    auto answer = client.awaitAside(ROW("sessionMirrorCollect"),
-                                    Arguments().value(pinned).value(64).value(4096).value(1).value(1).value(4096));
+    auto answer =
+        client.awaitAside(ROW("sessionMirrorCollect"),
+                          Arguments().value(pinned).value(64).value(4096).value(1).value(1).value(4096));
     REQUIRE(answer.status() == CUDA_SUCCESS);
     return answer.outputs;
   }
@@ -125,6 +126,38 @@ TEST_CASE("aside calls pass a frame that stands still in the driver") {
   REQUIRE(answer);
   CHECK(answer->header.seq == last);
   CHECK(answer->status() == CUDA_SUCCESS);
+}
+
+TEST_CASE("no context is asked for faults while it ends") {
+  static std::atomic<bool> ending{false};
+  static std::atomic<unsigned> asked{0}, askedMeanwhile{0};
+  softDriver();  // which it is, initialised
+  auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);
+  table.cuStreamQuery = [](CUstream stream) {
+    ++asked;
+    if (ending) ++askedMeanwhile;
+    return softDriver().cuStreamQuery(stream);
+  };
+  table.cuDevicePrimaryCtxReset_v2 = [](CUdevice device) {
+    ending = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    CUresult status = softDriver().cuDevicePrimaryCtxReset_v2(device);
+    ending = false;
+    return status;
+  };
+  Client client(*driver);
+  client.open();
+  client.tell(NoticeType::watch, schema::WordUpdate{5, 7});  // never reached: faults are asked for
+  for (int i = 0; i < 3; ++i) {
+    const unsigned before = asked;
+    CHECK(eventually([&] { return asked > before; }));
+    client.context = 0;
+    CHECK(client.await(ROW("cuDevicePrimaryCtxReset_v2"), Arguments().value(0)).status() == CUDA_SUCCESS);
+    CHECK(client.await(ROW("cuDevicePrimaryCtxRetain"), Arguments().value(kContext).value(0)).status() ==
+          CUDA_SUCCESS);
+  }
+  CHECK(askedMeanwhile == 0);
 }
 
 TEST_CASE("words are told while the driver keeps whoever asks for faults") {

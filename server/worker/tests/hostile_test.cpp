@@ -199,7 +199,7 @@ TEST_CASE("arguments that do not fit their row end the session") {
     call = "sessionMirrorCollect";
     client.aside(ROW("sessionMirrorCollect"),
                  Arguments().value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
-                Frame::kAwait);
+                 Frame::kAwait);
   }
   SECTION("a handle of the worker's half is no name to mint") {
     call = "cuDevicePrimaryCtxRetain";
@@ -300,7 +300,7 @@ TEST_CASE("mirrors reach nothing but the session's host memory") {
     run.blob("12345678", 8);
     return client
         .awaitAside(ROW("sessionMirrorApply"),
-               Arguments().value(address).blob(run.span().data(), run.size()).value(run.size()))
+                    Arguments().value(address).blob(run.span().data(), run.size()).value(run.size()))
         .status();
   };
   CHECK(apply(staging, 16) == CUDA_SUCCESS);
@@ -310,7 +310,7 @@ TEST_CASE("mirrors reach nothing but the session's host memory") {
   CHECK(apply(staging, client.hello.stagingBytes - 4) == CUDA_ERROR_INVALID_VALUE);
   CHECK(client
             .awaitAside(ROW("sessionMirrorCollect"),
-                   Arguments().value(heapAt).value(64).value(0).value(1).value(1).value(4096))
+                        Arguments().value(heapAt).value(64).value(0).value(1).value(1).value(4096))
             .status() == CUDA_ERROR_INVALID_VALUE);
   CHECK(heap == std::vector<unsigned char>(64, 0x5a));
 }

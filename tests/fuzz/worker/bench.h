@@ -21,7 +21,9 @@ struct SessionSeam {
   static bool control(Session& session, std::span<const std::byte> message) {
     return session.control(message);
   }
-  static uint64_t lastSeq(Session& session) { return session.lastSeq_; }
+  static uint64_t nextSeq(Session& session, bool aside) {
+    return aside ? schema::kAside | (session.asides_ + 1) : session.lastSeq_ + 1;
+  }
   // A thread remembers which context is current, and serves one session; here it serves many.
   static void forgetContext(Session& session) {
     static uint64_t ended = 0;
