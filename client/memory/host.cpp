@@ -361,11 +361,14 @@ void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, bool bo
   insertMirror({host, device, bytes, borrowed, {}});
 }
 
+bool HostMemory::isMirror(uint64_t host, uint64_t device) const {
+  auto [first, last] = mirrors_.equal_range(host);
+  return std::any_of(first, last, [&](const auto& entry) { return entry.second.device == device; });
+}
+
 void HostMemory::insertMirror(Mirror mirror) {
   std::lock_guard lock(mutex_);
-  auto [first, last] = mirrors_.equal_range(mirror.host);
-  for (; first != last; ++first)
-    if (first->second.device == mirror.device) return;
+  if (isMirror(mirror.host, mirror.device)) return;
   if (mirror.device != mirror.host) targets_.insert(mirror.device);
   mirrors_.emplace(mirror.host, std::move(mirror));
   mirrorCount_ = mirrors_.size();
@@ -445,6 +448,7 @@ void HostMemory::mirrorArena(uint64_t address) {
     if (address - block->first >= block->second || targets_.count(block->first) != 0) return;
     start = block->first;
     bytes = block->second;
+    if (isMirror(start, start)) return;
   }
   awaitLandings(start, bytes);  // what is sent first must not undo what the device brings
   Mirror mirror{start, start, bytes, false, {}};

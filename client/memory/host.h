@@ -123,6 +123,7 @@ class HostMemory {
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   CUresult putRange(const void* from, size_t bytes);
+  bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
   void insertMirror(Mirror mirror);
   std::vector<Mirror*> allMirrors();
   static CUresult sendChanges(Mirror& mirror, std::vector<unsigned char>& runs);

@@ -208,7 +208,7 @@ void waitForever() {
 
 struct Slow {
   uint32_t* pinned;
-  uint32_t value;
+  std::atomic<uint32_t> value;  // its readers' order is the stream's, which ThreadSanitizer does not see
 };
 void CUDA_CB slowly(void* data) {
   usleep(200'000);

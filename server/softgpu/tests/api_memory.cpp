@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "api_support.h"
+#include "addresses.h"
 
 using namespace apitest;
 
@@ -234,7 +235,7 @@ TEST_CASE("virtual memory: reserve at a hint, map, share, unmap") {
   OK(cuMemGetAllocationGranularity(&grain, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   CHECK(grain == 2 << 20);
   CUdeviceptr window = 0, second = 0;
-  const CUdeviceptr hint = 0x200000000000;
+  const CUdeviceptr hint = gpupool::softgpu::test::kUnusedAddresses;
   OK(cuMemAddressReserve(&window, 64 * grain, 0, hint, 0));
   CHECK(window == hint);
   OK(cuMemAddressReserve(&second, grain, 0, hint, 0));

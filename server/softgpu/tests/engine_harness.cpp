@@ -4,10 +4,12 @@
 #include <fstream>
 #include <iterator>
 
+#include "server/softgpu/tests/addresses.h"
+
 namespace gpupool::softgpu::test {
 
 namespace {
-std::atomic<uint64_t> nextAddress{0x2000'0000'0000};
+std::atomic<uint64_t> nextAddress{kUnusedAddresses};
 }
 
 DeviceMemory::DeviceMemory(size_t bytes) : bytes_((bytes + 4095) & ~size_t{4095}) {
