@@ -162,12 +162,16 @@ class Client {
     std::memcpy(out, data, bytes);
     wire->commit(channel, bytes);
   }
-  Frame frame(uint32_t call, uint32_t flags) {
+  static Frame header(uint32_t call, uint32_t flags, uint64_t seq) {
     Frame f;
     f.call = call;
     f.flags = flags;
-    f.seq = ++seq;
+    f.seq = seq;
     f.epoch = kEpoch;
+    return f;
+  }
+  Frame frame(uint32_t call, uint32_t flags) {
+    Frame f = header(call, flags, ++seq);
     f.context = context;
     return f;
   }
@@ -197,11 +201,7 @@ class Client {
     send(Channel::control, out.span().data(), out.size());
   }
   uint64_t aside(uint32_t call, const Arguments& arguments, uint32_t flags = 0) {
-    Frame f;
-    f.call = call;
-    f.flags = flags;
-    f.seq = schema::kAside | ++asides;
-    f.epoch = kEpoch;
+    const Frame f = header(call, flags, schema::kAside | ++asides);
     sendAside(f, arguments.span());
     return f.seq;
   }

@@ -114,11 +114,7 @@ TEST_CASE("a malformed aside call ends the session with a reason and nothing els
   Client client;
   client.greet();
   const Arguments none;
-  Frame frame;
-  frame.call = ROW("sessionOutput");
-  frame.flags = Frame::kAwait;
-  frame.seq = schema::kAside | 1;
-  frame.epoch = kEpoch;
+  Frame frame = Client::header(ROW("sessionOutput"), Frame::kAwait, schema::kAside | 1);
   SECTION("shorter than its header") {
     client.tell(NoticeType::aside, uint64_t{0});
     CHECK(contains(client.endedWith(), "shorter than its header"));
