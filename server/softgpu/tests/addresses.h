@@ -5,8 +5,8 @@
 
 namespace gpupool::softgpu::test {
 
-#ifdef __SANITIZE_THREAD__  // has its shadow there
-inline constexpr uint64_t kUnusedAddresses = 0x10'0000'0000;
+#ifdef __SANITIZE_THREAD__  // has its shadow there; server/softgpu/address_plan.cpp
+inline constexpr uint64_t kUnusedAddresses = 0x58'0000'0000;
 #else
 inline constexpr uint64_t kUnusedAddresses = 0x2000'0000'0000;
 #endif
