@@ -2,8 +2,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "api_support.h"
 #include "addresses.h"
+#include "api_support.h"
 
 using namespace apitest;
 
