@@ -143,7 +143,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   return CUDA_SUCCESS;
 }
 
-bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) const {
+bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
   Piece& p = piece->second;
   p.used -= bytes;
   auto next = p.free.find(address + bytes);

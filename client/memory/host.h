@@ -100,7 +100,7 @@ class HostMemory {
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made);
   PieceAt pieceWithRoom(size_t bytes, uint64_t& address);
   // Gives a block back to its piece. True: the piece is free now and not kept.
-  bool freeBlock(PieceAt piece, uint64_t address, size_t bytes) const;
+  bool freeBlock(PieceAt piece, uint64_t address, size_t bytes);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
   bool unmapParked();
   CUresult settleSlow();

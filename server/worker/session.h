@@ -1,10 +1,10 @@
 #pragma once
 // One session in its own process: takes frames from the call channel in order, calls the driver, answers.
 //
-//   executor (the thread that calls run)   every frame, in seq order; waits for the device only inside the
-//   driver beside threads                         MayBlock calls (JIT, drain): only their lane waits control
-//   thread                         answers to callbacks, watches, aside calls, goodbye; never in the driver
-//   watchers (Words)                       completion words; device faults
+//   executor (calls run)   every frame, in seq order; waits for the device only inside the driver
+//   beside threads         MayBlock calls (JIT, drain): only their lane waits
+//   control thread         answers to callbacks, watches, aside calls, goodbye; never in the driver
+//   watchers (Words)       completion words; device faults
 //
 // The driver may hold a context while it waits for the device, and the device for a host function of the
 // client's: any thread that then calls the driver stands still until the function has returned. So nothing
