@@ -1,9 +1,9 @@
 #pragma once
-// The name of bytes: code images of hundreds of megabytes are named at every start of a process, so the hash
-// must cost little and stay one that nobody can find collisions for (programs of one tenant share a cache and
-// need not trust one another). Up to kPart bytes it is their SHA-256; beyond, the SHA-256 of the parts'
-// SHA-256, so that several threads can share the work. Two contents of one length have one digest only if
-// they are the same.
+// A digest that names a content: code images of hundreds of megabytes are named at every start of a process,
+// so the hash must be cheap and still resist collisions (programs of one tenant share a cache and need not
+// trust one another). Up to kPart bytes it is their SHA-256; beyond, the SHA-256 of the parts' SHA-256, so
+// that several threads can share the work. Two contents of one length have one digest only if they are the
+// same.
 
 #include <memory>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What /proc/meminfo says (proc(5)).
+// Memory of this machine, from /proc/meminfo (proc(5)).
 
 #include <cstdint>
 #include <istream>
@@ -7,7 +7,7 @@
 
 namespace gpupool {
 
-// Bytes; 0: not told.
+// Bytes; 0: unknown.
 struct MemoryInfo {
   uint64_t total = 0, available = 0, freeSwap = 0;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Slows down who keeps failing: each peer has a bucket of failures that drains with time. One thread.
+// Limits the rate of failed attempts: each peer has a bucket of failures that drains with time. One thread.
 
 #include <chrono>
 #include <map>

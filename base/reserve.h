@@ -1,5 +1,5 @@
 #pragma once
-// Address space at a place of one's own choosing.
+// Reserves address space at a chosen address.
 
 #include <sys/mman.h>
 
@@ -7,7 +7,7 @@
 
 namespace gpupool {
 
-// Reserves [address, + bytes), inaccessible and uncommitted: there or not at all. Without
+// Reserves [address, + bytes), inaccessible and uncommitted: exactly there, or fails. Without
 // MAP_FIXED_NOREPLACE, which the kernel understands since 4.17 only and ThreadSanitizer not at all: it drops
 // an address it needs itself, keeps the flag, and the mapping comes to lie at address 0.
 inline bool reserveAt(uint64_t address, uint64_t bytes) {

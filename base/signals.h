@@ -6,7 +6,7 @@
 
 namespace gpupool {
 
-// While it lives, this thread takes no signals, and threads that it makes inherit that for good.
+// While it lives, this thread receives no signals. Threads that it starts meanwhile never receive any.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

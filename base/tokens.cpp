@@ -23,7 +23,7 @@ std::string readPrivate(const std::string& path) {
   };
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (file < 0) fail(std::strerror(errno));
-  struct stat info {};
+  struct stat info{};
   std::string text(kMostBytes + 1, '\0');
   const bool known = ::fstat(file, &info) == 0;
   const ssize_t size = known && S_ISREG(info.st_mode) ? ::read(file, text.data(), text.size()) : -1;
@@ -85,7 +85,7 @@ Credentials readCredentials(const std::string& path, const std::string& tenant) 
 }
 
 CredentialSource credentialsOf(const std::string& path, const std::string& tenant) {
-  const Credentials first = readCredentials(path, tenant);
+  Credentials first = readCredentials(path, tenant);
   if (path.empty()) return [first] { return first; };
   // The process may change its directory.
   return [path = std::filesystem::absolute(path).string(), tenant = first.tenant] {
@@ -104,13 +104,13 @@ const Tokens& TokenFile::current() {
     tokens_ = readTokens(path_);
     GPUPOOL_INFO("token file %s has changed: %zu tenants", path_.c_str(), tokens_.size());
   } catch (const std::exception& error) {
-    GPUPOOL_ERROR("%s; the tokens read before hold on", error.what());
+    GPUPOOL_ERROR("%s; the tokens that were read before stay valid", error.what());
   }
   return tokens_;
 }
 
 TokenFile::Stamp TokenFile::stamp() const {
-  struct stat info {};
+  struct stat info{};
   if (::stat(path_.c_str(), &info) != 0) return {};
   const auto ns = [](const timespec& time) { return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec; };
   return {static_cast<int64_t>(info.st_dev), static_cast<int64_t>(info.st_ino), info.st_size,

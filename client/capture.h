@@ -1,7 +1,7 @@
 #pragma once
 // Captures as the application's side of them: who began one, in which mode, which streams and events belong
-// to it, and what it forbids (design.md §5). The worker begins every capture relaxed, so everything a mode
-// forbids is refused here.
+// to it, and what it forbids (docs/design.md, "Which calls wait"). The worker begins every capture relaxed,
+// so everything a mode forbids is refused here.
 //
 // A refusal of an unsafe call also invalidates the captures in its way, as natively: their streams then
 // answer CUDA_ERROR_STREAM_CAPTURE_INVALIDATED until cuStreamEndCapture. Threads: any; one mutex, never held

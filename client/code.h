@@ -1,6 +1,5 @@
 #pragma once
-// Modules, libraries, kernels: images go to the worker by content, layouts and attributes come back once per
-// kernel.
+// Modules and libraries: images go to the worker by content, handles are minted here.
 
 #include "client/image.h"
 #include "client/objects.h"
@@ -11,16 +10,9 @@ namespace gpupool::client {
 // Sends the image unless the worker holds one of that content.
 CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::ImageName& name);
 
-// The launchable behind a CUfunction or, cast to it, a CUkernel. Null: neither.
-Function* findFunction(CUfunction handle);
-// Its layout and attributes are known afterwards. device: the application's.
-CUresult describe(CUfunction handle, Function& function, CUcontext context, CUdevice device);
-// Before its first launch: from a launch on whose kernel may print, synchronising brings the output.
-void notePrinting(const Function& function);
-CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name);
-
-// A kernel node's or launch's parameters as one packed buffer, from kernelParams or extra.
-CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context,
-                        CUdevice device, std::vector<std::byte>& out);
+// The library's module in `context`.
+CUresult moduleIn(Context& context, CUlibrary library, CUmodule* out);
+// The context ended, and with it its modules and functions.
+void forgetCode(CUcontext context);
 
 }  // namespace gpupool::client

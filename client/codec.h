@@ -95,8 +95,7 @@ struct ClientCodec {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return (countsThat<std::tuple_element_t<I, typename R::RoleList>>(std::get<I>(arguments)) || ... ||
               false);
-    }
-    (std::make_index_sequence<R::arity>{});
+    }(std::make_index_sequence<R::arity>{});
   }
   template <class Other, class V>
   static bool countsThat(const V& array) {
@@ -139,7 +138,7 @@ struct ClientCodec {
 template <class R>
 struct RowCodec;
 template <class R>
-requires schema::isRow<R>
+  requires schema::isRow<R>
 struct RowCodec<R> {
   using Arguments = typename R::Arguments;
   template <size_t I>
@@ -149,20 +148,17 @@ struct RowCodec<R> {
   static size_t measure(const Arguments& arguments) {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       return (size_t{0} + ... + Codec<I>::measure(std::get<I>(arguments), arguments));
-    }
-    (std::make_index_sequence<R::arity>{});
+    }(std::make_index_sequence<R::arity>{});
   }
   static void encode(Writer& out, const Arguments& arguments) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (Codec<I>::encode(out, std::get<I>(arguments), arguments), ...);
-    }
-    (std::make_index_sequence<R::arity>{});
+    }(std::make_index_sequence<R::arity>{});
   }
   static void decode(Reader& in, const Arguments& arguments) {
     [&]<size_t... I>(std::index_sequence<I...>) {
       (Codec<I>::decode(in, std::get<I>(arguments), arguments), ...);
-    }
-    (std::make_index_sequence<R::arity>{});
+    }(std::make_index_sequence<R::arity>{});
   }
 };
 

@@ -44,6 +44,11 @@ void Context::forgetLimits() {
   for (auto& limit : limits_) limit.store(0, std::memory_order_relaxed);
 }
 
+void Context::newVersion() {
+  static std::atomic<uint64_t> versions{0};
+  version.store(versions.fetch_add(1, std::memory_order_relaxed) + 1, std::memory_order_release);
+}
+
 void Contexts::start(int deviceCount, const RemoteContexts& remote) {
   remote_ = &remote;
   for (int device = 0; device < deviceCount && device < kMaxDevices; ++device) {
@@ -70,6 +75,7 @@ CUresult Contexts::activate(Primary& primary) {
       remote_->activatePrimary(context.device, context.flags.load(std::memory_order_relaxed), context.handle);
   if (result != CUDA_SUCCESS) return result;
   context.id.store(lives_.fetch_add(1) + 1, std::memory_order_relaxed);
+  context.newVersion();
   context.alive.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
@@ -150,6 +156,7 @@ CUresult Contexts::create(CUcontext* out, unsigned flags, CUdevice device, unsig
     return result;
   }
   context.id.store(lives_.fetch_add(1) + 1, std::memory_order_relaxed);
+  context.newVersion();
   context.alive.store(true, std::memory_order_release);
   *out = context.handle;
   return push(context.handle);

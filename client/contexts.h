@@ -1,15 +1,15 @@
 #pragma once
 // Contexts as an application sees them: primary contexts, created ones, each thread's stack, and the validity
-// of both. Everything is answered here; the server hears of a context when one comes to life, changes its
-// flags or ends.
+// of both. Everything is answered here. The server learns of a context only when it becomes active, changes
+// its flags or ends.
 //
 // A context's object is never freed: a dead handle stays recognisable as dead, and a reader never races with
 // a free. A primary context's handle exists from start() on and is the same in all of its lives; `id` tells
 // the lives apart.
 //
-// What a call returns for contexts that are dead or not yet active was measured on driver 580 and is followed
-// to the letter where it says something: an inactive context can be made current, has a device, flags 0 and
-// API version error 201, and refuses everything else with 709.
+// What a call returns for contexts that are dead or not yet active was measured on driver 580 and is
+// reproduced exactly: an inactive context can be made current, has a device, flags 0 and API version error
+// 201, and refuses everything else with 709.
 //
 // Threads: everything may be called from any thread. Current, push, pop and get touch only the calling
 // thread's state. Hooks run without the table's lock; retain, release and reset of one device exclude each
@@ -56,6 +56,9 @@ struct Context {
   CUcontext handle = nullptr;      // set before the object can be found by anyone else
   std::atomic<bool> alive{false};  // false: never activated, reset, released or destroyed
   std::atomic<uint64_t> id{0};     // of this life, unique in the process; 0 while not alive
+  // Unique in the process, and another one with every life and every change of what launches depend on
+  // (limits, cache preference): what was learnt of launches under one version says nothing under another.
+  std::atomic<uint64_t> version{0};
   std::atomic<unsigned> flags;     // as cuDevicePrimaryCtxGetState and cuCtxCreate have them
   std::atomic<unsigned> usage{1};  // cuCtxAttach, cuCtxDetach
   std::atomic<unsigned> cacheConfig{0}, sharedMemConfig{0};
@@ -67,6 +70,7 @@ struct Context {
   bool cachedLimit(CUlimit limit, size_t* value) const;
   void storeLimit(CUlimit limit, size_t value);
   void forgetLimits();
+  void newVersion();
 
  private:
   static constexpr size_t kLimits = 16;

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "client/graphs.h"
-#include "client/memory/allocations.h"
 #include "client/memory/copy_threads.h"
 #include "client/memory/host.h"
+#include "client/memory/registered.h"
 #include "client/memory/staging.h"
 
 namespace gpupool::client {
@@ -212,7 +212,7 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
   }
   staging().releaseAfter(slot, ref, value);
   if (status == CUDA_SUCCESS && count != bytes) status = CUDA_ERROR_UNKNOWN;
-  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
 // A network: the worker puts the bytes into the application's memory, which it may reach for that long.
@@ -267,6 +267,37 @@ CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size
   return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
 }
 
+// True if nothing is ahead of the next operation of the stream, in it or in one it is ordered behind.
+bool nothingAhead(const StreamRef& ref) {
+  const auto idle = [](const StreamRef& r) { return isDone(r, r.stream->posted.load()); };
+  if (!idle(ref)) return false;
+  if ((ref.stream->flags & CU_STREAM_NON_BLOCKING) != 0) return true;
+  bool all = true;
+  forEachStream(ref.context, [&](const StreamRef& other) {
+    if (ref.wire == nullptr || other.wire == nullptr)
+      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || idle(other));
+  });
+  return all;
+}
+
+// Registered memory at the host end. A caller who waits is served by the staging slots, and so is a small
+// copy to the device with nothing ahead of it, whose bytes may be taken at once.
+CUresult copyRegistered(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, bool toDevice,
+                        Timing timing) {
+  if (timing == Timing::async && toDevice && bytes <= Staging::kSmall && nothingAhead(ref)) {
+    carrier().settle();
+    return uploadLinear(ref, to, from, bytes);
+  }
+  if (timing == Timing::async)
+    return toDevice ? registeredMemory().upload(ref, to, from, bytes)
+                    : registeredMemory().download(ref, to, from, bytes);
+  CUresult status = synchronizeStream(ref);
+  if (status != CUDA_SUCCESS) return status;
+  if (!toDevice) return downloadLinear(ref, to, from, bytes);
+  status = uploadLinear(ref, to, from, bytes);
+  return status == CUDA_SUCCESS ? returnBeforeLanding(ref) : status;
+}
+
 // Host memory on both ends: after everything before it in the stream.
 CUresult betweenHosts(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   CUresult status = synchronizeStream(ref);
@@ -275,19 +306,19 @@ CUresult betweenHosts(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
 }
 
 // The node reads and writes the application's memory when the graph runs, not now.
-CUresult captureEnd(const StreamRef& ref, uint64_t& address, End end, size_t bytes) {
+CUresult captureEnd(const StreamRef& ref, uint64_t& address, End end, size_t bytes, bool written) {
   if (end == End::arena) hostMemory().mirrorArena(address);
-  if (end != End::host) return CUDA_SUCCESS;
+  if (end != End::host && end != End::registered) return CUDA_SUCCESS;
   GraphHold hold;
-  CUresult status = borrowForGraph(address, bytes, ref.context, address, hold);
+  CUresult status = borrowForGraph(address, bytes, written, ref.context, address, hold);
   if (hold != nullptr) captureHolds(*ref.stream, std::move(hold));
   return status;
 }
 
 CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd,
                        size_t bytes) {
-  CUresult status = captureEnd(ref, to, toEnd, bytes);
-  if (status == CUDA_SUCCESS) status = captureEnd(ref, from, fromEnd, bytes);
+  CUresult status = captureEnd(ref, to, toEnd, bytes, true);
+  if (status == CUDA_SUCCESS) status = captureEnd(ref, from, fromEnd, bytes, false);
   if (status != CUDA_SUCCESS) return status;
   if (toEnd == End::device)
     return postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes,
@@ -298,44 +329,7 @@ CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t fr
   return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
 }
 
-bool inAllocation(const Allocation& a, uint64_t address, size_t bytes) {
-  return address >= a.address && bytes <= a.bytes && address - a.address <= a.bytes - bytes;
-}
-
-// A range the application mapped itself may be made of several pieces.
-bool inMappings(Allocation a, uint64_t address, size_t bytes) {
-  while (bytes > a.bytes - (address - a.address)) {
-    bytes -= a.bytes - (address - a.address);
-    address = a.address + a.bytes;
-    if (!allocations().find(address, a) || a.kind != Allocation::Kind::mapped) return false;
-  }
-  return true;
-}
-
 }  // namespace
-
-End endOf(uint64_t address, size_t bytes) {
-  Allocation found;
-  if (allocations().find(address, found)) {
-    switch (found.kind) {
-      case Allocation::Kind::device:
-      case Allocation::Kind::symbol:
-        return inAllocation(found, address, bytes) ? End::device : End::unknown;
-      case Allocation::Kind::mapped:
-        return inMappings(found, address, bytes) ? End::device : End::unknown;
-      case Allocation::Kind::registered:
-      case Allocation::Kind::managedSymbol:
-        return End::host;  // the application's own pages are what counts
-      default:
-        return inAllocation(found, address, bytes) ? End::arena : End::unknown;
-    }
-  }
-  if (hostMemory().holds(address, bytes)) return End::arena;
-  const schema::AddressSpace& space = Session::get().space();
-  bool window =
-      address >= space.deviceBase && address - space.deviceBase < space.windowBytes * schema::kMaxDevices;
-  return window ? End::unknown : End::host;
-}
 
 CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes,
                     Timing timing) {
@@ -343,11 +337,16 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (toEnd == End::unknown || fromEnd == End::unknown || to == 0 || from == 0)
     return CUDA_ERROR_INVALID_VALUE;
   bool toDevice = toEnd == End::device, fromDevice = fromEnd == End::device;
+  if ((toDevice && !mayAccess(ref.context, to, bytes, true)) ||
+      (fromDevice && !mayAccess(ref.context, from, bytes, false)))
+    return CUDA_ERROR_INVALID_VALUE;
   if (ref.stream->capturing.load() && !(toDevice && fromDevice))
     return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
   if (toDevice && fromDevice)
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+  if (fromEnd == End::registered || toEnd == End::registered)
+    return copyRegistered(ref, to, from, bytes, toDevice, timing);
   if (toDevice && fromEnd == End::host) {
     CUresult status = uploadLinear(ref, to, from, bytes);
     return status == CUDA_SUCCESS && timing == Timing::sync ? returnBeforeLanding(ref) : status;

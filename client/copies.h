@@ -1,16 +1,11 @@
 #pragma once
 // Copies by what the two ends are. Device memory and arena memory (pinned, managed) have one address on both
-// sides; ordinary memory goes through staging slots. Used by the copy calls and by graphs.
+// sides; ordinary memory goes through staging slots.
 
+#include "client/memory/ends.h"
 #include "client/streams.h"
-#include "schema/cuda.h"
 
 namespace gpupool::client {
-
-enum class End : uint8_t { host, arena, device, unknown };
-// What [address, + bytes) is. unknown: nothing of ours, but no host memory either is claimed: a device
-// address that is none.
-End endOf(uint64_t address, size_t bytes);
 
 enum class Timing : uint8_t {
   sync,   // as cuMemcpyHtoD: the stream's order, and the caller waits where CUDA waits

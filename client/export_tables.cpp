@@ -24,8 +24,7 @@ std::atomic<const ExportTableHooks*> currentHooks{nullptr};
 
 const ExportTableHooks* hooks() { return currentHooks.load(std::memory_order_acquire); }
 
-// ---- slots nobody is known to call
-// ------------------------------------------------------------------------------
+// ---- slots nobody is known to call ----
 
 constexpr const char* kTableNames[] = {
     "CUDART_INTERFACE", "TOOLS_RT_CB_HOOKS", "TOOLS_TLS",    "CONTEXT_CHECKS",
@@ -45,7 +44,8 @@ template <TableName table, size_t slot>
 CUresult unnamed() {
   static constinit std::atomic<bool> logged{false};
   if (!logged.exchange(true)) {
-    GPUPOOL_WARNING("not supported: slot %zu of the driver's export table %s", slot, kTableNames[table]);
+    GPUPOOL_WARNING("not supported: slot %zu of the driver's private export table %s", slot,
+                    kTableNames[table]);
   }
   return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -59,8 +59,7 @@ struct Table {
     slots[0] = reinterpret_cast<void*>(sizeof slots);
     [&]<size_t... index>(std::index_sequence<index...>) {
       ((slots[index + 1] = reinterpret_cast<void*>(&unnamed<table, index + 1>)), ...);
-    }
-    (std::make_index_sequence<count - 1>{});
+    }(std::make_index_sequence<count - 1>{});
   }
   template <typename Function>
   static void set(size_t slot, Function* function) {
@@ -76,8 +75,7 @@ using ToolsContext = Table<toolsContext, 93>;
 using ToolsModule = Table<toolsModule, 99>;
 using TpcMap = Table<tpcMap, 17>;
 
-// ---- CUDART_INTERFACE
-// -------------------------------------------------------------------------------------------
+// ---- CUDART_INTERFACE ----
 
 CUresult primaryHandle(CUcontext* out, CUdevice device) {
   if (const CUresult result = process::ready(); result != CUDA_SUCCESS) return result;
@@ -97,8 +95,7 @@ CUresult loadBare(const void* fatbin, CUmodule* module, void*, void*, unsigned) 
 }
 CUresult loadCompilers() { return CUDA_SUCCESS; }  // they are the server's
 
-// ---- TOOLS_RT_CB_HOOKS
-// ------------------------------------------------------------------------------------------
+// ---- TOOLS_RT_CB_HOOKS ----
 
 // Enable flags of tool callbacks. Nobody sets them: cudart brackets every call with callbacks where one is
 // not zero.
@@ -114,8 +111,7 @@ void getResourceFlags(void** flags, size_t* count) {
   *count = std::size(resourceFlags);
 }
 
-// ---- TOOLS_TLS, CONTEXT_CHECKS, context-local storage
-// -----------------------------------------------------------
+// ---- TOOLS_TLS, CONTEXT_CHECKS, context-local storage ----
 
 CUresult currentForTools(CUcontext* out) {
   if (const CUresult result = process::ready(); result != CUDA_SUCCESS) return result;
@@ -145,8 +141,7 @@ CUresult storageGet(void** value, CUcontext context, void* key) {
 // No size word here.
 void* contextStorageTable[4];
 
-// ---- TOOLS_CONTEXT
-// ----------------------------------------------------------------------------------------------
+// ---- TOOLS_CONTEXT ----
 
 CUresult contextNumber(CUcontext context, uint64_t* id) {
   if (const CUresult result = process::ready(); result != CUDA_SUCCESS) return result;
@@ -185,8 +180,7 @@ CUresult streamNumber(CUcontext context, void* object, uint64_t* out) {
   return hooks()->streamId(context, stream, out);
 }
 
-// ---- TOOLS_MODULE
-// -----------------------------------------------------------------------------------------------
+// ---- TOOLS_MODULE ----
 
 // Returns how many functions were visited, not a CUresult.
 size_t visitFunctions(CUcontext, CUmodule module,
@@ -201,8 +195,7 @@ size_t visitFunctions(CUcontext, CUmodule module,
   return functions.size();
 }
 
-// ---- TPC_MAP
-// ----------------------------------------------------------------------------------------------------
+// ---- TPC_MAP ----
 
 // cuBLASLt's heuristics for clusters (Hopper and later) ask for it and call slot 4 without looking at the
 // error of cuGetExportTable. Measured: two arrays from malloc, which slot 13 takes back.
@@ -226,8 +219,7 @@ CUresult freeTpcMap(unsigned char* gpcs, unsigned char* ranks) {
   return CUDA_SUCCESS;
 }
 
-// ---- INTEGRITY_CHECK
-// --------------------------------------------------------------------------------------------
+// ---- INTEGRITY_CHECK ----
 
 #if GPUPOOL_CUDART_SELFTEST
 CUresult checkIntegrity(uint32_t version, uint64_t seconds, uint8_t* out) {
@@ -269,8 +261,7 @@ CUresult checkIntegrity(uint32_t, uint64_t, uint8_t*) {
 }
 #endif
 
-// ---- the list
-// ---------------------------------------------------------------------------------------------------
+// ---- the list ----
 
 void fillTables() {
   CudartInterface::fill();

@@ -13,7 +13,6 @@
 
 namespace gpupool::client {
 
-thread_local bool perThreadDefault __attribute__((tls_model("initial-exec"))) = false;
 bool tracing = [] {
   const char* on = std::getenv("GPUPOOL_TRACE");
   return on != nullptr && *on == '1';
@@ -71,7 +70,7 @@ bool isSupported() {
   using Used = std::conditional_t<schema::isRow<Own>, Own, R>;
   if constexpr (!schema::isRow<Used>)
     return false;
-  else if constexpr (Used::kind == schema::Kind::Local || Used::kind == schema::Kind::Custom)
+  else if constexpr (Used::client == schema::Client::Local || Used::client == schema::Client::Policy)
     return Policy<Used::name>::get() != nullptr;
   else
     return true;

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
-#include "client/copies.h"
 #include "client/memory/allocations.h"
 #include "client/memory/device.h"
+#include "client/memory/ends.h"
 #include "client/memory/host.h"
 #include "client/memory/pools.h"
+#include "client/memory/registered.h"
 #include "client/process.h"
 
 namespace gpupool::client {
@@ -29,6 +30,7 @@ struct Books {
   std::unordered_map<uint64_t, Record> graphs;
   std::unordered_map<uint64_t, std::shared_ptr<NodeInfo>> nodes;
   std::vector<Borrowing> borrowings;
+  std::vector<std::weak_ptr<Hold>> strays;    // of nodes whose graph is not known: any launch may use them
   std::unordered_map<CUdevice, Usage> usage;  // memory of graphs
 };
 Books& books() {
@@ -54,21 +56,37 @@ struct DeviceHold : Hold {
       books().usage[device].now -= bytes;
     }
     if (!quiet(context) || !allocations().remove(address)) return;
-    deviceMemory(sessionDevice(device)).release(context, address);
+    deviceMemory(device).release(context, address);
   }
 };
 
+// The shadow of ordinary memory, which the nodes that copy parts of it share.
 struct BorrowHold : Hold {
   CUcontext context = nullptr;
   uint64_t host = 0, arena = 0;
+  size_t bytes = 0;
   ~BorrowHold() override {
     {
       std::lock_guard lock(books().mutex);
       std::erase_if(books().borrowings, [&](const Borrowing& b) { return b.arena == arena; });
     }
     bool done = quiet(context);
-    hostMemory().removeMirror(host, arena);
+    carrier().await(host, bytes);
     if (done) hostMemory().release(context, arena);
+  }
+};
+
+// What one node copies of it, or of registered memory, which has a shadow for as long as it is registered.
+struct PartHold : Hold {
+  Carrier::Range range;
+  GraphHold shadow;
+  bool carried(Carrier::Range& out) const override {
+    Carrier::Range now;
+    if (shadow == nullptr &&
+        (!registeredMemory().carries(range.application, range.bytes, now) || now.shadow != range.shadow))
+      return false;
+    out = range;
+    return true;
   }
 };
 
@@ -108,13 +126,14 @@ bool extentOf(const Side& side, const CUDA_MEMCPY3D_v2& copy, uint64_t& first, s
 }
 
 // What the side becomes: its memory type and, for host memory, the address of its first byte on both sides.
-CUresult localiseSide(const Side& side, const CUDA_MEMCPY3D_v2& copy, CUcontext context, CUmemorytype& type,
-                      uint64_t& start, std::vector<GraphHold>& holds) {
+CUresult localiseSide(const Side& side, bool written, const CUDA_MEMCPY3D_v2& copy, CUcontext context,
+                      CUmemorytype& type, uint64_t& start, std::vector<GraphHold>& holds) {
   uint64_t first = 0;
   size_t length = 0;
   if (!extentOf(side, copy, first, length)) return CUDA_ERROR_INVALID_VALUE;
   End end = endOf(first, length);
-  if (end == End::unknown || (end == End::host && side.type == CU_MEMORYTYPE_DEVICE))
+  if (end == End::unknown ||
+      ((end == End::host || end == End::registered) && side.type == CU_MEMORYTYPE_DEVICE))
     return CUDA_ERROR_INVALID_VALUE;
   type = end == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   start = first;
@@ -124,9 +143,39 @@ CUresult localiseSide(const Side& side, const CUDA_MEMCPY3D_v2& copy, CUcontext 
     return CUDA_SUCCESS;
   }
   GraphHold hold;
-  CUresult status = borrowForGraph(first, length, context, start, hold);
+  CUresult status = borrowForGraph(first, length, written, context, start, hold);
   if (hold != nullptr) holds.push_back(std::move(hold));
   return status;
+}
+
+// ---- under the mutex
+
+void collectHolds(uint64_t graph, std::vector<GraphHold>& all) {
+  auto found = books().graphs.find(graph);
+  if (found == books().graphs.end()) return;
+  all.insert(all.end(), found->second.holds.begin(), found->second.holds.end());
+  for (uint64_t id : found->second.nodes)
+    if (auto node = books().nodes.find(id); node != books().nodes.end())
+      for (CUgraph inner : node->second->inner) collectHolds(toId(inner), all);
+}
+
+void dropGraph(uint64_t graph, std::vector<Record>& gone);
+
+void dropNode(uint64_t id, std::vector<Record>& gone) {
+  auto node = books().nodes.find(id);
+  if (node == books().nodes.end()) return;
+  auto info = std::move(node->second);
+  books().nodes.erase(node);
+  for (CUgraph inner : info->inner) dropGraph(toId(inner), gone);
+}
+
+void dropGraph(uint64_t graph, std::vector<Record>& gone) {
+  auto found = books().graphs.find(graph);
+  if (found == books().graphs.end()) return;
+  Record record = std::move(found->second);
+  books().graphs.erase(found);
+  for (uint64_t id : record.nodes) dropNode(id, gone);
+  gone.push_back(std::move(record));
 }
 
 }  // namespace
@@ -139,9 +188,10 @@ void holdForGraph(uint64_t graph, const std::vector<GraphHold>& holds) {
 }
 
 std::vector<GraphHold> holdsOf(uint64_t graph) {
+  std::vector<GraphHold> all;
   std::lock_guard lock(books().mutex);
-  auto found = books().graphs.find(graph);
-  return found == books().graphs.end() ? std::vector<GraphHold>() : found->second.holds;
+  collectHolds(graph, all);
+  return all;
 }
 
 bool allocates(const std::vector<GraphHold>& holds) {
@@ -160,13 +210,19 @@ std::vector<GraphHold> takeUserHolds(uint64_t graph, uint64_t userObject) {
 }
 
 void forgetGraph(uint64_t graph) {
-  Record gone;  // its holds end outside the lock
+  std::vector<Record> gone;  // their holds end outside the lock
   std::lock_guard lock(books().mutex);
-  auto found = books().graphs.find(graph);
-  if (found == books().graphs.end()) return;
-  gone = std::move(found->second);
-  books().graphs.erase(found);
-  for (uint64_t node : gone.nodes) books().nodes.erase(node);
+  dropGraph(graph, gone);
+}
+
+void forgetNode(CUgraphNode node) {
+  std::vector<Record> gone;
+  std::lock_guard lock(books().mutex);
+  auto found = books().nodes.find(toId(node));
+  if (found == books().nodes.end()) return;
+  auto record = books().graphs.find(found->second->graph);
+  if (record != books().graphs.end()) std::erase(record->second.nodes, toId(node));
+  dropNode(toId(node), gone);
 }
 
 void rememberNode(uint64_t graph, CUgraphNode node, std::shared_ptr<NodeInfo> info) {
@@ -177,6 +233,8 @@ void rememberNode(uint64_t graph, CUgraphNode node, std::shared_ptr<NodeInfo> in
   else if (graph != 0)
     books().graphs[graph].nodes.push_back(toId(node));
   if (graph != 0) info->graph = graph;
+  std::erase_if(books().strays, [](const auto& stray) { return stray.expired(); });
+  for (const GraphHold& hold : info->holds) books().strays.push_back(hold);
   known = std::move(info);
 }
 
@@ -192,7 +250,7 @@ bool isGraphMemory(uint64_t address) {
 }
 
 CUresult allocateForGraph(Context& context, size_t bytes, uint64_t& address, GraphHold& hold) {
-  CUresult status = deviceMemory(sessionDevice(context.device)).allocate(context.handle, bytes, address);
+  CUresult status = deviceMemory(context.device).allocate(context.handle, bytes, address);
   if (status != CUDA_SUCCESS) return status;
   Allocation entry{address, bytes,  Allocation::Kind::device, context.device, context.handle, 0, address,
                    0,       nullptr};
@@ -212,8 +270,6 @@ CUresult allocateForGraph(Context& context, size_t bytes, uint64_t& address, Gra
   return CUDA_SUCCESS;
 }
 
-// What the pool calls ask (client/memory/pools.h). Nothing is kept beyond the graphs, so there is nothing to
-// trim.
 uint64_t graphMemory(CUdevice device, CUgraphMem_attribute what) {
   std::lock_guard lock(books().mutex);
   const Usage& usage = books().usage[device];
@@ -226,27 +282,58 @@ void resetGraphMemoryHigh(CUdevice device, CUgraphMem_attribute what) {
   (what == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ? usage.usedHigh : usage.reservedHigh) = usage.now;
 }
 
-CUresult borrowForGraph(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena, GraphHold& hold) {
+CUresult borrowForGraph(uint64_t host, size_t bytes, bool written, CUcontext context, uint64_t& arena,
+                        GraphHold& hold) {
   Allocation found;
   if (allocations().find(host, found) &&
       (found.kind == Allocation::Kind::registered || found.kind == Allocation::Kind::managedSymbol)) {
     if (bytes > found.bytes - (host - found.address)) return CUDA_ERROR_INVALID_VALUE;
     arena = found.deviceAddress + (host - found.address);
+    auto part = std::make_shared<PartHold>();
+    if (found.kind != Allocation::Kind::registered || !registeredMemory().carries(host, bytes, part->range))
+      return CUDA_SUCCESS;
+    part->range.written = written;
+    hold = std::move(part);
     return CUDA_SUCCESS;
   }
-  if (findBorrowing(host, bytes, arena, hold)) return CUDA_SUCCESS;
-  CUresult status =
-      hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, arena);
-  if (status != CUDA_SUCCESS) return status;
-  hostMemory().addMirror(host, arena, bytes, true);
-  auto made = std::make_shared<BorrowHold>();
-  made->context = context;
-  made->host = host;
-  made->arena = arena;
-  hold = std::move(made);
-  std::lock_guard lock(books().mutex);
-  books().borrowings.push_back({host, arena, bytes, hold});
+  auto part = std::make_shared<PartHold>();
+  if (!findBorrowing(host, bytes, arena, part->shadow)) {
+    CUresult status =
+        hostMemory().allocate(context, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target, arena);
+    if (status != CUDA_SUCCESS) return status;
+    auto made = std::make_shared<BorrowHold>();
+    made->context = context;
+    made->host = host;
+    made->arena = arena;
+    made->bytes = bytes;
+    part->shadow = made;
+    std::lock_guard lock(books().mutex);
+    books().borrowings.push_back({host, arena, bytes, part->shadow});
+  }
+  part->range = {host, arena, bytes, written, true};
+  hold = std::move(part);
   return CUDA_SUCCESS;
+}
+
+std::vector<Carrier::Range> carriedBy(uint64_t graph) {
+  std::vector<Carrier::Range> all;
+  std::vector<GraphHold> kept;  // a hold must not end under the lock
+  Carrier::Range range;
+  const auto take = [&](const GraphHold& hold) {
+    const auto known = [&](const Carrier::Range& r) {
+      return r.shadow == range.shadow && r.bytes == range.bytes;
+    };
+    if (hold == nullptr || !hold->carried(range)) return;
+    if (auto same = std::find_if(all.begin(), all.end(), known); same != all.end())
+      same->written |= range.written;
+    else
+      all.push_back(range);
+  };
+  std::lock_guard lock(books().mutex);
+  if (auto found = books().graphs.find(graph); found != books().graphs.end())
+    for (const GraphHold& hold : found->second.holds) take(hold);
+  for (const auto& stray : books().strays) take(kept.emplace_back(stray.lock()));
+  return all;
 }
 
 CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<GraphHold>& holds) {
@@ -256,7 +343,7 @@ CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<Gra
               copy.srcY,          copy.srcZ,    copy.srcPitch,  copy.srcHeight};
     CUmemorytype type{};
     uint64_t start = 0;
-    CUresult status = localiseSide(side, copy, context, type, start, holds);
+    CUresult status = localiseSide(side, false, copy, context, type, start, holds);
     if (status != CUDA_SUCCESS) return status;
     if (copy.srcMemoryType == CU_MEMORYTYPE_HOST && type == CU_MEMORYTYPE_DEVICE)
       copy.srcDevice = reinterpret_cast<CUdeviceptr>(copy.srcHost);
@@ -273,7 +360,7 @@ CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<Gra
               copy.dstY,          copy.dstZ,    copy.dstPitch,  copy.dstHeight};
     CUmemorytype type{};
     uint64_t start = 0;
-    CUresult status = localiseSide(side, copy, context, type, start, holds);
+    CUresult status = localiseSide(side, true, copy, context, type, start, holds);
     if (status != CUDA_SUCCESS) return status;
     if (copy.dstMemoryType == CU_MEMORYTYPE_HOST && type == CU_MEMORYTYPE_DEVICE)
       copy.dstDevice = reinterpret_cast<CUdeviceptr>(copy.dstHost);

@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "client/capture.h"
+#include "client/memory/carrier.h"
 
 namespace gpupool::client {
 
@@ -19,6 +20,8 @@ struct Hold {
   uint64_t userObject = 0;  // references to a user object: which and how many
   unsigned count = 0;
   bool memory = false;  // of an allocation node
+  // Of memory of the application's that its copies move by way of a shadow: false, or where it is.
+  virtual bool carried(Carrier::Range&) const { return false; }
 };
 
 // A node as the application described it. Pointers handed out stay valid until its parameters change.
@@ -34,30 +37,51 @@ struct NodeInfo {
   CUDA_MEMCPY3D_v2 copy{};
   CUDA_MEM_ALLOC_NODE_PARAMS_v1 allocation{};
   CUdeviceptr freed = 0;
+  std::vector<CUstreamBatchMemOpParams> operations;
+  std::vector<CUgraph> inner;    // bodies of a conditional node, or a child graph that was moved into it
   std::vector<GraphHold> holds;  // of a node whose graph is not known
+
+  // A kernel node's function or, where a function is expected, its kernel.
+  CUfunction launched() const {
+    return function != nullptr ? function : reinterpret_cast<CUfunction>(kernel);
+  }
 };
 
 // The graph, an id of a CUgraph or CUgraphExec, keeps `holds`.
 void holdForGraph(uint64_t graph, const std::vector<GraphHold>& holds);
+// Its own and those of the graphs that its nodes contain.
 std::vector<GraphHold> holdsOf(uint64_t graph);
 // A graph with allocation nodes can be neither cloned nor a child.
 bool allocates(const std::vector<GraphHold>& holds);
 // Takes the graph's own references to a user object away from it.
 std::vector<GraphHold> takeUserHolds(uint64_t graph, uint64_t userObject);
-// The graph is gone: its holds, and what is remembered of its nodes.
+// The graph is gone: its holds, what is remembered of its nodes, and the graphs these contain.
 void forgetGraph(uint64_t graph);
 
 // What is remembered of a node; shared, because another thread may destroy it.
 // graph 0: as before.
 void rememberNode(uint64_t graph, CUgraphNode node, std::shared_ptr<NodeInfo> info);
 std::shared_ptr<NodeInfo> recallNode(CUgraphNode node);
+// The node is gone, and the graphs it contains.
+void forgetNode(CUgraphNode node);
+
+// Allocation and free as nodes of the stream's capture (calls/graph_nodes.cpp).
+CUresult captureAllocation(const StreamRef& ref, CUmemoryPool pool, size_t bytes, CUdeviceptr* out);
+CUresult captureFree(const StreamRef& ref, CUdeviceptr address);
+// What graphs hold on a device (CU_GRAPH_MEM_ATTR_*). Nothing is kept beyond them, so there is nothing to
+// trim.
+uint64_t graphMemory(CUdevice device, CUgraphMem_attribute what);
+void resetGraphMemoryHigh(CUdevice device, CUgraphMem_attribute what);
 
 // Device memory for a graph's own allocation.
 bool isGraphMemory(uint64_t address);
 CUresult allocateForGraph(Context& context, size_t bytes, uint64_t& address, GraphHold& hold);
-// Memory for the ordinary host memory at [host, + bytes) that a node copies: `arena` is kept alike from now
-// on. No hold: the memory is registered and has a mirror of its own.
-CUresult borrowForGraph(uint64_t host, size_t bytes, CUcontext context, uint64_t& arena, GraphHold& hold);
+// The shadow at `arena` of ordinary or registered memory at [host, + bytes) that a node copies: to, if
+// `written`. It is filled before every launch and lands behind it. No hold: the memory is mirrored.
+CUresult borrowForGraph(uint64_t host, size_t bytes, bool written, CUcontext context, uint64_t& arena,
+                        GraphHold& hold);
+// What a launch of `graph` has to carry.
+std::vector<Carrier::Range> carriedBy(uint64_t graph);
 // Turns the host ends of a copy into addresses that both sides have.
 CUresult localiseCopy(CUDA_MEMCPY3D_v2& copy, CUcontext context, std::vector<GraphHold>& holds);
 // The application's address behind an arena address of borrowForGraph; any other address is its own.

@@ -10,6 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -20,9 +21,6 @@ extern char** environ;
 
 namespace gpupool::client {
 namespace {
-
-constexpr int kHolderBoundMs =
-    60000;  // a lease may be waited for (gpupool run --wait); the holder bounds the rest
 
 // bin/gpupool of the installation this library belongs to: <prefix>/lib/gpupool/libcuda.so.1 ->
 // <prefix>/bin/gpupool.
@@ -93,15 +91,7 @@ int startHolder(std::string& text) {
   return pair[0];
 }
 
-CUresult receiveReply(int fd, OpenedSession& out, std::string& text) {
-  pollfd wait{fd, POLLIN, 0};
-  int ready;
-  do ready = poll(&wait, 1, kHolderBoundMs);
-  while (ready < 0 && errno == EINTR);
-  if (ready <= 0) {
-    text = "the lease holder did not answer within 60 s; see what `gpupool leases` says, and start again";
-    return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  }
+ssize_t receiveDatagram(int fd, OpenedSession& out) {
   iovec data{&out.reply, sizeof out.reply};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
   msghdr message{};
@@ -109,11 +99,13 @@ CUresult receiveReply(int fd, OpenedSession& out, std::string& text) {
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof control;
-  ssize_t n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  ssize_t n;
+  do n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+  while (n < 0 && errno == EINTR);
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
     if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
       std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
-  return acceptReply(out, n, text);
+  return n;
 }
 
 // docs/errors.md says why each. A program without GPUs goes on without; one whose GPU is busy may try later.
@@ -133,6 +125,7 @@ CUresult resultOf(holder::Status status) {
     case holder::Status::mismatch:
       return CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
     case holder::Status::internal:
+    case holder::Status::waiting:
       break;
   }
   return CUDA_ERROR_UNKNOWN;
@@ -151,7 +144,7 @@ CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text) {
   if (bytes != ssize_t{sizeof out.reply} || out.reply.magic != holder::kMagic ||
       out.reply.version != holder::kVersion) {
     text =
-        "version mismatch: this libcuda.so.1 and the lease holder are of different gpupools (holder "
+        "version mismatch: this libcuda.so.1 and the lease holder are of different builds of gpupool (holder "
         "protocol " +
         std::to_string(holder::kVersion) + " here" +
         (bytes >= 8 && out.reply.magic == holder::kMagic ? ", " + std::to_string(out.reply.version) + " there"
@@ -166,6 +159,24 @@ CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text) {
   return CUDA_SUCCESS;
 }
 
+CUresult receiveReply(int fd, OpenedSession& out, std::string& text, std::chrono::milliseconds silence) {
+  using Clock = std::chrono::steady_clock;
+  for (auto heard = Clock::now();;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(heard + silence - Clock::now());
+    pollfd wait{fd, POLLIN, 0};
+    const int ready = poll(&wait, 1, static_cast<int>(std::max<int64_t>(left.count(), 0)));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) {
+      text = "the lease holder has said nothing for " + std::to_string(silence.count() / 1000) +
+             " s; see what `gpupool leases` says, and start again";
+      return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+    const CUresult result = acceptReply(out, receiveDatagram(fd, out), text);
+    if (result != CUDA_SUCCESS || out.reply.status != holder::Status::waiting) return result;
+    heard = Clock::now();
+  }
+}
+
 CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   const char* path = std::getenv("GPUPOOL_HOLDER");
   out.holder = path != nullptr && *path != 0 ? connectTo(path, text) : startHolder(text);
@@ -178,7 +189,7 @@ CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   process::commandName(request.command, sizeof request.command);
   // That nobody is there to take it is told by what follows: no reply.
   [[maybe_unused]] ssize_t sent = send(out.holder, &request, sizeof request, MSG_NOSIGNAL);
-  CUresult result = receiveReply(out.holder, out, text);
+  CUresult result = receiveReply(out.holder, out, text, std::chrono::milliseconds(holder::kSilenceBoundMs));
   if (result == CUDA_SUCCESS) {
     result = resultOf(out.reply.status);
     if (result != CUDA_SUCCESS || out.bootstrap < 0)

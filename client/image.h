@@ -1,6 +1,5 @@
 #pragma once
-// What an application hands over as code: recognised and measured, because none of the load calls says how
-// long it is.
+// Recognises and measures the code images that an application loads: none of the load calls passes a length.
 //
 // Forms: nvcc's wrapper around a fatbin (version 1, or 2 after device linking), a bare fatbin, an ELF cubin,
 // PTX text. Everything is sent verbatim; selection, decompression and compilation are the server's driver's.

@@ -35,6 +35,8 @@ if(GPUPOOL_CUDART_SELFTEST)
   client_local_test(selftest)
 endif()
 client_local_test(process)
+client_local_test(write_all)
+client_local_test(holder ${CMAKE_CURRENT_LIST_DIR}/holder.cpp)
 
 # The table of names against the headers of the toolkit that this build uses.
 find_program(PYTHON3 python3)

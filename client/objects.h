@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "client/functions.h"
 #include "client/handles.h"
-#include "client/parameters.h"
 #include "schema/frame.h"
 #include "schema/handles.h"
 #include "schema/session_calls.h"
@@ -47,36 +47,22 @@ struct Event {
   std::atomic<bool> captured{false};           // the last record was part of a capture
 };
 
-// A kernel or function: everything a launch needs, fetched once.
-struct Function {
-  uint64_t library = 0;  // CUlibrary or CUmodule
-  std::string name;
-  CUcontext context = nullptr;    // of its module; null for a library's kernel
-  CUfunction function = nullptr;  // a kernel's function, once asked for (cuKernelGetFunction)
-  CUkernel kernel = nullptr;      // a function's kernel
-  std::mutex mutex;
-  std::atomic<bool> described{false};
-  schema::FunctionInfo info;
-  std::vector<schema::ParameterLayout> layout;
-  ParameterPacker packer;
-  bool laidOut = false;  // under mutex: layout and packer are set once
-  std::atomic<bool> nameKnown{false};
-  // Launch shapes the driver accepted once: later launches of the same shape may be posted (design.md §3).
-  std::vector<uint64_t> accepted;
-  std::atomic<uint64_t> lastAccepted{0};
-};
-
+// Behind a CUlibrary or a CUmodule.
 struct Library {
   bool printing = false;  // kernels of it may print; set before its handle is given out
   std::mutex mutex;
   std::vector<std::pair<std::string, uint64_t>> kernels;  // name -> handle: the same kernel has one handle
   std::vector<uint64_t> globals;                          // addresses asked for: they end with it
-  CUcontext context = nullptr;                            // modules
-  CUmodule module = nullptr;                              // cuLibraryGetModule
+  std::vector<std::pair<uint64_t, CUmodule>> modules;     // of a library, by life of the context
+  // Of a module:
+  CUcontext context = nullptr;
+  uint64_t life = 0;            // of that context (Context::id)
+  CUlibrary library = nullptr;  // whose module it is in this context (cuLibraryGetModule)
 };
 
 struct GraphExec {
-  std::atomic<bool> accepted{false};  // launched once: later launches may be posted
+  std::atomic<bool> accepted{false};              // launched once: later launches may be posted
+  std::atomic<WordMark> carried{WordMark{0, 0}};  // of its last launch that copied the program's own memory
 };
 
 struct Plain {};  // kinds without state of their own

@@ -1,5 +1,5 @@
 #pragma once
-// Where this process stands with the driver: not yet initialised, in use, forked away from it, or cut off.
+// The state of this process: not yet initialised, in use, a forked child without a session, or disconnected.
 //
 // Every entry point asks `ready()` first: one relaxed load. After fork the child of an initialised process
 // gets CUDA_ERROR_NOT_INITIALIZED from everything but the version, the error texts and address look-up, from
@@ -22,7 +22,7 @@ enum class State : uint8_t {
   initialising,  // one thread is in cuInit
   ready,
   child,  // forked from a process that had got beyond fresh
-  lost,   // the connection is gone for good
+  lost,   // the connection is gone and does not come back
 };
 
 namespace detail {
@@ -55,7 +55,7 @@ void lose();
 // the like. Must be async-signal-safe. Set before finish.
 void setChildHandler(void (*handler)());
 
-// The command's name (/proc/self/comm) or "?"; for people.
+// The command's name (/proc/self/comm) or "?", for display.
 void commandName(char* out, size_t bytes);
 
 }  // namespace gpupool::client::process

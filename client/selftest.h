@@ -1,8 +1,8 @@
 #pragma once
-// The answer to the question that cudart 13 puts to the driver library when it initialises: an HMAC (RFC
-// 2104) with the hash MD2 (RFC 1319) over the library's version and tables and the devices' identities.
-// Without an answer no program with a CUDA runtime inside starts. The construction is published by several
-// open projects.
+// Answers the self-test that cudart 13 runs on the driver library when it initialises: an HMAC (RFC 2104)
+// with the hash MD2 (RFC 1319) over the library's version and tables and the devices' identities. Without an
+// answer no program with a CUDA runtime inside starts. The construction is published by several open
+// projects.
 //
 // This is the only place that knows it; GPUPOOL_CUDART_SELFTEST=OFF leaves the file out, and then only
 // programs that use the driver API alone can run. Pure functions, any thread.

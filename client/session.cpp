@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/reserve.h"
 #include "base/signals.h"
+#include "base/write_all.h"
 #include "client/holder.h"
 #include "client/process.h"
 #include "transports/waiting.h"
@@ -189,8 +190,7 @@ bool Session::greet(CUresult& status, std::string& text) {
   return true;
 }
 
-// ---- sending
-// -----------------------------------------------------------------------------------------------------------
+// ---- sending ----
 
 uint32_t Session::lane() {
   static std::atomic<uint32_t> next{1};
@@ -383,16 +383,11 @@ void Session::printStats() {
                  static_cast<unsigned long long>(times));
 }
 
-// ---- what the worker says unasked
-// ---------------------------------------------------------------------------------------
+// ---- what the worker says unasked ----
 
 void Session::writeOutput(int descriptor, std::string_view text) {
   if (descriptor == STDOUT_FILENO) std::fflush(stdout);  // the application's own text first
-  while (!text.empty()) {
-    ssize_t n = ::write(descriptor, text.data(), text.size());
-    if (n <= 0) return;
-    text.remove_prefix(static_cast<size_t>(n));
-  }
+  writeAll(descriptor, text);
 }
 
 void Session::awaitErrors() const {

@@ -1,6 +1,6 @@
 #pragma once
-// The client's side of its session: frames in order, replies to those who wait, words, and what the worker
-// says unasked.
+// The client's side of its session: sends frames in order, delivers replies to waiting threads, keeps the
+// completion words, and handles the worker's notices.
 //
 // Threads: any application thread posts and awaits. Enqueuing takes one mutex for the few instructions of
 // encoding; a waiting thread reads the reply channel itself (the first of several reads for all). Two threads
@@ -52,7 +52,7 @@ class Session {
   CUresult post(CUcontext context, A... arguments) {
     using R = schema::RowOf<N>;
     typename R::Arguments tuple{arguments...};
-    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0) && R::kind != schema::Kind::Aside)
+    if (__builtin_expect(forced_.load(std::memory_order_relaxed) != 0, 0) && !R::aside)
       return exchange<R>(context, tuple, true);
     return send<R>(context, tuple, 0, nullptr);
   }
@@ -98,7 +98,7 @@ class Session {
   CUresult awaitAsides();
 
   CUresult waitWord(uint64_t word, uint64_t value, bool sleeps = false);
-  // Asks the worker to tell when the word is reached.
+  // Asks the worker to report when the word is reached.
   void watch(uint64_t word, uint64_t value);
   // A host function: runs on the callback thread when the worker says so. once: forget it afterwards.
   struct HostFunction {
@@ -140,10 +140,13 @@ class Session {
 
   template <class R>
   CUresult send(CUcontext context, const typename R::Arguments& arguments, uint32_t flags, Waiter* waiter) {
+    static_assert(R::travels, "the row says that no message carries this name");
     if (CUresult status = sticky(); __builtin_expect(status != CUDA_SUCCESS, 0)) {
-      if (R::kind == schema::Kind::Post || waiter == nullptr) return status;
+      if (R::client == schema::Client::Post || waiter == nullptr) return status;
     }
-    constexpr bool aside = R::kind == schema::Kind::Aside;
+    constexpr bool aside = R::aside;
+    // The worker may stand still until the host function returns, which must not wait for it in turn.
+    if (!aside && __builtin_expect(inHostFunction(), 0)) return CUDA_ERROR_NOT_PERMITTED;
     constexpr auto channel = aside ? transport::Channel::control : transport::Channel::call;
     constexpr size_t header = sizeof(schema::Frame) + (aside ? sizeof(schema::Notice) : 0);
     const size_t bytes = header + RowCodec<R>::measure(arguments);
@@ -194,7 +197,7 @@ class Session {
       words_->setSticky(waiter.status);
       sticky();
     }
-    // A worker that is told to end answers who waits, maybe before its notice is read.
+    // A worker that is asked to end answers waiting calls, maybe before the client has read its notice.
     if (__builtin_expect(waiter.status == CUDA_ERROR_DEVICE_UNAVAILABLE, 0)) awaitReason();
     return waiter.status;
   }
@@ -216,14 +219,14 @@ class Session {
   void callbackLoop();
   void runHostFunction(uint64_t id, CUresult status);
   static void writeOutput(int descriptor, std::string_view text);
-  // Until what a failed assertion says is on stderr, where it is natively before any call reports the
+  // Waits until the text of a failed assertion is on stderr. Natively it is there before any call reports the
   // failure.
   void awaitErrors() const;
-  // Why the session ended must be said before a call reports that it has: a program may end with its next
-  // breath.
+  // Waits until the reason for the session's end is printed. It must be printed before a call reports the
+  // end, because the program may exit right after that.
   void awaitReason() const;
   void tellReason(std::string_view text);
-  void tellGone();  // all that the worker said is read
+  void tellGone();  // everything that the worker sent has been read
 
   static Session* current;
   static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
@@ -247,8 +250,8 @@ class Session {
   std::mutex enqueueMutex_;  // the call channel
   std::mutex controlMutex_;  // the control channel: never waits behind a full call channel
   uint64_t seq_ = 0;
-  std::atomic<uint64_t> asides_{0};        // sent; written under controlMutex_
-  std::atomic<uint64_t> asidesServed_{0};  // as replies told; written under replyMutex_
+  std::atomic<uint64_t> asides_{0};        // number sent; written under controlMutex_
+  std::atomic<uint64_t> asidesServed_{0};  // number served, from replies; written under replyMutex_
   std::atomic<uint64_t> received_{0};
 
   std::mutex replyMutex_;

@@ -4,9 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/capture.h"
-#include "client/entry.h"
-#include "client/memory/host.h"
+#include "client/process.h"
 
 namespace gpupool::client {
 
@@ -24,6 +22,8 @@ HandleTable<Plain> mipmaps{Kind::mipmap};
 HandleTable<Plain> links{Kind::linkState};
 
 namespace {
+
+StreamHooks hooks{};
 
 // The per-thread default streams of one application thread, one per context and life.
 struct ThreadStreams {
@@ -78,6 +78,8 @@ CUresult perThreadStream(Context& context, StreamRef& out) {
 }
 
 }  // namespace
+
+void hookStreams(const StreamHooks& given) { hooks = given; }
 
 CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out) {
   auto made = streams.prepare();
@@ -182,7 +184,7 @@ static CUresult findStream(CUstream handle, StreamRef& out) {
     Stream* stream = streams.find(value);
     if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
     out = {stream, stream->context, handle};
-    return stream->capturing.load(std::memory_order_relaxed) ? captureAccepts(*stream) : CUDA_SUCCESS;
+    return stream->capturing.load(std::memory_order_relaxed) ? hooks.captureAccepts(*stream) : CUDA_SUCCESS;
   }
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
@@ -269,7 +271,7 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
     if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value, sleepsIn(ref.context));
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
-  if (status == CUDA_SUCCESS) status = hostMemory().settle();
+  if (status == CUDA_SUCCESS) status = hooks.settle();
   return status;
 }
 
@@ -279,7 +281,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
     if (status != CUDA_SUCCESS || session.mapsMemory())
-      return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+      return status == CUDA_SUCCESS ? hooks.settle() : status;
   }
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
@@ -289,7 +291,7 @@ CUresult synchronizeContext(CUcontext context) {
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
     if (status != CUDA_SUCCESS || session.mapsMemory())
-      return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+      return status == CUDA_SUCCESS ? hooks.settle() : status;
   }
   std::vector<std::pair<uint64_t, uint64_t>> open;  // words, which outlive their streams
   CUresult status = session.sticky();
@@ -303,7 +305,7 @@ CUresult synchronizeContext(CUcontext context) {
     if (status != CUDA_SUCCESS) break;
     if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));
   }
-  if (status == CUDA_SUCCESS) status = hostMemory().settle();
+  if (status == CUDA_SUCCESS) status = hooks.settle();
   return status == CUDA_SUCCESS ? session.sticky() : status;
 }
 
@@ -324,7 +326,7 @@ CUresult queryStream(const StreamRef& ref) {
     if (!isDone(ref, value))
       return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
   }
-  return hostMemory().settle();
+  return hooks.settle();
 }
 
 }  // namespace gpupool::client

@@ -1,5 +1,6 @@
 #pragma once
-// Streams as order: which stream a handle means, how many operations it was sent, and when they are done.
+// The order of streams: which stream a handle means, how many operations were sent to it, and when they are
+// done.
 //
 // Every operation goes out through postTo, which counts it; a completion word with that count comes back when
 // asked for (requestWord). Credits: a stream may be kCredit operations ahead of its word, then its caller
@@ -20,6 +21,14 @@ struct StreamRef {
   CUstream wire = nullptr;  // what travels: 0 for the legacy stream, else a minted handle
 };
 
+// What streams ask of the layers above them, set once before the first stream: host memory brings home what
+// the device has finished writing, and a capture may refuse work in its stream. Streams include neither.
+struct StreamHooks {
+  CUresult (*settle)();
+  CUresult (*captureAccepts)(Stream& stream);
+};
+void hookStreams(const StreamHooks& hooks);
+
 // The stream `handle` names on this thread: 0 and the special values by context and thread, created ones by
 // table.
 CUresult resolveStream(CUstream handle, StreamRef& out);
@@ -30,8 +39,8 @@ inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, o
 CUresult requestWord(const StreamRef& ref, uint64_t& value);
 CUresult keepCredit(const StreamRef& ref);
 
-// By what was posted, too: whoever asks for a word with each operation of his (a host function over a
-// network) would never be made to wait for one.
+// Counts posted operations, too: a caller that requests a word with each operation (a host function over a
+// network) would otherwise never wait for one.
 inline bool creditDue(const Stream& stream, uint64_t posted) {
   return posted % kWordEvery == 0 || posted - stream.requested.load(std::memory_order_relaxed) >= kWordEvery;
 }
@@ -86,9 +95,10 @@ struct ContextStreams {
 };
 // The word of a destroyed stream or event: free again when the device has written `last` into it.
 void retireWord(uint64_t word, uint64_t last);
-// A new stream: nobody sees it before the worker was told. Its handle.
+// Makes a stream and returns its handle. No other thread sees it before the worker has been asked to create
+// it.
 CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out);
-// Ends a stream that no capture counts on any more. CUDA_ERROR_INVALID_HANDLE: somebody else did.
+// Ends a stream that no capture needs any more. CUDA_ERROR_INVALID_HANDLE: another thread has ended it.
 CUresult endStream(const StreamRef& ref);
 ContextStreams& streamsOf(Context& context);
 void forgetStreams(Context& context);  // the context ended: its streams are gone

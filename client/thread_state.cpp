@@ -9,6 +9,8 @@
 #include "base/log.h"
 
 namespace gpupool::client {
+
+thread_local bool perThreadDefault __attribute__((tls_model("initial-exec"))) = false;
 namespace {
 
 std::atomic<void (*)(void*)> threadExit{nullptr};

@@ -40,4 +40,8 @@ inline ThreadState& threadState() {
   return state != nullptr ? *state : detail::makeThreadState();
 }
 
+// Set while a call came in by a per-thread name (_ptsz, _ptds): stream 0 then means the thread's own default
+// stream.
+extern thread_local bool perThreadDefault __attribute__((tls_model("initial-exec")));
+
 }  // namespace gpupool::client

@@ -6,6 +6,7 @@
 
 #include "client/copies.h"
 #include "client/graphs.h"
+#include "client/memory/carrier.h"
 #include "client/memory/staging.h"
 
 namespace gpupool::client {
@@ -162,6 +163,9 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
   End from = fromArray ? End::device : endOfSide(source, c),
       to = toArray ? End::device : endOfSide(destination, c);
   if (from == End::unknown || to == End::unknown) return CUDA_ERROR_INVALID_VALUE;
+  if ((!fromArray && from == End::device && !mayAccess(ref.context, rowAddress(source, 0, 0), 1, false)) ||
+      (!toArray && to == End::device && !mayAccess(ref.context, rowAddress(destination, 0, 0), 1, true)))
+    return CUDA_ERROR_INVALID_VALUE;
   if (!fromArray) {
     c.srcMemoryType = from == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
     c.srcDevice = source.base;
@@ -179,8 +183,10 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
   // On a network arena memory is copied like ordinary memory: a pitched copy must not touch the bytes between
   // its rows.
   bool shared = Session::get().mapsMemory();
-  bool stageFrom = from == End::host || (from == End::arena && !shared);
-  bool stageTo = to == End::host || (to == End::arena && !shared);
+  if (from == End::registered && carrier().busy())  // the rows are read at once
+    if (CUresult status = synchronizeStream(ref); status != CUDA_SUCCESS) return status;
+  bool stageFrom = from == End::host || from == End::registered || (from == End::arena && !shared);
+  bool stageTo = to == End::host || to == End::registered || (to == End::arena && !shared);
   if (from != End::device && to != End::device) {
     CUresult status = synchronizeStream(ref);
     if (status != CUDA_SUCCESS) return status;

@@ -1,7 +1,7 @@
 #pragma once
 // Completion words on the client's side (schema/frame.h): indices for streams and events, and waiting. On one
-// host the words are the very page the device writes; on a network a copy that the service thread keeps up to
-// date.
+// host the words are in the page that the device writes; on a network they are in a copy that the service
+// thread updates.
 //
 // Threads: any. Waiting holds no lock.
 
@@ -20,13 +20,14 @@ namespace gpupool::client {
 
 class Words {
  public:
-  // Shared page, or null for a copy of one's own.
+  // The shared page, or null for a private copy.
   explicit Words(std::shared_ptr<transport::SharedMemory> shared);
 
-  // An index of one's own; 0 when there is none left (its owner then awaits instead). Values only grow, also
-  // across owners: start from value().
+  // Reserves an index for the caller; 0 if none is left (the caller then awaits instead). Values only grow,
+  // also from one owner to the next: start from value().
   uint64_t take();
-  // The owner is gone; the device will write `value` at last, and the index is free from then on.
+  // Gives the index back. The last value that the device will write is `value`; the index is free when it
+  // has.
   void retire(uint64_t index, uint64_t value);
 
   uint64_t value(uint64_t index) const { return words_[index].load(std::memory_order_acquire); }

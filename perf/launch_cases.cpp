@@ -66,19 +66,45 @@ void addGraph(std::vector<Case>& cases, unsigned nodes) {
                    }});
 }
 
+// What else the process has on the device can make the same graph slower: a second stream brings a second
+// hardware channel, and the pool's worker has one that it asks for faults. Natively these cases show what
+// that alone costs.
+struct OtherStream {
+  explicit OtherStream(const Gpu& gpu, bool used) {
+    ok(cuda().cuStreamCreate(&handle, CU_STREAM_NON_BLOCKING));
+    if (used) ok(cuda().cuEventRecord(event.handle, handle));
+    gpu.synchronize();
+  }
+  ~OtherStream() { cuda().cuStreamDestroy(handle); }
+  OtherStream(const OtherStream&) = delete;
+  OtherStream& operator=(const OtherStream&) = delete;
+  CUstream handle = nullptr;
+  Event event;
+};
+
+void addGraphBesideStream(std::vector<Case>& cases, const std::string& which, bool used) {
+  cases.push_back({"graph-50-launch-synchronize-beside-" + which + "-stream", [=](Gpu& gpu) -> Steps {
+                     auto other = std::make_shared<OtherStream>(gpu, used);
+                     auto graph = std::make_shared<Graph>(gpu, 50);
+                     return {{},
+                             [&gpu, graph, other] {
+                               ok(cuda().cuGraphLaunch(graph->executable, gpu.stream()));
+                               ok(cuda().cuStreamQuery(other->handle));
+                               gpu.synchronize();
+                             },
+                             {}};
+                   }});
+}
+
 }  // namespace
 
 void addLaunchCases(std::vector<Case>& cases) {
   const auto settle = [](Gpu& gpu) { return [&gpu] { gpu.synchronize(); }; };
   cases.push_back({"launch",
-                   [=](Gpu& gpu) -> Steps {
-                     return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)};
-                   },
+                   [=](Gpu& gpu) -> Steps { return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)}; },
                    kBurst});
   cases.push_back({"launch-16-parameters",
-                   [=](Gpu& gpu) -> Steps {
-                     return {{}, [&gpu] { gpu.launchSixteen(); }, settle(gpu)};
-                   },
+                   [=](Gpu& gpu) -> Steps { return {{}, [&gpu] { gpu.launchSixteen(); }, settle(gpu)}; },
                    kBurst});
   cases.push_back({"launch-and-3us-of-work",
                    [=](Gpu& gpu) -> Steps {
@@ -90,12 +116,11 @@ void addLaunchCases(std::vector<Case>& cases) {
                              settle(gpu)};
                    },
                    kBurst});
-  cases.push_back({.name = "launches-10000",
-                   .make = [=](Gpu& gpu) -> Steps {
-                     return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)};
-                   },
-                   .operations = kMany,
-                   .timesAfter = true});
+  cases.push_back(
+      {.name = "launches-10000",
+       .make = [=](Gpu& gpu) -> Steps { return {{}, [&gpu] { gpu.launchEmpty(); }, settle(gpu)}; },
+       .operations = kMany,
+       .timesAfter = true});
   cases.push_back({"launch-synchronize", [](Gpu& gpu) -> Steps {
                      return {{},
                              [&gpu] {
@@ -105,15 +130,11 @@ void addLaunchCases(std::vector<Case>& cases) {
                              {}};
                    }});
   cases.push_back({"synchronize-idle-stream",
-                   [=](Gpu& gpu) -> Steps {
-                     return {{}, [&gpu] { gpu.synchronize(); }, {}};
-                   },
-                   kBurst});
-  cases.push_back({"query-idle-stream",
-                   [=](Gpu& gpu) -> Steps {
-                     return {{}, [&gpu] { ok(cuda().cuStreamQuery(gpu.stream())); }, {}};
-                   },
-                   kBurst});
+                   [=](Gpu& gpu) -> Steps { return {{}, [&gpu] { gpu.synchronize(); }, {}}; }, kBurst});
+  cases.push_back(
+      {"query-idle-stream",
+       [=](Gpu& gpu) -> Steps { return {{}, [&gpu] { ok(cuda().cuStreamQuery(gpu.stream())); }, {}}; },
+       kBurst});
 }
 
 void addEventCases(std::vector<Case>& cases) {
@@ -167,6 +188,8 @@ void addEventCases(std::vector<Case>& cases) {
 void addGraphCases(std::vector<Case>& cases) {
   addGraph(cases, 1);
   addGraph(cases, 50);
+  addGraphBesideStream(cases, "idle", false);
+  addGraphBesideStream(cases, "used", true);
 }
 
 }  // namespace gpupool::perf

@@ -35,6 +35,62 @@ void addCopies(std::vector<Case>& cases, size_t bytes) {
   add("copy-pageable-dtoh", [=](Gpu& gpu) { ok(cuda().cuMemcpyDtoH(gpu.pageable(), gpu.device(), bytes)); });
 }
 
+// As NVIDIA's simpleStreams: ordinary memory is registered, and streams copy a part of it each, behind a
+// kernel. The calls alone: a copy of registered memory must not wait for its stream.
+struct Registered {
+  static constexpr int kStreams = 4;
+  explicit Registered(size_t bytes) : part(bytes / kStreams), memory(new char[bytes]()) {
+    ok(cuda().cuMemHostRegister(memory.get(), bytes, CU_MEMHOSTREGISTER_DEVICEMAP));
+    for (CUstream& stream : streams) ok(cuda().cuStreamCreate(&stream, CU_STREAM_DEFAULT));
+  }
+  ~Registered() {
+    for (CUstream stream : streams) cuda().cuStreamDestroy(stream);
+    cuda().cuMemHostUnregister(memory.get());
+  }
+  Registered(const Registered&) = delete;
+  Registered& operator=(const Registered&) = delete;
+
+  const size_t part;
+  std::unique_ptr<char[]> memory;
+  CUstream streams[kStreams] = {};
+};
+
+void addRegistered(std::vector<Case>& cases, size_t bytes) {
+  const auto add = [&](const std::string& name, bool toDevice) {
+    cases.push_back({.name = name + "-" + sizeName(bytes),
+                     .make = [=](Gpu& gpu) -> Steps {
+                       auto all = std::make_shared<Registered>(bytes);
+                       CUdeviceptr device = gpu.device();
+                       return {{},
+                               [=, &gpu] {
+                                 for (int s = 0; s < Registered::kStreams; ++s) {
+                                   const CUdeviceptr at = device + s * all->part;
+                                   char* host = all->memory.get() + s * all->part;
+                                   gpu.launchEmpty();
+                                   ok(toDevice
+                                          ? cuda().cuMemcpyHtoDAsync(at, host, all->part, all->streams[s])
+                                          : cuda().cuMemcpyDtoHAsync(host, at, all->part, all->streams[s]));
+                                 }
+                                 for (CUstream stream : all->streams) ok(cuda().cuStreamSynchronize(stream));
+                               },
+                               {}};
+                     },
+                     .bytes = bytes});
+  };
+  add("copy-registered-four-streams-htod", true);
+  add("copy-registered-four-streams-dtoh", false);
+  cases.push_back(
+      {.name = "launch-synchronize-beside-registered-" + sizeName(bytes), .make = [=](Gpu& gpu) -> Steps {
+         auto all = std::make_shared<Registered>(bytes);
+         return {{},
+                 [all, &gpu] {
+                   gpu.launchEmpty();
+                   gpu.synchronize();
+                 },
+                 {}};
+       }});
+}
+
 void addOnDevice(std::vector<Case>& cases, size_t bytes) {
   cases.push_back({.name = "copy-on-device-" + sizeName(bytes),
                    .make = [=](Gpu& gpu) -> Steps {
@@ -116,6 +172,8 @@ void addCopyCases(std::vector<Case>& cases, size_t largest, bool quick) {
                              },
                              {}};
                    }});
+  for (size_t bytes : {kMi, 64 * kMi})
+    if (bytes <= largest) addRegistered(cases, bytes);
   for (size_t bytes : {kMi, 256 * kMi})
     if (bytes <= largest) addOnDevice(cases, bytes);
 }

@@ -21,6 +21,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/transport_names.h"
 #include "transports/transport.h"
 
 using namespace gpupool::transport;
@@ -35,7 +36,8 @@ double seconds(Clock::duration time) { return std::chrono::duration<double>(time
 
 std::pair<int, int> sockets(const std::string& transport) {
   int ends[2];
-  if (transport != "ucx") {
+  const gpupool::TransportFacts* facts = gpupool::findTransport(transport);
+  if (facts != nullptr && facts->reach == gpupool::TransportFacts::Reach::sameHost) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
     return {ends[0], ends[1]};
   }
@@ -220,7 +222,8 @@ int main(int argc, char** argv) {
   if (transports.size() == 3 && transports[0] == "--worker") {
     return runWorker(transports[1], std::atoi(transports[2].c_str()));
   }
-  if (transports.empty()) transports = {"shm", "ucx"};
+  if (transports.empty())
+    for (const auto& one : gpupool::kTransports) transports.emplace_back(one.name);
   try {
     for (auto& transport : transports) measure(transport);
   } catch (const std::exception& error) {

@@ -1,7 +1,6 @@
 #pragma once
-// Bounds what a peer's calls keep alive here. An answer, with all it holds, is kept until the peer says that
-// it needs it no more (Finish, rpc.capnp), and nothing in Cap'n Proto bounds how many a peer leaves
-// unfinished.
+// Limits the memory that a peer's calls hold here. Cap'n Proto keeps each answer until the peer releases it
+// (Finish, rpc.capnp), and does not limit how many answers a peer leaves unreleased.
 
 #include <capnp/serialize-async.h>
 

@@ -34,8 +34,25 @@ Server read(schema::ServerInfo::Reader from) {
             text(from.getBootId()),
             {},
             from.getRowsHash(),
-            from.getPid()};
+            from.getPid(),
+            {}};
   for (auto device : devicesOf(from.getDevices())) to.devices.push_back(read(device));
+  for (auto note : from.getLeftOut()) {
+    if (to.leftOut.size() == kMaxDevices) break;
+    to.leftOut.push_back(text(note));
+  }
+  return to;
+}
+
+std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from) {
+  constexpr unsigned kMostRunning = 4096;  // as many as a beat names
+  std::vector<DeviceReport> to;
+  for (auto one : devicesOf(from)) {
+    DeviceReport& report = to.emplace_back(DeviceReport{one.getHighestEpoch(), {}});
+    if (one.getRunning().size() > kMostRunning)
+      kj::throwFatalException(KJ_EXCEPTION(FAILED, "too many leases on one device"));
+    for (auto id : one.getRunning()) report.running.push_back(read(id));
+  }
   return to;
 }
 
@@ -44,18 +61,24 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
           text(from.getHolder()), text(from.getServer()), from.getTtlMs(),       from.getWaitMs()};
 }
 
+std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from) {
+  std::vector<LeasedDevice> to;
+  for (auto device : devicesOf(from)) to.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  return to;
+}
+
 Lease read(schema::Lease::Reader from) {
   Lease to;
   to.id = read(from.getId());
   to.server = read(from.getServer());
-  for (auto device : devicesOf(from.getDevices()))
-    to.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  to.devices = readLeasedDevices(from.getDevices());
   to.ttlMs = from.getTtlMs();
   to.epoch = from.getDeviceEpoch();
   to.key = bytes(from.getSessionKey());
   to.holder = text(from.getHolder());
   to.tenant = text(from.getTenant());
   to.ageMs = from.getAgeMs();
+  to.state = text(from.getState());
   return to;
 }
 
@@ -90,6 +113,11 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setPid(from.pid);
 }
 
+void write(const LeasedDevice& from, schema::LeasedDevice::Builder to) {
+  write(from.info, to.initInfo());
+  to.setMemoryBytes(from.memoryBytes);
+}
+
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   write(from.id, to.initId());
   to.setDeviceCount(from.deviceCount);
@@ -105,16 +133,14 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   write(from.id, to.initId());
   write(from.server, to.initServer());
   auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
-  for (unsigned i = 0; i < devices.size(); ++i) {
-    write(from.devices[i].info, devices[i].initInfo());
-    devices[i].setMemoryBytes(from.devices[i].memoryBytes);
-  }
+  for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
   to.setTtlMs(from.ttlMs);
   to.setDeviceEpoch(from.epoch);
   if (secrets == Secrets::include) to.setSessionKey(data(from.key));
   to.setHolder(from.holder);
   to.setTenant(from.tenant);
   to.setAgeMs(from.ageMs);
+  to.setState(from.state);
 }
 
 }  // namespace gpupool::pool

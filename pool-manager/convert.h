@@ -10,12 +10,15 @@ namespace gpupool::pool {
 Id read(schema::Id128::Reader from);
 Device read(schema::DeviceInfo::Reader from);
 Server read(schema::ServerInfo::Reader from);
+std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
+std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 
 void write(const Id& from, schema::Id128::Builder to);
 void write(const Device& from, schema::DeviceInfo::Builder to);
 void write(const Server& from, schema::ServerInfo::Builder to);
+void write(const LeasedDevice& from, schema::LeasedDevice::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);

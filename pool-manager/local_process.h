@@ -1,5 +1,6 @@
 #pragma once
-// A process of this machine that holds a lease, known by more than its number: numbers are used again.
+// A process of this machine that holds a lease. It is identified by its start time as well as by its pid,
+// since pids are reused.
 
 #include <cstdint>
 
@@ -7,7 +8,7 @@ namespace gpupool::pool {
 
 struct LocalProcess {
   int pid = 0;              // 0: on another machine, or not to be seen from here
-  uint64_t startTicks = 0;  // 0: it had ended before anybody looked
+  uint64_t startTicks = 0;  // 0: it had ended before it was looked up
 };
 
 // {} where /proc does not show a process that runs.

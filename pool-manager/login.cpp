@@ -7,17 +7,17 @@
 
 namespace gpupool::pool {
 
-void refuseToken(const std::string& text) {
+void refuseLogin(const std::string& text, schema::FaultKind kind) {
   // schema/manager_login.cpp takes the mark off again.
-  kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "token: " + text));
+  kj::throwFatalException(schema::faultException(kind, text));
 }
 
 std::span<const std::byte> Login::begin(const std::string& tenant, std::span<const std::byte> clientNonce) {
-  if (proven()) refuseToken("this connection has proven a token already");
+  if (proven()) refuseLogin("this connection has proven a token already");
   if (!failures_.allowed(peer_, FailureLimit::Clock::now()))
-    refuseToken("the manager was shown too many wrong tokens from " + peer_ + "; wait a minute");
+    refuseLogin("the manager received too many wrong tokens from " + peer_ + "; wait a minute");
   if (clientNonce.size() != schema::kNonceBytes || tenant.size() > kMostTenantBytes)
-    refuseToken("that was no request to log in");
+    refuseLogin("malformed login request");
   begun_ = true;
   asked_ = tenant;
   clientNonce_.assign(clientNonce.begin(), clientNonce.end());
@@ -26,11 +26,11 @@ std::span<const std::byte> Login::begin(const std::string& tenant, std::span<con
 }
 
 Digest Login::prove(std::span<const std::byte> proof) {
-  if (!begun_) refuseToken("a proof comes after login, once");
+  if (!begun_) refuseLogin("a proof was sent without a login before it");
   begun_ = false;
   // Asked again: many connections may have begun before the first of them failed.
   if (!failures_.allowed(peer_, FailureLimit::Clock::now()))
-    refuseToken("the manager was shown too many wrong tokens from " + peer_ + "; wait a minute");
+    refuseLogin("the manager received too many wrong tokens from " + peer_ + "; wait a minute");
   const auto known = tokens_.find(asked_);
   std::string token(32, '\0');  // of nobody: an unknown tenant's proof is wrong like any other
   randomBytes(std::as_writable_bytes(std::span(token)));
@@ -39,8 +39,8 @@ Digest Login::prove(std::span<const std::byte> proof) {
   if (!equalConstantTime(proof, schema::tokenProof(token, schema::kRoleClient, facts))) {
     failures_.failed(peer_, FailureLimit::Clock::now());
     const std::string name = printable(asked_, kMostTenantBytes);
-    GPUPOOL_WARNING("%s showed a wrong token of tenant '%s'", peer_.c_str(), name.c_str());
-    refuseToken("the manager refuses the token of tenant '" + name +
+    GPUPOOL_WARNING("%s used a wrong token of tenant '%s'", peer_.c_str(), name.c_str());
+    refuseLogin("the manager refuses the token of tenant '" + name +
                 "': it has another one for this tenant, or none; check the token file");
   }
   tenant_ = asked_;

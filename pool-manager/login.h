@@ -1,6 +1,7 @@
 #pragma once
-// A connection from the network, or from another user, until it has proven a token; and whose it is then. The
-// steps are Manager.login and .prove of pool.capnp. One thread; tokens and failures outlive it.
+// The login of a connection from the network or from another user: it has to prove a token, and then belongs
+// to the token's tenant. The steps are Manager.login and .prove of pool.capnp. One thread; tokens and
+// failures outlive it.
 
 #include <memory>
 #include <span>
@@ -10,12 +11,13 @@
 #include "base/hmac.h"
 #include "base/rate_limit.h"
 #include "base/tokens.h"
+#include "schema/fault.h"
 #include "schema/handshake.h"
 
 namespace gpupool::pool {
 
-// Throws an RPC error that schema::loginRefusal knows; `text` is one line for people.
-[[noreturn]] void refuseToken(const std::string& text);
+// Throws an RPC error that schema::faultOf knows; `text` is one line for the user.
+[[noreturn]] void refuseLogin(const std::string& text, schema::FaultKind kind = schema::FaultKind::token);
 
 class Login {
  public:
@@ -23,7 +25,7 @@ class Login {
   Login(const Tokens& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven)
       : tokens_(tokens), failures_(failures), peer_(std::move(peer)), unproven_(std::move(unproven)) {}
 
-  // Both throw as refuseToken. begin returns the challenge, prove the manager's own proof.
+  // Both throw as refuseLogin. begin returns the challenge, prove the manager's own proof.
   std::span<const std::byte> begin(const std::string& tenant, std::span<const std::byte> clientNonce);
   Digest prove(std::span<const std::byte> proof);
 

@@ -22,18 +22,19 @@
 namespace gpupool::pool {
 namespace {
 
-const char kHelp[] = R"(gpupool-manager - the GPU pool's manager: inventory, placement, leases
+const char kHelp[] =
+    R"(gpupool-manager - manages a pool of GPUs: which servers offer them, and who leases them
 
 usage: gpupool-manager [options]
 
-Servers with GPUs join it; `gpupool run` and the client library lease devices from it. `gpupool up` starts one
-for this machine; run it yourself (see etc/systemd) to pool several.
+Each gpupool-server joins the manager and offers its GPUs. `gpupool run` and gpupool's libcuda.so.1 ask the manager
+for leases. `gpupool up` starts a manager for one machine; for several servers, run it as a service (etc/systemd).
 
 options:
 )";
 
 const char kHelpTail[] = R"(
-exit status: 0 after SIGTERM or SIGINT; 1 it could not start; 2 the command line or configuration is wrong.
+exit status: 0 after SIGTERM or SIGINT; 1 if it could not start; 2 if the command line or configuration is wrong.
 
 example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 )";
@@ -54,7 +55,7 @@ Invocation parse(int count, char** words) {
   const std::vector<std::string> arguments(words + 1, words + count);
   options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
   if (!early.readArguments(arguments, &invocation.help).empty())
-    throw options::OptionError("there is nothing but options on this command line");
+    throw options::OptionError("unexpected argument: gpupool-manager takes options only");
   if (invocation.help) {
     invocation.options = {};
     std::cout << kHelp << options::Set(table, kManagerPrefix).help()
@@ -74,7 +75,7 @@ Invocation parse(int count, char** words) {
   set.readEnvironment([](const char* name) { return std::getenv(name); });
   set.readArguments(arguments);
   if (invocation.options.listen.empty() && invocation.options.socket.empty())
-    throw options::OptionError("nowhere to listen: give --listen HOST:PORT or --socket PATH");
+    throw options::OptionError("no address to listen on: give --listen HOST:PORT or --socket PATH");
   return invocation;
 }
 

@@ -4,40 +4,39 @@ namespace gpupool::pool {
 
 const char kManagerPrefix[] = "GPUPOOL_MANAGER_";
 const char kManagerIntroduction[] =
-    "gpupool-manager: every option at its default. The environment (GPUPOOL_MANAGER_<OPTION>) and the "
-    "command "
-    "line (--option) win over this file. Read from --config, or else /etc/gpupool/manager.yaml.";
+    "Configuration of gpupool-manager. Every option is shown at its default. The environment variable "
+    "GPUPOOL_MANAGER_<OPTION> overrides this file, and the command line (--option) overrides both. The file "
+    "that is read is the one that --config names, or else /etc/gpupool/manager.yaml. Times are written as "
+    "500ms, 2s, 5m or 1h, sizes as 512MiB or 20GiB.";
 
 std::vector<options::Option> ManagerOptions::table() {
   return {
       {"listen", listen, "HOST:PORT",
-       "Serve servers and clients on this TCP address; '*' means every interface. Empty: no TCP. There is no "
-       "TLS "
-       "yet: leases carry their session keys in clear, and without --tokens whoever reaches this address can "
-       "lease. Bind it to a network you trust."},
+       "The TCP address for servers and clients; '*' means every interface. Empty: no TCP. There is no TLS "
+       "yet: session keys travel unencrypted, and without --tokens whoever reaches this address can lease. "
+       "Use a network that you trust."},
       {"tokens", tokens, "FILE",
-       "Let in from the network only who proves a token of this file: lines 'tenant: token', mode 0600. "
-       "Leases "
-       "belong to the tenant that made them. Servers prove the token of the tenant 'servers'. Read again "
-       "when it changes. "
-       "The Unix socket's own user needs none. Empty: no tokens."},
+       "A file of tokens: lines 'tenant: token', file mode 0600. Whoever connects from the network must "
+       "prove that it knows one of them. A lease belongs to the tenant that made it. Servers prove the "
+       "token of the tenant 'servers'. The file is read again when it changes. On the Unix socket, this "
+       "manager's own user needs no token. Empty: no tokens."},
       {"socket", socket, "PATH",
-       "Serve this host on a Unix socket, for this user and root. Empty: none. One of --listen and --socket "
-       "is needed."},
+       "The Unix socket for clients and servers on this host. This manager's user and root may connect. "
+       "Empty: none. --listen or --socket is required."},
       {"store", store, "PATH",
-       "The SQLite file that holds leases across restarts (created with mode 0600; its folder must exist). "
-       "'memory' keeps nothing."},
-      {"any-user", anyUser, "", "Let every user of this host in through the Unix socket."},
-      {"beat", beat, "TIME", "Servers report this often."},
-      {"silent", silent, "TIME", "Nothing is placed on a server that has been silent for this long."},
-      {"min-ttl", minTtl, "TIME", "The shortest time that a lease runs without renewal."},
-      {"max-ttl", maxTtl, "TIME", "The longest time that a lease runs without renewal."},
-      {"drift", drift, "TIME", "Added to every deadline, for clocks and delayed messages."},
+       "The SQLite file that keeps leases across restarts. It is created with mode 0600; its folder must "
+       "exist. 'memory': keep nothing."},
+      {"any-user", anyUser, "", "Let every user of this host connect to the Unix socket."},
+      {"beat", beat, "TIME", "How often each server reports to the manager."},
+      {"silent", silent, "TIME", "A server that has not reported for this long gets no new leases."},
+      {"min-ttl", minTtl, "TIME", "The shortest time to live of a lease. Shorter requests get this."},
+      {"max-ttl", maxTtl, "TIME", "The longest time to live of a lease. Longer requests get this."},
+      {"drift", drift, "TIME",
+       "A margin added to every deadline, for clocks that differ and messages that are late."},
       {"kill", kill, "TIME",
-       "What a server needs at most to end a lease's sessions. A device whose server does not confirm is "
-       "free again "
-       "this long after the lease's deadline."},
-      {"call", call, "TIME", "A server answers an order within this."},
+       "The longest time that a server needs to end the sessions of a lease. If the server does not confirm "
+       "the end, the devices count as free again this long after the lease's deadline."},
+      {"call", call, "TIME", "How long the manager waits for a server's answer."},
   };
 }
 

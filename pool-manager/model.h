@@ -1,6 +1,6 @@
 #pragma once
-// The manager's words as plain values: what pool.capnp says, without Cap'n Proto's lifetimes. convert.h goes
-// between.
+// The data of pool.capnp as plain structs, without Cap'n Proto's lifetimes. convert.h converts between the
+// two.
 
 #include <cstdint>
 #include <string>
@@ -28,7 +28,7 @@ struct Device {
   std::string pciBusId;
   uint32_t ordinal = 0;
   bool software = false;
-  std::string problem;  // not empty: nothing is placed on it, and why
+  std::string problem;  // not empty: the reason why it is not leased
   uint32_t driverVersion = 0;
 };
 
@@ -41,6 +41,13 @@ struct Server {
   std::vector<Device> devices;
   uint64_t rowsHash = 0;
   uint32_t pid = 0;
+  std::vector<std::string> leftOut;  // GPUs of its host that it does not offer, and why; for people
+};
+
+// What a joining server knows of one of its devices from before.
+struct DeviceReport {
+  uint64_t highestEpoch = 0;
+  std::vector<Id> running;  // leases whose workers still live there
 };
 
 struct LeasedDevice {
@@ -55,7 +62,7 @@ struct LeaseRequest {
   std::string tenant, holder, server;
   uint32_t ttlMs = 15000;
   uint32_t waitMs = 0;
-  LocalProcess process;  // who asks, where it is on this machine; not on the wire
+  LocalProcess process;  // the process that asks, if it is on this machine; not on the wire
 };
 
 struct Lease {
@@ -66,7 +73,8 @@ struct Lease {
   uint64_t epoch = 0;
   std::string key;  // 32 bytes, secret
   std::string holder, tenant;
-  uint64_t ageMs = 0;  // only in what the manager reports
+  uint64_t ageMs = 0;  // this and state: only in what the manager lists
+  std::string state;
 };
 
 // Cuts to `limit` bytes and replaces control characters: names come from other machines and end up on

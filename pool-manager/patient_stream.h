@@ -1,9 +1,9 @@
 #pragma once
-// A stream that reads no further while what was written to it has not left: whoever does not take answers is
-// asked no more, instead of having them pile up. Cap'n Proto's own limit counts calls under way, and a call
-// is over when its answer is queued.
+// A stream with back-pressure: it reads nothing while what was written to it has not been sent. A peer that
+// does not read its answers gets no further calls served, and its answers do not pile up. Cap'n Proto's own
+// limit counts only calls in progress, and a call is finished when its answer is queued.
 //
-// For the side that answers; two of them facing each other could wait for each other.
+// For the answering side only: two such streams at both ends could wait for each other.
 
 #include <kj/async-io.h>
 

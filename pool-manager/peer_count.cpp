@@ -8,7 +8,7 @@ std::shared_ptr<void> PeerCount::take(const std::string& name) {
   Peer& peer = (*peers_)[name];
   if (peer.has >= most_) {
     if (!peer.told)
-      GPUPOOL_WARNING("%s has %zu %s: no more are taken until it has closed some", name.c_str(), peer.has,
+      GPUPOOL_WARNING("%s has %zu %s: no more are accepted until it has closed some", name.c_str(), peer.has,
                       what_.c_str());
     peer.told = true;
     return nullptr;

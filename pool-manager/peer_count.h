@@ -1,5 +1,5 @@
 #pragma once
-// How many of something each peer has, and no more than so many. One thread.
+// Counts what each peer has of something, up to a limit. One thread.
 
 #include <map>
 #include <memory>

@@ -9,9 +9,10 @@ namespace gpupool::pool {
 namespace {
 
 bool fits(const Wish& wish, const DeviceUse& device) {
-  if (!device.info.problem.empty()) return false;
+  if (!device.info.problem.empty() || !device.duplicateOf.empty()) return false;
   if (wish.memoryBytes == 0) return device.holders.empty();
-  return device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
+  return wish.memoryBytes <= device.info.memoryBytes &&
+         device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
 }
 
 // The fullest devices that fit, in the driver's order.
@@ -46,20 +47,31 @@ std::string describe(const Wish& wish) {
   return text + (wish.deviceCount == 1 ? " is wanted" : " are wanted");
 }
 
+// Holders without a name are those that the asker may not know.
+std::string describe(const std::vector<std::string>& holders) {
+  std::string named;
+  for (const std::string& holder : holders)
+    if (!holder.empty()) named += (named.empty() ? "" : " and ") + holder;
+  if (named.empty()) return "is in use";
+  const bool others =
+      std::any_of(holders.begin(), holders.end(), [](const auto& one) { return one.empty(); });
+  return "is held by " + named + (others ? " and others" : "");
+}
+
 std::string describe(const Wish& wish, const ServerUse& server) {
   std::string text = server.name + ": ";
   if (!server.unusable.empty()) return text + server.unusable;
   for (const DeviceUse& device : server.devices) {
     if (&device != &server.devices.front()) text += ", ";
     text += "GPU " + std::to_string(device.info.ordinal) + " (" + device.info.name + ") ";
-    if (!device.info.problem.empty()) {
+    if (!device.duplicateOf.empty()) {
+      text += "is the same device as " + device.duplicateOf;
+    } else if (!device.info.problem.empty()) {
       text += "is broken (" + device.info.problem + ")";
     } else if (device.holders.empty()) {
       text += fits(wish, device) ? "is free" : "has only " + options::formatSize(device.freeBytes);
     } else {
-      text += "is held by ";
-      for (const std::string& holder : device.holders)
-        text += (&holder == &device.holders[0] ? "" : " and ") + holder;
+      text += describe(device.holders);
       if (device.freeBytes != 0) text += " with " + options::formatSize(device.freeBytes) + " free";
     }
   }
@@ -73,52 +85,19 @@ std::string shortened(const std::string& text, size_t most) {
   return text.size() <= most ? text : text.substr(0, most - 3) + "...";
 }
 
-std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
-  if (servers.empty()) return "no server has joined the pool yet";
-  size_t most = 0, largest = 0;
-  std::string details;
-  size_t more = 0;
-  bool known = false;
-  for (const ServerUse& server : servers) {
-    if (!wish.server.empty() && server.name != wish.server) continue;
-    known = true;
-    const auto free =
-        static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
-                                          [&](const DeviceUse& device) { return fits(wish, device); }));
-    if (server.unusable.empty()) most = std::max(most, free);
-    largest = std::max(largest, server.devices.size());
-    const std::string one = describe(wish, server);
-    if (details.empty() || details.size() + one.size() <= kMostDetails)
-      details += (details.empty() ? ": " : "; ") + shortened(one, kMostDetails);
-    else
-      ++more;
+// As if nobody held anything and nothing were broken.
+ServerUse emptied(ServerUse server) {
+  for (DeviceUse& device : server.devices) {
+    device.freeBytes = device.info.memoryBytes;
+    device.holders.clear();
+    device.info.problem.clear();
   }
-  if (more != 0) details += "; and " + plural(more, "more server");
-  if (!known) {
-    std::string names;
-    for (const ServerUse& server : servers) names += (names.empty() ? "" : ", ") + server.name;
-    return "there is no server named " + wish.server + " in the pool; there are: " + names;
-  }
-  std::string text = describe(wish) + ", ";
-  if (wish.deviceCount > largest)
-    text += "but no server has more than " + std::to_string(largest);
-  else
-    text +=
-        most == 0 ? "none is free" : "only " + std::to_string(most) + (most == 1 ? " is free" : " are free");
-  return text + details;
+  return server;
 }
 
-bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
-  for (ServerUse server : servers) {
-    if (!wish.server.empty() && server.name != wish.server) continue;
-    for (DeviceUse& device : server.devices) {
-      device.freeBytes = device.info.memoryBytes;
-      device.holders.clear();
-      device.info.problem.clear();
-    }
-    if (!choose(wish, server).empty()) return true;
-  }
-  return false;
+size_t fitting(const Wish& wish, const ServerUse& server) {
+  return static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
+                                           [&](const DeviceUse& device) { return fits(wish, device); }));
 }
 
 }  // namespace
@@ -142,6 +121,48 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers) {
     choice.devices.push_back(
         {device->info, wish.memoryBytes == 0 ? device->info.memoryBytes : wish.memoryBytes});
   return choice;
+}
+
+std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
+  if (servers.empty()) return "no server has joined the pool yet";
+  size_t most = 0, largest = 0, could = 0;
+  std::string details;
+  size_t more = 0;
+  bool known = false;
+  for (const ServerUse& server : servers) {
+    if (!wish.server.empty() && server.name != wish.server) continue;
+    known = true;
+    if (server.unusable.empty()) most = std::max(most, fitting(wish, server));
+    largest = std::max(largest, server.devices.size());
+    could = std::max(could, fitting(wish, emptied(server)));
+    const std::string one = describe(wish, server);
+    if (details.empty() || details.size() + one.size() <= kMostDetails)
+      details += (details.empty() ? ": " : "; ") + shortened(one, kMostDetails);
+    else
+      ++more;
+  }
+  if (more != 0) details += "; and " + plural(more, "more server");
+  if (!known) {
+    std::string names;
+    for (const ServerUse& server : servers) names += (names.empty() ? "" : ", ") + server.name;
+    return "there is no server named " + wish.server + " in the pool; there are: " + names;
+  }
+  std::string text = describe(wish) + ", ";
+  if (wish.deviceCount > largest)
+    text += "but no server has more than " + std::to_string(largest);
+  else if (wish.deviceCount > could)
+    text += "but the most that any server could give is " + std::to_string(could);
+  else
+    text +=
+        most == 0 ? "none is free" : "only " + std::to_string(most) + (most == 1 ? " is free" : " are free");
+  return text + details;
+}
+
+bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
+  return std::any_of(servers.begin(), servers.end(), [&](const ServerUse& server) {
+    return (wish.server.empty() || server.name == wish.server) &&
+           fitting(wish, emptied(server)) >= wish.deviceCount;
+  });
 }
 
 }  // namespace gpupool::pool

@@ -16,7 +16,8 @@ namespace gpupool::pool {
 struct DeviceUse {
   Device info;
   uint64_t freeBytes = 0;            // not reserved; 0 where a lease holds the whole device
-  std::vector<std::string> holders;  // of the leases on it, for people
+  std::vector<std::string> holders;  // of the leases on it, for people; "": whose the asker may not know
+  std::string duplicateOf;           // not empty: another server's device, leased only there
 };
 
 struct ServerUse {
@@ -44,5 +45,10 @@ inline constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
 uint64_t reservedBytes(const LeasedDevice& device);
 
 Choice place(const Wish& wish, std::span<const ServerUse> servers);
+
+// Whether the wish could be served if every device were free and in order. With no servers: false.
+bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
+// What is missing for the wish, and who holds what, in one line.
+std::string explain(const Wish& wish, std::span<const ServerUse> servers);
 
 }  // namespace gpupool::pool

@@ -1,36 +1,38 @@
 #pragma once
 // What the manager knows and decides: servers, leases, who waits. No network and no clock: the service feeds
-// it calls and times (CLOCK_BOOTTIME, milliseconds) and does what PoolEvents orders; tests do the same by
+// it calls and times (milliseconds of an AwakeClock) and does what PoolEvents orders; tests do the same by
 // hand.
 //
-// A lease's life:
-//
-//   request ──► waiting ──► granting ──► active ──► revoking ──► ended
-//               (queue)    (server is   (renewed)  (server is    (devices free, a tombstone stays so that
-//                           being told)             being told)   the same request id is never granted twice)
+// lease_state.h has a lease's life. After its end a tombstone stays, so that the same request id is never
+// granted twice.
 //
 // Authority: the server is the final arbiter and admits a lease's sessions only after grant. So nothing is
 // granted on a server that is not connected, or that has not said since it joined which leases it holds. A
-// lease that is to end occupies its devices until its server confirmed, or until its holder and server must
-// have noticed by themselves: deadline + drift + kill time. While the manager is away leases run on; after
-// its restart every lease has a full TTL for its holder to come back. Only a holder on this machine, whose
-// process can be seen to have ended, loses its lease at once.
+// lease that is to end occupies its devices until its server has confirmed that its sessions are gone. If the
+// server does not say so until holder and server must have noticed by themselves (deadline + drift + kill
+// time), the lease is lost: over for its holder, and kept until the server is heard of. While the manager is
+// away leases run on; after its restart every lease has a full TTL for its holder to come back. Only a holder
+// on this machine, whose process can be seen to have ended, loses its lease at once.
 //
-// One thread. Methods call PoolEvents before they return; the implementation must not call back into the Pool
-// from there. A failing store surfaces as std::runtime_error from the method that needed it, with nothing
-// changed.
+// The store comes first: what gives a right (a grant, a device that is free again) happens when the store has
+// accepted it. What takes one away happens at once, and its write is repeated until the store accepts it.
+// After a restart the pool is therefore never more generous than before.
+//
+// One thread. Methods call PoolEvents before they return, Store::deliver does so too; the implementation must
+// not call back into the Pool from there.
 
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "pool-manager/fabric.h"
+#include "pool-manager/journal.h"
 #include "pool-manager/placement.h"
-#include "pool-manager/store/store.h"
+#include "pool-manager/principal.h"
+#include "pool-manager/records.h"
 
 namespace gpupool::pool {
-
-enum class LeaseState : uint32_t { granting = 0, active = 1, revoking = 2 };
 
 // Refused for a reason that time may cure (nothing free, a server that went away), because the pool has
 // nothing of the kind, or for good.
@@ -39,16 +41,15 @@ struct Failure {
   std::string text;
 };
 
-struct LeaseRecord {
-  Lease lease;
-  LeaseState state = LeaseState::granting;
+struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;  // of the holder's right
   uint64_t grantedMs = 0;
-  uint64_t storedMs = 0;    // the deadline as the store has it
   uint64_t revokingMs = 0;  // since when
-  std::string reason;       // why it is being revoked
-  LocalProcess process;     // the holder, if it is on this machine
   bool ordered = false;     // a grant or revoke is on its way to the server
+  bool unborn = false;      // the store has not accepted it yet
+  bool gone = false;        // nothing of it runs any more: it may be forgotten
+  bool closing = false;     // its end is on its way to the store
+  uint64_t triedMs = 0;     // when that was tried last
 };
 
 class PoolEvents {
@@ -66,6 +67,8 @@ class PoolEvents {
   virtual bool wanted(const Id& id) = 0;
   // Whether the holder, a process of this machine, is known to have ended: its lease need not run out then.
   virtual bool hasEnded(const LocalProcess& holder) { return pool::hasEnded(holder); }
+  // Another manager has taken over the store: this one must end.
+  virtual void superseded() {}
 };
 
 struct PoolTimes {
@@ -77,6 +80,14 @@ struct PoolTimes {
   uint32_t tombstoneMs = 3'600'000;
 };
 
+// When and where a manager starts.
+struct PoolStart {
+  std::string bootId;      // of this machine
+  uint64_t nowMs = 0;      // on the clock of every later call
+  uint64_t calendarS = 0;  // seconds since 1970; epochs start above it
+  std::string mark;        // different for every start
+};
+
 struct ServerRecord {
   Server facts;
   bool connected = false;
@@ -85,18 +96,25 @@ struct ServerRecord {
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
   fabric::Fabric fabric;
+  // Leases that it runs and this pool does not know, or has ended: where, by index into facts.devices (empty:
+  // it did not say). Nothing is placed there until the server has confirmed their end.
+  std::map<Id, std::set<size_t>> strangers;
+  std::vector<std::string> duplicates;  // by device: the device of another server that it is; empty: none
 };
+
+std::string age(uint64_t ms);  // for people
 
 class Pool {
  public:
-  // Reads the store: leases go on, with a full TTL from `now`; their devices are unknown until their server
-  // reports.
-  Pool(Store& store, PoolEvents& events, const PoolTimes& times, std::string bootId, uint64_t now);
+  // Reads the store: leases go on, with a full TTL from now; their devices are unknown until their server
+  // reports. Throws std::runtime_error if the store cannot be read or taken over.
+  Pool(Store& store, PoolEvents& events, const PoolTimes& times, const PoolStart& start);
 
   // --- servers: called for a connection that lives until left()
-  // ------------------------------------------------ Throws std::invalid_argument with a text for the
-  // server's operator.
-  void join(const Server& facts, uint64_t now);
+  // Throws std::invalid_argument with a text for the server's operator. reports: one a device, or none at
+  // all.
+  void join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
+            uint64_t now);
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now);
@@ -105,18 +123,15 @@ class Pool {
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
   void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
 
-  // --- holders
-  // ------------------------------------------------------------------------------------------------------
-  void request(const LeaseRequest& request, uint64_t now);  // PoolEvents::granted or failed, now or later
+  // --- holders. All three throw std::invalid_argument for another tenant's lease.
+  void request(const Principal& who, const LeaseRequest& request,
+               uint64_t now);  // PoolEvents::granted or failed, now or later
   // The new TTL, or none with *why.
-  std::optional<uint32_t> renew(const Id& id, uint64_t now, std::string* why);
-  // Whose lease, or request, that is; none: nobody's that is known.
-  std::optional<std::string> tenantOf(const Id& id) const;
+  std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why);
   // True: a lease is on its way out and PoolEvents::ended follows. False: nothing to wait for.
-  bool release(const Id& id, uint64_t now);
+  bool release(const Principal& who, const Id& id, uint64_t now);
 
   // --- what the servers answered
-  // -------------------------------------------------------------------------------------
   void granted(const Id& id, uint64_t now);
   // refused: the server said no (so it does not hold the lease); else it is unknown what happened.
   void grantFailed(const Id& id, const std::string& why, bool refused, uint64_t now);
@@ -126,17 +141,18 @@ class Pool {
   // Expiry, silence, waiters' deadlines. Call every 100 ms or so.
   void tick(uint64_t now);
 
-  // --- for people
-  // -----------------------------------------------------------------------------------------------------
+  // --- for people: `who` is told that other tenants' devices are in use, not by whom
+  std::vector<Lease> list(const Principal& who, uint64_t now) const;
+  std::vector<ServerUse> inventory(const Principal& who, uint64_t now) const;
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
-  std::vector<ServerUse> inventory(uint64_t now) const;
   uint32_t beatMs() const { return times_.beatMs; }
 
  private:
   struct Waiter {
     LeaseRequest request;
+    Principal who;
     uint64_t untilMs = 0;
   };
   struct Tombstone {
@@ -144,29 +160,58 @@ class Pool {
     uint64_t endedMs = 0;
   };
 
-  void load(uint64_t now);
+  void load(Store& store, const PoolStart& start);
+  void setState(LeaseRecord& record, LeaseState to);
+  // Who may not touch what: throws.
+  void demandOwner(const Principal& who, const Id& id) const;
+
+  // pool_servers.cpp
+  void claimDevices(ServerRecord& server, uint64_t now);
+  std::string whoseElse(const std::string& uuid, const ServerRecord& server) const;
+  bool holdsOn(const ServerRecord& server, const std::string& uuid, const std::string& bootId) const;
+  std::string strangerOn(const ServerRecord& server, size_t device) const;
+  void endElsewhere(const std::string& uuid, const std::string& server, uint64_t now);
+  void compareLeases(ServerRecord& server, const std::set<Id>& reported, uint64_t now);
   void setProblem(Server& server, size_t index, const std::string& said);
-  bool tryPlace(const LeaseRequest& request, uint64_t now, Choice* missing);
+
+  // pool_requests.cpp
+  std::string impossible(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now) const;
+  bool tryPlace(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now, Choice* missing);
+  void create(const LeaseRequest& request, Choice choice, uint64_t now);
+  void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
-  void sendGrant(LeaseRecord& record);
-  void startRevoke(LeaseRecord& record, const std::string& reason, uint64_t now);
-  void sendRevoke(LeaseRecord& record);
-  void end(const Id& id, const std::string& reason, uint64_t now);
-  void bury(const Id& id, const std::string& reason, uint64_t now);
-  uint64_t nextEpoch() const;
-  std::string encode(const LeaseRecord& record) const;
-  std::string describeHolder(const LeaseRecord& record, uint64_t now) const;
 
-  Store& store_;
+  // pool_ends.cpp
+  void sendGrant(LeaseRecord& record);
+  void startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
+  void sendRevoke(LeaseRecord& record);
+  void end(const Id& id, LeaseState as, const std::string& reason, uint64_t now);
+  bool ofEarlierLife(const LeaseRecord& record) const;
+  void outlive(LeaseRecord& record, const std::string& reason, uint64_t now);
+  void answerEnded(const LeaseRecord& record, const std::string& reason);
+  void beginEnd(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
+  void close(LeaseRecord& record, uint64_t now);
+  void closed(const Id& id, bool forgotten, const std::string& why);
+  void expire(LeaseRecord& record, uint64_t now);
+  void forgetTombstones(uint64_t now);
+
+  std::string describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const;
+
   PoolEvents& events_;
   PoolTimes times_;
   std::string bootId_;
   std::map<std::string, ServerRecord> servers_;
+  std::map<std::string, std::string> owners_;  // UUID: the server whose device it is
   std::map<Id, LeaseRecord> leases_;
   std::map<Id, Tombstone> tombstones_;
   std::deque<Waiter> waiters_;
+  std::deque<Id> unknownReleased_;  // the latest: their requests may still arrive
+  uint64_t settledMs_ = 0;          // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
+  uint64_t latestMs_ = 0;    // the time of the latest call, for what the store tells in between
+  bool forgetting_ = false;  // tombstones are being erased
+  Journal journal_;
 };
 
 }  // namespace gpupool::pool

@@ -3,41 +3,100 @@
 #include <capnp/message.h>
 #include <capnp/serialize.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
 #include "pool-manager/convert.h"
 
 namespace gpupool::pool {
+namespace {
 
-std::string encodeRecord(const LeaseRecord& record, const std::string& bootId) {
+constexpr unsigned kMostPlacements = 16;
+
+template <class List>
+auto findPrimary(List& placements) {
+  return std::find_if(placements.begin(), placements.end(),
+                      [](const Placement& one) { return one.role == PlacementRole::primary; });
+}
+
+void writePlacement(const Placement& from, schema::StoredPlacement::Builder to) {
+  pool::write(from.server, to.initServer());
+  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) pool::write(from.devices[i], devices[i]);
+  to.setEpoch(from.epoch);
+  to.setKey(data(from.key));
+  to.setRole(static_cast<schema::PlacementRole>(from.role));
+}
+
+Placement readPlacement(schema::StoredPlacement::Reader from) {
+  Placement to{pool::read(from.getServer()), {}, from.getEpoch(), bytes(from.getKey()), {}};
+  to.devices = readLeasedDevices(from.getDevices());
+  to.role = static_cast<PlacementRole>(from.getRole());
+  if (to.role > PlacementRole::standby)
+    throw std::runtime_error("store: a lease has a placement of unknown role");
+  return to;
+}
+
+LeaseState readState(schema::LeaseState from) {
+  if (static_cast<uint32_t>(from) >= kLeaseStates)
+    throw std::runtime_error("store: a lease is in an unknown state");
+  return static_cast<LeaseState>(from);
+}
+
+}  // namespace
+
+const Placement& StoredLease::primary() const { return *findPrimary(placements); }
+Placement& StoredLease::primary() { return *findPrimary(placements); }
+
+Lease wireLease(const StoredLease& lease) {
+  const Placement& placement = lease.primary();
+  return {lease.id,     placement.server, placement.devices,
+          lease.ttlMs,  placement.epoch,  placement.key,
+          lease.holder, lease.tenant,     0};
+}
+
+std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   capnp::MallocMessageBuilder message;
   auto root = message.initRoot<schema::StoredLease>();
-  write(record.lease, root.initLease(), Secrets::include);
-  root.setState(static_cast<uint32_t>(record.state));
-  root.setDeadlineMs(record.deadlineMs);
+  write(lease.id, root.initId());
+  root.setState(static_cast<schema::LeaseState>(lease.state));
+  auto placements = root.initPlacements(static_cast<unsigned>(lease.placements.size()));
+  for (unsigned i = 0; i < placements.size(); ++i) writePlacement(lease.placements[i], placements[i]);
+  root.setTtlMs(lease.ttlMs);
+  root.setTenant(lease.tenant);
+  root.setHolder(lease.holder);
+  root.setEnding(static_cast<schema::LeaseState>(lease.ending));
+  root.setReason(lease.reason);
   root.setBootId(bootId);
-  root.setReason(record.reason);
-  root.setHolderPid(static_cast<uint32_t>(record.process.pid));
-  root.setHolderStartTicks(record.process.startTicks);
+  root.setHolderPid(static_cast<uint32_t>(lease.process.pid));
+  root.setHolderStartTicks(lease.process.startTicks);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
 
-LeaseRecord decodeRecord(const std::string& bytes, const std::string& bootId) try {
+StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try {
   auto words = kj::heapArray<capnp::word>(bytes.size() / sizeof(capnp::word));
   std::memcpy(words.begin(), bytes.data(), words.size() * sizeof(capnp::word));
   capnp::FlatArrayMessageReader message(words);
   const auto root = message.getRoot<schema::StoredLease>();
-  LeaseRecord record;
-  record.lease = read(root.getLease());
-  record.state = root.getState() == static_cast<uint32_t>(LeaseState::revoking) ? LeaseState::revoking
-                                                                                : LeaseState::granting;
-  record.deadlineMs = root.getDeadlineMs();
-  record.reason = text(root.getReason());
+  StoredLease lease;
+  lease.id = read(root.getId());
+  lease.state = readState(root.getState());
+  if (root.getPlacements().size() > kMostPlacements)
+    throw std::runtime_error("store: a lease lies on too many servers");
+  for (auto placement : root.getPlacements()) lease.placements.push_back(readPlacement(placement));
+  if (std::count_if(lease.placements.begin(), lease.placements.end(),
+                    [](const Placement& one) { return one.role == PlacementRole::primary; }) != 1)
+    throw std::runtime_error("store: a lease needs one primary placement");
+  lease.ttlMs = root.getTtlMs();
+  lease.tenant = text(root.getTenant());
+  lease.holder = text(root.getHolder());
+  lease.ending = readState(root.getEnding());
+  lease.reason = text(root.getReason());
   if (text(root.getBootId()) == bootId)
-    record.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
-  return record;
+    lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
+  return lease;
 } catch (const kj::Exception& error) {
   throw std::runtime_error(std::string("store: a lease cannot be read: ") + error.getDescription().cStr());
 }

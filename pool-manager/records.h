@@ -1,17 +1,50 @@
 #pragma once
-// How a lease lies in the store: schema::StoredLease under "lease/<id>".
+// A lease as it lies in the store: schema::StoredLease under "lease/<id>".
 
 #include <string>
+#include <vector>
 
-#include "pool-manager/pool.h"
+#include "pool-manager/lease_state.h"
+#include "pool-manager/model.h"
 
 namespace gpupool::pool {
 
 inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch";
 
-std::string encodeRecord(const LeaseRecord& record, const std::string& bootId);
-// Throws std::runtime_error if the bytes are no such record.
-// bootId: of now; what the record says of processes holds within one boot.
-LeaseRecord decodeRecord(const std::string& bytes, const std::string& bootId);
+// Holds the session; is to hold it when it has moved; would hold it if the primary were lost. As in
+// pool.capnp.
+enum class PlacementRole : uint32_t { primary, target, standby };
+
+// Devices of one server, and the epoch and key with which that server admits the lease's sessions.
+struct Placement {
+  Server server;
+  std::vector<LeasedDevice> devices;
+  uint64_t epoch = 0;
+  std::string key;  // 32 bytes, secret
+  PlacementRole role = PlacementRole::primary;
+};
+
+struct StoredLease {
+  Id id;
+  LeaseState state = LeaseState::queued;
+  std::vector<Placement> placements;  // exactly one is the primary
+  uint32_t ttlMs = 0;
+  std::string tenant, holder;
+  LeaseState ending = LeaseState::lost;  // revoking: what it ends as
+  std::string reason;                    // revoking or ended: why
+  LocalProcess process;                  // the holder, if it is on this machine
+
+  const Placement& primary() const;
+  Placement& primary();
+  const Server& server() const { return primary().server; }
+};
+
+// What its holder and its server are told of it.
+Lease wireLease(const StoredLease& lease);
+
+// bootId: of now; what the store says of processes holds within one boot.
+std::string encodeLease(const StoredLease& lease, const std::string& bootId);
+// Throws std::runtime_error if the bytes are no such lease.
+StoredLease decodeLease(const std::string& bytes, const std::string& bootId);
 
 }  // namespace gpupool::pool

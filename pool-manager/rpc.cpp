@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include "schema/fault.h"
 #include "schema/manager_login.h"
 
 namespace gpupool::pool {
@@ -32,10 +33,9 @@ kj::Exception rpcError(kj::Exception::Type type, const std::string& text) {
 }
 
 std::string errorText(const kj::Exception& error) {
-  std::string text = error.getDescription().cStr();
-  for (const char* prefix : {"remote exception: ", "Peer disconnected."}) {
-    if (text.starts_with(prefix) && text != prefix) text.erase(0, std::string_view(prefix).size());
-  }
+  std::string text = schema::faultOf(error).text;
+  if (const std::string_view ended = "Peer disconnected."; text.starts_with(ended) && text != ended)
+    text.erase(0, ended.size());
   if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))
     if (const size_t at = text.find(why); at != std::string::npos)
       text = "the name was not found: " + text.substr(at + why.size());

@@ -21,8 +21,8 @@ kj::Exception rpcError(kj::Exception::Type type, const std::string& text);
 // The text as it was thrown on the other side, without what RPC wraps around it.
 std::string errorText(const kj::Exception& error);
 
-// For a connection over TCP, either end: it ends when the peer's host has not answered for 15 s (also when
-// nothing is to be said), so that hosts that vanished leave nothing open. No effect on a Unix socket.
+// For a connection over TCP, either end: it ends when the peer's host has not answered for 15 s, also while
+// the connection is idle, so that a host that vanished leaves no connection open. No effect on a Unix socket.
 void endWithHost(kj::AsyncIoStream& stream);
 
 // One connection to a manager. Belongs to one event loop; the promises that use it end before it.
@@ -39,11 +39,11 @@ class ManagerConnection {
   schema::Manager::Client manager_;
 };
 
-// One line for people. tried: "address: why; address: why".
+// One line for the user. tried: "address: why; address: why".
 std::string noManagerText(const std::string& tried);
 
-// Connects, and makes sure within `limit` that a manager answers there and lets us in. The promise fails with
-// a text that names the address, or with schema::loginRefusal's, if it is the token that is at fault.
+// Connects, and checks within `limit` that a manager answers there and accepts the login. The promise fails
+// with a text that names the address, or with schema::loginRefusal's, if it is the token that is at fault.
 kj::Promise<kj::Own<ManagerConnection>> connectManager(
     kj::AsyncIoProvider& io, const std::string& address, kj::Duration limit,
     CredentialSource credentials = [] { return Credentials{}; });

@@ -3,6 +3,7 @@
 #include <capnp/rpc-twoparty.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <span>
 #include <stdexcept>
 
@@ -98,7 +99,7 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> prove(ProveContext context) override {
     service();
-    if (login_ == nullptr) refuseToken("this connection needs no token");
+    if (login_ == nullptr) refuseLogin("this connection needs no token");
     context.getResults().setProof(asData(login_->prove(view(context.getParams().getProof()))));
     return kj::READY_NOW;
   }
@@ -109,7 +110,7 @@ class Service::Session final : public schema::Manager::Server {
     const pool::Server facts = read(params.getInfo());
     guarded([&] {
       auto fabric = read(params.getInfo().getFabric(), facts.devices.size());
-      service().pool_.join(facts, service().now_());
+      service().pool_.join(principal(), facts, read(params.getReports()), service().clock_.now());
       service().pool_.setFabric(facts.name, std::move(fabric));
     });
     service().controls_.erase(facts.name);
@@ -131,7 +132,7 @@ class Service::Session final : public schema::Manager::Server {
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
-                                      params.getWarmWorkers(), service().now_());
+                                      params.getWarmWorkers(), service().clock_.now());
         });
     if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
     context.getResults().setKnown(known);
@@ -145,19 +146,23 @@ class Service::Session final : public schema::Manager::Server {
     const auto control = service().controls_.find(name);
     if (control == service().controls_.end() || control->second.session != this) return kj::READY_NOW;
     service().controls_.erase(control);
-    guarded([&] { service().pool_.left(name, read(params.getIncarnation()), true, service().now_()); });
+    guarded([&] { service().pool_.left(name, read(params.getIncarnation()), true, service().clock_.now()); });
     return kj::READY_NOW;
   }
 
   kj::Promise<void> lease(LeaseContext context) override {
     LeaseRequest request = read(context.getParams().getRequest());
-    demand(Right::lease, &request.id);
-    if (login_ != nullptr) request.tenant = login_->tenant();
+    demand(Right::lease);
     request.process = identifyProcess(peer_);
     context.allowCancellation();  // a holder that went away leaves the queue
     auto answer = kj::newPromiseAndFulfiller<Lease>();
     service().waiting_[request.id].push_back(kj::mv(answer.fulfiller));
-    guarded([&] { service().pool_.request(request, service().now_()); });
+    try {
+      guarded([&] { service().pool_.request(principal(), request, service().clock_.now()); });
+    } catch (...) {
+      service().forgetAnswer(request.id);
+      throw;
+    }
     return answer.promise.then([context](Lease&& lease) mutable {
       write(lease, context.getResults().initLease(), Secrets::include);
     });
@@ -166,8 +171,9 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> renew(RenewContext context) override {
     std::string why;
     const Id id = read(context.getParams().getId());
-    demand(Right::lease, &id);
-    const auto ttl = guarded([&] { return service().pool_.renew(id, service().now_(), &why); });
+    demand(Right::lease);
+    const auto ttl =
+        guarded([&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
     context.getResults().setTtlMs(*ttl);
     return kj::READY_NOW;
@@ -176,8 +182,9 @@ class Service::Session final : public schema::Manager::Server {
   // Answers when the devices are free again, so that the next request finds them, but not for ever.
   kj::Promise<void> release(ReleaseContext context) override {
     const Id id = read(context.getParams().getId());
-    demand(Right::lease, &id);
-    if (!guarded([&] { return service().pool_.release(id, service().now_()); })) return kj::READY_NOW;
+    demand(Right::lease);
+    if (!guarded([&] { return service().pool_.release(principal(), id, service().clock_.now()); }))
+      return kj::READY_NOW;
     if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
     context.allowCancellation();
     auto over = kj::newPromiseAndFulfiller<void>();
@@ -187,8 +194,8 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> devices(DevicesContext context) override {
     demand(Right::list);
-    const auto now = service().now_();
-    const auto inventory = service().pool_.inventory(now);
+    const auto now = service().clock_.now();
+    const auto inventory = service().pool_.inventory(principal(), now);
     unsigned count = 0;
     for (const auto& server : inventory) count += static_cast<unsigned>(server.devices.size());
     auto list = context.getResults().initDevices(count);
@@ -200,13 +207,15 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> servers(ServersContext context) override {
     demand(Right::list);
-    const auto now = service().now_();
+    const auto now = service().clock_.now();
     const auto& servers = service().pool_.servers();
     auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
     unsigned at = 0;
     for (const auto& [name, server] : servers) {
       auto one = list[at++];
       write(server.facts, one.initInfo());
+      auto leftOut = one.getInfo().initLeftOut(static_cast<unsigned>(server.facts.leftOut.size()));
+      for (unsigned i = 0; i < leftOut.size(); ++i) leftOut.set(i, server.facts.leftOut[i]);
       one.setLastBeatMs(now - server.beatMs);
       one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);
@@ -217,47 +226,47 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> leases(LeasesContext context) override {
     demand(Right::list);
-    const auto now = service().now_();
-    const auto& leases = service().pool_.leases();
+    const auto leases = service().pool_.list(principal(), service().clock_.now());
     auto list = context.getResults().initLeases(static_cast<unsigned>(leases.size()));
-    unsigned at = 0;
-    for (const auto& [id, record] : leases) {
-      Lease lease = record.lease;
-      lease.ageMs = now - record.grantedMs;
-      write(lease, list[at++], Secrets::leaveOut);
-    }
+    for (unsigned i = 0; i < list.size(); ++i) write(leases[i], list[i], Secrets::leaveOut);
     return kj::READY_NOW;
   }
 
  private:
   void fill(schema::DeviceState::Builder out, const ServerUse& server, const DeviceUse& device) {
+    const bool usable = device.info.problem.empty() && device.duplicateOf.empty() && server.unusable.empty();
     write(device.info, out.initInfo());
+    if (!device.duplicateOf.empty())
+      out.getInfo().setProblem("the same device as " + device.duplicateOf + ", and leased there");
     out.setServer(server.name);
-    out.setFreeBytes(device.info.problem.empty() && server.unusable.empty() ? device.freeBytes : 0);
+    out.setFreeBytes(usable ? device.freeBytes : 0);
     std::vector<Id> ids;
     for (const auto& [id, record] : service().pool_.leases())
-      for (const auto& leased : record.lease.devices)
-        if (record.lease.server.name == server.name && leased.info.ordinal == device.info.ordinal)
-          ids.push_back(id);
+      for (const Placement& placement : record.placements)
+        for (const LeasedDevice& leased : placement.devices)
+          if (placement.server.name == server.name && leased.info.uuid == device.info.uuid) ids.push_back(id);
     auto list = out.initLeases(static_cast<unsigned>(ids.size()));
     for (unsigned i = 0; i < ids.size(); ++i) write(ids[i], list[i]);
   }
 
   enum class Right { list, lease, serve };
-  // Throws unless this connection may: `id`, if given, must be its tenant's or nobody's yet.
-  void demand(Right right, const Id* id = nullptr) {
+  // Throws unless this connection may. Whose lease it may touch, the pool decides.
+  void demand(Right right) {
     if (login_ == nullptr) return;
     service();
-    if (!login_->proven()) refuse("the manager wants a token before anything else");
-    const bool isServer = login_->tenant() == kServersTenant;
-    if (right == Right::serve && !isServer)
+    if (!login_->proven()) refuse("the manager requires a token before anything else");
+    const Principal who = principal();
+    if (right == Right::serve && !who.mayServe())
       refuse("the token of tenant '" + login_->tenant() +
-             "' is none for servers: they show that of tenant '" + kServersTenant + "'");
-    if (right == Right::lease && isServer)
-      refuse("the token of tenant '" + login_->tenant() + "' leases nothing: show a user's");
-    if (id == nullptr) return;
-    const auto tenant = service().pool_.tenantOf(*id);
-    if (tenant && *tenant != login_->tenant()) refuse("that lease is another tenant's");
+             "' cannot be used by servers: they use the token of tenant '" + kServersTenant + "'");
+    if (right == Right::lease && !who.mayLease())
+      refuse("the token of tenant '" + login_->tenant() + "' cannot lease: use a user's token");
+  }
+
+  Principal principal() const {
+    if (login_ == nullptr) return {Principal::Role::admin, ""};
+    const bool server = login_->tenant() == kServersTenant;
+    return {server ? Principal::Role::server : Principal::Role::user, login_->tenant()};
   }
 
   Service& service() {
@@ -291,13 +300,20 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
                  std::function<uint64_t()> now)
     : timer_(timer),
       limits_(limits),
-      now_(kj::mv(now)),
+      clock_(kj::mv(now), limits.mostStepMs),
       connections_("connections", limits.connections),
-      pool_(store, *this, times, bootId(), now_()),
+      store_(store),
+      pool_(store, *this, times,
+            {bootId(), clock_.now(), static_cast<uint64_t>(std::time(nullptr)), toText(randomId())}),
       tie_(kj::refcounted<Tie>(this)),
-      tasks_(*this) {}
+      tasks_(*this) {
+  tasks_.add(deliverStore());
+}
 
-Service::~Service() noexcept { tie_->service = nullptr; }
+Service::~Service() noexcept {
+  store_.whenReady({});
+  tie_->service = nullptr;
+}
 
 void Service::serve(kj::Own<kj::ConnectionReceiver> listener, bool local) {
   tasks_.add(acceptLoop(*listener, local));
@@ -320,7 +336,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
               }
             }
             if (local && !own && !limits_.anyUser)
-              GPUPOOL_WARNING("turned away a connection of another user");
+              GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
             else
               accept(kj::mv(peer.stream), own || !tokens_, std::move(name), process);
             return kj::READY_NOW;
@@ -361,7 +377,7 @@ void Service::refuseVersion(uint32_t theirs) {
   const std::string text = schema::protocolMismatch(schema::poolProtocol(), theirs);
   if (otherVersions_.size() < kMostVersions && otherVersions_.insert(theirs).second)
     GPUPOOL_WARNING("%s", text.c_str());
-  refuseToken(text);
+  refuseLogin(text, schema::FaultKind::version);
 }
 
 void Service::closed(Session& session) {
@@ -373,7 +389,7 @@ void Service::closed(Session& session) {
     const std::string name = at->first;
     const Id incarnation = at->second.incarnation;
     at = controls_.erase(at);
-    pool_.left(name, incarnation, false, now_());
+    pool_.left(name, incarnation, false, clock_.now());
   }
 }
 
@@ -383,14 +399,35 @@ void Service::newFabric(const std::string& name, schema::Fabric::Reader report) 
   pool_.setFabric(name, read(report, server->second.facts.devices.size()));
 }
 
+// What the store has done is told on this thread, whichever did it.
+kj::Promise<void> Service::deliverStore() {
+  auto ready = kj::newPromiseAndCrossThreadFulfiller<void>();
+  auto fulfiller = std::make_shared<decltype(ready.fulfiller)>(kj::mv(ready.fulfiller));
+  store_.whenReady([fulfiller] { (*fulfiller)->fulfill(); });
+  return ready.promise.then([this] {
+    try {
+      store_.deliver();
+    } catch (const std::exception& error) {
+      GPUPOOL_ERROR("what the store has written was not acted on: %s", error.what());
+    }
+    return deliverStore();
+  });
+}
+
 kj::Promise<void> Service::run() {
+  auto over = kj::newPromiseAndFulfiller<void>();
+  superseded_ = kj::mv(over.fulfiller);
+  return housekeeping().exclusiveJoin(kj::mv(over.promise));
+}
+
+kj::Promise<void> Service::housekeeping() {
   return timer_.afterDelay(limits_.tick).then([this]() {
     try {
-      pool_.tick(now_());
+      pool_.tick(clock_.now());
     } catch (const std::exception& error) {
       GPUPOOL_ERROR("housekeeping failed: %s", error.what());
     }
-    return run();
+    return housekeeping();
   });
 }
 
@@ -404,10 +441,10 @@ void Service::grant(const Lease& lease) {
   auto request = control->second.control.grantRequest();
   write(lease, request.initLease(), Secrets::include);
   tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
-                 .then([this, id]() { pool_.granted(id, now_()); },
+                 .then([this, id]() { pool_.granted(id, clock_.now()); },
                        [this, id](kj::Exception&& error) {
                          const bool refused = error.getType() == kj::Exception::Type::FAILED;
-                         pool_.grantFailed(id, errorText(error), refused, now_());
+                         pool_.grantFailed(id, errorText(error), refused, clock_.now());
                        }));
 }
 
@@ -421,13 +458,13 @@ void Service::revoke(const std::string& server, const Id& id, const std::string&
                  .then(
                      [this, id]() {
                        revoking_.erase(id);
-                       pool_.revoked(id, now_());
+                       pool_.revoked(id, clock_.now());
                      },
                      [this, id](kj::Exception&& error) {
                        revoking_.erase(id);
                        GPUPOOL_WARNING("a server did not confirm the end of a lease: %s",
                                        errorText(error).c_str());
-                       pool_.revokeFailed(id, now_());
+                       pool_.revokeFailed(id, clock_.now());
                      }));
 }
 
@@ -435,6 +472,14 @@ void Service::granted(const Lease& lease) {
   auto node = waiting_.extract(lease.id);
   if (node.empty()) return;
   for (auto& waiter : node.mapped()) waiter->fulfill(Lease(lease));
+}
+
+// The latest one that was to be answered is refused.
+void Service::forgetAnswer(const Id& id) {
+  const auto at = waiting_.find(id);
+  if (at == waiting_.end()) return;
+  at->second.pop_back();
+  if (at->second.empty()) waiting_.erase(at);
 }
 
 void Service::failed(const Id& id, const Failure& failure) {
@@ -447,6 +492,12 @@ void Service::ended(const Id& id) {
   auto node = ending_.extract(id);
   if (node.empty()) return;
   for (auto& waiter : node.mapped()) waiter->fulfill();
+}
+
+void Service::superseded() {
+  if (superseded_.get() == nullptr) return;
+  superseded_->reject(
+      rpcError(kj::Exception::Type::FAILED, "another gpupool-manager has taken over this one's store"));
 }
 
 bool Service::wanted(const Id& id) {

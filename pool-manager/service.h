@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/awake_clock.h"
 #include "pool-manager/login.h"
 #include "pool-manager/peer_count.h"
 #include "pool-manager/pool.h"
@@ -24,14 +25,15 @@ namespace gpupool::pool {
 struct ServiceLimits {
   kj::Duration call = 5 * kj::SECONDS;  // an order to a server is answered within this
   kj::Duration tick = 100 * kj::MILLISECONDS;
-  kj::Duration login = 10 * kj::SECONDS;  // who has to prove a token does it within this
+  uint32_t mostStepMs = 500;              // a longer gap between two looks at the clock counts as this much
+  kj::Duration login = 10 * kj::SECONDS;  // a login must be finished within this
   size_t connections = 512;               // of one host, or of one user of the Unix socket, at once
   bool anyUser = false;                   // Unix socket: else only this process's user, and root
 };
 
 class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
  public:
-  // now: CLOCK_BOOTTIME in milliseconds, or a test's clock.
+  // now: CLOCK_BOOTTIME in milliseconds, or a test's clock. The pool sees it through an AwakeClock.
   Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
           std::function<uint64_t()> now);
 
@@ -39,14 +41,14 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
 
   // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
   void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
-  // From now on whoever connects proves one of these first, but for the user of this process, and root, on a
-  // Unix socket. Who shows wrong ones is slowed down. Asked at every login; a connection that has proven a
-  // token keeps what it may.
+  // From now on every connection must prove one of these tokens first, except those of this process's user
+  // and of root on a Unix socket. Peers that use wrong tokens are slowed down. Called at every login; a
+  // connection that has proven a token keeps its rights.
   void demandTokens(std::function<const Tokens&()> tokens) { tokens_ = std::move(tokens); }
   // One connection that came in. trusted: nothing needs to be proven. peer: who is slowed down. process: at
   // its other end, 0: unknown.
   void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process);
-  // Expiry and other housekeeping; never resolves.
+  // Expiry and other housekeeping. Resolves only by failing: when another manager has taken over the store.
   kj::Promise<void> run();
 
   Pool& pool() { return pool_; }
@@ -66,6 +68,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
   void closed(Session& session);
   [[noreturn]] void refuseVersion(uint32_t theirs);
+  void forgetAnswer(const Id& id);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
@@ -76,20 +79,26 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void ended(const Id& id) override;
   bool wanted(const Id& id) override;
 
+  void superseded() override;
+  kj::Promise<void> housekeeping();
+  kj::Promise<void> deliverStore();
+
   void taskFailed(kj::Exception&& error) override;
 
   kj::Timer& timer_;
   ServiceLimits limits_;
-  std::function<uint64_t()> now_;
-  std::function<const Tokens&()> tokens_;  // none: everybody may
-  std::set<uint32_t> otherVersions_;       // that have asked, and were told of in the log
+  AwakeClock clock_;
+  std::function<const Tokens&()> tokens_;                       // none: everybody may connect
+  std::set<uint32_t> otherVersions_;                            // that have connected and were logged
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
   std::map<Id, std::vector<kj::Own<Granted>>> waiting_;
   std::map<Id, std::vector<kj::Own<Ended>>> ending_;
   std::set<Id> revoking_;  // orders under way
+  Store& store_;
   Pool pool_;
+  kj::Own<kj::PromiseFulfiller<void>> superseded_;  // ends run()
   kj::Own<Tie> tie_;
   kj::Vector<kj::Own<kj::ConnectionReceiver>> listeners_;
   kj::TaskSet tasks_;  // last, so that sessions end while all of the above lives

@@ -8,8 +8,9 @@
 //   control channel, client -> worker     Notice header · body by type
 //
 // An aside call (rows of kind Aside) is a frame too, but the body of a notice: the worker serves it when it
-// arrives, whatever the frames before it wait for, and answers it on the call channel. A host function's
-// bytes go so: what runs before it on the device may hold up every frame until the function has returned.
+// arrives, whatever the frames before it wait for, and answers it on the call channel. What a host function
+// needs is sent in this way: work before it on the device may block every frame until the function has
+// returned.
 
 #include <cstddef>
 #include <cstdint>
@@ -61,7 +62,7 @@ enum class NoticeType : uint32_t {
   moved = 5,     // reserved for failover: resume elsewhere
   drain = 6,     // the server asks to checkpoint and leave
   prepare = 7,   // prepare a checkpoint
-  errors = 8,    // device output for stderr (what failed assertions say), perhaps none: it is complete now
+  errors = 8,    // device output for stderr (text of failed assertions), possibly empty; nothing follows it
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order

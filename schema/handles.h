@@ -11,8 +11,8 @@ namespace gpupool::schema {
 
 using HandleKind = handles::Kind;
 
-// Objects the driver creates unasked (nodes of a captured graph, level arrays) are named by the worker, from
-// the upper half of the index space; the client's tables never get that far.
+// Objects that the driver creates implicitly (nodes of a captured graph, level arrays) are named by the
+// worker, from the upper half of the index space; the client's tables never get that far.
 inline constexpr uint32_t kServerIndexBit = uint32_t{1} << (handles::kIndexBits - 1);
 constexpr bool mintedByServer(uint64_t handle) { return (handles::indexOf(handle) & kServerIndexBit) != 0; }
 

@@ -1,7 +1,7 @@
 #pragma once
-// The first message each way on a new session's call channel, before any frame: who speaks which version,
-// where the session's memory lies, and all device properties, so that no query needs the wire later. Flat
-// structs, host order.
+// The first message each way on a new session's call channel, before any frame: protocol versions, where the
+// session's memory lies, and all device properties, so that no query needs the wire later. Flat structs, host
+// order.
 
 #include <cstdint>
 

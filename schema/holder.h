@@ -2,15 +2,19 @@
 // Between an application's client library and its lease holder, a process of the `gpupool` tool on the same
 // host.
 //
-// Why a process of its own: it holds the token, the session key and the Cap'n Proto RPC event loop, none of
-// which belong into other people's processes; it renews the lease while the application is paused; and
-// Debian's static KJ archives cannot be linked into a shared library (their thread-locals are local-exec).
+// The holder is a process of its own (docs/design.md, "Why a holder process"): it holds the token, the
+// session key and the Cap'n Proto RPC event loop, none of which belong into other people's processes; it
+// renews the lease while the application is paused; and Debian's static KJ archives cannot be linked into a
+// shared library (their thread-locals are local-exec).
 //
-// Wire: a SOCK_SEQPACKET Unix socket, one datagram each way, host byte order. The client finds it at
-// GPUPOOL_HOLDER=@<abstract name> (set by `gpupool run`) or =<path>, and speaks to a process of its own user
-// or root only; or it starts `gpupool hold --descriptor 3` itself with one end of a socket pair as
-// descriptor 3. The holder serves a connection until the peer closes it; the one started by a client releases
-// the lease and exits then. The session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
+// Wire: a SOCK_SEQPACKET Unix socket, host byte order. One datagram asks; any number of replies with
+// Status::waiting, one every kWaitingIntervalMs while the lease is waited for, precede the one that answers.
+// A client gives up a holder that says nothing for kSilenceBoundMs; how long a lease is waited for is the
+// holder's to bound (gpupool run --wait, GPUPOOL_WAIT). The client finds it at GPUPOOL_HOLDER=@<abstract
+// name> (set by `gpupool run`) or =<path>, and speaks to a process of its own user or root only; or it starts
+// `gpupool hold --descriptor 3` itself with one end of a socket pair as descriptor 3. The holder serves a
+// connection until the peer closes it; the one started by a client releases the lease and exits then. The
+// session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -35,7 +39,7 @@ inline socklen_t socketAddress(const char* name, sockaddr_un& address) {
 }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
@@ -43,7 +47,7 @@ struct OpenRequest {
   uint64_t rowsHash = 0;
   int32_t pid = 0;
   uint32_t reserved = 0;
-  char transport[16] = {};  // "", "shm" or "ucx"; empty: the holder chooses
+  char transport[16] = {};  // of base/transport_names.h; empty: the holder chooses
   char command[128] = {};   // for people
 };
 
@@ -57,7 +61,10 @@ enum class Status : uint32_t {
   mismatch = 6,     // gpupool of another version somewhere
   nothingFits = 7,  // the pool has no such device, free or not
   leaseEnded = 8,   // the lease is over: expired or revoked
+  waiting = 9,      // no answer yet: another reply follows
 };
+inline constexpr int kWaitingIntervalMs = 10'000;
+inline constexpr int kSilenceBoundMs = 60'000;
 
 struct OpenReply {
   uint32_t magic = kMagic;

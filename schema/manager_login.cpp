@@ -4,17 +4,15 @@
 #include <vector>
 
 #include "base/hmac.h"
+#include "schema/fault.h"
 #include "schema/protocol.h"
 #include "schema/token_proof.h"
 
 namespace gpupool::schema {
 namespace {
 
-constexpr char kMark[] = "token: ";  // what the manager (service.cpp) and this file begin refusals with
-
-[[noreturn]] void refuse(const std::string& text) {
-  kj::throwFatalException(
-      kj::Exception(kj::Exception::Type::FAILED, "", 0, kj::heapString((kMark + text).c_str())));
+[[noreturn]] void refuse(const std::string& text, FaultKind kind = FaultKind::token) {
+  kj::throwFatalException(faultException(kind, text));
 }
 
 capnp::Data::Reader asData(std::span<const std::byte> bytes) {
@@ -65,20 +63,20 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
   auto done =
       request.send().then([&kept](capnp::Response<Manager::LoginResults>&& answer) -> kj::Promise<void> {
         if (answer.getProtocol() != poolProtocol())  // an older one does not look itself
-          refuse(protocolMismatch(answer.getProtocol(), poolProtocol()));
+          refuse(protocolMismatch(answer.getProtocol(), poolProtocol()), FaultKind::version);
         const bool given = !kept.credentials.token.empty();
         if (!answer.getNeeded()) {
           // It would also be what an impostor says.
           if (given && !kept.address.starts_with("unix:"))
             refuse("the manager at " + kept.address +
-                   " asks for no token and so does not prove that it is yours: give it its tokens, or leave "
+                   " requires no token, so it does not prove that it is yours: give it its tokens, or leave "
                    "--token-file "
                    "out");
           return kj::READY_NOW;
         }
         if (!given)
           refuse("the manager at " + kept.address +
-                 " wants a token: name the file that holds yours with --token-file");
+                 " requires a token: name the file that holds yours with --token-file");
         const auto nonce = view(answer.getServerNonce());
         if (nonce.size() != kNonceBytes)
           refuse("the manager at " + kept.address + " sent a malformed challenge");
@@ -88,7 +86,8 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
   auto answered = done.catch_([&kept](kj::Exception&& error) {
     if (error.getType() == kj::Exception::Type::UNIMPLEMENTED)
       refuse("version mismatch: the manager at " + kept.address +
-             " is of an older gpupool; install the same on both");
+                 " is of an older gpupool; install the same on both",
+             FaultKind::version);
     kj::throwFatalException(kj::mv(error));
   });
   return answered.attach(kj::mv(login));
@@ -105,10 +104,8 @@ std::string protocolMismatch(uint32_t managers, uint32_t callers) {
 }
 
 std::string loginRefusal(const kj::Exception& error) {
-  std::string text = error.getDescription().cStr();
-  if (const std::string remote = "remote exception: "; text.starts_with(remote)) text.erase(0, remote.size());
-  if (!text.starts_with(kMark)) return "";
-  return text.substr(sizeof kMark - 1);
+  const Fault fault = faultOf(error);
+  return fault.kind == FaultKind::token || fault.kind == FaultKind::version ? fault.text : "";
 }
 
 }  // namespace gpupool::schema

@@ -1,7 +1,7 @@
 #pragma once
-// Host memory that client and worker cannot share (a network; pages of the application's own that it
-// registered): each side has its copy, and both keep a base, the content they last agreed on. Differences
-// from the base travel as runs {u64 offset, blob bytes}: the client's before a launch, the worker's at a
+// Host memory that client and worker cannot share: any over a network, and memory that the application
+// registered. Each side has a copy, and both keep a base, the content they last agreed on. Differences from
+// the base travel as runs {u64 offset, blob bytes}: the client's before a launch, the worker's at a
 // synchronisation. Bytes neither side changed never travel, so concurrent writers of neighbouring bytes do
 // not undo each other.
 //
@@ -23,13 +23,13 @@ namespace gpupool::schema {
 
 class MirrorBase {
  public:
-  // The peer's bytes at `offset` are agreed now.
+  // The peer has sent these bytes at `offset`: both sides agree on them now.
   void apply(size_t offset, std::span<const std::byte> bytes) {
     grow(offset + bytes.size());
     if (!bytes.empty()) std::memcpy(base_.data() + offset, bytes.data(), bytes.size());
   }
 
-  // The peer's bytes are anything: all of ours differ, once.
+  // The peer's content is unknown: the next collect sends everything.
   void distrust() { agreed_ = false; }
   bool agreed() const { return agreed_; }
 

@@ -19,16 +19,6 @@ constexpr bool operator==(const Name<N>& a, const Name<M>& b) {
   return a.view() == b.view();
 }
 
-// Not string_view::find: under UBSan GCC 12 does not take its null check for a constant.
-constexpr bool contains(std::string_view text, std::string_view part) {
-  for (size_t at = 0; at + part.size() <= text.size(); ++at) {
-    size_t same = 0;
-    while (same < part.size() && text[at + same] == part[same]) ++same;
-    if (same == part.size()) return true;
-  }
-  return false;
-}
-
 // FNV-1a. 32 bits name a call; 64 bits fingerprint all rows.
 constexpr uint32_t fnv32(std::string_view text) {
   uint32_t hash = 2166136261u;

@@ -41,6 +41,15 @@ struct ServerInfo {
   rowsHash @7 :UInt64;
   pid @8 :UInt32;
   fabric @9 :Fabric;          # for people, and for placement to come; not in a lease's copy of this
+  leftOut @10 :List(Text);    # GPUs of the host that this server does not offer, and why; for people
+}
+
+# What a joining server knows of one of its devices from before: its server may have been restarted, and so may the
+# manager.
+struct DeviceReport {
+  highestEpoch @0 :UInt64;    # the server refuses every grant that is not above it
+  running @1 :List(Id128);    # leases whose workers still live there, of this life of the server or of an earlier one;
+                              # while one of an earlier life does, DeviceInfo.problem says so and grants are refused
 }
 
 # The RDMA devices of a server, as libibverbs and sysfs tell. How many of each there may be: schema/fabric.h.
@@ -114,12 +123,14 @@ struct Lease {
   sessionKey @5 :Data;        # 32 bytes; proven by HMAC-SHA256 challenge to the server, never sent to it by the holder
   holder @6 :Text;
   tenant @7 :Text;
-  ageMs @8 :UInt64;
+  ageMs @8 :UInt64;           # this and state: in Manager.leases
+  state @9 :Text;             # LeaseState's name
 }
 
 interface Manager {
   # Servers.
-  join @0 (info :ServerInfo, control :ServerControl) -> (beatMs :UInt32);
+  # reports: one of each of info.devices, in that order.
+  join @0 (info :ServerInfo, control :ServerControl, reports :List(DeviceReport)) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told.
@@ -200,19 +211,30 @@ struct SessionAnswer {
   error @1 :Text;
 }
 
-# server -> worker over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET; the client's socket comes with it
-# by SCM_RIGHTS). One worker serves one session and then exits.
+# Between server and worker, over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET). One worker serves one
+# session and then exits. It opens no file by a path: what it needs comes with the start, by SCM_RIGHTS.
+struct WorkerOrder {   # server -> worker
+  union {
+    start @0 :WorkerStart;
+    stop @1 :Text;                    # end the session now, and why
+    memory @2 :MemoryAnswer;
+  }
+}
+enum Descriptor {
+  clientSocket @0;                    # the session's bootstrap socket; always there
+  moduleCache @1;                     # the tenant's folder; absent: no cache
+  deviceLock @2;                      # of a device of the lease: held until the worker's process has ended
+}
 struct WorkerStart {
   session @0 :Id128;
   epoch @1 :UInt64;
   transport @2 :Text;
   devices @3 :List(LeasedDevice);   # info.ordinal: the driver's
   networkDevice @4 :Text;
-  networkWire @9 :Text;             # "auto", "tcp", "rdma"; empty: auto
-  moduleCache @5 :Text;             # folder, per tenant; empty: none
-  moduleCacheBytes @8 :UInt64;      # files in it may be so much together
+  networkWire @8 :Text;             # "auto", "tcp", "rdma"; empty: auto
+  descriptors @5 :List(Descriptor); # what each descriptor is that came with this message, in their order
+  moduleCacheBytes @7 :UInt64;      # files in the cache's folder may be so much together
   clientPid @6 :UInt32;
-  stop @7 :Text;                    # not empty: no start, but the order to end the session now, and why
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -223,20 +245,75 @@ struct WorkerReport {
     ended @2 :Text;                 # the session is over; why, for people
     failed @3 :Text;                # could not start
     lost @6 :DeviceLost;            # a device of the session broke; the session goes on to its end
+    memory @7 :MemoryRequest;
   }
+}
+
+# The lease's account of memory: kept by the server for all sessions of a lease together, as one process may not use
+# what another has. A worker takes before it allocates, and gives back what it has released; what it still has when its
+# process ends is given back by the server.
+struct MemoryRequest {
+  ticket @0 :UInt64;                  # of a take: the answer repeats it; 0: no answer is wanted
+  place @1 :UInt32;                   # index into WorkerStart.devices; hostMemory: pinned memory of the server
+  take @2 :UInt64;                    # bytes
+  give @3 :UInt64;
+}
+const hostMemory :UInt32 = 0xffffffff;
+struct MemoryAnswer {
+  ticket @0 :UInt64;
+  granted @1 :Bool;
+  othersBytes @2 :UInt64;             # what the lease's other sessions have in that place
+  error @3 :Text;                     # why not, where it is not the lease's limit; for the log
 }
 struct DeviceLost {
   ordinal @0 :UInt32;               # the driver's
   text @1 :Text;                    # the driver's error
 }
 
-# One lease in the manager's store (key "lease/<id>").
-struct StoredLease {
-  lease @0 :Lease;
-  state @1 :UInt32;           # pool-manager/leases.h: LeaseState
-  deadlineMs @2 :UInt64;      # on CLOCK_BOOTTIME of the boot named here; renewals write it rarely
-  bootId @3 :Text;
-  reason @4 :Text;            # why it is being revoked
-  holderPid @5 :UInt32;       # its holder's process, if it runs on the manager's machine; else 0
-  holderStartTicks @6 :UInt64; # when that was started, as /proc says: numbers are used again
+# What a server keeps for its next life, in <state>/server-<name>.state.
+struct StoredServer {
+  bootId @0 :Text;            # /proc/sys/kernel/random/boot_id: no worker outlives the machine's restart
+  devices @1 :List(StoredDevice);
+  workers @2 :List(StoredWorker);
 }
+struct StoredDevice {
+  uuid @0 :Data;
+  highestEpoch @1 :UInt64;    # of all grants
+}
+struct StoredWorker {
+  pid @0 :UInt32;
+  startTicks @1 :UInt64;      # when it was started, as /proc says: numbers are used again
+  lease @2 :Id128;
+  devices @3 :List(Data);     # their uuids
+}
+
+# One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a
+# restarted manager learns from servers and holders (deadlines, whether a granted lease is in use) is not kept here.
+struct StoredLease {
+  id @0 :Id128;
+  state @1 :LeaseState;
+  placements @2 :List(StoredPlacement);   # one is the primary
+  ttlMs @3 :UInt32;
+  tenant @4 :Text;
+  holder @5 :Text;             # for people
+  ending @6 :LeaseState;       # revoking: what it ends as
+  reason @7 :Text;             # revoking, and the four ends: why
+  bootId @8 :Text;             # of the manager's machine, for the two below
+  holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
+  holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again
+}
+
+struct StoredPlacement {
+  server @0 :ServerInfo;       # without its fabric
+  devices @1 :List(LeasedDevice);
+  epoch @2 :UInt64;
+  key @3 :Data;                # 32 bytes
+  role @4 :PlacementRole;
+}
+
+# pool-manager/lease_state.h says which follows which. A lease that is lost stays in the store until its devices are
+# known to be free.
+enum LeaseState {
+  queued @0; granting @1; active @2; suspended @3; moving @4; revoking @5; released @6; expired @7; revoked @8; lost @9;
+}
+enum PlacementRole { primary @0; target @1; standby @2; }  # holds the session; is to hold it; would hold it

@@ -52,14 +52,19 @@ constexpr size_t pointedSize() {
 template <class R>
 constexpr uint64_t addRow(uint64_t hash) {
   hash = fnv64(R::name.view(), hash);
-  auto byte = [&](size_t v) {
+  auto add = [&](size_t v) {
     char c[4] = {static_cast<char>(v), static_cast<char>(v >> 8), static_cast<char>(v >> 16), 0};
     hash = fnv64({c, 4}, hash);
   };
-  byte(static_cast<size_t>(R::kind));
+  add(static_cast<size_t>(R::worker) | size_t{R::beside} << 8 | size_t{R::aside} << 9);
   [&]<class... Roles, class... A>(std::tuple<Roles...>*, std::tuple<A...>*) {
-    (byte(static_cast<size_t>(roleCode<Roles>()) | pointedSize<A>() << 8), ...);
+    (add(static_cast<size_t>(roleCode<Roles>()) | pointedSize<A>() << 8), ...);
   }(static_cast<typename R::RoleList*>(nullptr), static_cast<typename R::Arguments*>(nullptr));
+  return hash;
+}
+template <class R>
+  requires(!R::travels)
+constexpr uint64_t addRow(uint64_t hash) {
   return hash;
 }
 
@@ -73,6 +78,17 @@ consteval uint64_t hashOfAll() {
 #undef SESSION_CALL
   return hash;
 }
+
+constexpr std::string_view kNames[] = {
+#define CALL(function, ...) std::string_view(#function),
+#define SESSION_CALL(function, ...) std::string_view(#function),
+#include "schema/calls/all.h"
+#undef CALL
+#undef SESSION_CALL
+};
+static_assert(idsDiffer(kNames),
+              "two rows have the same name, or names with the same id: rename a session call");
+static_assert(!idsDiffer({"cuInit", "cuInit"}) && !idsDiffer({"costarring", "liquid"}));
 
 }  // namespace
 

@@ -1,11 +1,46 @@
 #pragma once
-// One row per driver call (design.md §3): its kind and the role of every parameter, checked against cuda.h.
+// One row per call: who answers it, and what its parameters are. The client's exports, the worker's handlers,
+// both codecs, the coverage report and the fuzzers are made from these rows. Why: docs/design.md, "Why call
+// rows".
 //
 // A chapter file schema/calls/<chapter>.h is a list of
-//     CALL(cuMemsetD8Async, Post, In<"dst">, In<"value">, In<"count">, Handle<"stream">)
-// and is included several times with different meanings of CALL: once here, to define the row types; the
-// client adds exports, the worker handlers, tools the coverage report.
+//
+//     CALL(function, client, worker, role, role, ...)
+//
+// `function` is a function of cuda.h; every exported driver function that gpupool supports has a row.
+// SESSION_CALL is the same for the session's own calls, which no program can name (schema/session_calls.h).
+// A chapter is included several times with different meanings of CALL: once here, to define the row types.
+//
+// `client`: what libcuda.so.1 does when a program calls the function. One of
+//     Local    a function in client/calls/ answers, from what the client knows
+//     Post     generated from the row: sends it, and reports success at once
+//     Await    generated from the row: sends it, and waits for the reply
+//     Policy   a function in client/calls/ decides: it may send this row, other rows, several, or none
+// and any of
+//     BeforeInit       answered before cuInit
+//     InHostFunction   answered while a host function (cuLaunchHostFunc) runs; all others are refused there
+//     Cleanup          only gives something back: succeeds silently when the session has ended
+//
+// `worker`: what the worker does with a message that carries this name. One of
+//     None        no message carries this name; the row has no roles
+//     Generated   decodes the parameters by their roles, calls the driver's function of that name, replies
+//     Checked     a handler in server/worker/calls/ does that, and checks or does more than the roles say
+// and any of
+//     Beside      may take long in the driver (compiles code, waits for the device): served by a thread
+//                 beside the executor, so that only its caller waits
+//     Aside       needs nothing of the driver: travels on the control channel, past all other calls
+//                 (schema/frame.h)
+//     Recorded    changes an object or setting that a rebuilt session must have: kept in the record of
+//                 the session. Creations (Mints, DeviceValue) are always kept, and dropped by Frees.
+//
+// The roles say what each parameter is, in the order of the prototype; they are checked against cuda.h:
+//
+//     CALL(cuStreamGetId, Local, None)
+//     CALL(cuEventDestroy_v2, Policy | Cleanup, Generated, Frees<"hEvent">)
+//     CALL(cuCtxSetLimit, Policy, Generated | Recorded, In<"limit">, In<"value">)
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
@@ -17,81 +52,92 @@
 
 namespace gpupool::schema {
 
-// Local: answered in the client. Post: sent, success at once. Await: one round trip. MayBlock: an Await that
-// the worker serves beside its executor, because the driver may take long. Custom: the row fixes the bytes, a
-// function in client/calls/ the policy. Aside: needs nothing of the driver, and goes past every frame that
-// does (schema/frame.h); posted or awaited.
-enum class Kind : uint8_t { Local, Post, Await, MayBlock, Custom, Aside };
+// The words of a row: one way (the low four bits), and flags.
+enum class Client : uint32_t {
+  Local = 1,
+  Post = 2,
+  Await = 4,
+  Policy = 8,
+  BeforeInit = 16,
+  InHostFunction = 32,
+  Cleanup = 64
+};
+enum class Worker : uint32_t { None = 1, Generated = 2, Checked = 4, Beside = 16, Aside = 32, Recorded = 64 };
+template <class W>
+concept RowWord = std::is_same_v<W, Client> || std::is_same_v<W, Worker>;
+template <RowWord W>
+constexpr W operator|(W a, W b) {
+  return static_cast<W>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
+}
+template <RowWord W>
+constexpr bool says(W all, W word) {
+  return (static_cast<uint32_t>(all) & static_cast<uint32_t>(word)) != 0;
+}
+// Without the flags.
+template <RowWord W>
+constexpr W wayOf(W all) {
+  return static_cast<W>(static_cast<uint32_t>(all) & 15);
+}
 
-// ---- roles: what a parameter is
-// ------------------------------------------------------------------------------------
+// ---- roles: what a parameter is ----
 template <Name N>
-struct In {
+struct NamedRole {
   static constexpr auto name = N;
-};  // a scalar or small struct by value
-template <Name N>
-struct Device {
-  static constexpr auto name = N;
-};  // CUdevice: an ordinal of the lease
-template <Name N>
-struct Handle {
-  static constexpr auto name = N;
-};  // a handle by value
-template <Name N>
-struct Mints {
-  static constexpr auto name = N;
-};  // T*: a new handle, named by the client
-template <Name N>
-struct Frees {
-  static constexpr auto name = N;
-};  // a handle that dies with this call
-template <Name N>
-struct OutHandle {
-  static constexpr auto name = N;
-};  // T*: a handle the worker names
-template <Name N>
-struct Out {
-  static constexpr auto name = N;
-};  // T*: plain data in the reply; may be null
-template <Name N>
-struct InOut {
-  static constexpr auto name = N;
-};  // T*: both ways
-template <Name N>
-struct DeviceValue {
-  static constexpr auto name = N;
-};  // T*: a value kernels see; recorded
-template <Name N>
-struct Struct {
-  static constexpr auto name = N;
-};  // const T*: plain data, handles inside mapped
-template <Name N>
-struct Text {
-  static constexpr auto name = N;
-};  // const char*
-template <Name N>
-struct HostAddress {
-  static constexpr auto name = N;
-};  // memory both sides have at one address
-template <Name N>
-struct Unused {
-  static constexpr auto name = N;
-};  // not sent; the worker passes zero
+};
 template <Name N, Name Count>
-struct Array {  // const T*: plain data or handles
+struct CountedRole {
   static constexpr auto name = N;
   static constexpr auto count = Count;
 };
+
+// A scalar or small struct by value.
+template <Name N>
+struct In : NamedRole<N> {};
+// CUdevice: an ordinal of the lease.
+template <Name N>
+struct Device : NamedRole<N> {};
+// A handle by value.
+template <Name N>
+struct Handle : NamedRole<N> {};
+// T*: a new handle, named by the client.
+template <Name N>
+struct Mints : NamedRole<N> {};
+// A handle that dies with this call.
+template <Name N>
+struct Frees : NamedRole<N> {};
+// T*: a handle the worker names.
+template <Name N>
+struct OutHandle : NamedRole<N> {};
+// T*: plain data in the reply; may be null.
+template <Name N>
+struct Out : NamedRole<N> {};
+// T*: both ways.
+template <Name N>
+struct InOut : NamedRole<N> {};
+// T*: a value that kernels see, such as an address or a texture; recorded.
+template <Name N>
+struct DeviceValue : NamedRole<N> {};
+// const T*: plain data, handles inside mapped.
+template <Name N>
+struct Struct : NamedRole<N> {};
+// const char*.
+template <Name N>
+struct Text : NamedRole<N> {};
+// An address that is the same on both sides; the handler checks the span it uses.
+template <Name N>
+struct HostAddress : NamedRole<N> {};
+// Not sent; the worker passes zero.
+template <Name N>
+struct Unused : NamedRole<N> {};
+// const T*: plain data or handles, as many as the parameter `Count` says.
 template <Name N, Name Count>
-struct OutArray {  // T*, capacity and length in the size_t* parameter `Count`; may be null
-  static constexpr auto name = N;
-  static constexpr auto count = Count;
-};
+struct Array : CountedRole<N, Count> {};
+// T*: capacity and length in the size_t* parameter `Count`; may be null.
 template <Name N, Name Count>
-struct OutText {  // char* with its capacity in the int parameter `Count`
-  static constexpr auto name = N;
-  static constexpr auto count = Count;
-};
+struct OutArray : CountedRole<N, Count> {};
+// char* with its capacity in the int parameter `Count`.
+template <Name N, Name Count>
+struct OutText : CountedRole<N, Count> {};
 
 template <template <Name> class R, class T>
 inline constexpr bool isRole = false;
@@ -135,8 +181,7 @@ consteval bool roleFits() {
     return false;
 }
 
-// ---- rows
-// ------------------------------------------------------------------------------------------------------------
+// ---- rows ----
 template <class F>
 struct Signature;
 template <class... A>
@@ -153,21 +198,41 @@ consteval bool rowFits() {
   else
     return []<size_t... I>(std::index_sequence<I...>) {
       return (roleFits<Roles, std::tuple_element_t<I, Arguments>>() && ...);
-    }
-  (std::index_sequence_for<Roles...>{});
+    }(std::index_sequence_for<Roles...>{});
 }
 
-template <Name N, class F, Kind K, class... Roles>
+template <Name N, class F, Client C, Worker W, class... Roles>
 struct Row {
-  static_assert(Signature<F>::arity == sizeof...(Roles), "a row names every parameter of its call");
-  static_assert(rowFits<F, Roles...>(), "a role does not fit its parameter's type in cuda.h");
   static constexpr auto name = N;
-  static constexpr Kind kind = K;
   static constexpr uint32_t id = fnv32(N.view());
+  static constexpr Client client = wayOf(C);
+  static constexpr Worker worker = wayOf(W);
+  static constexpr bool beforeInit = says(C, Client::BeforeInit);
+  static constexpr bool inHostFunction = says(C, Client::InHostFunction);
+  static constexpr bool cleanup = says(C, Client::Cleanup);
+  static constexpr bool travels = worker != Worker::None;
+  static constexpr bool beside = says(W, Worker::Beside);
+  static constexpr bool aside = says(W, Worker::Aside);
+  static constexpr bool recorded = says(W, Worker::Recorded);
   using Function = F;
   using Arguments = typename Signature<F>::Arguments;
   using RoleList = std::tuple<Roles...>;
   static constexpr size_t arity = sizeof...(Roles);
+
+  static_assert(client == Client::Local || client == Client::Post || client == Client::Await ||
+                    client == Client::Policy,
+                "a row names one way for the client");
+  static_assert(worker == Worker::None || worker == Worker::Generated || worker == Worker::Checked,
+                "a row names one way for the worker");
+  static_assert(travels || (arity == 0 && W == Worker::None),
+                "a call that never travels has no roles and no flags for the worker");
+  static_assert(!travels || Signature<F>::arity == arity, "a row names every parameter of its call");
+  static_assert(!travels || rowFits<F, Roles...>(), "a role does not fit its parameter's type in cuda.h");
+  static_assert(!travels || client != Client::Local, "a call that the client answers does not travel");
+  static_assert(travels || client == Client::Local || client == Client::Policy,
+                "a call that is sent by its row travels");
+  static_assert(!travels || !inHostFunction, "while a host function runs, nothing may wait for a message");
+  static_assert(!beside || !aside, "beside the executor or past it, not both");
 };
 
 // Index of the parameter called `name`; a row that names none does not compile.
@@ -182,26 +247,42 @@ consteval size_t parameterIndex() {
 }
 
 // rowOf(NameTag<"cuX">{}) -> Row of that call, or NoRow.
+namespace rows {
+using enum Client;
+using enum Worker;
 template <Name N>
 struct NameTag {};
 struct NoRow {};
 template <class T>
 NoRow rowOf(T);
 
-#define CALL(function, kind, ...) \
-  Row<#function, decltype(::function), Kind::kind __VA_OPT__(, ) __VA_ARGS__> rowOf(NameTag<#function>);
-#define SESSION_CALL(function, kind, ...) \
-  Row<#function, decltype(function), Kind::kind __VA_OPT__(, ) __VA_ARGS__> rowOf(NameTag<#function>);
+#define CALL(function, client, worker, ...)                                                 \
+  Row<#function, decltype(::function), (client), (worker)__VA_OPT__(, ) __VA_ARGS__> rowOf( \
+      NameTag<#function>);
+#define SESSION_CALL(function, client, worker, ...) \
+  Row<#function, decltype(function), (client), (worker)__VA_OPT__(, ) __VA_ARGS__> rowOf(NameTag<#function>);
 #include "schema/calls/all.h"
 #undef CALL
 #undef SESSION_CALL
+}  // namespace rows
+using rows::NoRow;
 
 template <Name N>
-using RowOf = decltype(rowOf(NameTag<N>{}));
+using RowOf = decltype(rows::rowOf(rows::NameTag<N>{}));
 template <class R>
 inline constexpr bool isRow = !std::is_same_v<R, NoRow>;
 
-// Fingerprint of every row: name, kind, roles and parameter sizes. Client and worker must agree.
+// False if two of the names are the same, or have the same id: the worker knows a call by its id alone.
+template <size_t Count>
+consteval bool idsDiffer(const std::string_view (&names)[Count]) {
+  std::array<uint32_t, Count> ids{};
+  std::transform(std::begin(names), std::end(names), ids.begin(), fnv32);
+  std::sort(ids.begin(), ids.end());
+  return std::adjacent_find(ids.begin(), ids.end()) == ids.end();
+}
+
+// Fingerprint of every row that travels: name, words, roles and parameter sizes. Client and worker must
+// agree.
 uint64_t rowsHash();
 
 }  // namespace gpupool::schema

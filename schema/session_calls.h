@@ -1,7 +1,7 @@
 #pragma once
-// Calls of the session itself: what the client needs of its worker that no driver function says. They have
-// rows like any other (schema/calls/session.h); these prototypes give the rows their types and are never
-// defined.
+// Calls of the session itself: what the client needs from its worker and no driver function provides. They
+// have rows like other calls (schema/calls/session.h); these prototypes give the rows their types and are
+// never defined.
 //
 // Addresses are the session's: the client chose them inside windows both sides reserved, and the worker
 // checks every one against the session's own extents and host memory before the driver sees it.
@@ -43,12 +43,22 @@ struct ImageName {  // contentDigest of the bytes (base/content.h)
   uint64_t bytes = 0;
 };
 
-// ---- memory
-// ---------------------------------------------------------------------------------------------------- Maps
-// fresh zeroed device memory at [address, address + bytes) of one of the session's windows, accessible from
-// every device of the session that has peer access. Multiples of 2 MiB.
+// ---- memory ----
+// Maps fresh zeroed device memory at [address, address + bytes) of one of the session's windows, accessible
+// from every device of the session that has peer access. Multiples of 2 MiB.
 CUresult sessionExtentMap(CUdevice device, CUdeviceptr address, size_t bytes);
+// Ends a mapping of sessionExtentMap or sessionPhysicalMap.
 CUresult sessionExtentUnmap(CUdeviceptr address);
+// Physical memory apart from its mappings (cuMemCreate): a piece that the client names, zeroed before it can
+// be read. It lives until it has been released and its last mapping has ended.
+CUresult sessionPhysicalCreate(CUdevice device, uint64_t name, size_t bytes);
+CUresult sessionPhysicalRelease(uint64_t name);
+// Maps the whole piece, accessible to no device until sessionExtentAccess. flags: CUmemAccess_flags.
+CUresult sessionPhysicalMap(uint64_t name, CUdeviceptr address);
+CUresult sessionExtentAccess(CUdeviceptr address, CUdevice device, unsigned flags);
+// Bytes of the lease on that device that are not in this session's extents: what its other sessions have, and
+// arrays.
+CUresult sessionMemoryElsewhere(CUdevice device, size_t* bytes);
 // Opens the owner's extents, present and future, to the peer.
 CUresult sessionPeerAccess(CUdevice owner, CUdevice peer);
 // Maps pinned host memory of the worker at `address` of the host arena, registered with the driver, and
@@ -61,25 +71,27 @@ CUresult sessionMirrorApply(CUdeviceptr address, const unsigned char* runs, size
 CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, unsigned char* runs,
                               size_t* bytes);
 
-// ---- copies
-// ---------------------------------------------------------------------------------------------------- Each
-// is a copy and, right behind it in the stream, the completion word (0: none). Host memory is staging memory
-// or the arena.
+// ---- copies ----
+// Each is a copy and, right behind it in the stream, the completion word (0: none). Host memory is staging
+// memory or the arena.
 //
-// Host memory at `from` to the device. data: not null over a network for a small copy, whose bytes come along
-// and are stored at `from` first.
+// Host memory at `from` to the device. data: over a network, the bytes of a small copy, which are stored at
+// `from` first; else null.
 CUresult sessionWrite(CUstream stream, CUdeviceptr to, CUdeviceptr from, const unsigned char* data,
                       size_t bytes, uint64_t word, uint64_t value);
 // Device memory to host memory at `to`. Awaited: answered when the word is reached, with the bytes in `data`.
-// region: not {0, 0} over a network: the bytes are put at `offset` of that region of the client's before it
-// is told the word.
+// region: over a network not {0, 0}; the bytes are then put at `offset` of that region of the client before
+// the word is sent to it.
 CUresult sessionRead(CUstream stream, CUdeviceptr to, CUdeviceptr from, size_t bytes, uint64_t word,
                      uint64_t value, RegionName region, uint64_t offset, unsigned char* data, size_t* count);
 
-// ---- order
-// -----------------------------------------------------------------------------------------------------
+// ---- order ----
 // Completion word `word` takes `value` when everything before it in `stream` is done.
 CUresult sessionWord(CUstream stream, uint64_t word, uint64_t value);
+// The stream waits until `word` is at least `value`: a word that no stream writes but the client, by this
+// call or, where it maps the words, directly.
+CUresult sessionGate(CUstream stream, uint64_t word, uint64_t value);
+CUresult sessionGateOpen(uint64_t word, uint64_t value);
 // The same behind cuEventRecordWithFlags.
 CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value);
 // Runs host function `callback` of the client in stream order. error: run it even in an errored context
@@ -88,12 +100,12 @@ CUresult sessionHostFunction(CUstream stream, uint64_t callback, unsigned error)
 // Waits for the stream (wholeContext 0) or for the context (1), and brings the device output that was written
 // by then with the reply.
 CUresult sessionDrain(CUstream stream, unsigned wholeContext);
-// The device output that is written by now; answered, every aside call before it has been served.
+// The device output that has been written by now. When it is answered, every aside call before it has been
+// served.
 CUresult sessionOutput();
 
-// ---- code
-// ------------------------------------------------------------------------------------------------------ have
-// = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
+// ---- code ----
+// have = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
 CUresult sessionImageOffer(ImageName image, unsigned* have);
 CUresult sessionImageData(ImageName image, size_t offset, const unsigned char* data, size_t bytes);
 // kind: 0 bare fatbin / ELF / PTX as is; 1 fatbin wrapper version 1; 2 wrapper version 2 around it.
@@ -122,8 +134,7 @@ CUresult sessionLinkComplete(CUlinkState link, char* infoLog, int infoBytes, cha
                              size_t* bytes);
 CUresult sessionLinkRead(CUlinkState link, size_t offset, unsigned char* data, size_t* bytes);
 
-// ---- execution
-// -------------------------------------------------------------------------------------------------
+// ---- execution ----
 CUresult sessionLaunch(CUfunction function, CUstream stream, LaunchShape shape,
                        const unsigned char* parameters, size_t parameterBytes,
                        const LaunchAttribute* attributes, unsigned attributeCount);
@@ -133,8 +144,31 @@ CUresult sessionGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgra
 // exec null: the node itself.
 CUresult sessionGraphSetKernelNode(CUgraphExec exec, CUgraphNode node, CUfunction function, CUcontext context,
                                    LaunchShape shape, const unsigned char* parameters, size_t parameterBytes);
-CUresult sessionGraphGetKernelNode(CUgraphNode node, CUfunction* function, CUcontext* context,
-                                   LaunchShape* shape, unsigned char* parameters, size_t* parameterBytes);
+// function or kernel may be null: the session has no name for it.
+CUresult sessionGraphGetKernelNode(CUgraphNode node, CUfunction* function, CUkernel* kernel,
+                                   CUcontext* context, LaunchShape* shape, unsigned char* parameters,
+                                   size_t* parameterBytes);
+// A conditional node of `size` bodies, which the worker names. condition: a CUgraphConditionalHandle; type: a
+// CUgraphConditionalNodeType.
+CUresult sessionGraphAddConditional(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                                    size_t dependencyCount, cuuint64_t condition, unsigned type,
+                                    CUcontext context, CUgraph* bodies, size_t* size);
+// A child graph node that takes `child` itself (CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE).
+CUresult sessionGraphMoveChild(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                               size_t dependencyCount, CUgraph child);
+// A node of stream memory operations (CU_GRAPH_NODE_TYPE_BATCH_MEM_OP).
+CUresult sessionGraphAddMemOps(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
+                               size_t dependencyCount, CUcontext context,
+                               const CUstreamBatchMemOpParams* operations, size_t count);
+// exec null: the node itself.
+CUresult sessionGraphSetMemOps(CUgraphExec exec, CUgraphNode node, CUcontext context,
+                               const CUstreamBatchMemOpParams* operations, size_t count);
+CUresult sessionGraphGetMemOps(CUgraphNode node, CUcontext* context, CUstreamBatchMemOpParams* operations,
+                               size_t* count);
+// What cuGraphDebugDotPrint prints, handles by their names in the session: `bytes` of it from `offset` on,
+// and how much it is in all.
+CUresult sessionGraphText(CUgraph graph, unsigned flags, size_t offset, unsigned char* text, size_t* bytes,
+                          size_t* total);
 CUresult sessionGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
                                  size_t dependencyCount, uint64_t callback);
 CUresult sessionGraphSetHostNode(CUgraphExec exec, CUgraphNode node, uint64_t callback);

@@ -1,6 +1,6 @@
 #pragma once
 // Bytes of one frame. Every field starts on an 8-byte boundary; scalars take 8 bytes, structs their size
-// rounded up. Host byte order: client and worker are both x86-64 (the handshake's rows hash says so).
+// rounded up. Host byte order: client and worker are both x86-64 (the handshake compares the rows hash).
 
 #include <cstddef>
 #include <cstdint>

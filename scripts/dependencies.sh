@@ -9,8 +9,9 @@ packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnpr
 # What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces. A test whose tool is not there
 # is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
 testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
-  strace)
+  strace git python3-venv)
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
+lintVersion=19              # of clang-format and clang-tidy: another release formats differently
 # The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.
 cudaWheels=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-nvrtc nvidia-nvvm
   nvidia-cuda-profiler-api)
@@ -59,7 +60,8 @@ installTestPackages() {
   version=$(llvmPackage)
   version=${version#llvm-}
   version=${version%-dev}
-  aptInstall "${testPackages[@]}" "clang-$version" "libclang-rt-$version-dev"
+  aptInstall "${testPackages[@]}" "clang-$version" "libclang-rt-$version-dev" "clang-format-$lintVersion" \
+    "clang-tidy-$lintVersion"
 }
 
 # The call rows are checked against the headers of CUDA 13.0, so no other release will do.

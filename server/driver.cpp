@@ -42,8 +42,15 @@ struct Entry {
   void* (*get)(const Driver&);
 };
 
-const Entry kEntries[] = {
-#define NAME(name) {#name, [](const Driver& driver) { return reinterpret_cast<void*>(driver.name); }},
+// Multicast objects: on a machine that is shared, these can put GPUs out of service for everybody. They are
+// never looked up, so that nothing can call them (tests/coverage/multicast_test.sh).
+constexpr std::string_view kMulticast = "cuMulti";
+constexpr bool isNeverCalled(std::string_view name) { return name.starts_with(kMulticast); }
+
+constexpr Entry kEntries[] = {
+#define NAME(name)                            \
+  {isNeverCalled(#name) ? kMulticast : #name, \
+   [](const Driver& driver) { return reinterpret_cast<void*>(driver.name); }},
 #include "schema/names.def"
 #undef NAME
 };
@@ -109,7 +116,9 @@ std::unique_ptr<Driver> Driver::open(const std::string& path, std::string& reaso
   driver->path_ = file;
   driver->software_ = dlsym(handle, "gpupoolSoftwareGpu") != nullptr ||
                       fs::path(file).filename().string().starts_with("libcuda-soft.so");
-#define NAME(name) driver->name = reinterpret_cast<decltype(&::name)>(dlsym(handle, #name));
+#define NAME(name)                     \
+  if constexpr (!isNeverCalled(#name)) \
+    driver->name = reinterpret_cast<decltype(&::name)>(dlsym(handle, #name));
 #include "schema/names.def"
 #undef NAME
   return driver;

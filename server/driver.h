@@ -1,5 +1,6 @@
 #pragma once
-// The driver seam: the one place that touches a real libcuda.so.1 or the software GPU (libcuda-soft.so).
+// The interface to the driver: the only place that calls a real libcuda.so.1 or the software GPU
+// (libcuda-soft.so).
 //
 // A Driver is a table of typed function pointers, one for every name in schema/names.def, called as
 // `driver.cuMemAlloc_v2(&pointer, bytes)`. Names are the exported ones: this header shows cuda.h with
@@ -29,7 +30,7 @@ class Driver {
   // Loads the library at `path` and looks every name up. Empty: $GPUPOOL_DRIVER, else the first real driver
   // on the dynamic loader's path whose cuInit finds a device, else libcuda-soft.so in ../lib or beside the
   // executable. Refuses gpupool's own client library, which answers to the same file name. Throws
-  // std::runtime_error saying what was tried and why it did not do. Only the search calls cuInit.
+  // std::runtime_error that names what was tried and why it was not usable. Only the search calls cuInit.
   static std::unique_ptr<const Driver> load(const std::string& path = {});
 
   Driver(const Driver&) = delete;

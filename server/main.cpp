@@ -24,7 +24,8 @@ using gpupool::server::ServerOptions;
 
 constexpr const char* kUsage =
     "usage: gpupool-server [OPTION...]\n"
-    "Lends this machine's GPUs to the pool. SIGTERM and SIGINT end its sessions and leave the pool.\n\n";
+    "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
+    "After SIGTERM or SIGINT it ends its sessions and leaves the pool.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
 // False: help or the configuration was asked for and given.
@@ -61,6 +62,8 @@ int serve(ServerOptions options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   gpupool::raiseDescriptorLimit();
+  // For the workers: software GPUs of two servers are two devices.
+  setenv("GPUPOOL_SOFT_IDENTITY", options.identity().c_str(), 0);
   auto io = kj::setupAsyncIo();
   gpupool::server::Front front(io, std::move(options));
   auto signalled = io.unixEventPort.onSignal(SIGTERM).exclusiveJoin(io.unixEventPort.onSignal(SIGINT));

@@ -13,7 +13,9 @@
 #include <cstring>
 #include <future>
 #include <stdexcept>
+#include <utility>
 
+#include "base/descriptor_passing.h"
 #include "base/log.h"
 #include "schema/pool.capnp.h"
 #include "server/arena_mmap.h"
@@ -24,11 +26,13 @@ namespace {
 
 // The handler's only way out; one WorkerProcess a process.
 volatile int signalDescriptor = -1;
+constexpr uint64_t kTerminated = 1, kServerDied = uint64_t{1} << 32;  // in the eventfd's sum
+const char kServerDiedText[] = "the GPU server died: its process was killed or crashed";
 
-void onTerminate(int) {
+void onSignal(int signal) {
   const int saved = errno;
-  const uint64_t one = 1;
-  if (write(signalDescriptor, &one, sizeof one) < 0) _exit(WorkerProcess::kExitStopped);
+  const uint64_t which = signal == kServerDiedSignal ? kServerDied : kTerminated;
+  if (write(signalDescriptor, &which, sizeof which) < 0) _exit(WorkerProcess::kExitStopped);
   errno = saved;
 }
 
@@ -38,10 +42,10 @@ bool isSeqpacket(int descriptor) {
   return getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_SEQPACKET;
 }
 
-bool sendReport(int descriptor, capnp::MessageBuilder& message) {
+bool sendReport(int descriptor, capnp::MessageBuilder& message, int flags = 0) {
   const auto words = capnp::messageToFlatArray(message);
   const auto bytes = words.asBytes();
-  while (::send(descriptor, bytes.begin(), bytes.size(), MSG_NOSIGNAL) < 0) {
+  while (::send(descriptor, bytes.begin(), bytes.size(), MSG_NOSIGNAL | flags) < 0) {
     if (errno != EINTR) return false;
   }
   return true;
@@ -73,31 +77,23 @@ DeviceDescription read(schema::DeviceInfo::Reader in) {
   return device;
 }
 
-// One datagram and the descriptor that came with it. bytes: 0 at end-of-file, negative on error.
+// One datagram and the descriptors that came with it. bytes: 0 at end-of-file, negative on error.
 struct Datagram {
   kj::Array<capnp::word> words = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
   ssize_t bytes = 0;
-  int descriptor = -1;
+  std::vector<int> descriptors;
+
+  void closeDescriptors() const {
+    for (int descriptor : descriptors) close(descriptor);
+  }
 };
 
 Datagram receive(int socket) {
   Datagram datagram;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  iovec part{datagram.words.begin(), kMaxDatagram};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  do {
-    datagram.bytes = recvmsg(socket, &header, MSG_CMSG_CLOEXEC);
-  } while (datagram.bytes < 0 && errno == EINTR);
-  if (datagram.bytes < 0) return datagram;
-  for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS && c->cmsg_len >= CMSG_LEN(sizeof(int)))
-      std::memcpy(&datagram.descriptor, CMSG_DATA(c), sizeof(int));
-  }
-  if ((header.msg_flags & MSG_TRUNC) != 0) datagram.bytes = -1;
+  auto received = receiveWithDescriptors(
+      socket, std::as_writable_bytes(std::span(datagram.words.begin(), datagram.words.size())));
+  datagram.bytes = received.whole ? received.bytes : -1;
+  datagram.descriptors = std::move(received.descriptors);
   return datagram;
 }
 
@@ -105,8 +101,17 @@ void checked(const Driver& driver, CUresult result, const char* call) {
   if (result != CUDA_SUCCESS) throw std::runtime_error(std::string(call) + ": " + driver.describe(result));
 }
 
-SessionStart parseStart(schema::WorkerStart::Reader start, int socket) {
+SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int>& descriptors) {
   SessionStart session;
+  const auto kinds = start.getDescriptors();
+  if (kinds.size() != descriptors.size()) throw std::runtime_error("other descriptors came than it names");
+  for (size_t i = 0; i < descriptors.size(); ++i) {
+    const auto kind = kinds[static_cast<unsigned>(i)];
+    if (kind == schema::Descriptor::CLIENT_SOCKET) session.socket = descriptors[i];
+    if (kind == schema::Descriptor::MODULE_CACHE) session.moduleCache = descriptors[i];
+    if (kind == schema::Descriptor::DEVICE_LOCK) session.deviceLocks.push_back(descriptors[i]);
+  }
+  if (session.socket < 0) throw std::runtime_error("no socket came with it");
   session.sessionHigh = start.getSession().getHigh();
   session.sessionLow = start.getSession().getLow();
   session.epoch = start.getEpoch();
@@ -115,10 +120,8 @@ SessionStart parseStart(schema::WorkerStart::Reader start, int socket) {
     session.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
   session.networkDevice = start.getNetworkDevice();
   session.networkWire = start.getNetworkWire();
-  session.moduleCache = start.getModuleCache();
   session.moduleCacheBytes = start.getModuleCacheBytes();
   session.clientPid = start.getClientPid();
-  session.socket = socket;
   return session;
 }
 
@@ -251,6 +254,9 @@ WorkerProcess::WorkerProcess(int descriptor, uint64_t rowsHash)
                              " is not the server's socket: gpupool-worker is started by gpupool-server");
   fcntl(descriptor_, F_SETFD, FD_CLOEXEC);
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
+  // A server that is stopped reads nothing: no report waits for it longer than a request for memory does.
+  const timeval bound{kMemoryBound.count(), 0};
+  setsockopt(descriptor_, SOL_SOCKET, SO_SNDTIMEO, &bound, sizeof bound);
 }
 
 WorkerProcess::~WorkerProcess() {
@@ -259,6 +265,7 @@ WorkerProcess::~WorkerProcess() {
     if (write(done_, &one, sizeof one) < 0) _exit(kExitStopped);
     watcher_.join();
     signal(SIGTERM, SIG_DFL);
+    signal(kServerDiedSignal, SIG_DFL);
     close(signalDescriptor);
     signalDescriptor = -1;
   }
@@ -318,23 +325,81 @@ std::optional<SessionStart> WorkerProcess::waitForSession() {
     if (datagram.bytes < 0 || datagram.bytes % sizeof(capnp::word) != 0)
       throw std::runtime_error("truncated");
     capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
-    const auto start = reader.getRoot<schema::WorkerStart>();
-    if (start.getStop().size() > 0) {
-      if (datagram.descriptor >= 0) close(datagram.descriptor);
+    const auto order = reader.getRoot<schema::WorkerOrder>();
+    if (order.isStop()) {
+      datagram.closeDescriptors();
       return std::nullopt;
     }
-    if (datagram.descriptor < 0) throw std::runtime_error("no socket came with it");
-    if (start.getDevices().size() == 0) throw std::runtime_error("no devices");
+    if (!order.isStart()) throw std::runtime_error("it is none");
+    if (order.getStart().getDevices().size() == 0) throw std::runtime_error("no devices");
+    auto session = parseStart(order.getStart(), datagram.descriptors);
     // The server's event loop used it without blocking; transports here block and poll.
-    fcntl(datagram.descriptor, F_SETFL, fcntl(datagram.descriptor, F_GETFL) & ~O_NONBLOCK);
-    return parseStart(start, datagram.descriptor);
+    fcntl(session.socket, F_SETFL, fcntl(session.socket, F_GETFL) & ~O_NONBLOCK);
+    return session;
   } catch (const kj::Exception& error) {
-    if (datagram.descriptor >= 0) close(datagram.descriptor);
-    throw std::runtime_error(std::string("malformed WorkerStart: ") + error.getDescription().cStr());
+    datagram.closeDescriptors();
+    throw std::runtime_error(std::string("malformed start: ") + error.getDescription().cStr());
   } catch (const std::exception& error) {
-    if (datagram.descriptor >= 0) close(datagram.descriptor);
-    throw std::runtime_error(std::string("malformed WorkerStart: ") + error.what());
+    datagram.closeDescriptors();
+    throw std::runtime_error(std::string("malformed start: ") + error.what());
   }
+}
+
+MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
+  std::unique_lock lock(memoryMutex_);
+  const uint64_t ticket = nextTicket_++;
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto request = report.initMemory();
+  request.setTicket(ticket);
+  request.setPlace(place);
+  request.setTake(bytes);
+  const uint64_t owed = std::exchange(owed_[place], 0);
+  request.setGive(owed);
+  Asked& asked = asked_[ticket];
+  asked = {place, bytes};
+  lock.unlock();
+  const bool sent = sendReport(descriptor_, message);
+  lock.lock();
+  if (!sent) owed_[place] += owed;
+  if (sent) answered_.wait_for(lock, kMemoryBound, [&] { return asked.answer.has_value() || stopping(); });
+  if (asked.answer) {
+    MemoryAnswer answer = std::move(*asked.answer);
+    asked_.erase(ticket);
+    return answer;
+  }
+  asked.abandoned = true;
+  return {false, false, 0, stopping() || !sent ? "the server is gone" : "the server does not answer"};
+}
+
+// Never waits: what a server that is stopped does not take now goes with the next word to it.
+void WorkerProcess::giveMemory(uint32_t place, uint64_t bytes) {
+  std::lock_guard lock(memoryMutex_);
+  uint64_t& owed = owed_[place] += bytes;
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto request = report.initMemory();
+  request.setPlace(place);
+  request.setGive(owed);
+  if (sendReport(descriptor_, message, MSG_DONTWAIT)) owed = 0;
+}
+
+void WorkerProcess::answer(uint64_t ticket, MemoryAnswer memory) {
+  std::unique_lock lock(memoryMutex_);
+  const auto found = asked_.find(ticket);
+  if (found == asked_.end()) return;
+  if (!found->second.abandoned) {
+    found->second.answer = std::move(memory);
+    lock.unlock();
+    answered_.notify_all();
+    return;
+  }
+  const Asked late = found->second;
+  asked_.erase(found);
+  lock.unlock();
+  if (memory.granted) giveMemory(late.place, late.bytes);
 }
 
 void WorkerProcess::watchServer(std::function<void(const std::string&)> stop, std::chrono::milliseconds grace,
@@ -342,10 +407,11 @@ void WorkerProcess::watchServer(std::function<void(const std::string&)> stop, st
   done_ = eventfd(0, EFD_CLOEXEC);
   signalDescriptor = eventfd(0, EFD_CLOEXEC);
   if (done_ < 0 || signalDescriptor < 0) throw std::runtime_error("eventfd: " + std::string(strerror(errno)));
-  struct sigaction action {};
-  action.sa_handler = onTerminate;
+  struct sigaction action{};
+  action.sa_handler = onSignal;
   action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
+  sigaction(kServerDiedSignal, &action, nullptr);
   watcher_ =
       std::thread([this, stop = std::move(stop), grace, clientGone] { watch(stop, grace, clientGone); });
 }
@@ -361,6 +427,25 @@ bool WorkerProcess::endsWithin(std::chrono::milliseconds time) const {
   }
 }
 
+std::string WorkerProcess::obey() {
+  const Datagram datagram = receive(descriptor_);
+  datagram.closeDescriptors();
+  if (datagram.bytes <= 0) return kServerDiedText;
+  try {
+    capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
+    const auto order = reader.getRoot<schema::WorkerOrder>();
+    if (order.isStop()) return order.getStop().size() != 0 ? order.getStop().cStr() : "stopped";
+    if (order.isMemory()) {
+      const auto memory = order.getMemory();
+      answer(memory.getTicket(),
+             {memory.getGranted(), true, memory.getOthersBytes(), memory.getError().cStr()});
+      return "";
+    }
+  } catch (const kj::Exception&) {
+  }
+  return "the GPU server sent nonsense";
+}
+
 void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
                           std::chrono::milliseconds grace, int clientGone) {
   pollfd waiting[4] = {
@@ -371,26 +456,23 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
     if (waiting[2].revents != 0) return;
     if (waiting[3].revents != 0) {
       if (endsWithin(grace)) return;
-      GPUPOOL_WARNING("the client is gone, and the driver does not come back from a call");
+      GPUPOOL_WARNING("the client is gone, and the driver does not return from a call");
       reportEnded("client gone; the driver did not come back from a call");
       _exit(kExitStopped);
     }
-    if (waiting[1].revents != 0) reason = "the GPU server is shutting down";
+    if (waiting[1].revents != 0) {
+      uint64_t which = 0;
+      const bool known = ::read(signalDescriptor, &which, sizeof which) == ssize_t{sizeof which};
+      reason = known && which >= kServerDied ? kServerDiedText : "the GPU server is shutting down";
+    }
     if (waiting[0].revents == 0) continue;
-    const Datagram datagram = receive(descriptor_);
-    if (datagram.descriptor >= 0) close(datagram.descriptor);
-    if (datagram.bytes <= 0) {
-      reason = "the GPU server process died";
-      continue;
-    }
-    try {
-      capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
-      reason = reader.getRoot<schema::WorkerStart>().getStop().cStr();
-    } catch (const kj::Exception& error) {
-      reason = "the GPU server sent nonsense";
-    }
+    if (std::string ordered = obey(); reason.empty()) reason = std::move(ordered);
   }
-  stopping_.store(true, std::memory_order_release);
+  {
+    std::lock_guard lock(memoryMutex_);
+    stopping_.store(true, std::memory_order_release);
+  }
+  answered_.notify_all();
   GPUPOOL_INFO("stopping: %s", reason.c_str());
   // On a thread of its own, so that a session that cannot even be told to stop does not outlive the grace.
   const auto deadline = std::chrono::steady_clock::now() + grace;
@@ -399,7 +481,7 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
     try {
       told.get();
     } catch (const std::exception& error) {
-      GPUPOOL_ERROR("the session could not be told to stop: %s", error.what());
+      GPUPOOL_ERROR("the session could not be asked to stop: %s", error.what());
     }
     if (endsWithin(std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())))
       return;

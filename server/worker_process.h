@@ -2,18 +2,23 @@
 // The shell of a worker process: what it exchanges with the server that started it.
 //
 //   Server and worker share a SOCK_SEQPACKET pair, the worker's end is descriptor 3. Worker -> server:
-//   WorkerReport; server -> worker: WorkerStart with the client's socket (SCM_RIGHTS), later perhaps
-//   WorkerStart.stop. One datagram is one flat Cap'n Proto message of at most kMaxDatagram bytes. A worker
-//   serves one session and exits.
+//   WorkerReport; server -> worker: WorkerOrder, first the start with the client's socket (SCM_RIGHTS), later
+//   answers about memory and perhaps the order to stop. One datagram is one flat Cap'n Proto message of at
+//   most kMaxDatagram bytes. A worker serves one session and exits.
 //
 // A worker's main, in order: parseWorkerArguments; with --inventory runInventory and exit; WorkerProcess;
 // Driver::load and warmUp, where they throw reportFailed and exit; reportReady; waitForSession; watchServer;
 // the session; reportEnded; exit.
 
+#include <signal.h>
+
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,6 +32,9 @@ namespace gpupool::server {
 class Driver;
 
 inline constexpr int kControlDescriptor = 3;
+// What a worker gets when its server's process ends (PR_SET_PDEATHSIG). Not SIGTERM, which means a shutdown:
+// service managers send that to server and workers alike.
+inline constexpr int kServerDiedSignal = SIGHUP;
 inline constexpr size_t kMaxDatagram = size_t{64} << 10;
 
 struct WorkerArguments {
@@ -70,14 +78,25 @@ struct SessionStart {
   };
   uint64_t sessionHigh = 0, sessionLow = 0;
   uint64_t epoch = 0;
-  std::string transport;  // "shm" or "ucx"
+  std::string transport;  // of base/transport_names.h
   std::vector<Device> devices;
   std::string networkDevice;
   std::string networkWire;
-  std::string moduleCache;  // folder; empty: none
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
-  int socket = -1;  // the client's bootstrap socket, blocking and close-on-exec; the receiver's to close
+  // The receiver's to close; all close-on-exec.
+  int socket = -1;       // the client's bootstrap socket, blocking
+  int moduleCache = -1;  // the cache's folder; -1: none
+  // Nobody closes them: the process's end does, and says with it that the devices are free.
+  std::vector<int> deviceLocks;
+};
+
+// An answer about the lease's memory.
+struct MemoryAnswer {
+  bool granted = false;
+  bool heard = true;         // false: the server gave no answer, so nothing is known about room
+  uint64_t othersBytes = 0;  // what the lease's other sessions have there
+  std::string error;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -93,12 +112,18 @@ class WorkerProcess {
   bool reportReady(const std::string& driverPath = {});
   bool reportDevices(const std::string& driverPath, std::span<const DeviceDescription> devices);
   bool reportFailed(const std::string& text);
-  // The session is over, for people: "client closed", "client lost: ..." From here the server waits a bounded
+  // The session is over, and why: "client closed", "client lost: ..." From here the server waits a bounded
   // time for the process to exit, then kills it.
   bool reportEnded(const std::string& text);
 
   // A device of the session, named by the driver's ordinal, broke: the server places nothing on it any more.
   bool reportLost(uint32_t ordinal, const std::string& error);
+
+  // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
+  // answer, for kMemoryBound at most; without an answer it is refused. After watchServer; any thread.
+  MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
+  void giveMemory(uint32_t place, uint64_t bytes);
+  static constexpr std::chrono::seconds kMemoryBound{60};  // a server that is stopped for a while costs time
 
   // Waits, without bound, for the one session. Empty: the server is gone or told the worker to stop; exit
   // then. Throws std::runtime_error for a malformed start.
@@ -106,11 +131,11 @@ class WorkerProcess {
 
   static constexpr std::chrono::milliseconds kGrace{1500};
 
-  // From now on a thread watches the server and SIGTERM. When the server dies or orders a stop, it calls
-  // `stop(reason)` once, on that thread; the session should then end (tell the client, close its connection).
-  // If the process still lives `grace` later it is ended with _exit(kExitStopped); likewise if it does
-  // `grace` after `clientGone` (-1: none) became readable: a driver that does not come back must not keep the
-  // device. Call once, after waitForSession.
+  // From now on a thread watches the server, SIGTERM and kServerDiedSignal. When the server dies or orders a
+  // stop, it calls `stop(reason)` once, on that thread; the session should then end (tell the client, close
+  // its connection). If the process still lives `grace` later it is ended with _exit(kExitStopped); likewise
+  // if it does `grace` after `clientGone` (-1: none) became readable: a driver that does not come back must
+  // not keep the device. Call once, after waitForSession.
   void watchServer(std::function<void(const std::string& reason)> stop,
                    std::chrono::milliseconds grace = kGrace, int clientGone = -1);
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
@@ -121,12 +146,26 @@ class WorkerProcess {
   void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace,
              int clientGone);
   bool endsWithin(std::chrono::milliseconds time) const;
+  // The server's next order; why the session ends, or empty: it goes on.
+  std::string obey();
+  void answer(uint64_t ticket, MemoryAnswer memory);
 
   int descriptor_;
   int done_ = -1;  // eventfd: ends the watcher
   uint64_t rowsHash_;
   std::atomic<bool> stopping_{false};
   std::thread watcher_;
+  std::mutex memoryMutex_;
+  std::condition_variable answered_;
+  uint64_t nextTicket_ = 1;
+  struct Asked {
+    uint32_t place = 0;
+    uint64_t bytes = 0;
+    bool abandoned = false;  // nobody waits any more: what is granted late is given back
+    std::optional<MemoryAnswer> answer;
+  };
+  std::map<uint64_t, Asked> asked_;    // by ticket
+  std::map<uint32_t, uint64_t> owed_;  // by place: to be given back with the next request
 };
 
 }  // namespace gpupool::server

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/descriptor_passing.h"
 #include "transports/network_address.h"
 #include "transports/regions.h"
 
@@ -39,73 +40,30 @@ bool Bootstrap::send(const Record& record, int attached, TimeLeft time) {
   const auto* bytes = reinterpret_cast<const std::byte*>(&record);
   size_t sent = 0;
   while (sent < sizeof record) {
-    iovec piece{const_cast<std::byte*>(bytes + sent), sizeof record - sent};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred))] = {};
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    if (sent == 0) {
-      message.msg_control = control;
-      message.msg_controllen = CMSG_SPACE(sizeof(ucred)) + (attached >= 0 ? CMSG_SPACE(sizeof(int)) : 0);
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_CREDENTIALS;
-      header->cmsg_len = CMSG_LEN(sizeof(ucred));
-      ucred self{getpid(), getuid(), getgid()};
-      std::memcpy(CMSG_DATA(header), &self, sizeof self);
-      if (attached >= 0) {
-        header = CMSG_NXTHDR(&message, header);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        std::memcpy(CMSG_DATA(header), &attached, sizeof attached);
-      }
-    }
-    ssize_t count = sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const std::span<const int> with(&attached, sent == 0 && attached >= 0 ? 1 : 0);
+    const ssize_t count = sendWithDescriptors(socket_.get(), {bytes + sent, sizeof record - sent}, with,
+                                              MSG_DONTWAIT, sent == 0);
     if (count > 0) {
       sent += static_cast<size_t>(count);
     } else if (errno == EAGAIN || errno == ETOOMANYREFS) {
       if (!pollFor(socket_.get(), POLLOUT, time)) return false;
-    } else if (errno != EINTR) {
+    } else {
       return false;
     }
   }
   return true;
 }
 
-void Bootstrap::takeControl(msghdr& message) {
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET) continue;
-    if (header->cmsg_type == SCM_CREDENTIALS && header->cmsg_len >= CMSG_LEN(sizeof(ucred))) {
-      ucred sender;
-      std::memcpy(&sender, CMSG_DATA(header), sizeof sender);
-      peerProcess_ = sender.pid;
-    } else if (header->cmsg_type == SCM_RIGHTS) {
-      size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (size_t i = 0; i < count; ++i) {
-        int received;
-        std::memcpy(&received, CMSG_DATA(header) + i * sizeof(int), sizeof received);
-        attached_ = Descriptor(received);  // a record has one: any more are closed here
-      }
-    }
-  }
-}
-
 Bootstrap::Got Bootstrap::poll(Record& record, Descriptor& attached) {
   while (have_ < sizeof(Record)) {
-    iovec piece{partial_.data() + have_, sizeof(Record) - have_};
-    alignas(cmsghdr) char control[CMSG_SPACE(4 * sizeof(int)) + CMSG_SPACE(sizeof(ucred))];
-    msghdr message{};
-    message.msg_iov = &piece;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    ssize_t count = recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && errno == EAGAIN) return Got::nothing;
-    if (count <= 0) return Got::end;
-    takeControl(message);
-    have_ += static_cast<size_t>(count);
+    const ReceivedMessage message =
+        receiveWithDescriptors(socket_.get(), std::span(partial_).subspan(have_), MSG_DONTWAIT);
+    for (int descriptor : message.descriptors)
+      attached_ = Descriptor(descriptor);  // a record has one: others go
+    if (message.sender != 0) peerProcess_ = message.sender;
+    if (message.bytes < 0 && errno == EAGAIN) return Got::nothing;
+    if (message.bytes <= 0) return Got::end;
+    have_ += static_cast<size_t>(message.bytes);
   }
   std::memcpy(&record, partial_.data(), sizeof record);
   attached = std::move(attached_);

@@ -29,7 +29,7 @@ struct Record {
   RecordKind kind{};
   uint32_t id = 0;          // hello: protocol version
   uint32_t generation = 0;  // hello: 1 if the sender takes part in the expedited barrier
-  uint32_t pid = 0;         // of the sender; receivers use the kernel's word (SCM_CREDENTIALS), not this
+  uint32_t pid = 0;         // of the sender; receivers use the kernel's report (SCM_CREDENTIALS), not this
   uint64_t size = 0;        // hello: bytes of a call ring
   uint64_t extra = 0;       // hello: bytes of a control ring
 };
@@ -37,7 +37,7 @@ static_assert(sizeof(Record) == 32);
 
 class RemoteRegions;
 
-// A record that speaks of regions. False: it does not, or makes no sense (protocol violation).
+// Handles a record about regions. False: it is not about regions, or is malformed (protocol violation).
 bool applyRecord(RemoteRegions& regions, const Record& record, Descriptor attached);
 
 class Bootstrap {
@@ -60,12 +60,10 @@ class Bootstrap {
   // What is there behind a record, as it is.
   size_t read(std::span<std::byte> bytes);
 
-  // The process that sent the last record, by the kernel's word; 0: unknown.
+  // The process that sent the last record, as reported by the kernel; 0: unknown.
   pid_t peerProcess() const { return peerProcess_; }
 
  private:
-  void takeControl(msghdr& message);
-
   Descriptor socket_;
   std::mutex sendMutex_;
   std::array<std::byte, sizeof(Record)> partial_{};

@@ -1,26 +1,47 @@
-// Transports by name: the one place that lists them.
+// Transports by name: which code stands behind each name of base/transport_names.h.
 
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iterator>
 #include <stdexcept>
 
-#include "transports/transport.h"
+#include "base/transport_names.h"
+#include "transports/faulty.h"
+#include "transports/implementations.h"
 
 namespace gpupool::transport {
-
 namespace {
 
-[[noreturn]] void refuse(const std::string& transport, int bootstrap) {
-  ::close(bootstrap);
-  throw std::runtime_error("transport '" + transport + "' does not exist; there are 'shm' and 'ucx'");
-}
+using Make = std::unique_ptr<Connection> (*)(int bootstrap, const Options& options);
 
-std::unique_ptr<Connection> connectPlain(const std::string& transport, int bootstrap,
-                                         const Options& options) {
-  if (transport == "shm") return connectShm(bootstrap, options);
-  if (transport == "ucx") return connectUcx(bootstrap, options);
-  refuse(transport, bootstrap);
+struct Implementation {
+  std::string_view name;
+  Make accept;   // by the worker, which listens where the client is not on its host
+  Make connect;  // by the client
+};
+constexpr Implementation kImplementations[] = {
+    {"shm", acceptShm, connectShm},
+    {"ucx", acceptUcx, connectUcx},
+};
+
+consteval bool allNamed() {
+  if (std::size(kImplementations) != std::size(kTransports)) return false;
+  for (const Implementation& one : kImplementations) {
+    bool named = false;  // not findTransport: gcc's UBSan lets no constant expression compare its pointer
+    for (const TransportFacts& facts : kTransports) named = named || facts.name == one.name;
+    if (!named) return false;
+  }
+  return true;
+}
+static_assert(allNamed(), "the tables of base/transport_names.h and of this file name the same transports");
+
+std::unique_ptr<Connection> make(const std::string& transport, Make Implementation::* side, int bootstrap,
+                                 const Options& options) {
+  for (const Implementation& one : kImplementations)
+    if (one.name == transport) return (one.*side)(bootstrap, options);
+  ::close(bootstrap);
+  throw std::runtime_error("transport '" + transport + "' does not exist; use " + transportChoices(" or "));
 }
 
 }  // namespace
@@ -33,24 +54,21 @@ NetworkWire wireNamed(const std::string& name) {
 }
 
 std::unique_ptr<Connection> accept(const std::string& transport, int bootstrap, const Options& options) {
-  if (transport == "shm") return acceptShm(bootstrap, options);
-  if (transport == "ucx") return acceptUcx(bootstrap, options);
-  refuse(transport, bootstrap);
+  return make(transport, &Implementation::accept, bootstrap, options);
 }
 
 std::unique_ptr<Connection> connect(const std::string& transport, int bootstrap, const Options& options) {
   const char* faults = std::getenv("GPUPOOL_FAULTS");
-  if (faults != nullptr && *faults != '\0') {
-    Faults wanted;
-    try {
-      wanted = parseFaults(faults);
-    } catch (...) {
-      ::close(bootstrap);
-      throw;
-    }
-    return faulty(connectPlain(transport, bootstrap, options), wanted);
+  if (faults == nullptr || *faults == '\0')
+    return make(transport, &Implementation::connect, bootstrap, options);
+  Faults wanted;
+  try {
+    wanted = parseFaults(faults);
+  } catch (...) {
+    ::close(bootstrap);
+    throw;
   }
-  return connectPlain(transport, bootstrap, options);
+  return faulty(make(transport, &Implementation::connect, bootstrap, options), wanted);
 }
 
 }  // namespace gpupool::transport

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/log.h"
+#include "transports/faulty.h"
 #include "transports/ring_connection.h"
 
 namespace gpupool::transport {

@@ -41,8 +41,7 @@ std::string LastWords::text() const {
   if (record.kind != RecordKind::lastWords || record.size > said_.size() - sizeof record) return "";
   std::string text(reinterpret_cast<const char*>(said_.data()) + sizeof record, record.size);
   // It ends up on a terminal.
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  std::replace_if(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return text;
 }
 

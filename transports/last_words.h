@@ -1,7 +1,7 @@
 #pragma once
-// The last words on a session's bootstrap socket. A worker that is killed says nothing, and one that ends by
-// order may not get through to a busy client. Its server, which keeps a descriptor of the socket until the
-// worker's process is gone, says why it is, and the client tells its user.
+// The reason for a session's end, sent on the bootstrap socket. A killed worker cannot send a reason, and one
+// that was asked to end may not reach a busy client. So its server keeps a descriptor of the socket until the
+// worker's process has ended, sends the reason, and the client prints it for its user.
 
 #include <chrono>
 #include <cstddef>
@@ -11,18 +11,21 @@
 
 namespace gpupool::transport {
 
-// How long a client that sees the worker's end waits for them: the server sees it at the same time.
-inline constexpr std::chrono::milliseconds kLastWordsBound{500};
+// How long a client that notices the worker's end waits for the reason. The server sends it when the worker's
+// process has ended, which on a busy machine is a second later than the end of its connection.
+inline constexpr std::chrono::milliseconds kLastWordsBound{2000};
 
-// The server, once the worker is gone: nobody else writes then. Never blocks; cut to 255 bytes.
+// Called by the server once the worker is gone, when nobody else writes. Never blocks; cuts the text to 255
+// bytes.
 void sayLastWords(int socket, const std::string& text);
 
-// What came on a socket that carries nothing else but signs of life, each of them the byte kBeatByte.
+// Reads the reason from a socket that carries nothing else but signs of life, each of them the byte
+// kBeatByte.
 class LastWords {
  public:
   static constexpr std::byte kBeatByte{'b'};
   void take(std::span<const std::byte> bytes);
-  // Empty: none were said, or not all of it has arrived.
+  // Empty: no reason was sent, or not all of it has arrived.
   std::string text() const;
 
  private:

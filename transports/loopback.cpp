@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "transports/implementations.h"
 #include "transports/ring_connection.h"
 
 namespace gpupool::transport {

@@ -1,5 +1,5 @@
 #pragma once
-// Who shares which memory over one connection. All methods: any thread.
+// The memory that the two sides of one connection share with each other. All methods: any thread.
 
 #include <condition_variable>
 #include <deque>

@@ -7,8 +7,8 @@
 //
 // The data is mapped twice, one copy behind the other, so a record that crosses the end is still contiguous.
 // Each side keeps its own position privately and reads the other's from shared memory; every value read from
-// there is checked before use, so a peer that scribbles ends its session and nothing more. Waking is the
-// owner's business: publish and release say whether the other side sleeps.
+// there is checked before use, so a peer that writes garbage there ends its own session and does no other
+// harm. The owner does the waking: publish and release return whether the other side sleeps.
 
 #include <atomic>
 #include <cstddef>
@@ -72,7 +72,7 @@ class RingProducer {
   RingWords* words() const { return words_; }
 
  private:
-  // The lines of the messages to come were last read by the consumer: asked for now, they are here by then.
+  // Prefetches the cache lines of the next messages, which the consumer read last.
   void prefetch() {
     for (size_t line = 0; line < 4; ++line)
       __builtin_prefetch(data_ + ((tail_ + 256 + 64 * line) & (size_ - 1)), 1);

@@ -1,6 +1,6 @@
 #pragma once
 // What every implementation shares: messages through rings, the peer's state, and the tables of regions. A
-// subclass says how the other end of its rings is woken and where regions come from.
+// subclass defines how the other end of its rings is woken and where regions come from.
 
 #include <array>
 #include <atomic>

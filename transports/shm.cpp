@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "transports/bootstrap.h"
+#include "transports/implementations.h"
 #include "transports/last_words.h"
 #include "transports/ring_connection.h"
 

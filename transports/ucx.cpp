@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "transports/implementations.h"
 #include "transports/network_address.h"
 
 namespace gpupool::transport {

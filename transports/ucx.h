@@ -8,16 +8,15 @@
 //  * Credits: a sender never has more bytes under way than the receiver's ring holds; the receiver reports
 //    consumption every quarter of a ring.
 //  * put: a numbered active message (rendezvous when large), received straight into the region after region
-//  id,
-//    generation and bounds were checked, and answered when it has landed. Messages say which put they follow
-//    and are held back until it has landed; a put notes how far the rings were filled when it was asked for,
-//    so that messages before it need not wait for it. A few MiB of puts are under way at a time, so that they
-//    land one after the other and not all at the end. get: a request, answered by the data.
+//    id, generation and bounds were checked, and answered when it has landed. Messages name the put they
+//    follow and are held back until it has landed; a put notes how far the rings were filled when it was
+//    asked for, so that messages before it need not wait for it. A few MiB of puts are under way at a time,
+//    so that they land one after the other and not all at the end. get: a request, answered by the data.
 //  * Over RDMA, large puts and gets of either side are moved by the worker's network card alone
-//  (ucx_onesided.cpp).
-//  * A dead process shows as end-of-file on the bootstrap socket or as an error of UCX. Both sides say a byte
-//  there
-//    every 125 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped process does not say it.
+//    (ucx_onesided.cpp).
+//  * A dead process is noticed by end-of-file on the bootstrap socket or by an error of UCX. Both sides
+//    send a byte there every 125 ms: a dead host does not acknowledge it (TCP_USER_TIMEOUT), a stopped
+//    process does not send it.
 //
 // Threads: link_, drain_, fill_ and everything below "progress thread" belong to it alone once it runs.
 
@@ -35,7 +34,7 @@
 
 namespace gpupool::transport {
 
-// More transfers of one peer than this at once are not a client's.
+// No client of ours has more transfers than this under way; a peer that has is refused.
 inline constexpr uint64_t kMaxServing = 1 << 16;
 
 // Transfers under way, by number; any thread.
@@ -47,7 +46,7 @@ class TransferTable {
   bool wait(Transfer transfer, Deadline deadline);
   // No new ones.
   void refuse();
-  // And none under way: whoever waits for one may do with its memory as he likes.
+  // None is under way any more: the memory of every transfer may be reused or freed.
   void stop();
 
  private:
@@ -100,7 +99,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     size_t busy = 0;                // transfers under way
     bool withdrawn = false;
   };
-  // RDMA: what this side shares, by region; with a client until the worker has let go of it.
+  // RDMA: what this side shares, by region; on a client, until the worker has released it.
   struct Shared {
     std::shared_ptr<SharedMemory> memory;
     std::shared_ptr<Registration> registered;
@@ -112,7 +111,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
     uint64_t number;
     std::array<uint64_t, kChannels> position;
   };
-  // A put is over when the peer has answered and UCX has let go of the source.
+  // A put is complete when the peer has answered and UCX has released the source.
   struct PutState {
     Transfer transfer = 0;
     uint64_t bytes = 0;
@@ -219,7 +218,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::atomic<bool> severed_{false};
   std::atomic<uint64_t> creditSaid_[kChannels] = {};  // Lane::creditSaid, for the consumer
   std::atomic<uint64_t> putsAsked_{0};  // the number of the latest put; written under requestsMutex_
-  std::mutex sharingMutex_;             // one share or unshare at a time: names are told in order
+  std::mutex sharingMutex_;             // one share or unshare at a time: names are announced in order
   std::mutex requestsMutex_;
   std::vector<Request> requests_;
   std::vector<PutMark> marks_;             // of puts asked for since the progress thread looked

@@ -2,8 +2,8 @@
 // One endpoint of UCX between client and worker: set-up over the bootstrap socket, active messages, and the
 // end.
 //
-// The worker listens on a port of its own and tells it, with a nonce, over the bootstrap socket; only the
-// endpoint that says the nonce becomes the connection. Used by one thread at a time (set-up, then the
+// The worker listens on a port of its own and sends its number, with a nonce, over the bootstrap socket. Only
+// the endpoint that presents the nonce becomes the connection. Used by one thread at a time (set-up, then the
 // progress thread).
 
 #include <functional>
@@ -55,7 +55,7 @@ struct WireHeader {
 };
 static_assert(sizeof(WireHeader) == 48);
 
-// What the worker says first on the bootstrap socket. To an offer of RDMA the client answers 'y' and
+// The first message of the worker on the bootstrap socket. To an offer of RDMA the client answers 'y' and
 // connects, or 'n' and is greeted once more, with TCP.
 struct UcxGreeting {
   uint64_t magic = 0;
@@ -91,7 +91,7 @@ class UcxLink {
   UcxLink(const UcxLink&) = delete;
   UcxLink& operator=(const UcxLink&) = delete;
 
-  // What arrives before it is dropped, so: the client sets its sink, then says ready; the worker sets its
+  // What arrives before it is dropped, so: the client sets its sink, then sends `ready`; the worker sets its
   // sink, then waits for that, and only then may send. Both throw std::runtime_error.
   void setSink(Sink* sink) { sink_ = sink; }
   static void sayReady(int bootstrap, TimeLeft& time);
@@ -103,7 +103,7 @@ class UcxLink {
   void receive(void* data, void* to, size_t bytes, Done done);
 
   // One-sided transfers, where rdma(). A key is the peer's, for one range of its memory; null: UCX refuses
-  // it. `local` is registered by the way if `registered` is null.
+  // it. `local` is registered for the transfer if `registered` is null.
   bool rdma() const { return registered_ != nullptr; }
   const std::shared_ptr<UcxMemory>& registered() const { return registered_; }
   std::shared_ptr<ucp_rkey> unpackKey(std::span<const std::byte> packed);
@@ -118,7 +118,8 @@ class UcxLink {
   // True: nothing to do, and descriptor() becomes readable when there is.
   bool arm() { return ucx_.ucp_worker_arm(worker_) == UCS_OK; }
   int descriptor() const { return eventDescriptor_; }
-  // Ends the endpoint by force: when it returns no buffer given to send or receive is touched any more.
+  // Ends the endpoint by force: after it returns, no buffer that was given to send or receive is touched any
+  // more.
   void shutdown();
   size_t operations() const { return operations_.size(); }
 
@@ -167,7 +168,7 @@ class UcxLink {
   ucp_ep_h endpoint_ = nullptr;
   int eventDescriptor_ = -1;  // UCX's
   std::vector<ucp_conn_request_h> requests_;
-  std::vector<ucp_ep_h> candidates_;  // connected, but have not said the nonce yet
+  std::vector<ucp_ep_h> candidates_;  // connected, but have not presented the nonce yet
   uint64_t nonce_[2] = {};
   bool welcomed_ = false;
   bool finished_ = false;

@@ -41,7 +41,7 @@ class Registration {
 class UcxMemory : public std::enable_shared_from_this<UcxMemory> {
  public:
   UcxMemory(const UcxLibrary& ucx, ucp_context_h context) : ucx_(ucx), context_(context) {}
-  // Null, and a word about why once: it cannot be registered. withKey: the peer is to have access.
+  // Null if the memory cannot be registered; the reason is logged once. withKey: the peer gets access.
   std::shared_ptr<Registration> map(const void* data, size_t bytes, bool withKey);
   // Makes it what find() returns for addresses in it, until dropped.
   void publish(const std::shared_ptr<Registration>& registration);
@@ -60,7 +60,7 @@ class UcxMemory : public std::enable_shared_from_this<UcxMemory> {
   const UcxLibrary& ucx_;
   ucp_context_h context_;
   std::atomic<bool> abandoned_{false};
-  // Also of the context's registrations. Recursive: the last holder of one may let go of it in here.
+  // Also guards the context's registrations. Recursive: the last owner of one may release it in here.
   mutable std::recursive_mutex mutex_;
   bool stopped_ = false;
   bool complained_ = false;

@@ -1,6 +1,6 @@
 #pragma once
-// Which wire UCX takes between two processes: TCP, or RDMA where both ends have a device for it. RDMA devices
-// are looked for in sysfs, so that nothing of libibverbs is needed to know that there is none.
+// Which wire UCX uses between two processes: TCP, or RDMA if both ends have a device for it. RDMA devices are
+// looked for in sysfs, so that nothing of libibverbs is needed to know that there is none.
 
 #include <string>
 
@@ -13,8 +13,8 @@ struct UcxWire {
   std::string device;  // UCX_NET_DEVICES; empty: UCX's choice
 };
 
-// The best wire that leads where `interface` leads, by this machine and Options::wire, unless the user's
-// UCX_TLS says how. Throws std::runtime_error if RDMA was asked for and cannot be had.
+// The best wire of this machine on the route of `interface`, as Options::wire allows, unless the user's
+// UCX_TLS decides. Throws std::runtime_error if RDMA was required and is not available.
 UcxWire bestWire(const Options& options, const std::string& interface);
 UcxWire tcpWire(const Options& options, const std::string& interface);
 

@@ -20,6 +20,7 @@ struct Capture {
   Stream* origin = nullptr;
   bool invalid = false;
   bool blocking = false;  // one of its streams synchronises with the legacy stream
+  bool ownsGraph = true;  // false: cuStreamBeginCaptureToGraph, into a graph of the application's
   std::vector<Stream*> streams;
   std::vector<GraphHold> holds;
   struct Dependencies {
@@ -96,7 +97,7 @@ CUresult settleWords(const StreamRef& ref) {
 }
 
 template <class Send>
-CUresult begin(CUstream handle, CUstreamCaptureMode mode, Send&& send) {
+CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool ownsGraph, Send&& send) {
   StreamRef ref;
   CUresult status = resolveStream(handle, ref);
   if (status != CUDA_SUCCESS) return status;
@@ -109,6 +110,7 @@ CUresult begin(CUstream handle, CUstreamCaptureMode mode, Send&& send) {
   capture->thread = thisThread();
   capture->context = ref.context;
   capture->origin = ref.stream;
+  capture->ownsGraph = ownsGraph;
   Session::get().capture(true);
   status = send(ref);
   if (status != CUDA_SUCCESS) {
@@ -123,11 +125,13 @@ CUresult begin(CUstream handle, CUstreamCaptureMode mode, Send&& send) {
   return CUDA_SUCCESS;
 }
 
-// A capture whose end the application caused otherwise: the worker's must end too, and nobody gets its graph.
-void discard(const StreamRef& ref) {
+// A capture that has failed on this side: the worker's must end too, and nobody gets a graph that was made
+// for it.
+void discard(const StreamRef& ref, bool ownsGraph) {
   CUgraph graph = nullptr;
   CUresult status = Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, &graph);
-  if (status == CUDA_SUCCESS && graph != nullptr) Session::get().await<"cuGraphDestroy">(ref.context, graph);
+  if (status == CUDA_SUCCESS && graph != nullptr && ownsGraph)
+    Session::get().await<"cuGraphDestroy">(ref.context, graph);
 }
 
 CUresult end(CUstream handle, CUgraph* out) {
@@ -148,7 +152,7 @@ CUresult end(CUstream handle, CUgraph* out) {
     return Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, out);
   bool wrongThread = capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thisThread();
   if (wrongThread || invalid) {
-    discard(ref);
+    discard(ref, capture->ownsGraph);
     retire(capture);
     return wrongThread ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   }
@@ -237,8 +241,7 @@ CUresult updateDependencies(CUstream handle, CUgraphNode* dependencies, const CU
 
 }  // namespace
 
-// ---- what captures forbid
-// ------------------------------------------------------------------------------------------------
+// ---- what captures forbid ----
 
 namespace capture {
 
@@ -336,8 +339,7 @@ void captureHolds(Stream& stream, GraphHold hold) {
   if (auto capture = captures().of(&stream)) capture->holds.push_back(std::move(hold));
 }
 
-// ---- calls
-// ---------------------------------------------------------------------------------------------------------------
+// ---- calls ----
 
 namespace custom {
 
@@ -348,7 +350,7 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
-  return begin(stream, mode, [&](const StreamRef& ref) {
+  return begin(stream, mode, true, [&](const StreamRef& ref) {
     return Session::get().await<"cuStreamBeginCapture_v2">(ref.context, ref.wire, mode);
   });
 }
@@ -358,7 +360,7 @@ CUresult cuStreamBeginCapture(CUstream stream) {
 CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
                                      const CUgraphEdgeData* edges, size_t count, CUstreamCaptureMode mode) {
   if (count != 0 && dependencies == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return begin(stream, mode, [&](const StreamRef& ref) {
+  return begin(stream, mode, false, [&](const StreamRef& ref) {
     return Session::get().await<"cuStreamBeginCaptureToGraph">(ref.context, ref.wire, graph, dependencies,
                                                                edges, count, mode);
   });

@@ -1,10 +1,12 @@
 // Contexts: kept in client/contexts.cpp; here are the names, and what the worker must hear of them.
 #include "client/capture.h"
+#include "client/code.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
 #include "client/memory/device.h"
 #include "client/memory/host.h"
 #include "client/memory/pools.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -45,19 +47,24 @@ CUresult destroyRemote(CUcontext context) {
   });
   if (session.sticky() == CUDA_SUCCESS) synchronizeContext(context);
   for (const Allocation& a : mine) {
+    if (a.kind == Allocation::Kind::registered) {
+      registeredMemory().remove(a.address);
+      continue;
+    }
     allocations().remove(a.address);
     if (a.pool != nullptr)
       releaseToPool(a.pool, a.address, nullptr);
     else if (a.kind == Allocation::Kind::device)
-      deviceMemory(sessionDevice(a.device)).release(context, a.address);
+      deviceMemory(a.device).release(context, a.address);
     else if (a.kind == Allocation::Kind::pinned || a.kind == Allocation::Kind::managed)
       hostMemory().release(context, a.address);
     else
       hostMemory().removeMirror(a.address);
   }
   poolsForgetContext(context, object->device);
-  deviceMemory(sessionDevice(object->device)).trim(context, 0);
+  deviceMemory(object->device).trim(context, 0);
   forgetStreams(*object);
+  forgetCode(context);
   return object->primary ? session.await<"cuDevicePrimaryCtxReset_v2">(CUcontext{nullptr}, object->device)
                          : session.await<"cuCtxDestroy_v2">(CUcontext{nullptr}, context);
 }
@@ -167,6 +174,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
   if (status != CUDA_SUCCESS) return status;
   status = Session::get().await<"cuCtxSetLimit">(object->handle, limit, value);
   object->forgetLimits();  // the driver rounds, and one limit may move another
+  object->newVersion();
   return status;
 }
 

@@ -14,7 +14,7 @@ uint64_t at(const void* p) { return reinterpret_cast<uint64_t>(p); }
 // A host pointer as a call declares it: arena memory stays what it is, anything else is ordinary memory.
 End hostEnd(const void* p, size_t bytes) {
   End end = endOf(at(p), bytes);
-  return end == End::arena || end == End::device ? end : End::host;
+  return end == End::arena || end == End::device || end == End::registered ? end : End::host;
 }
 // A device pointer as a call declares it: arena memory is addressable too, ordinary memory is not.
 End deviceEnd(CUdeviceptr p, size_t bytes) {
@@ -140,9 +140,10 @@ CUresult arrayRow(CUarray toArray, uint64_t to, CUarray fromArray, uint64_t from
 }
 
 // Memory a memset may reach. Arena memory that is mirrored must be alike on both sides first.
-CUresult mayFill(CUdeviceptr to, size_t bytes) {
+CUresult mayFill(CUcontext context, CUdeviceptr to, size_t bytes) {
   End end = endOf(to, bytes);
-  if (end == End::device) return CUDA_SUCCESS;
+  if (end == End::device)
+    return mayAccess(context, to, bytes, true) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (end != End::arena) return CUDA_ERROR_INVALID_VALUE;
   return hostMemory().publish();
 }
@@ -156,7 +157,7 @@ CUresult fill(CUdeviceptr to, T value, size_t count, CUstream stream) {
   if (to % sizeof(T) != 0) return CUDA_ERROR_INVALID_VALUE;
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS) status = mayFill(to, count * sizeof(T));
+  if (status == CUDA_SUCCESS) status = mayFill(ref.context, to, count * sizeof(T));
   return status == CUDA_SUCCESS ? postTo<N>(ref, to, value, count, ref.wire) : status;
 }
 template <schema::Name N, class T>
@@ -164,7 +165,7 @@ CUresult fill2D(CUdeviceptr to, size_t pitch, T value, size_t width, size_t heig
   if (width == 0 || height == 0) return CUDA_SUCCESS;
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
-  if (status == CUDA_SUCCESS) status = mayFill(to, span(pitch, width * sizeof(T), height));
+  if (status == CUDA_SUCCESS) status = mayFill(ref.context, to, span(pitch, width * sizeof(T), height));
   return status == CUDA_SUCCESS ? postTo<N>(ref, to, pitch, value, width, height, ref.wire) : status;
 }
 

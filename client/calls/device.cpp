@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "base/log.h"
+#include "client/capture.h"
 #include "client/entry.h"
 #include "client/errors.h"
 #include "client/export_tables.h"
 #include "client/lookup.h"
 #include "client/memory/device.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 #include "client/visible_devices.h"
 
@@ -100,6 +102,7 @@ CUresult initialise() {
   if (status != CUDA_SUCCESS) return status;
   visible = chosen;
   startDeviceMemory();
+  hookStreams({&settleHostMemory, &captureAccepts});
   startContexts(deviceCount());
   static constexpr ExportTableHooks hooks{&streamIdOf,  &functionsOfModule, &loadModule,
                                           &deviceCount, &deviceIdentity,    &tpcMap};
@@ -131,6 +134,47 @@ int sessionDevice(CUdevice device) {
 const schema::DeviceProperties* propertiesOf(CUdevice device) {
   int index = sessionDevice(device);
   return index < 0 ? nullptr : &Session::get().hello().devices[index];
+}
+
+bool notInThePool(CUdevice_attribute attribute) {
+  switch (attribute) {
+    // The application's registered pages are its own; the device sees a mirror at another address.
+    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
+    // Managed memory is host-resident and coherent, without page faults.
+    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
+    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
+    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
+    // Memory is not shared with other processes, devices of other machines, or network cards.
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+    case CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES:
+    // Host memory of these kinds cannot be created through the pool (calls/virtual_memory.cpp,
+    // calls/pool.cpp).
+    case CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_MULTINODE_IPC_SUPPORTED:
+    // Arrays are mapped when they are created; graphics and external semaphores stay on the server.
+    case CU_DEVICE_ATTRIBUTE_SPARSE_CUDA_ARRAY_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_D3D12_CIG_SUPPORTED:
+    case CU_DEVICE_ATTRIBUTE_VULKAN_CIG_SUPPORTED:
+      return true;
+    default:
+      return false;
+  }
 }
 
 namespace custom {
@@ -219,27 +263,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   if (properties == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   if (attribute <= 0 || attribute >= schema::kDeviceAttributes || !properties->attributeKnown[attribute])
     return CUDA_ERROR_INVALID_VALUE;
-  switch (attribute) {
-    // The application's registered pages are its own; the device sees a mirror at another address.
-    case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-      *value = 0;
-      break;
-    // Managed memory is host-resident and coherent, without page faults.
-    case CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS:
-      *value = 0;
-      break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
-      *value = 0;
-      break;
-    case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
-      *value = 0;
-      break;
-    case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
-      *value = 0;
-      break;
-    default:
-      *value = properties->attributes[attribute];
-  }
+  *value = notInThePool(attribute) ? 0 : properties->attributes[attribute];
   return CUDA_SUCCESS;
 }
 
@@ -316,7 +340,7 @@ CUresult cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityType, CUde
 }
 
 CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope) {
-  return CUDA_SUCCESS;
+  return CUDA_ERROR_NOT_SUPPORTED;  // as where GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS reads 0
 }
 CUresult cuProfilerInitialize(const char*, const char*, CUoutput_mode) {
   return CUDA_ERROR_PROFILER_DISABLED;

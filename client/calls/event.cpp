@@ -5,7 +5,7 @@
 
 #include "client/capture.h"
 #include "client/entry.h"
-#include "client/memory/host.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -73,7 +73,7 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
 // An event without a record of its own: never recorded, or by a node of a graph.
 CUresult askDriver(CUevent handle, Event& event) {
   CUresult status = Session::get().await<"cuEventQuery">(event.context, handle);
-  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
 CUresult query(CUevent handle, Event& event) {
@@ -83,11 +83,11 @@ CUresult query(CUevent handle, Event& event) {
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   const WordMark last = event.last.load(std::memory_order_acquire);
   if (!event.ever) return askDriver(handle, event);
-  if (session.words().reached(last.word, last.value)) return hostMemory().settle();
+  if (session.words().reached(last.word, last.value)) return settleHostMemory();
   if (session.mapsMemory()) return CUDA_ERROR_NOT_READY;
   CUresult status = session.await<"cuEventQuery">(event.context, handle);  // words come late over a network
   if (status == CUDA_SUCCESS) status = session.waitWord(last.word, last.value);
-  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
 CUresult wait(CUevent handle, Event& event) {
@@ -108,7 +108,7 @@ CUresult wait(CUevent handle, Event& event) {
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS && session.printing()) return synchronizeContext(event.context);
-  return status == CUDA_SUCCESS ? hostMemory().settle() : status;
+  return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
 CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {

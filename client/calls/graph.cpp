@@ -1,14 +1,17 @@
 // Graphs as wholes: life, instantiation, update, launch, user objects. Their nodes: graph_nodes.cpp.
 #include <climits>
+#include <cstdio>
+#include <string>
 
 #include "client/entry.h"
 #include "client/graphs.h"
 #include "client/memory/host.h"
+#include "client/memory/registered.h"
 
 namespace gpupool::client {
 namespace {
 
-CUresult currentContext(CUcontext& context) {
+CUresult currentHandle(CUcontext& context) {
   Context* object = nullptr;
   CUresult status = contexts().resolve(nullptr, &object);
   if (status == CUDA_SUCCESS) context = object->handle;
@@ -18,7 +21,7 @@ CUresult currentContext(CUcontext& context) {
 CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, CUstream uploadTo,
                      CUgraphNode* errorNode, CUgraphInstantiateResult* result) {
   CUcontext context = nullptr;
-  CUresult status = currentContext(context);
+  CUresult status = currentHandle(context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr || graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
   bool upload = (flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) != 0;  // done below: the stream's name is ours
@@ -42,7 +45,7 @@ CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, 
 
 CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo& info) {
   CUcontext context = nullptr;
-  CUresult status = currentContext(context);
+  CUresult status = currentHandle(context);
   if (status != CUDA_SUCCESS) return status;
   unsigned result = 0;
   info = {};
@@ -55,6 +58,15 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo& in
 
 // The first launch is awaited, so that what the driver refuses comes where CUDA says so; later ones are
 // posted.
+CUresult start(const StreamRef& ref, CUgraphExec handle, GraphExec& exec) {
+  if (exec.accepted.load(std::memory_order_acquire)) return postTo<"cuGraphLaunch">(ref, handle, ref.wire);
+  CUresult status = Session::get().await<"cuGraphLaunch">(ref.context, handle, ref.wire);
+  if (status != CUDA_SUCCESS) return status;
+  exec.accepted.store(true, std::memory_order_release);
+  ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return CUDA_SUCCESS;
+}
+
 CUresult launch(CUgraphExec handle, CUstream streamHandle) {
   StreamRef ref;
   CUresult status = resolveStream(streamHandle, ref);
@@ -65,17 +77,53 @@ CUresult launch(CUgraphExec handle, CUstream streamHandle) {
     for (auto& hold : holdsOf(toId(handle))) captureHolds(*ref.stream, hold);
     return Session::get().await<"cuGraphLaunch">(ref.context, handle, ref.wire);
   }
+  if (registeredMemory().anyTold())
+    registeredMemory().mirrorTold();  // its kernels may have been given any of it
   if (status = hostMemory().publish(); status != CUDA_SUCCESS) return status;
-  if (exec->accepted.load(std::memory_order_acquire)) return postTo<"cuGraphLaunch">(ref, handle, ref.wire);
-  status = Session::get().await<"cuGraphLaunch">(ref.context, handle, ref.wire);
-  if (status != CUDA_SUCCESS) return status;
-  exec->accepted.store(true, std::memory_order_release);
-  ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  return CUDA_SUCCESS;
+  auto ranges = carriedBy(toId(handle));
+  if (ranges.empty()) return start(ref, handle, *exec);
+  auto carried = std::make_shared<Carrier::Launch>(Carrier::Launch{std::move(ranges)});
+  const WordMark before = exec->carried.load();
+  carried->afterWord = before.word;
+  carried->afterValue = before.value;
+  uint64_t ahead = 0;
+  status = requestWord(ref, ahead);
+  if (status == CUDA_SUCCESS) status = carrier().fill(ref, ahead, carried->ranges, carried);
+  if (status == CUDA_SUCCESS) status = start(ref, handle, *exec);
+  if (status != CUDA_SUCCESS) {
+    carrier().land(ref, {}, carried);  // its end
+    return status;
+  }
+  status = carrier().land(ref, carried->ranges, carried);
+  exec->carried.store(WordMark{carried->word, carried->value});
+  return status;
 }
 
-// ---- user objects: counted here, the worker never hears of them
-// --------------------------------------------------------------
+// The worker's driver prints; the file is this process's.
+CUresult printGraph(CUgraph graph, const char* path, unsigned flags) {
+  CUcontext context = nullptr;
+  CUresult status = currentHandle(context);
+  if (status != CUDA_SUCCESS) return status;
+  if (graph == nullptr || path == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  std::string text;
+  std::vector<unsigned char> piece(size_t{256} << 10);
+  size_t total = 0;
+  do {
+    size_t bytes = piece.size();
+    status = Session::get().await<"sessionGraphText">(context, graph, flags, text.size(), piece.data(),
+                                                      &bytes, &total);
+    if (status != CUDA_SUCCESS) return status;
+    if (bytes == 0) break;
+    text.append(reinterpret_cast<const char*>(piece.data()), bytes);
+  } while (text.size() < total);
+  std::FILE* file = std::fopen(path, "w");
+  if (file == nullptr) return CUDA_ERROR_OPERATING_SYSTEM;
+  bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  written = std::fclose(file) == 0 && written;
+  return written ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+// ---- user objects: counted here, the worker never hears of them ----
 
 struct UserObject {
   void* pointer = nullptr;
@@ -148,7 +196,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec) {
 
 CUresult cuGraphClone(CUgraph* out, CUgraph original) {
   CUcontext context = nullptr;
-  CUresult status = currentContext(context);
+  CUresult status = currentHandle(context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr || original == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (allocates(holdsOf(toId(original)))) return CUDA_ERROR_NOT_SUPPORTED;
@@ -161,6 +209,10 @@ CUresult cuGraphClone(CUgraph* out, CUgraph original) {
   holdForGraph(toId(clone), holdsOf(toId(original)));
   *out = clone;
   return CUDA_SUCCESS;
+}
+
+CUresult cuGraphDebugDotPrint(CUgraph graph, const char* path, unsigned flags) {
+  return printGraph(graph, path, flags);
 }
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {

@@ -1,13 +1,12 @@
 // Launches and occupancy. The first launch of each shape is awaited, so that synchronous errors come where
 // CUDA gives them; once the driver accepted a shape, its repeats are posted.
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <map>
 
-#include "client/code.h"
 #include "client/entry.h"
+#include "client/functions.h"
 #include "client/memory/host.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -41,22 +40,12 @@ uint64_t shapeKey(const LaunchShape& shape, const CUlaunchAttribute* attributes,
   }
   if (sized)
     for (uint32_t g : shape.grid) key = mix(key, g);
-  return key | 1;
+  return key;
 }
 
-bool isAccepted(Function& function, uint64_t key) {
-  if (function.lastAccepted.load(std::memory_order_acquire) == key) return true;
-  std::lock_guard lock(function.mutex);
-  bool known = std::find(function.accepted.begin(), function.accepted.end(), key) != function.accepted.end();
-  if (known) function.lastAccepted.store(key, std::memory_order_release);
-  return known;
-}
-
-void accept(Function& function, uint64_t key) {
-  std::lock_guard lock(function.mutex);
-  if (function.accepted.size() >= 256) function.accepted.clear();
-  function.accepted.push_back(key);
-  function.lastAccepted.store(key, std::memory_order_release);
+// In one version of one context, through one handle: a function of another context is refused there.
+uint64_t launchKey(uint64_t shape, uint64_t version, uint64_t handle) {
+  return mix(mix(shape, version), handle) | 1;
 }
 
 CUresult gridFits(const LaunchShape& shape, CUdevice device) {
@@ -70,15 +59,18 @@ CUresult gridFits(const LaunchShape& shape, CUdevice device) {
   return CUDA_SUCCESS;
 }
 
-// Over a network, a kernel that is handed a pointer into pinned memory will address it: keep that memory
-// alike.
+// A kernel that is handed a pointer into memory that client and worker do not share will address it: it is
+// mirrored from now on. Pinned memory over a network, and registered memory.
 void noticeArenaPointers(const std::byte* parameters, size_t bytes) {
-  if (Session::get().mapsMemory()) return;
+  const bool told = registeredMemory().anyTold();
+  if (Session::get().mapsMemory() && !told) return;
   const schema::AddressSpace& space = Session::get().space();
   for (size_t at = 0; at + 8 <= bytes; at += 8) {
     uint64_t word;
     std::memcpy(&word, parameters + at, 8);
-    if (word - space.hostBase < space.hostBytes) hostMemory().mirrorArena(word);
+    if (word - space.hostBase >= space.hostBytes) continue;
+    if (told) registeredMemory().noticeAddress(word);
+    hostMemory().mirrorArena(word);
   }
 }
 
@@ -91,24 +83,25 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   Context* context = contexts().find(ref.context);
   if (kernelParams != nullptr && extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
-  status = describe(handle, *function, ref.context, context->device);
+  status = describe(handle, *function, context);
   if (status == CUDA_SUCCESS) status = gridFits(shape, context->device);
   if (status != CUDA_SUCCESS) return status;
+  KernelState& state = *function->state;
 
   std::byte packed[4096];
   std::vector<std::byte> large;
   const std::byte* parameters = packed;
-  size_t bytes = function->packer.bytes();
+  size_t bytes = state.packer().bytes();
   if (extra != nullptr) {
     status = parseLaunchExtra(extra, &parameters, &bytes);
-  } else if (function->packer.count() != 0) {
+  } else if (state.packer().count() != 0) {
     if (kernelParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
     std::byte* to = packed;
     if (bytes > sizeof packed) {
       large.resize(bytes);
       to = large.data();
     }
-    status = function->packer.pack(kernelParams, to);
+    status = state.packer().pack(kernelParams, to);
     parameters = to;
   }
   if (status != CUDA_SUCCESS) return status;
@@ -117,58 +110,41 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
     status = hostMemory().publish();
     if (status != CUDA_SUCCESS) return status;
   }
-  uint64_t key = shapeKey(shape, attributes, attributeCount);
+  const uint64_t key =
+      launchKey(shapeKey(shape, attributes, attributeCount), context->version.load(), toId(handle));
   auto data = reinterpret_cast<const unsigned char*>(parameters);
-  if (isAccepted(*function, key))
+  if (state.accepted(key))
     return postTo<"sessionLaunch">(ref, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
   notePrinting(*function);
+  const uint64_t revision = state.revision();
   status = Session::get().await<"sessionLaunch">(ref.context, handle, ref.wire, shape, data, bytes,
                                                  attributes, attributeCount);
   if (status != CUDA_SUCCESS) return status;
   if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  if (extra == nullptr) accept(*function, key);  // a packed buffer of another size may be refused
+  if (extra == nullptr) state.accept(key, revision);  // a packed buffer of another size may be refused
   return CUDA_SUCCESS;
 }
 
-CUresult occupancyContext(CUfunction function, Context*& context) {
+// context: the function's own, or the current one.
+CUresult occupancyContext(CUfunction handle, Context*& context) {
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
-  return findFunction(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS;
+  Function* function = findFunction(handle);
+  if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  context = homeOf(*function, context);
+  return CUDA_SUCCESS;
 }
 
-// Occupancy depends on the kernel, its attributes and the question only: asked once, then remembered.
-struct OccupancyMemo {
-  std::mutex mutex;
-  std::map<std::array<uint64_t, 5>, uint64_t> answers;
-};
-OccupancyMemo& memo() {
-  static auto* all = new OccupancyMemo;
-  return *all;
-}
+// Occupancy depends on the context, the kernel, its attributes and the question only: asked once.
 template <class Ask>
-CUresult remembered(CUfunction handle, uint64_t question, uint64_t a, uint64_t b, uint64_t& answer,
-                    Ask&& ask) {
-  Function* function = findFunction(handle);
-  Context* context = nullptr;
-  contexts().resolve(nullptr, &context);
-  CUresult status = describe(handle, *function, context->handle, context->device);
-  if (status != CUDA_SUCCESS) return status;
-  uint64_t attributes = 0;
-  for (int value : function->info.attributes) attributes = mix(attributes, static_cast<uint32_t>(value));
-  std::array<uint64_t, 5> key{toId(handle), attributes, question, a, b};
-  {
-    std::lock_guard lock(memo().mutex);
-    auto known = memo().answers.find(key);
-    if (known != memo().answers.end()) {
-      answer = known->second;
-      return CUDA_SUCCESS;
-    }
-  }
-  status = ask(context->handle);
-  if (status == CUDA_SUCCESS) {
-    std::lock_guard lock(memo().mutex);
-    memo().answers[key] = answer;
-  }
+CUresult remembered(CUfunction handle, const Context& context, uint64_t question, uint64_t a, uint64_t b,
+                    uint64_t& answer, Ask&& ask) {
+  KernelState& state = *findFunction(handle)->state;
+  const KernelState::Question key{context.version.load(), toId(handle), question, a, b};
+  if (state.findAnswer(key, answer)) return CUDA_SUCCESS;
+  const uint64_t revision = state.revision();
+  CUresult status = ask(context.handle);
+  if (status == CUDA_SUCCESS) state.keepAnswer(key, answer, revision);
   return status;
 }
 
@@ -184,7 +160,7 @@ CUresult clusters(int* value, CUfunction function, const CUlaunchConfig* config,
   uint64_t key = shapeKey(shape, config->attrs, config->numAttrs);
   for (uint32_t g : shape.grid) key = mix(key, g);
   uint64_t answer = 0;
-  status = remembered(function, 10 + active, key, 0, answer, [&](CUcontext in) {
+  status = remembered(function, *context, 10 + active, key, 0, answer, [&](CUcontext in) {
     int got = 0;
     CUresult r = Session::get().await<"sessionLaunchAttributes">(
         in, function, static_cast<const LaunchShape*>(&shape),
@@ -198,11 +174,11 @@ CUresult clusters(int* value, CUfunction function, const CUlaunchConfig* config,
 
 }  // namespace
 
-CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CUcontext context,
-                        CUdevice device, std::vector<std::byte>& out) {
+CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, Context& context,
+                        std::vector<std::byte>& out) {
   Function* function = findFunction(handle);
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = describe(handle, *function, context, device);
+  CUresult status = describe(handle, *function, &context);
   if (status != CUDA_SUCCESS) return status;
   notePrinting(*function);
   if (extra != nullptr) {
@@ -214,9 +190,10 @@ CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, CU
     noticeArenaPointers(out.data(), out.size());
     return CUDA_SUCCESS;
   }
-  if (function->packer.count() != 0 && kernelParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  out.resize(function->packer.bytes());
-  if (function->packer.count() != 0) status = function->packer.pack(kernelParams, out.data());
+  const ParameterPacker& packer = function->state->packer();
+  if (packer.count() != 0 && kernelParams == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  out.resize(packer.bytes());
+  if (packer.count() != 0) status = packer.pack(kernelParams, out.data());
   if (status == CUDA_SUCCESS) noticeArenaPointers(out.data(), out.size());
   return status;
 }
@@ -250,14 +227,15 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, CUfun
   if (status != CUDA_SUCCESS) return status;
   if (blocks == nullptr) return CUDA_ERROR_INVALID_VALUE;
   uint64_t answer = 0;
-  status = remembered(
-      f, 1 | uint64_t{flags} << 32, static_cast<uint32_t>(blockSize), sharedBytes, answer, [&](CUcontext in) {
-        int got = 0;
-        CUresult r = Session::get().await<"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags">(
-            in, &got, f, blockSize, sharedBytes, flags);
-        answer = static_cast<uint32_t>(got);
-        return r;
-      });
+  status = remembered(f, *context, 1 | uint64_t{flags} << 32, static_cast<uint32_t>(blockSize), sharedBytes,
+                      answer, [&](CUcontext in) {
+                        int got = 0;
+                        CUresult r =
+                            Session::get().await<"cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags">(
+                                in, &got, f, blockSize, sharedBytes, flags);
+                        answer = static_cast<uint32_t>(got);
+                        return r;
+                      });
   if (status == CUDA_SUCCESS) *blocks = static_cast<int>(answer);
   return status;
 }
@@ -271,14 +249,14 @@ CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t* bytes, CUfunction f, in
   if (status != CUDA_SUCCESS) return status;
   if (bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
   uint64_t answer = 0;
-  status = remembered(
-      f, 2, static_cast<uint32_t>(blocks), static_cast<uint32_t>(blockSize), answer, [&](CUcontext in) {
-        size_t got = 0;
-        CUresult r =
-            Session::get().await<"cuOccupancyAvailableDynamicSMemPerBlock">(in, &got, f, blocks, blockSize);
-        answer = got;
-        return r;
-      });
+  status = remembered(f, *context, 2, static_cast<uint32_t>(blocks), static_cast<uint32_t>(blockSize), answer,
+                      [&](CUcontext in) {
+                        size_t got = 0;
+                        CUresult r = Session::get().await<"cuOccupancyAvailableDynamicSMemPerBlock">(
+                            in, &got, f, blocks, blockSize);
+                        answer = got;
+                        return r;
+                      });
   if (status == CUDA_SUCCESS) *bytes = answer;
   return status;
 }

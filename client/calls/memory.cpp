@@ -10,6 +10,7 @@
 #include "client/memory/device.h"
 #include "client/memory/host.h"
 #include "client/memory/pools.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -27,7 +28,7 @@ CUresult allocateDevice(CUdeviceptr* out, size_t bytes) {
   if (status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
   if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
-  DeviceMemory& memory = deviceMemory(sessionDevice(context->device));
+  DeviceMemory& memory = deviceMemory(context->device);
   status = memory.allocate(context->handle, bytes, address);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(context->handle, context->device))
     status = memory.allocate(context->handle, bytes, address);
@@ -69,7 +70,7 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
     return CUDA_SUCCESS;
   }
   if (found.kind == Kind_::device) {
-    deviceMemory(sessionDevice(found.device)).release(found.context, address);
+    deviceMemory(found.device).release(found.context, address);
     return CUDA_SUCCESS;
   }
   return hostMemory().release(found.context, address);
@@ -87,15 +88,7 @@ CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   Allocation other;
   if (allocations().find(host, other) || allocations().find(host + bytes - 1, other))
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  uint64_t device = 0;
-  // The pages stay the application's: the device works on a mirror in the arena, at an address of its own.
-  status = hostMemory().allocate(context->handle, std::max<size_t>(bytes, 4096), 0, HostMemory::Use::target,
-                                 device);
-  if (status != CUDA_SUCCESS) return status;
-  hostMemory().addMirror(host, device, bytes);
-  allocations().add(
-      {host, bytes, Kind_::registered, context->device, context->handle, flags, device, 0, nullptr});
-  return CUDA_SUCCESS;
+  return registeredMemory().add(context->handle, host, bytes, flags, context->device);
 }
 
 }  // namespace
@@ -133,7 +126,8 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
   if (status != CUDA_SUCCESS) return status;
   size_t f = 0, t = 0;
   settlePools(context->device);
-  deviceMemory(sessionDevice(context->device)).info(f, t);
+  status = deviceMemory(context->device).leaseInfo(context->handle, f, t);
+  if (status != CUDA_SUCCESS) return status;
   if (free != nullptr) *free = f;
   if (total != nullptr) *total = t;
   return CUDA_SUCCESS;
@@ -186,9 +180,7 @@ CUresult cuMemHostUnregister(void* pointer) {
   CUresult status = captureForbids();
   if (status == CUDA_SUCCESS) status = synchronizeContext(found.context);
   if (status != CUDA_SUCCESS) return status;
-  allocations().remove(host);
-  hostMemory().removeMirror(host);
-  return hostMemory().release(found.context, found.deviceAddress);
+  return registeredMemory().remove(host);
 }
 
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned flags) {
@@ -196,13 +188,10 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned 
   uint64_t host = reinterpret_cast<uint64_t>(pointer);
   if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (!allocations().find(host, found)) return CUDA_ERROR_INVALID_VALUE;
-  if (found.kind == Kind_::registered && (found.flags & CU_MEMHOSTREGISTER_DEVICEMAP) == 0) {
-    *out = found.deviceAddress + (host - found.address);
-    return CUDA_SUCCESS;
-  }
   if (found.kind != Kind_::pinned && found.kind != Kind_::managed && found.kind != Kind_::registered)
     return CUDA_ERROR_INVALID_VALUE;
   if (found.kind == Kind_::pinned) hostMemory().mirrorArena(host);
+  if (found.kind == Kind_::registered) registeredMemory().mirror(host);
   *out = found.deviceAddress + (host - found.address);
   return CUDA_SUCCESS;
 }
@@ -222,34 +211,6 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr a
   if (base != nullptr) *base = found.address;
   if (bytes != nullptr) *bytes = found.bytes;
   return CUDA_SUCCESS;
-}
-
-CUresult cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise, CUdevice) {
-  Allocation found;
-  return bytes != 0 && allocations().find(address, found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-CUresult cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation) {
-  return custom::cuMemAdvise(address, bytes, advice, 0);
-}
-CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice, CUstream stream) {
-  Allocation found;
-  StreamRef ref;
-  CUresult status = resolveStream(stream, ref);
-  if (status != CUDA_SUCCESS) return status;
-  return bytes != 0 && allocations().find(address, found) &&
-                 (found.kind == Kind_::managed || found.kind == Kind_::managedSymbol)
-             ? CUDA_SUCCESS
-             : CUDA_ERROR_INVALID_VALUE;
-}
-CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation, unsigned, CUstream stream) {
-  return custom::cuMemPrefetchAsync(address, bytes, 0, stream);
-}
-CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t, unsigned) {
-  Allocation found;
-  StreamRef ref;
-  CUresult status = resolveStream(stream, ref);
-  if (status != CUDA_SUCCESS) return status;
-  return allocations().find(address, found) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 }  // namespace custom

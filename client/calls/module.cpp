@@ -1,4 +1,4 @@
-// Modules and libraries.
+// Modules and libraries: loading, what they hold, and their end.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +7,7 @@
 #include "client/calls/jit_options.h"
 #include "client/code.h"
 #include "client/entry.h"
+#include "client/functions.h"
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
 #include "client/visible_devices.h"
@@ -27,8 +28,9 @@ std::vector<std::byte> joinLinked(const CodeImage& code) {
   return {all.span().begin(), all.span().end()};
 }
 
+// home: a module's context; null for a library.
 template <schema::Name N, class Handle, class Table>
-CUresult load(Table& table, Handle* out, const void* image, CUcontext context, JitOptions& options) {
+CUresult load(Table& table, Handle* out, const void* image, Context* home, JitOptions& options) {
   if (out == nullptr || image == nullptr) return CUDA_ERROR_INVALID_VALUE;
   CodeImage code;
   CUresult status = recogniseImage(image, &code);
@@ -43,9 +45,11 @@ CUresult load(Table& table, Handle* out, const void* image, CUcontext context, J
     bytes = joined;
   }
   schema::ImageName name;
+  const CUcontext context = home != nullptr ? home->handle : nullptr;
+  const uint64_t life = home != nullptr ? home->id.load() : 0;
   status = sendImage(context, bytes, name);
   if (status != CUDA_SUCCESS) return status;
-  auto made = table.create();
+  auto made = table.prepare();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   auto handle = fromId<Handle>(made.id);
   unsigned printing = 0;
@@ -54,11 +58,13 @@ CUresult load(Table& table, Handle* out, const void* image, CUcontext context, J
                                    options.errorBytes, &printing);
   options.finish();
   if (status != CUDA_SUCCESS) {
-    table.destroy(made.id);
+    table.discard(made.id);
     return status;
   }
   made.object->printing = printing != 0;
   made.object->context = context;
+  made.object->life = life;
+  table.publish(made.id);
   *out = handle;
   return CUDA_SUCCESS;
 }
@@ -68,7 +74,7 @@ CUresult loadModule(CUmodule* out, const void* image, unsigned count, CUjit_opti
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
   JitOptions options(count, names, values);
-  return load<"sessionModuleLoad">(modules, out, image, context->handle, options);
+  return load<"sessionModuleLoad">(modules, out, image, context, options);
 }
 
 // A library has no context; the worker's driver wants none either.
@@ -94,8 +100,7 @@ namespace {
 
 // The same name asked twice gives the same handle: cudart maps handles back to host stubs.
 template <class Handle, class Table, class Ask>
-CUresult named(Library& owner, Table& table, const char* name, Handle* out, uint64_t ownerId,
-               CUcontext context, Ask&& ask) {
+CUresult named(Library& owner, uint64_t ownerId, Table& table, const char* name, Handle* out, Ask&& ask) {
   if (out == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(owner.mutex);
   for (auto& [known, id] : owner.kernels)
@@ -103,28 +108,44 @@ CUresult named(Library& owner, Table& table, const char* name, Handle* out, uint
       *out = fromId<Handle>(id);
       return CUDA_SUCCESS;
     }
-  auto made = table.create();
+  auto made = table.prepare();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   auto handle = fromId<Handle>(made.id);
   CUresult status = ask(&handle);
   if (status != CUDA_SUCCESS) {
-    table.destroy(made.id);
+    table.discard(made.id);
     return status;
   }
   made.object->library = ownerId;
   made.object->name = name;
   made.object->nameKnown = true;
-  made.object->context = context;
+  made.object->context = owner.context;
+  made.object->life = owner.life;
+  table.publish(made.id);
   owner.kernels.emplace_back(name, made.id);
   *out = handle;
   return CUDA_SUCCESS;
 }
 
-template <class Table>
-void forgetKernels(Library& owner, Table& table) {
-  std::lock_guard lock(owner.mutex);
-  for (auto& [name, id] : owner.kernels) table.destroy(id);
-  owner.kernels.clear();
+void forgetFunctions(Library& module) {
+  std::lock_guard lock(module.mutex);
+  for (auto& [name, id] : module.kernels) functions.destroy(id);
+  module.kernels.clear();
+}
+
+// A library's kernels, their functions and its modules in every context.
+void forgetKernels(Library& library) {
+  std::lock_guard lock(library.mutex);
+  for (auto& [name, id] : library.kernels) {
+    if (auto kernel = kernels.pin(id)) {
+      std::lock_guard ofKernel(kernel->mutex);
+      for (auto& [life, function] : kernel->functions) functions.destroy(toId(function));
+    }
+    kernels.destroy(id);
+  }
+  for (auto& [life, module] : library.modules) modules.destroy(toId(module));
+  library.kernels.clear();
+  library.modules.clear();
 }
 
 // A global's range is noted: copies and pointer attributes ask for it.
@@ -162,6 +183,64 @@ void forgetGlobals(Library& owner) {
 
 }  // namespace
 
+// A module of a library has the library's kernels' functions.
+static CUresult functionOfLibrary(const Library& module, const char* name, CUfunction* out) {
+  if (out == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  CUkernel kernel = nullptr;
+  CUresult status = custom::cuLibraryGetKernel(&kernel, module.library, name);
+  Context* context = contexts().find(module.context);
+  return status == CUDA_SUCCESS ? functionIn(*context, kernel, out) : status;
+}
+
+CUresult moduleIn(Context& context, CUlibrary library, CUmodule* out) {
+  Library* owner = libraries.find(toId(library));
+  if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const uint64_t life = context.id.load();
+  std::lock_guard lock(owner->mutex);
+  for (const auto& [known, module] : owner->modules)
+    if (known == life) {
+      *out = module;
+      return CUDA_SUCCESS;
+    }
+  const auto made = modules.prepare();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto handle = fromId<CUmodule>(made.id);
+  const CUresult status = Session::get().await<"cuLibraryGetModule">(context.handle, &handle, library);
+  if (status != CUDA_SUCCESS) {
+    modules.discard(made.id);
+    return status;
+  }
+  made.object->context = context.handle;
+  made.object->life = life;
+  made.object->library = library;
+  made.object->printing = owner->printing;
+  modules.publish(made.id);
+  owner->modules.emplace_back(life, handle);
+  *out = handle;
+  return CUDA_SUCCESS;
+}
+
+void forgetCode(CUcontext context) {
+  std::vector<uint64_t> gone;
+  modules.forEach([&](uint64_t id, Library& module) {
+    if (module.context == context) gone.push_back(id);
+  });
+  for (uint64_t id : gone) modules.destroy(id);
+  gone.clear();
+  functions.forEach([&](uint64_t id, Function& function) {
+    if (function.context == context) gone.push_back(id);
+  });
+  for (uint64_t id : gone) functions.destroy(id);
+  libraries.forEach([&](uint64_t, Library& library) {
+    std::lock_guard lock(library.mutex);
+    std::erase_if(library.modules, [](auto& of) { return modules.find(toId(of.second)) == nullptr; });
+  });
+  kernels.forEach([&](uint64_t, Function& kernel) {
+    std::lock_guard lock(kernel.mutex);
+    std::erase_if(kernel.functions, [](auto& of) { return functions.find(toId(of.second)) == nullptr; });
+  });
+}
+
 CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::ImageName& name) {
   Session& session = Session::get();
   name = nameOfImage(bytes);
@@ -173,54 +252,6 @@ CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::
                                               reinterpret_cast<const unsigned char*>(bytes.data() + at), n);
   }
   return status;
-}
-
-Function* findFunction(CUfunction handle) {
-  uint64_t id = toId(handle);
-  if (Function* function = kernels.find(id)) return function;
-  return functions.find(id);
-}
-
-void notePrinting(const Function& function) {
-  Session& session = Session::get();
-  if (session.printing()) return;
-  const bool ofLibrary = handles::kindOf(function.library) == Kind::library;
-  const Library* owner = ofLibrary ? libraries.find(function.library) : modules.find(function.library);
-  if (owner != nullptr && owner->printing) session.setPrinting();
-}
-
-CUresult describe(CUfunction handle, Function& function, CUcontext context, CUdevice device) {
-  if (function.described.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  std::lock_guard lock(function.mutex);
-  if (function.described.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
-  std::vector<schema::ParameterLayout> layout(kMaxParameters);
-  size_t count = layout.size();
-  CUresult status = Session::get().await<"sessionFunctionInfo">(context, handle, device, &function.info,
-                                                                layout.data(), &count);
-  if (status != CUDA_SUCCESS) return status;
-  // Attributes change, the layout never does: other threads may be packing by it right now.
-  if (!function.laidOut) {
-    layout.resize(std::min(count, layout.size()));
-    if (!function.packer.setLayout(layout)) return CUDA_ERROR_NOT_SUPPORTED;
-    function.layout = layout;
-    function.laidOut = true;
-  }
-  function.described.store(true, std::memory_order_release);
-  return CUDA_SUCCESS;
-}
-
-CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name) {
-  if (!function.nameKnown.load(std::memory_order_acquire)) {
-    char text[4096] = {};
-    CUresult status = Session::get().await<"sessionFunctionName">(context, handle, static_cast<char*>(text),
-                                                                  int{sizeof text});
-    if (status != CUDA_SUCCESS) return status;
-    std::lock_guard lock(function.mutex);
-    if (!function.nameKnown.load()) function.name = text;
-    function.nameKnown.store(true, std::memory_order_release);
-  }
-  *name = function.name.c_str();
-  return CUDA_SUCCESS;
 }
 
 CUresult functionsOfModule(CUmodule module, std::vector<CUfunction>* out) {
@@ -272,8 +303,9 @@ CUresult cuModuleLoad(CUmodule* out, const char* path) {
 CUresult cuModuleUnload(CUmodule module) {
   Library* owner = modules.find(toId(module));
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (owner->library != nullptr) return CUDA_ERROR_NOT_PERMITTED;  // it ends with its library
   CUcontext context = owner->context;
-  forgetKernels(*owner, functions);
+  forgetFunctions(*owner);
   forgetGlobals(*owner);
   if (!modules.destroy(toId(module))) return CUDA_ERROR_INVALID_HANDLE;
   return Session::get().await<"cuModuleUnload">(context, module);
@@ -282,7 +314,8 @@ CUresult cuModuleUnload(CUmodule module) {
 CUresult cuModuleGetFunction(CUfunction* out, CUmodule module, const char* name) {
   Library* owner = modules.find(toId(module));
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return named(*owner, functions, name, out, toId(module), owner->context, [&](CUfunction* made) {
+  if (owner->library != nullptr) return functionOfLibrary(*owner, name, out);
+  return named(*owner, toId(module), functions, name, out, [&](CUfunction* made) {
     return Session::get().await<"cuModuleGetFunction">(owner->context, made, module, name);
   });
 }
@@ -324,7 +357,7 @@ CUresult cuLibraryLoadFromFile(CUlibrary* out, const char* path, CUjit_option* n
 CUresult cuLibraryUnload(CUlibrary library) {
   Library* owner = libraries.find(toId(library));
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  forgetKernels(*owner, kernels);
+  forgetKernels(*owner);
   forgetGlobals(*owner);
   if (!libraries.destroy(toId(library))) return CUDA_ERROR_INVALID_HANDLE;
   return Session::get().await<"cuLibraryUnload">(CUcontext{nullptr}, library);
@@ -332,7 +365,7 @@ CUresult cuLibraryUnload(CUlibrary library) {
 CUresult cuLibraryGetKernel(CUkernel* out, CUlibrary library, const char* name) {
   Library* owner = libraries.find(toId(library));
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return named(*owner, kernels, name, out, toId(library), nullptr, [&](CUkernel* made) {
+  return named(*owner, toId(library), kernels, name, out, [&](CUkernel* made) {
     return Session::get().await<"cuLibraryGetKernel">(CUcontext{nullptr}, made, library, name);
   });
 }
@@ -357,24 +390,7 @@ CUresult cuLibraryGetModule(CUmodule* out, CUlibrary library) {
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
-  Library* owner = libraries.find(toId(library));
-  if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard lock(owner->mutex);
-  if (owner->module == nullptr) {
-    auto made = modules.create();
-    auto handle = fromId<CUmodule>(made.id);
-    status = Session::get().await<"cuLibraryGetModule">(context->handle, &handle, library);
-    if (status != CUDA_SUCCESS) {
-      modules.destroy(made.id);
-      return status;
-    }
-    made.object->context = context->handle;
-    made.object->printing = owner->printing;
-    owner->module = handle;
-  }
-  *out = owner->module;
-  return CUDA_SUCCESS;
+  return out == nullptr ? CUDA_ERROR_INVALID_VALUE : moduleIn(*context, library, out);
 }
 CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
   Context* context = nullptr;
@@ -404,175 +420,6 @@ CUresult cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary libr
   if (status == CUDA_SUCCESS && address != nullptr) *address = at;
   if (status == CUDA_SUCCESS && bytes != nullptr) *bytes = n;
   return status;
-}
-
-CUresult cuKernelGetFunction(CUfunction* out, CUkernel kernel) {
-  Context* context = nullptr;
-  CUresult status = contexts().resolve(nullptr, &context);
-  if (status != CUDA_SUCCESS) return status;
-  Function* entry = kernels.find(toId(kernel));
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard lock(entry->mutex);
-  if (entry->function == nullptr) {
-    auto made = functions.create();
-    auto handle = fromId<CUfunction>(made.id);
-    status = Session::get().await<"cuKernelGetFunction">(context->handle, &handle, kernel);
-    if (status != CUDA_SUCCESS) {
-      functions.destroy(made.id);
-      return status;
-    }
-    made.object->kernel = kernel;
-    made.object->library = entry->library;
-    made.object->name = entry->name;
-    made.object->nameKnown = entry->nameKnown.load();
-    made.object->context = context->handle;
-    entry->function = handle;
-  }
-  *out = entry->function;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuKernelGetLibrary(CUlibrary* out, CUkernel kernel) {
-  Function* entry = kernels.find(toId(kernel));
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *out = fromId<CUlibrary>(entry->library);
-  return CUDA_SUCCESS;
-}
-CUresult cuFuncGetModule(CUmodule* out, CUfunction function) {
-  Function* entry = functions.find(toId(function));
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (handles::kindOf(entry->library) == Kind::library)
-    return custom::cuLibraryGetModule(out, fromId<CUlibrary>(entry->library));
-  *out = fromId<CUmodule>(entry->library);
-  return CUDA_SUCCESS;
-}
-
-namespace {
-CUresult described(CUfunction handle, Function*& entry, CUdevice device) {
-  entry = findFunction(handle);
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  Context* context = nullptr;
-  contexts().resolve(nullptr, &context);
-  if (device < 0) device = context != nullptr ? context->device : 0;
-  CUcontext in = entry->context != nullptr ? entry->context : context != nullptr ? context->handle : nullptr;
-  return describe(handle, *entry, in, device);
-}
-CUresult attributeOf(CUfunction handle, int* value, CUfunction_attribute attribute, CUdevice device) {
-  Function* entry = nullptr;
-  if (value == nullptr || attribute < 0 || attribute >= schema::kFunctionAttributes)
-    return CUDA_ERROR_INVALID_VALUE;
-  CUresult status = described(handle, entry, device);
-  if (status != CUDA_SUCCESS) return status;
-  std::lock_guard lock(entry->mutex);
-  if ((entry->info.known >> attribute & 1) == 0) return CUDA_ERROR_INVALID_VALUE;
-  *value = entry->info.attributes[attribute];
-  return CUDA_SUCCESS;
-}
-CUresult parameterInfo(CUfunction handle, size_t index, size_t* offset, size_t* size) {
-  Function* entry = nullptr;
-  if (offset == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUresult status = described(handle, entry, -1);
-  if (status != CUDA_SUCCESS) return status;
-  if (index >= entry->layout.size()) return CUDA_ERROR_INVALID_VALUE;
-  *offset = entry->layout[index].offset;
-  if (size != nullptr) *size = entry->layout[index].size;
-  return CUDA_SUCCESS;
-}
-// A set attribute makes what is known of the kernel stale, of its function or kernel twin too.
-void forgetDescription(Function& entry) {
-  entry.described = false;
-  entry.lastAccepted = 0;
-  std::lock_guard lock(entry.mutex);
-  entry.accepted.clear();
-  if (entry.function != nullptr)
-    if (Function* twin = functions.find(toId(entry.function)))
-      twin->described = false, twin->lastAccepted = 0;
-  if (entry.kernel != nullptr)
-    if (Function* twin = kernels.find(toId(entry.kernel))) twin->described = false, twin->lastAccepted = 0;
-}
-}  // namespace
-
-CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
-  if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  return attributeOf(reinterpret_cast<CUfunction>(kernel), value, attribute, device);
-}
-CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
-  return attributeOf(function, value, attribute, -1);
-}
-CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t* offset, size_t* size) {
-  if (kernels.find(toId(kernel)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return parameterInfo(reinterpret_cast<CUfunction>(kernel), index, offset, size);
-}
-CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t* offset, size_t* size) {
-  if (functions.find(toId(function)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return parameterInfo(function, index, offset, size);
-}
-CUresult cuKernelGetName(const char** name, CUkernel kernel) {
-  Function* entry = kernels.find(toId(kernel));
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return name == nullptr ? CUDA_ERROR_INVALID_VALUE
-                         : functionName(reinterpret_cast<CUfunction>(kernel), *entry, nullptr, name);
-}
-CUresult cuFuncGetName(const char** name, CUfunction function) {
-  Function* entry = findFunction(function);
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return name == nullptr ? CUDA_ERROR_INVALID_VALUE : functionName(function, *entry, entry->context, name);
-}
-CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
-  if (findFunction(function) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  *state = CU_FUNCTION_LOADING_STATE_LOADED;
-  return CUDA_SUCCESS;
-}
-
-CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
-  Function* entry = kernels.find(toId(kernel));
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  if (entry->described && attribute >= 0 && attribute < schema::kFunctionAttributes &&
-      entry->info.attributes[attribute] == value)
-    return CUDA_SUCCESS;  // libraries set the same value before every launch
-  Context* context = nullptr;
-  contexts().resolve(nullptr, &context);
-  CUresult status = Session::get().await<"cuKernelSetAttribute">(
-      context != nullptr ? context->handle : nullptr, attribute, value, kernel, device);
-  if (status == CUDA_SUCCESS) forgetDescription(*entry);
-  return status;
-}
-CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-  Function* entry = findFunction(function);
-  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (entry->described && attribute >= 0 && attribute < schema::kFunctionAttributes &&
-      entry->info.attributes[attribute] == value)
-    return CUDA_SUCCESS;
-  Context* context = nullptr;
-  CUresult status = contexts().resolve(nullptr, &context);
-  if (status == CUDA_SUCCESS)
-    status = Session::get().await<"cuFuncSetAttribute">(context->handle, function, attribute, value);
-  if (status == CUDA_SUCCESS) forgetDescription(*entry);
-  return status;
-}
-CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice device) {
-  Context* context = nullptr;
-  contexts().resolve(nullptr, &context);
-  if (kernels.find(toId(kernel)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return Session::get().await<"cuKernelSetCacheConfig">(context != nullptr ? context->handle : nullptr,
-                                                        kernel, config, device);
-}
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
-  Context* context = nullptr;
-  CUresult status = contexts().resolve(nullptr, &context);
-  if (findFunction(function) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  return status == CUDA_SUCCESS
-             ? Session::get().await<"cuFuncSetCacheConfig">(context->handle, function, config)
-             : status;
-}
-CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig) {
-  return findFunction(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE
-                                           : CUDA_SUCCESS;  // no effect on these devices
 }
 
 }  // namespace custom

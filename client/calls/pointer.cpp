@@ -3,6 +3,7 @@
 
 #include "client/entry.h"
 #include "client/memory/allocations.h"
+#include "client/memory/registered.h"
 
 namespace gpupool::client {
 namespace {
@@ -28,6 +29,7 @@ CUresult attribute(void* data, CUpointer_attribute what, CUdeviceptr pointer, co
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return give<unsigned>(data, onDevice(a) || isManaged(a) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      if (a.kind == Where::registered) registeredMemory().addressTold(pointer);
       return give<CUdeviceptr>(data, a.deviceAddress + offset);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
       if (onDevice(a)) return CUDA_ERROR_INVALID_VALUE;

@@ -5,6 +5,7 @@
 #include "client/capture.h"
 #include "client/devices.h"
 #include "client/entry.h"
+#include "client/graphs.h"
 #include "client/memory/allocations.h"
 #include "client/memory/pools.h"
 
@@ -16,9 +17,7 @@ CUresult allocateFrom(CUdeviceptr* out, size_t bytes, CUmemoryPool handle, const
   if (CUresult status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
   auto pool = findPool(handle);
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
-  if (ref.stream->capturing)
-    return captureAllocation != nullptr ? captureAllocation(ref, handle, bytes, out)
-                                        : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (ref.stream->capturing) return captureAllocation(ref, handle, bytes, out);
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
   CUresult status = pool->allocate(ref, bytes, address);
@@ -64,8 +63,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
   if (status != CUDA_SUCCESS || address == 0) return status;
-  if (ref.stream->capturing)
-    return captureFree != nullptr ? captureFree(ref, address) : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (ref.stream->capturing) return captureFree(ref, address);
   Allocation found;
   if (!allocations().find(address, found) || found.address != address ||
       found.kind != Allocation::Kind::device)
@@ -144,13 +142,12 @@ CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUme
 // Memory of graphs: counted where graphs are kept. Without them there is none.
 CUresult cuDeviceGraphMemTrim(CUdevice device) {
   if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  if (trimGraphMemory != nullptr) trimGraphMemory(device);
   return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute what, void* value) {
   if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   if (value == nullptr || what > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) return CUDA_ERROR_INVALID_VALUE;
-  uint64_t bytes = graphMemory != nullptr ? graphMemory(device, what) : 0;
+  uint64_t bytes = graphMemory(device, what);
   std::memcpy(value, &bytes, sizeof bytes);
   return CUDA_SUCCESS;
 }
@@ -160,7 +157,7 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute what
   if (value != nullptr) std::memcpy(&number, value, sizeof number);
   if (number != 0 || (what != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && what != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH))
     return CUDA_ERROR_INVALID_VALUE;
-  if (resetGraphMemoryHigh != nullptr) resetGraphMemoryHigh(device, what);
+  resetGraphMemoryHigh(device, what);
   return CUDA_SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 #include "client/entry.h"
 #include "client/graphs.h"
 #include "client/memory/host.h"
+#include "client/memory/registered.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -36,7 +37,7 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
   CUresult status = resolveStream(streamHandle, ref);
   if (status != CUDA_SUCCESS) return status;
   Session::HostFunction entry = function;
-  carryBytes(entry);
+  carryBytes(entry, ref.stream->capturing);
   entry.once = !ref.stream->capturing;  // a captured one runs with every launch of its graph
   if (entry.once && !Session::get().mapsMemory()) {
     // The word is asked for before the function is sent: behind it, it would wait for the function's own end.
@@ -152,6 +153,11 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   if (status == CUDA_SUCCESS && context == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (status == CUDA_SUCCESS) *context = ref.context;
   return status;
+}
+// No stream belongs to a green context: those are not supported.
+CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  if (green != nullptr) *green = nullptr;
+  return custom::cuStreamGetCtx(stream, context);
 }
 CUresult cuStreamGetDevice(CUstream stream, CUdevice* device) {
   StreamRef ref;

@@ -1,10 +1,11 @@
 // Virtual Memory Management. Ranges come from the session's windows, where addresses are the same on both
-// sides; physical memory is mapped by the worker when the application maps it, as an extent of its own,
-// because an extent cannot be cut or mapped twice. So a handle is mapped whole and once: anything else is
-// CUDA_ERROR_NOT_SUPPORTED.
+// sides. Physical memory is the worker's, under the handle that is minted here; it is mapped whole, as the
+// driver demands, and as often as the application likes. Handles, mappings and access are counted here, so
+// that only what changes the device's page tables travels.
 #include <map>
 #include <mutex>
 
+#include "base/log.h"
 #include "client/devices.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
@@ -26,14 +27,30 @@ struct Physical {
   CUmemAllocationProp properties{};
   size_t bytes = 0;
   unsigned references = 1;  // of the application; a mapping keeps the memory without any
-  bool mapped = false;
-  bool used = false;  // was mapped once: its contents went with the mapping
+  unsigned mappings = 0;
 };
 struct Mapping {
   size_t bytes = 0;
   uint64_t handle = 0;
   unsigned access[schema::kMaxDevices] = {};  // CUmemAccess_flags by application device
 };
+
+CUcontext currentContext() {
+  CUcontext context = nullptr;
+  contexts().getCurrent(&context);
+  return context;
+}
+
+// A context of the device, where there is one: its memory is cleared there.
+CUcontext contextOn(CUdevice device) {
+  CUcontext found = currentContext();
+  Context* object = contexts().find(found);
+  if (object != nullptr && object->device == device) return found;
+  contexts().forEachAlive([&](Context& context) {
+    if (context.device == device) found = context.handle;
+  });
+  return found;
+}
 
 // One mutex for all three, held while the worker is awaited: calls here are rare, and must not overtake each
 // other.
@@ -71,21 +88,22 @@ struct VirtualMemory {
   }
   void dropUnused(uint64_t handle) {
     auto found = physical.find(handle);
-    if (found == physical.end() || found->second.references != 0 || found->second.mapped) return;
-    deviceMemory(sessionDevice(found->second.properties.location.id)).release(found->second.bytes);
+    if (found == physical.end() || found->second.references != 0 || found->second.mappings != 0) return;
+    Session::get().post<"sessionPhysicalRelease">(contextOn(found->second.properties.location.id), handle);
+    deviceMemory(found->second.properties.location.id).release(found->second.bytes);
     physicalHandles.destroy(handle);
     physical.erase(found);
   }
 };
+
 VirtualMemory& virtualMemory() {
   static auto* all = new VirtualMemory;
   return *all;
 }
 
-CUcontext currentContext() {
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
-  return context;
+bool isHost(CUmemLocationType type) {
+  return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+         type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 bool aligned(uint64_t value) { return value % kGranularity == 0; }
@@ -93,8 +111,10 @@ bool aligned(uint64_t value) { return value % kGranularity == 0; }
 CUresult checkProperties(const CUmemAllocationProp* properties) {
   if (properties == nullptr || properties->type != CU_MEM_ALLOCATION_TYPE_PINNED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
-  if (propertiesOf(properties->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE && !isHost(properties->location.type))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (!isHost(properties->location.type) && propertiesOf(properties->location.id) == nullptr)
+    return CUDA_ERROR_INVALID_DEVICE;
   // A descriptor can be asked for and is refused when it is exported; programs ask in case they might.
   if ((properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
@@ -121,7 +141,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, C
     return CUDA_ERROR_INVALID_VALUE;
   Context* context = contexts().find(currentContext());
   CUdevice device = context != nullptr ? context->device : 0;
-  uint64_t address = deviceMemory(sessionDevice(device)).reserveAddresses(bytes, alignment);
+  uint64_t address = deviceMemory(device).reserveAddresses(bytes, alignment);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   VirtualMemory& all = virtualMemory();
   std::lock_guard lock(all.mutex);
@@ -136,7 +156,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   auto found = all.reservations.find(address);
   if (found == all.reservations.end() || found->second.bytes != bytes || all.overlaps(address, bytes))
     return CUDA_ERROR_INVALID_VALUE;
-  deviceMemory(sessionDevice(found->second.device)).releaseAddresses(address, bytes);
+  deviceMemory(found->second.device).releaseAddresses(address, bytes);
   all.reservations.erase(found);
   return CUDA_SUCCESS;
 }
@@ -146,17 +166,28 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
   if (out == nullptr || bytes == 0 || !aligned(bytes) || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   CUresult status = checkProperties(properties);
   if (status != CUDA_SUCCESS) return status;
-  CUcontext context = currentContext();
+  if (isHost(properties->location.type)) {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true))
+      GPUPOOL_WARNING(
+          "cuMemCreate in host memory (NUMA) is not supported: only memory of a device can be created");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
   CUdevice device = properties->location.id;
-  DeviceMemory& memory = deviceMemory(sessionDevice(device));
+  CUcontext context = contextOn(device);
+  DeviceMemory& memory = deviceMemory(device);
   status = memory.charge(context, bytes);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && reclaimPools(context, device))
     status = memory.charge(context, bytes);
   if (status != CUDA_SUCCESS) return status;
   auto made = physicalHandles.create();
-  if (made.object == nullptr) {
+  status = made.object == nullptr
+               ? CUDA_ERROR_OUT_OF_MEMORY
+               : Session::get().await<"sessionPhysicalCreate">(context, device, made.id, bytes);
+  if (status != CUDA_SUCCESS) {
+    if (made.object != nullptr) physicalHandles.destroy(made.id);
     memory.release(bytes);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    return status;
   }
   VirtualMemory& all = virtualMemory();
   std::lock_guard lock(all.mutex);
@@ -183,14 +214,16 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
   auto found = all.physical.find(handle);
   if (found == all.physical.end() || found->second.references == 0) return CUDA_ERROR_INVALID_VALUE;
   Physical& physical = found->second;
-  if (offset != 0 || bytes != physical.bytes || physical.used) return CUDA_ERROR_NOT_SUPPORTED;
+  if (offset != 0 || bytes != physical.bytes) return CUDA_ERROR_NOT_SUPPORTED;  // as the driver
   if (!all.reserved(address, bytes) || all.overlaps(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   CUdevice device = physical.properties.location.id;
-  CUresult status = Session::get().await<"sessionExtentMap">(currentContext(), device, address, bytes);
+  CUresult status = Session::get().await<"sessionPhysicalMap">(contextOn(device), handle, address);
   if (status != CUDA_SUCCESS) return status;
-  physical.mapped = physical.used = true;
+  ++physical.mappings;
   all.mappings[address] = {bytes, handle, {}};
-  allocations().add({address, bytes, Allocation::Kind::mapped, device, nullptr, 0, address, 0, nullptr});
+  Allocation entry{address, bytes, Allocation::Kind::mapped, device, nullptr, 0, address, 0, nullptr};
+  entry.readers = entry.writers = 0;
+  allocations().add(entry);
   return CUDA_SUCCESS;
 }
 
@@ -206,7 +239,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     allocations().remove(at);
     uint64_t handle = mapping.handle;
     all.mappings.erase(at);
-    all.physical[handle].mapped = false;
+    --all.physical[handle].mappings;
     all.dropUnused(handle);
   });
   return whole ? status : CUDA_ERROR_INVALID_VALUE;
@@ -226,15 +259,16 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   std::lock_guard lock(all.mutex);
   CUresult status = CUDA_SUCCESS;
   CUcontext context = currentContext();
-  // The worker maps for reading and writing by the owner. Opening to a peer opens the owner's memory as a
-  // whole, as cuCtxEnablePeerAccess does; narrower wishes are noted, not enforced.
-  bool whole = all.eachWhole(address, bytes, [&](uint64_t, Mapping& mapping) {
-    CUdevice owner = all.physical[mapping.handle].properties.location.id;
+  bool whole = all.eachWhole(address, bytes, [&](uint64_t at, Mapping& mapping) {
     for (size_t i = 0; i < count && status == CUDA_SUCCESS; ++i) {
       CUdevice device = wanted[i].location.id;
-      if (device != owner && wanted[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-        status = Session::get().await<"sessionPeerAccess">(context, owner, device);
-      if (status == CUDA_SUCCESS) mapping.access[device] = wanted[i].flags;
+      const unsigned flags = wanted[i].flags;
+      if (mapping.access[device] == flags) continue;
+      status = Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{at}, device, flags);
+      if (status != CUDA_SUCCESS) return;
+      mapping.access[device] = flags;
+      allocations().setAccess(at, device, flags != CU_MEM_ACCESS_FLAGS_PROT_NONE,
+                              flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
     }
   });
   return whole ? status : CUDA_ERROR_INVALID_VALUE;

@@ -1,6 +1,6 @@
 #pragma once
-// What the application was given: every allocation by address, device and host alike. Answers pointer
-// attributes and tells the copies what a pointer is. Threads: any; readers share the lock.
+// Every allocation of the application by address, of device and host memory. Answers pointer attributes, and
+// tells the copy functions what kind of memory a pointer points to. Threads: any; readers share the lock.
 
 #include <cstdint>
 #include <map>
@@ -29,6 +29,8 @@ struct Allocation {
   uint64_t deviceAddress = 0;  // where the device sees it
   uint64_t bufferId = 0;
   CUmemoryPool pool = nullptr;
+  // mapped: the devices (bits) that may read it and write it; everybody the other kinds.
+  uint32_t readers = ~0u, writers = ~0u;
   bool ofGraph = false;  // lives as long as the graphs that hold it: freeing it gives nothing back
 };
 
@@ -36,8 +38,12 @@ class Allocations {
  public:
   void add(Allocation allocation);
   bool remove(uint64_t address, Allocation* out = nullptr);
+  // Of a mapping at `address`.
+  void setAccess(uint64_t address, int device, bool reads, bool writes);
   // The allocation that holds `address`.
   bool find(uint64_t address, Allocation& out) const;
+  // Every byte of [address, + bytes) is managed memory, of one allocation or of several side by side.
+  bool isManaged(uint64_t address, size_t bytes) const;
   template <class F>
   void forEach(F&& f) const {
     std::shared_lock lock(mutex_);

@@ -1,8 +1,8 @@
 #pragma once
 // A few threads that copy between staging memory and the application's, so that a large copy is not bound by
 // what one core can move. Started when the first large copy needs them, at most kMost and never more than
-// half the cores with the caller; asleep otherwise. They hold nothing of the application's between jobs and
-// are never joined: the process's end takes them.
+// half the cores with the caller; asleep otherwise. Between jobs they hold no memory of the application. They
+// are never joined: they end with the process.
 //
 // Threads: any; the one that waits for a job works on queued ones meanwhile, so nothing depends on a helper
 // being there.

@@ -27,6 +27,15 @@ bool Allocations::remove(uint64_t address, Allocation* out) {
   return true;
 }
 
+void Allocations::setAccess(uint64_t address, int device, bool reads, bool writes) {
+  std::unique_lock lock(mutex_);
+  auto found = byAddress_.find(address);
+  if (found == byAddress_.end()) return;
+  const uint32_t bit = 1u << device;
+  found->second.readers = (found->second.readers & ~bit) | (reads ? bit : 0);
+  found->second.writers = (found->second.writers & ~bit) | (writes ? bit : 0);
+}
+
 bool Allocations::find(uint64_t address, Allocation& out) const {
   std::shared_lock lock(mutex_);
   auto after = byAddress_.upper_bound(address);
@@ -37,22 +46,39 @@ bool Allocations::find(uint64_t address, Allocation& out) const {
   return true;
 }
 
+bool Allocations::isManaged(uint64_t address, size_t bytes) const {
+  Allocation part;
+  for (bool more = bytes != 0; more;) {
+    if (!find(address, part) ||
+        (part.kind != Allocation::Kind::managed && part.kind != Allocation::Kind::managedSymbol))
+      return false;
+    const size_t rest = part.bytes - (address - part.address);
+    more = bytes > rest;
+    address += rest;
+    bytes -= rest;
+  }
+  return true;
+}
+
 namespace {
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 DeviceMemory* windows = nullptr;
 }  // namespace
 
-DeviceMemory& deviceMemory(int device) { return windows[device]; }
+DeviceMemory& deviceMemory(CUdevice device) { return windows[device]; }
 
 void startDeviceMemory() {
   Session& session = Session::get();
   windows = new DeviceMemory[schema::kMaxDevices];
-  for (uint32_t d = 0; d < session.hello().deviceCount; ++d)
-    windows[d].start(static_cast<int>(d), session.space().deviceBase + d * session.space().windowBytes,
-                     session.space().windowBytes, session.hello().devices[d].limitBytes);
+  const schema::AddressSpace& space = session.space();
+  for (CUdevice device = 0; device < deviceCount(); ++device) {
+    const auto window = static_cast<uint64_t>(sessionDevice(device));
+    windows[device].start(device, space.deviceBase + window * space.windowBytes, space.windowBytes,
+                          propertiesOf(device)->limitBytes);
+  }
 }
 
-void DeviceMemory::start(int device, uint64_t window, uint64_t windowBytes, uint64_t limit) {
+void DeviceMemory::start(CUdevice device, uint64_t window, uint64_t windowBytes, uint64_t limit) {
   device_ = device;
   limit_ = limit;
   addresses_[window] = windowBytes;
@@ -139,8 +165,7 @@ CUresult DeviceMemory::grow(CUcontext context, size_t bytes) {
     break;
   }
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult status =
-      Session::get().await<"sessionExtentMap">(context, CUdevice{device_}, CUdeviceptr{address}, bytes);
+  CUresult status = Session::get().await<"sessionExtentMap">(context, device_, CUdeviceptr{address}, bytes);
   if (status != CUDA_SUCCESS) {
     addresses_[address] =
         bytes;  // may leave two neighbours unmerged: only addresses, found again at the next release
@@ -208,7 +233,8 @@ void DeviceMemory::release(CUcontext context, uint64_t address) {
     free_.erase(before);
   }
   addFree(address, size);
-  trimLocked(context, kCacheBytes);
+  // Of a small lease less: its other processes cannot have what this one keeps.
+  trimLocked(context, std::min<size_t>(kCacheBytes, limit_ / 16));
 }
 
 void DeviceMemory::trim(CUcontext context, size_t keep) {
@@ -253,6 +279,15 @@ void DeviceMemory::info(size_t& freeBytes, size_t& totalBytes) const {
   std::lock_guard lock(mutex_);
   totalBytes = limit_;
   freeBytes = limit_ - std::min<uint64_t>(limit_, used_ + charged_);
+}
+
+CUresult DeviceMemory::leaseInfo(CUcontext context, size_t& freeBytes, size_t& totalBytes) const {
+  size_t elsewhere = 0;
+  const CUresult status =
+      Session::get().await<"sessionMemoryElsewhere">(context, CUdevice{device_}, &elsewhere);
+  info(freeBytes, totalBytes);
+  freeBytes -= std::min(freeBytes, elsewhere);
+  return status;
 }
 
 }  // namespace gpupool::client

@@ -1,12 +1,12 @@
 #pragma once
-// Device memory is the client's to place (design.md §4): each device owns a window of addresses; extents of
+// Device memory is the client's to place (docs/design.md): each device owns a window of addresses; extents of
 // physical memory are mapped into it by the worker, and blocks are handed out of extents here, without the
 // wire.
 //
 // Blocks are multiples of 512 bytes. Small requests share 64 MiB extents, large ones get an extent of their
-// own. Extents that became free are kept up to kCacheBytes, and given back when memory runs out. Threads:
-// any; one mutex per device, held while a new extent is awaited, so that two threads do not map the same
-// memory twice.
+// own. Extents that became free are kept up to kCacheBytes (of a small lease less), and given back when
+// memory runs out. Threads: any; one mutex per device, held while a new extent is awaited, so that two
+// threads do not map the same memory twice.
 
 #include <cstdint>
 #include <map>
@@ -31,7 +31,10 @@ class DeviceMemory {
   void trim(CUcontext context, size_t keep);
   // The context was reset: the worker's memory is given back.
   void reset(CUcontext context);
+  // By what this process knows itself.
   void info(size_t& freeBytes, size_t& totalBytes) const;
+  // The same less what the lease's other sessions have, of which the worker is asked.
+  CUresult leaseInfo(CUcontext context, size_t& freeBytes, size_t& totalBytes) const;
   // Physical memory the application manages itself (cuMemCreate): counted against the limit, mapped
   // elsewhere.
   CUresult charge(CUcontext context, size_t bytes);
@@ -40,7 +43,7 @@ class DeviceMemory {
   uint64_t reserveAddresses(size_t bytes, size_t alignment);
   void releaseAddresses(uint64_t address, size_t bytes);
 
-  void start(int device, uint64_t window, uint64_t windowBytes, uint64_t limit);
+  void start(CUdevice device, uint64_t window, uint64_t windowBytes, uint64_t limit);
 
  private:
   struct Extent {
@@ -54,7 +57,7 @@ class DeviceMemory {
   std::map<uint64_t, Extent>::iterator extentOf(uint64_t address);
 
   mutable std::mutex mutex_;
-  int device_ = 0;
+  CUdevice device_ = 0;  // the application's number, as everywhere but in frames (client/devices.h)
   uint64_t limit_ = 0;
   size_t mapped_ = 0;                     // bytes of extents
   size_t used_ = 0;                       // bytes of blocks handed out
@@ -66,7 +69,7 @@ class DeviceMemory {
   std::set<std::pair<size_t, uint64_t>> freeBySize_;
 };
 
-DeviceMemory& deviceMemory(int device);
+DeviceMemory& deviceMemory(CUdevice device);
 void startDeviceMemory();
 
 }  // namespace gpupool::client

@@ -1,8 +1,6 @@
 #include "client/memory/host.h"
 
 #include <sys/mman.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,16 +23,6 @@ constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
 size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
 constexpr size_t kMostAsked = 64;  // mirrors at a time
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
-// Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
-bool readOwn(uint64_t address, std::span<std::byte> to) {
-  iovec local{to.data(), to.size()}, remote{reinterpret_cast<void*>(address), to.size()};
-  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == static_cast<ssize_t>(to.size());
-}
-void writeOwn(uint64_t address, std::span<const std::byte> from) {
-  iovec local{const_cast<std::byte*>(from.data()), from.size()},
-      remote{reinterpret_cast<void*>(address), from.size()};
-  (void)!process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
-}
 constexpr std::chrono::seconds kLettingGo{2};  // later it is unmapped with the next call
 transport::Deadline bound() { return transport::Clock::now() + std::chrono::seconds(30); }
 
@@ -45,13 +33,7 @@ HostMemory& hostMemory() {
   return *memory;
 }
 
-void carryBytes(Session::HostFunction& function) {
-  function.prepare = [] { hostMemory().settle(); };
-  function.publish = [] { hostMemory().publish(); };
-}
-
-// ---- the arena
-// -------------------------------------------------------------------------------------------------------
+// ---- the arena ----
 
 CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made) {
   Session& session = Session::get();
@@ -138,6 +120,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
     piece->second.used += size;
     std::lock_guard lock(mutex_);
     blocks_[address] = size;
+    if (use == Use::target) targets_.insert(address);
   }
   if (mirrored) addMirror(address, address, size);
   return CUDA_SUCCESS;
@@ -174,6 +157,7 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
     const size_t size = block->second;
     std::erase_if(uploads_, [&](const Upload& upload) { return upload.overlaps(address, size); });
     blocks_.erase(block);
+    targets_.erase(address);
     auto piece = std::prev(pieces_.upper_bound(address));
     if (!freeBlock(piece, address, size)) return CUDA_SUCCESS;
     start = piece->first;
@@ -219,8 +203,7 @@ bool HostMemory::holds(uint64_t address, size_t bytes) const {
   return piece != pieces_.end() && bytes <= piece->second.bytes - (address - piece->first);
 }
 
-// ---- copies over a network
-// -----------------------------------------------------------------------------------------------
+// ---- copies over a network ----
 
 CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes) {
   Session& session = Session::get();
@@ -234,7 +217,7 @@ CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes
     std::lock_guard lock(mutex_);
     if (!openFunctions_.empty()) note(stream, address, bytes);
   }
-  return putRange(from, bytes);
+  return put(from, address, bytes);
 }
 
 // Under mutex_. The same bytes for the same stream again: once is enough.
@@ -277,26 +260,42 @@ void HostMemory::hostFunctionEnded(uint64_t function) {
     });
   }
   for (const Upload& upload : again)
-    if (putRange(reinterpret_cast<const void*>(upload.from), upload.bytes) != CUDA_SUCCESS)
+    if (put(reinterpret_cast<const void*>(upload.from), upload.from, upload.bytes) != CUDA_SUCCESS)
       return;  // the session's end
 }
 
-CUresult HostMemory::putRange(const void* from, size_t bytes) {
+// The worker's region that holds `address`, and where it starts.
+bool HostMemory::regionAt(uint64_t address, transport::Region& region, uint64_t& start) const {
+  std::lock_guard lock(mutex_);
+  auto piece = pieceOf(address);
+  if (piece == pieces_.end()) return false;
+  region = piece->second.region;
+  start = piece->first;
+  return true;
+}
+
+CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool landed) {
   Session& session = Session::get();
-  uint64_t address = reinterpret_cast<uint64_t>(from);
   transport::Region region;
   uint64_t start = 0;
-  {
-    std::lock_guard lock(mutex_);
-    auto piece = pieceOf(address);
-    if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
-    region = piece->second.region;
-    start = piece->first;
-  }
+  if (!regionAt(to, region, start)) return CUDA_ERROR_INVALID_VALUE;
   // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the
   // application may not touch them before that copy is done.
-  transport::Transfer transfer = session.connection().put(from, region, address - start, bytes);
-  return transfer != transport::kRefused ? CUDA_SUCCESS : session.transferFailed();
+  transport::Transfer transfer = session.connection().put(from, region, to - start, bytes);
+  const bool good = transfer != transport::kRefused &&
+                    (!landed || session.connection().wait(transfer, transport::kForever));
+  return good ? CUDA_SUCCESS : session.transferFailed();
+}
+
+CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
+  Session& session = Session::get();
+  transport::Region region;
+  uint64_t start = 0;
+  if (!regionAt(from, region, start)) return CUDA_ERROR_INVALID_VALUE;
+  transport::Transfer transfer = session.connection().get(to, region, from - start, bytes);
+  const bool good =
+      transfer != transport::kRefused && session.connection().wait(transfer, transport::kForever);
+  return good ? CUDA_SUCCESS : session.transferFailed();
 }
 
 CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
@@ -354,22 +353,22 @@ CUresult HostMemory::settleSlow() {
   return status;
 }
 
-// ---- mirrors
-// -------------------------------------------------------------------------------------------------------------
+// ---- mirrors ----
 
-void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, bool borrowed) {
-  insertMirror({host, device, bytes, borrowed, {}});
+void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, Begins begins) {
+  Mirror mirror{host, device, bytes, {}};
+  if (begins == Begins::unknown) mirror.base.distrust();
+  insertMirror(std::move(mirror));
 }
 
 bool HostMemory::isMirror(uint64_t host, uint64_t device) const {
-  auto [first, last] = mirrors_.equal_range(host);
-  return std::any_of(first, last, [&](const auto& entry) { return entry.second.device == device; });
+  auto found = mirrors_.find(host);
+  return found != mirrors_.end() && found->second.device == device;
 }
 
 void HostMemory::insertMirror(Mirror mirror) {
   std::lock_guard lock(mutex_);
   if (isMirror(mirror.host, mirror.device)) return;
-  if (mirror.device != mirror.host) targets_.insert(mirror.device);
   mirrors_.emplace(mirror.host, std::move(mirror));
   mirrorCount_ = mirrors_.size();
 }
@@ -428,10 +427,8 @@ void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   if (!mirroring()) return;
   std::lock_guard order(mirrorMutex_);
   std::lock_guard lock(mutex_);
-  auto [found, last] = mirrors_.equal_range(host);
-  while (found != last && device != 0 && found->second.device != device) ++found;
-  if (found == last) return;
-  targets_.erase(found->second.device);
+  auto found = mirrors_.find(host);
+  if (found == mirrors_.end() || (device != 0 && found->second.device != device)) return;
   mirrors_.erase(found);
   mirrorCount_ = mirrors_.size();
 }
@@ -451,9 +448,7 @@ void HostMemory::mirrorArena(uint64_t address) {
     if (isMirror(start, start)) return;
   }
   awaitLandings(start, bytes);  // what is sent first must not undo what the device brings
-  Mirror mirror{start, start, bytes, false, {}};
-  mirror.base.distrust();
-  insertMirror(std::move(mirror));
+  addMirror(start, start, bytes, Begins::unknown);
 }
 
 CUresult HostMemory::publish() {
@@ -467,12 +462,6 @@ CUresult HostMemory::publish() {
 
 CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& runs) {
   const std::byte* now = reinterpret_cast<const std::byte*>(mirror.host);
-  std::vector<std::byte> borrowed;
-  if (mirror.borrowed) {
-    borrowed.resize(mirror.bytes);
-    if (!readOwn(mirror.host, borrowed)) return CUDA_SUCCESS;  // unmapped by the application: nothing is left
-    now = borrowed.data();
-  }
   do {
     const size_t bytes = mirror.base.collect(now, mirror.bytes, runs);
     if (bytes == 0) break;
@@ -520,10 +509,7 @@ CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
     uint64_t offset = in.value<uint64_t>();
     auto data = in.blob();
     if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
-    if (mirror.borrowed)
-      writeOwn(mirror.host + offset, data);
-    else
-      std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
+    std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
     mirror.base.apply(offset, data);
   }
   return CUDA_SUCCESS;

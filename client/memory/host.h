@@ -2,13 +2,13 @@
 // Host memory that devices address. Pinned and managed memory lies in an arena that client and worker have at
 // one address: on one host the same pages (a memfd), on a network a copy on each side.
 //
-//  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy;
-//  `download` has
-//    the worker put what a device-to-host copy brought into ours, before it tells that the copy is done.
-//  * Mirrors keep two copies alike where kernels address memory that cannot be shared: mapped and managed
-//  memory on a
-//    network, registered memory and managed symbols everywhere. Before a launch the client's changes go out
-//    (`publish`), at a synchronisation the worker's come back (`settle`). schema/mirror.h has the rules.
+//  * Copies on a network: `upload` puts pinned bytes into the worker's copy before a host-to-device copy.
+//    `download` has the worker put the result of a device-to-host copy into ours before it reports the copy
+//    as done.
+//  * Mirrors synchronise two copies where kernels address memory that cannot be shared: mapped and managed
+//    memory on a network, registered memory and managed symbols everywhere. The client's changes are sent
+//    before a launch (`publish`), the worker's come back at a synchronisation (`settle`). schema/mirror.h has
+//    the rules.
 //
 // Changes travel aside (schema/frame.h), so they are there before any frame sent after them.
 //
@@ -34,8 +34,9 @@ namespace gpupool::client {
 
 class HostMemory {
  public:
-  // What arena memory is for. copies: what else, shows later (mirrorArena). mirrored: kernels will address
-  // it. target: the device's side of the application's own memory; its mirror is the caller's to add.
+  // What arena memory is used for. copies: only copies so far; mirrorArena() is called when kernels turn out
+  // to address it. mirrored: kernels will address it. target: the device's copy of the application's own
+  // memory; the caller adds the mirror.
   enum class Use { copies, mirrored, target };
   // Bytes of the arena at an address both sides have.
   CUresult allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address);
@@ -54,9 +55,10 @@ class HostMemory {
   // Network: posts the copy of device memory at `from` to the arena at `to`.
   CUresult download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
 
-  // The application's memory at `host`, mirrored at `device`: arena memory for nothing else, or a symbol's
-  // address. borrowed: ordinary memory that a graph copies (client/graphs.h).
-  void addMirror(uint64_t host, uint64_t device, size_t bytes, bool borrowed = false);
+  // Mirrors the application's memory at `host` to `device`: arena memory reserved for this, or a symbol's
+  // address. What the device's side holds at first: what the application's does (zeros), or anything.
+  enum class Begins : uint8_t { alike, unknown };
+  void addMirror(uint64_t host, uint64_t device, size_t bytes, Begins begins = Begins::alike);
   void removeMirror(uint64_t host, uint64_t device = 0);  // device 0: whichever it is
   // A managed symbol lies in the worker at `address`: this process gets memory of its own there, and a
   // mirror.
@@ -67,6 +69,10 @@ class HostMemory {
   void mirrorArena(uint64_t address);
   bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }
   CUresult publish();
+  // Network: puts the bytes at `from` into the worker's arena memory at `to`. landed: waits until they are
+  // there; otherwise `from` stays as it is until then. And the way back, which waits.
+  CUresult put(const void* from, uint64_t to, size_t bytes, bool landed = false);
+  CUresult get(void* to, uint64_t from, size_t bytes);
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:
@@ -87,8 +93,6 @@ class HostMemory {
   struct Mirror {
     uint64_t host = 0, device = 0;
     size_t bytes = 0;
-    bool borrowed =
-        false;  // the application may unmap it without telling: read and written through the kernel
     schema::MirrorBase base;
   };
   struct Landing {  // bytes under way to us, until the word has that value
@@ -118,11 +122,10 @@ class HostMemory {
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::vector<Parked> parked_;
   std::deque<Landing> landings_;
-  std::multimap<uint64_t, Mirror>
-      mirrors_;  // by host address; graphs may mirror overlapping parts of ordinary memory
+  std::map<uint64_t, Mirror> mirrors_;  // by host address
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
-  CUresult putRange(const void* from, size_t bytes);
+  bool regionAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
   void insertMirror(Mirror mirror);
   std::vector<Mirror*> allMirrors();
@@ -147,8 +150,5 @@ class HostMemory {
 };
 
 HostMemory& hostMemory();
-
-// The function reads what the work before it wrote to host memory, and the work behind it what it wrote.
-void carryBytes(Session::HostFunction& function);
 
 }  // namespace gpupool::client

@@ -11,8 +11,7 @@ namespace {
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 }  // namespace
 
-// ---- marks
-// -----------------------------------------------------------------------------------------------------------
+// ---- marks ----
 
 StreamMark StreamMark::now(const StreamRef& ref) {
   return {ref.stream->word, ref.stream->id, ref.stream->posted.load(std::memory_order_acquire), ref.context,
@@ -45,8 +44,7 @@ bool StreamMark::wait() const {
   return Session::get().await<"sessionDrain">(context, CUstream{nullptr}, 1u) == CUDA_SUCCESS;
 }
 
-// ---- one pool
-// ----------------------------------------------------------------------------------------------------------
+// ---- one pool ----
 
 MemoryPool::MemoryPool(CUdevice device, bool standard, uint64_t maximum)
     : device_(device), standard_(standard), maximum_(maximum), access_(uint64_t{1} << device) {}
@@ -145,7 +143,7 @@ CUresult MemoryPool::grow(CUcontext context, size_t bytes) {
     chunk = std::min<uint64_t>(chunk, up(maximum_, kUnit) - reserved_);
   }
   uint64_t address = 0;
-  DeviceMemory& memory = deviceMemory(sessionDevice(device_));
+  DeviceMemory& memory = deviceMemory(device_);
   CUresult status = memory.allocate(context, chunk, address);
   if (status == CUDA_ERROR_OUT_OF_MEMORY && chunk > up(bytes, kUnit)) {
     chunk = up(bytes, kUnit);
@@ -209,7 +207,7 @@ void MemoryPool::trimLocked(CUcontext context, uint64_t keep) {
         whole->second.bytes != it->second.bytes)
       continue;
     erase(whole);
-    deviceMemory(sessionDevice(device_)).release(context, it->first);
+    deviceMemory(device_).release(context, it->first);
     reserved_ -= it->second.bytes;
     it = chunks_.erase(it);
   }
@@ -261,8 +259,7 @@ bool MemoryPool::empty() {
   return chunks_.empty();
 }
 
-// ---- attributes
-// ----------------------------------------------------------------------------------------------------------
+// ---- attributes ----
 
 CUresult MemoryPool::getAttribute(CUmemPool_attribute what, void* value) {
   settle();
@@ -347,8 +344,7 @@ CUmemAccess_flags MemoryPool::access(CUdevice device) {
   return (access_ >> device & 1) != 0 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
-// ---- the process's pools
-// ---------------------------------------------------------------------------------------------------
+// ---- the process's pools ----
 namespace {
 
 HandleTable<MemoryPool> pools{Kind::memPool};
@@ -388,7 +384,7 @@ bool releaseReached(CUdevice device, CUcontext ended) {
       return over;
     });
   }
-  for (auto& entry : done) deviceMemory(sessionDevice(device)).release(entry.mark.context, entry.address);
+  for (auto& entry : done) deviceMemory(device).release(entry.mark.context, entry.address);
   return !done.empty();
 }
 
@@ -485,7 +481,7 @@ void settlePools(CUdevice device) {
 
 bool reclaimPools(CUcontext context, CUdevice device) {
   size_t before = 0, after = 0, total = 0;
-  DeviceMemory& memory = deviceMemory(sessionDevice(device));
+  DeviceMemory& memory = deviceMemory(device);
   memory.info(before, total);
   std::vector<StreamMark> open;
   {

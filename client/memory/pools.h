@@ -1,6 +1,6 @@
 #pragma once
 // Stream-ordered allocation on the client's own device memory (driver manual: Stream Ordered Memory
-// Allocator; design.md §4).
+// Allocator; docs/design.md).
 //
 // A pool holds chunks of DeviceMemory and cuts blocks from them. A freed block carries a mark, (stream,
 // operations sent so far): its own stream takes it again at once, because its work is ordered behind; anybody
@@ -117,8 +117,7 @@ class MemoryPool {
   uint64_t access_ = 0;  // bit per device
 };
 
-// ---- the process's pools
-// ---------------------------------------------------------------------------------------------
+// ---- the process's pools ----
 CUresult standardPool(CUdevice device, CUmemoryPool* out);
 CUresult currentPool(CUdevice device, CUmemoryPool* out);
 CUresult setCurrentPool(CUdevice device, CUmemoryPool pool);
@@ -137,17 +136,5 @@ void settlePools(CUdevice device);
 // give.
 bool reclaimPools(CUcontext context, CUdevice device);
 void poolsForgetContext(CUcontext context, CUdevice device);
-
-// ---- captures
-// ----------------------------------------------------------------------------------------------------------
-// Defined with graphs: allocation and free as nodes of the stream's capture. Absent: such a capture is
-// refused.
-CUresult captureAllocation(const StreamRef& ref, CUmemoryPool pool, size_t bytes, CUdeviceptr* out)
-    __attribute__((weak));
-CUresult captureFree(const StreamRef& ref, CUdeviceptr address) __attribute__((weak));
-// What graphs hold on a device (CU_GRAPH_MEM_ATTR_*), and giving back what is unused.
-uint64_t graphMemory(CUdevice device, CUgraphMem_attribute what) __attribute__((weak));
-void resetGraphMemoryHigh(CUdevice device, CUgraphMem_attribute what) __attribute__((weak));
-void trimGraphMemory(CUdevice device) __attribute__((weak));
 
 }  // namespace gpupool::client

@@ -1,7 +1,7 @@
 #pragma once
 // Slots of the worker's pinned staging memory, for copies of ordinary memory. The client hands them out; a
-// slot is free again when the stream that uses it has passed. On one host slots are mapped here; on a network
-// bytes travel by put and get. Threads: any.
+// slot is free again when the stream has done the copy. On one host slots are mapped here; on a network bytes
+// travel by put and get. Threads: any.
 
 #include <cstdint>
 #include <mutex>

@@ -1,6 +1,7 @@
 // The expected values are what driver 580.159 answered to the same calls on an H200.
 #include "client/contexts.h"
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -324,6 +325,34 @@ TEST_CASE("contexts: limits are cached for one life") {
   CHECK(value == 0);
   contexts.primaryReset(0);
   CHECK_FALSE(context.cachedLimit(CU_LIMIT_STACK_SIZE, &value));
+}
+
+TEST_CASE("contexts: a version belongs to one life of one context") {
+  Contexts& contexts = fresh();
+  CUcontext first, second, made;
+  contexts.primaryRetain(&first, 0);
+  contexts.primaryRetain(&second, 1);
+  contexts.create(&made, 0, 0);
+  std::vector<uint64_t> seen;
+  auto isNew = [&](CUcontext context) {
+    const uint64_t version = contexts.find(context)->version;
+    const bool fresh = version != 0 && std::find(seen.begin(), seen.end(), version) == seen.end();
+    seen.push_back(version);
+    return fresh;
+  };
+  CHECK(isNew(first));
+  CHECK(isNew(second));
+  CHECK(isNew(made));
+  const uint64_t before = contexts.find(second)->version;
+  contexts.primaryReset(0);
+  contexts.primaryRetain(&first, 0);
+  CHECK(isNew(first));
+  CHECK(contexts.find(second)->version == before);
+  contexts.destroy(made);
+  contexts.create(&made, 0, 0);
+  CHECK(isNew(made));
+  contexts.find(made)->newVersion();
+  CHECK(isNew(made));
 }
 
 TEST_CASE("contexts: threads retaining, using and releasing at once") {

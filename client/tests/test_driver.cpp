@@ -187,8 +187,7 @@ extern "C" __attribute__((visibility("default"))) void testDriverCounts(int* act
 namespace gpupool::client {
 
 std::span<const Export> exports() {
-#define ENTRY(name) \
-  { #name, reinterpret_cast < void*>(&name), true }
+#define ENTRY(name) {#name, reinterpret_cast<void*>(&name), true}
   static std::vector<Export>& list = *[] {
     auto* made = new std::vector<Export>{ENTRY(cuInit),
                                          ENTRY(cuDriverGetVersion),

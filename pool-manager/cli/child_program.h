@@ -1,6 +1,6 @@
 #pragma once
 // A program started and watched as a shell would: same process group and terminal, the signals that were
-// meant for it forwarded, stopped and continued together, and its end repeated as our own.
+// meant for it forwarded, stopped and continued together, and its exit status or signal passed on.
 //
 // Why the same process group: the terminal then signals both, pipelines and job control work as without us.
 // What the terminal (the kernel) sent has reached the program already; only what another process sent to us

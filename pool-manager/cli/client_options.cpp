@@ -4,48 +4,54 @@
 
 #include <cstdlib>
 
+#include "base/transport_names.h"
 #include "pool-manager/cli/places.h"
 
 namespace gpupool::cli {
 
 const char kClientPrefix[] = "GPUPOOL_";
 const char kClientIntroduction[] =
-    "gpupool on a machine that uses the pool: every option at its default. The environment "
-    "(GPUPOOL_<OPTION>) and "
-    "the command line (--option) win over this file. Read from $GPUPOOL_CONFIG, or else the first that "
-    "exists of "
-    "~/.config/gpupool/client.yaml, <prefix>/etc/gpupool/client.yaml and /etc/gpupool/client.yaml.";
+    "Configuration of gpupool on a machine that uses the pool. Every option is shown at its default. The "
+    "environment variable GPUPOOL_<OPTION> overrides this file, and the command line (--option) overrides "
+    "both. The file that is read is the one that $GPUPOOL_CONFIG names, or else the first that exists of "
+    "~/.config/gpupool/client.yaml, <prefix>/etc/gpupool/client.yaml and /etc/gpupool/client.yaml. Times are "
+    "written as 500ms, 2s, 5m or 1h, sizes as 512MiB or 20GiB.";
+
+void checkTransport(const std::string& name) {
+  if (findTransport(name) == nullptr)
+    throw options::OptionError("--transport: '" + name + "' is not " + transportChoices(" or "));
+}
 
 std::vector<options::Option> ClientOptions::table() {
   return {
       {"manager", manager, "ADDRESS",
-       "The pool manager: host:port or unix:/path; several, separated by commas, are tried in order. Empty: "
-       "the pool that "
-       "`gpupool up` started on this machine."},
-      {"gpus", gpus, "N", "How many GPUs to lease, all on one server."},
+       "The address of the pool manager: host:port or unix:/path. Several addresses, separated by commas, "
+       "are tried in order. Empty: the pool that `gpupool up` started on this machine."},
+      {"gpus", gpus, "N", "The number of GPUs to lease. All of them are on one server."},
       {"memory", memory, "SIZE",
-       "Memory to lease on each GPU (20GiB), sharing it with other leases; 0 leases whole GPUs."},
-      {"transport", transport, "shm|ucx",
-       "How to reach the server: shm (shared memory, same machine) or ucx (any network). Empty: shm where "
-       "that is "
-       "possible, else ucx."},
+       "The memory to lease on each GPU, for example 20GiB. Other leases may use the rest of the GPU. 0: "
+       "lease whole GPUs."},
+      {"transport", transport, transportChoices("|"),
+       "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
+       "TCP). Empty: shm where that is possible, else ucx."},
       {"network-device", networkDevice, "NAME",
-       "The network device that ucx uses (mlx5_0:1, eth0). Empty: what UCX chooses."},
-      {"server", server, "NAME", "Lease on this server only. Empty: on any."},
+       "The network device that ucx uses, for example eth0 or mlx5_0:1. Empty: the one on the route to the "
+       "server."},
+      {"server", server, "NAME", "Lease on the server of this name only. Empty: on any server."},
       {"tenant", tenant, "NAME",
-       "On whose account. With tokens: whose token of --token-file to show; empty: the only one in it."},
+       "The tenant (account) that leases. If the manager requires tokens: the tenant whose token in "
+       "--token-file is used. Empty: the only one in that file."},
       {"token-file", tokenFile, "FILE",
-       "For a manager that wants a token: a file of mode 0600 with the line 'tenant: token'. Read by the "
-       "lease's "
-       "holder; the program never sees it."},
-      {"wait", wait, "TIME", "Wait this long for GPUs to become free; 0 fails at once."},
+       "A file with the token, for a manager that requires one: the line 'tenant: token', file mode 0600. "
+       "Only the process that holds the lease reads it; the program never sees it."},
+      {"wait", wait, "TIME", "How long to wait for GPUs to become free. 0: fail at once."},
       {"ttl", ttl, "TIME",
-       "The lease ends this long after its holder was last heard of. The holder renews it three times in "
-       "that span."},
+       "The lease's time to live: the lease ends when it has not been renewed for this long. Its holder "
+       "process renews it three times in that time."},
       {"stall-time", stallTime, "TIME",
-       "A worker that does nothing for so long, not even say that it lives (stopped, its machine starved), "
-       "is given "
-       "up: CUDA calls then fail and a line says why. 0: never, as long as its machine answers."},
+       "Give a worker up that has shown no sign of life for this long, because it was stopped or its "
+       "machine is overloaded. CUDA calls then fail, and a line on stderr says why. 0: never, as long as "
+       "the worker's machine answers."},
   };
 }
 

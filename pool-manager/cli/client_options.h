@@ -21,6 +21,9 @@ struct ClientOptions {
   std::vector<options::Option> table();
 };
 
+// Throws an OptionError if there is no transport of that name.
+void checkTransport(const std::string& name);
+
 extern const char kClientPrefix[];
 extern const char kClientIntroduction[];
 

@@ -8,13 +8,13 @@ namespace gpupool::cli {
 
 const std::vector<Command>& commands() {
   static const std::vector<Command> kCommands = {
-      {"up", "start a pool on this machine: manager and server", runUp},
-      {"down", "stop it and leave nothing behind", runDown},
+      {"up", "start a pool on this machine: a manager and a server", runUp},
+      {"down", "stop the pool of this machine", runDown},
       {"run", "run a program with GPUs of the pool", runRun},
-      {"hold", "hold a lease for a client library (started by it, not by hand)", runHold},
-      {"devices", "list the GPUs of the pool, and how much of each is free", runDevices},
+      {"hold", "hold a lease for one program (the client library starts this)", runHold},
+      {"devices", "list the GPUs of the pool, with free memory and holders", runDevices},
       {"servers", "list the servers of the pool", runServers},
-      {"leases", "list who holds what", runLeases},
+      {"leases", "list the leases: who holds which GPUs", runLeases},
   };
   return kCommands;
 }
@@ -27,7 +27,7 @@ void printHelp(const Help& help, const options::Set& set, bool client) {
             << set.help();
   std::cout << "  --help\n      Print this.\n";
   std::string environment =
-      client ? "Options with a file or the environment behind them: " + set.environmentHelp() +
+      client ? "These set options, as does the configuration file: " + set.environmentHelp() +
                    " (etc/client.yaml describes each). "
              : "";
   environment += std::string(help.environment);

@@ -19,11 +19,11 @@ constexpr milliseconds kSupervisorPatience{20'000};
 
 const Help kHelp = {
     "gpupool down [options]",
-    "Stops the pool of this machine: every session on it ends, and no process, socket or file of it remains. "
-    "A pool "
-    "that is not up is no error.",
-    "GPUPOOL_STATE: the runtime directory instead of $XDG_RUNTIME_DIR/gpupool or /tmp/gpupool-<uid>.",
-    "0: there is no pool now. 1: something could not be ended or removed. 2: the command line is wrong.",
+    "Stops the pool of this machine. Its sessions end, and no process, socket or file of the pool remains. "
+    "It is no error if no pool is up.",
+    "GPUPOOL_STATE: the folder of this machine's pool, instead of $XDG_RUNTIME_DIR/gpupool or "
+    "/tmp/gpupool-<uid>.",
+    "0: no pool is up now. 1: something could not be stopped or removed. 2: the command line is wrong.",
     "  gpupool down\n  gpupool down --state /run/my-pool\n"};
 
 // True if there was something to take down.
@@ -54,8 +54,10 @@ bool takeDown(const std::string& path) {
 
 int runDown(const Words& words) {
   std::string state;
-  const Parsed parsed =
-      parseCommand(words, kHelp, nullptr, {}, {{"state", state, "DIR", "The runtime directory.", true}});
+  const Parsed parsed = parseCommand(
+      words, kHelp, nullptr, {},
+      {{"state", state, "DIR",
+        "The folder that was given to `gpupool up --state`. Empty: as GPUPOOL_STATE says.", true}});
   if (parsed.helped) return 0;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': down takes options only");
   std::string looked;

@@ -15,13 +15,12 @@ namespace {
 
 const Help kHelp = {
     "gpupool hold --descriptor N [options]",
-    "Holds a lease for one application. gpupool's libcuda.so.1 starts it where a program runs without "
-    "`gpupool run`; "
-    "nobody needs to start it by hand. Descriptor N is a connected SOCK_SEQPACKET Unix socket that speaks "
-    "schema/holder.h. The "
-    "lease is made at the first request, and given back when the other end is closed.",
-    "GPUPOOL_STATE: the local pool's runtime directory. GPUPOOL_LOG: error, warning, info or debug.",
-    "0: the application closed its end. 1: the holder failed. 2: the command line is wrong.",
+    "Holds a lease for one program. gpupool's libcuda.so.1 starts this command if a program runs without "
+    "`gpupool run`; nobody needs to start it by hand. Descriptor N is a connected SOCK_SEQPACKET Unix "
+    "socket, on which the library speaks the protocol of schema/holder.h. The lease is made at the first "
+    "request, and is given back when the library closes the socket.",
+    "GPUPOOL_STATE: the folder of this machine's pool. GPUPOOL_LOG: error, warning, info or debug.",
+    "0: the program closed the socket. 1: the lease could not be held. 2: the command line is wrong.",
     "  LD_LIBRARY_PATH=<prefix>/lib/gpupool GPUPOOL_MANAGER=head:4780 GPUPOOL_GPUS=2 ./vectorAdd\n"};
 
 bool isApplication(int socket) {

@@ -10,10 +10,12 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <span>
 
+#include "base/descriptor_passing.h"
 #include "base/log.h"
 #include "pool-manager/convert.h"
-#include "schema/manager_login.h"
+#include "schema/fault.h"
 
 namespace gpupool::cli {
 namespace {
@@ -43,22 +45,7 @@ bool ourUser(int socket) {
 
 // The reply, and the session's socket with it. A peer that does not read is a peer that is gone.
 void sendReply(int socket, const OpenReply& reply, int passed) {
-  iovec part{const_cast<OpenReply*>(&reply), sizeof reply};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (passed >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof passed);
-    std::memcpy(CMSG_DATA(header), &passed, sizeof passed);
-  }
-  while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
-  }
+  sendWithDescriptors(socket, std::as_bytes(std::span(&reply, 1)), {&passed, passed >= 0 ? size_t{1} : 0});
 }
 
 // For the client library, which prints one line: lists become "a; b".
@@ -86,10 +73,6 @@ OpenReply failureReply(const OpenFailure& failure) {
 
 // A lease is renewed three times in its time; after a failure the next attempt follows sooner.
 constexpr unsigned kUsual = 3, kSoon = 12;
-
-bool fromManager(const kj::Exception& error) {
-  return std::string_view(error.getDescription().cStr()).starts_with("remote exception: ");
-}
 
 }  // namespace
 
@@ -122,8 +105,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
   settings_.request.id = pool::randomId();
 }
 
-// --- the lease
-// ---------------------------------------------------------------------------------------------------------
+// ---- the lease ----
 
 kj::Promise<void> Holder::connect(size_t at, std::string tried) {
   if (connection_.get() != nullptr) return kj::READY_NOW;
@@ -137,9 +119,11 @@ kj::Promise<void> Holder::connect(size_t at, std::string tried) {
             return kj::READY_NOW;
           },
           [this, at, tried](kj::Exception&& error) {
-            if (const std::string refusal = schema::loginRefusal(error); !refusal.empty())
-              kj::throwFatalException(toException(
-                  {refusal.starts_with("version mismatch") ? Status::mismatch : Status::refused, refusal}));
+            const schema::Fault fault = schema::faultOf(error);
+            if (fault.kind == schema::FaultKind::version)
+              kj::throwFatalException(toException({Status::mismatch, fault.text}));
+            if (fault.kind == schema::FaultKind::token)
+              kj::throwFatalException(toException({Status::refused, fault.text}));
             return connect(at + 1, tried + (tried.empty() ? "" : "; ") + pool::errorText(error));
           });
 }
@@ -169,7 +153,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
           },
           [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
             using Type = kj::Exception::Type;
-            const bool answered = fromManager(error);
+            const bool answered = schema::faultOf(error).remote;
             if (error.getType() == Type::DISCONNECTED && attempts > 1) {
               // A server that failed us: another lease. A manager that died: the same request once more.
               if (answered) settings_.request.id = pool::randomId();
@@ -232,7 +216,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
       .then([this]() { return lease_ ? renewOnce() : kj::Promise<void>(kj::READY_NOW); })
       .then([]() { return kUsual; },
             [this](kj::Exception&& error) {
-              if (fromManager(error) && error.getType() == kj::Exception::Type::FAILED) {
+              if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
                 lost_ = pool::errorText(error);
                 if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
                   lost_.erase(0, prefix.size());
@@ -242,7 +226,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
               }
               // The manager is away; sessions do not need it. Try again soon, on a new connection.
               connection_ = nullptr;
-              GPUPOOL_INFO("the manager is away: %s", pool::errorText(error).c_str());
+              GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
               return kSoon;
             })
       .then([this](unsigned parts) { return lease_ ? renewLoop(parts) : kj::Promise<void>(kj::READY_NOW); });
@@ -270,7 +254,8 @@ kj::Promise<void> Holder::releaseOnce(pool::Id id) {
 kj::Promise<void> Holder::releaseLoop(pool::Id id, kj::TimePoint until) {
   return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
     connection_ = nullptr;
-    if (fromManager(error) && error.getType() != kj::Exception::Type::DISCONNECTED) return kj::READY_NOW;
+    if (schema::faultOf(error).remote && error.getType() != kj::Exception::Type::DISCONNECTED)
+      return kj::READY_NOW;
     if (io_.getTimer().now() >= until) {
       GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
       return kj::READY_NOW;
@@ -281,8 +266,7 @@ kj::Promise<void> Holder::releaseLoop(pool::Id id, kj::TimePoint until) {
   });
 }
 
-// --- applications
-// ---------------------------------------------------------------------------------------------------
+// ---- applications ----
 
 kj::Promise<void> Holder::serve(kj::AutoCloseFd socket) {
   ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);
@@ -311,28 +295,40 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
   // evalNow: what acquire() throws at once is an answer too.
-  return kj::evalNow([&]() { return acquire(); })
-      .then([this, wish]() {
-        // The lease may end while the session opens.
-        auto lease = kj::heap<pool::Lease>(*lease_);
-        auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
-        return opened.attach(kj::mv(lease));
-      })
-      .then(
-          [this, &peer](OpenSession&& session) {
-            OpenReply reply;
-            reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
-            reply.sessionHigh = session.id.high;
-            reply.sessionLow = session.id.low;
-            reply.epoch = session.epoch;
-            setField(reply.transport, session.transport);
-            setField(reply.networkDevice, settings_.networkDevice);
-            reply.stallMs = settings_.stallMs;
-            setField(reply.server, lease_ ? lease_->server.name : "");
-            opened_ = true;
-            sendReply(peer.socket, reply, session.socket);
-          },
-          [&peer](kj::Exception&& error) { sendReply(peer.socket, failureReply(toFailure(error)), -1); });
+  auto opening =
+      kj::evalNow([&]() { return acquire(); })
+          .then([this, wish]() {
+            // The lease may end while the session opens.
+            auto lease = kj::heap<pool::Lease>(*lease_);
+            auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
+            return opened.attach(kj::mv(lease));
+          })
+          .then(
+              [this, &peer](OpenSession&& session) {
+                OpenReply reply;
+                reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
+                reply.sessionHigh = session.id.high;
+                reply.sessionLow = session.id.low;
+                reply.epoch = session.epoch;
+                setField(reply.transport, session.transport);
+                setField(reply.networkDevice, settings_.networkDevice);
+                reply.stallMs = settings_.stallMs;
+                setField(reply.server, lease_ ? lease_->server.name : "");
+                opened_ = true;
+                sendReply(peer.socket, reply, session.socket);
+              },
+              [&peer](kj::Exception&& error) { sendReply(peer.socket, failureReply(toFailure(error)), -1); });
+  return opening.exclusiveJoin(sayWaiting(peer));
+}
+
+// Until the answer is there: an application cannot tell a holder that waits from one that is stuck.
+kj::Promise<void> Holder::sayWaiting(Peer& peer) {
+  return io_.getTimer().afterDelay(settings_.waitingInterval).then([this, &peer]() {
+    OpenReply reply;
+    reply.status = Status::waiting;
+    sendReply(peer.socket, reply, -1);
+    return sayWaiting(peer);
+  });
 }
 
 kj::Promise<void> Holder::listen(int listeningSocket) {

@@ -21,23 +21,24 @@ struct HolderSettings {
   CredentialSource credentials = [] { return Credentials{}; };  // shown to them
   pool::LeaseRequest request;                                   // without its id
   std::string transport, networkDevice;
-  uint32_t stallMs = 30'000;  // how long a client bears a worker that does nothing; 0: for ever
+  uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back
   kj::Duration releasePause = 200 * kj::MILLISECONDS;
+  kj::Duration waitingInterval = holder::kWaitingIntervalMs * kj::MILLISECONDS;
 };
 
 class Holder final : private kj::TaskSet::ErrorHandler {
  public:
-  // onLost: the lease ended under us; called at most once, with the reason. told: a session was opened on it,
-  // so that a program hears of it, from its server or with its next session, and tells the user.
+  // onLost: called at most once, when the lease has ended, with the reason. told: a session was opened with
+  // it, so a program learns of the end, from its server or with its next session, and prints it.
   Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
          std::function<void(const std::string& reason, bool told)> onLost);
   ~Holder() noexcept {}
 
-  // Resolves when the lease is there. Called again, it gives the same lease, or after a failure tries again.
-  // Fails with toException(OpenFailure).
+  // Resolves when the lease is there. Called again, it returns the same lease, or tries again after a
+  // failure. Fails with toException(OpenFailure).
   kj::Promise<void> acquire();
   const pool::Lease* lease() const { return lease_ ? &*lease_ : nullptr; }
 
@@ -61,6 +62,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> releaseLoop(pool::Id id, kj::TimePoint until);
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
+  kj::Promise<void> sayWaiting(Peer& peer);
   void taskFailed(kj::Exception&& error) override;
 
   kj::AsyncIoProvider& io_;
@@ -76,15 +78,16 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::TaskSet tasks_;
 };
 
-// For a process that cannot hold: answers the application's first request, within a few seconds, with this
-// refusal.
+// For a process that cannot hold a lease: answers the application's first request, within a few seconds, with
+// this refusal.
 void refuseApplication(int socket, const std::string& text);
 
-// A client's datagram of `size` bytes (perhaps more than were kept): why it is refused, or what it asks.
+// A client's datagram of `size` bytes (perhaps more than were kept): the reason why it is refused, or the
+// request in it.
 std::optional<OpenFailure> check(const holder::OpenRequest& request, ssize_t size);
 SessionWish wishOf(const holder::OpenRequest& request);
 
-// "user@host pid N name", for people who look at the leases.
+// "user@host pid N name", as `gpupool leases` shows it.
 std::string holderName(int pid, const std::string& command);
 
 }  // namespace gpupool::cli

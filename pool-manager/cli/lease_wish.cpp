@@ -14,8 +14,7 @@ std::vector<std::string> leaseOptionNames() {
 HolderSettings leaseWish(const ClientOptions& options) {
   if (options.gpus == 0 || options.gpus > pool::kMaxDevices)
     throw options::OptionError("--gpus: 1 to " + std::to_string(pool::kMaxDevices));
-  if (!options.transport.empty() && options.transport != "shm" && options.transport != "ucx")
-    throw options::OptionError("--transport: '" + options.transport + "' is neither shm nor ucx");
+  if (!options.transport.empty()) checkTransport(options.transport);
   if (options.ttl.count() < 1000 || options.ttl > std::chrono::hours(1))
     throw options::OptionError("--ttl: 1s to 1h");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");

@@ -19,7 +19,7 @@ using namespace gpupool;
 
 std::string overview() {
   std::string text =
-      "gpupool - GPUs of a few servers for machines that have none\n\n"
+      "gpupool - lends the GPUs of a few servers to machines that have none\n\n"
       "usage: gpupool <command> [options]\n\ncommands:\n";
   for (const cli::Command& command : cli::commands()) {
     std::string name = command.name;
@@ -27,12 +27,12 @@ std::string overview() {
     text += "  " + name + command.summary + "\n";
   }
   return text +
-         "\n`gpupool <command> --help` describes a command in full; `gpupool --print-config` prints "
-         "etc/client.yaml;\n"
-         "`gpupool --version` the version.\n\n"
+         "\n`gpupool <command> --help` describes a command in full, `gpupool --version` prints the version, "
+         "and\n"
+         "`gpupool --print-config` prints a configuration file with every option (etc/client.yaml).\n\n"
          "first steps on one machine:\n"
-         "  gpupool up --detach          # a pool here; the software GPU where there is no NVIDIA one\n"
-         "  gpupool run -- ./vectorAdd   # a CUDA program, unchanged\n"
+         "  gpupool up --detach          # a pool on this machine; with a software GPU if there is no other\n"
+         "  gpupool run -- ./vectorAdd   # an unmodified CUDA program\n"
          "  gpupool down\n";
 }
 

@@ -21,8 +21,20 @@ std::string variable(const char* name) {
 
 // A directory of ours, or at least one that nobody else can put things into.
 bool ours(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid();
+}
+
+// unix(7): a socket's path has at most 107 bytes.
+bool holdsSockets(const std::string& directory) {
+  return directory.size() + 1 + sizeof kManagerSocket <= sizeof(sockaddr_un{}.sun_path);
+}
+
+void requireSocketRoom(const std::string& directory) {
+  if (!holdsSockets(directory))
+    throw std::runtime_error(
+        directory +
+        ": too long a path for a Unix socket in it; choose another with --state or GPUPOOL_STATE");
 }
 
 }  // namespace
@@ -50,21 +62,24 @@ std::string softwareDriver() {
 }
 
 std::vector<std::string> runtimeDirectories(const std::string& chosen) {
-  if (!chosen.empty()) return {chosen};
-  if (const std::string state = variable("GPUPOOL_STATE"); !state.empty()) return {state};
+  const std::string named = chosen.empty() ? variable("GPUPOOL_STATE") : chosen;
+  if (!named.empty()) {
+    requireSocketRoom(named);
+    return {named};
+  }
   std::vector<std::string> places;
-  if (const std::string runtime = variable("XDG_RUNTIME_DIR"); !runtime.empty() && ours(runtime))
+  if (const std::string runtime = variable("XDG_RUNTIME_DIR");
+      !runtime.empty() && ours(runtime) && holdsSockets(runtime + "/gpupool"))
     places.push_back(runtime + "/gpupool");
   places.push_back("/tmp/gpupool-" + std::to_string(::geteuid()));
   return places;
 }
 
 void makePrivateDirectory(const std::string& path) {
-  if (path.size() + 1 + sizeof kManagerSocket > sizeof(sockaddr_un{}.sun_path))
-    throw std::runtime_error(path + ": too long a path for a Unix socket in it; choose another with --state");
+  requireSocketRoom(path);  // a relative one has grown
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     throw std::runtime_error("cannot make the directory " + path + ": " + std::strerror(errno));
-  struct stat info {};
+  struct stat info{};
   if (::lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != ::geteuid())
     throw std::runtime_error(
         path + " exists, but is not a directory of this user: remove it or choose another with --state");

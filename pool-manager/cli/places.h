@@ -1,5 +1,5 @@
 #pragma once
-// Where things lie: this installation's files, and the runtime directory of the pool of this machine.
+// Paths: this installation's files, and the runtime directory of this machine's pool.
 
 #include <string>
 #include <vector>
@@ -23,10 +23,11 @@ inline constexpr const char* kPoolFiles[] = {
 
 // Where the pool of this machine may be: `chosen` (--state) alone, or GPUPOOL_STATE alone, or
 // $XDG_RUNTIME_DIR/gpupool and /tmp/gpupool-<uid>. The first is where a new one goes.
+// Throws std::runtime_error if the named one is too long for a Unix socket in it.
 std::vector<std::string> runtimeDirectories(const std::string& chosen = "");
 
-// Makes `path` a directory that only this user can enter. Throws std::runtime_error if it is somebody else's,
-// a link, or too long for a Unix socket in it.
+// Makes `path` a directory that only this user can enter. Throws std::runtime_error if it belongs to another
+// user, is a link, or is too long for a Unix socket in it.
 void makePrivateDirectory(const std::string& path);
 
 // The addresses to try for a manager, in order: from a list as in ClientOptions.manager, or this machine's

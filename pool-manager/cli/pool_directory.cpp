@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kOrphanPatience{5000};
 
 struct flock wholeFile(short type) {
-  struct flock lock {};
+  struct flock lock{};
   lock.l_type = type;
   lock.l_whence = SEEK_SET;
   return lock;
@@ -28,8 +28,7 @@ struct flock wholeFile(short type) {
 
 // The lock is worth nothing if the file it lies on has been removed meanwhile.
 bool stillThere(int descriptor, const std::string& path) {
-  struct stat opened {
-  }, named{};
+  struct stat opened{}, named{};
   return ::fstat(descriptor, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
          opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }

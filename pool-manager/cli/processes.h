@@ -1,5 +1,5 @@
 #pragma once
-// Processes of a pool, told apart from later ones with the same number, and ended within a bound.
+// Processes of a pool, identified beyond their pid (pids are reused), and ended within a bound.
 
 #include <sys/types.h>
 
@@ -22,7 +22,7 @@ bool alive(const ProcessName& process);
 // SIGTERM, and after `patience` SIGKILL. Works for any process, ours or not; true if it is gone at the end.
 bool endProcess(const ProcessName& process, std::chrono::milliseconds patience);
 
-// Starts words[0] in a session of its own, with /dev/null as input and `log` as output, told to end when this
+// Starts words[0] in a session of its own, with /dev/null as input and `log` as output, ending when this
 // process does. extra: "NAME=value". Throws std::runtime_error if it cannot be executed.
 ProcessName startDaemon(const std::vector<std::string>& words, const std::vector<std::string>& extra,
                         const std::string& log, const std::string& role);

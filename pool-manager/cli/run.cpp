@@ -29,19 +29,16 @@ constexpr int kReleaseBoundMs = 10'000;
 const Help kHelp = {
     "gpupool run [options] [--] program [argument...]",
     "Leases GPUs of the pool, runs the program with them, and gives them back when it ends. The program "
-    "needs no change: it "
-    "finds gpupool's libcuda.so.1 through LD_LIBRARY_PATH. Its children may use the same lease as long as "
-    "the program itself runs. Signals sent to gpupool are passed on to the program; stopped from the "
-    "terminal, it "
-    "keeps its lease.",
-    "LD_LIBRARY_PATH gets gpupool's library folder in front, and GPUPOOL_HOLDER names the lease's holder; "
-    "both for the "
-    "program. GPUPOOL_LIBRARY_DIR: where libcuda.so.1 lies instead. GPUPOOL_STATE: the local pool's runtime "
-    "directory. "
-    "GPUPOOL_LOG: error, warning, info or debug.",
-    "The program's own; died it by a signal, so does gpupool. 125: gpupool failed (no manager, no GPU free, "
-    "...). 126: "
-    "the program cannot be executed. 127: there is no such program.",
+    "needs no change: LD_LIBRARY_PATH makes it load gpupool's libcuda.so.1. Child processes of the program "
+    "may use the same lease as long as the program itself runs. Signals that gpupool receives are passed on "
+    "to the program. The lease is kept while the program is stopped from the terminal.",
+    "For the program, gpupool's library folder is put in front of LD_LIBRARY_PATH, and GPUPOOL_HOLDER is set "
+    "to the socket of the process that holds the lease. GPUPOOL_LIBRARY_DIR: the folder of libcuda.so.1, "
+    "instead of the one beside this tool. GPUPOOL_STATE: the folder of this machine's pool. GPUPOOL_LOG: "
+    "error, warning, info or debug.",
+    "The program's own; if the program is killed by a signal, gpupool ends by the same signal. 125: gpupool "
+    "failed (no manager, no free GPU, ...). 126: the program cannot be executed. 127: the program was not "
+    "found.",
     "  gpupool run -- ./vectorAdd\n"
     "  gpupool run --gpus 2 --memory 20GiB --wait 10m -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
@@ -84,12 +81,12 @@ class HolderChild {
       const int ready = left.count() <= 0 ? 0 : ::poll(&wait, 1, static_cast<int>(left.count()));
       if (ready < 0 && errno == EINTR) continue;
       if (ready <= 0) {
-        GPUPOOL_WARNING("the lease's holder does not answer; the lease will expire by itself");
+        GPUPOOL_WARNING("the process that holds the lease does not answer; the lease will expire by itself");
         return;
       }
       const std::string text = hear();
       if (text == kLater) {
-        GPUPOOL_INFO("the manager is away; the lease's holder gives it back when it can");
+        GPUPOOL_INFO("the manager is not reachable; the lease is given back when it is");
         return;
       }
       if (text.empty() || text == kReleased) break;
@@ -139,7 +136,8 @@ int runLeased(HolderSettings settings, const Words& program) {
   const std::string first = holder.hear();
   if (first.starts_with(kFailed)) throw CommandError(kExitRun, first.substr(sizeof kFailed - 1));
   if (first != kLeased)
-    throw CommandError(kExitRun, "the lease's holder ended unexpectedly; GPUPOOL_LOG=debug may say why");
+    throw CommandError(kExitRun,
+                       "the process that holds the lease ended unexpectedly; GPUPOOL_LOG=debug may say why");
   int status = 0;
   {
     ChildProgram child;
@@ -154,7 +152,7 @@ int runLeased(HolderSettings settings, const Words& program) {
       const std::string text = holder.hear();
       if (text.starts_with(kLost))
         GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
-      if (text.empty()) GPUPOOL_WARNING("the lease's holder was killed; the lease ends");
+      if (text.empty()) GPUPOOL_WARNING("the process that holds the lease was killed; the lease ends");
       return !text.empty();
     });
     holder.release();

@@ -9,8 +9,10 @@
 #include <cstring>
 #include <span>
 
+#include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/rpc.h"
+#include "schema/fault.h"
 #include "schema/handshake.h"
 #include "schema/protocol.h"
 
@@ -126,45 +128,61 @@ struct Route {
   std::string transport, address;
 };
 
-Route chooseRoute(const pool::Server& server, const std::string& wanted) {
-  const bool sameHost =
-      server.bootId == pool::bootId() && server.bootId != "unknown" && !server.localPath.empty();
-  const bool network = !server.host.empty() && server.port != 0;
-  const std::string host = server.host.find(':') == std::string::npos ? server.host : "[" + server.host + "]";
-  const Route local{"shm", "unix:" + server.localPath},
-      remote{"ucx", host + ":" + std::to_string(server.port)};
-  if (!wanted.empty() && wanted != "shm" && wanted != "ucx")
-    fail(Status::refused, "there is no transport '" + wanted + "': choose shm or ucx");
-  if (wanted == "shm" && !sameHost)
-    fail(Status::refused,
-         "server " + server.name + " is on another machine, which --transport shm cannot reach: use ucx");
-  if (wanted == "ucx" && !network)
-    fail(Status::refused,
-         "server " + server.name +
-             " takes no network sessions: start it with --transport ucx (gpupool up --transport ucx)");
-  if (wanted == "shm" || (wanted.empty() && sameHost)) {
-    // Another container of this machine may not see the path; the network then still goes.
-    if (wanted == "shm" || !network || ::access(server.localPath.c_str(), F_OK) == 0) return local;
+// Where a session over that transport begins, or empty and why it cannot.
+std::string addressFor(const TransportFacts& transport, const pool::Server& server, std::string& why) {
+  const std::string name(transport.name);
+  if (transport.reach == TransportFacts::Reach::sameHost) {
+    if (server.bootId == pool::bootId() && server.bootId != "unknown" && !server.localPath.empty())
+      return "unix:" + server.localPath;
+    why = "is on another machine, which --transport " + name + " cannot reach";
+    return "";
   }
-  if (!network)
-    fail(Status::refused, "server " + server.name +
-                              " is on another machine and takes no network sessions: start it with "
-                              "--transport ucx");
-  return remote;
+  if (!server.host.empty() && server.port != 0) {
+    const bool v6 = server.host.find(':') != std::string::npos;
+    return (v6 ? "[" + server.host + "]" : server.host) + ":" + std::to_string(server.port);
+  }
+  why = "takes no network sessions: start it with --transport " + name + " (gpupool up --transport " + name +
+        ")";
+  return "";
+}
+
+Route chooseRoute(const pool::Server& server, const std::string& wanted) {
+  std::string why;
+  if (!wanted.empty()) {
+    const TransportFacts* transport = findTransport(wanted);
+    if (transport == nullptr)
+      fail(Status::refused, "there is no transport '" + wanted + "': choose " + transportChoices(" or "));
+    const std::string address = addressFor(*transport, server, why);
+    if (!address.empty()) return {wanted, address};
+    if (transport->reach == TransportFacts::Reach::sameHost)
+      why += ": use " + std::string(transportWith(TransportFacts::Reach::anyHost).name);
+    fail(Status::refused, "server " + server.name + " " + why);
+  }
+  Route last;
+  for (const TransportFacts& transport : kTransports) {
+    std::string address = addressFor(transport, server, why);
+    if (address.empty()) continue;
+    last = {std::string(transport.name), address};
+    // Another container of this machine may not see the path; the network then still goes.
+    if (transport.reach != TransportFacts::Reach::sameHost || ::access(server.localPath.c_str(), F_OK) == 0)
+      return last;
+  }
+  if (last.address.empty())
+    fail(Status::refused, "server " + server.name + " is on another machine and " + why);
+  return last;
 }
 
 }  // namespace
 
 kj::Exception toException(const OpenFailure& failure) {
-  return pool::rpcError(kj::Exception::Type::FAILED,
-                        "open:" + std::to_string(static_cast<uint32_t>(failure.status)) + ":" + failure.text);
+  return schema::faultException(schema::FaultKind::open, failure.text, static_cast<uint32_t>(failure.status));
 }
 
 OpenFailure toFailure(const kj::Exception& error) {
-  const std::string text = pool::errorText(error);
-  if (text.size() > 7 && text.starts_with("open:") && text[6] == ':' && text[5] >= '1' && text[5] <= '8')
-    return {static_cast<Status>(text[5] - '0'), text.substr(7)};
-  return {Status::internal, text};
+  const schema::Fault fault = schema::faultOf(error);
+  if (fault.kind == schema::FaultKind::open && !fault.remote)
+    return {static_cast<Status>(fault.code), fault.text};
+  return {Status::internal, pool::errorText(error)};
 }
 
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
@@ -185,7 +203,7 @@ kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease&
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(opened))
       .catch_([where](kj::Exception&& error) -> OpenSession {
-        if (pool::errorText(error).starts_with("open:")) kj::throwFatalException(kj::mv(error));
+        if (schema::faultOf(error).kind == schema::FaultKind::open) kj::throwFatalException(kj::mv(error));
         const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
         fail(Status::serverLost, where + (late ? " does not answer" : ": " + pool::errorText(error)) +
                                      "; start the program again (`gpupool servers` says which are there)");

@@ -14,7 +14,7 @@
 
 namespace gpupool::cli {
 
-// Why an OpenRequest cannot be served, in the words of holder.h.
+// Why an OpenRequest cannot be served: a status of holder.h and a text.
 struct OpenFailure {
   holder::Status status = holder::Status::internal;
   std::string text;
@@ -22,7 +22,7 @@ struct OpenFailure {
 
 struct SessionWish {
   uint64_t rowsHash = 0;
-  std::string transport;  // "shm", "ucx", or empty: shm where the server is on this host, else ucx
+  std::string transport;  // of base/transport_names.h; empty: the first that reaches the server
   uint32_t pid = 0;
   std::string command;
 };
@@ -34,7 +34,7 @@ struct OpenSession {
   std::string transport;
 };
 
-// kj::Exception carries an OpenFailure as text; these go between.
+// An OpenFailure as an exception of KJ's (schema/fault.h), and back.
 kj::Exception toException(const OpenFailure& failure);
 OpenFailure toFailure(const kj::Exception& error);
 

@@ -29,7 +29,7 @@ class Supervisor {
   ~Supervisor();
 
   // Starts both and waits until a worker is warm; the text says what there is now. Throws std::runtime_error
-  // with the reason, and what the logs say.
+  // with the reason, and the last lines of the logs.
   std::string start();
   // Until SIGINT, SIGTERM or SIGHUP: true. False: a process died too often, *why.
   bool watch(std::string* why);

@@ -1,5 +1,5 @@
 #pragma once
-// A table for people on stdout.
+// Prints a table to stdout.
 
 #include <string>
 #include <vector>

@@ -70,8 +70,8 @@ struct Listing {
 // verbose: what --verbose (-v) does; null: the command has no such option.
 Listing parse(Words words, const char* usage, const char* purpose, const char* examples,
               const char* verbose = nullptr) {
-  const Help help = {usage, purpose, "GPUPOOL_STATE: the local pool's runtime directory.",
-                     "0: listed. 1: no manager is reachable. 2: the command line is wrong.", examples};
+  const Help help = {usage, purpose, "GPUPOOL_STATE: the folder of this machine's pool.",
+                     "0: success. 1: no manager is reachable. 2: the command line is wrong.", examples};
   Listing listing;
   std::vector<options::Option> own = {{"json", listing.json, "", "Print JSON instead of a table.", true}};
   if (verbose != nullptr) {
@@ -89,7 +89,7 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
 int runDevices(const Words& words) {
   const Listing listing =
       parse(words, "gpupool devices [options]",
-            "Lists the GPUs of the pool: how much memory of each is free, and who holds it.",
+            "Lists the GPUs of the pool, the free memory of each, and who holds it.",
             "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
@@ -131,13 +131,14 @@ int runDevices(const Words& words) {
 }
 
 int runServers(const Words& words) {
-  const Listing listing =
-      parse(words, "gpupool servers [options]", "Lists the servers of the pool.",
-            "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
-            "Also -v: each server's RDMA devices, their ports and addresses, how far each is from each GPU "
-            "over PCI "
-            "(PIX, PXB, PHB, NODE, SYS as nvidia-smi topo has them), and whether it can reach GPU memory by "
-            "dma-buf.");
+  const Listing listing = parse(
+      words, "gpupool servers [options]",
+      "Lists the servers of the pool: whether each is alive, its number of GPUs and waiting workers, and the "
+      "addresses for sessions.",
+      "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
+      "Also -v. Lists each server's RDMA devices, the state and addresses of their ports, their PCI distance "
+      "from each GPU (PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo` shows it), and whether they can "
+      "access GPU memory directly (GPUDirect, by dma-buf).");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
@@ -159,6 +160,7 @@ int runServers(const Words& words) {
                     {"address", network},
                     {"rowsHash", server.info.rowsHash},
                     {"devices", devices},
+                    {"leftOut", server.info.leftOut},
                     {"fabric", fabricJson(server.fabric)}});
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
@@ -172,14 +174,18 @@ int runServers(const Words& words) {
   }
   printTable(rows);
   if (listing.verbose)
-    for (const ListedServer& server : servers) printFabric(server);
+    for (const ListedServer& server : servers) {
+      for (const std::string& note : server.info.leftOut)
+        std::cout << server.info.name << " leaves out " << note << "\n";
+      printFabric(server);
+    }
   return 0;
 }
 
 int runLeases(const Words& words) {
   const Listing listing =
-      parse(words, "gpupool leases [options]", "Lists the leases: who holds which GPUs, and for how long.",
-            "  gpupool leases\n");
+      parse(words, "gpupool leases [options]",
+            "Lists the leases: which GPUs, how much memory, since when, and for whom.", "  gpupool leases\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();

@@ -17,6 +17,7 @@
 #include <iostream>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/holder_process.h"
 #include "pool-manager/cli/manager_query.h"
@@ -26,26 +27,23 @@
 namespace gpupool::cli {
 namespace {
 
-const Help kHelp = {"gpupool up [options]",
-                    "Starts a pool on this machine: gpupool-manager and gpupool-server, in a private runtime "
-                    "directory. Its GPUs "
-                    "are those of the NVIDIA driver, or software GPUs where there is none. Returns when "
-                    "programs can run, or says why "
-                    "they cannot. Stays in the foreground until Ctrl-C, unless --detach. If a pool is up "
-                    "already, that is fine.",
-                    "GPUPOOL_STATE: the runtime directory instead of $XDG_RUNTIME_DIR/gpupool or "
-                    "/tmp/gpupool-<uid>. GPUPOOL_LOG: error, "
-                    "warning, info or debug.",
-                    "0: the pool is up (--detach), was up already, or was stopped by a signal. 1: it could "
-                    "not start, or died. 2: the command "
-                    "line is wrong.",
-                    "  gpupool up --detach\n"
-                    "  gpupool up --software 2 --transport ucx\n"
-                    "  gpupool up --port 4780 --listen 0.0.0.0    # other machines may lease too\n"};
+const Help kHelp = {
+    "gpupool up [options]",
+    "Starts a pool on this machine: gpupool-manager and gpupool-server, in a private folder. It offers the "
+    "GPUs of NVIDIA's driver, or a software GPU if there is none. With --detach the command returns when "
+    "programs can run; otherwise it stays in the foreground until Ctrl-C. If a pool is up already, it does "
+    "nothing.",
+    "GPUPOOL_STATE: the folder of this machine's pool, instead of $XDG_RUNTIME_DIR/gpupool or "
+    "/tmp/gpupool-<uid>. GPUPOOL_LOG: error, warning, info or debug.",
+    "0: the pool is up (--detach), was up already, or was stopped by a signal. 1: the pool could not start, "
+    "or has failed. 2: the command line is wrong.",
+    "  gpupool up --detach\n"
+    "  gpupool up --software 2 --transport ucx\n"
+    "  gpupool up --port 4780 --listen 0.0.0.0    # other machines may lease too\n"};
 
 struct UpOptions {
   bool detach = false;
-  std::string transport = "shm";
+  std::string transport{kTransports[0].name};
   uint32_t software = 0;
   uint32_t port = 0;
   std::string listen = "127.0.0.1";
@@ -57,30 +55,37 @@ struct UpOptions {
 
   std::vector<options::Option> table() {
     return {
-        {"detach", detach, "", "Return when the pool is ready; it goes on in the background.", true},
-        {"transport", transport, "shm|ucx",
-         "How programs of this machine reach the server: shm, or ucx to go through the network stack.", true},
+        {"detach", detach, "", "Return when the pool is ready. It keeps running in the background.", true},
+        {"transport", transport, transportChoices("|"),
+         "How programs on this machine reach the server: shm (shared memory), or ucx (the network stack).",
+         true},
         {"software", software, "N",
-         "Use N software GPUs, also where there is an NVIDIA driver. 0: only where there is none.", true},
+         "Offer N software GPUs, even if there is an NVIDIA driver. 0: one, only if there is none.", true},
         {"port", port, "PORT",
-         "Let other machines lease: the manager's TCP port, and network sessions on the server. 0: this "
-         "machine only. "
-         "Without TLS as yet: for trusted networks.",
+         "The manager's TCP port, so that other machines can lease. 0: this machine only. There is no TLS "
+         "yet: use a network that you trust.",
          true},
         {"tokens", tokens, "FILE",
-         "With --port: let in only who proves a token of this file (lines 'tenant: token', mode 0600).",
+         "With --port: a file of tokens (lines 'tenant: token', file mode 0600). Other machines must prove "
+         "that they know one of them.",
          true},
-        {"listen", listen, "HOST", "The address for --port and for ucx sessions; 0.0.0.0 is every interface.",
+        {"listen", listen, "HOST", "The address for --port and for ucx sessions. 0.0.0.0: every interface.",
          true},
         {"network-device", networkDevice, "NAME",
-         "The network device that ucx uses on the server (mlx5_0:1, eth0, lo).", true},
+         "The network device that ucx uses on the server, for example eth0, lo or mlx5_0:1.", true},
         {"network-wire", networkWire, "auto|tcp|rdma",
-         "What ucx goes over: rdma where both ends have an RDMA device on the way, else tcp.", true},
-        {"warm", warm, "N", "Workers kept ready.", true},
-        {"name", name, "NAME", "The server's name in the pool. Empty: the host's name.", true},
-        {"driver", driver, "PATH", "The CUDA driver library. Empty: searched for.", true},
-        {"state", state, "DIR", "The runtime directory.", true},
-        {"wait", wait, "TIME", "Give up if the pool is not ready by then.", true},
+         "What ucx uses: rdma, tcp, or auto (RDMA where both ends have an RDMA device on the route, else "
+         "TCP).",
+         true},
+        {"warm", warm, "N", "The number of workers that are started ahead of time and wait for sessions.",
+         true},
+        {"name", name, "NAME", "The server's name in the pool. Empty: the host name.", true},
+        {"driver", driver, "PATH",
+         "The CUDA driver library. Empty: NVIDIA's driver where it finds a GPU, else the software GPU.",
+         true},
+        {"state", state, "DIR",
+         "The folder for the pool's sockets, store and process list. Empty: as GPUPOOL_STATE says.", true},
+        {"wait", wait, "TIME", "How long to wait for the pool to become ready.", true},
     };
   }
 };
@@ -112,7 +117,7 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
     plan.manager.insert(plan.manager.end(), {"--listen", hostPort(options.listen, options.port)});
   if (!options.tokens.empty())
     plan.manager.insert(plan.manager.end(), {"--tokens", absolutePath(options.tokens)});
-  const bool local = options.transport == "shm";
+  const bool local = findTransport(options.transport)->reach == TransportFacts::Reach::sameHost;
   plan.server = {executable("gpupool-server"),
                  "--config",
                  "/dev/null",
@@ -138,8 +143,7 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
 }
 
 void check(const UpOptions& options) {
-  if (options.transport != "shm" && options.transport != "ucx")
-    throw options::OptionError("--transport: '" + options.transport + "' is neither shm nor ucx");
+  checkTransport(options.transport);
   if (options.port > 65535) throw options::OptionError("--port: 1 to 65535");
   if (options.software > 64) throw options::OptionError("--software: at most 64");
   if (options.software != 0 && !options.driver.empty())
@@ -167,16 +171,16 @@ using Report = std::function<bool(bool good, const std::string& text)>;
 
 // In the process that stays. `report` is called once, false if nobody listens.
 int supervise(PoolDirectory& directory, PoolPlan plan, const Report& report) {
-  pid_t owner = 0;
-  if (!directory.take(&owner)) {
-    const std::string whose =
-        directory.path() + " (process " + std::to_string(owner) + "); `gpupool down` stops it";
-    const bool ready = otherIsReady(directory, plan);
-    report(ready, ready ? "a pool is up already in " + whose
-                        : "a pool was started already, but is not ready: " + whose);
-    return ready ? 0 : kExitFailure;
-  }
   try {
+    pid_t owner = 0;
+    if (!directory.take(&owner)) {
+      const std::string whose =
+          directory.path() + " (process " + std::to_string(owner) + "); `gpupool down` stops it";
+      const bool ready = otherIsReady(directory, plan);
+      report(ready, ready ? "a pool is up already in " + whose
+                          : "a pool was started already, but is not ready: " + whose);
+      return ready ? 0 : kExitFailure;
+    }
     directory.endLeftovers();
     directory.clear();
     Supervisor supervisor(directory, std::move(plan));
@@ -229,7 +233,7 @@ int superviseDetached(PoolDirectory& directory, PoolPlan plan) {
     if (size > 0) answer.append(part, static_cast<size_t>(size));
   }
   ::close(pipe[0]);
-  if (answer.empty()) throw CommandError(kExitFailure, "the pool's supervisor ended without a word");
+  if (answer.empty()) throw CommandError(kExitFailure, "the pool's supervisor ended without saying why");
   if (answer[0] == '-') {
     ::waitpid(pid, nullptr, 0);  // it is still clearing away
     throw CommandError(kExitFailure, answer.substr(1));

@@ -1,11 +1,11 @@
 #include <map>
 
-#include "pool-manager/store/store.h"
+#include "pool-manager/store/medium.h"
 
 namespace gpupool::pool {
 namespace {
 
-class MemoryStore final : public Store {
+class MemoryMedium final : public Medium {
  public:
   std::vector<Entry> range(const std::string& prefix) override {
     std::vector<Entry> found;
@@ -14,34 +14,37 @@ class MemoryStore final : public Store {
     return found;
   }
 
-  std::optional<Entry> get(const std::string& key) override {
-    const auto at = entries_.find(key);
-    if (at == entries_.end()) return std::nullopt;
-    return at->second;
+  std::vector<Outcome> apply(std::span<const Transaction> group) override {
+    std::vector<Outcome> outcomes;
+    for (const Transaction& transaction : group) outcomes.push_back(apply(transaction));
+    return outcomes;
   }
 
-  std::optional<uint64_t> commit(std::span<const Compare> compares, std::span<const Write> writes) override {
-    for (const Compare& compare : compares) {
+ private:
+  Outcome apply(const Transaction& transaction) {
+    for (const Compare& compare : transaction.compares) {
       const auto at = entries_.find(compare.key);
-      if ((at == entries_.end() ? 0 : at->second.revision) != compare.revision) return std::nullopt;
+      if ((at == entries_.end() ? 0 : at->second.revision) != compare.revision)
+        return {Outcome::Kind::compareFailed, 0, {}};
     }
     ++revision_;
-    for (const Write& write : writes) {
+    for (const Write& write : transaction.writes) {
       if (write.value)
         entries_[write.key] = {write.key, *write.value, revision_};
       else
         entries_.erase(write.key);
     }
-    return revision_;
+    return {Outcome::Kind::committed, revision_, {}};
   }
 
- private:
   std::map<std::string, Entry> entries_;
   uint64_t revision_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Store> makeMemoryStore() { return std::make_unique<MemoryStore>(); }
+std::unique_ptr<Medium> makeMemoryMedium() { return std::make_unique<MemoryMedium>(); }
+
+std::unique_ptr<Store> makeMemoryStore() { return makeStore(makeMemoryMedium(), WritesOn::deliver); }
 
 }  // namespace gpupool::pool

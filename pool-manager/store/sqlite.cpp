@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <variant>
 
-#include "pool-manager/store/store.h"
+#include "pool-manager/store/medium.h"
 
 namespace gpupool::pool {
 namespace {
@@ -73,9 +73,9 @@ struct Close {
   void operator()(sqlite3* database) const { sqlite3_close(database); }
 };
 
-class SqliteStore final : public Store {
+class SqliteMedium final : public Medium {
  public:
-  explicit SqliteStore(const std::string& path) : database_(open(path)), db_(database_.get()) {}
+  explicit SqliteMedium(const std::string& path) : database_(open(path)), db_(database_.get()) {}
 
   std::vector<Entry> range(const std::string& prefix) override {
     std::vector<Entry> found;
@@ -89,36 +89,31 @@ class SqliteStore final : public Store {
     return found;
   }
 
-  std::optional<Entry> get(const std::string& key) override {
-    get_.bind({key});
-    if (!get_.step()) return std::nullopt;
-    Entry entry{key, get_.blob(0), get_.number(1)};
-    get_.bind({key});
-    return entry;
-  }
-
-  std::optional<uint64_t> commit(std::span<const Compare> compares, std::span<const Write> writes) override {
+  // One SQLite transaction, and so one fsync, for all of them.
+  std::vector<Outcome> apply(std::span<const Transaction> group) override {
     begin_.run({});
     try {
-      for (const Compare& compare : compares) {
-        const auto entry = get(compare.key);
-        if ((entry ? entry->revision : 0) != compare.revision) {
-          rollback_.run({});
-          return std::nullopt;
+      revision_.bind({});
+      uint64_t revision = revision_.step() ? revision_.number(0) : 0;
+      revision_.bind({});
+      std::vector<Outcome> outcomes;
+      for (const Transaction& transaction : group) {
+        if (!holds(transaction)) {
+          outcomes.push_back({Outcome::Kind::compareFailed, 0, {}});
+          continue;
         }
+        ++revision;
+        for (const Write& write : transaction.writes) {
+          if (write.value)
+            put_.run({write.key, *write.value, revision});
+          else
+            erase_.run({write.key});
+        }
+        outcomes.push_back({Outcome::Kind::committed, revision, {}});
       }
-      revision_.bind({});
-      const uint64_t revision = (revision_.step() ? revision_.number(0) : 0) + 1;
-      revision_.bind({});
       setRevision_.run({revision});
-      for (const Write& write : writes) {
-        if (write.value)
-          put_.run({write.key, *write.value, revision});
-        else
-          erase_.run({write.key});
-      }
       commit_.run({});
-      return revision;
+      return outcomes;
     } catch (const std::runtime_error&) {
       sqlite3_exec(db_, "ROLLBACK", nullptr, nullptr, nullptr);
       throw;
@@ -126,6 +121,16 @@ class SqliteStore final : public Store {
   }
 
  private:
+  bool holds(const Transaction& transaction) {
+    for (const Compare& compare : transaction.compares) {
+      revisionOf_.bind({compare.key});
+      const uint64_t revision = revisionOf_.step() ? revisionOf_.number(0) : 0;
+      revisionOf_.bind({compare.key});  // resets
+      if (revision != compare.revision) return false;
+    }
+    return true;
+  }
+
   static std::unique_ptr<sqlite3, Close> open(const std::string& path) {
     // Created here, because SQLite would give it the umask's mode, and session keys lie in it.
     const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -159,20 +164,19 @@ class SqliteStore final : public Store {
   std::unique_ptr<sqlite3, Close> database_;
   sqlite3* db_;
   Statement range_{db_, "SELECT k, v, revision FROM kv WHERE k >= ? ORDER BY k"};
-  Statement get_{db_, "SELECT v, revision FROM kv WHERE k = ?"};
+  Statement revisionOf_{db_, "SELECT revision FROM kv WHERE k = ?"};
   Statement put_{db_, "INSERT OR REPLACE INTO kv VALUES (?, ?, ?)"};
   Statement erase_{db_, "DELETE FROM kv WHERE k = ?"};
   Statement revision_{db_, "SELECT revision FROM counter WHERE id = 1"};
   Statement setRevision_{db_, "INSERT OR REPLACE INTO counter VALUES (1, ?)"};
   Statement begin_{db_, "BEGIN IMMEDIATE"};
   Statement commit_{db_, "COMMIT"};
-  Statement rollback_{db_, "ROLLBACK"};
 };
 
 }  // namespace
 
 std::unique_ptr<Store> openSqliteStore(const std::string& path) {
-  return std::make_unique<SqliteStore>(path);
+  return makeStore(std::make_unique<SqliteMedium>(path), WritesOn::ownThread);
 }
 
 }  // namespace gpupool::pool

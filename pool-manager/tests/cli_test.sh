@@ -5,6 +5,7 @@
 set -u
 bin=$1 driver=$2 verbs=$3
 folder=$(mktemp -d /tmp/gpupool-cli-XXXXXX)
+export GPUPOOL_SERVER_DEVICE_LOCKS=$folder  # the fake driver's GPUs are not this machine's
 export GPUPOOL_STATE=$folder/pool GPUPOOL_LIBRARY_DIR=$folder/lib GPUPOOL_SERVER_WORKER=$bin/fake_worker
 unset GPUPOOL_MANAGER GPUPOOL_LOG
 mkdir "$folder/lib" && : > "$folder/lib/libcuda.so.1"

@@ -48,7 +48,7 @@ FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t device
   facts.rowsHash = rowsHash;
   for (uint32_t i = 0; i < devices; ++i) {
     pool::Device device;
-    device.uuid.assign(16, static_cast<char>('a' + i));
+    device.uuid = (facts.name + std::string(16, '.')).substr(0, 15) + static_cast<char>('a' + i);
     device.name = "Fake GPU";
     device.memoryBytes = uint64_t{8} << 30;
     device.ordinal = i;
@@ -75,6 +75,12 @@ kj::Promise<void> FakeServer::membership(std::string address) {
         auto request = connection_->manager().joinRequest();
         pool::write(facts, request.initInfo());
         fabric::write(fabric, request.getInfo().initFabric());
+        auto told = request.initReports(static_cast<unsigned>(reports.size()));
+        for (unsigned i = 0; i < told.size(); ++i) {
+          told[i].setHighestEpoch(reports[i].highestEpoch);
+          auto running = told[i].initRunning(static_cast<unsigned>(reports[i].running.size()));
+          for (unsigned k = 0; k < running.size(); ++k) pool::write(reports[i].running[k], running[k]);
+        }
         request.setControl(kj::heap<Control>(*this));
         return request.send().ignoreResult();
       })

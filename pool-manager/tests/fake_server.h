@@ -30,6 +30,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   uint64_t rowsHash = 0x1234;
   fabric::Fabric fabric;  // told when joining, and by the next beat if tellFabric
   bool tellFabric = false;
+  std::vector<pool::DeviceReport> reports;  // told when joining
   uint32_t sessions = 0;
 
   // Joins and beats, on a connection of its own, until leave(); comes back if the manager goes away.

@@ -290,7 +290,7 @@ TEST_CASE_METHOD(Fixture, "malformed requests are answered, not obeyed") {
   old.version = 9;
   const Opened version = open(old);
   CHECK(version.reply.status == Status::mismatch);
-  CHECK(contains(version.reply.text, "speaks holder protocol 9, this gpupool speaks 2"));
+  CHECK(contains(version.reply.text, "speaks holder protocol 9, this gpupool speaks 3"));
   CHECK(send("short", 5).reply.status == Status::refused);
   CHECK(send(std::string(5000, 'x').data(), 5000).reply.status == Status::refused);
   CHECK(server->leases.empty());
@@ -327,6 +327,39 @@ TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is ope
   const Opened opened = open(request());
   CHECK(opened.reply.status == Status::leaseEnded);
   CHECK(contains(opened.reply.text, "its server a was restarted"));
+}
+
+TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, and then gets it") {
+  startAll();
+  settings.waitingInterval = 20 * kj::MILLISECONDS;
+  settings.request.deviceCount = 2;
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  auto first = kj::mv(holder);
+  auto firstSocket = kj::mv(application);
+  auto firstServing = kj::mv(serving);
+  settings.request.waitMs = 60'000;
+  makeHolder();
+  const OpenRequest wanted = request();
+  for (int heard = 0; heard < 3; ++heard) {
+    Opened opened;
+    if (heard == 0) opened = send(&wanted, sizeof wanted);
+    for (int i = 0; i < 300 && !opened.answered; ++i) {
+      pause(10);
+      receive(opened);
+    }
+    REQUIRE(opened.answered);
+    CHECK(opened.reply.status == Status::waiting);
+  }
+  first->release().wait(io.waitScope);
+  Opened last;
+  for (int i = 0; i < 300 && (!last.answered || last.reply.status == Status::waiting); ++i) {
+    pause(10);
+    receive(last);
+  }
+  CHECK(last.reply.status == Status::ok);
+  CHECK(last.session.get() >= 0);
+  firstServing = nullptr;
 }
 
 TEST_CASE_METHOD(Fixture, "several applications share one listening holder") {

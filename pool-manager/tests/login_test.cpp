@@ -62,10 +62,7 @@ struct Fixture {
     service->serve(kj::mv(listener), false);
   }
   kj::Own<ManagerConnection> connect(const std::string& tenant, const std::string& token) {
-    return connectManager(*io.provider, address, 2 * kj::SECONDS,
-                          [&] {
-                            return Credentials{tenant, token};
-                          })
+    return connectManager(*io.provider, address, 2 * kj::SECONDS, [&] { return Credentials{tenant, token}; })
         .wait(io.waitScope);
   }
   // A connection that has not logged in.
@@ -170,10 +167,11 @@ TEST_CASE("a proof is good once, and on its own connection") {
   CHECK(contains(refusal([&] { other.prove(good); }), "refuses the token of tenant 'alice'"));
   right.prove(good);
   CHECK(right.proven());
-  CHECK(contains(refusal([&] { right.prove(good); }), "after login, once"));
+  CHECK(contains(refusal([&] { right.prove(good); }), "without a login before it"));
   CHECK(contains(refusal([&] { wrong.prove(proof(wrong, kBob)); }), "refuses the token"));
   CHECK_FALSE(wrong.proven());
-  CHECK(contains(refusal([&] { wrong.prove(good); }), "after login"));  // a new challenge for every guess
+  CHECK(contains(refusal([&] { wrong.prove(good); }),
+                 "without a login before it"));  // a new challenge for every guess
   // What the manager would answer is no client's proof.
   const auto challenge = role.begin("alice", nonce);
   const auto reflected = schema::tokenProof(kAlice, schema::kRoleManager, {"alice", nonce, challenge});
@@ -181,8 +179,9 @@ TEST_CASE("a proof is good once, and on its own connection") {
   CHECK(contains(refusal([&] { unknown.prove(proof(unknown, kAlice, "carol")); }), "tenant 'carol'"));
   const Digest whole = proof(shortProof, kAlice);
   CHECK(contains(refusal([&] { shortProof.prove(std::span(whole).first(31)); }), "refuses the token"));
-  CHECK(contains(refusal([&] { other.begin(std::string(65, 'x'), nonce); }), "no request to log in"));
-  CHECK(contains(refusal([&] { other.begin("alice", std::span(nonce).first(31)); }), "no request to log in"));
+  CHECK(contains(refusal([&] { other.begin(std::string(65, 'x'), nonce); }), "malformed login request"));
+  CHECK(contains(refusal([&] { other.begin("alice", std::span(nonce).first(31)); }),
+                 "malformed login request"));
 }
 
 TEST_CASE("guessing is slowed down, by peer") {
@@ -207,7 +206,7 @@ TEST_CASE_METHOD(Fixture, "before the proof a connection gets refusals only, and
   auto connection = bare();
   auto manager = connection->manager();
   const auto wants = [&](const std::function<void()>& call) {
-    return contains(refusal(call), "wants a token before anything else");
+    return contains(refusal(call), "requires a token before anything else");
   };
   CHECK(wants([&] { manager.leasesRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.devicesRequest().send().wait(io.waitScope); }));
@@ -218,8 +217,9 @@ TEST_CASE_METHOD(Fixture, "before the proof a connection gets refusals only, and
   CHECK(wants([&] { manager.joinRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.beatRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.leaveRequest().send().wait(io.waitScope); }));
-  CHECK(contains(refusal([&] { manager.proveRequest().send().wait(io.waitScope); }), "after login"));
-  CHECK(contains(refusal([&] { connect("", ""); }), "wants a token: name the file"));
+  CHECK(contains(refusal([&] { manager.proveRequest().send().wait(io.waitScope); }),
+                 "without a login before it"));
+  CHECK(contains(refusal([&] { connect("", ""); }), "requires a token: name the file"));
   pause(300);
   CHECK(contains(refusal([&] { manager.leasesRequest().send().wait(io.waitScope); }), "disconnect"));
   auto proven = connect("alice", kAlice);
@@ -285,10 +285,10 @@ TEST_CASE_METHOD(Fixture, "a tenant's leases are its own") {
 TEST_CASE_METHOD(Fixture, "servers join, users lease, neither does the other's") {
   auto alice = connect("alice", kAlice), node = connect(kServersTenant, kServers);
   CHECK(contains(refusal([&] { alice->manager().joinRequest().send().wait(io.waitScope); }),
-                 "is none for servers"));
+                 "cannot be used by servers"));
   CHECK(contains(refusal([&] { alice->manager().beatRequest().send().wait(io.waitScope); }),
-                 "is none for servers"));
-  CHECK(contains(refusal([&] { lease(*node, wish()); }), "leases nothing"));
+                 "cannot be used by servers"));
+  CHECK(contains(refusal([&] { lease(*node, wish()); }), "cannot lease"));
 }
 
 TEST_CASE_METHOD(Fixture, "callers of another version are told so, also where no token is wanted") {
@@ -334,13 +334,7 @@ TEST_CASE("whoever cannot prove the token is no manager") {
   schema::Manager::Client manager(kj::mv(impostor));
   const auto refused = [&] {
     return refusal([&] {
-      schema::logIn(
-          manager,
-          [] {
-            return Credentials{"alice", kAlice};
-          },
-          "head:4780")
-          .wait(io.waitScope);
+      schema::logIn(manager, [] { return Credentials{"alice", kAlice}; }, "head:4780").wait(io.waitScope);
     });
   };
   CHECK(contains(refused(), "whoever answers at head:4780 does not know the token of tenant 'alice'"));

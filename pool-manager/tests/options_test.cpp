@@ -103,9 +103,8 @@ TEST_CASE("errors name the source, the option and what is wrong") {
         }).find("f.yaml:1: time: 'soon' is not a time") == 0);
   CHECK(message([&] { set.readYaml("a: [", "f.yaml"); }).find("f.yaml: ") == 0);
   CHECK(message([&] { set.readArguments({"--a-count"}); }) == "--a-count: a value is missing (N)");
-  CHECK(message([&] {
-          set.readArguments({"--a-count", "many"});
-        }) == "--a-count: 'many' is not a whole number");
+  CHECK(message([&] { set.readArguments({"--a-count", "many"}); }) ==
+        "--a-count: 'many' is not a whole number");
   CHECK(message([&] { set.readArguments({"--nothing"}); }).find("--nothing: there is no such option") == 0);
   CHECK(message([&] { set.readArguments({"-x"}); }).find("-x: there is no such option") == 0);
   CHECK(message([&] { set.readArguments({"--no-a-count"}); }).find("there is no such option") !=

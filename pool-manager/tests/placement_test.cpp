@@ -93,6 +93,7 @@ TEST_CASE("the reason names what is missing and who holds what") {
   CHECK(says(place({2, 20 * kGiB, ""}, servers),
              "2 devices with 20.0 GiB free on one server are wanted, none is free"));
   CHECK(says(place({3, 0, ""}, servers), "no server has more than 2"));
+  CHECK(says(place({2, 90 * kGiB, ""}, servers), "the most that any server could give is 0"));
   CHECK(says(place({2, 5 * kGiB, ""}, servers), "only 1 is free"));
   CHECK(says(place({1, 0, "z"}, servers), "there is no server named z in the pool; there are: a"));
   CHECK(place({1, 0, ""}, {}).missing == "no server has joined the pool yet");

@@ -40,6 +40,14 @@ struct Fixture {
   T await(kj::Promise<T>&& promise) {
     return io.provider->getTimer().timeoutAfter(5 * kj::SECONDS, kj::mv(promise)).wait(io.waitScope);
   }
+  // Time in which the manager runs: it never takes a long step.
+  void pass(uint64_t ms) {
+    for (; ms != 0; ms -= std::min<uint64_t>(ms, 400)) {
+      now += std::min<uint64_t>(ms, 400);
+      pause(12);
+      await(connect()->manager().devicesRequest().send());  // has read the clock, whatever the ticks do
+    }
+  }
   void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
 
   Folder folder;
@@ -199,13 +207,28 @@ TEST_CASE_METHOD(Fixture, "expiry frees: the server is told") {
   await(server.joined());
   auto holder = connect();
   const Lease got = await(lease(*holder, wish()));
-  now += 16'000;
-  pause(100);
+  pass(16'000);
   await(server.beatNow());
   pause(50);
   CHECK(server.leases.empty());
   CHECK(service->pool().leases().empty());
   CHECK(contains(errorText(failure(*this, renew(*holder, got.id))), "has not renewed it for 15 s"));
+}
+
+TEST_CASE_METHOD(Fixture, "a manager that stood still ends no lease: renewals wait to be read") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  for (int stop = 0; stop < 3; ++stop) {
+    now += 60'000;  // four times the TTL
+    pause(50);
+    await(holder->manager().devicesRequest().send());  // it has seen the clock
+    CHECK(service->pool().leases().at(got.id).state == LeaseState::active);
+    CHECK(await(renew(*holder, got.id)) == 15'000u);
+  }
+  CHECK(server.revokeReasons.empty());
 }
 
 TEST_CASE_METHOD(Fixture, "a server that does not answer a revoke delays the release, not for ever") {
@@ -219,10 +242,12 @@ TEST_CASE_METHOD(Fixture, "a server that does not answer a revoke delays the rel
   CHECK(service->pool().leases().size() == 1);  // not free: nobody confirmed
   auto next = lease(*holder, wish()).eagerlyEvaluate(nullptr);
   pause(50);  // a released device is waited for, but no longer than a second
-  now += 1001;
+  pass(1100);
   CHECK(contains(errorText(failure(*this, kj::mv(next))), "ending"));
-  now += 15'000 + 500 + 3000 + 1;
-  pause(50);
+  pass(15'000 + 500 + 3000 + 100);
+  CHECK(service->pool().leases().at(got.id).state == LeaseState::lost);  // over, and its device not free
+  server.muteRevokes = false;
+  for (int i = 0; i < 200 && !service->pool().leases().empty(); ++i) pause(20);
   CHECK(service->pool().leases().empty());
 }
 
@@ -235,6 +260,7 @@ TEST_CASE_METHOD(Fixture, "a refused grant is a lost server, in its own words") 
   const auto error = failure(*this, lease(*holder, wish()));
   CHECK(error.getType() == kj::Exception::Type::DISCONNECTED);
   CHECK(errorText(error) == "server a did not take the lease: the driver is gone");
+  for (int i = 0; i < 200 && !service->pool().leases().empty(); ++i) pause(10);  // the server confirms it
   CHECK(service->pool().leases().empty());
 }
 

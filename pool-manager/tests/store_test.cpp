@@ -1,11 +1,14 @@
 // One suite for every store; then what only a file can show: it survives the writer's death and belongs to
 // one.
-#include "pool-manager/store/store.h"
+#include "pool-manager/store/medium.h"
 
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <future>
 
 #include "catch.h"
 #include "support.h"
@@ -15,19 +18,38 @@ using namespace gpupool::test;
 
 namespace {
 
-std::optional<uint64_t> put(Store& store, const std::string& key, const std::string& value) {
-  const Write write{key, value};
-  return store.commit({}, {&write, 1});
+std::optional<Entry> get(Store& store, const std::string& key) {
+  for (Entry& entry : store.range(key))
+    if (entry.key == key) return entry;
+  return std::nullopt;
+}
+
+// Commits, and waits until it is told; 0: a comparison failed.
+uint64_t commit(Store& store, std::vector<Compare> compares, std::vector<Write> writes) {
+  std::optional<Outcome> outcome;
+  store.commit({std::move(compares), std::move(writes)}, [&](const Outcome& told) { outcome = told; });
+  CHECK_FALSE(outcome);  // never from inside
+  while (!outcome) {
+    if (store.deliver()) continue;
+    std::promise<void> ready;
+    store.whenReady([&] { ready.set_value(); });
+    ready.get_future().wait();
+  }
+  CHECK(outcome->kind != Outcome::Kind::failed);
+  return outcome->committed() ? outcome->revision : 0;
+}
+
+uint64_t put(Store& store, const std::string& key, const std::string& value) {
+  return commit(store, {}, {{key, value}});
 }
 
 void conforms(Store& store) {
   CHECK(store.range("").empty());
-  CHECK_FALSE(store.get("a"));
-  const auto first = put(store, "a/1", "one");
-  REQUIRE(first);
-  CHECK(*first > 0);
-  CHECK(store.get("a/1")->value == "one");
-  CHECK(store.get("a/1")->revision == *first);
+  CHECK_FALSE(get(store, "a"));
+  const uint64_t first = put(store, "a/1", "one");
+  CHECK(first > 0);
+  CHECK(get(store, "a/1")->value == "one");
+  CHECK(get(store, "a/1")->revision == first);
 
   SECTION("a range is a prefix, in order") {
     put(store, "a/3", "three");
@@ -44,45 +66,93 @@ void conforms(Store& store) {
     CHECK(store.range("a/4").empty());
   }
   SECTION("revisions grow, one a transaction") {
-    const Write writes[] = {{"x", "1"}, {"y", "2"}};
-    const auto both = store.commit({}, writes);
-    REQUIRE(both);
-    CHECK(*both > *first);
-    CHECK(store.get("x")->revision == *both);
-    CHECK(store.get("y")->revision == *both);
-    CHECK(*put(store, "x", "3") > *both);
-    CHECK(store.get("y")->revision == *both);
+    const uint64_t both = commit(store, {}, {{"x", "1"}, {"y", "2"}});
+    CHECK(both > first);
+    CHECK(get(store, "x")->revision == both);
+    CHECK(get(store, "y")->revision == both);
+    CHECK(put(store, "x", "3") > both);
+    CHECK(get(store, "y")->revision == both);
   }
   SECTION("a failed comparison changes nothing") {
-    const Write write{"a/1", "two"};
-    const Compare absent{"a/1", 0}, stale{"a/1", *first + 100}, missing{"zz", 1};
-    CHECK_FALSE(store.commit({&absent, 1}, {&write, 1}));
-    CHECK_FALSE(store.commit({&stale, 1}, {&write, 1}));
-    CHECK_FALSE(store.commit({&missing, 1}, {&write, 1}));
-    CHECK(store.get("a/1")->value == "one");
-    const Compare right[] = {{"a/1", *first}, {"zz", 0}};
-    CHECK(store.commit(right, {&write, 1}));
-    CHECK(store.get("a/1")->value == "two");
-    CHECK_FALSE(store.commit(right, {&write, 1}));  // the revision has moved on
+    CHECK_FALSE(commit(store, {{"a/1", 0}}, {{"a/1", "two"}}));
+    CHECK_FALSE(commit(store, {{"a/1", first + 100}}, {{"a/1", "two"}}));
+    CHECK_FALSE(commit(store, {{"zz", 1}}, {{"a/1", "two"}}));
+    CHECK(get(store, "a/1")->value == "one");
+    CHECK(commit(store, {{"a/1", first}, {"zz", 0}}, {{"a/1", "two"}}));
+    CHECK(get(store, "a/1")->value == "two");
+    CHECK_FALSE(commit(store, {{"a/1", first}}, {{"a/1", "three"}}));  // the revision has moved on
   }
   SECTION("what is erased is absent") {
-    const Write erase[] = {{"a/1", std::nullopt}, {"never", std::nullopt}};
-    CHECK(store.commit({}, erase));
-    CHECK_FALSE(store.get("a/1"));
-    const Compare absent{"a/1", 0};
-    const Write again{"a/1", "new"};
-    const auto revision = store.commit({&absent, 1}, {&again, 1});
-    REQUIRE(revision);
-    CHECK(*revision > *first);
+    CHECK(commit(store, {}, {{"a/1", std::nullopt}, {"never", std::nullopt}}));
+    CHECK_FALSE(get(store, "a/1"));
+    CHECK(commit(store, {{"a/1", 0}}, {{"a/1", "new"}}) > first);
   }
   SECTION("an empty value is a value") {
     put(store, "empty", "");
-    REQUIRE(store.get("empty"));
-    CHECK(store.get("empty")->value.empty());
+    REQUIRE(get(store, "empty"));
+    CHECK(get(store, "empty")->value.empty());
+  }
+  SECTION("commits are told in their order, each with an outcome of its own") {
+    std::vector<int> told;
+    for (int i = 0; i < 1000; ++i)
+      store.commit({i % 3 == 0 ? std::vector<Compare>{{"none", 7}} : std::vector<Compare>{},
+                    {{"n/" + std::to_string(i), "x"}}},
+                   [&told, i](const Outcome& outcome) {
+                     CHECK(outcome.committed() == (i % 3 != 0));
+                     told.push_back(i);
+                   });
+    commit(store, {}, {});
+    REQUIRE(told.size() == 1000);
+    CHECK(std::is_sorted(told.begin(), told.end()));
+    CHECK(store.range("n/").size() == 666);
+  }
+  SECTION("a watcher sees every write below its prefix, once it is durable") {
+    std::vector<std::string> seen;
+    store.watch("w/", [&](const Write& write, uint64_t revision) {
+      CHECK(revision > first);
+      seen.push_back(write.key + (write.value ? "=" + *write.value : " erased"));
+    });
+    put(store, "other", "x");
+    put(store, "w/1", "a");
+    commit(store, {{"w/1", 0}}, {{"w/1", "never"}});
+    commit(store, {}, {{"w/1", std::nullopt}});
+    CHECK(seen == std::vector<std::string>{"w/1=a", "w/1 erased"});
+  }
+  SECTION("whoever starts writes and waits") {
+    CHECK(store.commitNow({{}, {{"now", "1"}}}).committed());
+    CHECK(store.commitNow({{{"now", 0}}, {{"now", "2"}}}).kind == Outcome::Kind::compareFailed);
+    CHECK(get(store, "now")->value == "1");
   }
 }
 
+// Counts how often it is written to.
+class Counting final : public Medium {
+ public:
+  explicit Counting(int* groups) : groups_(groups) {}
+  std::vector<Entry> range(const std::string& prefix) override { return medium_->range(prefix); }
+  std::vector<Outcome> apply(std::span<const Transaction> group) override {
+    ++*groups_;
+    return medium_->apply(group);
+  }
+
+ private:
+  std::unique_ptr<Medium> medium_ = makeMemoryMedium();
+  int* groups_;
+};
+
 }  // namespace
+
+TEST_CASE("what waits is written together") {
+  int groups = 0;
+  const auto store = makeStore(std::make_unique<Counting>(&groups), WritesOn::deliver);
+  int told = 0;
+  for (int i = 0; i < 100; ++i)
+    store->commit({{}, {{"k", std::to_string(i)}}}, [&](const Outcome&) { ++told; });
+  CHECK(store->deliver());
+  CHECK(told == 100);
+  CHECK(groups == 1);
+  CHECK(store->range("k").at(0).value == "99");
+}
 
 TEST_CASE("the store in memory conforms") {
   const auto store = makeMemoryStore();
@@ -101,16 +171,16 @@ TEST_CASE("a file is private, durable, and one manager's") {
   uint64_t revision = 0;
   {
     const auto store = openSqliteStore(path);
-    revision = *put(*store, "key", "value");
-    struct stat info {};
+    revision = put(*store, "key", "value");
+    struct stat info{};
     REQUIRE(::stat(path.c_str(), &info) == 0);
     CHECK((info.st_mode & 0777) == 0600);
     CHECK(contains(thrown([&] { openSqliteStore(path); }), "in use by another gpupool-manager"));
   }
   const auto again = openSqliteStore(path);
-  REQUIRE(again->get("key"));
-  CHECK(again->get("key")->revision == revision);
-  CHECK(*put(*again, "key", "other") > revision);
+  REQUIRE(get(*again, "key"));
+  CHECK(get(*again, "key")->revision == revision);
+  CHECK(put(*again, "key", "other") > revision);
   CHECK_THROWS_AS(openSqliteStore(folder.path + "/no/such/folder/db"), std::runtime_error);
 }
 
@@ -127,9 +197,9 @@ TEST_CASE("no acknowledged transaction is lost when the writer is killed") {
     if (writer == 0) {
       const auto store = openSqliteStore(path);
       for (uint32_t i = expected;; ++i) {
-        const Write writes[] = {{"a/" + std::to_string(i), "x"},
-                                {"b/" + std::to_string(i), std::string(3000, 'y')}};
-        if (!store->commit({}, writes) || ::write(acknowledged[1], &i, sizeof i) < 0) ::_exit(1);
+        const Transaction both{
+            {}, {{"a/" + std::to_string(i), "x"}, {"b/" + std::to_string(i), std::string(3000, 'y')}}};
+        if (!store->commitNow(both).committed() || ::write(acknowledged[1], &i, sizeof i) < 0) ::_exit(1);
       }
     }
     ::close(acknowledged[1]);

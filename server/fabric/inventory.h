@@ -1,5 +1,5 @@
 #pragma once
-// The fabric of this server: what libibverbs tells (verbs.h) with what sysfs adds (sysfs.h).
+// The fabric of this server: what libibverbs reports (verbs.h) and what sysfs adds (sysfs.h).
 
 #include <string>
 #include <vector>

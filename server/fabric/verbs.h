@@ -1,5 +1,5 @@
 #pragma once
-// The seam to libibverbs: what RDMA devices there are, how their ports are, and that something changed.
+// The interface to libibverbs: RDMA devices, the state of their ports, and events.
 //
 // The library is loaded when the server starts and may be missing; nothing links it. One thread uses a Verbs.
 
@@ -14,9 +14,9 @@ namespace gpupool::fabric {
 class Verbs {
  public:
   virtual ~Verbs() = default;
-  // All devices, asked anew: those that came are opened, those that went are forgotten. Filled is what the
-  // library knows: names, GUID, transport, firmware, dma-buf, ports without netdev and default GID. A device
-  // that cannot be opened is there with its problem. May take as long as a sick adapter's firmware does.
+  // All devices, queried again: new ones are opened, removed ones are dropped. Fills in what the library
+  // knows: names, GUID, transport, firmware, dma-buf, ports without netdev and default GID. A device that
+  // cannot be opened is listed with its problem. May take as long as a faulty adapter's firmware.
   virtual Fabric query() = 0;
   // Become readable when a device has an event; valid until the next query() or events().
   virtual std::vector<int> descriptors() = 0;
@@ -25,7 +25,7 @@ class Verbs {
   virtual std::vector<std::string> events() = 0;
 };
 
-// Null, and `why` says so, if the library is not there or lacks a function.
+// Null if the library is missing or lacks a function; `why` gives the reason.
 std::unique_ptr<Verbs> loadVerbs(const std::string& library, std::string* why);
 
 }  // namespace gpupool::fabric

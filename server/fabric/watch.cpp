@@ -114,7 +114,7 @@ Watch::~Watch() {
   eventfd_write(shared_->stop, 1);
   std::unique_lock guard(shared_->lock);
   if (!shared_->ended.wait_for(guard, shared_->settings.stopBound, [this] { return !shared_->running; }))
-    GPUPOOL_WARNING("fabric: an RDMA device does not answer; its thread is left behind");
+    GPUPOOL_WARNING("fabric: an RDMA device does not answer; its thread is abandoned");
 }
 
 std::shared_ptr<const Fabric> Watch::latest() const {

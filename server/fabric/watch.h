@@ -2,9 +2,9 @@
 // Watches the fabric from a thread of its own and keeps the last report.
 //
 // Why a thread: libibverbs asks the adapter's firmware, and a sick adapter answers after seconds or not at
-// all; the server's loop must not wait for it. Why both events and a second's period: an event tells at once
-// that a port went down, and whatever has no event (an address that came, an adapter that was plugged in, a
-// driver that forgets to tell) is seen a second later. The report is asked for with each beat to the manager.
+// all; the server's loop must not wait for it. Why events and polling: an event reports at once that a port
+// went down. What causes no event (a new address, a new adapter, a driver without events) is noticed by
+// polling once a second. The report goes to the manager with each heartbeat.
 
 #include <chrono>
 #include <memory>
@@ -24,9 +24,9 @@ class Watch {
     std::chrono::milliseconds stopBound{1000};
   };
   Watch(std::unique_ptr<Verbs> verbs, Settings settings);
-  // No thread, and this report for ever.
+  // Without a thread: always this report.
   explicit Watch(std::string note);
-  // Waits for the thread, but not for ever: one that an adapter holds is left behind.
+  // Waits for the thread, within a bound: a thread that an adapter blocks is abandoned.
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;

@@ -6,10 +6,12 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 
 namespace gpupool::server {
 namespace {
@@ -49,7 +51,10 @@ struct Admission::Attempt {
   std::vector<std::byte> key;
   std::vector<int> ordinals;  // the driver's, of the lease's devices
   int workersLost = 0;
-  bool hostile = false;  // counted against the peer
+  bool hostile = false;   // counted against the peer
+  bool unproven = false;  // in unproven_
+  bool proven = false;    // in proven_
+  kj::Own<kj::PromiseFulfiller<void>> displaced;
 
   schema::HandshakeFacts handshake(const std::string& server) const {
     return {facts.session.high, facts.session.low,
@@ -74,12 +79,8 @@ void Admission::admit(kj::Own<kj::AsyncIoStream> stream, std::string peer) {
   auto attempt = kj::heap<Attempt>();
   attempt->stream = kj::mv(stream);
   attempt->peer = std::move(peer);
-  if (underWay_ >= settings_.atOnce) {
-    GPUPOOL_WARNING("session refused: %zu handshakes are under way already (%s)", underWay_,
-                    attempt->peer.c_str());
-    return;  // closes
-  }
   ++underWay_;
+  kj::Promise<void> displaced = takePlace(*attempt);
   kj::Promise<void> done = nullptr;
   if (stopped_) {
     done = refuseChallenge(*attempt, "the server is shutting down");
@@ -89,16 +90,67 @@ void Admission::admit(kj::Own<kj::AsyncIoStream> stream, std::string peer) {
     done = readHello(*attempt);
   }
   Attempt& kept = *attempt;
-  tasks_.add(done.catch_([this, &kept](kj::Exception&& exception) {
+  tasks_.add(done.exclusiveJoin(kj::mv(displaced))
+                 .catch_([this, &kept](kj::Exception&& exception) {
                    const bool late = exception.getType() == kj::Exception::Type::OVERLOADED;
                    if (exception.getType() != kj::Exception::Type::DISCONNECTED) kept.hostile = true;
-                   GPUPOOL_WARNING("session from %s: handshake failed: %s", kept.peer.c_str(),
-                                   late ? "the peer was too slow" : exception.getDescription().cStr());
+                   // Whoever goes on is not logged without end.
+                   if (limit_.allowed(kept.peer, FailureLimit::Clock::now()))
+                     GPUPOOL_WARNING("session from %s: handshake failed: %s", kept.peer.c_str(),
+                                     late ? "the peer was too slow" : exception.getDescription().cStr());
                  })
                  .then([this, attempt = kj::mv(attempt)]() mutable {
                    --underWay_;
+                   leavePlace(*attempt);
+                   if (attempt->proven && --proven_[attempt->facts.lease] == 0)
+                     proven_.erase(attempt->facts.lease);
                    if (attempt->hostile) limit_.failed(attempt->peer, FailureLimit::Clock::now());
                  }));
+}
+
+kj::Promise<void> Admission::takePlace(Attempt& attempt) {
+  const auto held = places_.find(attempt.peer);
+  if (held != places_.end() && held->second >= settings_.perPeer) {
+    displace(attempt.peer);
+  } else if (unproven_.size() >= settings_.atOnce) {
+    displace(heaviest());
+  }
+  unproven_.push_back(&attempt);
+  ++places_[attempt.peer];
+  attempt.unproven = true;
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  attempt.displaced = kj::mv(pair.fulfiller);
+  return kj::mv(pair.promise);
+}
+
+void Admission::leavePlace(Attempt& attempt) {
+  if (!attempt.unproven) return;
+  attempt.unproven = false;
+  unproven_.remove(&attempt);
+  const auto held = places_.find(attempt.peer);
+  if (--held->second == 0) places_.erase(held);
+}
+
+const std::string& Admission::heaviest() const {
+  const std::string* most = nullptr;
+  uint32_t places = 0;
+  // Of equals the one that came first: it has had the longest time.
+  for (const Attempt* attempt : unproven_) {
+    const uint32_t held = places_.at(attempt->peer);
+    if (held <= places) continue;
+    most = &attempt->peer;
+    places = held;
+  }
+  return *most;
+}
+
+void Admission::displace(const std::string& peer) {
+  const auto oldest = std::find_if(unproven_.begin(), unproven_.end(),
+                                   [&](const Attempt* attempt) { return attempt->peer == peer; });
+  Attempt& attempt = **oldest;
+  leavePlace(attempt);
+  attempt.displaced->reject(
+      KJ_EXCEPTION(FAILED, "it was the oldest of too many that had proven nothing yet"));
 }
 
 kj::Promise<void> Admission::readHello(Attempt& attempt) {
@@ -117,17 +169,20 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
            " on the server; install the same gpupool on both";
   if (hello.getClientNonce().size() != schema::kNonceBytes)
     return "malformed hello: the nonce is not 32 bytes";
-  if (hello.getTransport() != "shm" && hello.getTransport() != "ucx")
-    return "unknown transport; this server has shm and ucx";
+  if (findTransport(hello.getTransport().cStr()) == nullptr)
+    return "unknown transport; this server has " + transportChoices(" and ");
   const Id id = Id::read(hello.getLease());
   Grant* grant = leases_.admissible(id);
   if (grant == nullptr) return "lease " + id.text() + " is not known on server " + settings_.server;
   const auto last = grant->sessionEpochs.find(Id::read(hello.getSession()));
   if (last != grant->sessionEpochs.end() && hello.getEpoch() <= last->second)
     return "this session was opened before with epoch " + std::to_string(last->second);
-  if (sessions_.living(id) >= settings_.sessionsPerLease)
-    return "the lease has " + std::to_string(settings_.sessionsPerLease) + " sessions already";
+  if (sessions_.living(id) >= settings_.sessionsPerLease) return tooManySessions();
   return "";
+}
+
+std::string Admission::tooManySessions() const {
+  return "the lease has " + std::to_string(settings_.sessionsPerLease) + " sessions already";
 }
 
 kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::Reader hello) {
@@ -136,15 +191,24 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
     attempt.hostile = true;
     return refuseChallenge(attempt, why);
   }
-  attempt.facts = {Id::read(hello.getSession()), Id::read(hello.getLease()), hello.getEpoch(), hello.getPid(),
-                   std::string(hello.getCommand().cStr()).substr(0, kCommandBytes)};
+  attempt.facts = {Id::read(hello.getSession()),
+                   Id::read(hello.getLease()),
+                   hello.getEpoch(),
+                   hello.getPid(),
+                   std::string(hello.getCommand().cStr()).substr(0, kCommandBytes),
+                   {},
+                   {}};
   attempt.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
   const Grant& grant = *leases_.admissible(attempt.facts.lease);
   attempt.key = grant.key;
-  for (const auto& device : grant.devices)
-    attempt.ordinals.push_back(static_cast<int>(leases_.devices()[device.index].ordinal));
+  for (const auto& device : grant.devices) {
+    const Device& known = leases_.devices()[device.index];
+    attempt.ordinals.push_back(static_cast<int>(known.ordinal));
+    attempt.facts.devices.push_back(known.uuid);
+    attempt.facts.memoryLimits.push_back(device.memoryBytes);
+  }
   randomBytes(attempt.serverNonce);
 
   capnp::MallocMessageBuilder message;
@@ -163,12 +227,24 @@ kj::Promise<void> Admission::readProof(Attempt& attempt) {
         const auto proof = message->getRoot<schema::SessionProof>().getProof();
         const auto expected =
             schema::handshakeProof(attempt.key, schema::kRoleHolder, attempt.handshake(settings_.server));
-        if (equalConstantTime(bytes(proof), expected)) return start(attempt);
+        if (equalConstantTime(bytes(proof), expected)) return begin(attempt);
         attempt.hostile = true;
         GPUPOOL_WARNING("session from %s: wrong key for lease %s", attempt.peer.c_str(),
                         attempt.facts.lease.text().c_str());
         return answer(attempt, "the proof of the session key is wrong");
       });
+}
+
+kj::Promise<void> Admission::begin(Attempt& attempt) {
+  leavePlace(attempt);
+  const Id lease = attempt.facts.lease;
+  const auto waiting = proven_.find(lease);
+  if (sessions_.living(lease) + (waiting == proven_.end() ? 0 : waiting->second) >=
+      settings_.sessionsPerLease)
+    return answer(attempt, tooManySessions());
+  ++proven_[lease];
+  attempt.proven = true;
+  return start(attempt);
 }
 
 kj::Promise<void> Admission::start(Attempt& attempt) {
@@ -199,13 +275,15 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return kj::READY_NOW;  // the closed socket tells it
   capnp::MallocMessageBuilder message;
-  fillStart(attempt, *grant, message.initRoot<schema::WorkerStart>());
+  auto start = message.initRoot<schema::WorkerOrder>().initStart();
+  fillStart(attempt, *grant, start);
   int socket = -1;
   KJ_IF_MAYBE (descriptor, attempt.stream->getFd()) {
     socket = *descriptor;
   }
   KJ_REQUIRE(socket >= 0, "the stream has no descriptor");
-  if (worker->sendStart(message, socket)) {
+  const kj::AutoCloseFd cache = cacheFolder(grant->tenant);
+  if (worker->send(message, describeDescriptors(start, *grant, socket, cache))) {
     kj::AutoCloseFd client(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     attempt.stream = nullptr;
     sessions_.add(attempt.facts, kj::mv(worker), kj::mv(client));
@@ -256,21 +334,39 @@ void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::Wo
   }
   start.setNetworkDevice(settings_.networkDevice);
   start.setNetworkWire(settings_.networkWire);
-  start.setModuleCache(cacheFolder(grant.tenant));
   start.setModuleCacheBytes(settings_.moduleCacheBytes);
   start.setClientPid(attempt.facts.clientPid);
 }
 
+std::vector<int> Admission::describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant,
+                                                int socket, int cache) const {
+  std::vector<std::pair<schema::Descriptor, int>> list{{schema::Descriptor::CLIENT_SOCKET, socket}};
+  if (cache >= 0) list.emplace_back(schema::Descriptor::MODULE_CACHE, cache);
+  for (const auto& device : grant.devices)
+    if (const int lock = settings_.deviceLock(device.index); lock >= 0)
+      list.emplace_back(schema::Descriptor::DEVICE_LOCK, lock);
+  auto kinds = start.initDescriptors(static_cast<unsigned>(list.size()));
+  std::vector<int> descriptors;
+  for (const auto& [kind, descriptor] : list) {
+    kinds.set(static_cast<unsigned>(descriptors.size()), kind);
+    descriptors.push_back(descriptor);
+  }
+  return descriptors;
+}
+
 // Code is never shared between tenants; their names come from outside, so the folder's is a digest.
-std::string Admission::cacheFolder(const std::string& tenant) const {
-  if (settings_.moduleCache.empty()) return "";
+kj::AutoCloseFd Admission::cacheFolder(const std::string& tenant) const {
+  if (settings_.moduleCache.empty()) return nullptr;
   const Digest digest = sha256(std::as_bytes(std::span(tenant)));
   uint64_t name = 0;
   std::memcpy(&name, digest.data(), sizeof name);
   const std::string folder = settings_.moduleCache + "/" + hex(name);
-  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST) return folder;
-  GPUPOOL_WARNING("module cache %s: %s; the session runs without it", folder.c_str(), strerror(errno));
-  return "";
+  int opened = -1;
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST)
+    opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (opened < 0)
+    GPUPOOL_WARNING("module cache %s: %s; the session runs without it", folder.c_str(), strerror(errno));
+  return kj::AutoCloseFd(opened);
 }
 
 void Admission::taskFailed(kj::Exception&& exception) {

@@ -5,13 +5,18 @@
 //   server -> SessionAnswer. Then the socket is the worker's.
 //
 // Nothing from the socket is believed before the proof: messages are small (kMaxWords), each must arrive
-// within `messageBound`, `atOnce` handshakes run at a time, and a peer that keeps failing is turned away for
-// a while. Every refusal tells the peer why, as far as that helps nobody to guess. Belongs to the event
-// loop's thread.
+// within `messageBound`, and a peer (a user of this host, or an address) that keeps failing is turned away
+// for a while. Who has proven nothing yet has no claim to its place: of one peer `perPeer` handshakes run at
+// a time and of all `atOnce`; one more displaces the oldest of that peer, or of the peer that has the most.
+// So a slow or hostile peer costs another one nothing. Every refusal tells the peer why, as far as that helps
+// nobody to guess. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
+#include <kj/io.h>
 
 #include <functional>
+#include <list>
+#include <map>
 #include <string>
 
 #include "base/rate_limit.h"
@@ -31,10 +36,13 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     std::string networkDevice;
     std::string networkWire;
     std::string moduleCache;  // folder for all tenants; empty: no cache
+    // Of a device (index into the inventory), for the workers that use it; -1: none.
+    std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
     uint64_t moduleCacheBytes = 0;
     kj::Duration messageBound = 2 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;
-    uint32_t atOnce = 64;
+    uint32_t perPeer = 64;
+    uint32_t atOnce = 512;
     uint32_t sessionsPerLease = 64;
     double failureBurst = 10;
     std::chrono::milliseconds failureInterval{1000};
@@ -47,15 +55,21 @@ class Admission final : private kj::TaskSet::ErrorHandler {
 
   // A connection that came in. `peer` names who is counted for its failures ("uid 1000", "10.0.0.7").
   void admit(kj::Own<kj::AsyncIoStream> stream, std::string peer);
-  // Turns everything away from now on.
+  // Refuses every new session from now on.
   void stop() { stopped_ = true; }
   size_t underWay() const { return underWay_; }
 
  private:
   struct Attempt;
+  // A place among the unproven, at another's cost where there is none left.
+  kj::Promise<void> takePlace(Attempt& attempt);
+  void displace(const std::string& peer);
+  const std::string& heaviest() const;
+  void leavePlace(Attempt& attempt);
   kj::Promise<void> readHello(Attempt& attempt);
   kj::Promise<void> challenge(Attempt& attempt, schema::SessionHello::Reader hello);
   kj::Promise<void> readProof(Attempt& attempt);
+  kj::Promise<void> begin(Attempt& attempt);
   kj::Promise<void> start(Attempt& attempt);
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
@@ -65,8 +79,12 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
   // Why this hello is refused; empty: it is not.
   std::string judge(schema::SessionHello::Reader hello);
+  std::string tooManySessions() const;
   void fillStart(const Attempt& attempt, const Grant& grant, schema::WorkerStart::Builder start);
-  std::string cacheFolder(const std::string& tenant) const;
+  // What goes with the start, in the order in which it says so.
+  std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant, int socket,
+                                       int cache) const;
+  kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -75,6 +93,9 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   WorkerPool& pool_;
   Settings settings_;
   FailureLimit limit_;
+  std::list<Attempt*> unproven_;            // the oldest first
+  std::map<std::string, uint32_t> places_;  // of unproven_, by peer
+  std::map<Id, uint32_t> proven_;           // handshakes that wait for a worker, by lease
   size_t underWay_ = 0;
   bool stopped_ = false;
   kj::TaskSet tasks_;

@@ -12,6 +12,7 @@ kj::Promise<void> Control::grant(GrantContext context) {
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
                          kj::str("the server refuses the lease: ", *refusal));
   }
+  hooks_.granted();
   GPUPOOL_INFO("lease %s granted to %s", id.c_str(), lease.getHolder().cStr());
   return kj::READY_NOW;
 }
@@ -20,7 +21,7 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   const Id id = Id::read(context.getParams().getId());
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
-  if (!leases_.close(id)) return kj::READY_NOW;  // idempotent
+  if (!leases_.close(id)) return hooks_.earlierGone(id);  // idempotent
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
   // closed.

@@ -2,6 +2,7 @@
 // What the manager may ask of this server: grant, revoke, list sessions. Called on the connection the server
 // made.
 
+#include <functional>
 #include <string>
 
 #include "server/front/leases.h"
@@ -11,7 +12,14 @@ namespace gpupool::server {
 
 class Control final : public schema::ServerControl::Server, private kj::TaskSet::ErrorHandler {
  public:
-  Control(LeaseTable& leases, SessionTable& sessions) : leases_(leases), sessions_(sessions), tasks_(*this) {}
+  struct Hooks {
+    // Called after each grant, before the manager hears of it.
+    std::function<void()> granted = [] {};
+    // Resolves when no worker of an earlier life of this server is left that served the lease.
+    std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
+  };
+  Control(LeaseTable& leases, SessionTable& sessions, Hooks hooks)
+      : leases_(leases), sessions_(sessions), hooks_(std::move(hooks)), tasks_(*this) {}
 
  protected:
   kj::Promise<void> grant(GrantContext context) override;
@@ -23,6 +31,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
 
   LeaseTable& leases_;
   SessionTable& sessions_;
+  Hooks hooks_;
   kj::TaskSet tasks_;
 };
 

@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "base/log.h"
+#include "base/process_name.h"
+#include "server/host_room.h"
 #include "server/images/image_cache.h"
 
 namespace gpupool::server {
@@ -41,7 +44,14 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
 Front::~Front() = default;
 
 kj::Promise<void> Front::start() {
-  return inventory(500 * kj::MILLISECONDS, timer_.now())
+  return kj::evalNow([this] {
+           // First: a server that answers there is this one's twin.
+           if (!options_.local.empty()) {
+             std::filesystem::create_directories(std::filesystem::path(options_.local).parent_path());
+             local_ = kj::heap<LocalListener>(*io_.lowLevelProvider, options_.local);
+           }
+           return inventory(500 * kj::MILLISECONDS, timer_.now());
+         })
       .then([this](Inventory found) {
         run(std::move(found));
         return listenNetwork();
@@ -54,19 +64,27 @@ kj::Promise<void> Front::start() {
         Membership::Facts facts;
         facts.name = options_.name;
         facts.incarnation = incarnation_;
-        facts.describe = [this](schema::ServerInfo::Builder info) { describe(info); };
+        facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
         facts.activeLeases = [this] { return leases_->active(); };
         facts.problems = [this] { return problems(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
-        membership_ = kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings),
-                                           std::move(facts), kj::heap<Control>(*leases_, *sessions_));
+        Control::Hooks hooks;
+        hooks.granted = [this] { store(); };
+        hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
+        membership_ =
+            kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
+                                 kj::heap<Control>(*leases_, *sessions_, std::move(hooks)));
       });
 }
 
 // A driver that is broken now may be repaired later: a server waits for it, as long as it may.
 kj::Promise<Inventory> Front::inventory(kj::Duration pause, kj::TimePoint began) {
   return takeInventory(io_.unixEventPort, timer_, options_.worker, options_.driver)
+      .then([this](Inventory found) {
+        claim(found);
+        return found;
+      })
       .catch_([this, pause, began](kj::Exception&& exception) -> kj::Promise<Inventory> {
         if (options_.driverWait.count() != 0 && timer_.now() - began >= duration(options_.driverWait))
           return kj::mv(exception);
@@ -78,16 +96,54 @@ kj::Promise<Inventory> Front::inventory(kj::Duration pause, kj::TimePoint began)
       });
 }
 
+void Front::claim(Inventory& found) {
+  std::error_code error;
+  std::filesystem::create_directories(options_.state, error);
+  const std::string identity = options_.identity();
+  state_ = std::make_unique<StateFile>(identity + ".state", bootId_);
+  ServerState stored = state_->read();
+  DeviceClaims::Settings settings;
+  settings.lockFolder = options_.deviceLocks;
+  settings.me = {options_.name, identity, getpid(), processStartTicks(getpid())};
+  settings.wanted = options_.deviceList();
+  settings.stop = duration(options_.stopTime);
+  claims_ = kj::heap<DeviceClaims>(io_.unixEventPort, timer_, std::move(settings), found.devices,
+                                   std::move(stored.workers));
+  claims_->onChange([this] { devicesChanged(); });
+  found.devices = claims_->devices();
+  storedEpochs_ = std::move(stored.epochs);
+}
+
+void Front::devicesChanged() {
+  if (leases_.get() == nullptr) return;
+  for (size_t device = 0; device < leases_->devices().size(); ++device)
+    leases_->setBusy(device, claims_->busy(device));
+  store();
+}
+
+void Front::store() {
+  ServerState state;
+  state.epochs = storedEpochs_;
+  for (size_t device = 0; device < leases_->devices().size(); ++device)
+    state.epochs[leases_->devices()[device].uuid] = leases_->epoch(device);
+  state.workers = sessions_->workers();
+  for (StoredWorker& worker : claims_->earlier()) state.workers.push_back(std::move(worker));
+  state_->write(state);
+}
+
 void Front::run(Inventory found) {
   inventory_ = std::move(found);
   for (const auto& device : inventory_.devices)
     GPUPOOL_INFO("device %u: %s, %.1f GiB, by %s", device.ordinal, device.name.c_str(),
                  static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
   watchFabric();
-  leases_ = kj::heap<LeaseTable>(inventory_.devices);
+  leases_ = kj::heap<LeaseTable>(inventory_.devices, storedEpochs_);
   sessions_ = kj::heap<SessionTable>(
       timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
       [this](uint32_t ordinal, const std::string& error) { deviceLost(ordinal, error); });
+  sessions_->onChange([this] { store(); });
+  sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
+  devicesChanged();
 
   WorkerPool::Settings workers;
   workers.executable = options_.worker;
@@ -110,13 +166,10 @@ void Front::run(Inventory found) {
   if (openCache()) admission.moduleCache = options_.moduleCache;
   admission.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
+  admission.deviceLock = [this](size_t device) { return claims_->lock(device); };
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
 
-  if (!options_.local.empty()) {
-    std::filesystem::create_directories(std::filesystem::path(options_.local).parent_path());
-    local_ = kj::heap<LocalListener>(*io_.lowLevelProvider, options_.local);
-    accepting_->add(accept(local_->receiver(), false));
-  }
+  if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
 }
 
 void Front::watchFabric() {
@@ -142,7 +195,7 @@ bool Front::openCache() {
 // A worker keeps its tenant's folder within the bound; that all of them together stay within it is seen to
 // here.
 kj::Promise<void> Front::trimCache() {
-  trimImages(options_.moduleCache, options_.moduleCacheSize.value, 1);
+  trimImages(openFolder(options_.moduleCache), options_.moduleCacheSize.value, 1);
   return timer_.afterDelay(1 * kj::MINUTES).then([this] { return trimCache(); });
 }
 
@@ -151,7 +204,7 @@ bool Front::hasRoomForContext(int ordinal) const {
   const auto& devices = leases_->devices();
   for (size_t index = 0; index < devices.size(); ++index) {
     if (static_cast<int>(devices[index].ordinal) != ordinal) continue;
-    if (!leases_->problems()[index].empty()) return false;
+    if (!leases_->problem(index).empty()) return false;
     if (leases_->reserved(index) + kContext <= devices[index].memoryBytes) return true;
     const auto holders = leases_->holders(index);
     return std::all_of(holders.begin(), holders.end(),
@@ -196,7 +249,8 @@ kj::Promise<void> Front::accept(kj::ConnectionReceiver& receiver, bool network) 
       .then([this, &receiver, network] { return accept(receiver, network); });
 }
 
-void Front::describe(schema::ServerInfo::Builder info) {
+void Front::describe(schema::Manager::JoinParams::Builder join) {
+  auto info = join.initInfo();
   info.setName(options_.name);
   incarnation_.write(info.initIncarnation());
   info.setLocalPath(options_.local.empty() ? "" : std::filesystem::absolute(options_.local).string());
@@ -211,6 +265,22 @@ void Front::describe(schema::ServerInfo::Builder info) {
   }
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
+  auto notes = info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size()));
+  for (unsigned i = 0; i < notes.size(); ++i) notes.set(i, claims_->leftOut()[i]);
+
+  auto workers = sessions_->workers();
+  for (StoredWorker& worker : claims_->earlier()) workers.push_back(std::move(worker));
+  auto reports = join.initReports(list.size());
+  for (unsigned i = 0; i < list.size(); ++i) {
+    reports[i].setHighestEpoch(leases_->epoch(i));
+    std::set<Id> running;
+    for (const StoredWorker& worker : workers)
+      for (const std::string& uuid : worker.devices)
+        if (uuid == inventory_.devices[i].uuid) running.insert(worker.lease);
+    auto ids = reports[i].initRunning(static_cast<unsigned>(running.size()));
+    unsigned at = 0;
+    for (const Id& id : running) id.write(ids[at++]);
+  }
 }
 
 void Front::deviceLost(uint32_t ordinal, const std::string& error) {
@@ -221,9 +291,11 @@ void Front::deviceLost(uint32_t ordinal, const std::string& error) {
 }
 
 std::vector<std::string> Front::problems() const {
-  auto list = leases_->problems();
-  for (std::string& one : list)
-    if (one.empty() && !pool_->healthy()) one = pool_->lastFailure();
+  std::vector<std::string> list;
+  for (size_t device = 0; device < leases_->devices().size(); ++device) {
+    list.push_back(leases_->problem(device));
+    if (list.back().empty() && !pool_->healthy()) list.back() = pool_->lastFailure();
+  }
   return list;
 }
 
@@ -235,6 +307,7 @@ kj::Promise<void> Front::stop() {
   network_ = nullptr;
   kj::Promise<void> ended = sessions_->endAll("the GPU server is shutting down");
   return ended.then([this] { return pool_->stop(); }).then([this]() -> kj::Promise<void> {
+    claims_->release();
     if (membership_.get() == nullptr) return kj::READY_NOW;
     return membership_->leave();
   });

@@ -1,6 +1,7 @@
 #pragma once
-// The server: inventory, then the pool of workers, the sockets, and the place in the pool. Owns all of them
-// and the order in which they come and go. Belongs to the event loop's thread.
+// The server: inventory, the claim on its devices, then the waiting workers, the sockets, and the membership
+// in the pool. Owns all of them and the order in which they start and stop. Belongs to the event loop's
+// thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
@@ -8,10 +9,12 @@
 #include "server/fabric/watch.h"
 #include "server/front/admission.h"
 #include "server/front/control.h"
+#include "server/front/device_claims.h"
 #include "server/front/inventory.h"
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
 #include "server/front/options.h"
+#include "server/front/server_state.h"
 
 namespace gpupool::server {
 
@@ -22,7 +25,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   KJ_DISALLOW_COPY(Front);
 
   // Takes the inventory (again and again, until there are devices), opens the sockets and joins the pool.
-  // Resolves when all of that runs, except that the manager may still be away.
+  // Resolves when all of that runs, except that the manager may still be unreachable.
   kj::Promise<void> start();
   // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
   // left.
@@ -30,16 +33,22 @@ class Front final : private kj::TaskSet::ErrorHandler {
 
  private:
   kj::Promise<Inventory> inventory(kj::Duration pause, kj::TimePoint began);
+  // The GPUs of the inventory that are this server's. Throws, saying why, if none is.
+  void claim(Inventory& found);
+  // What is known of earlier lives changed, or what the next one must know.
+  void devicesChanged();
+  void store();
   void run(Inventory inventory);
   // False: no cache of modules, and the log says why.
   bool openCache();
   kj::Promise<void> trimCache();
-  // A context ahead of time takes 527 MiB: not of a device whose leases were promised all of it and use it.
+  // A context ahead of time takes 527 MiB. None is made on a device whose leases reserve all of its memory
+  // and use it.
   bool hasRoomForContext(int ordinal) const;
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void watchFabric();
-  void describe(schema::ServerInfo::Builder info);
+  void describe(schema::Manager::JoinParams::Builder join);
   void deviceLost(uint32_t ordinal, const std::string& error);
   // Of each device: why nothing can run on it; empty: it can.
   std::vector<std::string> problems() const;
@@ -50,9 +59,12 @@ class Front final : private kj::TaskSet::ErrorHandler {
   ServerOptions options_;
   Id incarnation_ = Id::random();
   std::string bootId_;
-  std::string host_;  // what is told to programs; empty: no network sessions
+  std::string host_;  // what programs connect to; empty: no network sessions
   uint16_t port_ = 0;
   Inventory inventory_;
+  std::unique_ptr<StateFile> state_;
+  std::map<std::string, uint64_t> storedEpochs_;
+  kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;

@@ -40,7 +40,7 @@ kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, 
             return read(report);
           }
           return current.exited().then([](WorkerChild::Exit exit) -> kj::Promise<Inventory> {
-            return failure("the worker " + exit.text + " without an answer");
+            return failure("the worker " + exit.text + " without answering");
           });
         });
     // Wait for the process as well: its device memory is free before the first worker starts.

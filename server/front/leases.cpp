@@ -30,8 +30,15 @@ void Device::write(schema::DeviceInfo::Builder to) const {
   to.setDriverVersion(driverVersion);
 }
 
-LeaseTable::LeaseTable(std::vector<Device> devices)
-    : devices_(std::move(devices)), epochs_(devices_.size(), 0), problems_(devices_.size()) {}
+LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs)
+    : devices_(std::move(devices)),
+      epochs_(devices_.size(), 0),
+      problems_(devices_.size()),
+      busy_(devices_.size()) {
+  for (size_t device = 0; device < devices_.size(); ++device)
+    if (const auto known = epochs.find(devices_[device].uuid); known != epochs.end())
+      epochs_[device] = known->second;
+}
 
 std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   Grant grant;
@@ -62,6 +69,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
     const size_t index = at - devices_.begin();
     if (!problems_[index].empty())
       return "device " + std::to_string(at->ordinal) + " is broken: " + problems_[index];
+    if (!busy_[index].empty()) return "device " + std::to_string(at->ordinal) + " is busy: " + busy_[index];
     for (const auto& other : grant.devices)
       if (other.index == index) return "it names a device twice";
     if (grant.epoch <= epochs_[index])

@@ -1,10 +1,11 @@
 #pragma once
-// What this server has granted, and what it admits: the final word on its devices.
+// The leases that this server has accepted and the sessions that it admits. The server decides last about its
+// devices.
 //
 // A grant is accepted only if its epoch is higher than every one seen on its devices and its memory fits
 // beside that of the leases not yet closed. A lease being revoked admits no session but keeps its memory
-// until `remove`, which comes after its workers are gone. Renewal is the manager's: a lease runs until it is
-// revoked, also while the manager is away. Pure bookkeeping, no I/O; one thread.
+// until `remove`, which comes after its workers are gone. Renewal is the manager's task: here a lease runs
+// until it is revoked, also while the manager is unreachable. Pure bookkeeping, no I/O; one thread.
 
 #include <map>
 #include <optional>
@@ -48,7 +49,8 @@ struct Grant {
 
 class LeaseTable {
  public:
-  explicit LeaseTable(std::vector<Device> devices);
+  // epochs: the highest of each device so far, by uuid; of an earlier life of this server.
+  explicit LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs = {});
 
   // Adds the lease, or renews the key of one that is there. The error: why it is refused, for the manager's
   // log.
@@ -66,13 +68,19 @@ class LeaseTable {
   // to look at it first. No lease on it is accepted from then on. False: that is known already, or there is
   // no such device.
   bool setBroken(uint32_t ordinal, const std::string& problem);
-  const std::vector<std::string>& problems() const { return problems_; }  // by device; empty: none
+  // Nothing is granted on the device while this is not empty: a worker of an earlier life still uses it.
+  void setBusy(size_t device, const std::string& why) { busy_[device] = why; }
+  std::string problem(size_t device) const {
+    return problems_[device].empty() ? busy_[device] : problems_[device];
+  }
+  uint64_t epoch(size_t device) const { return epochs_[device]; }
   const std::vector<Device>& devices() const { return devices_; }
 
  private:
   std::vector<Device> devices_;
   std::vector<uint64_t> epochs_;       // by device
-  std::vector<std::string> problems_;  // by device
+  std::vector<std::string> problems_;  // by device: broken
+  std::vector<std::string> busy_;      // by device
   std::map<Id, Grant> leases_;
 };
 

@@ -32,7 +32,7 @@ kj::AutoCloseFd unixSocket() {
 void removeStale(const std::string& path, const sockaddr_un& address) {
   struct stat status;
   if (lstat(path.c_str(), &status) != 0) return;
-  KJ_REQUIRE(S_ISSOCK(status.st_mode), "there is something else than a socket", path.c_str());
+  KJ_REQUIRE(S_ISSOCK(status.st_mode), "this path exists and is not a socket", path.c_str());
   const auto probe = unixSocket();
   const int result = connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address);
   KJ_REQUIRE(result != 0 && errno == ECONNREFUSED, "another server answers on this socket", path.c_str());

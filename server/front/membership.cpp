@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "schema/fault.h"
 #include "schema/manager_login.h"
 
 namespace gpupool::server {
@@ -53,13 +54,12 @@ kj::Promise<void> Membership::run() {
 
 // Once a cause: the attempts go on.
 void Membership::report(const kj::Exception& exception, bool was) {
-  constexpr char kRemote[] = "remote exception: ";
-  std::string text = exception.getDescription().cStr();
-  if (const std::string refusal = schema::loginRefusal(exception); !refusal.empty()) {
-    text = refusal + "; this server is in no pool";
-  } else if (text.starts_with(kRemote)) {
-    text = "the pool manager at " + settings_.manager +
-           " refuses this server: " + text.substr(sizeof kRemote - 1);
+  const schema::Fault fault = schema::faultOf(exception);
+  std::string text = fault.text;
+  if (fault.kind == schema::FaultKind::token || fault.kind == schema::FaultKind::version) {
+    text += "; this server is in no pool";
+  } else if (fault.remote) {
+    text = "the pool manager at " + settings_.manager + " refuses this server: " + text;
   } else {
     text = "no pool manager at " + settings_.manager + ": " + text + "; sessions run on, retrying";
   }
@@ -91,7 +91,7 @@ kj::Promise<void> Membership::connectAndServe() {
 
 kj::Promise<void> Membership::join(Link& link) {
   auto request = link.manager.joinRequest();
-  facts_.describe(request.initInfo());
+  facts_.describe(request);
   link.fabric = facts_.fabric();
   fabric::write(*link.fabric, request.getInfo().initFabric());
   request.setControl(control_);
@@ -144,7 +144,7 @@ kj::Promise<void> Membership::leave() {
   facts_.incarnation.write(request.initIncarnation());
   return timer_.timeoutAfter(settings_.leaveBound, request.send().ignoreResult())
       .catch_([](kj::Exception&& e) {
-        GPUPOOL_WARNING("could not take leave of the pool manager: %s", e.getDescription().cStr());
+        GPUPOOL_WARNING("could not leave the pool manager in order: %s", e.getDescription().cStr());
       });
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// This server's place in the pool: it joins the manager, beats, and comes back when the manager was away.
+// This server's membership in the pool: it joins the manager, sends heartbeats, and joins again when the
+// manager was unreachable.
 //
 // The manager is never needed for sessions that run: while it is away leases stay as they are, and nothing
 // new is granted. Attempts to reach it are `firstPause` apart, doubling up to `longestPause`, with jitter, so
@@ -30,11 +31,11 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     int beatPatience = 3;
     kj::Duration leaveBound = 1 * kj::SECONDS;
   };
-  // What it tells the manager; asked anew each time.
+  // What each heartbeat reports; called for every one.
   struct Facts {
     std::string name;
     Id incarnation;
-    std::function<void(schema::ServerInfo::Builder)> describe;
+    std::function<void(schema::Manager::JoinParams::Builder)> describe;  // all but fabric and control
     std::function<std::vector<Id>()> activeLeases;
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
@@ -49,7 +50,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   KJ_DISALLOW_COPY(Membership);
 
   bool joined() const { return joined_; }
-  // Takes leave if a manager is there, and tries no more.
+  // Leaves the pool, if a manager is reachable, and stops trying to join.
   kj::Promise<void> leave();
 
  private:
@@ -69,7 +70,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   schema::ServerControl::Client control_;
   kj::Duration pause_;
   bool joined_ = false;
-  std::string reported_;  // why this server is in no pool, as the log has it
+  std::string reported_;  // why this server is in no pool, as it was logged last
   bool leaving_ = false;
   Link* link_ = nullptr;  // owned by the promise of connectAndServe
   kj::TaskSet tasks_;

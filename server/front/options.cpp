@@ -1,10 +1,13 @@
 #include "server/front/options.h"
 
+#include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 
 namespace gpupool::server {
 namespace {
@@ -19,70 +22,92 @@ std::string cacheFolder() {
   return "/var/cache/gpupool/modules";
 }
 
+// The same for every user of this machine, whoever asks.
+std::string lockFolder() {
+  struct stat status{};
+  const bool open =
+      stat("/run/lock", &status) == 0 && S_ISDIR(status.st_mode) && (status.st_mode & 0777) == 0777;
+  return open ? "/run/lock" : "/tmp";
+}
+
 }  // namespace
 
 const char ServerOptions::kPrefix[] = "GPUPOOL_SERVER_";
 const char ServerOptions::kIntroduction[] =
-    "gpupool-server: every option at its default. The environment (GPUPOOL_SERVER_<OPTION>) and the command "
-    "line "
-    "(--option) win over this file. Read from --config, or else /etc/gpupool/server.yaml.";
+    "Configuration of gpupool-server. Every option is shown at its default. The environment variable "
+    "GPUPOOL_SERVER_<OPTION> overrides this file, and the command line (--option) overrides both. The file "
+    "that is read is the one that --config names, or else /etc/gpupool/server.yaml. Times are written as "
+    "500ms, 2s, 5m or 1h, sizes as 512MiB or 20GiB.";
 
 std::vector<options::Option> ServerOptions::table() {
   return {
-      {"manager", manager, "ADDRESS", "The pool manager to join: HOST:PORT, or unix:PATH."},
+      {"manager", manager, "ADDRESS", "The address of the pool manager: HOST:PORT, or unix:PATH."},
       {"token-file", tokenFile, "FILE",
-       "For a manager that wants tokens: a file of mode 0600 with the line 'servers: token'."},
-      {"name", name, "NAME", "This server's name, unique in the pool. Empty: the host name."},
+       "A file with this server's token, for a manager that requires tokens: the line 'servers: token', "
+       "file mode 0600."},
+      {"name", name, "NAME", "The name of this server, unique in the pool. Empty: the host name."},
       {"state", state, "PATH",
-       "Folder for what lasts as long as the server runs. Empty: $XDG_RUNTIME_DIR/gpupool, else "
-       "/run/gpupool."},
+       "The folder for sockets and other files that exist while the server runs. Empty: "
+       "$XDG_RUNTIME_DIR/gpupool, else /run/gpupool."},
       {"local", local, "PATH",
-       "Unix socket for sessions of programs on this host. Empty: <state>/server-<name>.sock; 'none': no "
-       "such "
+       "The Unix socket for programs on this host. Empty: <state>/server-<name>.sock. 'none': no such "
        "socket."},
       {"listen", listen, "HOST:PORT",
-       "Where sessions from the network connect; port 0 takes any free one. Empty: no network sessions. Bind "
-       "it to "
-       "the fabric's interface: the data plane is not encrypted."},
+       "The TCP address for programs on other machines. Port 0: any free port. Empty: no sessions from the "
+       "network. Session data is not encrypted: use the interface of a network that you trust."},
       {"advertise", advertise, "HOST",
-       "The address that programs are told to connect to. Empty: the one of --listen, or the host name where "
-       "that "
-       "means every interface."},
+       "The host name or address that programs on other machines connect to. Empty: the host of --listen, "
+       "or this machine's host name if that means every interface."},
       {"driver", driver, "PATH",
-       "The CUDA driver library. Empty: the NVIDIA driver where it finds a GPU, else the software GPU."},
-      {"worker", worker, "PATH", "The worker's executable. Empty: gpupool-worker beside gpupool-server."},
-      {"warm", warm, "COUNT", "Workers kept ready for the sessions to come."},
+       "The CUDA driver library. Empty: NVIDIA's driver where it finds a GPU, else the software GPU."},
+      {"devices", devices, "UUID,...",
+       "The GPUs that this server offers, as nvidia-smi -L and gpupool devices write them: GPU-... Empty: "
+       "every GPU. "
+       "A GPU that another server of this machine holds is left out in any case."},
+      {"device-locks", deviceLocks, "PATH",
+       "Folder with a lock file per GPU, by which the servers of this machine keep apart: the same for all "
+       "of them. "
+       "Empty: /run/lock where every user may write there, else /tmp."},
+      {"worker", worker, "PATH",
+       "The worker's executable. Empty: gpupool-worker in the folder of gpupool-server."},
+      {"warm", warm, "COUNT", "The number of workers that are started ahead of time and wait for sessions."},
       {"warm-contexts", warmContexts, "",
-       "Keep one more worker per device that holds the device's context already: a session starts some 120 "
-       "ms "
-       "sooner, and about half a GiB of the device is taken."},
+       "For each device, one more worker waits that has made its CUDA context already. A session then "
+       "starts about 120 ms sooner, and the context takes about half a GiB of the device's memory."},
       {"network-device", networkDevice, "NAME",
-       "The interface that sessions from the network use: lo, eth0, mlx5_0:1. Empty: all."},
+       "The network device for sessions from the network, for example eth0, lo or mlx5_0:1. Empty: all."},
       {"fabric", fabric, "LIBRARY",
-       "The library that tells which RDMA devices there are and how their ports are (gpupool servers -v). "
-       "'none': do "
-       "not look."},
+       "The library that reports the RDMA devices of this machine and the state of their ports, for "
+       "`gpupool servers -v`. 'none': do not look for RDMA devices."},
       {"network-wire", networkWire, "auto|tcp|rdma",
-       "What sessions from the network go over: rdma where this server and the client have an RDMA device on "
-       "the way, else tcp (auto), or one of them only. UCX_TLS in the environment of either wins."},
+       "What sessions from the network use: rdma, tcp, or auto (RDMA where this server and the client both "
+       "have an RDMA device on the route, else TCP). UCX_TLS in the environment of either side overrides "
+       "this."},
       {"module-cache", moduleCache, "PATH",
-       "Folder for the device code that programs bring, one below it per tenant: code crosses the network "
-       "once "
-       "per server. Empty: $CACHE_DIRECTORY/modules, $XDG_CACHE_HOME/gpupool/modules, "
-       "~/.cache/gpupool/modules or "
-       "/var/cache/gpupool/modules, the first that is known; 'none': no cache."},
+       "The folder in which device code of programs is cached, so that it crosses the network only once. It "
+       "has a subfolder for each tenant. Empty: $CACHE_DIRECTORY/modules, $XDG_CACHE_HOME/gpupool/modules, "
+       "~/.cache/gpupool/modules or /var/cache/gpupool/modules, the first that is known. 'none': no cache."},
       {"module-cache-size", moduleCacheSize, "SIZE",
-       "What is kept in --module-cache, of all tenants; code unused for longest goes first."},
-      {"handshake-time", handshakeTime, "TIME", "Who opens a session answers each step within this time."},
-      {"stop-time", stopTime, "TIME", "A worker that was told to stop is killed after this time."},
+       "The size limit of --module-cache, for all tenants together. Code that was unused for longest is "
+       "removed first."},
+      {"handshake-time", handshakeTime, "TIME",
+       "The longest time that a client may take for each step of opening a session."},
+      {"stop-time", stopTime, "TIME", "A worker that was asked to stop is killed after this time."},
       {"client-stall-time", clientStallTime, "TIME",
-       "The session of a program that does nothing for so long, not even say that it lives (stopped, in a "
-       "debugger), ends. 0: never, as long as its machine answers."},
+       "End the session of a program that has shown no sign of life for this long (stopped, in a debugger). "
+       "0: never, as long as the program's machine answers."},
       {"driver-wait", driverWait, "TIME",
-       "Give up, with the reason, when the driver cannot be used and no device was found for so long. 0: "
-       "never, a "
-       "driver that is broken may be repaired."},
+       "Give up, and say why, when no usable driver and no device was found for this long. 0: keep trying, "
+       "since a broken driver may be repaired."},
   };
+}
+
+std::vector<std::string> ServerOptions::deviceList() const {
+  std::vector<std::string> list;
+  std::istringstream words(devices);
+  for (std::string word; std::getline(words, word, ',');)
+    if (!word.empty()) list.push_back(word);
+  return list;
 }
 
 void ServerOptions::complete() {
@@ -94,7 +119,7 @@ void ServerOptions::complete() {
     name = host;
   }
   if (networkWire != "auto" && networkWire != "tcp" && networkWire != "rdma")
-    throw options::OptionError("--network-wire: '" + networkWire + "' is neither auto, tcp nor rdma");
+    throw options::OptionError("--network-wire: '" + networkWire + "' is not auto, tcp or rdma");
   if (name.find('/') != std::string::npos)
     throw options::OptionError("--name: '" + name + "' contains a '/'");
   if (worker.empty()) {
@@ -105,6 +130,13 @@ void ServerOptions::complete() {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
     state = runtime != nullptr && *runtime != '\0' ? std::string(runtime) + "/gpupool" : "/run/gpupool";
   }
+  state = std::filesystem::absolute(state).lexically_normal().string();
+  if (deviceLocks.empty()) deviceLocks = lockFolder();
+  for (const std::string& uuid : deviceList())
+    if (uuid.size() != 40 || strncasecmp(uuid.c_str(), "GPU-", 4) != 0)
+      throw options::OptionError("--devices: '" + uuid +
+                                 "' is no GPU's UUID; `gpupool devices` and nvidia-smi -L "
+                                 "list them");
   if (fabric.empty()) throw options::OptionError("--fabric: name a library, or 'none'");
   if (local.empty()) local = state + "/server-" + name + ".sock";
   if (local == "none") local.clear();

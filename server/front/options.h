@@ -18,6 +18,8 @@ struct ServerOptions {
   std::string listen;
   std::string advertise;
   std::string driver;
+  std::string devices;
+  std::string deviceLocks;
   std::string worker;
   uint32_t warm = 2;
   bool warmContexts = true;
@@ -32,8 +34,11 @@ struct ServerOptions {
   std::chrono::milliseconds driverWait{0};
 
   std::vector<options::Option> table();
-  static const char kPrefix[];        // of its environment variables
-  static const char kIntroduction[];  // heads etc/server.yaml
+  static const char kPrefix[];                  // of its environment variables
+  static const char kIntroduction[];            // heads etc/server.yaml
+  std::vector<std::string> deviceList() const;  // --devices, taken apart
+  // Where files of this server lie, to which each adds its ending; the same in every life of it.
+  std::string identity() const { return state + "/server-" + name; }
   // Fills what depends on the machine: name, worker, state and local. Throws options::OptionError.
   void complete();
 };

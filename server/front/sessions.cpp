@@ -1,6 +1,9 @@
 #include "server/front/sessions.h"
 
+#include <capnp/message.h>
+
 #include "base/log.h"
+#include "base/process_name.h"
 #include "transports/last_words.h"
 
 namespace gpupool::server {
@@ -14,6 +17,12 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   session->worker = kj::mv(worker);
   session->client = kj::mv(client);
   session->worker->onLost(lost_);
+  session->startTicks = processStartTicks(session->worker->pid());
+  session->number = nextNumber_++;
+  accounts_.try_emplace(session->facts.lease, session->facts.memoryLimits);
+  // The worker is the session's: it asks no more when that is gone.
+  session->worker->onMemory(
+      [this, &kept = *session](schema::MemoryRequest::Reader request) { serveMemory(kept, request); });
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
@@ -22,6 +31,27 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   tasks_.add(exit.then(
       [this, kept = kj::addRef(*session)](WorkerChild::Exit exit) mutable { finish(*kept, exit); }));
   living_.push_back(kj::mv(session));
+  changed_();
+}
+
+void SessionTable::serveMemory(Session& session, schema::MemoryRequest::Reader request) {
+  const auto account = accounts_.find(session.facts.lease);
+  if (account == accounts_.end()) return;
+  const uint32_t place = request.getPlace();
+  const bool host = place == schema::HOST_MEMORY;
+  if (!host && request.getGive() != 0) account->second.give(session.number, place, request.getGive());
+  if (request.getTicket() == 0) return;
+  capnp::MallocMessageBuilder message;
+  auto answer = message.initRoot<schema::WorkerOrder>().initMemory();
+  answer.setTicket(request.getTicket());
+  if (host) {
+    answer.setGranted(hostRoom_(request.getTake()));
+    if (!answer.getGranted()) answer.setError("this server's own memory is nearly used up");
+  } else {
+    answer.setGranted(account->second.take(session.number, place, request.getTake()));
+    answer.setOthersBytes(account->second.others(session.number, place));
+  }
+  session.worker->send(message);
 }
 
 kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
@@ -108,8 +138,21 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
     log::write(level, "session %s: ended: %s", session.facts.session.text().c_str(), text.c_str());
   ended_.push_front({session.facts, session.worker->pid(), session.began, std::move(text)});
   if (ended_.size() > kHistory) ended_.pop_back();
+  const Id lease = session.facts.lease;
+  if (const auto account = accounts_.find(lease); account != accounts_.end())
+    account->second.forget(session.number);
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
   living_.remove_if([&](const kj::Own<Session>& other) { return other.get() == &session; });
+  if (living(lease) == 0) accounts_.erase(lease);
+  changed_();
+}
+
+std::vector<StoredWorker> SessionTable::workers() const {
+  std::vector<StoredWorker> list;
+  for (const auto& session : living_)
+    list.push_back(
+        {session->worker->pid(), session->startTicks, session->facts.lease, session->facts.devices});
+  return list;
 }
 
 void SessionTable::write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const {

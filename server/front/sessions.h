@@ -1,22 +1,28 @@
 #pragma once
-// The living sessions: one worker each, from the hand-over of the client's socket until the process is gone.
+// The running sessions: one worker each, from the hand-over of the client's socket until the process is gone.
 //
-// A client whose worker ends without a word of its own is told why by the server, which keeps a descriptor of
-// the client's socket for that.
+// They share their lease's memory: the account is kept here, by lease, for all its workers together.
 //
-// A session ends by itself (its worker reports why and exits), by order (`end`: the worker is told, and
-// killed after `stopBound`), or by a crash. A worker that reported the end but does not exit is killed after
-// `exitBound`. The reason of every end is logged and the last kHistory are kept. Belongs to the event loop's
-// thread.
+// If a worker ends without giving its client a reason, the server sends one. It keeps a descriptor of the
+// client's socket for that.
+//
+// A session ends by itself (its worker reports why and exits), by order (`end`: the worker is asked to stop,
+// and is killed after `stopBound`), or by a crash. A worker that reported the end but does not exit is killed
+// after `exitBound`. The reason of every end is logged and the last kHistory are kept. Belongs to the event
+// loop's thread.
 
 #include <kj/async-io.h>
 
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "server/front/id.h"
+#include "server/front/memory_account.h"
+#include "server/front/server_state.h"
 #include "server/front/worker_child.h"
 
 namespace gpupool::server {
@@ -26,6 +32,8 @@ struct SessionFacts {
   uint64_t epoch = 0;
   uint32_t clientPid = 0;
   std::string command;
+  std::vector<std::string> devices;    // uuids of the lease's
+  std::vector<uint64_t> memoryLimits;  // of each, the lease's
 };
 
 class SessionTable final : private kj::TaskSet::ErrorHandler {
@@ -36,8 +44,12 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
   };
 
-  // lost: called when a worker says that a device broke.
+  // lost: called when a worker reports that a device broke.
   SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost);
+  // Called when a worker began a session or has ended.
+  void onChange(std::function<void()> changed) { changed_ = std::move(changed); }
+  // Has this machine room for so many bytes of pinned memory?
+  void onHostMemory(std::function<bool(uint64_t bytes)> room) { hostRoom_ = std::move(room); }
   KJ_DISALLOW_COPY(SessionTable);
 
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
@@ -47,7 +59,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> endAll(const std::string& reason);
   size_t living() const { return living_.size(); }
   size_t living(const Id& lease) const;
-  // Living ones, then the ended, the latest first.
+  std::vector<StoredWorker> workers() const;
+  // The running ones, then the ended ones, the latest first.
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
 
  private:
@@ -57,6 +70,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::AutoCloseFd client;
     kj::TimePoint began = kj::origin<kj::TimePoint>();
     std::string text;  // why it ends, once known
+    uint64_t startTicks = 0;
+    uint64_t number = 0;  // its name in the account
     bool ordered = false;
     kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> gone;
   };
@@ -71,11 +86,16 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> end(Session& session, const std::string& reason);
   void killAfter(Session& session, kj::Duration bound, const char* why);
   void finish(Session& session, const WorkerChild::Exit& exit);
+  void serveMemory(Session& session, schema::MemoryRequest::Reader request);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
   Bounds bounds_;
   WorkerChild::Lost lost_;
+  std::function<void()> changed_ = [] {};
+  std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
+  std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
+  uint64_t nextNumber_ = 1;
   std::list<kj::Own<Session>> living_;
   std::deque<Ended> ended_;
   kj::TaskSet tasks_;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/descriptor_passing.h"
 #include "server/worker_process.h"
 
 namespace gpupool::server {
@@ -29,12 +30,13 @@ kj::AutoCloseFd openProcess(pid_t pid) {
 [[noreturn]] void becomeWorker(const char* executable, char* const* arguments, char* const* environment,
                                int control, int nothing, pid_t parent) {
   setsid();
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  prctl(PR_SET_PDEATHSIG, kServerDiedSignal);
   if (getppid() != parent) _exit(126);  // it died before the line above
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   signal(SIGTERM, SIG_DFL);
+  signal(kServerDiedSignal, SIG_DFL);
   signal(SIGINT, SIG_DFL);
   signal(SIGPIPE, SIG_IGN);
   dup2(nothing, STDIN_FILENO);
@@ -143,6 +145,7 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
   const auto report = heard->get();
   if (report.isEnded()) lastWords_ = report.getEnded().cStr();
   if (report.isLost() && lost_) lost_(report.getLost().getOrdinal(), report.getLost().getText().cStr());
+  if (report.isMemory() && memory_) memory_(report.getMemory());
   message = kj::mv(heard);
   return Heard::message;
 }
@@ -160,35 +163,19 @@ std::string WorkerChild::lastWords() {
   return lastWords_;
 }
 
-bool WorkerChild::sendStart(capnp::MessageBuilder& workerStart, int clientSocket) {
-  const auto words = capnp::messageToFlatArray(workerStart);
+bool WorkerChild::send(capnp::MessageBuilder& order, std::span<const int> descriptors) {
+  const auto words = capnp::messageToFlatArray(order);
   const auto bytes = words.asBytes();
-  KJ_REQUIRE(bytes.size() <= kMaxDatagram, "WorkerStart is too large", bytes.size());
-  iovec part{const_cast<kj::byte*>(bytes.begin()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (clientSocket >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* rights = CMSG_FIRSTHDR(&header);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(rights), &clientSocket, sizeof(int));
-  }
-  ssize_t sent;
-  do {
-    sent = sendmsg(socket_, &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-  } while (sent < 0 && errno == EINTR);
-  return sent >= 0;
+  KJ_REQUIRE(bytes.size() <= kMaxDatagram && descriptors.size() <= kMostDescriptors, "an order is too large",
+             bytes.size(), descriptors.size());
+  return sendWithDescriptors(socket_, std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptors,
+                             MSG_DONTWAIT) >= 0;
 }
 
 bool WorkerChild::sendStop(const std::string& reason) {
   capnp::MallocMessageBuilder message;
-  message.initRoot<schema::WorkerStart>().setStop(reason.empty() ? "stopped" : reason);
-  return sendStart(message, -1);
+  message.initRoot<schema::WorkerOrder>().setStop(reason.empty() ? "stopped" : reason);
+  return send(message);
 }
 
 void WorkerChild::kill() {

@@ -3,7 +3,7 @@
 // gone.
 //
 // "Gone" is the kernel's word (pidfd): only then is the device memory of the process free. A worker runs in a
-// session and process group of its own with a scrubbed environment; it gets SIGTERM when the server dies,
+// session and process group of its own with a scrubbed environment; it gets SIGHUP when the server dies,
 // besides the end-of-file on its socket. Belongs to the event loop's thread, which must be the process's main
 // thread (PR_SET_PDEATHSIG follows the thread that forked).
 
@@ -12,6 +12,7 @@
 #include <kj/async-unix.h>
 
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,7 @@
 
 namespace gpupool::server {
 
-// One datagram from a worker. Checked for framing, not for sense.
+// One datagram from a worker. Its framing is checked, its content is not.
 class WorkerMessage {
  public:
   explicit WorkerMessage(kj::Array<capnp::word> words);
@@ -37,7 +38,7 @@ class WorkerChild {
     std::string text;    // "exited with status 1", "was killed by signal 11 (Segmentation fault)"
   };
 
-  // A device (the driver's ordinal) that broke, and by which error it showed.
+  // A device (the driver's ordinal) that broke, and the error that showed it.
   using Lost = std::function<void(uint32_t ordinal, const std::string& error)>;
 
   // Throws kj::Exception if the process cannot be created; that the executable fails shows as an exit.
@@ -52,11 +53,15 @@ class WorkerChild {
   kj::Promise<kj::Maybe<kj::Own<WorkerMessage>>> receive();
   // Called for every such report as it is read, whoever reads it.
   void onLost(Lost lost) { lost_ = std::move(lost); }
-  // Why the session ended, as far as the worker has said so by now; also what nobody received yet.
+  // Why the session ended, as far as the worker has reported it by now; includes reports that nobody has
+  // received yet.
   std::string lastWords();
-  // Hands the session over together with the client's socket, of which the worker gets its own copy. False:
-  // the worker is gone.
-  bool sendStart(capnp::MessageBuilder& workerStart, int clientSocket);
+  // Called for every such report as it is read.
+  using Memory = std::function<void(schema::MemoryRequest::Reader)>;
+  void onMemory(Memory memory) { memory_ = std::move(memory); }
+  // A WorkerOrder, and descriptors of which the worker gets its own copies. False: the worker is gone, or has
+  // left so many orders unread that it takes no more.
+  bool send(capnp::MessageBuilder& order, std::span<const int> descriptors = {});
   bool sendStop(const std::string& reason);
   // SIGKILL to the whole process group. Idempotent.
   void kill();
@@ -84,6 +89,7 @@ class WorkerChild {
   bool gone_ = false;
   std::string lastWords_;
   Lost lost_;
+  Memory memory_;
   kj::ForkedPromise<Exit> exited_;
 };
 

@@ -161,7 +161,7 @@ kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
 
 // Most likely leases hold the device's memory: no reason to call the device ill.
 void WorkerPool::suspendContext(int device, const std::string& why) {
-  GPUPOOL_WARNING("no context ahead of time on device %d: %s", device, why.c_str());
+  GPUPOOL_WARNING("cannot make a context ahead of time on device %d: %s", device, why.c_str());
   std::erase(settings_.contexts, device);
   tasks_.add(timer_.afterDelay(settings_.contextPause).then([this, device] {
     settings_.contexts.push_back(device);

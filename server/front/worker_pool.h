@@ -28,7 +28,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
     std::vector<std::string> arguments;
     uint32_t warm = 2;
     std::vector<int> contexts;  // ordinals
-    // Asked again every contextCheck while a context is missing: false while its memory is somebody's.
+    // Asked again every contextCheck while a context is missing: false while sessions use its memory.
     std::function<bool(int ordinal)> mayHold = [](int) { return true; };
     kj::Duration contextCheck = 300 * kj::MILLISECONDS;
     kj::Duration contextPause = 30 * kj::SECONDS;  // after a context could not be had
@@ -42,8 +42,8 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   ~WorkerPool();
   KJ_DISALLOW_COPY(WorkerPool);
 
-  // A ready worker, now the caller's, for a session on these devices: one with a context on another device
-  // would do harm there. Rejects after `bound`, saying why there is none.
+  // A ready worker, now the caller's, for a session on these devices: never one with a context on another
+  // device, which would take that device's memory. Rejects after `bound`, saying why there is none.
   kj::Promise<kj::Own<WorkerChild>> take(std::vector<int> ordinals, kj::Duration bound);
   uint32_t warm() const { return static_cast<uint32_t>(ready_.size()); }
   // False after three failures to start in a row: sessions would not start either.

@@ -1,5 +1,6 @@
 #include "server/images/image_cache.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,7 +10,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <vector>
 
 #include "base/log.h"
@@ -17,9 +17,9 @@
 namespace gpupool::server {
 namespace {
 
-namespace fs = std::filesystem;
 constexpr char kPartSuffix[] = ".part";
-constexpr auto kAbandoned = std::chrono::minutes(10);  // a writer that wrote nothing for so long is gone
+constexpr std::chrono::seconds kAbandoned =
+    std::chrono::minutes(10);  // a writer that wrote nothing for so long is gone
 
 // Behind the image's bytes. The check ties it to the content.
 struct StoredNote {
@@ -48,23 +48,7 @@ std::string hex(std::span<const std::byte> bytes) {
   return text;
 }
 
-std::string fileOf(const std::string& folder, const ImageKey& key) {
-  return folder + "/" + hex(key.digest) + "-" + std::to_string(key.bytes);
-}
-
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  ~File() {
-    if (descriptor_ >= 0) close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  operator int() const { return descriptor_; }
-
- private:
-  int descriptor_;
-};
+std::string fileOf(const ImageKey& key) { return hex(key.digest) + "-" + std::to_string(key.bytes); }
 
 bool putAll(int file, std::span<const std::byte> bytes, uint64_t offset) {
   while (!bytes.empty()) {
@@ -98,6 +82,21 @@ std::optional<ImageNote> readNote(int file, const ImageKey& key) {
 
 }  // namespace
 
+// ---- Descriptor
+
+Descriptor::~Descriptor() {
+  if (number_ >= 0) close(number_);
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(number_, other.number_);
+  return *this;
+}
+
+Descriptor openFolder(const std::string& path) {
+  return Descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+}
+
 // ---- Image
 
 std::shared_ptr<Image> Image::map(int file, uint64_t bytes) {
@@ -128,10 +127,10 @@ void Image::settle() const {
 // ---- ImageCache
 
 std::shared_ptr<Image> ImageCache::open(const ImageKey& key) const {
-  if (folder_.empty()) return nullptr;
-  const std::string path = fileOf(folder_, key);
-  const File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  struct stat info {};
+  if (folder_ < 0) return nullptr;
+  const std::string name = fileOf(key);
+  const Descriptor file(openat(folder_, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat info{};
   if (file < 0 || fstat(file, &info) != 0) return nullptr;
   const auto size = static_cast<uint64_t>(info.st_size);
   std::shared_ptr<Image> image;
@@ -142,13 +141,13 @@ std::shared_ptr<Image> ImageCache::open(const ImageKey& key) const {
     if (image == nullptr) return nullptr;
   }
   if (!whole || contentDigest(image->bytes()) != key.digest) {
-    GPUPOOL_WARNING("module cache: %s is damaged and removed", path.c_str());
-    unlink(path.c_str());
+    GPUPOOL_WARNING("module cache: %s is damaged and removed", name.c_str());
+    unlinkat(folder_, name.c_str(), 0);
     return nullptr;
   }
   image->settle();          // hashing has touched every page; a load touches few
   futimens(file, nullptr);  // used now
-  image->path = path;
+  image->file = name;
   if (size > key.bytes) image->note = readNote(file, key);
   return image;
 }
@@ -160,36 +159,35 @@ std::unique_ptr<ImageWriter> ImageCache::write(const ImageKey& key) const {
 
 void ImageCache::keepNote(const ImageKey& key, Image& image, const ImageNote& note) const {
   image.note = note;
-  if (image.path.empty()) return;
-  const File file(::open(image.path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
-  struct stat info {};
+  if (image.file.empty()) return;
+  const Descriptor file(openat(folder_, image.file.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  struct stat info{};
   if (file < 0 || fstat(file, &info) != 0 || static_cast<uint64_t>(info.st_size) < key.bytes) return;
   const StoredNote stored{note, checkOf(key, note)};
   // A note that is cut short (a full disk) would make the file look damaged.
   if (!putAll(file, std::as_bytes(std::span(&stored, 1)), key.bytes) &&
       ftruncate(file, static_cast<off_t>(key.bytes)) != 0)
-    unlink(image.path.c_str());
+    unlinkat(folder_, image.file.c_str(), 0);
 }
 
 // ---- ImageWriter
 
 ImageWriter::ImageWriter(const ImageCache& cache, const ImageKey& key) : cache_(cache), key_(key) {
-  if (!cache.folder().empty() && key.bytes <= cache.most()) {
+  if (cache.folder() >= 0 && key.bytes <= cache.most()) {
     std::byte random[8];
     randomBytes(random);
-    part_ = cache.folder() + "/" + hex(random) + kPartSuffix;
-    file_ = ::open(part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    part_ = hex(random) + kPartSuffix;
+    file_ = Descriptor(openat(cache.folder(), part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (file_ >= 0) return;
     part_.clear();
-    toMemory("make a file there");
+    toMemory("make a file");
     return;
   }
-  file_ = memfd_create("gpupool-image", MFD_CLOEXEC);
+  file_ = Descriptor(memfd_create("gpupool-image", MFD_CLOEXEC));
 }
 
 ImageWriter::~ImageWriter() {
-  if (!part_.empty()) unlink(part_.c_str());
-  if (file_ >= 0) close(file_);
+  if (!part_.empty()) unlinkat(cache_.folder(), part_.c_str(), 0);
 }
 
 // What was written goes along.
@@ -197,18 +195,14 @@ void ImageWriter::toMemory(const char* doing) {
   static std::atomic_flag told;
   if (!told.test_and_set())
     GPUPOOL_WARNING(
-        "module cache %s: cannot %s: %s; this session goes on without it: free space there, or name "
-        "another folder with --module-cache",
-        cache_.folder().c_str(), doing, std::strerror(errno));
-  int memory = memfd_create("gpupool-image", MFD_CLOEXEC);
-  if (memory >= 0 && written_ != 0 && !copyAll(file_, memory, written_)) {
-    close(memory);
-    memory = -1;
-  }
-  if (file_ >= 0) close(file_);
-  if (!part_.empty()) unlink(part_.c_str());
+        "the module cache: cannot %s: %s; this session goes on without it: free space in the folder of the "
+        "server's --module-cache, or name another one",
+        doing, std::strerror(errno));
+  Descriptor memory(memfd_create("gpupool-image", MFD_CLOEXEC));
+  if (memory >= 0 && written_ != 0 && !copyAll(file_, memory, written_)) memory = Descriptor();
+  if (!part_.empty()) unlinkat(cache_.folder(), part_.c_str(), 0);
   part_.clear();
-  file_ = memory;
+  file_ = std::move(memory);
 }
 
 bool ImageWriter::put(std::span<const std::byte> bytes) {
@@ -229,10 +223,10 @@ std::shared_ptr<Image> ImageWriter::finish() {
   if (written_ != key_.bytes || hash_.finish() != key_.digest) return nullptr;
   auto image = Image::map(file_, key_.bytes);
   if (image == nullptr || part_.empty()) return image;
-  const std::string path = fileOf(cache_.folder(), key_);
-  if (rename(part_.c_str(), path.c_str()) == 0) {
+  const std::string name = fileOf(key_);
+  if (renameat(cache_.folder(), part_.c_str(), cache_.folder(), name.c_str()) == 0) {
     part_.clear();
-    image->path = path;
+    image->file = name;
     trimImages(cache_.folder(), cache_.most());
   }
   return image;
@@ -243,41 +237,58 @@ std::shared_ptr<Image> ImageWriter::finish() {
 namespace {
 
 struct Kept {
-  fs::file_time_type used;
+  timespec used;
   uint64_t bytes;
-  fs::path path;
+  std::string name;
+  std::shared_ptr<Descriptor> folder;
 };
 
+bool isPart(const std::string& name) { return name.ends_with(kPartSuffix); }
+
 bool isAbandoned(const Kept& file) {
-  return file.path.extension() == kPartSuffix && fs::file_time_type::clock::now() - file.used > kAbandoned;
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return isPart(file.name) && now.tv_sec - file.used.tv_sec > kAbandoned.count();
 }
 
-void list(const fs::path& folder, int depth, std::vector<Kept>& files) {
-  std::error_code error;
-  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
-    std::error_code gone;
-    if (entry->is_symlink(gone)) continue;
-    if (entry->is_directory(gone)) {
-      if (depth > 0) list(entry->path(), depth - 1, files);
-      continue;
-    }
-    const Kept file{entry->last_write_time(gone), entry->file_size(gone), entry->path()};
-    if (!gone) files.push_back(file);
+// What lies in `folder`, and in the folders below.
+void list(Descriptor folder, int depth, std::vector<Kept>& files) {
+  if (folder < 0) return;
+  auto kept = std::make_shared<Descriptor>(std::move(folder));
+  // The stream closes a descriptor of its own, with a position of its own.
+  const int own = openat(*kept, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
+  if (stream == nullptr) {
+    if (own >= 0) close(own);
+    return;
   }
+  while (const dirent* entry = readdir(stream)) {
+    const std::string name = entry->d_name;
+    struct stat info{};
+    if (name == "." || name == ".." || fstatat(*kept, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
+    if (S_ISREG(info.st_mode))
+      files.push_back({info.st_mtim, static_cast<uint64_t>(info.st_size), name, kept});
+    if (S_ISDIR(info.st_mode) && depth > 0)
+      list(Descriptor(openat(*kept, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)),
+           depth - 1, files);
+  }
+  closedir(stream);
 }
 
 }  // namespace
 
-uint64_t trimImages(const std::string& root, uint64_t most, int depth) {
+uint64_t trimImages(int root, uint64_t most, int depth) {
   std::vector<Kept> files;
-  list(root, depth, files);
+  list(Descriptor(fcntl(root, F_DUPFD_CLOEXEC, 0)), depth, files);
   uint64_t total = 0;
   for (const Kept& file : files) total += file.bytes;
-  std::sort(files.begin(), files.end(), [](const Kept& a, const Kept& b) { return a.used < b.used; });
+  std::sort(files.begin(), files.end(), [](const Kept& a, const Kept& b) {
+    return std::pair(a.used.tv_sec, a.used.tv_nsec) < std::pair(b.used.tv_sec, b.used.tv_nsec);
+  });
   for (const Kept& file : files) {
-    const bool writing = file.path.extension() == kPartSuffix;
-    if (writing ? !isAbandoned(file) : total <= most) continue;
-    if (unlink(file.path.c_str()) == 0 || errno == ENOENT) total -= file.bytes;
+    if (isPart(file.name) ? !isAbandoned(file) : total <= most) continue;
+    if (unlinkat(*file.folder, file.name.c_str(), 0) == 0 || errno == ENOENT) total -= file.bytes;
   }
   return total;
 }

@@ -5,17 +5,19 @@
 //   <root>/<tenant>/<digest>-<length>    the bytes; behind them, once known, a note (ImageNote)
 //   <root>/<tenant>/<random>.part        being written
 //
-// Any number of processes use a folder at once. A file is written under a name of its own and renamed when
-// its digest is the one it was announced by; a finished file's bytes never change. Nothing is synced: whoever
-// opens a file hashes it first, so what a crash, a full disk or a bad block left is found, removed and asked
-// for again. The folder is the tenant's: an image can be had by naming its digest, so no other tenant may
-// look there.
+// A process opens the folder once (openFolder) or is handed its descriptor, and names files relative to it: a
+// worker opens nothing by a path of its own. Any number of processes use a folder at once. A file is written
+// under a name of its own and renamed when its digest is the one it was announced by; a finished file's bytes
+// never change. Nothing is synced: whoever opens a file hashes it first, so what a crash, a full disk or a
+// bad block left is found, removed and asked for again. The folder is the tenant's: an image can be had by
+// naming its digest, so no other tenant may look there.
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/content.h"
 
@@ -44,10 +46,10 @@ class Image {
   Image& operator=(const Image&) = delete;
 
   std::span<const std::byte> bytes() const { return {data_, bytes_}; }
-  // Gives the pages back to the file: they are read again where they are touched again.
+  // Drops the pages from memory; a later access reads them from the file again.
   void settle() const;
-  // Where its note is kept; empty: nowhere.
-  std::string path;
+  // Its file in the cache's folder, where its note is kept; empty: none.
+  std::string file;
   std::optional<ImageNote> note;
 
  private:
@@ -59,12 +61,29 @@ class Image {
 
 class ImageWriter;
 
+// A descriptor of one's own; -1: none.
+class Descriptor {
+ public:
+  explicit Descriptor(int number = -1) : number_(number) {}
+  Descriptor(Descriptor&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  ~Descriptor();
+  operator int() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// For ImageCache; -1, and errno, if it cannot be opened.
+Descriptor openFolder(const std::string& path);
+
 // One tenant's folder. Any thread.
 class ImageCache {
  public:
-  // folder: exists, or empty for no cache: images are then in memory only. most: bytes of files kept in the
-  // folder; those unused for longest go first.
-  explicit ImageCache(std::string folder = {}, uint64_t most = 0) : folder_(std::move(folder)), most_(most) {}
+  // folder: of a directory, or -1 for no cache: images are then in memory only. most: bytes of files kept in
+  // the folder; those unused for longest go first.
+  explicit ImageCache(Descriptor folder = Descriptor(), uint64_t most = 0)
+      : folder_(std::move(folder)), most_(most) {}
 
   // The image, its bytes verified; null if it is not here (or was damaged: then it is gone).
   std::shared_ptr<Image> open(const ImageKey& key) const;
@@ -73,15 +92,15 @@ class ImageCache {
   // Keeps a note with the image, where it has a file.
   void keepNote(const ImageKey& key, Image& image, const ImageNote& note) const;
 
-  const std::string& folder() const { return folder_; }
+  int folder() const { return folder_; }
   uint64_t most() const { return most_; }
 
  private:
-  std::string folder_;
+  Descriptor folder_;
   uint64_t most_;
 };
 
-// Takes the bytes in order. A disk that is full or refuses is left for memory, with one line in the log.
+// Takes the bytes in order. If the disk is full or fails, it continues in memory and logs one line.
 class ImageWriter {
  public:
   ImageWriter(const ImageCache& cache, const ImageKey& key);
@@ -103,12 +122,13 @@ class ImageWriter {
   ImageKey key_;
   ContentHash hash_;
   uint64_t written_ = 0;
-  int file_ = -1;
+  Descriptor file_;
   std::string part_;  // the file's name until it is finished; empty: in memory
 };
 
-// Removes the files unused for longest, in `root` and `depth` levels of folders below, until `most` bytes are
-// left, and what writers left behind. The bytes left. Files that others remove meanwhile do not matter.
-uint64_t trimImages(const std::string& root, uint64_t most, int depth = 0);
+// Removes the files unused for longest, in the folder `root` and `depth` levels of folders below, until
+// `most` bytes are left, and what writers left behind. The bytes left. Files that others remove meanwhile do
+// not matter.
+uint64_t trimImages(int root, uint64_t most, int depth = 0);
 
 }  // namespace gpupool::server

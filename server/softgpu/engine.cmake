@@ -34,6 +34,7 @@ add_library(softgpu_engine STATIC
   codegen/translate_sync.cpp
   codegen/translate_texture.cpp
   codegen/translate_values.cpp
+  runtime/conditions.cpp
   runtime/device_functions.cpp
   runtime/fault.cpp
   runtime/fiber.cpp

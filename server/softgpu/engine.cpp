@@ -321,8 +321,7 @@ std::unique_ptr<Program> load(std::span<const std::string_view> sources, const P
   return nullptr;
 }
 
-// ---- running
-// ---------------------------------------------------------------------------------------------------
+// ---- running ----
 namespace {
 
 // Parameters and the cooperative workspace lie where kernels can reach them; a launch borrows such a place.

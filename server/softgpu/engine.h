@@ -18,14 +18,13 @@
 
 namespace gpupool::softgpu {
 
-// ---- address space
-// ------------------------------------------------------------------------------------------- Marks [address,
+// ---- address space ----
+// Marks [address,
 // address + bytes) visible to kernels (counted per granule; unmark undoes one mark).
 void markVisible(uint64_t address, uint64_t bytes);
 void unmarkVisible(uint64_t address, uint64_t bytes);
 
-// ---- code
-// ----------------------------------------------------------------------------------------------------
+// ---- code ----
 struct Parameter {
   uint32_t offset = 0;  // in the packed parameter buffer
   uint32_t size = 0;
@@ -79,8 +78,7 @@ using PlaceGlobal = std::function<uint64_t(const GlobalInfo&)>;
 std::unique_ptr<Program> load(std::span<const std::string_view> sources, const PlaceGlobal& place,
                               CompileError& error);
 
-// ---- running
-// -------------------------------------------------------------------------------------------------
+// ---- running ----
 enum class Outcome {
   ok,
   illegalAddress,      // CUDA_ERROR_ILLEGAL_ADDRESS
@@ -116,12 +114,20 @@ uint32_t residentBlocks(const KernelInfo& kernel, uint32_t blockThreads, uint32_
 // synchronisation points where the driver would.
 std::string takeOutput();
 
+// ---- conditions of graphs ----
+// A condition is a number that kernels set (cudaGraphSetConditional) and that decides which part of a graph
+// runs. The handle is what kernels get as a parameter. Any thread; kernels set without waiting.
+uint64_t createCondition();  // 0: there are too many
+void destroyCondition(uint64_t handle);
+void setCondition(uint64_t handle, uint32_t value);  // no effect on a condition that is gone
+uint32_t conditionValue(uint64_t handle);            // 0 of one that is gone
+
 // Device heap (malloc in kernels): its limit, and the bytes in use, for cuCtxGetLimit and the record.
 void setHeapLimit(uint64_t bytes);
 uint64_t heapBytesInUse();
 
-// ---- textures and surfaces: implemented above the seam, called by generated code
-// --------------------------------- `object` is the value kernels received as CUtexObject / CUsurfObject.
+// ---- textures and surfaces: implemented above the seam, called by generated code ----
+// `object` is the value kernels received as CUtexObject / CUsurfObject.
 // Coordinates as in PTX (tex / sust).
 struct TextureFetch {
   enum class Geometry : uint8_t { d1, d2, d3, a1, a2, cube, acube, linear1 } geometry = Geometry::d2;

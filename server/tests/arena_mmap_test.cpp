@@ -87,7 +87,9 @@ TEST_CASE("only guarded, large, anonymous requests without a hint are placed") {
   CHECK_FALSE(inArena(call(nullptr, kMiB - 1, kAnonymous)));
   CHECK_FALSE(inArena(call(reinterpret_cast<void*>(0x7000'0000'0000), 4 * kMiB, kAnonymous)));
   CHECK_FALSE(inArena(call(nullptr, 4 * kMiB, kAnonymous | MAP_32BIT)));
-  { PlaceGlobals nested; }
+  {
+    PlaceGlobals nested;
+  }
   CHECK(inArena(call(nullptr, kMiB, kAnonymous)));
   void* elsewhere = nullptr;
   std::thread([&] { elsewhere = call(nullptr, 4 * kMiB, kAnonymous); }).join();

@@ -1,7 +1,14 @@
 // The pure parts of the server: what is granted, who is slowed down, what a worker's environment holds.
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "base/process_name.h"
 #include "base/rate_limit.h"
+#include "server/front/device_lock.h"
 #include "server/front/leases.h"
+#include "server/front/memory_account.h"
 #include "server/front/options.h"
+#include "server/front/server_state.h"
 #include "server/front/worker_child.h"
 #include "server/tests/support.h"
 
@@ -141,4 +148,86 @@ TEST_CASE("etc/server.yaml holds every option at its default") {
   std::string text(std::istreambuf_iterator<char>(file), {});
   // Its two own options make sense on the command line only; they are in main.cpp's table alone.
   CHECK(text == set.yaml(ServerOptions::kIntroduction));
+}
+
+TEST_CASE("the sessions of a lease share what it has of each device") {
+  MemoryAccount account({100, 50});
+  CHECK(account.take(1, 0, 60));
+  CHECK_FALSE(account.take(2, 0, 41));
+  CHECK(account.take(2, 0, 40));
+  CHECK(account.take(2, 1, 50));
+  CHECK_FALSE(account.take(1, 0, 1));
+  CHECK_FALSE(account.take(1, 2, 0));  // no such place
+  CHECK_FALSE(account.take(1, 1, ~uint64_t{0}));
+  CHECK(account.others(1, 0) == 40);
+  CHECK(account.others(2, 0) == 60);
+  account.give(1, 0, 1000);  // no more than it had
+  CHECK(account.freeBytes(0) == 60);
+  account.forget(2);
+  CHECK(account.freeBytes(0) == 100);
+  CHECK(account.freeBytes(1) == 50);
+  account.give(2, 0, 10);
+  CHECK(account.freeBytes(0) == 100);
+}
+
+TEST_CASE("a server's state outlives it, and workers do not outlive the machine") {
+  Folder folder;
+  const std::string path = folder.path + "/server-x.state";
+  const ServerState state{{{uuid(0), 7}, {uuid(1), 9}}, {{12, 345, {1, 2}, {uuid(0)}}}};
+  CHECK(StateFile(path, "boot").read() == ServerState{});
+  StateFile(path, "boot").write(state);
+  CHECK(StateFile(path, "boot").read() == state);
+  const ServerState later = StateFile(path, "another boot").read();
+  CHECK(later.epochs == state.epochs);
+  CHECK(later.workers.empty());
+  std::filesystem::resize_file(path, 20);
+  CHECK(StateFile(path, "boot").read() == ServerState{});
+}
+
+TEST_CASE("a lock is held by whoever has its descriptor, also when its server is gone") {
+  Folder folder;
+  const LockOwner me{"me", "/run/me", getpid(), gpupool::processStartTicks(getpid())};
+  auto server = std::make_unique<DeviceLock>(folder.path, uuid(0));
+  REQUIRE(server->take(me));
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const pid_t worker = fork();  // inherits the descriptor
+  if (worker == 0) {
+    char byte;
+    close(ends[1]);
+    _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  server.reset();
+  DeviceLock next(folder.path, uuid(0));
+  CHECK_FALSE(next.take(me));
+  CHECK(next.holder().server == "me");
+  close(ends[0]);
+  close(ends[1]);
+  REQUIRE(waitpid(worker, nullptr, 0) == worker);
+  CHECK(next.take(me));
+  next.release();
+  CHECK(std::filesystem::is_empty(folder.path));
+}
+
+TEST_CASE("a lock is no link and no pipe, and its text is not believed") {
+  Folder folder;
+  const std::string path = folder.path + "/gpupool-" + uuidText(uuid(0)) + ".lock";
+  const LockOwner me{"me", "/run/me", getpid(), 1};
+  DeviceLock lock(folder.path, uuid(0));
+  SECTION("a link") {
+    std::filesystem::create_symlink("/etc/passwd", path);
+    CHECK(contains(failure([&] { lock.take(me); }), "--device-locks"));
+  }
+  SECTION("a pipe") {
+    REQUIRE(mkfifo(path.c_str(), 0666) == 0);
+    CHECK(contains(failure([&] { lock.take(me); }), "--device-locks"));
+  }
+  SECTION("nonsense") {
+    std::ofstream(path) << "1\x1b[2J\t2\n";
+    DeviceLock other(folder.path, uuid(0));
+    REQUIRE(other.take(me));
+    std::ofstream(path) << "12\t3\te\x1b[2Jvil\tx\n";
+    CHECK_FALSE(lock.take(me));
+    CHECK(lock.holder().server == "e?[2Jvil");
+  }
 }

@@ -2,6 +2,7 @@
 // order:
 //   e  answer "e<device ordinals>"   q  end well   c  crash   h  report the end, then hang
 //   l  report its first device lost, then crash
+//   m  take 600 MiB of the first device's memory from the lease    g  give 600 MiB back
 //   p  answer with the pid           o  answer with the environment's number of entries that hold "TOKEN"
 // GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
 // file exists.
@@ -58,6 +59,15 @@ std::string serve(WorkerProcess& process, const SessionStart& start) {
     if (order == 'e') answer(start.socket, ordinals);
     if (order == 'p') answer(start.socket, std::to_string(getpid()));
     if (order == 'o') answer(start.socket, tokens());
+    if (order == 'm') {
+      const MemoryAnswer memory = process.takeMemory(0, uint64_t{600} << 20);
+      answer(start.socket, (memory.granted ? "taken, others have " : "refused, others have ") +
+                               std::to_string(memory.othersBytes >> 20) + " MiB");
+    }
+    if (order == 'g') {
+      process.giveMemory(0, uint64_t{600} << 20);
+      answer(start.socket, "given");
+    }
     if (order == 'q') return "client closed";
     if (order == 'l') process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
     if (order == 'c' || order == 'l') std::abort();

@@ -4,7 +4,9 @@
 #include <capnp/rpc-twoparty.h>
 #include <sys/stat.h>
 
+#include "base/process_name.h"
 #include "schema/protocol.h"
+#include "server/front/device_lock.h"
 #include "server/tests/support.h"
 
 #include "catch.h"
@@ -22,6 +24,9 @@ struct Seen {
   std::string name, local, host;
   uint16_t port = 0;
   size_t devices = 0;
+  std::vector<std::string> leftOut;
+  std::vector<uint64_t> epochs;
+  std::vector<std::vector<Id>> running;
   uint64_t rows = 0;
   std::vector<Id> activeLeases;
   std::vector<std::string> problems;
@@ -49,6 +54,15 @@ class FakeManager final : public schema::Manager::Server {
     seen_.host = info.getHost().cStr();
     seen_.port = info.getPort();
     seen_.devices = info.getDevices().size();
+    seen_.leftOut.clear();
+    for (auto note : info.getLeftOut()) seen_.leftOut.push_back(note.cStr());
+    seen_.epochs.clear();
+    seen_.running.clear();
+    for (auto report : context.getParams().getReports()) {
+      seen_.epochs.push_back(report.getHighestEpoch());
+      auto& ids = seen_.running.emplace_back();
+      for (auto id : report.getRunning()) ids.push_back(Id::read(id));
+    }
     seen_.rows = info.getRowsHash();
     seen_.control = context.getParams().getControl();
     seen_.known = true;
@@ -97,7 +111,8 @@ struct Bench {
   kj::Own<Manager> manager;
   kj::Own<Front> front;
 
-  explicit Bench(bool withManager = true, bool network = false) {
+  explicit Bench(bool withManager = true, bool network = false,
+                 const std::function<void(ServerOptions&)>& adjust = {}) {
     if (withManager) startManager();
     ServerOptions options;
     options.manager = "unix:" + managerPath();
@@ -110,6 +125,8 @@ struct Bench {
     options.warm = 1;
     options.warmContexts = false;
     options.stopTime = std::chrono::milliseconds(300);
+    options.deviceLocks = folder.path;
+    if (adjust) adjust(options);
     options.complete();
     front = kj::heap<Front>(io, options);
     front->start().wait(io.waitScope);
@@ -318,5 +335,84 @@ TEST_CASE("a second server does not take the first one's socket; a dead one's is
   REQUIRE(std::filesystem::exists(stale + ".kept"));
   LocalListener again(*bench.io.lowLevelProvider, stale + ".kept");
   CHECK(contains(failure([&] { LocalListener(*bench.io.lowLevelProvider, bench.folder.path + "/file"); }),
-                 "something else than a socket"));
+                 "is not a socket"));
+}
+
+TEST_CASE("a GPU that another server of the host holds is left out, and its holder is named") {
+  Folder locks;
+  DeviceLock other(locks.path, uuid(0));
+  REQUIRE(other.take({"elsewhere", "/run/other/server-elsewhere", getpid(), processStartTicks(getpid())}));
+  const auto there = [&](ServerOptions& options) { options.deviceLocks = locks.path; };
+  Bench bench(true, false, there);
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.devices == 1);
+  REQUIRE(bench.seen.leftOut.size() == 1);
+  CHECK(contains(bench.seen.leftOut[0], ("GPU 0 (" + uuidText(uuid(0)) + ")").c_str()));
+  CHECK(contains(bench.seen.leftOut[0],
+                 ("held by gpupool-server elsewhere (process " + std::to_string(getpid()) + ")").c_str()));
+  // The other one is ours, as long as we live.
+  DeviceLock mine(locks.path, uuid(1));
+  CHECK_FALSE(mine.take({"third", "x", getpid(), 1}));
+  CHECK(mine.holder().server == kServer);
+  bench.front->stop().wait(bench.io.waitScope);
+  CHECK(mine.take({"third", "x", getpid(), 1}));
+}
+
+TEST_CASE("a server without a GPU of its own says who has them") {
+  Folder locks;
+  DeviceLock one(locks.path, uuid(0)), two(locks.path, uuid(1));
+  const LockOwner other{"elsewhere", "/run/other/server-elsewhere", getpid(), processStartTicks(getpid())};
+  REQUIRE(one.take(other));
+  REQUIRE(two.take(other));
+  const std::string said = failure([&] {
+    Bench bench(true, false, [&](ServerOptions& options) {
+      options.deviceLocks = locks.path;
+      options.driverWait = std::chrono::milliseconds(1);
+    });
+  });
+  CHECK(contains(said, "no GPU is left for this server: GPU 0"));
+}
+
+TEST_CASE("--devices offers a subset, and says which of it there is not") {
+  Bench bench(true, false,
+              [&](ServerOptions& options) { options.devices = uuidText(uuid(1)) + "," + uuidText(uuid(9)); });
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.devices == 1);
+  REQUIRE(bench.seen.leftOut.size() == 1);
+  CHECK(contains(bench.seen.leftOut[0], "is not on this machine"));
+  CHECK(contains(failure([&] { bench.grant({1, 1}, 1); }), "no device of the uuid"));
+}
+
+TEST_CASE("a server's next life knows the epochs it has granted") {
+  Folder state;
+  const auto there = [&](ServerOptions& options) { options.state = state.path; };
+  {
+    Bench bench(true, false, there);
+    bench.until([&] { return bench.seen.beats > 0; });
+    CHECK(bench.seen.epochs == std::vector<uint64_t>{0, 0});
+    bench.grant({1, 1}, 41);
+  }
+  Bench bench(true, false, there);
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.epochs == std::vector<uint64_t>{41, 0});
+  CHECK(contains(failure([&] { bench.grant({1, 2}, 41); }), "not higher than 41"));
+  bench.grant({1, 2}, 42);
+}
+
+TEST_CASE("sessions of one lease share its memory, and a worker that dies gives back what it had") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1, 1000 << 20);
+  Opening one, two;
+  two.session = {2, 3};
+  REQUIRE(bench.open(one) == "");
+  REQUIRE(bench.open(two) == "");
+  // Each order takes 600 MiB.
+  CHECK(one.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
+  CHECK(two.order('m').wait(bench.io.waitScope) == "refused, others have 600 MiB");
+  CHECK(one.order('m').wait(bench.io.waitScope) == "refused, others have 0 MiB");
+  one.order('c').wait(bench.io.waitScope);
+  bench.until([&] { return two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB"; });
+  CHECK(two.order('g').wait(bench.io.waitScope) == "given");
+  CHECK(two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
 }

@@ -7,6 +7,7 @@
 #include "server/tests/support.h"
 
 #include "catch.h"
+#include "pace.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
@@ -15,15 +16,19 @@ using namespace gpupool::server::test;
 namespace {
 
 struct ServerProcess {
-  Folder folder;
+  std::shared_ptr<Folder> kept;
+  Folder& folder;
   pid_t pid = -1;
 
-  explicit ServerProcess(const std::vector<std::string>& more = {}) {
-    std::vector<std::string> words = {SERVER_PROGRAM, "--manager", "unix:" + folder.path + "/manager.sock",
-                                      "--name",       kServer,     "--state",
-                                      folder.path,    "--local",   local(),
-                                      "--driver",     FAKE_DRIVER, "--worker",
-                                      FAKE_WORKER,    "--warm",    "1"};
+  explicit ServerProcess(const std::vector<std::string>& more = {},
+                         std::shared_ptr<Folder> at = std::make_shared<Folder>())
+      : kept(std::move(at)), folder(*kept) {
+    std::vector<std::string> words = {SERVER_PROGRAM,   "--manager", "unix:" + folder.path + "/manager.sock",
+                                      "--name",         kServer,     "--state",
+                                      folder.path,      "--local",   local(),
+                                      "--driver",       FAKE_DRIVER, "--worker",
+                                      FAKE_WORKER,      "--warm",    "1",
+                                      "--device-locks", folder.path};
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> list;
     for (auto& word : words) list.push_back(word.data());
@@ -49,9 +54,19 @@ struct ServerProcess {
 };
 
 // As a manager would: grants, and keeps the connection.
+struct Told {
+  bool granted = false;
+  std::string refusal;
+  std::vector<std::string> problems;
+  std::vector<uint64_t> epochs;
+  std::vector<std::vector<Id>> running;
+  uint64_t epoch = 1;                    // of the next grant
+  bool revoke = false, revoked = false;  // of lease 1
+};
+
 class Granter final : public schema::Manager::Server {
  public:
-  explicit Granter(bool& granted) : granted_(granted) {}
+  explicit Granter(Told& told) : told_(told) {}
 
  protected:
   kj::Promise<void> login(LoginContext context) override {  // no token is needed
@@ -61,35 +76,57 @@ class Granter final : public schema::Manager::Server {
   kj::Promise<void> join(JoinContext context) override {
     auto control = context.getParams().getControl();
     context.getResults().setBeatMs(50);
+    read(context.getParams());
     auto request = control.grantRequest();
-    fillLease(request.initLease(), {1, 1}, 1, {0, 1});
-    kept_ = request.send().ignoreResult().then([this] { granted_ = true; }).eagerlyEvaluate(nullptr);
+    fillLease(request.initLease(), {1, told_.epoch}, told_.epoch, {0, 1});
+    kept_ = request.send()
+                .ignoreResult()
+                .then([this] { told_.granted = true; },
+                      [this](kj::Exception&& error) { told_.refusal = error.getDescription().cStr(); })
+                .eagerlyEvaluate(nullptr);
+    if (!told_.revoke) return kj::READY_NOW;
+    auto revoke = control.revokeRequest();
+    Id{1, 1}.write(revoke.initId());
+    revoked_ = revoke.send().ignoreResult().then([this] { told_.revoked = true; }).eagerlyEvaluate(nullptr);
     return kj::READY_NOW;
   }
+  void read(schema::Manager::JoinParams::Reader join) {
+    told_.problems.clear();
+    for (auto device : join.getInfo().getDevices()) told_.problems.push_back(device.getProblem().cStr());
+    told_.epochs.clear();
+    told_.running.clear();
+    for (auto report : join.getReports()) {
+      told_.epochs.push_back(report.getHighestEpoch());
+      auto& ids = told_.running.emplace_back();
+      for (auto id : report.getRunning()) ids.push_back(Id::read(id));
+    }
+  }
   kj::Promise<void> beat(BeatContext context) override {
+    told_.problems.clear();
+    for (auto problem : context.getParams().getProblems()) told_.problems.push_back(problem.cStr());
     context.getResults().setKnown(true);
     return kj::READY_NOW;
   }
   kj::Promise<void> leave(LeaveContext) override { return kj::READY_NOW; }
 
  private:
-  bool& granted_;
-  kj::Promise<void> kept_ = nullptr;
+  Told& told_;
+  kj::Promise<void> kept_ = nullptr, revoked_ = nullptr;
 };
 
 struct Bench : kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext io = kj::setupAsyncIo();
   kj::Timer& timer = io.provider->getTimer();
-  bool granted = false;
+  Told told;
   ServerProcess process;
   LocalListener listener{*io.lowLevelProvider, process.folder.path + "/manager.sock"};
-  capnp::TwoPartyServer manager{kj::heap<Granter>(granted)};
+  capnp::TwoPartyServer manager{kj::heap<Granter>(told)};
   kj::TaskSet tasks{*this};
   Opening opening;
 
   Bench() {
     tasks.add(manager.listen(listener.receiver()));
-    until([&] { return granted; });
+    until([&] { return told.granted; });
     auto address = io.provider->getNetwork().parseAddress("unix:" + process.local()).wait(io.waitScope);
     opening.run(address->connect().wait(io.waitScope)).wait(io.waitScope);
     REQUIRE(opening.error == "");
@@ -108,14 +145,39 @@ TEST_CASE("when the server is killed its workers end within two seconds and tell
   const auto began = std::chrono::steady_clock::now();
   kill(bench.process.pid, SIGKILL);
   bench.process.wait();
-  CHECK(contains(bench.opening.hear().wait(bench.io.waitScope), "stop: the GPU server"));
+  CHECK(contains(bench.opening.hear().wait(bench.io.waitScope),
+                 "stop: the GPU server died: its process was killed"));
   bench.until([&] {
     for (pid_t pid : workers)
       if (alive(pid)) return false;
     return !alive(session);
   });
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  CHECK(took.count() < 2.0);
+  CHECK(took.count() < 2.0 * gpupool::test::busy());
+}
+
+TEST_CASE("a killed server that comes back offers no device whose old worker still runs") {
+  Bench bench;
+  const pid_t session = std::stoi(bench.opening.order('p').wait(bench.io.waitScope));
+  kill(session, SIGSTOP);  // it cannot end itself
+  kill(bench.process.pid, SIGKILL);
+  bench.process.wait();
+  bench.told = {};
+  bench.told.epoch = 2;
+  bench.told.revoke = true;
+  ServerProcess second({"--stop-time", "3s"}, bench.process.kept);
+  bench.until([&] { return !bench.told.refusal.empty() || bench.told.granted; });
+  CHECK(alive(session));
+  CHECK_FALSE(bench.told.revoked);
+  CHECK(bench.told.epochs == std::vector<uint64_t>{1, 1});
+  CHECK(bench.told.running == std::vector<std::vector<Id>>{{{1, 1}}, {{1, 1}}});
+  CHECK(contains(bench.told.refusal, ("worker " + std::to_string(session)).c_str()));
+  CHECK(contains(bench.told.refusal, "still runs"));
+  // Killed at last, and only then its lease is revoked and the devices are free.
+  bench.until([&] { return bench.told.revoked; });
+  CHECK_FALSE(alive(session));
+  bench.until([&] { return bench.told.problems == std::vector<std::string>{"", ""}; });
+  CHECK_FALSE(alive(session));
 }
 
 TEST_CASE("SIGTERM ends the sessions and the workers and leaves no file") {

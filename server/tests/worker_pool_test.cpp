@@ -45,13 +45,14 @@ struct Bench {
     auto worker = take(pool);
     auto [client, server] = connection(*io.lowLevelProvider);
     capnp::MallocMessageBuilder message;
-    auto start = message.initRoot<gpupool::schema::WorkerStart>();
+    auto start = message.initRoot<gpupool::schema::WorkerOrder>().initStart();
+    start.initDescriptors(1).set(0, gpupool::schema::Descriptor::CLIENT_SOCKET);
     twoDevices()[1].write(start.initDevices(1)[0].initInfo());
     int descriptor = -1;
     KJ_IF_MAYBE (fd, server->getFd()) {
       descriptor = *fd;
     }
-    REQUIRE(worker->sendStart(message, descriptor));
+    REQUIRE(worker->send(message, std::span(&descriptor, 1)));
     sessions.add({session, lease, 1, 42, "test"}, kj::mv(worker), kj::AutoCloseFd(dup(descriptor)));
     Opening opening;
     opening.stream = kj::mv(client);

@@ -1,37 +1,27 @@
 #include "server/worker/callbacks.h"
 
-#include <memory>
-#include <mutex>
-#include <unordered_map>
+#include <atomic>
 
 namespace gpupool::server::session_callbacks {
 namespace {
 
-struct Callback {
-  Session* session;
-  uint64_t id;
-};
-std::mutex mutex;
-std::unordered_map<uint64_t, std::unique_ptr<Callback>> all;  // a worker serves one session
+std::atomic<Session*> serving{nullptr};
 
 }  // namespace
 
-void* make(Session& session, uint64_t callback) {
-  std::lock_guard lock(mutex);
-  auto& entry = all[callback];
-  if (entry == nullptr) entry = std::make_unique<Callback>(Callback{&session, callback});
-  return entry.get();
+void* dataOf(Session& session, uint64_t callback) {
+  serving.store(&session, std::memory_order_release);
+  return reinterpret_cast<void*>(callback);
 }
 
 void run(void* data, CUresult status) {
-  auto* callback = static_cast<Callback*>(data);
-  callback->session->runCallback(callback->id, status);
+  serving.load(std::memory_order_acquire)->runCallback(reinterpret_cast<uint64_t>(data), status);
 }
 
 void CUDA_CB hostNode(void* data) { run(data, CUDA_SUCCESS); }
 
 uint64_t idOf(CUhostFn function, void* data) {
-  return function == &hostNode ? static_cast<Callback*>(data)->id : 0;
+  return function == &hostNode ? reinterpret_cast<uint64_t>(data) : 0;
 }
 
 }  // namespace gpupool::server::session_callbacks

@@ -207,29 +207,30 @@ class Arguments {
     return [&]<size_t... I>(std::index_sequence<I...>) {
       (std::get<I>(slots_).read(in, objects), ...);
       return !in.bad() && (std::get<I>(slots_).settle(slots_) && ... && true);
-    }
-    (Indices{});
+    }(Indices{});
   }
   CUresult wrong() const {
     CUresult status = CUDA_SUCCESS;
     [&]<size_t... I>(std::index_sequence<I...>) {
       ((status = status != CUDA_SUCCESS ? status : std::get<I>(slots_).wrong()), ...);
-    }
-    (Indices{});
+    }(Indices{});
     return status;
   }
   template <class F>
   CUresult call(F function) {
-    return [&]<size_t... I>(std::index_sequence<I...>) { return function(std::get<I>(slots_).pass()...); }
-    (Indices{});
+    return [&]<size_t... I>(std::index_sequence<I...>) {
+      return function(std::get<I>(slots_).pass()...);
+    }(Indices{});
   }
   void finish(bool success, Objects& objects) {
-    [&]<size_t... I>(std::index_sequence<I...>) { (std::get<I>(slots_).finish(success, objects), ...); }
-    (Indices{});
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (std::get<I>(slots_).finish(success, objects), ...);
+    }(Indices{});
   }
   void write(ByteBuffer& out, Objects& objects) {
-    [&]<size_t... I>(std::index_sequence<I...>) { (std::get<I>(slots_).write(out, objects, slots_), ...); }
-    (Indices{});
+    [&]<size_t... I>(std::index_sequence<I...>) {
+      (std::get<I>(slots_).write(out, objects, slots_), ...);
+    }(Indices{});
   }
   // The parameter called `N`.
   template <schema::Name N>

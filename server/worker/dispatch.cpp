@@ -1,12 +1,13 @@
 #include "server/worker/dispatch.h"
 
+#include <cstdio>
 #include <cstdlib>
 
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
 
-void HandlerTable::put(uint32_t id, const Handler& handler) {
+void HandlerTable::insert(uint32_t id, const Handler& handler) {
   size_t at = id % kPlaces;
   while (places_[at].first != 0 && places_[at].first != id) at = (at + 1) % kPlaces;
   if (places_[at].first == 0 && ++used_ > kPlaces / 2) std::abort();  // more rows: make it larger
@@ -23,9 +24,15 @@ namespace {
 
 template <class R, auto Member>
 void addRow(HandlerTable& table) {
-  if constexpr (R::kind == schema::Kind::Post || R::kind == schema::Kind::Await ||
-                R::kind == schema::Kind::MayBlock)
-    table.add<R>(&serveDriver<R, Member>);
+  if constexpr (R::worker == schema::Worker::Generated) table.put<R>(&serveDriver<R, Member>);
+}
+
+// A Checked row without a handler: found by whoever starts a worker first.
+template <class R>
+void mustServe(const HandlerTable& table) {
+  if (!R::travels || table.find(R::id) != nullptr) return;
+  std::fprintf(stderr, "the row of %s says Checked, and server/worker/calls/ has no handler\n", R::name.text);
+  std::abort();
 }
 
 HandlerTable build() {
@@ -35,41 +42,7 @@ HandlerTable build() {
 #include "schema/calls/all.h"
 #undef CALL
 #undef SESSION_CALL
-
-// Rows whose policy is the client's alone: here they are plain driver calls.
-#define PLAIN(function) \
-  table.add<GPUPOOL_ROW(function)>(&serveDriver<GPUPOOL_ROW(function), &Driver::function>);
-  PLAIN(cuStreamCreateWithPriority)
-  PLAIN(cuStreamDestroy_v2)
-  PLAIN(cuStreamWaitEvent)
-  PLAIN(cuStreamQuery)
-  PLAIN(cuEventQuery)
-  PLAIN(cuStreamEndCapture)
-  PLAIN(cuStreamIsCapturing)
-  PLAIN(cuStreamUpdateCaptureDependencies_v2)
-  PLAIN(cuEventCreate)
-  PLAIN(cuEventDestroy_v2)
-  PLAIN(cuEventElapsedTime_v2)
-  PLAIN(cuCtxGetLimit)
-  PLAIN(cuCtxSetLimit)
-  PLAIN(cuCtxGetStreamPriorityRange)
-  PLAIN(cuModuleGetFunction)
-  PLAIN(cuLibraryGetKernel)
-  PLAIN(cuLibraryGetModule)
-  PLAIN(cuKernelGetFunction)
-  PLAIN(cuKernelSetAttribute)
-  PLAIN(cuFuncSetAttribute)
-  PLAIN(cuKernelSetCacheConfig)
-  PLAIN(cuFuncSetCacheConfig)
-  PLAIN(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags)
-  PLAIN(cuOccupancyAvailableDynamicSMemPerBlock)
-  PLAIN(cuGraphNodeGetType)
-  PLAIN(cuGraphAddChildGraphNode)
-  PLAIN(cuGraphClone)
-  PLAIN(cuGraphUpload)
-  PLAIN(cuGraphExecDestroy)
-  PLAIN(cuGraphLaunch)
-#undef PLAIN
+  addArrayHandlers(table);
   addContextHandlers(table);
   addMemoryHandlers(table);
   addCopyHandlers(table);
@@ -78,6 +51,12 @@ HandlerTable build() {
   addStreamHandlers(table);
   addLaunchHandlers(table);
   addGraphHandlers(table);
+  addGraphTextHandlers(table);
+#define CALL(function, ...) mustServe<GPUPOOL_ROW(function)>(table);
+#define SESSION_CALL(function, ...) mustServe<GPUPOOL_ROW(function)>(table);
+#include "schema/calls/all.h"
+#undef CALL
+#undef SESSION_CALL
   return table;
 }
 

@@ -10,7 +10,7 @@ namespace gpupool::server {
 
 struct Handler {
   void (*serve)(Session&, Call&) = nullptr;
-  bool beside = false;  // MayBlock: on a thread of its own lane
+  bool beside = false;  // on a thread of its own lane
   bool aside = false;   // on the control thread: may never call the driver, or wait for who does
   std::string_view name;
 };

@@ -11,8 +11,9 @@
 #include "base/log.h"
 #include "schema/rows.h"
 #include "server/driver.h"
-#include "server/worker/host_room.h"
+#include "server/host_room.h"
 #include "server/worker/loss.h"
+#include "server/worker/server_account.h"
 #include "server/worker/session.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
@@ -64,11 +65,10 @@ int serve(const server::WorkerArguments& arguments) {
     options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
     auto connection = transport::accept(start->transport, start->socket, options);
     const int clientGone = connection->wakeupDescriptor();
-    server::Session session(*driver, *start, std::move(connection), std::move(pages));
+    server::Session session(*driver, *start, std::move(connection), std::move(pages),
+                            std::make_unique<server::ServerAccount>(process));
     process.watchServer(
-        [&](const std::string& reason) {
-          session.stop("the server ended the session: " + reason + "; start the program again");
-        },
+        [&](const std::string& reason) { session.stop(reason + "; start the program again"); },
         server::WorkerProcess::kGrace, clientGone);
     server::onDeviceLost(
         [&](uint32_t ordinal, const std::string& error) { process.reportLost(ordinal, error); });

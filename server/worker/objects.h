@@ -2,7 +2,7 @@
 // What a session's handles mean in this process: id -> the driver's handle, and back for handles the driver
 // hands out.
 //
-// Threads: the executor and the threads that serve MayBlock calls; a mutex inside, held for a look-up only.
+// Threads: the executor and the threads that serve calls beside it; a mutex inside, held for a look-up only.
 // The driver's handles are never sent; the client's ids are never dereferenced.
 
 #include <cstdint>

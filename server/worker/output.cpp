@@ -54,7 +54,7 @@ void Output::Captured::open(int descriptor) {
 }
 
 std::string Output::Captured::take(size_t most) {
-  struct stat info {};
+  struct stat info{};
   if (fstat(file, &info) != 0 || info.st_size <= read) return {};
   std::string text(std::min<size_t>(static_cast<size_t>(info.st_size - read), most), '\0');
   const ssize_t n = pread(file, text.data(), text.size(), read);

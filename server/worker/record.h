@@ -1,8 +1,8 @@
 #pragma once
-// The session's record (design.md §6): what would rebuild it elsewhere. An ordered log of creations,
-// destructions and setters with every value the driver returned that kernels may hold (DeviceValue),
-// compacted as objects die; extents and pinned memory are kept by Space. And the reasons why it could not be
-// rebuilt.
+// The session's record (docs/design.md, "What failover needs"): what would rebuild it elsewhere. An ordered
+// log of creations, destructions and setters with every value the driver returned that kernels may hold
+// (DeviceValue), compacted as objects die; extents and pinned memory are kept by Space. And the reasons why
+// it could not be rebuilt.
 //
 // Threads: any; a mutex inside.
 

@@ -1,7 +1,7 @@
 #pragma once
-// How a handler is written: decode and check all arguments, call, keep the books, encode the outputs.
-// `serveDriver` is the whole of it for a row that maps straight onto a driver function; named handlers
-// (calls/) use `open` and `close` around what they do themselves.
+// How a handler is written: decode and check all arguments, call, update the session's tables, encode the
+// outputs. `serveDriver` is the whole of it for a row that maps straight onto a driver function; named
+// handlers (calls/) use `open` and `close` around what they do themselves.
 
 #include "server/worker/codec.h"
 #include "server/worker/dispatch.h"
@@ -46,13 +46,6 @@ class Served {
       return (schema::isRole<Wanted, Roles> || ... || false);
     }(static_cast<typename R::RoleList*>(nullptr));
   }
-  static constexpr bool isSetter() {
-    for (std::string_view word : {"SetAttribute", "SetLimit", "SetCacheConfig", "EnablePeerAccess",
-                                  "GraphAdd", "GraphSet", "TexObjectDestroy", "SurfObjectDestroy"})
-      if (schema::contains(R::name.view(), word)) return true;
-    return false;
-  }
-
   // The record: creations by the handle they mint, settings by the handle they change, DeviceValues for ever.
   void keep(bool success) {
     if (!success) return;
@@ -60,7 +53,7 @@ class Served {
       forEachSlot([&](auto role, auto& slot) {
         if constexpr (schema::isRole<schema::Frees, decltype(role)>) session_.record().forget(slot.id());
       });
-    } else if constexpr (hasRole<schema::Mints>() || hasRole<schema::DeviceValue>() || isSetter()) {
+    } else if constexpr (hasRole<schema::Mints>() || hasRole<schema::DeviceValue>() || R::recorded) {
       Record::Entry entry;
       entry.frame = call_.frame;
       entry.bytes = call_.bytes;
@@ -93,19 +86,22 @@ void serveDriver(Session& session, Call& call) {
   if (served.open()) served.close(served.invoke(session.driver().*Member));
 }
 
-// Handlers of the chapters in calls/. Each adds its own to the table.
+// The handlers: those of Generated rows, and those of Checked rows, which each chapter in calls/ adds.
 class HandlerTable {
  public:
-  // beside: may block although its row is no MayBlock row.
   template <class R>
-  void add(void (*serve)(Session&, Call&), bool beside = false) {
-    put(R::id,
-        {serve, beside || R::kind == schema::Kind::MayBlock, R::kind == schema::Kind::Aside, R::name.view()});
+  void add(void (*serve)(Session&, Call&)) {
+    static_assert(R::worker == schema::Worker::Checked, "only a Checked row has a handler of its own");
+    put<R>(serve);
+  }
+  template <class R>
+  void put(void (*serve)(Session&, Call&)) {
+    insert(R::id, {serve, R::beside, R::aside, R::name.view()});
   }
   const Handler* find(uint32_t id) const;
-  void put(uint32_t id, const Handler& handler);
 
  private:
+  void insert(uint32_t id, const Handler& handler);
   // By the row's hash, the next free place when it is taken: every frame asks.
   static constexpr size_t kPlaces = 2048;
   std::vector<std::pair<uint32_t, Handler>> places_{kPlaces};
@@ -115,6 +111,7 @@ class HandlerTable {
 // True if both sides of the copy lie in the session's memory (arrays always do).
 bool ownsCopy(Session& session, const CUDA_MEMCPY3D_v2& copy);
 
+void addArrayHandlers(HandlerTable&);
 void addContextHandlers(HandlerTable&);
 void addMemoryHandlers(HandlerTable&);
 void addCopyHandlers(HandlerTable&);
@@ -123,6 +120,7 @@ void addTextureHandlers(HandlerTable&);
 void addStreamHandlers(HandlerTable&);
 void addLaunchHandlers(HandlerTable&);
 void addGraphHandlers(HandlerTable&);
+void addGraphTextHandlers(HandlerTable&);
 
 #define GPUPOOL_ROW(name) ::gpupool::schema::RowOf<#name>
 

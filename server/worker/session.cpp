@@ -81,11 +81,14 @@ std::string lossOf(const Driver& driver, const SessionStart& start, CUresult sta
 }  // namespace
 
 Session::Session(const Driver& driver, const SessionStart& start,
-                 std::unique_ptr<transport::Connection> connection, HostPages pages)
+                 std::unique_ptr<transport::Connection> connection, HostPages pages,
+                 std::unique_ptr<Account> account)
     : driver_(driver),
       start_(start),
       objects_(driverDevices(driver, start)),
-      space_(driver, objects_.devices(), limits(start)),
+      account_(account != nullptr ? std::move(account) : std::make_unique<OwnAccount>(limits(start))),
+      objectMemory_(*account_),
+      space_(driver, objects_.devices(), *account_),
       connection_(std::move(connection)),
       staging_(std::move(pages.staging)),
       words_(
@@ -100,7 +103,7 @@ Session::Session(const Driver& driver, const SessionStart& start,
             const std::string loss = lossOf(driver_, start_, status, "");
             notice(NoticeType::failed, &body, sizeof body, loss.empty() ? driver_.describe(status) : loss);
           }),
-      images_(ImageCache(start.moduleCache, start.moduleCacheBytes)) {}
+      images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)) {}
 
 Session::~Session() {
   end("worker shuts down");
@@ -125,9 +128,13 @@ void Session::end(const std::string& reason) {
     stopping_ = true;
   }
   besideReady_.notify_all();
-  { std::lock_guard lock(callbackMutex_); }
+  {
+    std::lock_guard lock(callbackMutex_);
+  }
   callbackDone_.notify_all();
-  { std::lock_guard lock(asideMutex_); }
+  {
+    std::lock_guard lock(asideMutex_);
+  }
   asideServed_.notify_all();
 }
 

@@ -2,14 +2,13 @@
 // One session in its own process: takes frames from the call channel in order, calls the driver, answers.
 //
 //   executor (calls run)   every frame, in seq order; waits for the device only inside the driver
-//   beside threads         MayBlock calls (JIT, drain): only their lane waits
+//   beside threads         Beside rows (JIT, drain): only their lane waits
 //   control thread         answers to callbacks, watches, aside calls, goodbye; never in the driver
 //   watchers (Words)       completion words; device faults
 //
 // The driver may hold a context while it waits for the device, and the device for a host function of the
-// client's: any thread that then calls the driver stands still until the function has returned. So nothing
-// that a host function needs (its notice, aside calls, words) waits for such a thread, nor for a lock one
-// holds.
+// client's: any thread that then calls the driver blocks until the function has returned. So nothing that a
+// host function needs (its notice, aside calls, words) waits for such a thread, nor for a lock one holds.
 //
 // A frame that is malformed ends the session with a reason the client prints; the process exits then.
 
@@ -66,32 +65,43 @@ struct Call {
 
 class Session {
  public:
+  // account: of the lease; null: the session is its lease's only one.
   Session(const Driver& driver, const SessionStart& start, std::unique_ptr<transport::Connection> connection,
-          HostPages pages = makeHostPages());
+          HostPages pages = makeHostPages(), std::unique_ptr<Account> account = nullptr);
   ~Session();
 
-  // Greets and serves until the client leaves or is lost, or stop is called. Why it ended, for people.
+  // Exchanges hellos and serves until the client leaves or is lost, or stop is called. Returns why it ended,
+  // as a message.
   std::string run();
   // From any thread: ends run() soon; `reason` goes to the client.
   void stop(const std::string& reason);
-  bool clientLeft() const { return clientLeft_; }  // it said goodbye, and listens no more
+  bool clientLeft() const { return clientLeft_; }  // it ended the session in order, and reads nothing more
 
   // ---- for handlers
   const Driver& driver() const { return driver_; }
   Objects& objects() { return objects_; }
+  Account& account() { return *account_; }
+  ObjectMemory& objectMemory() { return objectMemory_; }
   Space& space() { return space_; }
   Words& words() { return words_; }
   Images& images() { return images_; }
   Record& record() { return record_; }
   std::shared_ptr<LinkTable>& links() { return links_; }
+  // Body graphs of conditional nodes, which the driver names only once; executor only.
+  std::map<CUgraphNode, std::vector<CUgraph>>& bodies() { return bodies_; }
   transport::Connection& connection() { return *connection_; }
-  // Makes the context of handle `id` current on this thread.
+  // Makes the context with handle `id` current on this thread.
   CUresult makeCurrent(uint64_t id);
   // A context ended, and with it perhaps the driver's registrations of our host memory: they are made again.
   void registrationsLost() {
     registered_ = false;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
     space_.contextEnded();
+    // Arrays go with their context.
+    objectMemory_.removeWhere([this](uint64_t context, unsigned) {
+      CUcontext real = nullptr;
+      return !objects_.find(context, real);
+    });
   }
   // Runs host function `callback` of the client and waits for its answer; on a driver thread.
   void runCallback(uint64_t callback, CUresult status);
@@ -145,11 +155,13 @@ class Session {
   // False: the session is over.
   bool control(std::span<const std::byte> message);
   void end(const std::string& reason);
-  void endMalformed(const std::string& reason);  // any thread: tells the client
+  void endMalformed(const std::string& reason);  // any thread: notifies the client
 
   const Driver& driver_;
   SessionStart start_;
   Objects objects_;
+  std::unique_ptr<Account> account_;
+  ObjectMemory objectMemory_;
   Space space_;
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   std::shared_ptr<transport::SharedMemory> staging_;
@@ -161,6 +173,7 @@ class Session {
   Output output_;
   Record record_;
   std::shared_ptr<LinkTable> links_;  // calls/module.cpp
+  std::map<CUgraphNode, std::vector<CUgraph>> bodies_;
 
   // Watcher's thread only: deliveries under way and the memory they read.
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;

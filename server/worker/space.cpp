@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "base/reserve.h"
-#include "server/worker/host_room.h"
 
 namespace gpupool::server {
 namespace {
@@ -22,18 +21,23 @@ bool inRanges(const std::map<uint64_t, size_t>& ranges, uint64_t address, size_t
 
 }  // namespace
 
-Space::Space(const Driver& driver, std::vector<CUdevice> devices, std::vector<uint64_t> limits)
-    : driver_(driver), devices_(std::move(devices)), limits_(std::move(limits)) {
+Space::Space(const Driver& driver, std::vector<CUdevice> devices, Account& account)
+    : driver_(driver), devices_(std::move(devices)), account_(account) {
   peers_.assign(devices_.size(), 0);
-  mapped_.assign(devices_.size(), 0);
+  used_.assign(devices_.size(), 0);
 }
 
 Space::~Space() {
   for (auto& [address, piece] : host_)
     if (piece.registered) driver_.cuMemHostUnregister(piece.memory->data());
-  for (auto& [address, extent] : extents_) {
-    driver_.cuMemUnmap(extent.address, extent.bytes);
-    driver_.cuMemRelease(extent.handle);
+  for (auto& [address, mapping] : mappings_) {
+    driver_.cuMemUnmap(address, mapping.physical->bytes);
+    --mapping.physical->mappings;
+    endUnused(*mapping.physical);
+  }
+  for (auto& [name, physical] : named_) {
+    physical->named = false;
+    endUnused(*physical);
   }
   for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, layout_.windowBytes);
   host_.clear();  // each leaves a reservation behind, which is the arena's
@@ -66,29 +70,88 @@ int Space::reserve(uint32_t offered, std::string& reason) {
   return -1;
 }
 
-CUresult Space::setAccess(const Extent& extent) {
+CUresult Space::makePhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made) {
+  if (device >= devices_.size() || bytes == 0 || bytes % kExtentUnit != 0) return CUDA_ERROR_INVALID_VALUE;
+  Taken taken(account_, device, bytes);
+  if (taken.status() != CUDA_SUCCESS) return taken.status();
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = devices_[device];
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  auto fresh = std::make_shared<Physical>();
+  fresh->device = device;
+  fresh->bytes = bytes;
+  CUresult result = driver_.cuMemCreate(&fresh->handle, bytes, &prop, 0);
+  if (result != CUDA_SUCCESS) return result;
+  taken.keep();
+  made = std::move(fresh);
+  std::lock_guard lock(mutex_);
+  used_[device] += bytes;
+  return CUDA_SUCCESS;
+}
+
+void Space::endUnused(Physical& physical) {
+  if (physical.named || physical.mappings != 0) return;
+  driver_.cuMemRelease(physical.handle);
+  account_.give(physical.device, physical.bytes);
+  std::lock_guard lock(mutex_);
+  used_[physical.device] -= physical.bytes;
+}
+
+CUresult Space::open(const Physical& physical, CUdeviceptr address) {
   CUmemAccessDesc access[schema::kMaxDevices] = {};
   size_t count = 0;
   for (size_t d = 0; d < devices_.size(); ++d) {
-    if (d != extent.device && (peers_[extent.device] >> d & 1) == 0) continue;
-    access[count].location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[d]}};
+    if (d != physical.device && (peers_[physical.device] >> d & 1) == 0) continue;
+    access[count].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access[count].location.id = devices_[d];
     access[count++].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
-  return driver_.cuMemSetAccess(extent.address, extent.bytes, access, count);
+  return driver_.cuMemSetAccess(address, physical.bytes, access, count);
 }
 
 // Another tenant's data must never be readable. On a stream of its own: the NULL stream would order itself
 // with the session's streams, and a stream waiting for a later launch would stop the executor. The software
 // GPU's memory is fresh from the kernel.
-CUresult Space::scrub(const Extent& extent) {
-  if (driver_.software()) return CUDA_SUCCESS;
-  CUcontext context = nullptr;
-  CUresult result = driver_.cuCtxGetCurrent(&context);
+CUresult Space::scrub(Physical& physical, CUdeviceptr address) {
+  if (physical.clean || driver_.software()) return CUDA_SUCCESS;
+  CUdevice current = 0;
+  CUresult result = driver_.cuCtxGetDevice(&current);
   if (result != CUDA_SUCCESS) return result;
-  CUstream& stream = scrubbers_[context];  // kept: making one takes longer than clearing 64 MiB
+  if (current == devices_[physical.device]) {
+    CUcontext context = nullptr;
+    result = driver_.cuCtxGetCurrent(&context);
+    if (result == CUDA_SUCCESS) result = clear(scrubbers_[context], physical, address);
+  } else {
+    result = scrubElsewhere(physical, address);
+  }
+  physical.clean = result == CUDA_SUCCESS;
+  return result;
+}
+
+// The stream is made if there is none, and kept: making one takes longer than clearing 64 MiB.
+CUresult Space::clear(CUstream& stream, const Physical& physical, CUdeviceptr address) {
+  CUresult result = CUDA_SUCCESS;
   if (stream == nullptr) result = driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemsetD8Async(extent.address, 0, extent.bytes, stream);
-  if (result == CUDA_SUCCESS) result = driver_.cuStreamSynchronize(stream);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemsetD8Async(address, 0, physical.bytes, stream);
+  return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(stream) : result;
+}
+
+// Memory of another device than the current context's, which may not reach it: its own device clears it.
+CUresult Space::scrubElsewhere(const Physical& physical, CUdeviceptr address) {
+  const CUdevice device = devices_[physical.device];
+  CUcontext context = nullptr, popped = nullptr;
+  CUresult result = driver_.cuDevicePrimaryCtxRetain(&context, device);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuCtxPushCurrent_v2(context);
+  if (result == CUDA_SUCCESS) {
+    CUstream stream = nullptr;
+    result = clear(stream, physical, address);
+    if (stream != nullptr) driver_.cuStreamDestroy_v2(stream);
+    driver_.cuCtxPopCurrent_v2(&popped);
+  }
+  driver_.cuDevicePrimaryCtxRelease_v2(device);
   return result;
 }
 
@@ -97,55 +160,115 @@ void Space::contextEnded() {
   scrubbers_.clear();
 }
 
-CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
-  std::lock_guard order(mapping_);
-  if (device >= windows_.size() || bytes == 0 || bytes % kExtentUnit || address % kExtentUnit)
-    return CUDA_ERROR_INVALID_VALUE;
-  // In any window: an application reserves addresses before it says whose memory comes there.
+// In any window: an application reserves addresses before it says whose memory comes there.
+bool Space::inWindow(CUdeviceptr address, size_t bytes) const {
   bool inside = false;
   for (CUdeviceptr window : windows_)
     inside |=
         address >= window && bytes <= layout_.windowBytes && address - window <= layout_.windowBytes - bytes;
-  if (!inside) return CUDA_ERROR_INVALID_VALUE;
-  auto after = extents_.lower_bound(address);
-  if (after != extents_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  if (after != extents_.begin()) {
-    const Extent& before = std::prev(after)->second;
-    if (before.address + before.bytes > address) return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (bytes > limits_[device] - std::min(limits_[device], mapped_[device])) return CUDA_ERROR_OUT_OF_MEMORY;
+  return inside && address % kExtentUnit == 0;
+}
 
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[device]}};
-  Extent extent{device, address, bytes, 0};
-  CUresult result = driver_.cuMemCreate(&extent.handle, bytes, &prop, 0);
+bool Space::isFree(CUdeviceptr address, size_t bytes) const {
+  auto after = mappings_.lower_bound(address);
+  if (after != mappings_.end() && after->first < address + bytes) return false;
+  if (after == mappings_.begin()) return true;
+  auto& [start, before] = *std::prev(after);
+  return start + before.physical->bytes <= address;
+}
+
+// A piece is cleared when it is mapped first. For that it is opened to its device; a client's mapping is then
+// made anew, closed to everybody.
+CUresult Space::map(const std::shared_ptr<Physical>& physical, CUdeviceptr address, bool ofClient) {
+  CUresult result = driver_.cuMemMap(address, physical->bytes, 0, physical->handle, 0);
   if (result != CUDA_SUCCESS) return result;
-  result = driver_.cuMemMap(address, bytes, 0, extent.handle, 0);
-  if (result == CUDA_SUCCESS) {
-    result = setAccess(extent);
-    if (result == CUDA_SUCCESS) result = scrub(extent);
-    if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  const bool dirty = !physical->clean && !driver_.software();
+  if (!ofClient || dirty) result = open(*physical, address);
+  if (result == CUDA_SUCCESS) result = scrub(*physical, address);
+  if (result == CUDA_SUCCESS && ofClient && dirty) {
+    result = driver_.cuMemUnmap(address, physical->bytes);
+    if (result == CUDA_SUCCESS) result = driver_.cuMemMap(address, physical->bytes, 0, physical->handle, 0);
+    if (result != CUDA_SUCCESS) return result;
   }
   if (result != CUDA_SUCCESS) {
-    driver_.cuMemRelease(extent.handle);
+    driver_.cuMemUnmap(address, physical->bytes);
     return result;
   }
+  ++physical->mappings;
   std::lock_guard lock(mutex_);
-  extents_[address] = extent;
-  mapped_[device] += bytes;
+  mappings_[address] = {physical, ofClient};
   return CUDA_SUCCESS;
+}
+
+CUresult Space::createPhysical(unsigned device, uint64_t name, size_t bytes) {
+  std::shared_ptr<Physical> made;
+  CUresult result = makePhysical(device, bytes, made);
+  if (result != CUDA_SUCCESS) return result;
+  std::lock_guard order(mapping_);
+  if (name == 0 || named_.count(name) != 0) {
+    endUnused(*made);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  made->named = true;
+  named_[name] = std::move(made);
+  return CUDA_SUCCESS;
+}
+
+CUresult Space::releasePhysical(uint64_t name) {
+  std::lock_guard order(mapping_);
+  auto found = named_.find(name);
+  if (found == named_.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto physical = found->second;
+  named_.erase(found);
+  physical->named = false;
+  endUnused(*physical);
+  return CUDA_SUCCESS;
+}
+
+CUresult Space::mapPhysical(uint64_t name, CUdeviceptr address) {
+  std::lock_guard order(mapping_);
+  auto found = named_.find(name);
+  if (found == named_.end()) return CUDA_ERROR_INVALID_VALUE;
+  const size_t bytes = found->second->bytes;
+  if (!inWindow(address, bytes) || !isFree(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  return map(found->second, address, true);
+}
+
+CUresult Space::setAccess(CUdeviceptr address, unsigned device, CUmemAccess_flags flags) {
+  std::lock_guard order(mapping_);
+  auto found = mappings_.find(address);
+  if (found == mappings_.end() || !found->second.ofClient) return CUDA_ERROR_INVALID_VALUE;
+  if (device >= devices_.size()) return CUDA_ERROR_INVALID_DEVICE;
+  CUmemAccessDesc access{};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = devices_[device];
+  access.flags = flags;
+  return driver_.cuMemSetAccess(address, found->second.physical->bytes, &access, 1);
+}
+
+CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {
+  if (!inWindow(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  std::shared_ptr<Physical> made;
+  CUresult result = makePhysical(device, bytes, made);
+  if (result != CUDA_SUCCESS) return result;
+  std::lock_guard order(mapping_);
+  result = isFree(address, bytes) ? map(made, address, false) : CUDA_ERROR_INVALID_VALUE;
+  if (result != CUDA_SUCCESS) endUnused(*made);
+  return result;
 }
 
 CUresult Space::unmapExtent(CUdeviceptr address) {
   std::lock_guard order(mapping_);
-  auto found = extents_.find(address);
-  if (found == extents_.end()) return CUDA_ERROR_INVALID_VALUE;
-  CUresult result = driver_.cuMemUnmap(found->second.address, found->second.bytes);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemRelease(found->second.handle);
-  std::lock_guard lock(mutex_);
-  mapped_[found->second.device] -= found->second.bytes;
-  extents_.erase(found);
+  auto found = mappings_.find(address);
+  if (found == mappings_.end()) return CUDA_ERROR_INVALID_VALUE;
+  auto physical = found->second.physical;
+  CUresult result = driver_.cuMemUnmap(address, physical->bytes);
+  {
+    std::lock_guard lock(mutex_);
+    mappings_.erase(found);
+  }
+  --physical->mappings;
+  endUnused(*physical);
   return result;
 }
 
@@ -153,9 +276,9 @@ CUresult Space::allowPeer(unsigned device, unsigned peer) {
   std::lock_guard order(mapping_);
   if (device >= devices_.size() || peer >= devices_.size()) return CUDA_ERROR_INVALID_DEVICE;
   peers_[device] |= 1u << peer;
-  for (auto& [address, extent] : extents_) {
-    if (extent.device != device) continue;
-    CUresult result = setAccess(extent);
+  for (auto& [address, mapping] : mappings_) {
+    if (mapping.ofClient || mapping.physical->device != device) continue;
+    CUresult result = open(*mapping.physical, address);
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -163,19 +286,16 @@ CUresult Space::allowPeer(unsigned device, unsigned peer) {
 
 CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
                         std::shared_ptr<transport::SharedMemory>& memory) {
-  std::lock_guard order(mapping_);
   if (bytes == 0 || bytes % kHostUnit || address % kHostUnit || address < layout_.hostBase ||
       bytes > layout_.hostBytes || address - layout_.hostBase > layout_.hostBytes - bytes)
     return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult room = account_.take(Account::kHost, bytes); room != CUDA_SUCCESS) return room;
+  std::lock_guard order(mapping_);
   auto after = host_.lower_bound(address);
   if (after != host_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
   if (after != host_.begin()) {
     auto& [start, before] = *std::prev(after);
     if (start + before.memory->size() > address) return CUDA_ERROR_INVALID_VALUE;
-  }
-  if (!hostHasRoom(bytes)) {
-    GPUPOOL_WARNING("no pinned memory of %zu bytes: this server's own memory is nearly used up", bytes);
-    return CUDA_ERROR_OUT_OF_MEMORY;
   }
   try {
     memory = transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
@@ -263,16 +383,9 @@ bool Space::ownsHost(uint64_t address, size_t bytes) const {
   return inRanges(hostRanges_, address, bytes);
 }
 
-std::vector<Space::Extent> Space::extents() const {
+uint64_t Space::physicalBytes(unsigned device) const {
   std::lock_guard lock(mutex_);
-  std::vector<Extent> all;
-  for (auto& [address, extent] : extents_) all.push_back(extent);
-  return all;
-}
-
-uint64_t Space::mappedBytes(unsigned device) const {
-  std::lock_guard lock(mutex_);
-  return device < mapped_.size() ? mapped_[device] : 0;
+  return device < used_.size() ? used_[device] : 0;
 }
 
 }  // namespace gpupool::server

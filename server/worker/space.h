@@ -3,8 +3,8 @@
 // globals. Every address from the wire is checked against it, once, before the driver sees it: without that,
 // unified addressing would let a client read the worker's own heap.
 //
-// Threads: any. Two mutexes: one for what calls the driver, which may stand still there
-// (server/worker/session.h), and one for the books, held for a look-up only.
+// Threads: any. Two mutexes: one for what calls the driver, which may block there (server/worker/session.h),
+// and one for the tables, held for a look-up only.
 
 #include <cstdint>
 #include <map>
@@ -16,13 +16,14 @@
 
 #include "schema/hello.h"
 #include "server/driver.h"
+#include "server/worker/account.h"
 #include "transports/transport.h"
 
 namespace gpupool::server {
 
 class Space {
  public:
-  Space(const Driver& driver, std::vector<CUdevice> devices, std::vector<uint64_t> limits);
+  Space(const Driver& driver, std::vector<CUdevice> devices, Account& account);
   ~Space();
   Space(const Space&) = delete;
   Space& operator=(const Space&) = delete;
@@ -33,7 +34,20 @@ class Space {
 
   // A context ended, and with it the streams that lived there.
   void contextEnded();
+
+  // Physical memory, and its mappings. A piece lives as long as it has its name or a mapping; it is cleared
+  // before anybody can read it, and keeps its bytes from then on. Names a new piece; the client chooses the
+  // name.
+  CUresult createPhysical(unsigned device, uint64_t name, size_t bytes);
+  CUresult releasePhysical(uint64_t name);
+  // Maps the whole piece at `address`, for nobody to access until setAccess. As often as one likes.
+  CUresult mapPhysical(uint64_t name, CUdeviceptr address);
+  // Of a mapping of mapPhysical, for one device.
+  CUresult setAccess(CUdeviceptr address, unsigned device, CUmemAccess_flags flags);
+  // A piece without a name, mapped once: for memory that the client cuts up itself. Accessible to its device
+  // and to those allowPeer names.
   CUresult mapExtent(unsigned device, CUdeviceptr address, size_t bytes);
+  // Ends a mapping of either kind.
   CUresult unmapExtent(CUdeviceptr address);
   // Opens every extent, present and future, of `device` to `peer`.
   CUresult allowPeer(unsigned device, unsigned peer);
@@ -49,7 +63,7 @@ class Space {
     std::lock_guard lock(mapping_);
     for (auto& [address, piece] : host_) f(static_cast<void*>(piece.memory->data()), piece.memory->size());
   }
-  // A global that the client was told of. managed: the host side may touch it too.
+  // A global whose address the client knows. managed: the host may access it, too.
   struct Global {
     CUdeviceptr address = 0;
     size_t bytes = 0;
@@ -69,36 +83,53 @@ class Space {
   // it is held, the bytes can be read, whatever the client unmaps.
   std::shared_ptr<transport::SharedMemory> hostMemory(uint64_t address, size_t bytes) const;
 
-  // For the record and checkpoints.
-  struct Extent {
-    unsigned device = 0;
-    CUdeviceptr address = 0;
-    size_t bytes = 0;
-    CUmemGenericAllocationHandle handle = 0;
-  };
-  std::vector<Extent> extents() const;
-  uint64_t mappedBytes(unsigned device) const;
+  // Physical memory of a device, mapped or not.
+  uint64_t physicalBytes(unsigned device) const;
 
  private:
   struct HostPiece {
     std::shared_ptr<transport::SharedMemory> memory;
     bool registered = false;
   };
-  CUresult setAccess(const Extent& extent);
-  CUresult scrub(const Extent& extent);
+  struct Physical {
+    unsigned device = 0;
+    size_t bytes = 0;
+    CUmemGenericAllocationHandle handle =
+        0;               // exportable: for checkpoints, and for sharing with other processes
+    bool clean = false;  // holds nothing of an earlier owner
+    bool named = false;
+    size_t mappings = 0;
+  };
+  struct Mapping {
+    std::shared_ptr<Physical> physical;
+    bool ofClient = false;  // of mapPhysical
+  };
+  // These two are the only places where physical memory of a device begins and ends. makePhysical asks the
+  // server for room in the lease: no lock is held.
+  CUresult makePhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made);
+  void endUnused(Physical& physical);
+
+  bool inWindow(CUdeviceptr address, size_t bytes) const;
+  bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_
+  CUresult map(const std::shared_ptr<Physical>& physical, CUdeviceptr address, bool ofClient);
+  CUresult open(const Physical& physical, CUdeviceptr address);
+  CUresult scrub(Physical& physical, CUdeviceptr address);
+  CUresult clear(CUstream& stream, const Physical& physical, CUdeviceptr address);
+  CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
 
   const Driver& driver_;
   std::vector<CUdevice> devices_;
-  std::vector<uint64_t> limits_;
+  Account& account_;
   schema::AddressSpace layout_{};
   std::vector<CUdeviceptr> windows_;
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
-  mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change extents_ and host_
+  mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change mappings_ and host_
   mutable std::mutex mutex_;
-  std::map<CUdeviceptr, Extent> extents_;
+  std::map<CUdeviceptr, Mapping> mappings_;
+  std::map<uint64_t, std::shared_ptr<Physical>> named_;
   std::map<CUcontext, CUstream>
-      scrubbers_;  // under mapping_: each context's stream for clearing fresh extents
-  std::vector<uint64_t> mapped_;
+      scrubbers_;               // under mapping_: each context's stream for clearing fresh extents
+  std::vector<uint64_t> used_;  // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
   std::shared_ptr<transport::SharedMemory> staging_;
   std::map<uint64_t, size_t> hostRanges_;

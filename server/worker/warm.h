@@ -1,7 +1,7 @@
 #pragma once
-// What a worker makes before its session is known, so that a session starts without waiting for it: the host
-// memory every session has, its pages present, and registered with the driver where a context exists already
-// (registering 64 MiB takes some milliseconds, touching it first as many).
+// What a worker prepares before its session is known, so that a session starts without waiting for it: the
+// host memory every session has, its pages present, and registered with the driver where a context exists
+// already (registering 64 MiB takes some milliseconds, touching it first as many).
 
 #include <memory>
 

@@ -56,6 +56,20 @@ CUresult Words::write(CUstream stream, uint64_t index, uint64_t value) {
   return driver_.cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
+CUresult Words::awaitIn(CUstream stream, uint64_t index, uint64_t value) {
+  CUdeviceptr address = deviceAddress(index);
+  if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+  return driver_.cuStreamWaitValue64_v2(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+bool Words::raise(uint64_t index, uint64_t value) {
+  if (index == 0 || index >= schema::kWordsCount) return false;
+  std::atomic<uint64_t>& it = word(index);
+  for (uint64_t known = it.load(); known < value && !it.compare_exchange_weak(known, value);) {
+  }
+  return true;
+}
+
 bool Words::watch(uint64_t index, uint64_t value) {
   return index == 0 || index >= schema::kWordsCount || add({{index, value}, {}, true});
 }

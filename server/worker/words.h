@@ -1,9 +1,10 @@
 #pragma once
 // Completion words (schema/frame.h) and the threads behind them. The device writes a word when the stream
-// reaches it; on one host the client polls the very page. Both threads work only while somebody waits. The
+// reaches it; on one host the client polls the same page. Both threads work only while somebody waits. The
 // watcher rings the client's bell (one host) or sends the word (network) when a watched word is reached. The
 // other one asks the driver for device faults, after which no word is ever written again, and puts the sticky
-// status where every waiter looks: the driver may let it wait for a host function, which waits for words.
+// status where every waiter looks: it is a separate thread because the driver may block it until a host
+// function returns, and that function may wait for words.
 
 #include <atomic>
 #include <chrono>
@@ -37,18 +38,23 @@ class Words {
   CUdeviceptr deviceAddress(uint64_t index);
   // Has the stream write it. The session's fault when even that is refused.
   CUresult write(CUstream stream, uint64_t index, uint64_t value);
-  // False: so many are watched already that no honest client can be waiting for them.
+  // Has the stream wait until the word is at least `value`.
+  CUresult awaitIn(CUstream stream, uint64_t index, uint64_t value);
+  // Raises the word to `value` for the client: no stream writes it. False: no such word.
+  bool raise(uint64_t index, uint64_t value);
+  // False: more words are watched already than any correct client can wait for.
   bool watch(uint64_t index, uint64_t value);
   // Calls `then` on the watcher's thread when the word is there (CUDA_SUCCESS) or never will be (the sticky
-  // status): before any word is told that was written after it. tell: the word is published too, behind it.
-  // To be asked for before the stream is told to write.
+  // status): before any word is published that was written after it. tell: the word itself is published
+  // afterwards, too. Call it before the stream is asked to write the word.
   using Then = std::function<void(CUresult)>;
   void whenReached(uint64_t index, uint64_t value, Then then, bool tell);
   // From any thread: the session is over; every waiter learns `status`.
   void setSticky(CUresult status);
   CUresult sticky() const;
-  // While it is held, no context is asked for faults; those that live then are asked anew. To be held while
-  // one ends: drivers do not bear it that a stream is asked while its context goes.
+  // While the lock is held, no context is queried for faults; the remaining contexts are queried again
+  // afterwards. Hold it while a context ends: drivers crash if a stream is queried while its context is
+  // destroyed.
   std::unique_lock<std::mutex> contextEnds();
   void stop();
 
@@ -81,7 +87,7 @@ class Words {
   std::atomic<CUdeviceptr> device_{0};
   std::mutex mutex_;
   std::condition_variable changed_, faultsWanted_;
-  bool faultsIdle_ = false;  // nobody waited when it last looked: to be told when somebody does
+  bool faultsIdle_ = false;  // nobody waited when the fault thread last looked: wake it when somebody does
   std::vector<Watched> watched_;
   std::atomic<bool> any_{false};                       // watched_ is not empty
   std::mutex probing_;                                 // taken before mutex_

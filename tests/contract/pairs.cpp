@@ -15,6 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "transports/faulty.h"
 #include "transports/ucx_wire.h"
 
 namespace gpupool::transport::testing {
@@ -158,7 +159,7 @@ Pair connectPair(const std::string& transport, const Options& options) {
 }
 
 ForkedPeer::ForkedPeer(const std::string& transport, const Options& options,
-                       std::function<void(Connection&)> peer) {
+                       const std::function<void(Connection&)>& peer) {
   auto [client, worker] = bootstrapSockets(transport);
   process = fork();
   if (process == 0) {

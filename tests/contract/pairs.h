@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "transports/transport.h"
+#include "transports/implementations.h"
 
 namespace gpupool::transport::testing {
 
@@ -42,7 +42,8 @@ Pair connectPair(const std::string& transport, const Options& options = {});
 struct ForkedPeer {
   std::unique_ptr<Connection> connection;  // the worker's end
   pid_t process = -1;
-  ForkedPeer(const std::string& transport, const Options& options, std::function<void(Connection&)> peer);
+  ForkedPeer(const std::string& transport, const Options& options,
+             const std::function<void(Connection&)>& peer);
   ~ForkedPeer();
   void kill();  // SIGKILL, not reaped before the destructor: a zombie must count as dead
 };

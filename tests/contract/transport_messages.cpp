@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "catch.h"
+#include "pace.h"
 #include "pairs.h"
 
 using namespace gpupool::transport;
@@ -154,7 +155,7 @@ TEST_CASE("a full channel blocks its producer until the deadline, and no other c
   CHECK(pair.client->reserve(Channel::call, 4000, in(50ms)) == nullptr);
   auto waited = Clock::now() - before;
   CHECK(waited >= 50ms);
-  CHECK(waited < 1s);
+  CHECK(waited < 1s * gpupool::test::busy());
   CHECK(pair.client->peer() == Peer::alive);
   uint64_t word = 42;
   REQUIRE(sendBytes(*pair.client, Channel::control, &word, sizeof word, in(2s)));
@@ -186,7 +187,7 @@ TEST_CASE("receive waits to its deadline and pending tells what is there") {
   auto before = Clock::now();
   CHECK(pair.worker->receive(Channel::call, in(60ms)).data() == nullptr);
   CHECK(Clock::now() - before >= 60ms);
-  CHECK(Clock::now() - before < 1s);
+  CHECK(Clock::now() - before < 1s * gpupool::test::busy());
   uint64_t word = 1;
   REQUIRE(sendBytes(*pair.client, Channel::call, &word, sizeof word));
   Deadline limit = in(5s);

@@ -28,10 +28,10 @@ run gpupool run --token-file "$all" --tenant alice -- "$bin/gpupool" leases --to
 check "one of several, the tenant's: $out$err" grep -Eq " alice +[^ ]+@" <<<"$out"
 
 case_of "no token"
-says 800 "the manager at 127.0.0.1:$port wants a token: .*--token-file" alone
-refused "the manager at 127.0.0.1:$port wants a token: .*--token-file" wrapped
+says 800 "the manager at 127.0.0.1:$port requires a token: .*--token-file" alone
+refused "the manager at 127.0.0.1:$port requires a token: .*--token-file" wrapped
 run gpupool leases
-check "gpupool leases" one_line "$err" "the manager at 127.0.0.1:$port wants a token"
+check "gpupool leases" one_line "$err" "the manager at 127.0.0.1:$port requires a token"
 
 case_of "a wrong token"
 wrong=$(token_file wrong "alice: not-the-token-of-alice")
@@ -45,7 +45,7 @@ says 800 "the manager refuses the token of tenant 'carol'" alone
 
 case_of "a server's token leases nothing, a user's joins nothing"
 export GPUPOOL_TOKEN_FILE=$(token_file servers "servers: $servers")
-says 800 "the token of tenant 'servers' leases nothing: show a user's" alone
+says 800 "the token of tenant 'servers' cannot lease: use a user's token" alone
 
 case_of "files that are no token files"
 export GPUPOOL_TOKEN_FILE=$folder/nowhere
@@ -74,8 +74,8 @@ GPUPOOL_TOKEN_FILE=$right says 800 "$refusal" alone
 echo nonsense >>"$all"
 GPUPOOL_TOKEN_FILE=$new run alone
 check "a file that cannot be used changes nothing: $err" test "$out$err" = "no call failed"
-check "and is logged once" one_log_line "$(grep 'hold on' "$GPUPOOL_STATE/manager.log")" \
-  "line 5: is not of the form 'tenant: token'; the tokens read before hold on"
+check "and is logged once" one_log_line "$(grep 'stay valid' "$GPUPOOL_STATE/manager.log")" \
+  "line 5: is not of the form 'tenant: token'; the tokens that were read before stay valid"
 sed -i "/nonsense/d; s/$(sed 's/.* //' "$new")/$alice/" "$all"
 
 case_of "the Unix socket's own user needs none"
@@ -85,7 +85,7 @@ check "alone: $out$err" test "$out$err" = "no call failed"
 case_of "a manager without tokens is not believed"
 GPUPOOL_STATE=$folder/other gpupool up --detach --software 1 --port $((port + 1)) >/dev/null
 GPUPOOL_MANAGER=127.0.0.1:$((port + 1)) GPUPOOL_TOKEN_FILE=$right says 800 \
-  "the manager at 127.0.0.1:$((port + 1)) asks for no token and so does not prove that it is yours" alone
+  "the manager at 127.0.0.1:$((port + 1)) requires no token, so it does not prove that it is yours" alone
 GPUPOOL_STATE=$folder/other gpupool down >/dev/null
 
 case_of "where the token is not"
@@ -133,8 +133,8 @@ join good "$folder/servers"
 joined() { GPUPOOL_MANAGER=$local_manager gpupool servers | grep -q "^good .*alive"; }
 check "the right token joins" until_true joined
 join none ""
-check "none: told so" until_true grep -q "the manager at 127.0.0.1:$port wants a token: .*; this server is in no pool" "$folder/none.log"
-check "and once" test "$(grep -c 'wants a token' "$folder/none.log")" = 1
+check "none: told so" until_true grep -q "the manager at 127.0.0.1:$port requires a token: .*; this server is in no pool" "$folder/none.log"
+check "and once" test "$(grep -c 'requires a token' "$folder/none.log")" = 1
 join impostor "$(token_file not-servers "servers: $alice")"
 check "a wrong one" until_true grep -q "the manager refuses the token of tenant 'servers'" "$folder/impostor.log"
 join stranger "$right"

@@ -214,8 +214,10 @@ class Pool:
             return [why]
         try:
             found += [f"lease of {lease['holder']}" for lease in self.listed("leases")]
-            if not found and [device["freeBytes"] for device in self.listed("devices")] != base["free"]:
-                found.append("leased device memory")
+            devices = self.listed("devices")
+            if not found and [device["freeBytes"] for device in devices] != base["free"]:
+                found.append("leased device memory: " + ", ".join(
+                    f"{device['freeBytes']} bytes free {device['problem']}".strip() for device in devices))
         except Broken as error:
             return [str(error)]
         if files := self.files() - base["files"]:

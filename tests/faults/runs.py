@@ -5,6 +5,7 @@ import re
 import signal
 import time
 
+import pace
 import processes
 
 # Programs, how often each is chosen, arguments, and whether it waits to be killed once it holds memory.
@@ -41,7 +42,7 @@ KINDS = {
 }
 # What a session's end looks like to the program, as CUDA's runtime names it.
 LOST = ("cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorInitializationError", "cudaErrorUnknown")
-BOUND = 2.0  # from the death to the program's end, and from there to the last trace
+BOUND = 2.0  # from the death to the program's end, and from there to the last trace; seconds as pace.py counts them
 HANG = 30.0  # later than its usual life
 
 
@@ -86,6 +87,7 @@ class Run:
     def __init__(self, plan, pool, options, life):
         self.plan, self.pool, self.options, self.life = plan, pool, options, life
         self.reaper, self.bound = pool.reaper, BOUND * options.instrumented.patience
+        pace.start()
         self.outcome = Outcome(plan)
         self.known = {}  # role: pid
         self.since = {}  # pid: when it started
@@ -245,7 +247,8 @@ class Run:
     def await_end(self):
         """Until everything that the run started has ended; continues what was stopped when its time has come."""
         paused = self.outcome.hit and self.plan.signal == signal.SIGSTOP
-        bound = time.monotonic() + self.life * 5 + HANG * self.options.instrumented.patience + (self.plan.pause if paused else 0)
+        began = time.monotonic()
+        bound = self.life * 5 + HANG * self.options.instrumented.patience + (self.plan.pause if paused else 0)
         end = None
         while True:
             self.look()
@@ -257,7 +260,7 @@ class Run:
                 break
             if self.plan.endless and self.outcome.hit is False:
                 return
-            if now > bound:
+            if pace.seconds(began, now) > bound:
                 self.outcome.notes.append(f"HANG: not ended {now - (self.struck_at or self.started.began):.1f} s later"
                                           f"; {self.describe()}")
                 self.end_all()
@@ -326,7 +329,7 @@ class Run:
         """An error was due: not too late, and only where somebody whom the session needs died or stopped too long."""
         outcome, plan = self.outcome, self.plan
         since = self.struck_at if plan.signal == signal.SIGKILL else min(self.struck_at + self.options.stall, self.back_at)
-        late = self.ended_at - since
+        late = pace.seconds(since, self.ended_at)
         if late > self.bound and outcome.status != 125:
             outcome.notes.append(f"LATE: {late * 1000:.0f} ms: {errors.strip()[-300:]}")
         connected = "the session" in errors or "GPU server is gone" in errors
@@ -339,9 +342,9 @@ class Run:
 
     def judge_bystander(self, beside):
         """Another program of the same pool, which nothing happened to."""
-        bound = time.monotonic() + HANG
+        began = time.monotonic()
         while not self.reaper.end_of(beside.pid):
-            if time.monotonic() > bound:
+            if pace.seconds(began) > HANG:
                 os.killpg(beside.pid, signal.SIGKILL)
                 self.outcome.notes.append("HANG: the bystander did not end")
             time.sleep(0.002)
@@ -362,13 +365,13 @@ class Run:
         while True:
             self.look_for_orphans()
             left = self.own_left() + self.pool.left()
-            if not left or time.monotonic() > began + self.bound:
+            if not left or pace.seconds(began) > self.bound:
                 break
             time.sleep(0.02)
         self.outcome.clean_ms = (time.monotonic() - began) * 1000
         self.outcome.left = left
         if left:  # how long it does stay, for who looks for the cause
-            while self.own_left() + self.pool.left() and time.monotonic() < began + self.bound + 8:
+            while self.own_left() + self.pool.left() and pace.seconds(began) < self.bound + 8:
                 time.sleep(0.05)
             left.append(f"after {time.monotonic() - began:.1f} s: {self.own_left() + self.pool.left() or 'gone'}")
 

@@ -41,7 +41,6 @@ namespace gpupool::fuzz {
 namespace {
 
 using client::RowCodec;
-using schema::Kind;
 
 // Buffers of one call, each of its own: what is written beyond one is seen.
 class Room {
@@ -103,8 +102,7 @@ void outputs(std::span<const std::byte> bytes, size_t count) {
     schema::Reader in(bytes);
     RowCodec<R>::decode(in, arguments);
     (use<R, std::tuple_element_t<I, typename R::RoleList>>(std::get<I>(arguments), arguments), ...);
-  }
-  (std::make_index_sequence<R::arity>{});
+  }(std::make_index_sequence<R::arity>{});
 }
 
 using Outputs = void (*)(std::span<const std::byte>, size_t);
@@ -114,7 +112,7 @@ const std::vector<std::pair<uint32_t, Outputs>>& rows() {
   static const auto* all = [] {
     auto* list = new std::vector<std::pair<uint32_t, Outputs>>;
     auto add = [&]<class R>(R*) {
-      if constexpr (R::kind != Kind::Local) list->emplace_back(R::id, &outputs<R>);
+      if constexpr (R::travels) list->emplace_back(R::id, &outputs<R>);
     };
 #define CALL(function, ...) add(static_cast<schema::RowOf<#function>*>(nullptr));
 #define SESSION_CALL(function, ...) add(static_cast<schema::RowOf<#function>*>(nullptr));

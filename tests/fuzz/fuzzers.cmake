@@ -20,11 +20,12 @@ endfunction()
 
 set(worker ${CMAKE_SOURCE_DIR}/server/worker)
 add_library(fuzz_worker STATIC
-  ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp ${worker}/objects.cpp ${worker}/record.cpp ${worker}/session.cpp
-  ${worker}/space.cpp ${worker}/warm.cpp ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp
-  ${worker}/calls/graph.cpp ${worker}/calls/launch.cpp ${worker}/calls/memory.cpp ${worker}/calls/module.cpp
-  ${worker}/calls/stream.cpp ${worker}/calls/texture.cpp worker/bench.cpp worker/fake_driver.cpp
-  worker/stand_ins.cpp)
+  ${worker}/account.cpp ${worker}/calls/array.cpp ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp
+  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/session.cpp ${worker}/space.cpp ${worker}/warm.cpp
+  ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp ${worker}/array_scrub.cpp
+  ${worker}/calls/graph.cpp ${worker}/calls/graph_text.cpp ${worker}/calls/launch.cpp ${worker}/calls/memory.cpp
+  ${worker}/calls/module.cpp ${worker}/calls/stream.cpp ${worker}/calls/texture.cpp worker/bench.cpp
+  worker/fake_driver.cpp worker/stand_ins.cpp)
 target_link_libraries(fuzz_worker PUBLIC cuda_headers transports call_rows fatbin image_cache)
 
 fuzzer(frames LIBS fuzz_worker)
@@ -39,7 +40,7 @@ fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 # Of the front and of the tool what is met here, no more: this build is a part of every run of the tests.
 set(front ${CMAKE_SOURCE_DIR}/server/front)
 add_library(fuzz_pool STATIC
-  ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/sessions.cpp
+  ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/memory_account.cpp ${front}/sessions.cpp
   ${front}/worker_child.cpp ${front}/worker_pool.cpp
   ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
 target_link_libraries(fuzz_pool PUBLIC pool_service transports)

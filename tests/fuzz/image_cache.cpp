@@ -49,7 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto kind = input.value<uint8_t>();
   const size_t pieces = input.value<uint8_t>() % 8 + 1;
   const auto bytes = input.blob();
-  server::ImageCache cache(folder(), 1 << 20);
+  server::ImageCache cache(server::openFolder(folder()), 1 << 20);
   server::ImageKey key;
   if ((kind & 1) != 0) key.digest = contentDigest(bytes);
   key.bytes = bytes.size();
@@ -62,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto image = writer->finish();
   if (image == nullptr) return 0;
   if ((kind & 2) != 0) cache.keepNote(key, *image, {90, 1});
-  const std::string path = image->path;
+  const std::string path = folder() + ("/" + image->file);
   image.reset();
   change(path, input);
   if (auto again = cache.open(key)) {

@@ -43,8 +43,8 @@ inline void touch(const void* data, size_t bytes) {
     [[maybe_unused]] const char read = *static_cast<const volatile char*>(bad);
   }
   const auto* first = static_cast<const volatile char*>(data);
-  for (size_t at = 0; at < bytes; at += 4096)
-    [[maybe_unused]] const char read = first[at];  // is it there at all?
+  for (size_t at = 0; at < bytes; at += 4096) [[maybe_unused]]
+    const char read = first[at];  // is it there at all?
   [[maybe_unused]] const char last = first[bytes - 1];
 }
 

@@ -40,7 +40,8 @@ void toControl(std::span<const std::byte> bytes) {
   server::LeaseTable leases(
       {server::Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}});
   server::SessionTable sessions(eventLoop().provider->getTimer(), {}, {});
-  capnp::TwoPartyServer server(schema::ServerControl::Client(kj::heap<server::Control>(leases, sessions)));
+  capnp::TwoPartyServer server(
+      schema::ServerControl::Client(kj::heap<server::Control>(leases, sessions, server::Control::Hooks{})));
   InputStream stream(bytes);
   bool over = false;
   auto done = server.accept(stream)
@@ -51,13 +52,12 @@ void toControl(std::span<const std::byte> bytes) {
 
 void stored(std::span<const std::byte> bytes) {
   try {
-    const auto record =
-        pool::decodeRecord({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, "boot");
-    fuzz::touch(record.lease.key.data(), record.lease.key.size());
+    const auto lease = pool::decodeLease({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, "boot");
+    const auto& key = lease.primary().key;
+    fuzz::touch(key.data(), key.size());
     // What was read is written again as it was.
-    const auto again = pool::decodeRecord(pool::encodeRecord(record, "boot"), "boot");
-    if (again.lease.key != record.lease.key || again.lease.devices.size() != record.lease.devices.size())
-      __builtin_trap();
+    const auto again = pool::decodeLease(pool::encodeLease(lease, "boot"), "boot");
+    if (again.primary().key != key || again.placements.size() != lease.placements.size()) __builtin_trap();
   } catch (const std::runtime_error&) {  // the contract's
   }
 }

@@ -9,6 +9,7 @@
 
 #include <vector>
 
+#include "base/descriptor_passing.h"
 #include "tests/fuzz/input.h"
 #include "transports/bootstrap.h"
 #include "transports/regions.h"
@@ -40,22 +41,8 @@ const std::vector<int>& descriptors() {
 }
 
 bool say(int socket, std::span<const std::byte> bytes, int attached) {
-  iovec piece{const_cast<std::byte*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &piece;
-  message.msg_iovlen = 1;
-  if (attached >= 0) {
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(2 * sizeof(int));  // twice: a record has one
-    const int both[] = {attached, attached};
-    std::memcpy(CMSG_DATA(header), both, sizeof both);
-  }
-  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) > 0;
+  const int both[] = {attached, attached};  // twice: a record has one
+  return sendWithDescriptors(socket, bytes, {both, attached >= 0 ? std::size(both) : 0}, MSG_DONTWAIT) > 0;
 }
 
 // As connectShm's.

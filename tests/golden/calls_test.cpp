@@ -25,7 +25,7 @@ T handle(Kind kind, uint32_t index) {
 // The driver's own handle for the object of that index: what the worker must pass on.
 template <class T>
 T real(uint32_t index) {
-  return reinterpret_cast<T>(uintptr_t{0x10000} + index * 16);
+  return reinterpret_cast<T>(uintptr_t{0x10000} + uintptr_t{index} * 16);
 }
 
 void addSomeObjects(server::Objects& objects) {

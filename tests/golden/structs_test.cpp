@@ -39,7 +39,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 2);
+  CHECK(holder::kVersion == 3);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 7);
   CHECK(static_cast<uint32_t>(NoticeType::errors) == 8);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);

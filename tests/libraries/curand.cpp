@@ -80,8 +80,7 @@ void offset() {
   TRY(curandSetGeneratorOffset(half, kCount / 2));
   TRY(curandGenerateUniform(half, rest, kCount / 2));
   const auto expected = all.read();
-  library::result(
-      "offset", rest.read(), 0, [&](size_t at) { return expected[kCount / 2 + at]; }, 1000);
+  library::result("offset", rest.read(), 0, [&](size_t at) { return expected[kCount / 2 + at]; }, 1000);
 }
 
 }  // namespace

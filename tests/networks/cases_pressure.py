@@ -5,6 +5,7 @@ import re
 import signal
 import time
 
+import pace
 from network import check, gone, memory_of, wait_until
 
 KINDS = ("launches", "pageable", "pinned", "downloads", "memsets", "callbacks")
@@ -220,10 +221,10 @@ def last_words(bench):
                 told = time.monotonic()
                 os.kill(pool.sessions()[0], signal.SIGTERM)
                 program.await_line("out", "CUDA error|CORRUPTED", 10)
-                took = time.monotonic() - told
+                took = pace.seconds(told)
                 program.end(10)
                 said = program.text("err")
-                check("the server ended the session: " in said and "CORRUPTED" not in program.text("out"),
+                check("the GPU server is shutting down" in said and "CORRUPTED" not in program.text("out"),
                       f"{kind} over {transport}: {program.everything()}")
                 check(took < 2 * bench.patience, f"{kind} over {transport}: {took:.1f} s until its next call failed")
                 wait_until(lambda: not pool.leases(), 20, "the lease given back")

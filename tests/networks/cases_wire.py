@@ -6,6 +6,7 @@ import re
 import signal
 import time
 
+import pace
 from network import CLIENT, PORT, SERVER, Failure, check, gone, wait_until
 
 PEER_BOUND = 2.0  # s: transports/transport.h, Options::peerTimeout
@@ -84,12 +85,13 @@ def lose_peer(bench, name, side, mode):
         os.kill(workers[0], signal.SIGKILL)
     try:
         noticed = program.await_line("err", CLEAR, PEER_BOUND * bench.patience + 3)
-        told = noticed[0] - cut
+        told = pace.seconds(cut, noticed[0])
         wait_until(lambda: gone(workers[0]), PEER_BOUND * bench.patience + 3, "the worker's end")
-        worker = time.monotonic() - cut
+        worker = pace.seconds(cut)
         error = None
         if mode != "idle":
-            error = program.await_line("out", "CUDA error: CUDA_ERROR_DEVICE_UNAVAILABLE", 5)[0] - cut
+            error = program.await_line("out", "CUDA error: CUDA_ERROR_DEVICE_UNAVAILABLE", 5)[0]
+            error = pace.seconds(cut, error)
         # Nobody can give the lease back: it ends when it was not renewed.
         wait_until(lambda: not pool.leases() and pool.free() == free, TTL + 6, "the lease's end")
         leased = time.monotonic() - cut
@@ -218,7 +220,7 @@ def unreachable(bench):
         # Black hole: routed to the other side, where nobody answers.
         program = bench.spawn(network.inside("client", words), pool.environment)
         status, at = program.end(bound + 10)
-        took = at - program.began
+        took = pace.seconds(program.began, at)
         said = program.text("err").splitlines()
         if good:
             check(status == 0, f"{what}: exit status {status}\n{program.everything()}")
@@ -232,7 +234,7 @@ def unreachable(bench):
             environment = dict(pool.environment, GPUPOOL_MANAGER=address, GPUPOOL_TRANSPORT="ucx")
             program = bench.spawn(network.inside("client", [bench.load, "check", "0"]), environment)
             status, at = program.end(bound + 10)
-            took = at - program.began
+            took = pace.seconds(program.began, at)
             check(status == 3 and "CUDA_ERROR_NO_DEVICE" in program.text("out") and
                   "no pool manager is reachable" in program.text("err"), f"{what}: {status}\n{program.everything()}")
             check(took < bound, f"{what}: cuInit took {took:.1f} s, the bound is {bound} s")

@@ -14,6 +14,8 @@ import subprocess
 import threading
 import time
 
+import pace
+
 CLIENT, SERVER = "10.87.0.1", "10.87.0.2"
 PORT = 4780
 
@@ -251,12 +253,12 @@ class Program:
 
     def await_line(self, kind, pattern, bound):
         """(time, line) of the first line that matches."""
-        end = time.monotonic() + bound
+        began = time.monotonic()
         while True:
             found = self.find(kind, pattern)
             if found:
                 return found
-            if time.monotonic() >= end or (self.process.poll() is not None and not self.reading()):
+            if pace.seconds(began) >= bound or (self.process.poll() is not None and not self.reading()):
                 raise Failure(f"no line like '{pattern}' within {bound} s; it said:\n{self.everything()}")
             with self.changed:
                 self.changed.wait(0.05)
@@ -270,11 +272,12 @@ class Program:
 
     def end(self, bound):
         """Its exit status, and when that was known."""
-        try:
-            status = self.process.wait(bound)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise Failure(f"did not end within {bound} s; it said:\n{self.everything()}") from None
+        began = time.monotonic()
+        while (status := self.process.poll()) is None:
+            if pace.seconds(began) >= bound:
+                self.kill()
+                raise Failure(f"did not end within {bound} s; it said:\n{self.everything()}")
+            time.sleep(0.01)
         at = time.monotonic()
         for reader in self.readers:
             reader.join(5)
@@ -290,10 +293,10 @@ class Program:
 
 
 def wait_until(condition, bound, what):
-    """Seconds until it held."""
+    """Seconds until it held. The bound is in seconds as pace.py counts them."""
     began = time.monotonic()
     while not condition():
-        check(time.monotonic() - began < bound, f"{what}: not within {bound} s")
+        check(pace.seconds(began) < bound, f"{what}: not within {bound} s")
         time.sleep(0.02)
     return time.monotonic() - began
 

@@ -49,6 +49,9 @@ struct Folder {
   }
 };
 
+// A cache of that folder.
+ImageCache cacheAt(const std::string& path, uint64_t most) { return ImageCache(openFolder(path), most); }
+
 Bytes content(size_t bytes, unsigned seed = 1) {
   std::mt19937_64 random(seed);
   Bytes all(bytes);
@@ -111,13 +114,13 @@ TEST_CASE("content: one digest, whole or in pieces") {
 
 TEST_CASE("an image is stored once and mapped by whoever asks for it") {
   Folder folder;
-  ImageCache cache(folder.path, 64 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 64 * kMiB);
   for (size_t bytes : {size_t{1}, size_t{4095}, size_t{4096}, size_t{4097}, size_t{3 * kMiB + 5}}) {
     const Bytes all = content(bytes);
     CHECK(cache.open(keyOf(all)) == nullptr);
     auto first = store(cache, all);
     CHECK(same(first, all));
-    CHECK(same(ImageCache(folder.path, 64 * kMiB).open(keyOf(all)), all));
+    CHECK(same(cacheAt(folder.path, 64 * kMiB).open(keyOf(all)), all));
     first->settle();
     CHECK(same(first, all));
   }
@@ -132,7 +135,7 @@ TEST_CASE("an image is stored once and mapped by whoever asks for it") {
 
 TEST_CASE("bytes that are not what they were called are not stored") {
   Folder folder;
-  ImageCache cache(folder.path, 64 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 64 * kMiB);
   Bytes all = content(100000);
   auto writer = cache.write(keyOf(all));
   all[5] ^= std::byte{1};
@@ -148,7 +151,7 @@ TEST_CASE("bytes that are not what they were called are not stored") {
 
 TEST_CASE("damaged files are found, removed, and stored again") {
   Folder folder;
-  ImageCache cache(folder.path, 64 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 64 * kMiB);
   const Bytes all = content(2 * kMiB + 100);
   auto image = store(cache, all);
   SECTION("truncated") { fs::resize_file(folder.only(), all.size() - 1); }
@@ -171,18 +174,36 @@ TEST_CASE("damaged files are found, removed, and stored again") {
 
 TEST_CASE("a link in the folder is not followed") {
   Folder folder, elsewhere;
-  ImageCache cache(folder.path, 64 * kMiB), other(elsewhere.path, 64 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 64 * kMiB), other = cacheAt(elsewhere.path, 64 * kMiB);
   const Bytes all = content(10000);
   store(other, all);
   fs::create_symlink(elsewhere.only(), fs::path(folder.path) / elsewhere.only().filename());
   CHECK(cache.open(keyOf(all)) == nullptr);
 }
 
+TEST_CASE("the folder is used through its descriptor, wherever it has gone") {
+  Folder folder;
+  fs::create_directory(folder.path + "/before");
+  ImageCache cache = cacheAt(folder.path + "/before", 64 * kMiB);
+  fs::rename(folder.path + "/before", folder.path + "/after");
+  fs::create_directory(folder.path + "/before");
+  const Bytes all = content(10000);
+  auto image = store(cache, all);
+  cache.keepNote(keyOf(all), *image, {90, 1});
+  CHECK(fs::is_empty(folder.path + "/before"));
+  CHECK(same(cacheAt(folder.path + "/after", 64 * kMiB).open(keyOf(all)), all));
+  store(cache, content(63 * kMiB + 1, 2));  // trims
+  CHECK(cache.open(keyOf(all)) != nullptr);
+  store(cache, content(2 * kMiB, 3));
+  CHECK(fs::is_empty(folder.path + "/before"));
+  CHECK(trimImages(openFolder(folder.path + "/after"), ~uint64_t{0}) <= 64 * kMiB);
+}
+
 TEST_CASE("another tenant's image cannot be had by its name") {
   Folder folder;
   fs::create_directory(folder.path + "/a");
   fs::create_directory(folder.path + "/b");
-  ImageCache a(folder.path + "/a", 64 * kMiB), b(folder.path + "/b", 64 * kMiB);
+  ImageCache a = cacheAt(folder.path + "/a", 64 * kMiB), b = cacheAt(folder.path + "/b", 64 * kMiB);
   const Bytes all = content(10000);
   store(a, all);
   CHECK(b.open(keyOf(all)) == nullptr);
@@ -190,7 +211,7 @@ TEST_CASE("another tenant's image cannot be had by its name") {
 
 TEST_CASE("notes come back with the image, and damaged ones do not") {
   Folder folder;
-  ImageCache cache(folder.path, 64 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 64 * kMiB);
   const Bytes all = content(10000);
   const ImageKey key = keyOf(all);
   auto image = store(cache, all);
@@ -213,12 +234,12 @@ TEST_CASE("notes come back with the image, and damaged ones do not") {
 
 TEST_CASE("what was unused for longest goes first") {
   Folder folder;
-  ImageCache cache(folder.path, 10 * kMiB);
+  ImageCache cache = cacheAt(folder.path, 10 * kMiB);
   std::vector<Bytes> all;
   for (unsigned i = 0; i < 9; ++i) {
     all.push_back(content(kMiB, i));
     store(cache, all.back());
-    setAge(folder.path + "/" + store(cache, all.back())->path.substr(folder.path.size() + 1), 100 - int(i));
+    setAge(folder.path + "/" + store(cache, all.back())->file, 100 - int(i));
   }
   CHECK(folder.files().size() == 9);
   CHECK(cache.open(keyOf(all[0])));  // used: now the youngest
@@ -227,7 +248,7 @@ TEST_CASE("what was unused for longest goes first") {
   CHECK(cache.open(keyOf(all[1])) == nullptr);
   CHECK(cache.open(keyOf(all[2])) == nullptr);
   CHECK(cache.open(keyOf(all[3])));
-  CHECK(trimImages(folder.path, ~uint64_t{0}) == 10 * kMiB);
+  CHECK(trimImages(openFolder(folder.path), ~uint64_t{0}) == 10 * kMiB);
   // Larger than the bound: not stored at all, and nothing goes for it.
   auto vast = content(11 * kMiB, 101);
   CHECK(same(store(cache, vast), vast));
@@ -239,23 +260,23 @@ TEST_CASE("all tenants' folders together, and what dead writers left") {
   Folder folder;
   for (const char* tenant : {"/a", "/b"}) {
     fs::create_directory(folder.path + tenant);
-    ImageCache cache(folder.path + tenant, 8 * kMiB);
+    ImageCache cache = cacheAt(folder.path + tenant, 8 * kMiB);
     store(cache, content(3 * kMiB, unsigned(tenant[1])));
   }
   std::ofstream(folder.path + "/a/0123456789abcdef.part") << "half";
   std::ofstream(folder.path + "/b/fedcba9876543210.part") << "half";
   setAge(folder.path + "/b/fedcba9876543210.part", 11);
-  CHECK(trimImages(folder.path, 16 * kMiB, 1) == 6 * kMiB + 4);
+  CHECK(trimImages(openFolder(folder.path), 16 * kMiB, 1) == 6 * kMiB + 4);
   CHECK(fs::exists(folder.path + "/a/0123456789abcdef.part"));  // somebody may be writing it
   CHECK_FALSE(fs::exists(folder.path + "/b/fedcba9876543210.part"));
-  CHECK(trimImages(folder.path, 4 * kMiB, 1) == 3 * kMiB + 4);
-  CHECK(trimImages(folder.path, 0, 1) == 4);
-  CHECK(trimImages(folder.path + "/nowhere", 0, 1) == 0);
+  CHECK(trimImages(openFolder(folder.path), 4 * kMiB, 1) == 3 * kMiB + 4);
+  CHECK(trimImages(openFolder(folder.path), 0, 1) == 4);
+  CHECK(trimImages(openFolder(folder.path + "/nowhere"), 0, 1) == 0);
 }
 
 TEST_CASE("a folder that cannot be written is done without") {
   const Bytes all = content(2 * kMiB + 3);
-  ImageCache missing("/nonexistent/gpupool", 64 * kMiB);
+  ImageCache missing = cacheAt("/nonexistent/gpupool", 64 * kMiB);
   CHECK(same(store(missing, all), all));
   CHECK(missing.open(keyOf(all)) == nullptr);
   CHECK(same(store(ImageCache(), all), all));
@@ -274,7 +295,7 @@ TEST_CASE("a disk that fills up while an image is written is done without") {
     });
     const rlimit most{kMiB + 100, RLIM_INFINITY};
     setrlimit(RLIMIT_FSIZE, &most);
-    ImageCache cache(folder.path, 64 * kMiB);
+    ImageCache cache = cacheAt(folder.path, 64 * kMiB);
     auto writer = cache.write(keyOf(all));
     bool good = writer != nullptr && folder.files().size() == 1;
     for (size_t at = 0; good && at < all.size(); at += 64 << 10)
@@ -296,7 +317,7 @@ TEST_CASE("processes that write, read, damage and trim one folder at once get wh
     if (child == 0) {
       std::mt19937 random(static_cast<unsigned>(p));
       const uint64_t most = p == 0 ? kMiB : 8 * kMiB;  // one trims nearly everything
-      ImageCache cache(folder.path, most);
+      ImageCache cache = cacheAt(folder.path, most);
       int bad = 0, stored = 0;
       for (int turn = 0; turn < 60; ++turn) {
         const Bytes all = content(200000 + 50000 * (random() % kImages), 7);

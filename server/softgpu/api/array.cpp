@@ -53,7 +53,8 @@ CUresult allocateStorage(Device& device, uint64_t bytes, std::shared_ptr<ArraySt
     device.release(VaHeap::rounded(bytes));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  std::memset(reinterpret_cast<void*>(storage->base), 0, bytes);
+  // As dirty as a device's, so that whoever relies on zeros is found.
+  std::memset(reinterpret_cast<void*>(storage->base), 0xa5, bytes);
   out = storage;
   return CUDA_SUCCESS;
 }

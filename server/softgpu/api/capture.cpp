@@ -50,6 +50,7 @@ void endCapture(const std::shared_ptr<Capture>& capture) {
     stream->captureHandles.clear();
   }
   capture->streams.clear();
+  capture->destroyed.clear();
   std::erase(captures().list, capture);
   captures().count = captures().list.size();
 }

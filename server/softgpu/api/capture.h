@@ -26,7 +26,8 @@ struct Capture {
   std::thread::id thread;
   bool invalidated = false;
   std::weak_ptr<Stream> origin;
-  std::vector<std::weak_ptr<Stream>> streams;  // with the origin
+  std::vector<std::weak_ptr<Stream>> streams;      // with the origin
+  std::vector<std::shared_ptr<Stream>> destroyed;  // of them; their work must be joined all the same
 };
 
 // Guards every stream's and event's capture state and the list of captures.

@@ -95,10 +95,12 @@ uint64_t mix(uint64_t hash, uint64_t value) {
   return hash ^ (hash >> 33);
 }
 
-// The same in every process of a machine, different on every machine and for every ordinal.
+// The same in every process of a machine, different on every machine and for every ordinal. A server of the
+// pool names its own (GPUPOOL_SOFT_IDENTITY), since two servers of a machine have GPUs of their own.
 CUuuid makeUuid(int physical) {
   std::string machine;
   std::ifstream("/etc/machine-id") >> machine;
+  if (const char* server = std::getenv("GPUPOOL_SOFT_IDENTITY")) machine += server;
   uint64_t high = 0x677075706f6f6c00, low = 0x736f66742d677075;
   for (char c : machine) {
     high = mix(high, uint8_t(c));

@@ -12,7 +12,8 @@ namespace {
 
 using fatbin::EntryHeader;
 using fatbin::Header;
-constexpr double kNewestPtx = 9.0;  // of the driver version reported
+// Every toolkit of CUDA 13 writes 9.x, and an instruction the translator lacks is refused by name.
+constexpr unsigned kNewestPtxMajor = 9;
 
 // Entries of PTX are followed by a record of compiler options, here an empty one; the real driver wants it
 // there.
@@ -109,8 +110,8 @@ CUresult readText(const char* text, CodeImage& code, std::string& log) {
     log = "neither a fatbin nor PTX: there is no .version";
     return CUDA_ERROR_INVALID_IMAGE;
   }
-  if (directives.version > kNewestPtx) {
-    log = "PTX " + std::to_string(directives.version) + " is newer than 9.0";
+  if (directives.version >= kNewestPtxMajor + 1) {
+    log = "the PTX version is newer than " + std::to_string(kNewestPtxMajor) + ".x, which CUDA 13 writes";
     return CUDA_ERROR_UNSUPPORTED_PTX_VERSION;
   }
   if (directives.target > kComputeCapability) {

@@ -2,7 +2,6 @@
 #include "server/softgpu/api/graph.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <map>
 
 #include "server/softgpu/api/capture.h"
@@ -97,39 +96,19 @@ CUresult removeEdges(CUgraph handle, const CUgraphNode* from, const CUgraphNode*
   return CUDA_SUCCESS;
 }
 
-const char* typeName(CUgraphNodeType type) {
-  switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-      return "KERNEL";
-    case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return "MEMCPY";
-    case CU_GRAPH_NODE_TYPE_MEMSET:
-      return "MEMSET";
-    case CU_GRAPH_NODE_TYPE_HOST:
-      return "HOST";
-    case CU_GRAPH_NODE_TYPE_GRAPH:
-      return "GRAPH";
-    case CU_GRAPH_NODE_TYPE_EMPTY:
-      return "EMPTY";
-    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return "EVENT_WAIT";
-    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return "EVENT_RECORD";
-    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-      return "MEM_ALLOC";
-    case CU_GRAPH_NODE_TYPE_MEM_FREE:
-      return "MEM_FREE";
-    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
-      return "BATCH_MEM_OP";
-    default:
-      return "OTHER";
-  }
-}
-
 }  // namespace
 
+// The handles of the graphs that a node contains end with it.
+static void forgetInner(const GraphNode& node) {
+  auto* nested = dynamic_cast<const NestedOperation*>(node.operation.get());
+  for (size_t i = 0; nested && i < nested->graphs.size(); ++i) table<Graph>().take(nested->graphs[i]->handle);
+}
+
 Graph::~Graph() {
-  for (auto& node : nodes) table<GraphNode>().take(node->handle);
+  for (auto& node : nodes) {
+    forgetInner(*node);
+    table<GraphNode>().take(node->handle);
+  }
   for (auto& [object, count] : userObjects) releaseUserObject(object, count);
 }
 
@@ -202,13 +181,21 @@ std::vector<GraphNodePtr> topologicalOrder(const Graph& graph) {
   return order;
 }
 
-bool hasMemoryNodes(const Graph& graph) {
+bool isUnique(const Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNodePtr& node) {
     auto type = node->operation->type();
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE) return true;
+    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE ||
+        type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+      return true;
     auto* child = dynamic_cast<const ChildGraphOperation*>(node->operation.get());
-    return child && hasMemoryNodes(*child->graph);
+    return child && isUnique(*child->graphs[0]);
   });
+}
+
+std::shared_ptr<NestedOperation> ChildGraphOperation::withInner(std::vector<StepsPtr> steps) const {
+  auto copy = std::make_shared<ChildGraphOperation>();
+  copy->inner = std::move(steps);
+  return copy;
 }
 
 GraphPtr cloneGraph(const Graph& graph) {
@@ -219,8 +206,8 @@ GraphPtr cloneGraph(const Graph& graph) {
     auto operation = node->operation;
     if (auto* child = dynamic_cast<const ChildGraphOperation*>(operation.get())) {
       auto copy = std::make_shared<ChildGraphOperation>();
-      copy->graph = cloneGraph(*child->graph);
-      copy->graph->child = true;
+      copy->graphs.push_back(cloneGraph(*child->graphs[0]));
+      copy->graphs[0]->child = true;
       operation = copy;
     }
     auto copy = addNode(clone, operation, {});
@@ -259,7 +246,7 @@ CUresult cuGraphClone(CUgraph* out, CUgraph original) {
   SOFT_TRY(findGraph(original, graph));
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard lock(captureMutex());
-  if (hasMemoryNodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (isUnique(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
   *out = cloneGraph(*graph)->handle;
   return CUDA_SUCCESS;
 }
@@ -369,29 +356,7 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
   if (!graph || !table<GraphNode>().take(handle)) return CUDA_ERROR_INVALID_VALUE;
   for (GraphNode* before : node->dependencies) unlink(before->dependents, node.get());
   for (GraphNode* next : node->dependents) unlink(next->dependencies, node.get());
+  forgetInner(*node);
   std::erase(graph->nodes, node);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned int) {
-  GraphPtr graph;
-  SOFT_TRY(findGraph(handle, graph));
-  if (!path) return CUDA_ERROR_INVALID_VALUE;
-  std::FILE* file = std::fopen(path, "w");
-  if (!file) return CUDA_ERROR_OPERATING_SYSTEM;
-  std::lock_guard lock(captureMutex());
-  std::fprintf(file, "digraph dot {\n");
-  std::map<const GraphNode*, size_t> number;
-  for (auto& node : graph->nodes) {
-    size_t n = number.size();
-    number[node.get()] = n;
-    std::fprintf(file, "  n%zu [label=\"%zu %s\"];\n", n, n, typeName(node->operation->type()));
-  }
-  for (auto& node : graph->nodes) {
-    for (GraphNode* next : node->dependents)
-      std::fprintf(file, "  n%zu -> n%zu;\n", number[node.get()], number[next]);
-  }
-  std::fprintf(file, "}\n");
-  std::fclose(file);
   return CUDA_SUCCESS;
 }

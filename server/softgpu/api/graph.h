@@ -16,6 +16,7 @@ namespace gpupool::softgpu::api {
 
 struct Graph;
 struct UserObject;
+struct Condition;  // conditional.h
 
 struct GraphNode {
   using Handle = CUgraphNode;
@@ -34,8 +35,10 @@ struct Graph {
   Handle handle = nullptr;
   std::vector<GraphNodePtr> nodes;  // in order of creation
   CUgraph clonedFrom = nullptr;
-  bool child = false;                // owned by a child graph node: not destroyable
-  std::weak_ptr<void> instantiated;  // the executable graph made of it last
+  bool child = false;           // owned by a node: not destroyable
+  std::weak_ptr<Graph> parent;  // of a body or moved child: the graph it is in, and part of
+  std::vector<std::shared_ptr<Condition>> conditions;  // made for this graph, in order
+  std::weak_ptr<void> instantiated;                    // the executable graph made of it last
   std::vector<std::pair<std::shared_ptr<UserObject>, unsigned>> userObjects;
   ~Graph();
 };
@@ -49,31 +52,44 @@ CUresult resolveNodes(const Graph& graph, const CUgraphNode* handles, size_t cou
 // False if that would close a circle.
 bool reaches(const GraphNode* from, const GraphNode* to);
 GraphPtr makeGraph();
-// Memory nodes, here or in child graphs: such a graph cannot be cloned, and instantiated once at a time only.
-bool hasMemoryNodes(const Graph& graph);
+// Memory or conditional nodes, here or in a graph inside: such a graph cannot be cloned, nor instantiated
+// twice at a time.
+bool isUnique(const Graph& graph);
 // A deep copy with handles of its own.
 GraphPtr cloneGraph(const Graph& graph);
 // Dependencies first; creation order otherwise.
 std::vector<GraphNodePtr> topologicalOrder(const Graph& graph);
 
-// What a child graph node holds.
-struct ChildGraphOperation : Operation {
-  GraphPtr graph;
-  struct Step {
-    CUgraphNode node;
-    OperationPtr operation;
-  };
-  std::vector<Step> steps;  // filled when instantiated
+// One node of an executable graph.
+struct Step {
+  CUgraphNode node = nullptr;  // of the graph it was made from
+  OperationPtr operation;
+  std::vector<size_t> after;  // positions of its dependencies in the list
+  bool enabled = true;
+};
+using Steps = std::vector<Step>;
+using StepsPtr = std::shared_ptr<const Steps>;  // replaced, never changed
+
+// Runs them in order unless the context already failed or goes away.
+CUresult runSteps(const Steps& steps, Context& context);
+
+// What a node that contains graphs holds: the graphs in a graph's node, their steps in an executable graph,
+// which does not follow later changes of the graphs.
+struct NestedOperation : Operation {
+  std::vector<GraphPtr> graphs;
+  std::vector<StepsPtr> inner;
+  virtual std::shared_ptr<NestedOperation> withInner(std::vector<StepsPtr> steps) const = 0;
+};
+
+struct ChildGraphOperation : NestedOperation {
   CUgraphNodeType type() const override { return CU_GRAPH_NODE_TYPE_GRAPH; }
-  CUresult run(Context& context) const override;
+  CUresult run(Context& context) const override { return runSteps(*inner[0], context); }
+  std::shared_ptr<NestedOperation> withInner(std::vector<StepsPtr> steps) const override;
 };
 
 struct EmptyOperation : Operation {
   CUgraphNodeType type() const override { return CU_GRAPH_NODE_TYPE_EMPTY; }
   CUresult run(Context&) const override { return CUDA_SUCCESS; }
 };
-
-// Runs one operation unless the context already failed or goes away.
-CUresult runStep(const Operation& operation, Context& context);
 
 }  // namespace gpupool::softgpu::api

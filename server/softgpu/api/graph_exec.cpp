@@ -6,27 +6,20 @@
 #include <map>
 
 #include "server/softgpu/api/capture.h"
+#include "server/softgpu/api/conditional.h"
 #include "server/softgpu/api/graph_memory.h"
 #include "server/softgpu/api/graph_nodes.h"
 
 namespace gpupool::softgpu::api {
 namespace {
 
-struct Step {
-  CUgraphNode node = nullptr;  // of the graph it was made from
-  OperationPtr operation;
-  std::vector<size_t> after;  // positions of its dependencies in the list
-  bool enabled = true;
-};
-using Steps = std::vector<Step>;
-
 struct GraphExec {
   using Handle = CUgraphExec;
   static constexpr Tag kTag = Tag::exec;
   Handle handle = nullptr;
   unsigned long long flags = 0;
-  std::mutex mutex;                    // the two below
-  std::shared_ptr<const Steps> steps;  // replaced, never changed
+  std::mutex mutex;  // the two below
+  StepsPtr steps;
   FencePtr last;
 };
 using ExecPtr = std::shared_ptr<GraphExec>;
@@ -41,19 +34,15 @@ CUresult findExec(CUgraphExec handle, ExecPtr& exec) {
   return exec ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Child graphs as they are now: what an executable graph runs does not follow later changes.
+std::shared_ptr<Steps> makeSteps(const Graph& graph);
+
+// Graphs inside as they are now: what an executable graph runs does not follow later changes.
 OperationPtr freeze(const OperationPtr& operation) {
-  auto* child = dynamic_cast<const ChildGraphOperation*>(operation.get());
-  if (!child) return operation;
-  auto frozen = std::make_shared<ChildGraphOperation>();
-  frozen->graph = child->graph;
-  if (!child->steps.empty()) {
-    frozen->steps = child->steps;
-    return frozen;
-  }
-  for (auto& node : topologicalOrder(*child->graph))
-    frozen->steps.push_back({node->handle, freeze(node->operation)});
-  return frozen;
+  auto* nested = dynamic_cast<const NestedOperation*>(operation.get());
+  if (!nested || !nested->inner.empty()) return operation;
+  std::vector<StepsPtr> inner;
+  for (auto& graph : nested->graphs) inner.push_back(makeSteps(*graph));
+  return nested->withInner(std::move(inner));
 }
 
 std::shared_ptr<Steps> makeSteps(const Graph& graph) {
@@ -71,22 +60,44 @@ std::shared_ptr<Steps> makeSteps(const Graph& graph) {
   return steps;
 }
 
-CUresult instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags) {
+// False: a circle, here or inside.
+bool complete(const Graph& graph, const Steps& steps) {
+  if (steps.size() != graph.nodes.size()) return false;
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNodePtr& node) {
+    auto* nested = dynamic_cast<const NestedOperation*>(node->operation.get());
+    return !nested || std::all_of(nested->graphs.begin(), nested->graphs.end(), [](const GraphPtr& inner) {
+      return topologicalOrder(*inner).size() == inner->nodes.size();
+    });
+  });
+}
+
+CUresult instantiate(CUgraphExec* out, CUgraph handle, unsigned long long flags,
+                     CUgraphInstantiateResult& why) {
+  why = CUDA_GRAPH_INSTANTIATE_ERROR;
   if (!initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) return CUDA_ERROR_NOT_SUPPORTED;
   if (flags & ~kKnownFlags) return CUDA_ERROR_INVALID_VALUE;
   auto graph = table<Graph>().find(handle);
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  if (!graph || !graph->parent.expired()) return CUDA_ERROR_INVALID_VALUE;
   auto exec = std::make_shared<GraphExec>();
   exec->flags = flags;
   std::lock_guard lock(captureMutex());
-  bool memory = hasMemoryNodes(*graph);
-  if (memory && !graph->instantiated.expired()) return CUDA_ERROR_NOT_SUPPORTED;
+  bool unique = isUnique(*graph);
+  if (unique && !graph->instantiated.expired()) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!conditionsUsed(*graph)) {
+    why = CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (!bodiesAllowed(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
   exec->steps = makeSteps(*graph);
-  if (exec->steps->size() != graph->nodes.size()) return CUDA_ERROR_INVALID_VALUE;  // a circle
-  if (memory) graph->instantiated = exec;
+  if (!complete(*graph, *exec->steps)) {
+    why = CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE;
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (unique) graph->instantiated = exec;
   *out = table<GraphExec>().add(exec);
+  why = CUDA_GRAPH_INSTANTIATE_SUCCESS;
   return CUDA_SUCCESS;
 }
 
@@ -104,25 +115,46 @@ CUresult claimMemory(const GraphExec& exec, const Steps& steps) {
   return CUDA_SUCCESS;
 }
 
-// A launch inside a capture becomes a child graph.
-OperationPtr asChild(const Steps& steps) {
-  auto child = std::make_shared<ChildGraphOperation>();
-  child->graph = makeGraph();
-  child->graph->child = true;
+// A graph that does what `steps` do. None of them is conditional.
+GraphPtr graphOf(const Steps& steps) {
+  auto graph = makeGraph();
+  graph->child = true;
   std::vector<GraphNode*> nodes;
   for (const Step& step : steps) {
     std::vector<GraphNode*> after;
     for (size_t before : step.after) after.push_back(nodes[before]);
-    OperationPtr operation = step.enabled ? step.operation : std::make_shared<EmptyOperation>();
-    nodes.push_back(addNode(child->graph, operation, after).get());
+    OperationPtr operation = step.operation;
+    if (!step.enabled) operation = std::make_shared<EmptyOperation>();
+    if (auto* nested = dynamic_cast<const NestedOperation*>(operation.get())) {
+      auto child = std::make_shared<ChildGraphOperation>();
+      child->graphs.push_back(graphOf(*nested->inner[0]));
+      operation = child;
+    }
+    nodes.push_back(addNode(graph, operation, after).get());
   }
-  return child;
+  return graph;
+}
+
+bool hasConditions(const Steps& steps) {
+  return std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+    if (step.operation->type() == CU_GRAPH_NODE_TYPE_CONDITIONAL) return true;
+    auto* nested = dynamic_cast<const NestedOperation*>(step.operation.get());
+    return nested && hasConditions(*nested->inner[0]);
+  });
+}
+
+// A launch inside a capture becomes a child graph, which cannot contain conditional nodes.
+CUresult captureLaunch(const Steps& steps, Stream& stream) {
+  if (hasConditions(steps)) return CUDA_ERROR_NOT_SUPPORTED;
+  auto child = std::make_shared<ChildGraphOperation>();
+  child->graphs.push_back(graphOf(steps));
+  return submitOperation(stream, child, Submit::asynchronous);
 }
 
 CUresult launchGraph(const ExecPtr& exec, Stream& stream) {
   std::lock_guard lock(exec->mutex);
   auto steps = exec->steps;
-  if (capturing(stream)) return submitOperation(stream, asChild(*steps), Submit::asynchronous);
+  if (capturing(stream)) return captureLaunch(*steps, stream);
   bool captured = false;
   SOFT_TRY(captureWork(stream, captured, [] { return nullptr; }));
   SOFT_TRY(claimMemory(*exec, *steps));
@@ -130,13 +162,32 @@ CUresult launchGraph(const ExecPtr& exec, Stream& stream) {
   task.launch = true;
   if (exec->last && !exec->last->done()) task.after.push_back(exec->last);
   task.run = [steps, context = stream.context.get()] {
-    for (const Step& step : *steps) {
-      if (step.enabled) SOFT_TRY(runStep(*step.operation, *context));
-    }
-    return CUDA_SUCCESS;
+    assignConditions(*steps);
+    return runSteps(*steps, *context);
   };
   exec->last = task.done;
   stream.submit(std::move(task), Submit::asynchronous);
+  return CUDA_SUCCESS;
+}
+
+// Applies `apply` to the step of `node`, in `steps` or in a graph inside, if there is one.
+template <class Change>
+CUresult changeStep(StepsPtr& steps, CUgraphNode node, Change& apply, bool& found) {
+  for (size_t i = 0; i < steps->size() && !found; ++i) {
+    Step step = (*steps)[i];
+    if (step.node == node) {
+      found = true;
+      SOFT_TRY(apply(step));
+    } else if (auto* nested = dynamic_cast<const NestedOperation*>(step.operation.get())) {
+      auto inner = nested->inner;
+      for (StepsPtr& list : inner) SOFT_TRY(changeStep(list, node, apply, found));
+      if (found) step.operation = nested->withInner(std::move(inner));
+    }
+    if (!found) continue;
+    auto changed = std::make_shared<Steps>(*steps);
+    (*changed)[i] = std::move(step);
+    steps = std::move(changed);
+  }
   return CUDA_SUCCESS;
 }
 
@@ -146,14 +197,9 @@ CUresult change(CUgraphExec handle, CUgraphNode node, Change apply) {
   ExecPtr exec;
   SOFT_TRY(findExec(handle, exec));
   std::lock_guard lock(exec->mutex);
-  for (size_t i = 0; i < exec->steps->size(); ++i) {
-    if ((*exec->steps)[i].node != node) continue;
-    auto changed = std::make_shared<Steps>(*exec->steps);
-    SOFT_TRY(apply((*changed)[i]));
-    exec->steps = changed;
-    return CUDA_SUCCESS;
-  }
-  return CUDA_ERROR_INVALID_VALUE;
+  bool found = false;
+  SOFT_TRY(changeStep(exec->steps, node, apply, found));
+  return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 template <class Make>
@@ -167,41 +213,83 @@ CUresult setOperation(CUgraphExec exec, CUgraphNode node, CUgraphNodeType type, 
   });
 }
 
-CUgraphExecUpdateResult compare(const Steps& current, const Steps& next, size_t& at) {
+CUgraphExecUpdateResult compare(const Steps& current, const Steps& next, CUgraphNode& at);
+
+// Two operations of one type.
+CUgraphExecUpdateResult compareContent(const Operation& a, const Operation& b, CUgraphNode& at) {
+  switch (a.type()) {
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return &a == &b ? CU_GRAPH_EXEC_UPDATE_SUCCESS : CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+      auto &f = static_cast<const KernelOperation&>(a), &g = static_cast<const KernelOperation&>(b);
+      if (f.function->context != g.function->context)
+        return CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
+      return f.cooperative == g.cooperative ? CU_GRAPH_EXEC_UPDATE_SUCCESS
+                                            : CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
+    }
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      if (static_cast<const ConditionalOperation&>(a).kind !=
+          static_cast<const ConditionalOperation&>(b).kind)
+        return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+      [[fallthrough]];
+    case CU_GRAPH_NODE_TYPE_GRAPH: {
+      auto &f = static_cast<const NestedOperation&>(a), &g = static_cast<const NestedOperation&>(b);
+      if (f.inner.size() != g.inner.size()) return CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED;
+      for (size_t i = 0; i < f.inner.size(); ++i) {
+        auto result = compare(*f.inner[i], *g.inner[i], at);
+        if (result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return result;
+      }
+      return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    }
+    default:
+      return CU_GRAPH_EXEC_UPDATE_SUCCESS;
+  }
+}
+
+// at: the node of `next` that does not fit.
+CUgraphExecUpdateResult compare(const Steps& current, const Steps& next, CUgraphNode& at) {
   if (current.size() != next.size()) {
-    at = std::min(current.size(), next.size());
+    at = current.size() < next.size() ? next[current.size()].node : nullptr;
     return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
   }
-  for (at = 0; at < next.size(); ++at) {
-    const Step &a = current[at], &b = next[at];
+  for (size_t i = 0; i < next.size(); ++i) {
+    const Step &a = current[i], &b = next[i];
+    at = b.node;
     if (a.after != b.after) return CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
-    auto type = a.operation->type();
-    if (type != b.operation->type()) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
-      if (a.operation != b.operation) return CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
-    }
-    if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
-      auto &f = static_cast<const KernelOperation&>(*a.operation),
-           &g = static_cast<const KernelOperation&>(*b.operation);
-      if (f.function->context != g.function->context) {
-        return CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE;
-      }
-      if (f.cooperative != g.cooperative) return CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED;
-    }
+    if (a.operation->type() != b.operation->type()) return CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED;
+    auto result = compareContent(*a.operation, *b.operation, at);
+    if (result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return result;
   }
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }
 
-}  // namespace
-
-CUresult runStep(const Operation& operation, Context& context) {
-  if (context.aborting) return CUDA_SUCCESS;
-  if (CUresult failed = context.sticky; failed != CUDA_SUCCESS) return failed;
-  return operation.run(context);
+// What `next` does, at the nodes that `current` was instantiated from.
+std::shared_ptr<Steps> renamed(const Steps& current, const Steps& next) {
+  auto steps = std::make_shared<Steps>(next);
+  for (size_t i = 0; i < next.size(); ++i) {
+    Step& step = (*steps)[i];
+    step.node = current[i].node;
+    step.enabled = current[i].enabled;
+    auto* nested = dynamic_cast<const NestedOperation*>(step.operation.get());
+    if (!nested) continue;
+    std::vector<StepsPtr> inner;
+    auto& before = static_cast<const NestedOperation&>(*current[i].operation).inner;
+    for (size_t j = 0; j < before.size(); ++j) inner.push_back(renamed(*before[j], *nested->inner[j]));
+    step.operation = nested->withInner(std::move(inner));
+  }
+  return steps;
 }
 
-CUresult ChildGraphOperation::run(Context& context) const {
-  for (const Step& step : steps) SOFT_TRY(runStep(*step.operation, context));
+}  // namespace
+
+CUresult runSteps(const Steps& steps, Context& context) {
+  for (const Step& step : steps) {
+    if (!step.enabled) continue;
+    if (context.aborting) return CUDA_SUCCESS;
+    if (CUresult failed = context.sticky; failed != CUDA_SUCCESS) return failed;
+    SOFT_TRY(step.operation->run(context));
+  }
   return CUDA_SUCCESS;
 }
 
@@ -210,14 +298,16 @@ CUresult ChildGraphOperation::run(Context& context) const {
 using namespace gpupool::softgpu::api;
 
 CUresult cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
-  return instantiate(out, graph, flags);
+  CUgraphInstantiateResult why;
+  return instantiate(out, graph, flags, why);
 }
 
 CUresult cuGraphInstantiate_v2(CUgraphExec* out, CUgraph graph, CUgraphNode* errorNode, char* log,
                                size_t bytes) {
   if (errorNode) *errorNode = nullptr;
   if (log && bytes) *log = 0;
-  return instantiate(out, graph, 0);
+  CUgraphInstantiateResult why;
+  return instantiate(out, graph, 0, why);
 }
 
 CUresult cuGraphInstantiate(CUgraphExec* out, CUgraph graph, CUgraphNode* errorNode, char* log,
@@ -228,9 +318,7 @@ CUresult cuGraphInstantiate(CUgraphExec* out, CUgraph graph, CUgraphNode* errorN
 CUresult cuGraphInstantiateWithParams(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* p) {
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   p->hErrNode_out = nullptr;
-  CUresult result = instantiate(out, graph, p->flags);
-  p->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
-  return result;
+  return instantiate(out, graph, p->flags, p->result_out);
 }
 
 CUresult cuGraphExecGetFlags(CUgraphExec handle, cuuint64_t* flags) {
@@ -322,39 +410,31 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec handle, CUgraphNode node, unsigned in
   ExecPtr exec;
   SOFT_TRY(findExec(handle, exec));
   if (!enabled) return CUDA_ERROR_INVALID_VALUE;
-  std::lock_guard lock(exec->mutex);
-  for (const Step& step : *exec->steps) {
-    if (step.node != node) continue;
+  return change(handle, node, [&](Step& step) {
     *enabled = step.enabled;
     return CUDA_SUCCESS;
-  }
-  return CUDA_ERROR_INVALID_VALUE;
+  });
 }
 
 CUresult cuGraphExecUpdate_v2(CUgraphExec handle, CUgraph graphHandle, CUgraphExecUpdateResultInfo* info) {
   ExecPtr exec;
   SOFT_TRY(findExec(handle, exec));
   auto graph = table<Graph>().find(graphHandle);
-  if (!graph || !info) return CUDA_ERROR_INVALID_VALUE;
+  if (!graph || !graph->parent.expired() || !info) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Steps> next;
   {
     std::lock_guard lock(captureMutex());
     next = makeSteps(*graph);
   }
   std::lock_guard lock(exec->mutex);
-  size_t at = 0;
+  CUgraphNode at = nullptr;
   *info = {};
   info->result = compare(*exec->steps, *next, at);
   if (info->result != CU_GRAPH_EXEC_UPDATE_SUCCESS) {
-    if (at < next->size()) info->errorNode = (*next)[at].node;
+    info->errorNode = at;
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }
-  // The nodes stay those it was instantiated from.
-  for (size_t i = 0; i < next->size(); ++i) {
-    (*next)[i].node = (*exec->steps)[i].node;
-    (*next)[i].enabled = (*exec->steps)[i].enabled;
-  }
-  exec->steps = next;
+  exec->steps = renamed(*exec->steps, *next);
   return CUDA_SUCCESS;
 }
 

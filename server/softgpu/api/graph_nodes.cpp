@@ -5,6 +5,7 @@
 
 #include "server/softgpu/api/callback.h"
 #include "server/softgpu/api/capture.h"
+#include "server/softgpu/api/conditional.h"
 #include "server/softgpu/api/graph_memory.h"
 
 namespace gpupool::softgpu::api {
@@ -61,9 +62,22 @@ CUresult makeChild(CUgraph handle, OperationPtr& out) {
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   auto operation = std::make_shared<ChildGraphOperation>();
   std::lock_guard lock(captureMutex());
-  if (hasMemoryNodes(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
-  operation->graph = cloneGraph(*graph);
-  operation->graph->child = true;
+  if (isUnique(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
+  operation->graphs.push_back(cloneGraph(*graph));
+  operation->graphs[0]->child = true;
+  out = operation;
+  return CUDA_SUCCESS;
+}
+
+// CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE: the graph itself, which is the node's from now on.
+static CUresult moveChild(CUgraph parentHandle, CUgraph handle, OperationPtr& out) {
+  auto parent = table<Graph>().find(parentHandle), graph = table<Graph>().find(handle);
+  std::lock_guard lock(captureMutex());
+  if (!parent || !graph || graph->child || graph == parent) return CUDA_ERROR_INVALID_VALUE;
+  auto operation = std::make_shared<ChildGraphOperation>();
+  graph->child = true;
+  graph->parent = parent;
+  operation->graphs.push_back(graph);
   out = operation;
   return CUDA_SUCCESS;
 }
@@ -198,7 +212,7 @@ CUresult makeAny(CUgraphNodeParams* p, OperationPtr& out) {
       return makeMemOps(&ops, out);
     }
     default:
-      return CUDA_ERROR_NOT_SUPPORTED;  // conditional nodes, external semaphores
+      return CUDA_ERROR_NOT_SUPPORTED;  // external semaphores; a conditional node cannot change
   }
 }
 
@@ -304,7 +318,7 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* graph) {
   const ChildGraphOperation* operation;
   SOFT_TRY(nodeOperation(handle, node, operation));
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  *graph = operation->graph->handle;
+  *graph = operation->graphs[0]->handle;
   return CUDA_SUCCESS;
 }
 
@@ -390,7 +404,12 @@ CUresult cuGraphMemFreeNodeGetParams(CUgraphNode handle, CUdeviceptr* address) {
 }
 
 CUresult cuGraphAddNode(CUgraphNode* out, CUgraph graph, Nodes after, size_t count, CUgraphNodeParams* p) {
-  return add(out, graph, after, count, [&](OperationPtr& o) { return makeAny(p, o); });
+  return add(out, graph, after, count, [&](OperationPtr& o) {
+    if (p && p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) return makeConditional(graph, p->conditional, o);
+    bool moves =
+        p && p->type == CU_GRAPH_NODE_TYPE_GRAPH && p->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+    return moves ? moveChild(graph, p->graph.graph, o) : makeAny(p, o);
+  });
 }
 CUresult cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, Nodes after, const CUgraphEdgeData*, size_t count,
                            CUgraphNodeParams* p) {
@@ -400,11 +419,6 @@ CUresult cuGraphNodeSetParams(CUgraphNode handle, CUgraphNodeParams* p) {
   auto node = table<GraphNode>().find(handle);
   if (!node || !p || node->operation->type() != p->type) return CUDA_ERROR_INVALID_VALUE;
   return replace<Operation>(handle, [&](OperationPtr& o) { return makeAny(p, o); });
-}
-
-CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle*, CUgraph, CUcontext, unsigned int,
-                                        unsigned int) {
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {

@@ -94,7 +94,12 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   {
     std::lock_guard lock(captureMutex());
-    if (stream->capture) stream->capture->invalidated = true;
+    if (auto capture = stream->capture; capture != nullptr) {
+      if (capture->origin.lock() == stream)
+        capture->invalidated = true;
+      else
+        capture->destroyed.push_back(stream);
+    }
   }
   // Its queued work still runs: the thread holds the stream, and so does whoever waits for its context.
   stream = table<Stream>().take(handle);

@@ -283,7 +283,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void*
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   int descriptor = int(reinterpret_cast<intptr_t>(osHandle));
-  struct stat status {};
+  struct stat status{};
   if (fstat(descriptor, &status) || status.st_size <= 0 || !aligned(uint64_t(status.st_size))) {
     return CUDA_ERROR_INVALID_VALUE;
   }

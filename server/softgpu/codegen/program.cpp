@@ -154,7 +154,8 @@ std::pair<int, int> Program::findVariable(int module, std::string_view name) con
 }
 
 bool isBuiltin(std::string_view name) {
-  return name == "vprintf" || name == "malloc" || name == "free" || name == "__assertfail";
+  return name == "vprintf" || name == "malloc" || name == "free" || name == "__assertfail" ||
+         name == "cudaGraphSetConditional";
 }
 
 void analyse(Program& program) { Analysis(program).run(); }

@@ -76,8 +76,7 @@ void Translator::onTrap(const Instruction&) {
 
 void Translator::onNanosleep(const Instruction&) { call("gpupool.spin", builder_.getVoidTy(), {thread_}); }
 
-// ---- calls
-// -----------------------------------------------------------------------------------------------------------
+// ---- calls ----
 // Memory for each argument: the caller's .param variables, or a temporary for a register or a number.
 std::vector<llvm::Value*> Translator::argumentPointers(const Instruction& instruction, const Operand& list) {
   std::vector<Value*> pointers;
@@ -155,6 +154,8 @@ void Translator::builtinCall(const Instruction& instruction, std::string_view na
     answer(call("gpupool.malloc", integer(64), {thread_, input(0, 64)}));
   else if (name == "free" && arguments.size() == 1)
     call("gpupool.free", builder_.getVoidTy(), {thread_, input(0, 64)});
+  else if (name == "cudaGraphSetConditional" && arguments.size() == 2)
+    call("gpupool.setCondition", builder_.getVoidTy(), {input(0, 64), input(1, 32)});
   else if (name == "__assertfail" && arguments.size() == 5)
     call("gpupool.assert", builder_.getVoidTy(),
          {thread_, input(0, 64), input(1, 64), input(2, 32), input(3, 64)});

@@ -248,8 +248,7 @@ void Translator::onCopysign(const Instruction& instruction) {
         intrinsicCall(llvm::Intrinsic::copysign, {sign->getType()}, {magnitude, sign}));
 }
 
-// ---- comparisons
-// ---------------------------------------------------------------------------------------------------
+// ---- comparisons ----
 llvm::Value* Translator::compareReal(std::string_view comparison, Value* a, Value* b) {
   static const std::unordered_map<std::string_view, CmpInst::Predicate> table = {
       {"eq", CmpInst::FCMP_OEQ},  {"ne", CmpInst::FCMP_ONE},  {"lt", CmpInst::FCMP_OLT},

@@ -248,8 +248,7 @@ void Translator::onIsspacep(const Instruction& instruction) {
   write(instruction.operands[0], result);
 }
 
-// ---- atomics
-// -------------------------------------------------------------------------------------------------------
+// ---- atomics ----
 // `at` goes from old to update(old); the old value. A compare-and-swap loop where others may interfere.
 llvm::Value* Translator::atomicUpdate(const Address& at, llvm::Type* type,
                                       const std::function<Value*(Value*)>& update) {
@@ -338,9 +337,8 @@ llvm::Value* Translator::atomicResult(const Instruction& instruction, const Addr
   if (type.isReal()) {
     std::string_view opcode = instruction.has("add") ? "add" : instruction.has("min") ? "min" : "max";
     Value* value = b();
-    return atomicUpdate(at, integer(type.bits), [&](Value* old) {
-      return smallArithmetic(instruction, type, opcode, {old, value});
-    });
+    return atomicUpdate(at, integer(type.bits),
+                        [&](Value* old) { return smallArithmetic(instruction, type, opcode, {old, value}); });
   }
   if (instruction.has("inc") || instruction.has("dec")) {
     Value* limit = b();
@@ -391,8 +389,7 @@ void Translator::onAtom(const Instruction& instruction) {
   if (returns) write(instruction.operands[0], old, type.isSigned());
 }
 
-// ---- copies and the rest
-// -------------------------------------------------------------------------------------------
+// ---- copies and the rest ----
 // cp.async of 4, 8 or 16 bytes, as a plain copy.
 void Translator::copy(const Instruction& instruction) {
   const auto& operands = instruction.operands;

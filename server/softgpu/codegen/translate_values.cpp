@@ -166,8 +166,7 @@ void Translator::write(const Operand& operand, Value* value, bool signExtend) {
   checked_.erase(operand.index);
 }
 
-// ---- contexts
-// ----------------------------------------------------------------------------------------------------
+// ---- contexts ----
 llvm::Value* Translator::threadPointer(size_t offset) {
   return builder_.CreateConstGEP1_64(builder_.getInt8Ty(), thread_, offset);
 }
@@ -276,8 +275,7 @@ llvm::Value* Translator::special(std::string_view name, unsigned bits) {
   return builder_.CreateZExtOrTrunc(value, integer(bits));
 }
 
-// ---- calls of the runtime
-// ------------------------------------------------------------------------------------------
+// ---- calls of the runtime ----
 llvm::Value* Translator::call(const char* name, llvm::Type* result, std::initializer_list<Value*> arguments,
                               bool pure) {
   std::vector<llvm::Type*> types;

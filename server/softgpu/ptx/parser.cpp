@@ -37,8 +37,7 @@ Parser::Parser(std::string_view source) {
 
 Module parse(std::string_view source) { return Parser(source).run(); }
 
-// ---- tokens
-// ----------------------------------------------------------------------------------------------------
+// ---- tokens ----
 const Token& Parser::peek(size_t ahead) const { return tokens_[std::min(at_ + ahead, tokens_.size() - 1)]; }
 
 const Token& Parser::take() {
@@ -103,8 +102,7 @@ void Parser::fail(const std::string& what) const {
   throw SyntaxError{peek().line, what + " at " + found};
 }
 
-// ---- module level
-// ----------------------------------------------------------------------------------------------
+// ---- module level ----
 Module Parser::run() {
   while (peek().kind != TokenKind::end) directive();
   return std::move(module_);

@@ -172,8 +172,7 @@ thread_local std::string Formatter::text_;
 // Texts live here while device memory is read, so that a fault in between loses nothing.
 thread_local std::string scratch[4];
 
-// ---- the heap: blocks of power-of-two sizes, a free list each
-// ------------------------------------------------------
+// ---- the heap: blocks of power-of-two sizes, a free list each ----
 constexpr uint64_t kHeapReserve = uint64_t{32} << 30;
 constexpr uint64_t kMagic = 0x67707568656170aa;
 

@@ -29,11 +29,11 @@ std::mutex installMutex;
 
 // Others set handlers too, and put back what they found before ours: looked at before every launch.
 void install(int signal, struct sigaction& previous) {
-  struct sigaction now {};
+  struct sigaction now{};
   sigaction(signal, nullptr, &now);
   if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handle) return;
   std::lock_guard lock(installMutex);
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_sigaction = handle;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&action.sa_mask);

@@ -3,6 +3,7 @@
 #include <ctime>
 #include <vector>
 
+#include "server/softgpu/engine.h"
 #include "server/softgpu/runtime/calls.h"
 #include "server/softgpu/runtime/function_slots.h"
 #include "server/softgpu/runtime/matrix.h"
@@ -60,6 +61,7 @@ std::span<const Symbol> symbols() {
       {"gpupool.assert", address(deviceAssert)},
       {"gpupool.malloc", address(deviceMalloc)},
       {"gpupool.free", address(deviceFree)},
+      {"gpupool.setCondition", address(setCondition)},
       {"gpupool.fetchTexture", address(fetch)},
       {"gpupool.surfaceStore", address(store)},
       {"gpupool.surfaceLoad", address(load)},

@@ -36,8 +36,7 @@ Worker::~Worker() {
   for (auto& block : blocks_) unmapVisible(block->sharedBase, block->sharedCapacity);
 }
 
-// ---- fibers
-// ----------------------------------------------------------------------------------------------------
+// ---- fibers ----
 void Worker::freeFibers() {
   for (Chunk& chunk : chunks_) {
     munmap(reinterpret_cast<void*>(chunk.stacks), chunk.stackBytes);
@@ -108,8 +107,7 @@ void Worker::releaseFiber(Fiber* fiber) {
   freeFibers_ = fiber;
 }
 
-// ---- blocks
-// ----------------------------------------------------------------------------------------------------
+// ---- blocks ----
 bool Worker::giveShared(BlockContext& block, uint64_t bytes) {
   if (block.sharedCapacity >= bytes && block.sharedBase != 0) return true;
   unmapVisible(block.sharedBase, block.sharedCapacity);
@@ -164,8 +162,7 @@ BlockContext* Worker::beginBlock(Grid& grid, uint64_t index) {
 
 void Worker::endBlock(BlockContext* block) { freeBlocks_.push_back(block); }
 
-// ---- the scheduler
-// -----------------------------------------------------------------------------------------------
+// ---- the scheduler ----
 bool Worker::anyReady(const BlockContext& block) {
   uint64_t any = 0;
   for (uint64_t word : block.ready) any |= word;

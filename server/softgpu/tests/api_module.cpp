@@ -173,6 +173,15 @@ TEST_CASE("images that cannot run say why") {
   CHECK(reinterpret_cast<size_t>(values[1]) >= std::strlen(log));
   GIVES(CUDA_ERROR_INVALID_IMAGE, cuModuleLoadData(&module, " \n"));
   GIVES(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuModuleLoadData(&module, ".version 99.5\n.target sm_75\n"));
+  GIVES(CUDA_ERROR_UNSUPPORTED_PTX_VERSION, cuModuleLoadData(&module, ".version 10.0\n.target sm_75\n"));
+  // Every toolkit of CUDA 13, the driver's own and later ones.
+  for (const char* version : {"9.0", "9.1", "9.3", "9.5", "9.10"}) {
+    INFO(version);
+    std::string text = std::string(".version ") + version +
+                       "\n.target sm_90\n.address_size 64\n.visible .entry f() { ret; }\n";
+    OK(cuModuleLoadData(&module, text.c_str()));
+    OK(cuModuleUnload(module));
+  }
   GIVES(CUDA_ERROR_INVALID_PTX,
         cuModuleLoadData(&module, ".version 8.7\n.target sm_100\n.address_size 64\n"));
   GIVES(CUDA_ERROR_FILE_NOT_FOUND, cuModuleLoad(&module, "/no/such/file.ptx"));

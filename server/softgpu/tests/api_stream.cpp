@@ -155,8 +155,7 @@ TEST_CASE("host functions run in order and may not call the driver") {
       },
       nullptr));
   static std::atomic<int> status{-1};
-  OK(cuStreamAddCallback(
-      s.a, [](CUstream, CUresult result, void*) { status = result; }, nullptr, 0));
+  OK(cuStreamAddCallback(s.a, [](CUstream, CUresult result, void*) { status = result; }, nullptr, 0));
   pause(10);
   CHECK(ran == 0);
   *gate.host = 1;

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "pace.h"
 #include "server/softgpu/tests/engine_harness.h"
 
 namespace gpupool::softgpu::test {
@@ -58,7 +59,7 @@ TEST_CASE("tiled matrix product") {
         wrong += c.as<float>()[row * n + column] != sum;  // small whole numbers: exact in any order
       }
     CHECK(wrong == 0);
-    CHECK(seconds < 5);  // far above what it takes: shared machines
+    CHECK(seconds < 5 * gpupool::test::busy());  // far above what it takes: shared machines
   }
 }
 

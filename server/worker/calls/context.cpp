@@ -8,7 +8,6 @@ namespace {
 using CtxCreate = GPUPOOL_ROW(cuCtxCreate_v2);
 using CtxDestroy = GPUPOOL_ROW(cuCtxDestroy_v2);
 using PrimaryRetain = GPUPOOL_ROW(cuDevicePrimaryCtxRetain);
-using PrimaryRelease = GPUPOOL_ROW(cuDevicePrimaryCtxRelease_v2);
 using PrimaryReset = GPUPOOL_ROW(cuDevicePrimaryCtxReset_v2);
 using PrimaryFlags = GPUPOOL_ROW(cuDevicePrimaryCtxSetFlags_v2);
 using EnablePeer = GPUPOOL_ROW(cuCtxEnablePeerAccess);
@@ -24,15 +23,28 @@ void createContext(Session& session, Call& call) {
   served.close(status);
 }
 
+// Arrays of a primary context that is active no more are gone. Those of other contexts on the device go from
+// the account with them: too little counted rather than too much, and rare.
+void dropPrimaryMemory(Session& session) {
+  const auto& devices = session.objects().devices();
+  if (session.driver().cuDevicePrimaryCtxGetState == nullptr) return;
+  session.objectMemory().removeWhere([&](uint64_t, unsigned device) {
+    unsigned flags = 0;
+    int active = 1;
+    return session.driver().cuDevicePrimaryCtxGetState(devices[device], &flags, &active) == CUDA_SUCCESS &&
+           active == 0;
+  });
+}
+
 // A context's creation is where the driver reserves its address pools: without the guard no global is placed.
 template <class R, auto Member>
 void plain(Session& session, Call& call) {
   PlaceGlobals place;
-  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset> ||
-                std::is_same_v<R, PrimaryRelease>) {
+  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset>) {
     auto unasked = session.words().contextEnds();
     serveDriver<R, Member>(session, call);
     session.registrationsLost();
+    if constexpr (std::is_same_v<R, PrimaryReset>) dropPrimaryMemory(session);
   } else {
     serveDriver<R, Member>(session, call);
   }
@@ -71,7 +83,6 @@ void addContextHandlers(HandlerTable& table) {
   table.add<CtxCreate>(&createContext);
   table.add<CtxDestroy>(&plain<CtxDestroy, &Driver::cuCtxDestroy_v2>);
   table.add<PrimaryRetain>(&plain<PrimaryRetain, &Driver::cuDevicePrimaryCtxRetain>);
-  table.add<PrimaryRelease>(&plain<PrimaryRelease, &Driver::cuDevicePrimaryCtxRelease_v2>);
   table.add<PrimaryReset>(&plain<PrimaryReset, &Driver::cuDevicePrimaryCtxReset_v2>);
   table.add<PrimaryFlags>(&plain<PrimaryFlags, &Driver::cuDevicePrimaryCtxSetFlags_v2>);
   table.add<EnablePeer>(&enablePeer);

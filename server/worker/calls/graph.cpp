@@ -1,4 +1,5 @@
 // Graphs whose nodes carry parameters, host functions or host addresses. The rest are plain rows.
+#include <algorithm>
 #include <cstring>
 
 #include "server/worker/callbacks.h"
@@ -15,10 +16,15 @@ using SetHost = GPUPOOL_ROW(sessionGraphSetHostNode);
 using GetHost = GPUPOOL_ROW(sessionGraphGetHostNode);
 using Instantiate = GPUPOOL_ROW(sessionGraphInstantiate);
 using Destroy = GPUPOOL_ROW(cuGraphDestroy);
+using DestroyNode = GPUPOOL_ROW(cuGraphDestroyNode);
+using AddConditional = GPUPOOL_ROW(sessionGraphAddConditional);
+using MoveChild = GPUPOOL_ROW(sessionGraphMoveChild);
+using AddMemOps = GPUPOOL_ROW(sessionGraphAddMemOps);
+using SetMemOps = GPUPOOL_ROW(sessionGraphSetMemOps);
+using GetMemOps = GPUPOOL_ROW(sessionGraphGetMemOps);
 using Update = GPUPOOL_ROW(sessionGraphUpdate);
 using AddMemcpy = GPUPOOL_ROW(cuGraphAddMemcpyNode);
 using SetMemcpy = GPUPOOL_ROW(cuGraphMemcpyNodeSetParams);
-using GetMemcpy = GPUPOOL_ROW(cuGraphMemcpyNodeGetParams);
 using ExecSetMemcpy = GPUPOOL_ROW(cuGraphExecMemcpyNodeSetParams);
 using AddMemset = GPUPOOL_ROW(cuGraphAddMemsetNode);
 using SetMemset = GPUPOOL_ROW(cuGraphMemsetNodeSetParams);
@@ -104,19 +110,27 @@ void pack(Session& session, const CUDA_KERNEL_NODE_PARAMS& params, std::vector<u
   }
 }
 
-// A captured launch of a kernel comes back as a function the session may never have seen: the kernel it
-// belongs to.
-CUfunction nameable(Session& session, CUfunction function) {
-  if (session.objects().known(function) != 0) return function;
-  CUfunction found = function;
+// What a node launches, as far as the session has handles for it. The function of a kernel that was captured
+// may be one that nobody asked for; then the driver names the kernel, or it is found by its function.
+struct Names {
+  CUfunction function = nullptr;
+  CUkernel kernel = nullptr;
+};
+Names namesOf(Session& session, const CUDA_KERNEL_NODE_PARAMS& params) {
+  Names names;
+  if (params.func != nullptr && session.objects().known(params.func) != 0) names.function = params.func;
+  if (params.kern != nullptr && session.objects().known(params.kern) != 0) names.kernel = params.kern;
+  auto cast = reinterpret_cast<CUkernel>(params.func);  // a kernel may stand where a function is expected
+  if (cast != nullptr && names.kernel == nullptr && session.objects().known(cast) != 0) names.kernel = cast;
+  if (names.function != nullptr || names.kernel != nullptr) return names;
   session.objects().forEach(HandleKind::kernel, [&](uint64_t, uint64_t real) {
     CUfunction its = nullptr;
     auto kernel = reinterpret_cast<CUkernel>(real);
-    if (found == function && session.driver().cuKernelGetFunction(&its, kernel) == CUDA_SUCCESS &&
-        its == function)
-      found = reinterpret_cast<CUfunction>(kernel);
+    if (names.kernel == nullptr && session.driver().cuKernelGetFunction(&its, kernel) == CUDA_SUCCESS &&
+        its == params.func)
+      names.kernel = kernel;
   });
-  return found;
+  return names;
 }
 
 void getKernel(Session& session, Call& call) {
@@ -125,9 +139,9 @@ void getKernel(Session& session, Call& call) {
   CUDA_KERNEL_NODE_PARAMS params{};
   CUresult status = session.driver().cuGraphKernelNodeGetParams_v2(served.get<"node">().value(), &params);
   if (status == CUDA_SUCCESS) {
-    if (served.get<"function">().wanted())
-      *served.get<"function">().pass() =
-          params.func != nullptr ? nameable(session, params.func) : reinterpret_cast<CUfunction>(params.kern);
+    Names names = namesOf(session, params);
+    if (served.get<"function">().wanted()) *served.get<"function">().pass() = names.function;
+    if (served.get<"kernel">().wanted()) *served.get<"kernel">().pass() = names.kernel;
     if (served.get<"context">().wanted()) *served.get<"context">().pass() = params.ctx;
     served.get<"shape">().plain() = {{params.gridDimX, params.gridDimY, params.gridDimZ},
                                      {params.blockDimX, params.blockDimY, params.blockDimZ},
@@ -142,7 +156,7 @@ void addHost(Session& session, Call& call) {
   Served<AddHost> served(session, call);
   if (!served.open()) return;
   CUDA_HOST_NODE_PARAMS params{&session_callbacks::hostNode,
-                               session_callbacks::make(session, served.get<"callback">().value())};
+                               session_callbacks::dataOf(session, served.get<"callback">().value())};
   auto& dependencies = served.get<"dependencies">().array();
   served.close(session.driver().cuGraphAddHostNode(served.get<"node">().pass(), served.get<"graph">().value(),
                                                    dependencies.data(), dependencies.size(), &params));
@@ -152,7 +166,7 @@ void setHost(Session& session, Call& call) {
   Served<SetHost> served(session, call);
   if (!served.open()) return;
   CUDA_HOST_NODE_PARAMS params{&session_callbacks::hostNode,
-                               session_callbacks::make(session, served.get<"callback">().value())};
+                               session_callbacks::dataOf(session, served.get<"callback">().value())};
   CUgraphExec exec = served.get<"exec">().value();
   CUgraphNode node = served.get<"node">().value();
   served.close(exec != nullptr ? session.driver().cuGraphExecHostNodeSetParams(exec, node, &params)
@@ -193,32 +207,176 @@ void update(Session& session, Call& call) {
   served.close(status);
 }
 
-// Nodes die with their graph, graphs of child nodes with the node.
-void forgetNodes(Session& session, CUgraph graph) {
-  const Driver& driver = session.driver();
-  size_t count = 0;
-  if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS) return;
-  std::vector<CUgraphNode> nodes(count);
-  if (count == 0 || driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
-  for (CUgraphNode node : nodes) {
+// The names of what ends with a node or graph: asked before, forgotten once it has ended.
+class Ending {
+ public:
+  explicit Ending(Session& session) : session_(session) {}
+
+  void addNode(CUgraphNode node) {
     CUgraphNodeType type{};
     CUgraph child = nullptr;
+    const Driver& driver = session_.driver();
     if (driver.cuGraphNodeGetType(node, &type) == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
-        driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS && child != nullptr) {
-      forgetNodes(session, child);
-      session.objects().forget(child);
-    }
-    session.objects().forget(node);
+        driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS && child != nullptr)
+      addGraph(child);
+    if (auto bodies = session_.bodies().find(node); bodies != session_.bodies().end() && child == nullptr)
+      for (CUgraph body : bodies->second) addGraph(body);
+    nodes_.push_back(node);
   }
+  void addGraph(CUgraph graph) {
+    const Driver& driver = session_.driver();
+    graphs_.push_back(graph);
+    size_t count = 0;
+    if (driver.cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0) return;
+    std::vector<CUgraphNode> nodes(count);
+    if (driver.cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
+    nodes.resize(std::min(count, nodes.size()));
+    for (CUgraphNode node : nodes) addNode(node);
+  }
+  // Gives the status back.
+  CUresult after(CUresult status) {
+    if (status != CUDA_SUCCESS) return status;
+    for (CUgraph graph : graphs_) session_.objects().forget(graph);
+    for (CUgraphNode node : nodes_) {
+      session_.bodies().erase(node);
+      session_.objects().forget(node);
+    }
+    return status;
+  }
+
+ private:
+  Session& session_;
+  std::vector<CUgraph> graphs_;
+  std::vector<CUgraphNode> nodes_;
+};
+
+// A graph that is part of a node ends with it. The driver does not promise to refuse an earlier end.
+bool isInner(Session& session, CUgraph graph) {
+  for (auto& [node, bodies] : session.bodies())
+    if (std::find(bodies.begin(), bodies.end(), graph) != bodies.end()) return true;
+  return false;
 }
 
 void destroyGraph(Session& session, Call& call) {
   Served<Destroy> served(session, call);
   if (!served.open()) return;
   CUgraph graph = served.get<"hGraph">().value();
-  if (graph == nullptr) return served.close(CUDA_ERROR_INVALID_VALUE);
-  forgetNodes(session, graph);
-  served.close(session.driver().cuGraphDestroy(graph));
+  if (graph == nullptr || isInner(session, graph)) return served.close(CUDA_ERROR_INVALID_VALUE);
+  Ending ending(session);
+  ending.addGraph(graph);
+  served.close(ending.after(session.driver().cuGraphDestroy(graph)));
+}
+
+void destroyNode(Session& session, Call& call) {
+  Served<DestroyNode> served(session, call);
+  if (!served.open()) return;
+  CUgraphNode node = served.get<"hNode">().value();
+  if (node == nullptr) return served.close(CUDA_ERROR_INVALID_VALUE);
+  Ending ending(session);
+  ending.addNode(node);
+  served.close(ending.after(session.driver().cuGraphDestroyNode(node)));
+}
+
+// Every address lies in the session's memory.
+bool ownsOperations(Session& session, const std::vector<CUstreamBatchMemOpParams>& operations) {
+  return std::all_of(operations.begin(), operations.end(), [&](const CUstreamBatchMemOpParams& one) {
+    switch (one.operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+        return session.space().owns(one.waitValue.address, 4);
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        return session.space().owns(one.waitValue.address, 8);
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+        return session.space().owns(one.writeValue.address, 4);
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        return session.space().owns(one.writeValue.address, 8);
+      default:
+        return one.operation == CU_STREAM_MEM_OP_BARRIER ||
+               one.operation == CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES;
+    }
+  });
+}
+
+template <class Served>
+CUDA_BATCH_MEM_OP_NODE_PARAMS operationsOf(Served& served) {
+  auto& operations = served.template get<"operations">().array();
+  return {served.template get<"context">().value(), static_cast<unsigned>(operations.size()),
+          operations.data(), 0};
+}
+
+void addMemOps(Session& session, Call& call) {
+  Served<AddMemOps> served(session, call);
+  if (!served.open()) return;
+  if (!ownsOperations(session, served.get<"operations">().array()))
+    return served.close(CUDA_ERROR_INVALID_VALUE);
+  CUDA_BATCH_MEM_OP_NODE_PARAMS params = operationsOf(served);
+  auto& dependencies = served.get<"dependencies">().array();
+  served.close(session.driver().cuGraphAddBatchMemOpNode(served.get<"node">().pass(),
+                                                         served.get<"graph">().value(), dependencies.data(),
+                                                         dependencies.size(), &params));
+}
+
+void setMemOps(Session& session, Call& call) {
+  Served<SetMemOps> served(session, call);
+  if (!served.open()) return;
+  if (!ownsOperations(session, served.get<"operations">().array()))
+    return served.close(CUDA_ERROR_INVALID_VALUE);
+  CUDA_BATCH_MEM_OP_NODE_PARAMS params = operationsOf(served);
+  CUgraphExec exec = served.get<"exec">().value();
+  CUgraphNode node = served.get<"node">().value();
+  served.close(exec != nullptr ? session.driver().cuGraphExecBatchMemOpNodeSetParams(exec, node, &params)
+                               : session.driver().cuGraphBatchMemOpNodeSetParams(node, &params));
+}
+
+void getMemOps(Session& session, Call& call) {
+  Served<GetMemOps> served(session, call);
+  if (!served.open()) return;
+  CUDA_BATCH_MEM_OP_NODE_PARAMS params{};
+  CUresult status = session.driver().cuGraphBatchMemOpNodeGetParams(served.get<"node">().value(), &params);
+  auto& room = served.get<"operations">().array();
+  size_t count = status == CUDA_SUCCESS ? std::min<size_t>(params.count, room.size()) : 0;
+  if (count != 0) std::copy_n(params.paramArray, count, room.begin());
+  served.get<"count">().plain() = count;
+  if (served.get<"context">().wanted()) *served.get<"context">().pass() = params.ctx;
+  served.close(status);
+}
+
+void addConditional(Session& session, Call& call) {
+  Served<AddConditional> served(session, call);
+  if (!served.open()) return;
+  auto& bodies = served.get<"bodies">().array();
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  params.conditional.handle = served.get<"condition">().value();
+  params.conditional.type = static_cast<CUgraphConditionalNodeType>(served.get<"type">().value());
+  params.conditional.size = static_cast<unsigned>(served.get<"size">().plain());
+  params.conditional.ctx = served.get<"context">().value();
+  auto& dependencies = served.get<"dependencies">().array();
+  CUgraphNode* node = served.get<"node">().pass();
+  CUresult status = session.driver().cuGraphAddNode_v2(
+      node, served.get<"graph">().value(), dependencies.data(), nullptr, dependencies.size(), &params);
+  if (status == CUDA_SUCCESS && params.conditional.phGraph_out != nullptr) {
+    const CUgraph* made = params.conditional.phGraph_out;
+    session.bodies()[*node].assign(made, made + params.conditional.size);
+    std::copy_n(made, std::min<size_t>(bodies.size(), params.conditional.size), bodies.begin());
+  }
+  served.close(status);
+}
+
+void moveChild(Session& session, Call& call) {
+  Served<MoveChild> served(session, call);
+  if (!served.open()) return;
+  CUgraph child = served.get<"child">().value();
+  if (child == nullptr || isInner(session, child)) return served.close(CUDA_ERROR_INVALID_VALUE);
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  params.graph.graph = child;
+  params.graph.ownership = CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  auto& dependencies = served.get<"dependencies">().array();
+  CUgraphNode* node = served.get<"node">().pass();
+  CUresult status = session.driver().cuGraphAddNode_v2(
+      node, served.get<"graph">().value(), dependencies.data(), nullptr, dependencies.size(), &params);
+  if (status == CUDA_SUCCESS) session.bodies()[*node] = {child};
+  served.close(status);
 }
 
 template <class R, auto Member, schema::Name Parameter>
@@ -264,6 +422,12 @@ void addGraphHandlers(HandlerTable& table) {
   table.add<Instantiate>(&instantiate);
   table.add<Update>(&update);
   table.add<Destroy>(&destroyGraph);
+  table.add<DestroyNode>(&destroyNode);
+  table.add<AddConditional>(&addConditional);
+  table.add<MoveChild>(&moveChild);
+  table.add<AddMemOps>(&addMemOps);
+  table.add<SetMemOps>(&setMemOps);
+  table.add<GetMemOps>(&getMemOps);
   table.add<AddMemcpy>(&memcpyNode<AddMemcpy, &Driver::cuGraphAddMemcpyNode, "copyParams">);
   table.add<SetMemcpy>(&memcpyNode<SetMemcpy, &Driver::cuGraphMemcpyNodeSetParams, "nodeParams">);
   table.add<ExecSetMemcpy>(&memcpyNode<ExecSetMemcpy, &Driver::cuGraphExecMemcpyNodeSetParams, "copyParams">);
@@ -273,7 +437,6 @@ void addGraphHandlers(HandlerTable& table) {
       &memsetNode<ExecSetMemset, &Driver::cuGraphExecMemsetNodeSetParams, "memsetParams">);
   table.add<NodeSetAttribute>(&setAttribute<NodeSetAttribute, &Driver::cuGraphKernelNodeSetAttribute>);
   table.add<StreamSetAttribute>(&setAttribute<StreamSetAttribute, &Driver::cuStreamSetAttribute>);
-  table.add<GetMemcpy>(&serveDriver<GetMemcpy, &Driver::cuGraphMemcpyNodeGetParams>);
 }
 
 }  // namespace gpupool::server

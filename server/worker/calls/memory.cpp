@@ -9,6 +9,11 @@ namespace {
 
 using ExtentMap = GPUPOOL_ROW(sessionExtentMap);
 using ExtentUnmap = GPUPOOL_ROW(sessionExtentUnmap);
+using PhysicalCreate = GPUPOOL_ROW(sessionPhysicalCreate);
+using PhysicalMap = GPUPOOL_ROW(sessionPhysicalMap);
+using PhysicalRelease = GPUPOOL_ROW(sessionPhysicalRelease);
+using ExtentAccess = GPUPOOL_ROW(sessionExtentAccess);
+using MemoryElsewhere = GPUPOOL_ROW(sessionMemoryElsewhere);
 using PeerAccess = GPUPOOL_ROW(sessionPeerAccess);
 using HostMap = GPUPOOL_ROW(sessionHostMap);
 using HostUnmap = GPUPOOL_ROW(sessionHostUnmap);
@@ -33,6 +38,41 @@ void mapExtent(Session& session, Call& call) {
 void unmapExtent(Session& session, Call& call) {
   Served<ExtentUnmap> served(session, call);
   if (served.open()) served.close(session.space().unmapExtent(served.get<"address">().value()));
+}
+
+void createPhysical(Session& session, Call& call) {
+  Served<PhysicalCreate> served(session, call);
+  if (!served.open()) return;
+  unsigned device = ordinalOf(session, served.get<"device">().value());
+  served.close(
+      session.space().createPhysical(device, served.get<"name">().value(), served.get<"bytes">().value()));
+}
+
+void mapPhysical(Session& session, Call& call) {
+  Served<PhysicalMap> served(session, call);
+  if (served.open())
+    served.close(session.space().mapPhysical(served.get<"name">().value(), served.get<"address">().value()));
+}
+
+void releasePhysical(Session& session, Call& call) {
+  Served<PhysicalRelease> served(session, call);
+  if (served.open()) served.close(session.space().releasePhysical(served.get<"name">().value()));
+}
+
+void extentAccess(Session& session, Call& call) {
+  Served<ExtentAccess> served(session, call);
+  if (!served.open()) return;
+  unsigned device = ordinalOf(session, served.get<"device">().value());
+  served.close(session.space().setAccess(served.get<"address">().value(), device,
+                                         static_cast<CUmemAccess_flags>(served.get<"flags">().value())));
+}
+
+void memoryElsewhere(Session& session, Call& call) {
+  Served<MemoryElsewhere> served(session, call);
+  if (!served.open()) return;
+  const unsigned device = ordinalOf(session, served.get<"device">().value());
+  served.get<"bytes">().plain() = session.account().others(device) + session.objectMemory().bytes(device);
+  served.close(CUDA_SUCCESS);
 }
 
 void peerAccess(Session& session, Call& call) {
@@ -68,8 +108,7 @@ void unmapHost(Session& session, Call& call) {
   served.close(session.space().unmapHost(served.get<"address">().value()));
 }
 
-// ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8}
-// ---------------------------------------------
+// ---- mirrors: runs are {u64 offset, u64 length, bytes padded to 8} ----
 
 // Aside calls. `piece` stays, and with the lock modules do, whatever is unmapped or unloaded meanwhile.
 
@@ -118,6 +157,11 @@ void collectMirror(Session& session, Call& call) {
 void addMemoryHandlers(HandlerTable& table) {
   table.add<ExtentMap>(&mapExtent);
   table.add<ExtentUnmap>(&unmapExtent);
+  table.add<PhysicalCreate>(&createPhysical);
+  table.add<PhysicalMap>(&mapPhysical);
+  table.add<PhysicalRelease>(&releasePhysical);
+  table.add<ExtentAccess>(&extentAccess);
+  table.add<MemoryElsewhere>(&memoryElsewhere);
   table.add<PeerAccess>(&peerAccess);
   table.add<HostMap>(&mapHost);
   table.add<HostUnmap>(&unmapHost);

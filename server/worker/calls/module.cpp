@@ -306,8 +306,7 @@ void global(Session& session, Call& call) {
         return served.template get<"hmod">();
       else
         return served.template get<"library">();
-    }
-    ();
+    }();
     status =
         (session.driver().*Member)(&address, &bytes, owner.value(), served.template get<"name">().pass());
     if (status == CUDA_SUCCESS) {
@@ -336,11 +335,10 @@ void unload(Session& session, Call& call) {
   served.close(status);
 }
 
-// ---- linker
-// ------------------------------------------------------------------------------------------------------ The
-// driver's JIT compiler keeps a link's state with the thread that made it: destroying a link whose input was
-// refused on another thread crashes inside it (driver 580). So one thread serves all linker calls; theirs is
-// a lane of its own.
+// ---- linker ----
+// The driver's JIT compiler keeps a link's state with the thread that made it: destroying a link whose input
+// was refused on another thread crashes inside it (driver 580). So one thread serves all linker calls; theirs
+// is a lane of its own.
 class LinkThread {
  public:
   CUresult run(const std::function<CUresult()>& job) {
@@ -515,7 +513,7 @@ void linkRead(Session& session, Call& call) {
 }  // namespace
 
 void addModuleHandlers(HandlerTable& table) {
-  table.add<ImageOffer>(&offerImage, true);  // reads and hashes a file
+  table.add<ImageOffer>(&offerImage);
   table.add<ImageData>(&imageData);
   table.add<ModuleLoad>(&loadModule);
   table.add<LibraryLoad>(&loadLibrary);
@@ -526,14 +524,13 @@ void addModuleHandlers(HandlerTable& table) {
   table.add<ModuleGlobal>(&global<ModuleGlobal, &Driver::cuModuleGetGlobal_v2>);
   table.add<LibraryGlobal>(&global<LibraryGlobal, &Driver::cuLibraryGetGlobal>);
   table.add<LibraryManaged>(&global<LibraryManaged, &Driver::cuLibraryGetManaged>);
-  table.add<ModuleUnload>(&unload<ModuleUnload, &Driver::cuModuleUnload, "hmod">,
-                          true);  // waits for the device
-  table.add<LibraryUnload>(&unload<LibraryUnload, &Driver::cuLibraryUnload, "library">, true);
-  table.add<LinkCreate>(&linkCreate, true);
+  table.add<ModuleUnload>(&unload<ModuleUnload, &Driver::cuModuleUnload, "hmod">);
+  table.add<LibraryUnload>(&unload<LibraryUnload, &Driver::cuLibraryUnload, "library">);
+  table.add<LinkCreate>(&linkCreate);
   table.add<LinkAdd>(&linkAdd);
   table.add<LinkComplete>(&linkComplete);
   table.add<LinkRead>(&linkRead);
-  table.add<LinkDestroy>(&linkDestroy, true);
+  table.add<LinkDestroy>(&linkDestroy);
 }
 
 }  // namespace gpupool::server

@@ -6,6 +6,8 @@ namespace gpupool::server {
 namespace {
 
 using Word = GPUPOOL_ROW(sessionWord);
+using Gate = GPUPOOL_ROW(sessionGate);
+using GateOpen = GPUPOOL_ROW(sessionGateOpen);
 using EventRecord = GPUPOOL_ROW(sessionEventRecord);
 using HostFunction = GPUPOOL_ROW(sessionHostFunction);
 using Drain = GPUPOOL_ROW(sessionDrain);
@@ -26,6 +28,20 @@ void streamWord(Session& session, Call& call) {
   served.close(status);
 }
 
+void gate(Session& session, Call& call) {
+  Served<Gate> served(session, call);
+  if (served.open())
+    served.close(session.words().awaitIn(served.get<"stream">().value(), served.get<"word">().value(),
+                                         served.get<"value">().value()));
+}
+
+void openGate(Session& session, Call& call) {
+  Served<GateOpen> served(session, call);
+  if (!served.open()) return;
+  const bool known = session.words().raise(served.get<"word">().value(), served.get<"value">().value());
+  served.close(known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
 void eventRecord(Session& session, Call& call) {
   Served<EventRecord> served(session, call);
   if (!served.open()) return;
@@ -44,7 +60,7 @@ void CUDA_CB streamCallback(CUstream, CUresult status, void* data) { session_cal
 void hostFunction(Session& session, Call& call) {
   Served<HostFunction> served(session, call);
   if (!served.open()) return;
-  void* data = session_callbacks::make(session, served.get<"callback">().value());
+  void* data = session_callbacks::dataOf(session, served.get<"callback">().value());
   CUstream stream = served.get<"stream">().value();
   served.close(served.get<"error">().value() != 0
                    ? session.driver().cuStreamAddCallback(stream, &streamCallback, data, 0)
@@ -113,6 +129,8 @@ void captureInfo(Session& session, Call& call) {
 
 void addStreamHandlers(HandlerTable& table) {
   table.add<Word>(&streamWord);
+  table.add<Gate>(&gate);
+  table.add<GateOpen>(&openGate);
   table.add<EventRecord>(&eventRecord);
   table.add<HostFunction>(&hostFunction);
   table.add<Drain>(&drain);

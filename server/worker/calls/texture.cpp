@@ -37,13 +37,6 @@ void create(Session& session, Call& call) {
 void addTextureHandlers(HandlerTable& table) {
   table.add<TexCreate>(&create<TexCreate, &Driver::cuTexObjectCreate>);
   table.add<SurfCreate>(&create<SurfCreate, &Driver::cuSurfObjectCreate>);
-#define PLAIN(function) \
-  table.add<GPUPOOL_ROW(function)>(&serveDriver<GPUPOOL_ROW(function), &Driver::function>);
-  PLAIN(cuTensorMapEncodeTiled)
-  PLAIN(cuTensorMapEncodeIm2col)
-  PLAIN(cuTensorMapEncodeIm2colWide)
-  PLAIN(cuTensorMapReplaceAddress)
-#undef PLAIN
 }
 
 }  // namespace gpupool::server

@@ -12,7 +12,7 @@
 #include "base/hmac.h"
 #include "schema/handle_ids.h"
 #include "schema/mirror.h"
-#include "server/worker/host_room.h"
+#include "server/host_room.h"
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
 #include "server/worker/output.h"

@@ -18,7 +18,7 @@
 #include "schema/rows.h"
 #include "schema/wire.h"
 #include "server/worker/session.h"
-#include "transports/transport.h"
+#include "transports/implementations.h"
 
 #include "catch.h"
 

@@ -332,7 +332,47 @@ TEST_CASE("extents and host pieces stay in their windows") {
   CHECK(extent(space.deviceBase + 8 * kMiB, kLimit - 2 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(extent(space.deviceBase + 8 * kMiB, kLimit - 4 * kMiB) == CUDA_SUCCESS);
   CHECK(extent(space.deviceBase, 2 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
-  CHECK(client.session->space().mappedBytes(0) == kLimit);
+  CHECK(client.session->space().physicalBytes(0) == kLimit);
+
+  // Physical memory by name: the same account, mapped often, gone with its name and its last mapping.
+  auto unmap = [&](uint64_t address) {
+    return client.await(ROW("sessionExtentUnmap"), Arguments().value(address)).status();
+  };
+  auto create = [&](uint64_t name, uint64_t bytes) {
+    return client.await(ROW("sessionPhysicalCreate"), Arguments().value(0).value(name).value(bytes)).status();
+  };
+  auto map = [&](uint64_t name, uint64_t address) {
+    return client.await(ROW("sessionPhysicalMap"), Arguments().value(name).value(address)).status();
+  };
+  auto access = [&](uint64_t address, uint64_t flags) {
+    return client.await(ROW("sessionExtentAccess"), Arguments().value(address).value(0).value(flags))
+        .status();
+  };
+  auto release = [&](uint64_t name) {
+    return client.await(ROW("sessionPhysicalRelease"), Arguments().value(name)).status();
+  };
+  CHECK(create(7, 2 * kMiB) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(unmap(space.deviceBase + 8 * kMiB) == CUDA_SUCCESS);
+  CHECK(unmap(space.deviceBase + 8 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(create(0, 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(create(7, 2 * kMiB + 4096) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(create(7, 2 * kMiB) == CUDA_SUCCESS);
+  CHECK(create(7, 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(map(8, space.deviceBase + 16 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(map(7, space.deviceBase + 6 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(map(7, space.deviceBase - 2 * kMiB) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(map(7, space.deviceBase + 16 * kMiB) == CUDA_SUCCESS);
+  CHECK(map(7, space.deviceBase + 18 * kMiB) == CUDA_SUCCESS);
+  CHECK(access(space.deviceBase + 16 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE) == CUDA_SUCCESS);
+  CHECK(access(space.deviceBase + 16 * kMiB, 77) != CUDA_SUCCESS);
+  CHECK(access(space.deviceBase + 4 * kMiB, CU_MEM_ACCESS_FLAGS_PROT_NONE) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(client.session->space().physicalBytes(0) == 6 * kMiB);
+  CHECK(release(7) == CUDA_SUCCESS);
+  CHECK(release(7) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(unmap(space.deviceBase + 16 * kMiB) == CUDA_SUCCESS);
+  CHECK(client.session->space().physicalBytes(0) == 6 * kMiB);
+  CHECK(unmap(space.deviceBase + 18 * kMiB) == CUDA_SUCCESS);
+  CHECK(client.session->space().physicalBytes(0) == 4 * kMiB);
 
   auto host = [&](uint64_t address, uint64_t bytes) {
     return client.await(ROW("sessionHostMap"), Arguments().value(address).value(bytes).value(0).value(1))

@@ -2,6 +2,8 @@
 // record.
 #include "server/worker/tests/client.h"
 
+#include <malloc.h>
+
 #include "base/reserve.h"
 
 using namespace gpupool;
@@ -73,6 +75,24 @@ TEST_CASE("a call that blocks holds up no other frame") {
   CHECK(answer->status() == CUDA_SUCCESS);
 }
 
+TEST_CASE("a host function that ran leaves nothing behind") {
+  Client client;
+  client.open();
+  auto runHostFunctions = [&](uint64_t first, uint64_t count) {
+    for (uint64_t id = first; id < first + count; ++id) {
+      client.post(ROW("sessionHostFunction"), Arguments().value(0).value(id).value(0));
+      REQUIRE(client.notice(NoticeType::callback));
+      client.tell(NoticeType::callbackDone, schema::CallbackBody{id, 0, 0});
+    }
+  };
+  runHostFunctions(1, 500);
+  const size_t before = mallinfo2().uordblks;
+  constexpr uint64_t kMore = 4000;
+  runHostFunctions(1000, kMore);
+  const size_t after = mallinfo2().uordblks;
+  CHECK(after < before + kMore * 16);
+}
+
 TEST_CASE("a session ends while a callback is open") {
   Client client;
   client.open();
@@ -138,6 +158,48 @@ TEST_CASE("the record holds what lives") {
   CHECK(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(0xffff).value(0))
             .status() != CUDA_SUCCESS);
   CHECK(record.size() == before);
+}
+
+// Memory of a device comes with its last owner's bytes (the software GPU's arrays are made dirty), which the
+// client must never see.
+TEST_CASE("arrays are cleared before the client has them") {
+  Client client;
+  client.open();
+  const auto handle = [](uint32_t index) { return handles::makeHandle(handles::Kind::array, index, 1); };
+  const auto read = [&](CUarray array, size_t x, size_t y, size_t z, size_t bytes) {
+    std::vector<unsigned char> got(bytes, 0x77);
+    CUDA_MEMCPY3D copy{};
+    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
+    copy.srcArray = array;
+    copy.srcXInBytes = x;
+    copy.srcY = y;
+    copy.srcZ = z;
+    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+    copy.dstHost = got.data();
+    copy.WidthInBytes = bytes;
+    copy.Height = copy.Depth = 1;
+    client.session->objects().forEach(handles::Kind::context, [](uint64_t, uint64_t real) {
+      softDriver().cuCtxSetCurrent(reinterpret_cast<CUcontext>(real));
+    });
+    REQUIRE(softDriver().cuMemcpy3D_v2(&copy) == CUDA_SUCCESS);
+    return got;
+  };
+  CUarray array = nullptr;
+  SECTION("two dimensions, more than one copy of zeros covers") {
+    CUDA_ARRAY_DESCRIPTOR shape{4096, 700, CU_AD_FORMAT_FLOAT, 1};
+    REQUIRE(client.await(ROW("cuArrayCreate_v2"), Arguments().value(handle(1)).value(1).structure(shape))
+                .status() == CUDA_SUCCESS);
+    REQUIRE(client.session->objects().find(handle(1), array));
+    for (size_t row : {0, 255, 256, 699})
+      CHECK(read(array, 0, row, 0, 16384) == std::vector<unsigned char>(16384));
+  }
+  SECTION("layers") {
+    CUDA_ARRAY3D_DESCRIPTOR shape{33, 5, 3, CU_AD_FORMAT_UNSIGNED_INT8, 4, CUDA_ARRAY3D_LAYERED};
+    REQUIRE(client.await(ROW("cuArray3DCreate_v2"), Arguments().value(handle(2)).value(1).structure(shape))
+                .status() == CUDA_SUCCESS);
+    REQUIRE(client.session->objects().find(handle(2), array));
+    for (size_t layer : {0, 1, 2}) CHECK(read(array, 0, 4, layer, 132) == std::vector<unsigned char>(132));
+  }
 }
 
 TEST_CASE("values that kernels hold stay in the record") {

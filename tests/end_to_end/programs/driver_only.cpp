@@ -147,6 +147,10 @@ int main() {
   DRIVER(cuCtxCreate(&context, nullptr, 0, device));
   CUstream stream;
   DRIVER(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+  CUcontext itsContext = nullptr;
+  CUgreenCtx green = reinterpret_cast<CUgreenCtx>(1);
+  DRIVER(cuStreamGetCtx_v2(stream, &itsContext, &green));
+  REQUIRE(itsContext == context && green == nullptr);
 
   const std::vector<char> binary = readBeside("driver_kernels.fatbin"),
                           text = readBeside("driver_kernels.ptx");

@@ -3,6 +3,9 @@
 //   first_error [--seconds S] [--pinned MIB]
 //     --seconds S   goes on for so long, or until a call fails; says "ready" after the first round
 //     --pinned MIB  allocates so much pinned memory in each round as well, and writes to all of it
+//     --device MIB  allocates so much device memory first, and keeps it
+//     --array MIB   the same as a CUDA array
+//     --free yes    says then how much is free
 // Exit status: 0 no call failed, 3 one did, 4 a result is wrong.
 #include <chrono>
 #include <cstdio>
@@ -38,6 +41,20 @@ int usePinned(size_t bytes) {
   return 0;
 }
 
+int keep(size_t device, size_t array, bool sayFree) {
+  void* memory = nullptr;
+  cudaArray_t kept = nullptr;
+  if (device != 0) TRY(cudaMalloc, &memory, device << 20);
+  const cudaChannelFormatDesc number = cudaCreateChannelDesc<float>();
+  if (array != 0) TRY(cudaMallocArray, &kept, &number, 1024, array << 8);
+  size_t free = 0, total = 0;
+  if (sayFree) {
+    TRY(cudaMemGetInfo, &free, &total);
+    std::printf("free %zu of %zu MiB\n", free >> 20, total >> 20);
+  }
+  return 0;
+}
+
 int round(size_t pinned) {
   int count = 0;
   TRY(cudaGetDeviceCount, &count);
@@ -70,13 +87,18 @@ void tryAgain() {
 
 int main(int count, char** words) {
   double seconds = 0;
-  size_t pinned = 0;
+  size_t pinned = 0, device = 0, array = 0;
+  bool sayFree = false;
   for (int i = 1; i + 1 < count; i += 2) {
     if (std::strcmp(words[i], "--seconds") == 0) seconds = std::atof(words[i + 1]);
+    if (std::strcmp(words[i], "--device") == 0) device = std::strtoul(words[i + 1], nullptr, 10);
+    if (std::strcmp(words[i], "--array") == 0) array = std::strtoul(words[i + 1], nullptr, 10);
+    if (std::strcmp(words[i], "--free") == 0) sayFree = true;
     if (std::strcmp(words[i], "--pinned") == 0) pinned = std::strtoul(words[i + 1], nullptr, 10) << 20;
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-  int status = round(pinned);
+  int status = keep(device, array, sayFree);
+  if (status == 0) status = round(pinned);
   if (status == 0 && seconds > 0) {
     std::printf("ready\n");
     std::fflush(stdout);

@@ -3,6 +3,8 @@
 // come and go, streams that end and begin. Every step checks what it computed. --samples reports the device
 // memory in use to standard error, twice a second.
 #include <cuda.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -265,6 +267,13 @@ void sampleDevice() {
   std::fprintf(stderr, "device %zu KiB\n", (total - free) >> 10);
 }
 
+// Within so many milliseconds.
+bool inputEnds(int milliseconds) {
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  char byte;
+  return poll(&input, 1, milliseconds) > 0 && read(STDIN_FILENO, &byte, 1) <= 0;
+}
+
 int main(int argc, char** argv) {
   const int threads = check::option(argc, argv, "--threads", 16),
             streams = check::option(argc, argv, "--streams", 4),
@@ -272,20 +281,24 @@ int main(int argc, char** argv) {
   const bool samples = check::flag(argc, argv, "--samples");
   CUDA(cudaFree(nullptr));
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  std::atomic<bool> over{false};
   std::atomic<long> steps{0};
   std::vector<std::thread> running;
   for (int i = 0; i < threads; ++i)
-    running.emplace_back([=, &steps] {
+    running.emplace_back([=, &steps, &over] {
       Worker worker(i, streams);
-      while (std::chrono::steady_clock::now() < end) {
+      while (!over) {
         worker.step();
         ++steps;
       }
     });
-  while (samples && std::chrono::steady_clock::now() < end) {
-    sampleDevice();
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  // Whoever samples decides when there are enough: it closes our standard input.
+  for (bool told = !samples; !told || std::chrono::steady_clock::now() < end;) {
+    if (samples) sampleDevice();
+    if (told) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    if (!told) told = inputEnds(500);
   }
+  over = true;
   for (std::thread& thread : running) thread.join();
   if (samples) {
     sampleDevice();  // with nothing under way

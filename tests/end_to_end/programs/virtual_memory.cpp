@@ -68,6 +68,107 @@ static void pieces(CUdevice device) {
   DRIVER(cuMemAddressFree(range, 4 * kPiece));
 }
 
+static void expect(const char* name, CUdeviceptr at, unsigned value) {
+  std::vector<unsigned> got(kPiece / 4), wanted(kPiece / 4, value);
+  DRIVER(cuMemcpyDtoH(got.data(), at, kPiece));
+  check::same(name, got, wanted);
+}
+
+// One piece of physical memory at several addresses. It outlives its handle and its first mapping.
+static void aliases(CUdevice device) {
+  const CUmemAllocationProp properties = onDevice(device);
+  CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, {device}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  CUdeviceptr range;
+  CUmemGenericAllocationHandle handle, other, again;
+  DRIVER(cuMemAddressReserve(&range, 4 * kPiece, 0, 0, 0));
+  DRIVER(cuMemCreate(&handle, kPiece, &properties, 0));
+  DRIVER(cuMemCreate(&other, kPiece, &properties, 0));
+  DRIVER_GIVES(CUDA_ERROR_NOT_SUPPORTED, cuMemMap(range, kPiece / 2, 0, handle, 0));
+  DRIVER(cuMemMap(range, kPiece, 0, handle, 0));
+  DRIVER_GIVES(CUDA_ERROR_INVALID_VALUE, cuMemMap(range, kPiece, 0, other, 0));
+  DRIVER(cuMemMap(range + 2 * kPiece, kPiece, 0, handle, 0));
+  unsigned long long flags = 77;
+  DRIVER(cuMemGetAccess(&flags, &access.location, range));
+  REQUIRE(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+  DRIVER(cuMemSetAccess(range, kPiece, &access, 1));
+  DRIVER(cuMemSetAccess(range + 2 * kPiece, kPiece, &access, 1));
+  DRIVER(cuMemsetD32(range, 0x11111111, kPiece / 4));
+  expect("written through one, read through the other", range + 2 * kPiece, 0x11111111);
+  DRIVER(cuMemsetD32(range + 2 * kPiece, 0x22222222, kPiece / 4));
+  expect("and the other way round", range, 0x22222222);
+
+  DRIVER(cuMemUnmap(range, kPiece));
+  DRIVER(cuMemRelease(handle));
+  REQUIRE(cuMemRelease(handle) != CUDA_SUCCESS);
+  expect("after its first mapping and its handle", range + 2 * kPiece, 0x22222222);
+  DRIVER(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(range + 2 * kPiece + 4096)));
+  DRIVER(cuMemMap(range + 3 * kPiece, kPiece, 0, again, 0));
+  DRIVER(cuMemSetAccess(range + 3 * kPiece, kPiece, &access, 1));
+  DRIVER(cuMemUnmap(range + 2 * kPiece, kPiece));
+  DRIVER(cuMemRelease(again));
+  expect("by a handle that was had again", range + 3 * kPiece, 0x22222222);
+  // Unmapped and held by its handle alone, it keeps what was written.
+  DRIVER(cuMemMap(range, kPiece, 0, other, 0));
+  DRIVER(cuMemSetAccess(range, kPiece, &access, 1));
+  DRIVER(cuMemsetD32(range, 0x33333333, kPiece / 4));
+  DRIVER(cuCtxSynchronize());  // unmapping waits for nothing
+  DRIVER(cuMemUnmap(range, kPiece));
+  DRIVER(cuMemMap(range + kPiece, kPiece, 0, other, 0));
+  DRIVER(cuMemSetAccess(range + kPiece, kPiece, &access, 1));
+  expect("mapped again elsewhere", range + kPiece, 0x33333333);
+  DRIVER(cuMemUnmap(range + kPiece, kPiece));
+  DRIVER(cuMemUnmap(range + 3 * kPiece, kPiece));
+  DRIVER(cuMemRelease(other));
+  DRIVER(cuMemAddressFree(range, 4 * kPiece));
+}
+
+// As growing allocators and collectives use it: memory of one device, opened to both, in a range that was
+// reserved under the other. The last device may be the first.
+static void acrossDevices() {
+  int count = 0, possible = 1;
+  DRIVER(cuDeviceGetCount(&count));
+  const CUdevice owner = 0, peer = count - 1;
+  if (peer != owner) DRIVER(cuDeviceCanAccessPeer(&possible, peer, owner));
+  CUcontext ofOwner, ofPeer;
+  DRIVER(cuDevicePrimaryCtxRetain(&ofOwner, owner));
+  DRIVER(cuDevicePrimaryCtxRetain(&ofPeer, peer));
+  DRIVER(cuCtxSetCurrent(ofPeer));
+  const CUmemAllocationProp properties = onDevice(owner);
+  CUmemAccessDesc access[2] = {{{CU_MEM_LOCATION_TYPE_DEVICE, {owner}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE},
+                               {{CU_MEM_LOCATION_TYPE_DEVICE, {peer}}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE}};
+  CUdeviceptr range;
+  DRIVER(cuMemAddressReserve(&range, 2 * kPiece, 0, 0, 0));
+  CUmemGenericAllocationHandle handle;
+  DRIVER(cuMemCreate(&handle, kPiece, &properties, 0));
+  DRIVER(cuMemMap(range, kPiece, 0, handle, 0));
+  DRIVER(cuMemMap(range + kPiece, kPiece, 0, handle, 0));
+  DRIVER(cuMemSetAccess(range, kPiece, access, 1));
+  DRIVER(cuMemSetAccess(range + kPiece, kPiece, access, possible ? 2 : 1));
+  unsigned long long flags = 0;
+  DRIVER(cuMemGetAccess(&flags, &access[0].location, range + kPiece));
+  REQUIRE(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  if (!possible) DRIVER(cuCtxSetCurrent(ofOwner));
+  DRIVER(cuMemsetD32(range + kPiece, 0x44444444, kPiece / 4));
+  DRIVER(cuCtxSynchronize());
+  DRIVER(cuCtxSetCurrent(ofOwner));
+  expect("written by the last device, read by the first", range, 0x44444444);
+  DRIVER(cuMemUnmap(range, 2 * kPiece));
+  DRIVER(cuMemRelease(handle));
+  DRIVER(cuMemAddressFree(range, 2 * kPiece));
+  DRIVER(cuDevicePrimaryCtxRelease(peer));
+  DRIVER(cuDevicePrimaryCtxRelease(owner));
+}
+
+// NCCL asks for the granularity of the host's memory and goes on without it.
+static void hostMemory(CUdevice device) {
+  CUmemAllocationProp properties = onDevice(device);
+  properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+  properties.location.id = 0;
+  size_t granularity = 0;
+  DRIVER(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  REQUIRE(granularity != 0 && (granularity & (granularity - 1)) == 0);
+}
+
 static void accounting(CUdevice device) {
   const CUmemAllocationProp properties = onDevice(device);
   size_t before = 0, during = 0, after = 0, total = 0;
@@ -110,6 +211,9 @@ int main() {
   DRIVER(cuDevicePrimaryCtxRetain(&context, device));
   DRIVER(cuCtxSetCurrent(context));
   pieces(device);
+  aliases(device);
+  acrossDevices();
+  hostMemory(device);
   accounting(device);
   descriptors();
   DRIVER(cuDevicePrimaryCtxRelease(device));

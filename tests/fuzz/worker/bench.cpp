@@ -68,6 +68,20 @@ transport::Transfer Wire::put(const void* local, transport::Region remote, uint6
   return 0;
 }
 
+namespace {
+
+// So that little is cleared for each input.
+class LittleHostMemory final : public server::OwnAccount {
+ public:
+  LittleHostMemory() : OwnAccount(std::vector<uint64_t>(kDevices, kLimit)) {}
+  CUresult take(unsigned place, uint64_t bytes) override {
+    if (place != kHost) return OwnAccount::take(place, bytes);
+    return bytes <= size_t{256} << 10 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+  }
+};
+
+}  // namespace
+
 Bench::Bench(bool network, uint64_t seed) {
   DriverState& driver = driverState();
   driver.reset(seed);
@@ -83,7 +97,8 @@ Bench::Bench(bool network, uint64_t seed) {
   }
   auto wire = std::make_unique<Wire>(!network);
   wire_ = wire.get();
-  session = std::make_unique<server::Session>(fakeDriver(), start, std::move(wire), host);
+  session = std::make_unique<server::Session>(fakeDriver(), start, std::move(wire), host,
+                                              std::make_unique<LittleHostMemory>());
   server::SessionSeam::forgetContext(*session);
 }
 

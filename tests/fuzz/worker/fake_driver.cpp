@@ -560,8 +560,7 @@ CUresult createTexture(CUtexObject* object, const CUDA_RESOURCE_DESC* resource, 
   return state().chance();
 }
 
-#define FUNCTION(name, with) \
-  { #name, reinterpret_cast < void*>(static_cast <decltype(&::name)>(&with)) }
+#define FUNCTION(name, with) {#name, reinterpret_cast<void*>(static_cast<decltype(&::name)>(&with))}
 
 const std::unordered_map<std::string_view, void*>& table() {
   static const auto* functions = [] {

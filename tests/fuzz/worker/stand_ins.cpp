@@ -1,9 +1,8 @@
-// In place of server/worker/output.cpp, callbacks.cpp, host_room.cpp and server/arena_mmap.cpp, which decode
-// nothing and have to do with the whole process or machine: its standard output, its mmap, its memory, host
-// functions that are never answered here.
+// In place of server/worker/output.cpp, callbacks.cpp and server/arena_mmap.cpp, which decode nothing and
+// have to do with the whole process: its standard output, its mmap, host functions that are never answered
+// here.
 #include "server/arena_mmap.h"
 #include "server/worker/callbacks.h"
-#include "server/worker/host_room.h"
 #include "server/worker/output.h"
 
 namespace gpupool::server {
@@ -13,9 +12,6 @@ Output::~Output() = default;
 std::string Output::take() { return {}; }
 std::string Output::takeErrors() { return {}; }
 
-// Little, so that little is cleared for each input.
-bool hostHasRoom(uint64_t bytes) { return bytes <= size_t{256} << 10; }
-
 bool reserveGlobalArena() { return false; }
 GlobalArenaUse globalArenaUse() { return {}; }
 PlaceGlobals::PlaceGlobals() = default;
@@ -23,7 +19,7 @@ PlaceGlobals::~PlaceGlobals() = default;
 
 namespace session_callbacks {
 
-void* make(Session&, uint64_t) { return nullptr; }
+void* dataOf(Session&, uint64_t) { return nullptr; }
 void run(void*, CUresult) {}
 void CUDA_CB hostNode(void*) {}
 uint64_t idOf(CUhostFn, void*) { return 0; }

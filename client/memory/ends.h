@@ -1,0 +1,21 @@
+#pragma once
+// What an address is, as one end of a copy. Threads: any.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "schema/cuda.h"
+
+namespace gpupool::client {
+
+// registered: memory of the application's own whose copies are asynchronous (client/memory/registered.h).
+enum class End : uint8_t { host, registered, arena, device, unknown };
+// What [address, + bytes) is. unknown: nothing of ours, but no host memory either is claimed: a device
+// address that is none.
+End endOf(uint64_t address, size_t bytes);
+
+// False: [address, + bytes) is memory that the application mapped without access for the context's device;
+// the driver refuses to copy from it, or to it.
+bool mayAccess(CUcontext context, uint64_t address, size_t bytes, bool write);
+
+}  // namespace gpupool::client

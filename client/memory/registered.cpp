@@ -1,0 +1,167 @@
+#include "client/memory/registered.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "client/memory/allocations.h"
+#include "client/memory/host.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kPiece = size_t{4} << 20;  // of a large copy: one is carried while another is copied
+constexpr size_t kMostPieces = 16;
+
+size_t pieceOf(size_t bytes) { return std::max(kPiece, (bytes / kMostPieces / kPage + 1) * kPage); }
+
+Carrier::Range part(Carrier::Range whole, size_t at, size_t bytes) {
+  whole.application += at;
+  whole.shadow += at;
+  whole.bytes = bytes;
+  return whole;
+}
+
+}  // namespace
+
+RegisteredMemory& registeredMemory() {
+  static auto* memory = new RegisteredMemory;
+  return *memory;
+}
+
+CUresult RegisteredMemory::add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device) {
+  Registration fresh{bytes, 0, context};
+  CUresult status =
+      hostMemory().allocate(context, std::max(bytes, kPage), 0, HostMemory::Use::target, fresh.shadow);
+  if (status != CUDA_SUCCESS) return status;
+  allocations().add(
+      {host, bytes, Allocation::Kind::registered, device, context, flags, fresh.shadow, 0, nullptr});
+  std::lock_guard lock(mutex_);
+  registrations_[host] = fresh;
+  return CUDA_SUCCESS;
+}
+
+CUresult RegisteredMemory::remove(uint64_t host) {
+  Registration gone;
+  {
+    std::lock_guard lock(mutex_);
+    auto known = registrations_.find(host);
+    if (known == registrations_.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    gone = known->second;
+    registrations_.erase(known);
+    if (gone.told) --told_;
+  }
+  allocations().remove(host);
+  carrier().await(host, gone.bytes);
+  if (gone.mirrored) hostMemory().removeMirror(host, gone.shadow);
+  return hostMemory().release(gone.context, gone.shadow);
+}
+
+RegisteredMemory::At RegisteredMemory::find(uint64_t host) {
+  auto after = registrations_.upper_bound(host);
+  if (after == registrations_.begin()) return registrations_.end();
+  auto found = std::prev(after);
+  return host - found->first < found->second.bytes ? found : registrations_.end();
+}
+
+bool RegisteredMemory::carries(uint64_t host, size_t bytes, Carrier::Range& range) const {
+  std::lock_guard lock(mutex_);
+  auto found = const_cast<RegisteredMemory*>(this)->find(host);
+  if (found == registrations_.end() || found->second.mirrored) return false;
+  const uint64_t at = host - found->first;
+  if (bytes > found->second.bytes - at) return false;
+  range = {host, found->second.shadow + at, bytes};
+  return true;
+}
+
+void RegisteredMemory::mirror(uint64_t host) {
+  uint64_t start = 0;
+  Registration known;
+  {
+    std::lock_guard lock(mutex_);
+    auto found = find(host);
+    if (found == registrations_.end() || std::exchange(found->second.mirrored, true)) return;
+    if (std::exchange(found->second.told, false)) --told_;
+    start = found->first;
+    known = found->second;
+  }
+  // What is under way was begun without the mirror's books, and the shadow holds what was carried last.
+  carrier().await(start, known.bytes);
+  hostMemory().addMirror(start, known.shadow, known.bytes, HostMemory::Begins::unknown);
+}
+
+void RegisteredMemory::addressTold(uint64_t host) {
+  std::lock_guard lock(mutex_);
+  auto found = find(host);
+  if (found != registrations_.end() && !found->second.mirrored && !std::exchange(found->second.told, true))
+    ++told_;
+}
+
+void RegisteredMemory::noticeAddress(uint64_t device) {
+  uint64_t host = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [start, known] : registrations_)
+      if (known.told && device - known.shadow < known.bytes) host = start;
+  }
+  if (host != 0) mirror(host);
+}
+
+void RegisteredMemory::mirrorTold() {
+  std::vector<uint64_t> hosts;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [start, known] : registrations_)
+      if (known.told) hosts.push_back(start);
+  }
+  for (uint64_t host : hosts) mirror(host);
+}
+
+CUresult RegisteredMemory::upload(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  Carrier::Range whole;
+  if (!carries(from, bytes, whole)) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t ahead = 0;
+  CUresult status = requestWord(ref, ahead);
+  const size_t piece = pieceOf(bytes);
+  for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
+    const Carrier::Range range = part(whole, at, std::min(piece, bytes - at));
+    status = carrier().fill(ref, ahead, {range});
+    if (status == CUDA_SUCCESS)
+      status = postTo<"cuMemcpyHtoDAsync_v2">(
+          ref, CUdeviceptr{to + at}, reinterpret_cast<const void*>(range.shadow), range.bytes, ref.wire);
+  }
+  return status;
+}
+
+CUresult RegisteredMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  Carrier::Range whole;
+  if (!carries(to, bytes, whole)) return CUDA_ERROR_INVALID_VALUE;
+  const size_t piece = pieceOf(bytes);
+  for (size_t at = 0; at < bytes; at += piece) {
+    const Carrier::Range range = part(whole, at, std::min(piece, bytes - at));
+    CUresult status = postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(range.shadow),
+                                                     CUdeviceptr{from + at}, range.bytes, ref.wire);
+    if (status == CUDA_SUCCESS) status = carrier().land(ref, {range});
+    if (status != CUDA_SUCCESS) return status;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult settleHostMemory() {
+  carrier().settle();
+  return hostMemory().settle();
+}
+
+void carryBytes(Session::HostFunction& function, bool inGraph) {
+  function.prepare = [inGraph] {
+    settleHostMemory();
+    if (inGraph) carrier().landRunning();
+  };
+  function.publish = [inGraph] {
+    if (inGraph) carrier().fillRunning();
+    hostMemory().publish();
+  };
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,64 @@
+#pragma once
+// Registered memory (cuMemHostRegister): pages of the application that the worker cannot map. Every
+// registration has a shadow in the host arena; asynchronous copies go by way of it (client/memory/carrier.h).
+//
+// A kernel cannot address registered memory without having asked for the device's address of it
+// (CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM reads 0). Once it did, the memory is mirrored
+// instead (client/memory/host.h), which costs a comparison at every launch, and its copies are staged.
+// Threads: any.
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "client/memory/carrier.h"
+
+namespace gpupool::client {
+
+class RegisteredMemory {
+ public:
+  CUresult add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device);
+  // Waits for its copies under way.
+  CUresult remove(uint64_t host);
+
+  // True: copies of [host, + bytes) may go by way of the shadow, at `range`.
+  bool carries(uint64_t host, size_t bytes, Carrier::Range& range) const;
+  // Asynchronous copies between the device and memory that carries.
+  CUresult upload(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
+  CUresult download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes);
+
+  // A kernel is going to address the memory at `host`.
+  void mirror(uint64_t host);
+  // A pointer attribute told the device's address of `host`: mirrored once a kernel is given it
+  // (noticeAddress).
+  void addressTold(uint64_t host);
+  bool anyTold() const { return told_.load(std::memory_order_relaxed) != 0; }
+  void noticeAddress(uint64_t device);
+  void mirrorTold();
+
+ private:
+  struct Registration {
+    size_t bytes = 0;
+    uint64_t shadow = 0;
+    CUcontext context = nullptr;
+    bool mirrored = false, told = false;
+  };
+  using At = std::map<uint64_t, Registration>::iterator;
+  At find(uint64_t host);  // under mutex_
+
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Registration> registrations_;
+  std::atomic<size_t> told_{0};
+};
+
+RegisteredMemory& registeredMemory();
+
+// What the device has finished writing to host memory, carried and mirrored, is in this process's when it
+// returns.
+CUresult settleHostMemory();
+// The function reads what the work before it wrote to host memory, and the work behind it what it wrote.
+// inGraph: it is a node's, and graphs' own copies are that work too.
+void carryBytes(Session::HostFunction& function, bool inGraph = false);
+
+}  // namespace gpupool::client

@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""perf/applications on software GPUs: every way is measured, a workload that fails is named and fails the command.
+
+    applications_test.py path/to/applications path/to/bin
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+APPLICATIONS, BIN = sys.argv[1:]
+
+
+def run(folder, *arguments):
+    file = folder + '/report.json'
+    done = subprocess.run([APPLICATIONS, '--software', '--bin', BIN, '--json', file, *arguments], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, 'TMPDIR': folder})
+    print(done.stdout, done.stderr)
+    with open(file, encoding='utf-8') as written:
+        return done.returncode, json.load(written)
+
+
+with tempfile.TemporaryDirectory() as folder:
+    status, report = run(folder, '--scripts', 'driver', '--turns', '2', '--repeat', '2', '--also', 'beside')
+    assert status == 0 and report['errors'] == [], report['errors']
+    assert [row['workload'] for row in report['workloads']] == ['driver-memset-4KiB', 'driver-memset-1MiB-synchronize']
+    for row in report['workloads']:
+        assert {way: len(times) for way, times in row['rounds'].items()} == {
+            'native': 2, 'shm': 2, 'ucx': 2, 'beside': 2}, row
+        assert abs(row['ratio']['shm'] - row['seconds']['native'] / row['seconds']['shm']) < 1e-9, row
+
+    os.mkdir(folder + '/workloads')
+    with open(folder + '/workloads/broken.py', 'w', encoding='utf-8') as script:
+        script.write('raise SystemExit("no such thing")\n')
+    status, report = run(folder, '--workloads', folder + '/workloads', '--repeat', '1', '--transports', 'shm')
+    assert status != 0 and any('no such thing' in error for error in report['errors']), report['errors']
+print('PASS')

@@ -1,0 +1,262 @@
+// Servers: joining, beats, and which server a GPU belongs to.
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "base/log.h"
+#include "pool-manager/pool.h"
+
+namespace gpupool::pool {
+namespace {
+
+constexpr size_t kMostProblem = 200;  // bytes of a device's problem
+constexpr size_t kUuidBytes = 16;
+constexpr uint64_t kMostEpoch = uint64_t{1} << 62;  // more than any calendar gives
+
+void checkServer(const Server& facts, const std::vector<DeviceReport>& reports) {
+  const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
+  if (facts.name.empty() || facts.name.size() > 63 || printable(facts.name, 63) != facts.name)
+    refuse("a server's name has 1 to 63 printable bytes");
+  if (facts.devices.size() > kMaxDevices)
+    refuse("a server has at most " + std::to_string(kMaxDevices) + " devices");
+  if (facts.localPath.empty() && (facts.host.empty() || facts.port == 0))
+    refuse("the server offers neither a local path nor a network address for sessions");
+  std::set<uint32_t> ordinals;
+  std::set<std::string> uuids;
+  for (const Device& device : facts.devices) {
+    if (!ordinals.insert(device.ordinal).second) refuse("two devices have the same ordinal");
+    if (device.uuid.size() != kUuidBytes) refuse("a device's UUID has 16 bytes");
+    if (!uuids.insert(device.uuid).second) refuse("two devices have the same UUID");
+  }
+  if (!reports.empty() && reports.size() != facts.devices.size())
+    refuse("the server reports on more or fewer devices than it has");
+  for (const DeviceReport& report : reports)
+    if (report.highestEpoch > kMostEpoch) refuse("a device's highest epoch is absurd");
+}
+
+std::string whichGpu(const Server& server, const std::string& uuid) {
+  for (const Device& device : server.devices)
+    if (device.uuid == uuid) return "GPU " + std::to_string(device.ordinal) + " of server " + server.name;
+  return "a GPU of server " + server.name;
+}
+
+bool uses(const Placement& placement, const std::string& uuid) {
+  return std::any_of(placement.devices.begin(), placement.devices.end(),
+                     [&](const LeasedDevice& device) { return device.info.uuid == uuid; });
+}
+
+// A device that the server does not offer may still be used there.
+bool hasProblem(const Server& server, const Placement& placement) {
+  return std::any_of(placement.devices.begin(), placement.devices.end(), [&](const LeasedDevice& leased) {
+    const auto at = std::find_if(server.devices.begin(), server.devices.end(),
+                                 [&](const Device& one) { return one.uuid == leased.info.uuid; });
+    return at == server.devices.end() || !at->problem.empty();
+  });
+}
+
+}  // namespace
+
+void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
+                uint64_t now) {
+  latestMs_ = now;
+  if (!who.mayServe()) throw std::invalid_argument("a user's token is none for servers");
+  checkServer(facts, reports);
+  const auto at = servers_.find(facts.name);
+  // A silent one may be the same machine before its crash, on a connection that nobody closed.
+  if (at != servers_.end() && alive(at->second, now) && at->second.facts.incarnation != facts.incarnation)
+    throw std::invalid_argument("a server named " + facts.name + " is already in the pool (process " +
+                                std::to_string(at->second.facts.pid) + "): give this one another name");
+  ServerRecord& server = servers_[facts.name];
+  if (server.facts.incarnation != facts.incarnation) server.fabric = {};
+  server.facts = facts;
+  server.connected = true;
+  server.reported = false;  // its first beat names the leases it holds
+  server.beatMs = now;
+  server.suspect.clear();
+  std::map<Id, std::set<size_t>> running;
+  for (size_t i = 0; i < reports.size(); ++i) {
+    epoch_ = std::max(epoch_, reports[i].highestEpoch);
+    for (const Id& id : reports[i].running) running[id].insert(i);
+  }
+  GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
+  claimDevices(server, now);
+  const std::string restarted = "its server " + facts.name + " was restarted";
+  std::vector<Id> lost;
+  for (auto& [id, record] : leases_) {
+    if (record.server().name != facts.name) continue;
+    record.ordered = false;
+    if (record.server().incarnation != facts.incarnation) {
+      if (running.contains(id) && record.server().bootId == facts.bootId)
+        outlive(record, restarted, now);
+      else
+        lost.push_back(id);
+    }
+    running.erase(id);
+  }
+  server.strangers = std::move(running);
+  for (const Id& id : lost) end(id, LeaseState::lost, restarted, now);
+}
+
+// One UUID is one device. It stays with the server that offered it first while that one is connected, or
+// while something of it may still run there.
+void Pool::claimDevices(ServerRecord& server, uint64_t now) {
+  server.duplicates.resize(server.facts.devices.size());
+  for (size_t i = 0; i < server.facts.devices.size(); ++i) {
+    const std::string& uuid = server.facts.devices[i].uuid;
+    const std::string other = whoseElse(uuid, server);
+    if (other.empty()) {
+      owners_[uuid] = server.facts.name;
+      endElsewhere(uuid, server.facts.name, now);
+    }
+    if (!other.empty() && server.duplicates[i].empty())
+      GPUPOOL_WARNING("GPU %u of server %s is the same device as %s: it is leased there only",
+                      server.facts.devices[i].ordinal, server.facts.name.c_str(), other.c_str());
+    server.duplicates[i] = other;
+  }
+}
+
+// The device of another server that must not be leased again as one of `server`; "": none. What runs on a
+// machine does not outlive that machine's boot, so a GPU that shows up under another boot is free.
+std::string Pool::whoseElse(const std::string& uuid, const ServerRecord& server) const {
+  if (const auto owner = owners_.find(uuid); owner != owners_.end() && owner->second != server.facts.name) {
+    const auto at = servers_.find(owner->second);
+    if (at != servers_.end() && holdsOn(at->second, uuid, server.facts.bootId))
+      return whichGpu(at->second.facts, uuid);
+  }
+  for (const auto& [id, record] : leases_)
+    for (const Placement& placement : record.placements)
+      if (placement.server.name != server.facts.name && placement.server.bootId == server.facts.bootId &&
+          uses(placement, uuid))
+        return whichGpu(placement.server, uuid);
+  return "";
+}
+
+bool Pool::holdsOn(const ServerRecord& server, const std::string& uuid, const std::string& bootId) const {
+  for (size_t i = 0; i < server.facts.devices.size(); ++i) {
+    const Device& device = server.facts.devices[i];
+    if (device.uuid != uuid) continue;
+    if (server.connected) return true;
+    return server.facts.bootId == bootId && (!device.problem.empty() || !strangerOn(server, i).empty());
+  }
+  return false;
+}
+
+// What else runs there and is no lease of this pool's; "": nothing.
+std::string Pool::strangerOn(const ServerRecord& server, size_t device) const {
+  for (const auto& [id, devices] : server.strangers)
+    if (devices.empty() || devices.contains(device))
+      return "a lease that this manager has ended or never knew still runs there (" + toText(id) + ")";
+  return "";
+}
+
+// The GPU has come up in another server: on another boot of its machine, or in another machine.
+void Pool::endElsewhere(const std::string& uuid, const std::string& server, uint64_t now) {
+  std::vector<Id> over;
+  for (const auto& [id, record] : leases_)
+    if (record.server().name != server && uses(record.primary(), uuid)) over.push_back(id);
+  for (const Id& id : over) end(id, LeaseState::lost, "its GPU is now one of server " + server, now);
+}
+
+void Pool::setProblem(Server& server, size_t index, const std::string& said) {
+  Device& device = server.devices[index];
+  const std::string problem = printable(said, kMostProblem);
+  if (problem == device.problem) return;
+  if (problem.empty())
+    GPUPOOL_INFO("server %s: GPU %u works again", server.name.c_str(), device.ordinal);
+  else
+    GPUPOOL_WARNING("server %s: GPU %u: %s", server.name.c_str(), device.ordinal, problem.c_str());
+  device.problem = problem;
+}
+
+bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
+                const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now) {
+  latestMs_ = now;
+  const auto at = servers_.find(name);
+  if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
+    return false;
+  ServerRecord& server = at->second;
+  server.beatMs = now;
+  server.warmWorkers = warmWorkers;
+  server.suspect.clear();
+  for (size_t i = 0; i < std::min(problems.size(), server.facts.devices.size()); ++i)
+    setProblem(server.facts, i, problems[i]);
+  compareLeases(server, {leases.begin(), leases.end()}, now);
+  server.reported = true;
+  claimDevices(server, now);
+  serveWaiters(now);
+  return true;
+}
+
+// What the server holds, beside what this manager thinks that it holds.
+void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported, uint64_t now) {
+  const std::string& name = server.facts.name;
+  for (const Id& id : reported) {
+    const auto lease = leases_.find(id);
+    if (lease != leases_.end() && lease->second.server().name == name) continue;
+    if (server.strangers.try_emplace(id).second)
+      GPUPOOL_WARNING("server %s holds a lease that this manager does not know; revoking it", name.c_str());
+  }
+  // Told again with every beat, until the server has confirmed it.
+  for (const auto& [id, devices] : server.strangers)
+    events_.revoke(name, id, "the manager does not know this lease");
+  std::vector<Id> over;
+  for (auto& [id, record] : leases_) {
+    if (record.server().name != name) continue;
+    if (record.server().incarnation != server.facts.incarnation) {
+      // The server says of a device that workers of an earlier life run there, for as long as they do.
+      if (!hasProblem(server.facts, record.primary())) over.push_back(id);
+      continue;
+    }
+    const bool held = reported.contains(id);
+    const bool ends = record.state == LeaseState::revoking || record.state == LeaseState::lost;
+    if (ends && !record.ordered && !record.gone) sendRevoke(record);
+    if (record.state == LeaseState::granting && !record.ordered && !record.unborn) {
+      // Left over from an earlier life of this manager: the server has it already, or is told again.
+      if (held)
+        setState(record, LeaseState::active);
+      else
+        sendGrant(record);
+      if (held) events_.granted(wireLease(record));
+    } else if (record.state == LeaseState::active && !held && now > record.grantedMs + 2 * times_.beatMs) {
+      startRevoke(record, LeaseState::lost, "its server " + name + " no longer holds it", now);
+    }
+  }
+  for (const Id& id : over) end(id, LeaseState::lost, "its server " + name + " was restarted", now);
+}
+
+void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {
+  const auto at = servers_.find(name);
+  if (at == servers_.end()) return;
+  for (const fabric::Change& change : changes(at->second.fabric, fabric)) {
+    if (change.worse)
+      GPUPOOL_WARNING("server %s: fabric: %s", name.c_str(), change.text.c_str());
+    else
+      GPUPOOL_INFO("server %s: fabric: %s", name.c_str(), change.text.c_str());
+  }
+  at->second.fabric = std::move(fabric);
+}
+
+void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now) {
+  latestMs_ = now;
+  const auto at = servers_.find(name);
+  if (at == servers_.end() || at->second.facts.incarnation != incarnation) return;
+  at->second.connected = false;
+  at->second.reported = false;
+  for (auto& [id, record] : leases_)
+    if (record.server().name == name) record.ordered = false;
+  if (!goodbye) {
+    GPUPOOL_WARNING("lost the connection to server %s", name.c_str());
+    return;
+  }
+  servers_.erase(at);
+  std::vector<Id> lost;
+  for (const auto& [id, record] : leases_)
+    if (record.server().name == name) lost.push_back(id);
+  for (const Id& id : lost) end(id, LeaseState::lost, "its server " + name + " left the pool", now);
+}
+
+bool Pool::alive(const ServerRecord& server, uint64_t now) const {
+  return server.connected && now < server.beatMs + times_.silentMs;
+}
+
+}  // namespace gpupool::pool

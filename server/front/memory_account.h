@@ -1,0 +1,32 @@
+#pragma once
+// The memory that the sessions of one lease have taken together: what one process of a lease has, another
+// cannot have. Pure bookkeeping.
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace gpupool::server {
+
+class MemoryAccount {
+ public:
+  // limits: of each place, a device of the lease.
+  explicit MemoryAccount(std::vector<uint64_t> limits) : limits_(std::move(limits)), used_(limits_.size()) {}
+
+  // `session` is any name that its owner gives it. False: the place has no such room, or there is no such
+  // place.
+  bool take(uint64_t session, uint32_t place, uint64_t bytes);
+  // At most what the session has there.
+  void give(uint64_t session, uint32_t place, uint64_t bytes);
+  // Its process is gone, and with it all that it had.
+  void forget(uint64_t session);
+  uint64_t freeBytes(uint32_t place) const;
+  // What all sessions but this one have there.
+  uint64_t others(uint64_t session, uint32_t place) const;
+
+ private:
+  std::vector<uint64_t> limits_, used_;
+  std::map<uint64_t, std::vector<uint64_t>> sessions_;
+};
+
+}  // namespace gpupool::server

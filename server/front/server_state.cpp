@@ -1,0 +1,92 @@
+#include "server/front/server_state.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+#include "base/write_all.h"
+
+namespace gpupool::server {
+namespace {
+
+std::string bytes(capnp::Data::Reader data) {
+  return {reinterpret_cast<const char*>(data.begin()), data.size()};
+}
+
+capnp::Data::Reader asData(const std::string& bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+ServerState StateFile::read() {
+  const kj::AutoCloseFd file(path_.empty() ? -1 : open(path_.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return {};
+  ServerState state;
+  try {
+    capnp::StreamFdMessageReader reader(file.get());
+    const auto stored = reader.getRoot<schema::StoredServer>();
+    for (auto device : stored.getDevices()) state.epochs[bytes(device.getUuid())] = device.getHighestEpoch();
+    if (stored.getBootId() == bootId_.c_str()) {
+      for (auto worker : stored.getWorkers()) {
+        StoredWorker one{
+            static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), Id::read(worker.getLease()), {}};
+        for (auto uuid : worker.getDevices()) one.devices.push_back(bytes(uuid));
+        state.workers.push_back(std::move(one));
+      }
+    }
+  } catch (const kj::Exception& error) {
+    GPUPOOL_WARNING("%s cannot be read, and is started anew: %s", path_.c_str(),
+                    error.getDescription().cStr());
+    return {};
+  }
+  stored_ = state;
+  return state;
+}
+
+void StateFile::write(const ServerState& state) {
+  if (path_.empty() || state == stored_) return;
+  if (replace(state)) {
+    stored_ = state;
+    failed_ = false;
+  } else if (!failed_) {
+    GPUPOOL_WARNING("%s cannot be written: %s; a restart of this server would not know what runs now",
+                    path_.c_str(), std::strerror(errno));
+    failed_ = true;
+  }
+}
+
+bool StateFile::replace(const ServerState& state) const {
+  capnp::MallocMessageBuilder message;
+  auto root = message.initRoot<schema::StoredServer>();
+  root.setBootId(bootId_);
+  auto devices = root.initDevices(static_cast<unsigned>(state.epochs.size()));
+  unsigned at = 0;
+  for (const auto& [uuid, epoch] : state.epochs) {
+    devices[at].setUuid(asData(uuid));
+    devices[at++].setHighestEpoch(epoch);
+  }
+  auto workers = root.initWorkers(static_cast<unsigned>(state.workers.size()));
+  for (unsigned i = 0; i < workers.size(); ++i) {
+    const StoredWorker& worker = state.workers[i];
+    workers[i].setPid(static_cast<uint32_t>(worker.pid));
+    workers[i].setStartTicks(worker.startTicks);
+    worker.lease.write(workers[i].initLease());
+    auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
+    for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, asData(worker.devices[d]));
+  }
+  const auto words = capnp::messageToFlatArray(message);
+  const auto flat = words.asChars();
+  const std::string fresh = path_ + ".new";
+  const kj::AutoCloseFd file(open(fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  return file.get() >= 0 && writeAll(file.get(), {flat.begin(), flat.size()}) &&
+         rename(fresh.c_str(), path_.c_str()) == 0;
+}
+
+}  // namespace gpupool::server

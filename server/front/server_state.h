@@ -1,0 +1,48 @@
+#pragma once
+// What a server's next life must know, in a file of its state folder: the highest epoch that each device was
+// granted with, and which workers run, so that one that outlives its server is known by its lease. Written
+// whole and renamed; not synced, since no worker outlives the machine.
+
+#include <sys/types.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/front/id.h"
+
+namespace gpupool::server {
+
+struct StoredWorker {
+  pid_t pid = 0;
+  uint64_t startTicks = 0;
+  Id lease;
+  std::vector<std::string> devices;  // uuids
+  bool operator==(const StoredWorker&) const = default;
+};
+
+struct ServerState {
+  std::map<std::string, uint64_t> epochs;  // by uuid
+  std::vector<StoredWorker> workers;
+  bool operator==(const ServerState&) const = default;
+};
+
+class StateFile {
+ public:
+  // path: empty for none. bootId: of this machine's present life; workers of another are gone.
+  StateFile(std::string path, std::string bootId) : path_(std::move(path)), bootId_(std::move(bootId)) {}
+
+  // Nothing where there is no file, or none that can be read (the log says so).
+  ServerState read();
+  // Does nothing where that is stored already. A failure is logged once: the server goes on.
+  void write(const ServerState& state);
+
+ private:
+  bool replace(const ServerState& state) const;
+
+  std::string path_, bootId_;
+  ServerState stored_;
+  bool failed_ = false;
+};
+
+}  // namespace gpupool::server

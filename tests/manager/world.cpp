@@ -1,0 +1,672 @@
+#include "tests/manager/world.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+
+#include "pool-manager/awake_clock.h"
+#include "pool-manager/pool.h"
+#include "pool-manager/store/medium.h"
+#include "tests/manager/simulated_server.h"
+
+namespace gpupool::history {
+namespace {
+
+using namespace gpupool::pool;
+
+constexpr uint64_t kStep = 100, kChaosMs = 25'000, kHealMs = 30'000, kCallMs = 700, kTtlMs = 2000,
+                   kRenewMs = 600;
+constexpr uint64_t kMemory = uint64_t{8} << 30;
+constexpr int kHolders = 5;
+
+PoolTimes times() {
+  PoolTimes times;
+  times.beatMs = 400, times.silentMs = 1500, times.minTtlMs = 1000;
+  times.driftMs = 200, times.killMs = 500, times.tombstoneMs = 600'000;
+  return times;
+}
+
+// The disk outlives the manager's process.
+struct Disk {
+  std::unique_ptr<Medium> medium = makeMemoryMedium();
+  bool full = false, unsure = false, forgets = false;
+};
+
+class OnDisk final : public Medium {
+ public:
+  explicit OnDisk(Disk& disk) : disk_(disk) {}
+  std::vector<Entry> range(const std::string& prefix) override { return disk_.medium->range(prefix); }
+  std::vector<Outcome> apply(std::span<const Transaction> group) override {
+    if (disk_.full) throw std::runtime_error("store: the disk is full");
+    if (disk_.forgets && !group.empty() && ++writes_ > 3) {
+      std::vector<Outcome> lies;
+      lies.reserve(group.size());
+      for (size_t i = 0; i < group.size(); ++i) lies.push_back({Outcome::Kind::committed, ++revision_, {}});
+      return lies;
+    }
+    auto outcomes = disk_.medium->apply(group);
+    if (disk_.unsure) throw std::runtime_error("store: I/O error");
+    return outcomes;
+  }
+
+ private:
+  Disk& disk_;
+  int writes_ = 0;
+  uint64_t revision_ = 1'000'000;
+};
+
+// One direction of a connection: first in, first out.
+struct Pipe {
+  struct Message {
+    uint64_t at;
+    std::function<void()> deliver;
+  };
+  std::deque<Message> messages;
+  void send(uint64_t at, std::function<void()> deliver) {
+    if (!messages.empty()) at = std::max(at, messages.back().at);
+    messages.push_back({at, std::move(deliver)});
+  }
+};
+
+struct Connection {
+  size_t server;
+  bool openAtManager = true, openAtServer = true;
+  uint64_t cutUntil = 0, breakManagerAt = 0, breakServerAt = 0;  // a partition
+  Pipe toManager, toServer;
+};
+
+struct Holder {
+  enum class Is { idle, asking, holding, done } is = Is::idle;
+  Id id;
+  uint64_t nextAt = 0, askAt = 0, renewAt = 0, untilAt = 0, stalledUntil = 0, healthySince = 0;
+  bool dies = false, dead = false;
+  uint64_t memory = 0;
+  uint32_t devices = 1, waitMs = 0;
+  std::string key;
+};
+
+class World final : private PoolEvents {
+ public:
+  World(uint64_t seed, Bug bug) : random_(seed), bug_(bug) {
+    loseStores_ = chance(25);
+    build();
+    startManager();
+  }
+
+  Result run() {
+    for (; fault_.empty() && now_ < start_ + kChaosMs; step()) chaos();
+    heal();
+    for (const uint64_t end = now_ + kHealMs; fault_.empty() && now_ < end;) step();
+    if (fault_.empty()) checkQuiet();
+    result_.fault = fault_.empty() ? "" : fault_ + " (at " + std::to_string(now_ - start_) + " ms)";
+    pool_.reset();
+    return result_;
+  }
+
+ private:
+  // --- the world
+  uint64_t pick(uint64_t below) { return random_() % below; }
+  bool chance(uint64_t percent) { return pick(100) < percent; }
+  // Once in about `ms` of the world's time.
+  bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
+  void fault(const std::string& text) {
+    if (fault_.empty()) fault_ = text;
+  }
+
+  void build() {
+    const int servers = 1 + static_cast<int>(pick(3));
+    for (int i = 0; i < servers; ++i) {
+      SimulatedServer& server = servers_.emplace_back();
+      server.host = i;
+      server.facts.name = std::string(1, static_cast<char>('a' + i));
+      server.facts.localPath = "/s";
+      server.facts.bootId = "boot 0 of " + std::to_string(i);
+      for (uint32_t d = 0; d < 1 + pick(2); ++d)
+        addDevice(server, std::to_string(i) + "/" + std::to_string(d));
+    }
+    // Without a common manager's store only the host's own lock keeps two servers apart.
+    if (!loseStores_ && chance(40)) {
+      ++result_.twins;
+      SimulatedServer twin;
+      twin.host = 0;
+      twin.facts.name = "twin";
+      twin.facts.localPath = "/t";
+      twin.facts.bootId = servers_[0].facts.bootId;
+      addDevice(twin, "0/0");
+      if (chance(50)) addDevice(twin, "own");
+      servers_.push_back(std::move(twin));
+    }
+    for (SimulatedServer& server : servers_) server.facts.incarnation = newId();
+    holders_.resize(kHolders);
+    for (Holder& holder : holders_) holder.nextAt = now_ + pick(2000);
+  }
+
+  void addDevice(SimulatedServer& server, const std::string& gpu) {
+    Device device;
+    device.uuid = ("gpu " + gpu + std::string(16, '.')).substr(0, 16);
+    device.name = "GPU";
+    device.memoryBytes = kMemory;
+    device.ordinal = static_cast<uint32_t>(server.facts.devices.size());
+    device.software = true;
+    server.facts.devices.push_back(device);
+  }
+
+  Id newId() { return {random_(), random_()}; }
+
+  void step() {
+    now_ += kStep;
+    for (SimulatedServer& server : servers_) serverStep(server);
+    if (managerRuns()) managerStep();
+    for (Holder& holder : holders_) holderStep(holder);
+    wires();
+    check();
+  }
+
+  // --- what goes wrong
+  void chaos() {
+    if (now_ >= managerStalledUntil_ && onceIn(9000))
+      ++result_.stalls, managerStalledUntil_ = now_ + pick(8000);
+    if (pool_ && onceIn(9000)) killManager();
+    if (onceIn(6000)) disk_.full = !disk_.full, result_.fullDisks += disk_.full;
+    disk_.unsure = chance(2);
+    for (SimulatedServer& server : servers_) {
+      if (server.runs(now_) && onceIn(12'000)) ++result_.stalls, server.stalledUntil = now_ + pick(6000);
+      if (server.alive && onceIn(10'000)) killServer(server);
+      if (onceIn(25'000)) rebootHost(server.host);
+      if (server.connection >= 0 && onceIn(10'000)) cut(connections_[server.connection]);
+    }
+    for (Holder& holder : holders_)
+      if (onceIn(10'000)) holder.stalledUntil = now_ + pick(5000);
+  }
+
+  void heal() {
+    disk_.full = disk_.unsure = false;
+    managerStalledUntil_ = 0;
+    if (!pool_) managerStartAt_ = now_;
+    for (SimulatedServer& server : servers_) {
+      server.stalledUntil = 0;
+      server.startAt = std::min(server.startAt, now_ + 1000);
+    }
+    for (auto& one : connections_) one->cutUntil = one->breakManagerAt = one->breakServerAt = 0;
+    for (Holder& holder : holders_) holder.dead = true;
+  }
+
+  void cut(std::unique_ptr<Connection>& connection) {
+    ++result_.partitions;
+    connection->cutUntil = now_ + pick(6000);
+    connection->breakManagerAt = now_ + 1000 + pick(2000);
+    connection->breakServerAt = now_ + 1000 + pick(2000);
+  }
+
+  void killServer(SimulatedServer& server) {
+    ++result_.kills;
+    server.alive = false;
+    server.startAt = now_ + pick(4000);
+    for (auto& [id, one] : server.leases) server.orphans.push_back({one.lease, now_ + pick(4000)});
+    server.leases.clear();
+    if (server.connection >= 0) closeAtServer(*connections_[server.connection]);
+    server.connection = -1;
+  }
+
+  void rebootHost(int host) {
+    const std::string boot = "boot " + std::to_string(++boots_) + " of " + std::to_string(host);
+    for (SimulatedServer& server : servers_) {
+      if (server.host != host) continue;
+      if (server.alive) killServer(server);
+      server.orphans.clear();
+      server.startAt = now_ + 500 + pick(3000);
+      server.facts.bootId = boot;
+    }
+  }
+
+  // --- the manager
+  bool managerRuns() const { return pool_ && now_ >= managerStalledUntil_; }
+
+  void startManager() {
+    clock_.emplace([this] { return now_; }, bug_ == Bug::countsGaps ? 3'600'000 : 250);
+    disk_.forgets = bug_ == Bug::forgetsStore;
+    store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
+    try {
+      pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
+                    PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, toText(newId())});
+    } catch (const std::runtime_error&) {  // the disk is full
+      pool_.reset();
+      managerStartAt_ = now_ + 500;
+    }
+  }
+
+  void killManager() {
+    ++result_.restarts;
+    if (chance(30)) {  // it dies while it writes: nobody hears what it wrote
+      disk_.unsure = true;
+      store_->deliver();
+      disk_.unsure = false;
+    }
+    pool_.reset();
+    store_.reset();
+    calls_.clear();
+    revoking_.clear();
+    toManager_.messages.clear();
+    managerStartAt_ = now_ + pick(3000);
+    for (auto& one : connections_) {
+      one->openAtManager = false;
+      one->toManager.messages.clear();
+      one->toServer.send(now_ + pick(100), [this, at = one.get()] { lostAtServer(*at); });
+    }
+    if (loseStores_ && chance(40)) {
+      ++result_.lostStores;
+      ++stores_;
+      disk_.medium = makeMemoryMedium();
+    }
+  }
+
+  // As after a stop: the timers are due first, then what waits in the sockets.
+  void managerStep() {
+    const uint64_t now = clock_->now();
+    pool_->tick(now);
+    for (auto at = calls_.begin(); at != calls_.end();) {
+      const Call call = *at;
+      if (now < call.untilMs) {
+        ++at;
+        continue;
+      }
+      at = calls_.erase(at);
+      failCall(call, "timed out");
+    }
+    if (chance(70)) store_->deliver();
+    checkExpiries();
+  }
+
+  struct Call {
+    uint64_t number;
+    bool grant;
+    Id id;
+    const Connection* connection;
+    uint64_t untilMs;
+  };
+  void failCall(const Call& call, const std::string& why) {
+    if (call.grant) return pool_->grantFailed(call.id, why, false, clock_->now());
+    revoking_.erase(call.id);
+    pool_->revokeFailed(call.id, clock_->now());
+  }
+  // The answer to a call that is still waited for.
+  bool take(uint64_t number) {
+    return std::erase_if(calls_, [&](const Call& call) { return call.number == number; }) != 0;
+  }
+
+  Connection* connectionOf(const std::string& server) {
+    const auto at = controls_.find(server);
+    return at != controls_.end() && at->second->openAtManager ? at->second : nullptr;
+  }
+
+  void grant(const Lease& lease) override {
+    Connection* connection = connectionOf(lease.server.name);
+    if (connection == nullptr) return;
+    const uint64_t number = ++callNumber_;
+    calls_.push_back({number, true, lease.id, connection, clock_->now() + kCallMs});
+    connection->toServer.send(soon(), [this, connection, lease, number, store = stores_] {
+      const std::string refusal = admit(servers_[connection->server], lease, store);
+      connection->toManager.send(soon(), [this, number, id = lease.id, refusal] {
+        if (!take(number)) return;
+        if (refusal.empty())
+          pool_->granted(id, clock_->now());
+        else
+          pool_->grantFailed(id, refusal, true, clock_->now());
+      });
+    });
+  }
+
+  void revoke(const std::string& server, const Id& id, const std::string&) override {
+    Connection* connection = connectionOf(server);
+    if (connection == nullptr || !revoking_.insert(id).second) return;
+    const uint64_t number = ++callNumber_;
+    calls_.push_back({number, false, id, connection, clock_->now() + kCallMs});
+    const auto confirm = [this, connection, id, number] {
+      connection->toManager.send(soon(), [this, id, number] {
+        if (!take(number)) return;
+        revoking_.erase(id);
+        pool_->revoked(id, clock_->now());
+      });
+    };
+    connection->toServer.send(soon(), [this, connection, id, confirm] {
+      SimulatedServer& at = servers_[connection->server];
+      const auto lease = at.leases.find(id);
+      if (lease == at.leases.end()) return confirm();
+      if (!lease->second.closing) lease->second.goneAt = now_ + pick(1500);
+      lease->second.closing = true;
+      if (bug_ == Bug::believesRevoke) return confirm();
+      lease->second.confirm.push_back(confirm);
+    });
+  }
+
+  void granted(const Lease& lease) override {
+    for (Holder& holder : holders_) {
+      if (holder.id != lease.id || holder.is != Holder::Is::asking || holder.dead) continue;
+      holder.is = Holder::Is::holding;
+      holder.key = lease.key;
+      holder.renewAt = now_ + kRenewMs;
+      holder.healthySince = now_;
+      holder.untilAt = now_ + 500 + pick(6000);
+      holder.dies = chance(30);
+    }
+  }
+  void failed(const Id& id, const Failure&) override {
+    for (Holder& holder : holders_)
+      if (holder.id == id && holder.is == Holder::Is::asking) holder.is = Holder::Is::done;
+  }
+  void ended(const Id&) override {}
+  bool wanted(const Id& id) override {
+    for (const Holder& holder : holders_)
+      if (holder.id == id && holder.is == Holder::Is::asking && !holder.dead) return true;
+    return probing_;
+  }
+
+  // --- servers
+  uint64_t soon() { return now_ + pick(80); }
+
+  std::string admit(SimulatedServer& server, const Lease& lease, int store) {
+    if (const auto at = server.leases.find(lease.id); at != server.leases.end())
+      return at->second.closing ? "it is being revoked" : "";
+    for (const auto& device : lease.devices)
+      if (lease.epoch <= server.epochs[device.info.uuid]) return "its epoch is too low";
+    const auto [before, first] = granted_.try_emplace({store, lease.id}, lease.epoch);
+    if (!first && before->second != lease.epoch) fault("a request was granted twice");
+    for (const auto& device : lease.devices) server.epochs[device.info.uuid] = lease.epoch;
+    server.leases[lease.id].lease = lease;
+    ++result_.leases;
+    return "";
+  }
+
+  void serverStep(SimulatedServer& server) {
+    std::erase_if(server.orphans, [&](const Orphan& one) { return now_ >= one.goneAt; });
+    if (!server.alive && now_ >= server.startAt) {
+      server.alive = true;
+      server.stalledUntil = 0;
+      server.facts.incarnation = newId();
+      server.connectAt = now_ + pick(300);
+    }
+    if (!server.runs(now_)) return;
+    for (auto at = server.leases.begin(); at != server.leases.end();) {
+      if (!at->second.closing || now_ < at->second.goneAt) {
+        ++at;
+        continue;
+      }
+      const auto confirm = std::move(at->second.confirm);
+      at = server.leases.erase(at);
+      for (const auto& one : confirm) one();
+    }
+    // A beat without an answer: the manager has given the connection up.
+    if (server.connection >= 0 && !connections_[server.connection]->openAtManager && onceIn(1000)) {
+      closeAtServer(*connections_[server.connection]);
+      server.connection = -1;
+    }
+    if (server.connection < 0 && now_ >= server.connectAt && pool_) connect(server);
+    if (server.connection >= 0 && now_ >= server.beatAt) sendBeat(server);
+  }
+
+  void connect(SimulatedServer& server) {
+    connections_.push_back(std::make_unique<Connection>());
+    Connection& connection = *connections_.back();
+    connection.server = static_cast<size_t>(&server - servers_.data());
+    server.connection = static_cast<int>(connections_.size()) - 1;
+    std::vector<DeviceReport> reports;
+    for (const Device& device : server.facts.devices) {
+      DeviceReport& report = reports.emplace_back();
+      report.highestEpoch = server.epochs[device.uuid];
+      if (bug_ == Bug::hidesWorkers) continue;
+      for (const Lease* lease : server.on(device.uuid)) report.running.push_back(lease->id);
+    }
+    connection.toManager.send(soon(), [this, &connection, facts = server.facts, reports] {
+      try {
+        pool_->join({}, facts, reports, clock_->now());
+        controls_[facts.name] = &connection;
+      } catch (const std::invalid_argument&) {
+        connection.openAtManager = false;
+        connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
+      }
+    });
+    server.beatAt = now_;
+  }
+
+  void sendBeat(SimulatedServer& server) {
+    server.beatAt = now_ + times().beatMs;
+    Connection& connection = *connections_[server.connection];
+    std::vector<Id> active;
+    for (const auto& [id, one] : server.leases)
+      if (!one.closing) active.push_back(id);
+    std::vector<std::string> problems;
+    for (const Device& device : server.facts.devices) {
+      std::string problem;
+      for (const Orphan& orphan : server.orphans)
+        for (const auto& used : orphan.lease.devices)
+          if (used.info.uuid == device.uuid && bug_ != Bug::hidesWorkers) problem = "an old worker runs";
+      problems.push_back(problem);
+    }
+    connection.toManager.send(soon(), [this, &connection, facts = server.facts, active, problems] {
+      const auto control = controls_.find(facts.name);
+      if (control != controls_.end() && control->second == &connection &&
+          pool_->beat(facts.name, facts.incarnation, active, problems, 0, clock_->now()))
+        return;
+      connection.openAtManager = false;  // it is to join again
+      connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
+    });
+  }
+
+  void closeAtServer(Connection& connection) {
+    connection.openAtServer = false;
+    connection.toServer.messages.clear();
+    connection.toManager.send(soon(), [this, &connection] { lostAtManager(connection); });
+  }
+  void lostAtServer(Connection& connection) {
+    connection.openAtServer = false;
+    SimulatedServer& server = servers_[connection.server];
+    if (server.connection < 0 || connections_[server.connection].get() != &connection) return;
+    server.connection = -1;
+    server.connectAt = now_ + pick(1000);
+  }
+  void lostAtManager(Connection& connection) {
+    if (!connection.openAtManager || !pool_) return;
+    connection.openAtManager = false;
+    std::vector<Call> broken;
+    for (const Call& call : calls_)
+      if (call.connection == &connection) broken.push_back(call);
+    std::erase_if(calls_, [&](const Call& call) { return call.connection == &connection; });
+    for (const auto& [name, at] : controls_)
+      if (at == &connection) pool_->left(name, lastJoined(name), false, clock_->now());
+    std::erase_if(controls_, [&](const auto& one) { return one.second == &connection; });
+    for (const Call& call : broken) failCall(call, "disconnected");
+  }
+  Id lastJoined(const std::string& name) const {
+    const auto at = pool_->servers().find(name);
+    return at == pool_->servers().end() ? Id{} : at->second.facts.incarnation;
+  }
+
+  // --- holders: a wire each, to whichever manager lives
+  void holderStep(Holder& holder) {
+    using Is = Holder::Is;
+    if (now_ < holder.stalledUntil) {
+      holder.healthySince = now_ + kStep;
+      return;
+    }
+    if (holder.dead) return;
+    if (holder.is == Is::done) holder = {.nextAt = now_ + pick(1500)};
+    if (holder.is == Is::idle && now_ >= holder.nextAt) {
+      holder.is = Is::asking;
+      holder.id = newId();
+      holder.memory = chance(50) ? 0 : kMemory / 2;
+      holder.devices = chance(15) ? 2 : 1;
+      holder.waitMs = static_cast<uint32_t>(pick(3000));
+      holder.askAt = now_;
+    }
+    if (holder.is == Is::asking && now_ >= holder.askAt) {
+      holder.askAt = now_ + 1000;  // again, as after a lost connection: the id is the same
+      sendFromHolder([this, request = wish(holder)] { pool_->request({}, request, clock_->now()); });
+    }
+    if (holder.is != Is::holding) return;
+    if (now_ >= holder.renewAt) {
+      holder.renewAt = now_ + kRenewMs;
+      sendFromHolder([this, &holder, id = holder.id] {
+        std::string why;
+        if (!pool_->renew({}, id, clock_->now(), &why) && holder.id == id) holder.is = Is::done;
+      });
+    }
+    if (now_ < holder.untilAt) return;
+    holder.is = Is::done;
+    if (!holder.dies) sendFromHolder([this, id = holder.id] { pool_->release({}, id, clock_->now()); });
+  }
+
+  LeaseRequest wish(const Holder& holder) const {
+    LeaseRequest request;
+    request.id = holder.id;
+    request.deviceCount = holder.devices;
+    request.memoryBytes = holder.memory;
+    request.ttlMs = kTtlMs;
+    request.waitMs = holder.waitMs;
+    request.holder = "holder";
+    return request;
+  }
+
+  void sendFromHolder(std::function<void()> deliver) {
+    if (pool_) toManager_.send(soon(), std::move(deliver));
+  }
+
+  // --- wires
+  void wires() {
+    if (managerRuns())
+      for (; !toManager_.messages.empty() && toManager_.messages.front().at <= now_;)
+        deliverFirst(toManager_);
+    for (size_t i = 0; i < connections_.size(); ++i) {
+      Connection& connection = *connections_[i];
+      if (connection.breakManagerAt != 0 && now_ >= connection.breakManagerAt && now_ < connection.cutUntil) {
+        connection.breakManagerAt = 0;
+        if (managerRuns()) lostAtManager(connection);
+        connection.toServer.send(connection.cutUntil, [this, &connection] { lostAtServer(connection); });
+      }
+      if (connection.breakServerAt != 0 && now_ >= connection.breakServerAt && now_ < connection.cutUntil) {
+        connection.breakServerAt = 0;
+        lostAtServer(connection);
+        connection.toServer.messages.clear();
+        connection.toManager.send(connection.cutUntil, [this, &connection] { lostAtManager(connection); });
+      }
+      if (now_ < connection.cutUntil) continue;
+      while (managerRuns() && due(connection.toManager)) {
+        if (connection.openAtManager)
+          deliverFirst(connection.toManager);
+        else
+          connection.toManager.messages.pop_front();
+      }
+      while (servers_[connection.server].runs(now_) && due(connection.toServer)) {
+        if (connection.openAtServer)
+          deliverFirst(connection.toServer);
+        else
+          connection.toServer.messages.pop_front();
+      }
+    }
+  }
+  bool due(const Pipe& pipe) const { return !pipe.messages.empty() && pipe.messages.front().at <= now_; }
+  void deliverFirst(Pipe& pipe) {
+    const auto deliver = std::move(pipe.messages.front().deliver);
+    pipe.messages.pop_front();
+    deliver();
+  }
+
+  // --- the checker
+  void check() {
+    if (!pool_ && managerStartAt_ <= now_) startManager();
+    std::map<std::string, std::map<Id, uint64_t>> used;
+    for (const SimulatedServer& server : servers_)
+      for (const Device& device : server.facts.devices)
+        for (const Lease* lease : server.on(device.uuid))
+          for (const auto& leased : lease->devices)
+            if (leased.info.uuid == device.uuid) used[device.uuid][lease->id] = leased.memoryBytes;
+    for (const auto& [uuid, leases] : used) {
+      uint64_t sum = 0;
+      for (const auto& [id, bytes] : leases) sum += bytes;
+      if (sum > kMemory) fault("a GPU was granted twice: " + uuid);
+    }
+  }
+
+  // Who was well for a whole TTL has renewed, and the manager had only to read it. Judged when the lease
+  // expires: a holder that was stopped may be well again before the manager, stopped too, has told it.
+  void checkExpiries() {
+    for (const Holder& holder : holders_) {
+      if (holder.is != Holder::Is::holding) continue;
+      const auto lease = pool_->leases().find(holder.id);
+      if (lease == pool_->leases().end() || lease->second.state != LeaseState::revoking ||
+          lease->second.ending != LeaseState::expired || !expired_.insert(holder.id).second)
+        continue;
+      if (!holder.dead && now_ >= holder.stalledUntil && holder.healthySince + kTtlMs + kStep < now_)
+        fault("a lease expired although its holder renewed it");
+    }
+  }
+
+  // For whoever looks for the fault.
+  std::string state(const LeaseRecord& record) const {
+    const auto server = pool_->servers().find(record.server().name);
+    if (server == pool_->servers().end()) return ", which is not there";
+    std::string text = server->second.connected ? ", connected" : ", away";
+    if (server->second.facts.incarnation != record.server().incarnation) text += ", of an earlier life";
+    if (record.ordered) text += ", told";
+    if (record.gone) text += ", gone";
+    if (record.closing) text += ", closing";
+    for (const LeasedDevice& device : record.primary().devices)
+      for (const Device& one : server->second.facts.devices)
+        if (one.uuid == device.info.uuid && !one.problem.empty()) text += ", " + one.problem;
+    return text;
+  }
+
+  // All faults are over, and all holders are gone: so are the leases, and every GPU can be had.
+  void checkQuiet() {
+    if (!pool_) return fault("the manager did not start again");
+    for (const auto& [id, record] : pool_->leases())
+      return fault("a lease did not end: it is " + std::string(name(record.state)) + ", on server " +
+                   record.server().name + state(record));
+    std::set<std::string> gpus;
+    for (const SimulatedServer& server : servers_) {
+      if (!server.leases.empty()) return fault("a server still holds a lease");
+      for (const Device& device : server.facts.devices) gpus.insert(device.uuid);
+    }
+    probing_ = true;
+    for (size_t i = 0; i < gpus.size() + 1; ++i) {
+      LeaseRequest request;
+      request.id = newId();
+      pool_->request({}, request, clock_->now());
+    }
+    if (pool_->leases().size() != gpus.size())
+      fault("of " + std::to_string(gpus.size()) + " GPUs " + std::to_string(pool_->leases().size()) +
+            " can be leased when all is over");
+  }
+
+  std::mt19937_64 random_;
+  const Bug bug_;
+  bool loseStores_ = false, probing_ = false;
+  const uint64_t start_ = 1'000'000;
+  uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0;
+  int boots_ = 0, stores_ = 0;
+  Disk disk_;
+  std::unique_ptr<Store> store_;
+  std::optional<AwakeClock> clock_;
+  std::vector<SimulatedServer> servers_;
+  std::vector<Holder> holders_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  std::map<std::string, Connection*> controls_;
+  std::vector<Call> calls_;
+  std::set<Id> revoking_, expired_;
+  uint64_t callNumber_ = 0;
+  Pipe toManager_;
+  std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request
+  std::string fault_;
+  Result result_;
+  std::optional<Pool> pool_;  // last: it goes before what it tells
+};
+
+}  // namespace
+
+Result runHistory(uint64_t seed, Bug bug) { return World(seed, bug).run(); }
+
+}  // namespace gpupool::history

@@ -1,0 +1,36 @@
+#pragma once
+// A pool without machines: the manager's real Pool, AwakeClock and Store around simulated servers, GPUs,
+// holders, disks and wires, all from one seed. Everything goes wrong that can: stalls, kills, restarts,
+// partitions, two servers with one GPU, full disks, lost stores.
+//
+// The checker knows nothing of the pool's bookkeeping. It looks at what runs on each GPU and at what holders
+// hold: no GPU is used by more than fits on it, no request is granted twice, no holder that renews loses its
+// lease because the manager was stopped, and when all faults are over every lease ends and every GPU can be
+// leased again.
+//
+// The simulated servers do not check memory, as real ones do: the manager alone has to be right.
+
+#include <cstdint>
+#include <random>
+#include <string>
+
+namespace gpupool::history {
+
+// What the checker is to find: tests plant one to see that it does.
+enum class Bug {
+  none,
+  countsGaps,      // the manager's clock runs on while the manager is stopped
+  believesRevoke,  // a server says that a lease has ended before its workers have
+  hidesWorkers,    // a restarted server does not say which workers of its earlier life still run
+  forgetsStore,    // the disk loses what it has accepted
+};
+
+struct Result {
+  std::string fault;  // what the checker found; "": nothing
+  uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
+           twins = 0;
+};
+
+Result runHistory(uint64_t seed, Bug bug = Bug::none);
+
+}  // namespace gpupool::history
