@@ -16,6 +16,8 @@
 #include <thread>
 
 #include "schema/pool.capnp.h"
+#include "server/worker/loss.h"
+#include "server/worker/server_account.h"
 
 #include "catch.h"
 #include "pace.h"
@@ -260,11 +262,13 @@ TEST_CASE("the lease's memory is asked for, granted or refused, and given back")
   CHECK(worker.wait() == 0);
 }
 
-TEST_CASE("who waits for memory is refused at once when the server goes") {
+TEST_CASE("who waits for memory is refused at once when the server goes, and no device is called broken") {
   Worker worker([](WorkerProcess& process) {
     process.watchServer([](const std::string&) {});
-    const auto refused = process.takeMemory(0, 100);
-    return refused.granted || refused.error != "the server is gone" ? 1 : 0;
+    const CUresult refused = ServerAccount(process).take(0, 100);
+    if (refused == CUDA_SUCCESS || refused == CUDA_ERROR_OUT_OF_MEMORY) return 1;
+    if (isLoss(refused, "cuMemAlloc_v2")) return 2;
+    return process.takeMemory(0, 100).error != "the server is gone" ? 3 : 0;
   });
   worker.memory();
   worker.hangUp();

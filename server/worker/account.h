@@ -18,8 +18,9 @@ class Account {
   static constexpr unsigned kHost = ~0u;  // pinned memory of the server, as a place
   virtual ~Account() = default;
   // `place`: a device of the lease, by its index, or kHost. CUDA_ERROR_OUT_OF_MEMORY: there is no room, and
-  // the log says why where it is not the lease's limit. CUDA_ERROR_DEVICE_UNAVAILABLE: the server that keeps
-  // the account is gone, so the session is ending. Takes a round trip to the server.
+  // the log says why where it is not the lease's limit. CUDA_ERROR_UNKNOWN: the server that keeps the account
+  // is gone, so the session is ending; not an error that could be taken for a broken device's (loss.h).
+  // Takes a round trip to the server.
   virtual CUresult take(unsigned place, uint64_t bytes) = 0;
   virtual void give(unsigned place, uint64_t bytes) = 0;
   // What the lease's other sessions have there.

@@ -10,7 +10,7 @@ CUresult ServerAccount::take(unsigned place, uint64_t bytes) {
     GPUPOOL_WARNING("no %s of %llu bytes: %s", place == kHost ? "pinned memory" : "device memory",
                     static_cast<unsigned long long>(bytes), answer.error.c_str());
   if (answer.granted) return CUDA_SUCCESS;
-  return answer.heard ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return answer.heard ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
 }
 
 void ServerAccount::give(unsigned place, uint64_t bytes) {
