@@ -96,7 +96,6 @@ class Session {
   void registrationsLost() {
     registered_ = false;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
-    space_.contextEnded();
     // Arrays go with their context.
     objectMemory_.removeWhere([this](uint64_t context, unsigned) {
       CUcontext real = nullptr;

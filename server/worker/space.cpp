@@ -111,9 +111,7 @@ CUresult Space::open(const Physical& physical, CUdeviceptr address) {
   return driver_.cuMemSetAccess(address, physical.bytes, access, count);
 }
 
-// Another tenant's data must never be readable. On a stream of its own: the NULL stream would order itself
-// with the session's streams, and a stream waiting for a later launch would stop the executor. The software
-// GPU's memory is fresh from the kernel.
+// Another tenant's data must never be readable. The software GPU's memory is fresh from the kernel.
 CUresult Space::scrub(Physical& physical, CUdeviceptr address) {
   if (physical.clean || driver_.software()) return CUDA_SUCCESS;
   CUdevice current = 0;
@@ -122,20 +120,13 @@ CUresult Space::scrub(Physical& physical, CUdeviceptr address) {
   if (current == devices_[physical.device]) {
     CUcontext context = nullptr;
     result = driver_.cuCtxGetCurrent(&context);
-    if (result == CUDA_SUCCESS) result = clear(scrubbers_[context], physical, address);
+    if (result == CUDA_SUCCESS)
+      result = scrubbers_.try_emplace(context, driver_).first->second.clear(address, physical.bytes);
   } else {
     result = scrubElsewhere(physical, address);
   }
   physical.clean = result == CUDA_SUCCESS;
   return result;
-}
-
-// The stream is made if there is none, and kept: making one takes longer than clearing 64 MiB.
-CUresult Space::clear(CUstream& stream, const Physical& physical, CUdeviceptr address) {
-  CUresult result = CUDA_SUCCESS;
-  if (stream == nullptr) result = driver_.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemsetD8Async(address, 0, physical.bytes, stream);
-  return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(stream) : result;
 }
 
 // Memory of another device than the current context's, which may not reach it: its own device clears it.
@@ -146,16 +137,14 @@ CUresult Space::scrubElsewhere(const Physical& physical, CUdeviceptr address) {
   if (result != CUDA_SUCCESS) return result;
   result = driver_.cuCtxPushCurrent_v2(context);
   if (result == CUDA_SUCCESS) {
-    CUstream stream = nullptr;
-    result = clear(stream, physical, address);
-    if (stream != nullptr) driver_.cuStreamDestroy_v2(stream);
+    result = Scrubber(driver_).clear(address, physical.bytes);
     driver_.cuCtxPopCurrent_v2(&popped);
   }
   driver_.cuDevicePrimaryCtxRelease_v2(device);
   return result;
 }
 
-void Space::contextEnded() {
+void Space::contextEnds() {
   std::lock_guard lock(mapping_);
   scrubbers_.clear();
 }

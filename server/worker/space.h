@@ -17,6 +17,7 @@
 #include "schema/hello.h"
 #include "server/driver.h"
 #include "server/worker/account.h"
+#include "server/worker/scrubber.h"
 #include "transports/transport.h"
 
 namespace gpupool::server {
@@ -32,8 +33,8 @@ class Space {
   // `reason`.
   int reserve(uint32_t offered, std::string& reason);
 
-  // A context ended, and with it the streams that lived there.
-  void contextEnded();
+  // A context is about to end: nothing of ours may live there.
+  void contextEnds();
 
   // Physical memory, and its mappings. A piece lives as long as it has its name or a mapping; it is cleared
   // before anybody can read it, and keeps its bytes from then on. Names a new piece; the client chooses the
@@ -114,7 +115,6 @@ class Space {
   CUresult map(const std::shared_ptr<Physical>& physical, CUdeviceptr address, bool ofClient);
   CUresult open(const Physical& physical, CUdeviceptr address);
   CUresult scrub(Physical& physical, CUdeviceptr address);
-  CUresult clear(CUstream& stream, const Physical& physical, CUdeviceptr address);
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
 
   const Driver& driver_;
@@ -127,9 +127,8 @@ class Space {
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Mapping> mappings_;
   std::map<uint64_t, std::shared_ptr<Physical>> named_;
-  std::map<CUcontext, CUstream>
-      scrubbers_;               // under mapping_: each context's stream for clearing fresh extents
-  std::vector<uint64_t> used_;  // bytes of physical memory by device
+  std::map<CUcontext, Scrubber> scrubbers_;  // under mapping_
+  std::vector<uint64_t> used_;               // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
   std::shared_ptr<transport::SharedMemory> staging_;
   std::map<uint64_t, size_t> hostRanges_;

@@ -42,6 +42,7 @@ void plain(Session& session, Call& call) {
   PlaceGlobals place;
   if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset>) {
     auto unasked = session.words().contextEnds();
+    session.space().contextEnds();
     serveDriver<R, Member>(session, call);
     session.registrationsLost();
     if constexpr (std::is_same_v<R, PrimaryReset>) dropPrimaryMemory(session);

@@ -1,0 +1,38 @@
+#include "server/worker/scrubber.h"
+
+namespace gpupool::server {
+
+Scrubber::~Scrubber() {
+  if (exec_ != nullptr) driver_.cuGraphExecDestroy(exec_);
+  if (graph_ != nullptr) driver_.cuGraphDestroy(graph_);
+  if (stream_ != nullptr) driver_.cuStreamDestroy_v2(stream_);
+}
+
+// On a stream of its own: the NULL stream would order itself with the session's streams, and a stream waiting
+// for a later launch would stop the executor. Made once: making it takes longer than clearing 64 MiB.
+CUresult Scrubber::make(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) {
+  CUresult result = CUDA_SUCCESS;
+  if (stream_ == nullptr) result = driver_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING);
+  if (result == CUDA_SUCCESS && graph_ == nullptr) result = driver_.cuGraphCreate(&graph_, 0);
+  if (result == CUDA_SUCCESS && node_ == nullptr)
+    result = driver_.cuGraphAddMemsetNode(&node_, graph_, nullptr, 0, &fill, context);
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphInstantiateWithFlags(&exec_, graph_, 0);
+  return result;
+}
+
+CUresult Scrubber::clear(CUdeviceptr address, size_t bytes) {
+  CUDA_MEMSET_NODE_PARAMS fill{};
+  fill.dst = address;
+  fill.elementSize = 4;
+  fill.width = bytes / 4;
+  fill.height = 1;
+  CUcontext context = nullptr;
+  CUresult result = driver_.cuCtxGetCurrent(&context);
+  if (result != CUDA_SUCCESS) return result;
+  if (exec_ == nullptr) result = make(fill, context);
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphExecMemsetNodeSetParams(exec_, node_, &fill, context);
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphLaunch(exec_, stream_);
+  return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(stream_) : result;
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,37 @@
+#pragma once
+// Clears device memory beside a session's streams.
+//
+// As the launch of a graph, not as a memset of a stream: once about eight memsets (they are kernels) ran on a
+// second stream of a context, driver 580 runs every kernel of the first 0.2 us later, graphs' kernels too
+// (graph of 50: 31 -> 40 us, natively as well). A graph's memset does not count, and is as fast. Figures:
+// perf/results/2026-11-23-h200-issue12.md.
+//
+// Threads: one at a time. Ends before its context.
+
+#include <cstddef>
+
+#include "server/driver.h"
+
+namespace gpupool::server {
+
+class Scrubber {
+ public:
+  explicit Scrubber(const Driver& driver) : driver_(driver) {}
+  ~Scrubber();
+  Scrubber(const Scrubber&) = delete;
+  Scrubber& operator=(const Scrubber&) = delete;
+
+  // Writes zeros and waits for them; bytes is a multiple of 4. The same context is current at each call.
+  CUresult clear(CUdeviceptr address, size_t bytes);
+
+ private:
+  CUresult make(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context);
+
+  const Driver& driver_;
+  CUstream stream_ = nullptr;
+  CUgraph graph_ = nullptr;
+  CUgraphNode node_ = nullptr;
+  CUgraphExec exec_ = nullptr;
+};
+
+}  // namespace gpupool::server
