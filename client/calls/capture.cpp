@@ -125,13 +125,13 @@ CUresult begin(CUstream handle, CUstreamCaptureMode mode, bool ownsGraph, Send&&
   return CUDA_SUCCESS;
 }
 
-// A capture that has failed on this side: the worker's must end too, and nobody gets a graph that was made
-// for it.
-void discard(const StreamRef& ref, bool ownsGraph) {
+// The capture ends in the worker too, and nobody gets a graph that was made for it.
+CUresult discard(const StreamRef& ref, bool ownsGraph) {
   CUgraph graph = nullptr;
   CUresult status = Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, &graph);
   if (status == CUDA_SUCCESS && graph != nullptr && ownsGraph)
     Session::get().await<"cuGraphDestroy">(ref.context, graph);
+  return status;
 }
 
 CUresult end(CUstream handle, CUgraph* out) {
@@ -139,7 +139,6 @@ CUresult end(CUstream handle, CUgraph* out) {
   if (out != nullptr) *out = nullptr;
   CUresult status = resolveStream(handle, ref);
   if (status != CUDA_SUCCESS && status != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED) return status;
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Capture> capture;
   bool invalid = false;
   {
@@ -148,20 +147,25 @@ CUresult end(CUstream handle, CUgraph* out) {
     if (capture != nullptr) invalid = capture->invalid;
   }
   if (capture == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
+  CUgraph graph = nullptr;
   if (capture->origin != ref.stream)  // one that joined; the driver knows what that means
-    return Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, out);
+    return Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, &graph);
   bool wrongThread = capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED && capture->thread != thisThread();
   if (wrongThread || invalid) {
     discard(ref, capture->ownsGraph);
     retire(capture);
     return wrongThread ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   }
-  CUgraph graph = nullptr;
+  if (out == nullptr && capture->ownsGraph) {  // as natively: it ends, and nobody ever sees what was captured
+    status = discard(ref, true);
+    retire(capture);
+    return status;
+  }
   status = Session::get().await<"cuStreamEndCapture">(ref.context, ref.wire, &graph);
   retire(capture);
   if (status != CUDA_SUCCESS) return status;
   holdForGraph(toId(graph), capture->holds);
-  *out = graph;
+  if (out != nullptr) *out = graph;
   return CUDA_SUCCESS;
 }
 

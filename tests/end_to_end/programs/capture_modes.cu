@@ -141,8 +141,26 @@ static void eventsAndInformation() {
   CUDA(cudaEventDestroy(event));
 }
 
+// The graph need not be asked for: where the program has it already, or wants to be rid of it.
+static void endedUnseen() {
+  begin(cudaStreamCaptureModeRelaxed);
+  CUDA(cudaStreamEndCapture(stream, nullptr));
+  REQUIRE(cudaStreamEndCapture(stream, nullptr) == cudaErrorIllegalState);
+  cudaGetLastError();
+  cudaGraph_t graph;
+  CUDA(cudaGraphCreate(&graph, 0));
+  CUDA(cudaStreamBeginCaptureToGraph(stream, graph, nullptr, nullptr, 0, cudaStreamCaptureModeRelaxed));
+  addOne<<<1, 1, 0, stream>>>(counter);
+  CUDA(cudaStreamEndCapture(stream, nullptr));
+  size_t nodes = 0;
+  CUDA(cudaGraphGetNodes(graph, nullptr, &nodes));
+  REQUIRE(nodes == 1);
+  CUDA(cudaGraphDestroy(graph));
+}
+
 int main() {
   setUp();
+  endedUnseen();
   modes();
   otherStreams();
   otherThreads();
