@@ -33,7 +33,9 @@ const Help kHelp = {
     "may use the same lease as long as the program itself runs. Signals that gpupool receives are passed on "
     "to the program. The lease is kept while the program is stopped from the terminal.",
     "For the program, gpupool's library folder is put in front of LD_LIBRARY_PATH, and GPUPOOL_HOLDER is set "
-    "to the socket of the process that holds the lease. GPUPOOL_LIBRARY_DIR: the folder of libcuda.so.1, "
+    "to the socket of the process that holds the lease. CUDA_VISIBLE_DEVICES, if it is not set, names the "
+    "lease's "
+    "devices. GPUPOOL_LIBRARY_DIR: the folder of libcuda.so.1, "
     "instead of the one beside this tool. GPUPOOL_STATE: the folder of this machine's pool. GPUPOOL_LOG: "
     "error, warning, info or debug.",
     "The program's own; if the program is killed by a signal, gpupool ends by the same signal. 125: gpupool "
@@ -117,7 +119,15 @@ class HolderChild {
   pid_t pid_ = -1;
 };
 
-std::vector<std::string> programEnvironment(const HolderChild& holder) {
+// PyTorch counts a machine's GPUs with NVML where there is one, and NVML knows nothing of a lease: it is told
+// as job schedulers tell it. Whoever has chosen already is left alone.
+std::string visibleDevices(uint32_t count) {
+  std::string list;
+  for (uint32_t i = 0; i < count; ++i) list += (i == 0 ? "" : ",") + std::to_string(i);
+  return "CUDA_VISIBLE_DEVICES=" + list;
+}
+
+std::vector<std::string> programEnvironment(const HolderChild& holder, uint32_t devices) {
   const std::string library = clientLibraryDirectory();
   if (::access((library + "/libcuda.so.1").c_str(), R_OK) != 0)
     throw CommandError(kExitRun, library +
@@ -126,13 +136,16 @@ std::vector<std::string> programEnvironment(const HolderChild& holder) {
   const char* before = std::getenv("LD_LIBRARY_PATH");
   std::string path = "LD_LIBRARY_PATH=" + library;
   if (before != nullptr && *before != '\0') path += ":" + std::string(before);
-  return {path, "GPUPOOL_HOLDER=" + holder.name()};
+  std::vector<std::string> environment{path, "GPUPOOL_HOLDER=" + holder.name()};
+  if (std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) environment.push_back(visibleDevices(devices));
+  return environment;
 }
 
 int runLeased(HolderSettings settings, const Words& program) {
   settings.request.holder = holderName(::getpid(), program[0].substr(program[0].rfind('/') + 1));
+  const uint32_t devices = settings.request.deviceCount;
   HolderChild holder(std::move(settings));
-  const auto environment = programEnvironment(holder);
+  const auto environment = programEnvironment(holder, devices);
   const std::string first = holder.hear();
   if (first.starts_with(kFailed)) throw CommandError(kExitRun, first.substr(sizeof kFailed - 1));
   if (first != kLeased)

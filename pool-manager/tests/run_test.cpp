@@ -202,6 +202,15 @@ TEST_CASE_METHOD(Fixture, "the program finds the library and the holder, and its
   for (std::string line; std::getline(sockets, line);) CHECK_FALSE(contains(line, holder.c_str()));
 }
 
+TEST_CASE_METHOD(Fixture, "the program is told which devices it has, unless its user chose") {
+  Program told, chosen;
+  run(told, {"--", "sh", "-c", "echo devices: $CUDA_VISIBLE_DEVICES"});
+  CHECK(contains(told.text, "devices: 0\n"));
+  environment.push_back("CUDA_VISIBLE_DEVICES=");
+  run(chosen, {"--", "sh", "-c", "echo devices: ${CUDA_VISIBLE_DEVICES-unset}."});
+  CHECK(contains(chosen.text, "devices: .\n"));
+}
+
 TEST_CASE_METHOD(Fixture, "a program opens sessions through its holder") {
   Program program, wrong;
   run(program, {APPLICATION, "open"});
