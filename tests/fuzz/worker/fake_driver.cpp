@@ -60,6 +60,10 @@ CUresult DriverState::chance() {
   }
 }
 
+bool DriverState::isWord(uint64_t address) const {
+  const auto [start, bytes] = words;
+  return address >= start && address - start <= bytes - 8;
+}
 bool DriverState::isHost(uint64_t address, size_t bytes) const {
   return within(host, address, bytes) || within(managed, address, bytes);
 }
@@ -292,8 +296,7 @@ CUresult execSetSetNode(CUgraphExec, CUgraphNode, const CUDA_MEMSET_NODE_PARAMS*
 
 // ---- words
 CUresult write64(CUstream, CUdeviceptr address, cuuint64_t value, unsigned) {
-  const auto [words, bytes] = state().words;
-  if (address >= words && address - words <= bytes - 8) {
+  if (state().isWord(address)) {
     std::memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
     return CUDA_SUCCESS;
   }
@@ -308,7 +311,7 @@ CUresult write32(CUstream, CUdeviceptr address, cuuint32_t, unsigned) {
 }
 CUresult wait64(CUstream, CUdeviceptr address, cuuint64_t, unsigned) {
   if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
-  state().needDevice(address, 8);
+  if (!state().isWord(address)) state().needDevice(address, 8);
   return state().chance();
 }
 

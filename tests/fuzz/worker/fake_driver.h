@@ -27,9 +27,10 @@ class DriverState {
   void needHost(uint64_t address, size_t bytes) const;
   void needHandle(uint64_t value) const;
   bool isHost(uint64_t address, size_t bytes) const;
+  bool isWord(uint64_t address) const;
 
   std::map<uint64_t, size_t> windows, host, globals, managed;
-  std::pair<uint64_t, size_t> words;  // the page of completion words: for the driver's own writes alone
+  std::pair<uint64_t, size_t> words;  // the page of completion words: for the driver's own writes and waits
   CUcontext current = nullptr;
   unsigned children = 0;  // graphs within graphs, told so far
 
