@@ -152,9 +152,9 @@ bool Session::greet(CUresult& status, std::string& text) {
     connection_->commit(Channel::call, sizeof mine);
   }
   std::span<const std::byte> answer;
-  for (transport::TimeLeft time(patience.setup);
-       answer.empty() && connection_->peer() == Peer::alive && time.any();)
-    answer = connection_->receive(Channel::call, soon(kTick));
+  bool over = false;
+  for (transport::TimeLeft time(patience.setup); answer.empty() && !over && time.any();)
+    answer = connection_->next(Channel::call, soon(kTick), over);
   const auto why = [this] {
     const std::string reason = connection_->reason();
     return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
@@ -294,12 +294,13 @@ void Session::await(Waiter& waiter) {
     }
     receiving_ = true;
     lock.unlock();
-    auto message = connection_->receive(Channel::call, soon(kTick));
+    bool over = false;
+    auto message = connection_->next(Channel::call, soon(kTick), over);
     lock.lock();
     receiving_ = false;
     if (!message.empty()) {
       deliver(message);
-    } else if (connection_->peer() != Peer::alive) {
+    } else if (over) {
       lock.unlock();
       lost();
       lock.lock();
@@ -399,10 +400,11 @@ void Session::awaitErrors() const {
 
 void Session::serviceLoop() {
   while (!closing_) {
-    auto message = connection_->receive(Channel::control, soon(kTick));
+    bool over = false;
+    auto message = connection_->next(Channel::control, soon(kTick), over);
     if (!message.empty())
       handleNotice(message);
-    else if (connection_->peer() != Peer::alive) {
+    else if (over) {
       if (!closing_) tellGone();
       return;
     }

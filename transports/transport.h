@@ -72,6 +72,14 @@ class Connection {
   // The next message, or an empty span at the deadline or when the peer is gone and all it sent was
   // delivered. Valid until the next receive on this channel.
   virtual std::span<const std::byte> receive(Channel channel, Deadline deadline) = 0;
+  // receive; `over`: nothing follows, for the peer is gone and all it sent was delivered. peer() behind a
+  // wait without a message does not tell that: in between, the message may have come and the peer gone.
+  std::span<const std::byte> next(Channel channel, Deadline deadline, bool& over) {
+    const bool gone = peer() != Peer::alive;
+    const auto message = receive(channel, deadline);
+    over = gone && message.empty();
+    return message;
+  }
   // True if receive would return at once.
   virtual bool pending(Channel channel) = 0;
   virtual size_t maxMessage(Channel channel) const = 0;  // a little less than half of its buffer

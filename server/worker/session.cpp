@@ -521,9 +521,10 @@ void Session::runCallback(uint64_t callback, CUresult status) {
 
 void Session::controlLoop() {
   while (!stopping_) {
-    auto message = connection_->receive(Channel::control, soon(kTick));
+    bool over = false;
+    auto message = connection_->next(Channel::control, soon(kTick), over);
     if (message.empty()) {
-      if (connection_->peer() != Peer::alive) return;
+      if (over) return;
       sendErrors(CUDA_SUCCESS);
       continue;
     }
@@ -576,14 +577,14 @@ std::string Session::run() {
   while (!stopping_) {
     // The clock is read only when nothing is there yet.
     auto message = connection_->receive(Channel::call, transport::Deadline::min());
-    if (message.empty()) message = connection_->receive(Channel::call, soon(kTick));
-    if (message.empty()) {
-      Peer peer = connection_->peer();
-      if (peer == Peer::closed) end("client closed the session");
-      if (peer == Peer::lost) end("client lost: " + connection_->reason());
-      continue;
+    bool over = false;
+    if (message.empty()) message = connection_->next(Channel::call, soon(kTick), over);
+    if (over) {
+      const bool closed = connection_->peer() == Peer::closed;
+      end(closed ? "client closed the session" : "client lost: " + connection_->reason());
+    } else if (!message.empty() && !admit(message, call, reason)) {
+      endMalformed(reason);
     }
-    if (!admit(message, call, reason)) endMalformed(reason);
   }
   output_.takeErrors();  // to the log, what is not for the client
   return endReason();
