@@ -303,7 +303,9 @@ void Ucx::run() {
   }
   link_.reset();
   transfers_->stop();
-  ::shutdown(bootstrap_.get(), SHUT_RDWR);
+  // A client that did not take the worker's goodbye in time hears from the server why: over this very socket.
+  const bool unheard = isWorker_ && peer() == Peer::alive && !goodbyeSeen_;
+  if (!unheard) ::shutdown(bootstrap_.get(), SHUT_RDWR);
   {
     std::lock_guard lock(endMutex_);
     runEnded_ = true;
