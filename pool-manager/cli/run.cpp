@@ -88,7 +88,7 @@ class HolderChild {
       }
       const std::string text = hear();
       if (text == kLater) {
-        GPUPOOL_INFO("the manager is not reachable; the lease is given back when it is");
+        GPUPOOL_INFO("the manager has not taken the lease back yet; it is given back when it does");
         return;
       }
       if (text.empty() || text == kReleased) break;
