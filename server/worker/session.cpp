@@ -42,6 +42,7 @@ std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& st
 
 std::vector<uint64_t> limits(const SessionStart& start) {
   std::vector<uint64_t> bytes;
+  bytes.reserve(start.devices.size());
   for (auto& device : start.devices)
     bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
   return bytes;
