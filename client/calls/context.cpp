@@ -61,6 +61,7 @@ CUresult destroyRemote(CUcontext context) {
     else
       hostMemory().removeMirror(a.address);
   }
+  hostMemory().contextEnds(context);
   poolsForgetContext(context, object->device);
   deviceMemory(object->device).trim(context, 0);
   forgetStreams(*object);

@@ -57,6 +57,7 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, P
     return status;
   }
   Piece piece;
+  piece.context = context;
   piece.bytes = bytes;
   piece.flags = flags;
   piece.region = {name.id, name.generation};
@@ -87,10 +88,10 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, P
   return CUDA_SUCCESS;
 }
 
-// Room in a piece that allocations share, or none.
-HostMemory::PieceAt HostMemory::pieceWithRoom(size_t bytes, uint64_t& address) {
+// Room in a piece that allocations of the context share, or none.
+HostMemory::PieceAt HostMemory::pieceWithRoom(CUcontext context, size_t bytes, uint64_t& address) {
   for (auto piece = pieces_.begin(); piece != pieces_.end(); ++piece) {
-    if (piece->second.bytes != kSharedPiece) continue;
+    if (piece->second.bytes != kSharedPiece || piece->second.context != context) continue;
     for (auto& [start, room] : piece->second.free)
       if (room >= bytes) {
         address = start;
@@ -108,7 +109,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   size_t size = up(bytes, alone ? kPage : kBlock);
   {
     std::lock_guard order(growing_);
-    PieceAt piece = alone ? pieces_.end() : pieceWithRoom(size, address);
+    PieceAt piece = alone ? pieces_.end() : pieceWithRoom(context, size, address);
     if (piece == pieces_.end()) {
       CUresult status = addPiece(context, alone ? size : kSharedPiece, flags, piece);
       if (status != CUDA_SUCCESS) return status;
@@ -164,6 +165,28 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
     gone = std::move(piece->second);
     pieces_.erase(piece);
   }
+  return unmap(growing, context, start, std::move(gone));
+}
+
+void HostMemory::contextEnds(CUcontext context) {
+  std::unique_lock growing(growing_);
+  while (true) {
+    std::unique_lock lock(mutex_);
+    auto kept = std::find_if(pieces_.begin(), pieces_.end(), [&](const auto& piece) {
+      return piece.second.context == context && piece.second.used == 0;
+    });
+    if (kept == pieces_.end()) return;
+    const uint64_t start = kept->first;
+    Piece gone = std::move(kept->second);
+    pieces_.erase(kept);
+    lock.unlock();
+    unmap(growing, context, start, std::move(gone));
+  }
+}
+
+// The piece is in no list any more. It lets go of growing_ while it waits.
+CUresult HostMemory::unmap(std::unique_lock<std::mutex>& growing, CUcontext context, uint64_t start,
+                           Piece gone) {
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{start});
   if (gone.lent != transport::Region{}) Session::get().connection().unshare(gone.lent);
   parked_.push_back({start, gone.bytes, std::move(gone.memory)});

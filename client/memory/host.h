@@ -41,6 +41,9 @@ class HostMemory {
   // Bytes of the arena at an address both sides have.
   CUresult allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address);
   CUresult release(CUcontext context, uint64_t address);
+  // The context is about to end, and the worker's registrations with it: what is kept for its next allocation
+  // goes.
+  void contextEnds(CUcontext context);
   // True if [address, + bytes) is arena memory.
   bool holds(uint64_t address, size_t bytes) const;
 
@@ -76,7 +79,8 @@ class HostMemory {
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:
-  struct Piece {  // one mapping of the arena, cut into allocations
+  struct Piece {  // one mapping of the arena, cut into allocations of one context
+    CUcontext context = nullptr;
     size_t bytes = 0;
     transport::Region region;  // the worker's
     transport::Region lent;    // network: ours, which the worker puts into
@@ -102,7 +106,8 @@ class HostMemory {
   };
   using PieceAt = std::map<uint64_t, Piece>::iterator;
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made);
-  PieceAt pieceWithRoom(size_t bytes, uint64_t& address);
+  PieceAt pieceWithRoom(CUcontext context, size_t bytes, uint64_t& address);
+  CUresult unmap(std::unique_lock<std::mutex>& growing, CUcontext context, uint64_t start, Piece gone);
   // Gives a block back to its piece. True: the piece is free now and not kept.
   bool freeBlock(PieceAt piece, uint64_t address, size_t bytes);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;

@@ -91,9 +91,9 @@ Session::Session(const Driver& driver, const SessionStart& start,
       objectMemory_(*account_),
       space_(driver, objects_.devices(), *account_),
       connection_(std::move(connection)),
-      staging_(std::move(pages.staging)),
+      views_(driver, std::move(pages)),
       words_(
-          driver, objects_, std::move(pages.words),
+          driver, objects_, views_.words(),
           [this](const std::vector<schema::WordUpdate>& reached) {
             if (!mapsMemory())
               notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
@@ -104,7 +104,13 @@ Session::Session(const Driver& driver, const SessionStart& start,
             const std::string loss = lossOf(driver_, start_, status, "");
             notice(NoticeType::failed, &body, sizeof body, loss.empty() ? driver_.describe(status) : loss);
           }),
-      images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)) {}
+      images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)) {
+  CUdevice device = 0;
+  CUcontext warm = views_.warmContext();
+  if (warm == nullptr || driver_.cuCtxPushCurrent_v2(warm) != CUDA_SUCCESS) return;
+  if (driver_.cuCtxGetDevice(&device) == CUDA_SUCCESS) primaries_[device] = warm;
+  driver_.cuCtxPopCurrent_v2(&warm);
+}
 
 Session::~Session() {
   end("worker shuts down");
@@ -113,10 +119,6 @@ Session::~Session() {
   for (auto& thread : besideThreads_) thread.join();
   if (control_.joinable()) control_.join();
   words_.stop();
-  if (registered_) {
-    driver_.cuMemHostUnregister(staging_->data());
-    driver_.cuMemHostUnregister(words_.memory()->data());
-  }
 }
 
 void Session::end(const std::string& reason) {
@@ -211,12 +213,12 @@ bool Session::greet(std::string& reason) {
     if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (reason.empty()) {
-    space_.addStaging(staging_);
+    space_.addStaging(views_.staging());
     auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
     hello->words = name(connection_->share(words_.memory()));
-    hello->staging = name(connection_->share(staging_));
-    hello->stagingAddress = reinterpret_cast<uint64_t>(staging_->data());
-    hello->stagingBytes = staging_->size();
+    hello->staging = name(connection_->share(views_.staging()));
+    hello->stagingAddress = reinterpret_cast<uint64_t>(views_.staging()->data());
+    hello->stagingBytes = views_.staging()->size();
     driver_.cuDriverGetVersion(&hello->driverVersion);
     hello->softwareDriver = driver_.software();
     describeDevices(*hello);
@@ -234,8 +236,9 @@ bool Session::greet(std::string& reason) {
   return reason.empty();
 }
 
-CUresult Session::makeCurrent(uint64_t id) {
+CUresult Session::makeCurrent(uint64_t id, const HostView** view) {
   thread_local uint64_t current = 0, seen = 0;
+  thread_local const HostView* currentView = nullptr;
   thread_local bool relaxed = false;
   const uint64_t ended = contextsEnded_.load(std::memory_order_acquire);
   if (!relaxed) {
@@ -244,6 +247,7 @@ CUresult Session::makeCurrent(uint64_t id) {
     if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode);
     relaxed = true;
   }
+  if (view != nullptr && seen == ended) *view = currentView;
   if (id == 0) return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   if (current != id || seen != ended) {  // handlers leave the current context as they found it
@@ -251,27 +255,13 @@ CUresult Session::makeCurrent(uint64_t id) {
     if (!objects_.find(id, real)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     result = driver_.cuCtxSetCurrent(real);
     current = result == CUDA_SUCCESS ? id : 0;
+    currentView = result == CUDA_SUCCESS ? views_.of(real) : nullptr;
     seen = ended;
+    if (view != nullptr) *view = currentView;
   }
-  if (result == CUDA_SUCCESS && !registered_.load(std::memory_order_acquire)) registerHostMemory();
+  if (result == CUDA_SUCCESS && hostLost_.load(std::memory_order_acquire) && hostLost_.exchange(false))
+    space_.registerHostAgain();
   return result;
-}
-
-void Session::registerHostMemory() {
-  std::lock_guard lock(registering_);
-  if (registered_) return;
-  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  auto again = [&](void* data, size_t bytes) {
-    CUresult result = driver_.cuMemHostRegister_v2(data, bytes, flags);
-    if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", bytes,
-                      driver_.describe(result).c_str());
-  };
-  again(staging_->data(), staging_->size());
-  again(words_.memory()->data(), words_.memory()->size());
-  space_.forEachHost(again);
-  words_.deviceAddress(1);  // asked now: after a device fault the driver would not answer any more
-  registered_ = true;
 }
 
 // One message of a sequence: its header and private arguments.
@@ -352,7 +342,7 @@ bool Session::serveAside(std::span<const std::byte> message, std::string& reason
 
 void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
-  if (!handler->aside) call.status = makeCurrent(call.frame.context);
+  if (!handler->aside) call.status = makeCurrent(call.frame.context, &call.view);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
   if (call.malformed != nullptr || call.deferred) return;
   if (__builtin_expect(call.status != CUDA_SUCCESS, 0)) {

@@ -28,6 +28,7 @@
 #include "schema/mirror.h"
 #include "schema/wire.h"
 #include "server/driver.h"
+#include "server/worker/host_views.h"
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
 #include "server/worker/output.h"
@@ -55,6 +56,7 @@ struct Call {
   }
 
   schema::Frame frame;
+  const HostView* view = nullptr;  // of its context; null: it names none
   std::vector<std::byte> bytes;  // arguments
   schema::ByteBuffer out;        // outputs, if status says success (or the call always has them)
   CUresult status = CUDA_SUCCESS;
@@ -84,6 +86,7 @@ class Session {
   ObjectMemory& objectMemory() { return objectMemory_; }
   Space& space() { return space_; }
   Words& words() { return words_; }
+  HostViews& views() { return views_; }
   Images& images() { return images_; }
   Record& record() { return record_; }
   std::shared_ptr<LinkTable>& links() { return links_; }
@@ -91,12 +94,14 @@ class Session {
   std::map<CUgraphNode, std::vector<CUgraph>>& bodies() { return bodies_; }
   transport::Connection& connection() { return *connection_; }
   // Makes the context with handle `id` current on this thread.
-  CUresult makeCurrent(uint64_t id);
-  // A context ended, and with it perhaps the driver's registrations of our host memory: they are made again.
-  void registrationsLost() {
-    registered_ = false;
+  CUresult makeCurrent(uint64_t id, const HostView** view = nullptr);
+  // The driver's primary context of each device, once it is known. Executor only.
+  std::map<CUdevice, CUcontext>& primaries() { return primaries_; }
+  // The context is gone, and with it what it had registered and its arrays.
+  void contextEnded(CUcontext context) {
+    views_.contextEnded(context);
+    if (space_.contextEnded(context)) hostLost_ = true;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
-    // Arrays go with their context.
     objectMemory_.removeWhere([this](uint64_t context, unsigned) {
       CUcontext real = nullptr;
       return !objects_.find(context, real);
@@ -130,7 +135,6 @@ class Session {
   }
 
  private:
-  void registerHostMemory();
   bool greet(std::string& reason);
   std::string endReason();
   void describeDevices(schema::WorkerHello& hello);
@@ -163,9 +167,9 @@ class Session {
   ObjectMemory objectMemory_;
   Space space_;
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
-  std::shared_ptr<transport::SharedMemory> staging_;
-  std::mutex registering_;
-  std::atomic<bool> registered_{false};
+  HostViews views_;
+  std::map<CUdevice, CUcontext> primaries_;
+  std::atomic<bool> hostLost_{false};       // pinned memory is to be registered again
   std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again
   Words words_;
   Images images_;

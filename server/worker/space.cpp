@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/reserve.h"
+#include "server/worker/warm.h"
 
 namespace gpupool::server {
 namespace {
@@ -29,7 +30,7 @@ Space::Space(const Driver& driver, std::vector<CUdevice> devices, Account& accou
 
 Space::~Space() {
   for (auto& [address, piece] : host_)
-    if (piece.registered) driver_.cuMemHostUnregister(piece.memory->data());
+    if (piece.context != nullptr) driver_.cuMemHostUnregister(piece.memory->data());
   for (auto& [address, mapping] : mappings_) {
     driver_.cuMemUnmap(address, mapping.physical->bytes);
     --mapping.physical->mappings;
@@ -147,6 +148,32 @@ CUresult Space::scrubElsewhere(const Physical& physical, CUdeviceptr address) {
 void Space::contextEnds() {
   std::lock_guard lock(mapping_);
   scrubbers_.clear();
+}
+
+bool Space::contextEnded(CUcontext context) {
+  std::lock_guard lock(mapping_);
+  bool lost = false;
+  for (auto& [address, piece] : host_)
+    if (piece.context == context) {
+      piece.context = nullptr;
+      lost = true;
+    }
+  return lost;
+}
+
+void Space::registerHostAgain() {
+  CUcontext current = nullptr;
+  std::lock_guard lock(mapping_);
+  if (driver_.cuCtxGetCurrent(&current) != CUDA_SUCCESS) return;
+  for (auto& [address, piece] : host_) {
+    if (piece.context != nullptr) continue;
+    CUresult result =
+        driver_.cuMemHostRegister_v2(piece.memory->data(), piece.memory->size(), kHostRegistration);
+    piece.context = current;
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+      GPUPOOL_WARNING("%zu bytes of host memory stay unregistered: %s", piece.memory->size(),
+                      driver_.describe(result).c_str());
+  }
 }
 
 // In any window: an application reserves addresses before it says whose memory comes there.
@@ -292,15 +319,17 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
     GPUPOOL_WARNING("no pinned memory of %zu bytes: %s", bytes, e.what());
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  unsigned how = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   (void)flags;  // write-combining is a hint that ordinary pages cannot follow
-  CUresult result = driver_.cuMemHostRegister_v2(memory->data(), bytes, how);
+  CUcontext current = nullptr;
+  CUresult result = driver_.cuCtxGetCurrent(&current);
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemHostRegister_v2(memory->data(), bytes, kHostRegistration);
   if (result != CUDA_SUCCESS) {
     memory.reset();
     return result;
   }
   std::lock_guard lock(mutex_);
-  host_[address] = {memory, true};
+  host_[address] = {memory, current};
   hostRanges_[address] = bytes;
   return CUDA_SUCCESS;
 }

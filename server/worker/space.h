@@ -35,6 +35,8 @@ class Space {
 
   // A context is about to end: nothing of ours may live there.
   void contextEnds();
+  // It has ended. True: pinned memory has lost its registration.
+  bool contextEnded(CUcontext context);
 
   // Physical memory, and its mappings. A piece lives as long as it has its name or a mapping; it is cleared
   // before anybody can read it, and keeps its bytes from then on. Names a new piece; the client chooses the
@@ -58,12 +60,9 @@ class Space {
                    std::shared_ptr<transport::SharedMemory>& memory);
   CUresult unmapHost(uint64_t address);
 
-  // Every piece of pinned memory, for registering it again after a context ended.
-  template <class F>
-  void forEachHost(F&& f) {
-    std::lock_guard lock(mapping_);
-    for (auto& [address, piece] : host_) f(static_cast<void*>(piece.memory->data()), piece.memory->size());
-  }
+  // Registers pinned memory that has outlived its context, in the current one. The client gives back what a
+  // context has before it ends it, but for what graphs still hold.
+  void registerHostAgain();
   // A global whose address the client knows. managed: the host may access it, too.
   struct Global {
     CUdeviceptr address = 0;
@@ -90,7 +89,7 @@ class Space {
  private:
   struct HostPiece {
     std::shared_ptr<transport::SharedMemory> memory;
-    bool registered = false;
+    CUcontext context = nullptr;  // that registered it; null: it has ended
   };
   struct Physical {
     unsigned device = 0;

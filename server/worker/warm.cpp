@@ -19,13 +19,13 @@ std::shared_ptr<transport::SharedMemory> present(size_t bytes) {
 
 }  // namespace
 
-HostPages makeHostPages() { return {present(kStagingBytes), present(schema::kWordsBytes)}; }
+HostPages makeHostPages() { return {present(kStagingBytes), present(schema::kWordsBytes), nullptr}; }
 
-void registerHostPages(const Driver& driver, CUcontext context, const HostPages& pages) {
-  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+void registerHostPages(const Driver& driver, CUcontext context, HostPages& pages) {
   if (driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
   for (const auto& memory : {pages.staging, pages.words})
-    driver.cuMemHostRegister_v2(memory->data(), memory->size(), flags);
+    driver.cuMemHostRegister_v2(memory->data(), memory->size(), kHostRegistration);
+  pages.registeredIn = context;
   driver.cuCtxPopCurrent_v2(&context);
 }
 

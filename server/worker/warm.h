@@ -13,12 +13,16 @@ namespace gpupool::server {
 struct HostPages {
   std::shared_ptr<transport::SharedMemory> staging;  // copies of ordinary memory pass through it
   std::shared_ptr<transport::SharedMemory> words;    // schema/frame.h
+  CUcontext registeredIn = nullptr;                  // the context made ahead of time, or none
 };
+
+// How host memory is registered with the driver.
+inline constexpr unsigned kHostRegistration = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
 
 // Throws std::runtime_error where the host has no such memory.
 HostPages makeHostPages();
 
-// Portable and mapped. What fails here is tried again, and reported, when the session has its context.
-void registerHostPages(const Driver& driver, CUcontext context, const HostPages& pages);
+// What fails here is tried again, and reported, when the session has its context.
+void registerHostPages(const Driver& driver, CUcontext context, HostPages& pages);
 
 }  // namespace gpupool::server

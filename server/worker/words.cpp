@@ -40,24 +40,20 @@ void Words::stop() {
   if (faults_.joinable()) faults_.join();
 }
 
-CUdeviceptr Words::deviceAddress(uint64_t index) {
-  if (index == 0 || index >= schema::kWordsCount) return 0;
-  CUdeviceptr base = device_.load(std::memory_order_acquire);
-  if (base == 0) {
-    if (driver_.cuMemHostGetDevicePointer_v2(&base, memory_->data(), 0) != CUDA_SUCCESS) return 0;
-    device_.store(base, std::memory_order_release);
-  }
-  return base + schema::kWordsOffset + index * 8;
+CUdeviceptr Words::deviceAddress(const HostView* view, uint64_t index) {
+  if (index == 0 || index >= schema::kWordsCount || view == nullptr) return 0;
+  const CUdeviceptr base = view->deviceWords.load(std::memory_order_relaxed);
+  return base == 0 ? 0 : base + schema::kWordsOffset + index * 8;
 }
 
-CUresult Words::write(CUstream stream, uint64_t index, uint64_t value) {
-  CUdeviceptr address = deviceAddress(index);
+CUresult Words::write(const HostView* view, CUstream stream, uint64_t index, uint64_t value) {
+  CUdeviceptr address = deviceAddress(view, index);
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
   return driver_.cuStreamWriteValue64_v2(stream, address, value, CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
-CUresult Words::awaitIn(CUstream stream, uint64_t index, uint64_t value) {
-  CUdeviceptr address = deviceAddress(index);
+CUresult Words::awaitIn(const HostView* view, CUstream stream, uint64_t index, uint64_t value) {
+  CUdeviceptr address = deviceAddress(view, index);
   if (address == 0) return CUDA_ERROR_INVALID_VALUE;
   return driver_.cuStreamWaitValue64_v2(stream, address, value, CU_STREAM_WAIT_VALUE_GEQ);
 }

@@ -18,6 +18,7 @@
 
 #include "schema/frame.h"
 #include "server/driver.h"
+#include "server/worker/host_views.h"
 #include "server/worker/objects.h"
 #include "transports/transport.h"
 
@@ -33,13 +34,12 @@ class Words {
   ~Words();
 
   const std::shared_ptr<transport::SharedMemory>& memory() const { return memory_; }
-  // The device's address of word `index`; 0 if there is no such word. The page is registered
-  // (Session::registerHostMemory) whenever a context is current.
-  CUdeviceptr deviceAddress(uint64_t index);
+  // The device's address of word `index` in the view of the stream's context; 0 if there is no such word.
+  static CUdeviceptr deviceAddress(const HostView* view, uint64_t index);
   // Has the stream write it. The session's fault when even that is refused.
-  CUresult write(CUstream stream, uint64_t index, uint64_t value);
+  CUresult write(const HostView* view, CUstream stream, uint64_t index, uint64_t value);
   // Has the stream wait until the word is at least `value`.
-  CUresult awaitIn(CUstream stream, uint64_t index, uint64_t value);
+  CUresult awaitIn(const HostView* view, CUstream stream, uint64_t index, uint64_t value);
   // Raises the word to `value` for the client: no stream writes it. False: no such word.
   bool raise(uint64_t index, uint64_t value);
   // False: more words are watched already than any correct client can wait for.
@@ -84,7 +84,6 @@ class Words {
   Publish publish_;
   std::function<void(CUresult)> fault_;
   std::shared_ptr<transport::SharedMemory> memory_;
-  std::atomic<CUdeviceptr> device_{0};
   std::mutex mutex_;
   std::condition_variable changed_, faultsWanted_;
   bool faultsIdle_ = false;  // nobody waited when the fault thread last looked: wake it when somebody does

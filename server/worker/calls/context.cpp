@@ -40,15 +40,36 @@ void dropPrimaryMemory(Session& session) {
 template <class R, auto Member>
 void plain(Session& session, Call& call) {
   PlaceGlobals place;
-  if constexpr (std::is_same_v<R, CtxDestroy> || std::is_same_v<R, PrimaryReset>) {
-    auto unasked = session.words().contextEnds();
-    session.space().contextEnds();
-    serveDriver<R, Member>(session, call);
-    session.registrationsLost();
-    if constexpr (std::is_same_v<R, PrimaryReset>) dropPrimaryMemory(session);
-  } else {
-    serveDriver<R, Member>(session, call);
-  }
+  serveDriver<R, Member>(session, call);
+}
+
+void destroyContext(Session& session, Call& call) {
+  Served<CtxDestroy> served(session, call);
+  if (!served.open()) return;
+  CUcontext context = served.get<"ctx">().value();
+  auto unasked = session.words().contextEnds();
+  session.space().contextEnds();
+  served.close(served.invoke(session.driver().cuCtxDestroy_v2));
+  session.contextEnded(context);
+}
+
+void retainPrimary(Session& session, Call& call) {
+  PlaceGlobals place;
+  Served<PrimaryRetain> served(session, call);
+  if (!served.open()) return;
+  served.close(served.invoke(session.driver().cuDevicePrimaryCtxRetain));
+  if (call.status == CUDA_SUCCESS)
+    session.primaries()[served.get<"dev">().value()] = *served.get<"pctx">().pass();
+}
+
+void resetPrimary(Session& session, Call& call) {
+  Served<PrimaryReset> served(session, call);
+  if (!served.open()) return;
+  auto unasked = session.words().contextEnds();
+  session.space().contextEnds();
+  served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2));
+  session.contextEnded(session.primaries()[served.get<"dev">().value()]);
+  dropPrimaryMemory(session);
 }
 
 unsigned deviceOf(Session& session, CUcontext context) {
@@ -82,9 +103,9 @@ void enablePeer(Session& session, Call& call) {
 
 void addContextHandlers(HandlerTable& table) {
   table.add<CtxCreate>(&createContext);
-  table.add<CtxDestroy>(&plain<CtxDestroy, &Driver::cuCtxDestroy_v2>);
-  table.add<PrimaryRetain>(&plain<PrimaryRetain, &Driver::cuDevicePrimaryCtxRetain>);
-  table.add<PrimaryReset>(&plain<PrimaryReset, &Driver::cuDevicePrimaryCtxReset_v2>);
+  table.add<CtxDestroy>(&destroyContext);
+  table.add<PrimaryRetain>(&retainPrimary);
+  table.add<PrimaryReset>(&resetPrimary);
   table.add<PrimaryFlags>(&plain<PrimaryFlags, &Driver::cuDevicePrimaryCtxSetFlags_v2>);
   table.add<EnablePeer>(&enablePeer);
   table.add<DisablePeer>(&plain<DisablePeer, &Driver::cuCtxDisablePeerAccess>);

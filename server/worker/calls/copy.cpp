@@ -13,12 +13,19 @@ using DtoD = GPUPOOL_ROW(cuMemcpyDtoDAsync_v2);
 using Peer = GPUPOOL_ROW(cuMemcpyPeerAsync);
 using Copy3D = GPUPOOL_ROW(cuMemcpy3DAsync_v2);
 
+// Staging memory as the call's context has it.
+template <class T>
+void inView(Session& session, const Call& call, T*& host) {
+  host = reinterpret_cast<T*>(session.views().translate(call.view, reinterpret_cast<uint64_t>(host)));
+}
+
 void hostToDevice(Session& session, Call& call) {
   Served<HtoD> served(session, call);
   if (!served.open()) return;
   size_t bytes = served.get<"ByteCount">().value();
   bool ours = session.space().owns(served.get<"dstDevice">().value(), bytes) &&
               session.space().ownsHost(reinterpret_cast<uint64_t>(served.get<"srcHost">().value()), bytes);
+  inView(session, call, served.get<"srcHost">().value());
   served.close(ours ? served.invoke(session.driver().cuMemcpyHtoDAsync_v2) : CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -28,6 +35,7 @@ void deviceToHost(Session& session, Call& call) {
   size_t bytes = served.get<"ByteCount">().value();
   bool ours = session.space().owns(served.get<"srcDevice">().value(), bytes) &&
               session.space().ownsHost(reinterpret_cast<uint64_t>(served.get<"dstHost">().value()), bytes);
+  inView(session, call, served.get<"dstHost">().value());
   served.close(ours ? served.invoke(session.driver().cuMemcpyDtoHAsync_v2) : CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -46,9 +54,10 @@ void write(Session& session, Call& call) {
   auto* host = reinterpret_cast<unsigned char*>(from);
   const auto& data = served.get<"data">().array();
   std::copy(data.begin(), data.end(), host);
+  inView(session, call, host);
   CUresult status = session.driver().cuMemcpyHtoDAsync_v2(to, host, bytes, stream);
   if (status == CUDA_SUCCESS && word != 0) {
-    status = session.words().write(stream, word, served.get<"value">().value());
+    status = session.words().write(call.view, stream, word, served.get<"value">().value());
     if (!session.mapsMemory() && !session.words().watch(word, served.get<"value">().value()))
       status = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -56,19 +65,20 @@ void write(Session& session, Call& call) {
 }
 
 // then: what is to happen when the bytes are in host memory. waiting: the watcher has it.
-CUresult startRead(Session& session, Served<Read>& served, const Words::Then& then, bool tell,
-                   bool& waiting) {
+CUresult startRead(Session& session, const Call& call, Served<Read>& served, const Words::Then& then,
+                   bool tell, bool& waiting) {
   CUstream stream = served.get<"stream">().value();
   uint64_t word = served.get<"word">().value(), value = served.get<"value">().value();
   CUdeviceptr from = served.get<"from">().value();
   auto* host = reinterpret_cast<void*>(served.get<"to">().value());
   size_t bytes = served.get<"bytes">().value();
-  if (!session.space().owns(from, bytes) || session.words().deviceAddress(word) == 0)
+  if (!session.space().owns(from, bytes) || Words::deviceAddress(call.view, word) == 0)
     return CUDA_ERROR_INVALID_VALUE;
+  inView(session, call, host);
   CUresult status = session.driver().cuMemcpyDtoHAsync_v2(host, from, bytes, stream);
   if (status != CUDA_SUCCESS) return status;
   if (waiting = then != nullptr; waiting) session.words().whenReached(word, value, then, tell);
-  return session.words().write(stream, word, value);
+  return session.words().write(call.view, stream, word, value);
 }
 
 struct AwaitedRead {
@@ -78,7 +88,7 @@ struct AwaitedRead {
 };
 
 // The bytes go to host memory that the client maps or, over a network, on to a region of the client's.
-CUresult readInto(Session& session, Served<Read>& served) {
+CUresult readInto(Session& session, const Call& call, Served<Read>& served) {
   uint64_t to = served.get<"to">().value();
   size_t bytes = served.get<"bytes">().value();
   auto memory = session.space().hostMemory(to, bytes);
@@ -90,7 +100,7 @@ CUresult readInto(Session& session, Served<Read>& served) {
       if (status == CUDA_SUCCESS) session.deliver(memory, to, bytes, {region.id, region.generation}, offset);
     };
   bool waiting = false;
-  return startRead(session, served, then, true, waiting);
+  return startRead(session, call, served, then, true, waiting);
 }
 
 // The executor goes on; the watcher answers.
@@ -100,7 +110,7 @@ void readAwaited(Session& session, Call& frame) {
   // With a region it would be posted, but for a capture elsewhere or GPUPOOL_SYNC: the reply has no room for
   // the bytes.
   if (open && read->served.get<"region">().value().id != 0) {
-    read->served.close(readInto(session, read->served));
+    read->served.close(readInto(session, read->call, read->served));
     open = false;
   }
   if (!open) {
@@ -121,7 +131,8 @@ void readAwaited(Session& session, Call& frame) {
   frame.deferred = true;
   bool waiting = false;
   CUresult status =
-      memory == nullptr ? CUDA_ERROR_INVALID_VALUE : startRead(session, read->served, answer, false, waiting);
+      memory == nullptr ? CUDA_ERROR_INVALID_VALUE
+                        : startRead(session, read->call, read->served, answer, false, waiting);
   if (status == CUDA_SUCCESS) return;
   if (waiting)
     session.words().setSticky(status);  // the word will never be written: the watcher answers
@@ -132,7 +143,7 @@ void readAwaited(Session& session, Call& frame) {
 void read(Session& session, Call& call) {
   if ((call.frame.flags & schema::Frame::kAwait) != 0) return readAwaited(session, call);
   Served<Read> served(session, call);
-  if (served.open()) served.close(readInto(session, served));
+  if (served.open()) served.close(readInto(session, call, served));
 }
 
 void deviceToDevice(Session& session, Call& call) {
@@ -182,7 +193,10 @@ void memset2D(Session& session, Call& call) {
 void copy3D(Session& session, Call& call) {
   Served<Copy3D> served(session, call);
   if (!served.open()) return;
-  bool ours = ownsCopy(session, served.get<"pCopy">().plain());
+  CUDA_MEMCPY3D& copy = served.get<"pCopy">().plain();
+  bool ours = ownsCopy(session, copy);
+  if (copy.srcMemoryType == CU_MEMORYTYPE_HOST) inView(session, call, copy.srcHost);
+  if (copy.dstMemoryType == CU_MEMORYTYPE_HOST) inView(session, call, copy.dstHost);
   served.close(ours ? served.invoke(session.driver().cuMemcpy3DAsync_v2) : CUDA_ERROR_INVALID_VALUE);
 }
 

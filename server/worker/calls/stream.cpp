@@ -22,7 +22,7 @@ void streamWord(Session& session, Call& call) {
   Served<Word> served(session, call);
   if (!served.open()) return;
   uint64_t word = served.get<"word">().value(), value = served.get<"value">().value();
-  CUresult status = session.words().write(served.get<"stream">().value(), word, value);
+  CUresult status = session.words().write(call.view, served.get<"stream">().value(), word, value);
   if (status == CUDA_SUCCESS && !session.mapsMemory() && !session.words().watch(word, value))
     status = CUDA_ERROR_OUT_OF_MEMORY;
   served.close(status);
@@ -31,7 +31,7 @@ void streamWord(Session& session, Call& call) {
 void gate(Session& session, Call& call) {
   Served<Gate> served(session, call);
   if (served.open())
-    served.close(session.words().awaitIn(served.get<"stream">().value(), served.get<"word">().value(),
+    served.close(session.words().awaitIn(call.view, served.get<"stream">().value(), served.get<"word">().value(),
                                          served.get<"value">().value()));
 }
 
@@ -51,7 +51,7 @@ void eventRecord(Session& session, Call& call) {
   CUresult status = flags == 0 ? driver.cuEventRecord(served.get<"event">().value(), stream)
                                : driver.cuEventRecordWithFlags(served.get<"event">().value(), stream, flags);
   if (status == CUDA_SUCCESS && served.get<"word">().value() != 0)
-    status = session.words().write(stream, served.get<"word">().value(), served.get<"value">().value());
+    status = session.words().write(call.view, stream, served.get<"word">().value(), served.get<"value">().value());
   served.close(status);
 }
 
