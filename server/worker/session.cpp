@@ -23,6 +23,7 @@ using transport::Peer;
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(500);
+constexpr auto kLettingGo = std::chrono::milliseconds(2000);
 constexpr size_t kMostBeside = 64;
 constexpr size_t kMostQueued =
     4096;  // a client's thread waits for its call, so it has no more threads than that
@@ -368,11 +369,29 @@ void Session::deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t 
       endMalformed("sessionRead: bytes for memory the client does not share");
     return;
   }
+  std::lock_guard lock(deliveriesMutex_);
   deliveries_.emplace_back(sent, std::move(memory));
-  // put waits at the transport's own bound, so what is older than that has ended, well or not.
+  dropDelivered();
+}
+
+// put waits at the transport's own bound, so what is older than that has ended, well or not.
+void Session::dropDelivered() {
   while (!deliveries_.empty() && (deliveries_.size() > kMostDeliveries ||
                                   connection_->wait(deliveries_.front().first, transport::Deadline::min())))
     deliveries_.pop_front();
+}
+
+// A client that names the place again has its bytes: what is awaited is that the transport notices it, too.
+bool Session::awaitReleased(uint64_t address, size_t bytes) {
+  for (auto end = soon(kLettingGo); !space_.hostReleased(address, bytes);) {
+    if (transport::Clock::now() > end) return false;
+    {
+      std::lock_guard lock(deliveriesMutex_);
+      dropDelivered();
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
 }
 
 void Session::dropRegion(uint64_t address) {

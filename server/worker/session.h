@@ -57,8 +57,8 @@ struct Call {
 
   schema::Frame frame;
   const HostView* view = nullptr;  // of its context; null: it names none
-  std::vector<std::byte> bytes;  // arguments
-  schema::ByteBuffer out;        // outputs, if status says success (or the call always has them)
+  std::vector<std::byte> bytes;    // arguments
+  schema::ByteBuffer out;          // outputs, if status says success (or the call always has them)
   CUresult status = CUDA_SUCCESS;
   const char* malformed = nullptr;  // set: the session ends, and why
   bool drained = false;             // a synchronisation: device output goes with the reply
@@ -130,6 +130,9 @@ class Session {
   // On the watcher's thread: sends bytes of `memory` to a region of the client's, ahead of any later message.
   void deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t address, size_t bytes,
                transport::Region region, uint64_t offset);
+  // Pinned memory that lay there before is nobody's any more: new memory may take its place. False: a
+  // transfer of it does not end.
+  bool awaitReleased(uint64_t address, size_t bytes);
   transport::Region share(std::shared_ptr<transport::SharedMemory> memory) {
     return connection_->share(std::move(memory));
   }
@@ -157,6 +160,7 @@ class Session {
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);
+  void dropDelivered();  // under deliveriesMutex_
   void end(const std::string& reason);
   void endMalformed(const std::string& reason);  // any thread: notifies the client
 
@@ -178,7 +182,8 @@ class Session {
   std::shared_ptr<LinkTable> links_;  // calls/module.cpp
   std::map<CUgraphNode, std::vector<CUgraph>> bodies_;
 
-  // Watcher's thread only: deliveries under way and the memory they read.
+  // Deliveries under way and the memory they read.
+  std::mutex deliveriesMutex_;
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
   std::map<uint64_t, transport::Region> regions_;  // executor only
   std::mutex mirrorsMutex_;

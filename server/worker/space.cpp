@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "base/reserve.h"
 #include "server/worker/warm.h"
@@ -322,8 +324,7 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
   (void)flags;  // write-combining is a hint that ordinary pages cannot follow
   CUcontext current = nullptr;
   CUresult result = driver_.cuCtxGetCurrent(&current);
-  if (result == CUDA_SUCCESS)
-    result = driver_.cuMemHostRegister_v2(memory->data(), bytes, kHostRegistration);
+  if (result == CUDA_SUCCESS) result = driver_.cuMemHostRegister_v2(memory->data(), bytes, kHostRegistration);
   if (result != CUDA_SUCCESS) {
     memory.reset();
     return result;
@@ -335,16 +336,32 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
 }
 
 CUresult Space::unmapHost(uint64_t address) {
-  std::shared_ptr<transport::SharedMemory> last;  // unmapped outside the locks
   std::lock_guard order(mapping_);
   auto found = host_.find(address);
   if (found == host_.end()) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = driver_.cuMemHostUnregister(found->second.memory->data());
-  std::lock_guard lock(mutex_);
-  last = found->second.memory;
-  host_.erase(found);
-  hostRanges_.erase(address);
+  {
+    std::lock_guard lock(mutex_);
+    released_.push_back(std::move(found->second.memory));
+    host_.erase(found);
+    hostRanges_.erase(address);
+  }
+  dropReleased();
   return result;
+}
+
+// Under mapping_. Memory ends here and nowhere else, so that it is known when.
+void Space::dropReleased() {
+  std::erase_if(released_, [](const auto& memory) { return memory.use_count() == 1; });
+}
+
+bool Space::hostReleased(uint64_t address, size_t bytes) {
+  std::lock_guard order(mapping_);
+  dropReleased();
+  return std::none_of(released_.begin(), released_.end(), [&](const auto& memory) {
+    const auto start = reinterpret_cast<uint64_t>(memory->data());
+    return start < address + bytes && address < start + memory->size();
+  });
 }
 
 void Space::addGlobal(uint64_t owner, const Global& global) {

@@ -59,6 +59,9 @@ class Space {
   CUresult mapHost(uint64_t address, size_t bytes, unsigned flags,
                    std::shared_ptr<transport::SharedMemory>& memory);
   CUresult unmapHost(uint64_t address);
+  // True: nothing that was unmapped there is held by anybody still, to be read or written to. mapHost needs
+  // that: the old memory's end would take the new one's addresses.
+  bool hostReleased(uint64_t address, size_t bytes);
 
   // Registers pinned memory that has outlived its context, in the current one. The client gives back what a
   // context has before it ends it, but for what graphs still hold.
@@ -108,6 +111,7 @@ class Space {
   // server for room in the lease: no lock is held.
   CUresult makePhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made);
   void endUnused(Physical& physical);
+  void dropReleased();
 
   bool inWindow(CUdeviceptr address, size_t bytes) const;
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_
@@ -129,6 +133,7 @@ class Space {
   std::map<CUcontext, Scrubber> scrubbers_;  // under mapping_
   std::vector<uint64_t> used_;               // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
+  std::vector<std::shared_ptr<transport::SharedMemory>> released_;  // under mapping_: perhaps held still
   std::shared_ptr<transport::SharedMemory> staging_;
   std::map<uint64_t, size_t> hostRanges_;
   std::map<uint64_t, size_t> globals_;

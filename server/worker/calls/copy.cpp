@@ -130,9 +130,8 @@ void readAwaited(Session& session, Call& frame) {
   };
   frame.deferred = true;
   bool waiting = false;
-  CUresult status =
-      memory == nullptr ? CUDA_ERROR_INVALID_VALUE
-                        : startRead(session, read->call, read->served, answer, false, waiting);
+  CUresult status = memory == nullptr ? CUDA_ERROR_INVALID_VALUE
+                                      : startRead(session, read->call, read->served, answer, false, waiting);
   if (status == CUDA_SUCCESS) return;
   if (waiting)
     session.words().setSticky(status);  // the word will never be written: the watcher answers

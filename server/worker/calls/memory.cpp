@@ -90,13 +90,15 @@ void peerAccess(Session& session, Call& call) {
 void mapHost(Session& session, Call& call) {
   Served<HostMap> served(session, call);
   if (!served.open()) return;
+  const uint64_t address = served.get<"address">().value(), bytes = served.get<"bytes">().value();
   std::shared_ptr<transport::SharedMemory> memory;
-  CUresult status = session.space().mapHost(served.get<"address">().value(), served.get<"bytes">().value(),
-                                            served.get<"flags">().value(), memory);
+  CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
+  if (session.awaitReleased(address, bytes))
+    status = session.space().mapHost(address, bytes, served.get<"flags">().value(), memory);
   if (status == CUDA_SUCCESS) {
     transport::Region region = session.share(memory);
     served.get<"region">().plain() = {region.id, region.generation};
-    session.keepRegion(served.get<"address">().value(), region);
+    session.keepRegion(address, region);
   }
   served.close(status);
 }

@@ -31,8 +31,8 @@ void streamWord(Session& session, Call& call) {
 void gate(Session& session, Call& call) {
   Served<Gate> served(session, call);
   if (served.open())
-    served.close(session.words().awaitIn(call.view, served.get<"stream">().value(), served.get<"word">().value(),
-                                         served.get<"value">().value()));
+    served.close(session.words().awaitIn(call.view, served.get<"stream">().value(),
+                                         served.get<"word">().value(), served.get<"value">().value()));
 }
 
 void openGate(Session& session, Call& call) {
@@ -51,7 +51,8 @@ void eventRecord(Session& session, Call& call) {
   CUresult status = flags == 0 ? driver.cuEventRecord(served.get<"event">().value(), stream)
                                : driver.cuEventRecordWithFlags(served.get<"event">().value(), stream, flags);
   if (status == CUDA_SUCCESS && served.get<"word">().value() != 0)
-    status = session.words().write(call.view, stream, served.get<"word">().value(), served.get<"value">().value());
+    status =
+        session.words().write(call.view, stream, served.get<"word">().value(), served.get<"value">().value());
   served.close(status);
 }
 

@@ -39,6 +39,7 @@ gpupool_program(virtual_memory SOURCES virtual_memory.cpp FLAGS -cudart none -lc
 gpupool_program(memset_attributes FLAGS -lcuda NEEDS driver)
 gpupool_program(fresh_memory)
 gpupool_program(copy_sizes TIMEOUT 120)
+gpupool_program(pinned_again)
 gpupool_program(stress_allocations TIMEOUT 120)
 
 # Streams, events, callbacks, graphs.
