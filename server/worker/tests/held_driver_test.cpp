@@ -160,6 +160,30 @@ TEST_CASE("no context is asked for faults while it ends") {
   CHECK(askedMeanwhile == 0);
 }
 
+TEST_CASE("the end of a context takes nothing from the work of another, and waits for none of it") {
+  constexpr uint64_t kOther = makeHandle(handles::Kind::context, 2, 1);
+  constexpr uint64_t kOthers = makeHandle(handles::Kind::stream, 2, 1);
+  const auto stream = [](uint64_t name) { return Arguments().value(name).value(1).value(0); };
+  Client client;
+  client.open();  // the primary context is the first one: what it registers goes with it
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), stream(kStream)).status() == CUDA_SUCCESS);
+  client.context = 0;
+  REQUIRE(client.await(ROW("cuCtxCreate_v2"), Arguments().value(kOther).value(0).value(0)).status() ==
+          CUDA_SUCCESS);
+  client.context = kOther;
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), stream(kOthers)).status() == CUDA_SUCCESS);
+  client.post(ROW("sessionGate"), Arguments().value(kOthers).value(9).value(1));
+  client.post(ROW("sessionWord"), Arguments().value(kOthers).value(5).value(7));
+  client.context = 0;
+  REQUIRE(client.await(ROW("cuDevicePrimaryCtxReset_v2"), Arguments().value(0)).status() == CUDA_SUCCESS);
+  CHECK(client.word(5) == 0);
+  REQUIRE(client.awaitAside(ROW("sessionGateOpen"), Arguments().value(9).value(1)).status() == CUDA_SUCCESS);
+  CHECK(eventually([&] { return client.word(5) == 7; }));
+  client.context = kOther;
+  CHECK(client.await(ROW("sessionDrain"), Arguments().value(kOthers).value(1)).status() == CUDA_SUCCESS);
+  CHECK(client.sticky() == CUDA_SUCCESS);
+}
+
 TEST_CASE("words are told while the driver keeps whoever asks for faults") {
   Held held;
   Client& client = held.client;

@@ -39,7 +39,7 @@ constexpr uint64_t kLimit = uint64_t{256} << 20;
 server::HostPages pages() {
   static const server::HostPages all{
       SharedMemory::create(size_t{1} << 20, reinterpret_cast<void*>(kStagingAddress)),
-      SharedMemory::create(schema::kWordsBytes)};
+      SharedMemory::create(schema::kWordsBytes), nullptr};
   return all;
 }
 
@@ -87,7 +87,6 @@ Bench::Bench(bool network, uint64_t seed) {
   driver.reset(seed);
   auto host = pages();
   std::memset(host.words->data(), 0, schema::kWordsOffset + 64 * 8);
-  driver.words = {reinterpret_cast<uint64_t>(host.words->data()), host.words->size()};
   server::SessionStart start;
   start.epoch = kEpoch;
   start.devices.resize(kDevices);

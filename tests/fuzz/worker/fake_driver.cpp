@@ -6,6 +6,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "schema/frame.h"
 #include "schema/handles.h"
 #include "server/fatbin/fatbin.h"
 #include "tests/fuzz/input.h"
@@ -36,6 +37,7 @@ void DriverState::reset(uint64_t seed) {
   host.clear();
   managed.clear();
   globals.clear();
+  words.clear();
   current = nullptr;
   children = 0;
   seed_ = seed * 2 + 1;
@@ -60,10 +62,7 @@ CUresult DriverState::chance() {
   }
 }
 
-bool DriverState::isWord(uint64_t address) const {
-  const auto [start, bytes] = words;
-  return address >= start && address - start <= bytes - 8;
-}
+bool DriverState::isWord(uint64_t address) const { return within(words, address, 8); }
 bool DriverState::isHost(uint64_t address, size_t bytes) const {
   return within(host, address, bytes) || within(managed, address, bytes);
 }
@@ -170,12 +169,13 @@ CUresult memMap(CUdeviceptr address, size_t bytes, size_t, CUmemGenericAllocatio
 }
 CUresult hostRegister(void* data, size_t bytes, unsigned) {
   const auto address = reinterpret_cast<uint64_t>(data);
-  if (address == state().words.first) return CUDA_SUCCESS;
-  state().host[address] = bytes;
+  // Each context has a view of the words; the client's own memory is never as large (LittleHostMemory).
+  (bytes == schema::kWordsBytes ? state().words : state().host)[address] = bytes;
   return CUDA_SUCCESS;
 }
 CUresult hostUnregister(void* data) {
   state().host.erase(reinterpret_cast<uint64_t>(data));
+  state().words.erase(reinterpret_cast<uint64_t>(data));
   return CUDA_SUCCESS;
 }
 CUresult hostPointer(CUdeviceptr* device, void* data, unsigned) {

@@ -30,7 +30,7 @@ class DriverState {
   bool isWord(uint64_t address) const;
 
   std::map<uint64_t, size_t> windows, host, globals, managed;
-  std::pair<uint64_t, size_t> words;  // the page of completion words: for the driver's own writes and waits
+  std::map<uint64_t, size_t> words;  // pages of completion words: for the driver's own writes and waits
   CUcontext current = nullptr;
   unsigned children = 0;  // graphs within graphs, told so far
 
