@@ -130,6 +130,10 @@ class Pool {
   std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why);
   // True: a lease is on its way out and PoolEvents::ended follows. False: nothing to wait for.
   bool release(const Principal& who, const Id& id, uint64_t now);
+  // Release by an operator, who knows of a lost lease that nothing of it runs any more. Refuses (throws) to
+  // forget what a server could still report: if one that is not connected comes back and holds the lease, its
+  // devices are not leased before it has ended it.
+  bool drop(const Principal& who, const Id& id, uint64_t now);
 
   // --- what the servers answered
   void granted(const Id& id, uint64_t now);

@@ -146,7 +146,10 @@ void Pool::closed(const Id& id, bool forgotten, const std::string& why) {
     events_.ended(id);
   }
   if (!forgotten && record.gone) return close(record, latestMs_);  // its server was heard of meanwhile
-  if (forgotten) leases_.erase(at);
+  if (forgotten) {
+    leases_.erase(at);
+    events_.ended(id);  // whoever dropped a lost one waits for it
+  }
   serveWaiters(latestMs_);
 }
 

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "base/hmac.h"
+#include "base/log.h"
 #include "pool-manager/pool.h"
 
 namespace gpupool::pool {
@@ -188,6 +189,24 @@ bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
   if (isEnd(record.state)) return false;
   if (record.state == LeaseState::granting) events_.failed(id, {Failure::Kind::refused, "released"});
   if (record.state != LeaseState::revoking) startRevoke(record, LeaseState::released, kReleased, now);
+  return true;
+}
+
+bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.state != LeaseState::lost) return release(who, id, now);
+  latestMs_ = now;
+  LeaseRecord& record = at->second;
+  if (who.role != Principal::Role::admin)
+    throw std::invalid_argument("a lost lease is dropped by the pool's operator only");
+  const std::string& name = record.server().name;
+  const auto server = servers_.find(name);
+  if (server != servers_.end() && server->second.connected)
+    throw std::invalid_argument("server " + name +
+                                " is connected: it says itself when nothing of the lease runs any more");
+  GPUPOOL_WARNING("lease %s, lost with server %s, is dropped by an operator", toText(id).c_str(),
+                  name.c_str());
+  end(id, LeaseState::lost, record.reason, now);
   return true;
 }
 

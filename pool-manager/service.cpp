@@ -183,8 +183,13 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> release(ReleaseContext context) override {
     const Id id = read(context.getParams().getId());
     demand(Right::lease);
-    if (!guarded([&] { return service().pool_.release(principal(), id, service().clock_.now()); }))
-      return kj::READY_NOW;
+    const bool drop = context.getParams().getDrop();
+    const bool ends = guarded([&] {
+      Pool& pool = service().pool_;
+      const uint64_t now = service().clock_.now();
+      return drop ? pool.drop(principal(), id, now) : pool.release(principal(), id, now);
+    });
+    if (!ends) return kj::READY_NOW;
     if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
     context.allowCancellation();
     auto over = kj::newPromiseAndFulfiller<void>();

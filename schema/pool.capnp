@@ -140,7 +140,8 @@ interface Manager {
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
   renew @4 (id :Id128) -> (ttlMs :UInt32);                 # fails if the lease is gone
-  release @5 (id :Id128) -> ();                            # idempotent
+  # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs.
+  release @5 (id :Id128, drop :Bool) -> ();
   # People.
   devices @6 () -> (devices :List(DeviceState));
   servers @7 () -> (servers :List(ServerState));

@@ -15,6 +15,7 @@ const std::vector<Command>& commands() {
       {"devices", "list the GPUs of the pool, with free memory and holders", runDevices},
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
+      {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
   };
   return kCommands;
 }

@@ -64,4 +64,11 @@ std::vector<pool::Lease> ManagerQuery::leases() {
   }));
 }
 
+void ManagerQuery::drop(const pool::Id& id) {
+  auto request = connection_->manager().releaseRequest();
+  pool::write(id, request.initId());
+  request.setDrop(true);
+  await(request.send().ignoreResult());
+}
+
 }  // namespace gpupool::cli

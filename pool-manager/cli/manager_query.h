@@ -37,6 +37,8 @@ class ManagerQuery {
   std::vector<ListedDevice> devices();
   std::vector<ListedServer> servers();
   std::vector<pool::Lease> leases();
+  // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
+  void drop(const pool::Id& id);
 
  private:
   template <class T>

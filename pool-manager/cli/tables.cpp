@@ -183,14 +183,17 @@ int runServers(const Words& words) {
 }
 
 int runLeases(const Words& words) {
-  const Listing listing =
-      parse(words, "gpupool leases [options]",
-            "Lists the leases: which GPUs, how much memory, since when, and for whom.", "  gpupool leases\n");
+  const Listing listing = parse(
+      words, "gpupool leases [options]",
+      "Lists the leases: which GPUs, how much memory, in which state, since when, and for whom. A lost lease "
+      "is over, and its GPUs are not free: its server has not said that nothing of it runs (see `gpupool "
+      "release --help`).",
+      "  gpupool leases\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {
-      {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "AGE", "TENANT", "HOLDER"}};
+      {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE", "AGE", "TENANT", "HOLDER"}};
   for (const pool::Lease& lease : query.leases()) {
     json devices = json::array();
     std::string ordinals;
@@ -206,13 +209,14 @@ int runLeases(const Words& words) {
                     {"server", lease.server.name},
                     {"devices", devices},
                     {"ttlMs", lease.ttlMs},
+                    {"state", lease.state},
                     {"ageMs", lease.ageMs},
                     {"tenant", lease.tenant},
                     {"holder", lease.holder}});
     rows.push_back(
         {shortId(lease.id), lease.server.name, ordinals,
          whole ? "whole" : options::formatSize(lease.devices.empty() ? 0 : lease.devices[0].memoryBytes),
-         age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
+         lease.state, age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
   }
   if (listing.json)
     print(list);

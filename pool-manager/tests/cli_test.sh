@@ -31,7 +31,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases; do
+for command in up down run hold devices servers leases release; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -132,6 +132,7 @@ kill -KILL "$(pid_of manager)"
 has_alive() { gpupool servers | grep -q alive; }
 check "the manager comes back" until_true has_alive
 check "with its lease" has "$(gpupool leases)" "fake_application"
+check "in its state" has "$(gpupool leases --json)" '"state": "active"'
 old=$(pid_of server); kill -KILL "$old"
 replaced() { new=$(pid_of server); [ -n "$new" ] && [ "$new" != "$old" ] && has_alive; }
 check "the server comes back" until_true replaced
@@ -139,6 +140,19 @@ lost() { ! gpupool leases | grep -q fake_application; }
 check "without the lease, whose sessions it lost" until_true lost
 check "the holder tells" until_true grep -q "the lease has ended: its server node was restarted" "$folder/output"
 kill -TERM $tool; wait $tool; check "the program is its user's" test $? -eq 143
+
+case="released by somebody else"
+"$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
+text=$(gpupool release 0x"$lease"); check "no such lease" test $? -eq 1
+check "says so" has "$text" "there is no lease 0x$lease"
+text=$(gpupool release "$lease"); check "release" test $? -eq 0
+check "says so" has "$text" "$lease"
+check "it is over" lost
+check "the holder tells" until_true grep -q "the lease has ended: " "$folder/output"
+kill -TERM $tool; wait $tool
 
 case="supervisor killed"
 kill -KILL "$(pid_of supervisor)"

@@ -226,6 +226,47 @@ TEST_CASE_METHOD(
   leaseNow(3);
 }
 
+TEST_CASE_METHOD(Fixture, "an operator drops a lost lease, unless its server is there to say what runs") {
+  joinAndBeat(server("a", 1));
+  leaseNow(1);
+  pool->left("a", {1, 0}, false, now);
+  pool->release(kAdmin, {1, 1}, now);
+  pool->tick(now += 10'000 + times.driftMs + times.killMs + 1);
+  REQUIRE(pool->leases().at({1, 1}).state == LeaseState::lost);
+  CHECK(pool->list(kAdmin, now).at(0).state == "lost");
+  CHECK_FALSE(pool->release(kAdmin, {1, 1}, now));  // a holder's: it says nothing of what runs
+  CHECK(contains(thrown([&] { pool->drop({Principal::Role::user, ""}, {1, 1}, now); }), "operator"));
+  REQUIRE(pool->leases().size() == 1);
+  SECTION("the server is there") {
+    joinAndBeat(server("a", 1), {{1, 1}});
+    CHECK(contains(thrown([&] { pool->drop(kAdmin, {1, 1}, now); }), "server a is connected"));
+    CHECK(pool->leases().size() == 1);
+    return;
+  }
+  SECTION("this manager lost it") {}
+  SECTION("a manager reads it") { restart(); }
+  CHECK(pool->drop(kAdmin, {1, 1}, now));
+  CHECK(events.over.contains({1, 1}));
+  CHECK(pool->leases().empty());
+  CHECK(store->range("lease/").empty());
+  CHECK_FALSE(pool->drop(kAdmin, {1, 1}, now));  // once is enough
+  // The operator was wrong: nothing is leased where it still runs.
+  joinAndBeat(server("a", 1), {{1, 1}});
+  pool->request(kAdmin, request(2), now);
+  CHECK(contains(failure(2), "still runs there"));
+  pool->revoked({1, 1}, now);
+  leaseNow(3);
+}
+
+TEST_CASE_METHOD(Fixture, "a lease that is not lost is released in its holder's place") {
+  joinAndBeat(server("a", 1));
+  leaseNow(1);
+  CHECK(pool->drop(kAdmin, {1, 1}, now));
+  REQUIRE(events.revokes.size() == 1);
+  pool->revoked({1, 1}, now);
+  CHECK(pool->leases().empty());
+}
+
 TEST_CASE_METHOD(Fixture,
                  "a server that comes back is told what ended meanwhile, and what it should not hold") {
   joinAndBeat(server("a", 1));

@@ -71,9 +71,10 @@ kj::Promise<uint32_t> renew(ManagerConnection& connection, const Id& id) {
   return request.send().then([](auto&& response) { return response.getTtlMs(); });
 }
 
-kj::Promise<void> release(ManagerConnection& connection, const Id& id) {
+kj::Promise<void> release(ManagerConnection& connection, const Id& id, bool drop = false) {
   auto request = connection.manager().releaseRequest();
   write(id, request.initId());
+  request.setDrop(drop);
   return request.send().ignoreResult();
 }
 
@@ -246,6 +247,7 @@ TEST_CASE_METHOD(Fixture, "a server that does not answer a revoke delays the rel
   CHECK(contains(errorText(failure(*this, kj::mv(next))), "ending"));
   pass(15'000 + 500 + 3000 + 100);
   CHECK(service->pool().leases().at(got.id).state == LeaseState::lost);  // over, and its device not free
+  CHECK(contains(errorText(failure(*this, release(*holder, got.id, true))), "is connected"));
   server.muteRevokes = false;
   for (int i = 0; i < 200 && !service->pool().leases().empty(); ++i) pause(20);
   CHECK(service->pool().leases().empty());

@@ -1,0 +1,52 @@
+// gpupool release: ends a lease in its holder's place, or drops a lost one.
+
+#include <algorithm>
+#include <iostream>
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/places.h"
+
+namespace gpupool::cli {
+namespace {
+
+constexpr unsigned kPatienceMs = 30'000;  // a server may take this long to end a lease's sessions
+
+const Help kHelp = {
+    "gpupool release [options] LEASE",
+    "Ends a lease, named as `gpupool leases` prints it or by more of its digits, in its holder's place: its "
+    "sessions end. A lease in state `lost` is dropped: its server went away without saying that nothing of "
+    "it runs, and the manager keeps it until then. Drop it when you know that the server does not come "
+    "back; only the pool's operator can, and not while that server is connected.",
+    "GPUPOOL_STATE: the folder of this machine's pool.",
+    "0: the lease is over. 1: there is no such lease, or the manager refuses. 2: the command line is wrong.",
+    "  gpupool release 3f2a91c4\n"};
+
+pool::Id find(const std::vector<pool::Lease>& leases, const std::string& digits) {
+  std::vector<pool::Id> found;
+  for (const pool::Lease& lease : leases)
+    if (pool::toText(lease.id).starts_with(digits)) found.push_back(lease.id);
+  if (found.empty()) throw CommandError(kExitFailure, "there is no lease " + digits);
+  if (found.size() > 1)
+    throw CommandError(kExitFailure, "several leases begin with " + digits +
+                                         "; `gpupool leases --json` prints them in full");
+  return found[0];
+}
+
+}  // namespace
+
+int runRelease(const Words& words) {
+  ClientOptions client;
+  const Parsed parsed = parseCommand(words, kHelp, &client, {"manager", "tenant", "token-file"}, {});
+  if (parsed.helped) return 0;
+  if (parsed.rest.size() != 1 || parsed.rest[0].empty())
+    throw options::OptionError("release takes one lease; `gpupool leases` lists them");
+  ManagerQuery query(managerAddresses(client.manager), kPatienceMs,
+                     credentialsOf(client.tokenFile, client.tenant));
+  const pool::Id id = find(query.leases(), parsed.rest[0]);
+  query.drop(id);
+  std::cout << "gpupool: lease " << pool::toText(id) << " is over\n";
+  return 0;
+}
+
+}  // namespace gpupool::cli
