@@ -33,6 +33,8 @@ void addCopyCases(std::vector<Case>& cases, size_t largest, bool quick);
 // sgemm and fft2, if NVIDIA's libraries are there; otherwise their steps throw std::runtime_error with the
 // reason.
 void addLibraryCases(std::vector<Case>& cases);
+// Those that make everything after them slower.
+void addLastCases(std::vector<Case>& cases);
 
 std::string sizeName(size_t bytes);  // 4B, 4KiB, 1MiB, 1GiB
 

@@ -82,6 +82,7 @@ std::vector<Case> allCases(const Options& options) {
   addGraphCases(cases);
   addCopyCases(cases, options.largest, options.quick);
   addLibraryCases(cases);
+  addLastCases(cases);
   if (!options.only.empty())
     std::erase_if(cases, [&](const Case& item) {
       return std::none_of(options.only.begin(), options.only.end(), [&](const std::string& pattern) {

@@ -4,7 +4,7 @@
 // As the launch of a graph, not as a memset of a stream: once about eight memsets (they are kernels) ran on a
 // second stream of a context, driver 580 runs every kernel of the first 0.2 us later, graphs' kernels too
 // (graph of 50: 31 -> 40 us, natively as well). A graph's memset does not count, and is as fast. Figures:
-// perf/results/2026-11-23-h200-issue12.md.
+// perf/results/2026-11-23-h200-second-stream.md.
 //
 // Threads: one at a time. Ends before its context.
 
