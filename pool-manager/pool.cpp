@@ -45,6 +45,8 @@ void Pool::load(Store& store, const PoolStart& start) {
     record.grantedMs = record.revokingMs = start.nowMs;
     leases_[record.id] = std::move(record);
   }
+  for (const Entry& entry : store.range(kCordonPrefix))
+    cordons_[entry.key.substr(kCordonPrefix.size())] = entry.value;
   for (const Entry& entry : store.range(kEndedPrefix)) {
     Id id;
     if (fromText(entry.key.substr(kEndedPrefix.size()), id)) tombstones_[id] = {entry.value, start.nowMs};
@@ -115,6 +117,8 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const
       use.unusable = "has just come back and has not yet said which leases it holds";
     else if (!server.suspect.empty())
       use.unusable = "did not take its last lease: " + server.suspect;
+    else if (const auto cordon = cordons_.find(name); cordon != cordons_.end())
+      use.unusable = "cordoned by an operator" + (cordon->second.empty() ? "" : ": " + cordon->second);
     for (size_t i = 0; i < server.facts.devices.size(); ++i) {
       const Device& device = server.facts.devices[i];
       use.devices.push_back({device, device.memoryBytes, {}, server.duplicates.at(i)});

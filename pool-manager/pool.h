@@ -120,6 +120,12 @@ class Pool {
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now);
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
+  // An operator takes a server out of service, or back: nothing new is placed there, and its leases go on.
+  // Held for a server that is away, too. done: later, with "" when the store has it, else why not.
+  void cordon(const Principal& who, const std::string& server, const std::string& reason, Journal::Done done);
+  void uncordon(const Principal& who, const std::string& server, Journal::Done done);
+  // By server, the reason.
+  const std::map<std::string, std::string>& cordons() const { return cordons_; }
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
   void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
 
@@ -206,7 +212,8 @@ class Pool {
   PoolTimes times_;
   std::string bootId_;
   std::map<std::string, ServerRecord> servers_;
-  std::map<std::string, std::string> owners_;  // UUID: the server whose device it is
+  std::map<std::string, std::string> cordons_;  // server: why
+  std::map<std::string, std::string> owners_;   // UUID: the server whose device it is
   std::map<Id, LeaseRecord> leases_;
   std::map<Id, Tombstone> tombstones_;
   std::deque<Waiter> waiters_;

@@ -10,6 +10,7 @@ namespace gpupool::pool {
 namespace {
 
 constexpr size_t kMostProblem = 200;  // bytes of a device's problem
+constexpr size_t kMostReason = 200;   // of a cordon's
 constexpr size_t kUuidBytes = 16;
 constexpr uint64_t kMostEpoch = uint64_t{1} << 62;  // more than any calendar gives
 
@@ -257,6 +258,37 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
 
 bool Pool::alive(const ServerRecord& server, uint64_t now) const {
   return server.connected && now < server.beatMs + times_.silentMs;
+}
+
+void Pool::cordon(const Principal& who, const std::string& server, const std::string& reason,
+                  Journal::Done done) {
+  if (who.role != Principal::Role::admin)
+    throw std::invalid_argument("servers are cordoned by the pool's operator only");
+  if (!servers_.contains(server)) throw std::invalid_argument("there is no server " + server);
+  const std::string kept = printable(reason, kMostReason);
+  journal_.write({{kCordonPrefix + server, kept}},
+                 [this, server, kept, done = std::move(done)](const std::string& why) {
+                   if (why.empty()) {
+                     cordons_[server] = kept;
+                     GPUPOOL_WARNING("server %s is cordoned: %s", server.c_str(), kept.c_str());
+                   }
+                   done(why);
+                 });
+}
+
+void Pool::uncordon(const Principal& who, const std::string& server, Journal::Done done) {
+  if (who.role != Principal::Role::admin)
+    throw std::invalid_argument("servers are uncordoned by the pool's operator only");
+  if (!cordons_.contains(server)) throw std::invalid_argument("server " + server + " is not cordoned");
+  journal_.write({{kCordonPrefix + server, {}}},
+                 [this, server, done = std::move(done)](const std::string& why) {
+                   if (why.empty()) {
+                     cordons_.erase(server);
+                     GPUPOOL_WARNING("server %s is no more cordoned", server.c_str());
+                     serveWaiters(latestMs_);
+                   }
+                   done(why);
+                 });
 }
 
 }  // namespace gpupool::pool

@@ -9,7 +9,8 @@
 
 namespace gpupool::pool {
 
-inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch";
+inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch",
+                         kCordonPrefix = "cordon/";
 
 // Holds the session; is to hold it when it has moved; would hold it if the primary were lost. As in
 // pool.capnp.

@@ -197,6 +197,25 @@ class Service::Session final : public schema::Manager::Server {
     return over.promise.exclusiveJoin(service().timer_.afterDelay(service().limits_.call));
   }
 
+  kj::Promise<void> cordon(CordonContext context) override {
+    demand(Right::list);
+    const auto params = context.getParams();
+    const std::string server = text(params.getServer()), reason = text(params.getReason());
+    auto stored = kj::newPromiseAndFulfiller<void>();
+    // Shared, for a std::function is copied.
+    auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
+    const Journal::Done done = [fulfiller](const std::string& why) {
+      if (why.empty()) return (*fulfiller)->fulfill();
+      (*fulfiller)->reject(rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why));
+    };
+    guarded([&] {
+      Pool& pool = service().pool_;
+      params.getCordoned() ? pool.cordon(principal(), server, reason, done)
+                           : pool.uncordon(principal(), server, done);
+    });
+    return kj::mv(stored.promise);
+  }
+
   kj::Promise<void> devices(DevicesContext context) override {
     demand(Right::list);
     const auto now = service().clock_.now();
@@ -224,6 +243,11 @@ class Service::Session final : public schema::Manager::Server {
       one.setLastBeatMs(now - server.beatMs);
       one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);
+      const auto& cordons = service().pool_.cordons();
+      if (const auto cordon = cordons.find(name); cordon != cordons.end()) {
+        one.setCordoned(true);
+        one.setCordonReason(cordon->second);
+      }
       fabric::write(server.fabric, one.getInfo().initFabric());
     }
     return kj::READY_NOW;

@@ -156,6 +156,9 @@ interface Manager {
   # speak the same protocolVersion. So what stands here of login keeps its numbers for ever.
   login @9 (tenant :Text, clientNonce :Data, protocol :UInt32) -> (needed :Bool, serverNonce :Data, protocol :UInt32);
   prove @10 (proof :Data) -> (proof :Data);
+
+  # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
+  cordon @11 (server :Text, cordoned :Bool, reason :Text) -> ();
 }
 
 struct ServerState {
@@ -163,6 +166,8 @@ struct ServerState {
   lastBeatMs @1 :UInt64;      # ago
   alive @2 :Bool;
   warmWorkers @3 :UInt32;
+  cordoned @4 :Bool;
+  cordonReason @5 :Text;
 }
 
 interface ServerControl {   # not "Server": generated C++ has a class Server in every interface

@@ -16,6 +16,8 @@ const std::vector<Command>& commands() {
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
+      {"cordon", "place nothing new on a server, before it is taken down", runCordon},
+      {"uncordon", "let a cordoned server be leased again", runUncordon},
   };
   return kCommands;
 }

@@ -50,6 +50,7 @@ std::vector<ListedServer> ManagerQuery::servers() {
     for (auto server : response.getServers()) {
       const auto info = server.getInfo();
       list.push_back({pool::read(info), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers(),
+                      server.getCordoned(), server.getCordonReason().cStr(),
                       pool::read(info.getFabric(), info.getDevices().size())});
     }
     return list;
@@ -68,6 +69,14 @@ void ManagerQuery::drop(const pool::Id& id) {
   auto request = connection_->manager().releaseRequest();
   pool::write(id, request.initId());
   request.setDrop(true);
+  await(request.send().ignoreResult());
+}
+
+void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::string& reason) {
+  auto request = connection_->manager().cordonRequest();
+  request.setServer(server);
+  request.setCordoned(cordoned);
+  request.setReason(reason);
   await(request.send().ignoreResult());
 }
 

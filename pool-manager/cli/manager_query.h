@@ -23,6 +23,8 @@ struct ListedServer {
   uint64_t lastBeatMs = 0;
   bool alive = false;
   uint32_t warmWorkers = 0;
+  bool cordoned = false;
+  std::string cordonReason;
   fabric::Fabric fabric;
 };
 
@@ -39,6 +41,7 @@ class ManagerQuery {
   std::vector<pool::Lease> leases();
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const pool::Id& id);
+  void cordon(const std::string& server, bool cordoned, const std::string& reason);
 
  private:
   template <class T>

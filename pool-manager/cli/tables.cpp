@@ -5,6 +5,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/fabric_table.h"
@@ -96,6 +97,9 @@ int runDevices(const Words& words) {
   const auto devices = query.devices();
   std::map<pool::Id, std::string> holders;
   for (const pool::Lease& lease : query.leases()) holders[lease.id] = lease.holder;
+  std::set<std::string> cordoned;
+  for (const ListedServer& server : query.servers())
+    if (server.cordoned) cordoned.insert(server.info.name);
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {
       {"SERVER", "GPU", "NAME", "MEMORY", "FREE", "STATE", "HELD BY"}};
@@ -105,6 +109,7 @@ int runDevices(const Words& words) {
     entry["server"] = device.server;
     entry["freeBytes"] = device.freeBytes;
     entry["leases"] = json::array();
+    entry["cordoned"] = cordoned.contains(device.server);
     for (const pool::Id& id : device.leases) {
       held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]);
       entry["leases"].push_back(pool::toText(id));
@@ -112,10 +117,11 @@ int runDevices(const Words& words) {
     list.push_back(entry);
     rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
                     options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes),
-                    !device.info.problem.empty() ? "broken"
-                    : !held.empty()              ? "leased"
-                    : device.freeBytes != 0      ? "free"
-                                                 : "unreachable",
+                    !device.info.problem.empty()       ? "broken"
+                    : !held.empty()                    ? "leased"
+                    : cordoned.contains(device.server) ? "cordoned"
+                    : device.freeBytes != 0            ? "free"
+                                                       : "unreachable",
                     held.empty() ? "-" : held});
   }
   if (listing.json) {
@@ -153,6 +159,8 @@ int runServers(const Words& words) {
                                     : server.info.host + ":" + std::to_string(server.info.port);
     list.push_back({{"name", server.info.name},
                     {"alive", server.alive},
+                    {"cordoned", server.cordoned},
+                    {"cordonReason", server.cordonReason},
                     {"lastBeatMs", server.lastBeatMs},
                     {"warmWorkers", server.warmWorkers},
                     {"pid", server.info.pid},
@@ -164,7 +172,8 @@ int runServers(const Words& words) {
                     {"fabric", fabricJson(server.fabric)}});
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
-    rows.push_back({server.info.name, server.alive ? "alive" : "lost",
+    const std::string state = server.alive ? "alive" : "lost";
+    rows.push_back({server.info.name, state + (server.cordoned ? ", cordoned" : ""),
                     std::to_string(server.info.devices.size()), std::to_string(server.warmWorkers),
                     age(server.lastBeatMs) + " ago", at});
   }
@@ -173,6 +182,9 @@ int runServers(const Words& words) {
     return 0;
   }
   printTable(rows);
+  for (const ListedServer& server : servers)
+    if (!server.cordonReason.empty())
+      std::cout << "\n" << server.info.name << " is cordoned: " << server.cordonReason << "\n";
   if (listing.verbose)
     for (const ListedServer& server : servers) {
       for (const std::string& note : server.info.leftOut)

@@ -31,7 +31,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases release; do
+for command in up down run hold devices servers leases release cordon uncordon; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -153,6 +153,19 @@ check "says so" has "$text" "$lease"
 check "it is over" lost
 check "the holder tells" until_true grep -q "the lease has ended: " "$folder/output"
 kill -TERM $tool; wait $tool
+
+case="cordon"
+text=$(gpupool cordon nobody); check "no such server" test $? -eq 1
+check "says so" has "$text" "there is no server nobody"
+text=$(gpupool cordon --reason "a new fan" node); check "cordon" test $? -eq 0
+text=$(gpupool servers)
+check "servers shows it" has "$text" "alive, cordoned"
+check "and why" has "$text" "node is cordoned: a new fan"
+check "devices shows it" has "$(gpupool devices)" "cordoned"
+text=$(gpupool run -- true); check "nothing is leased" test $? -eq 125
+check "for that reason" has "$text" "cordoned by an operator: a new fan"
+text=$(gpupool uncordon node); check "uncordon" test $? -eq 0
+text=$(gpupool run -- true); check "in service again" test $? -eq 0
 
 case="supervisor killed"
 kill -KILL "$(pid_of supervisor)"

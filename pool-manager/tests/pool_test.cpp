@@ -859,6 +859,42 @@ TEST_CASE_METHOD(DiskFixture,
   leaseNow(3);
 }
 
+TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no new ones") {
+  joinAndBeat(server("a", 1, 2));
+  leaseNow(1);
+  std::string why = "not said yet";
+  const auto tell = [&](const std::string& text) { why = text; };
+  const Principal user{Principal::Role::user, ""};
+  CHECK(contains(thrown([&] { pool->cordon(user, "a", "", tell); }), "operator"));
+  CHECK(contains(thrown([&] { pool->cordon(kAdmin, "b", "", tell); }), "there is no server b"));
+  CHECK(contains(thrown([&] { pool->uncordon(kAdmin, "a", tell); }), "not cordoned"));
+  disk->full = true;
+  pool->cordon(kAdmin, "a", "on Friday", tell);
+  CHECK(contains(why, "full"));
+  CHECK(pool->cordons().empty());
+  disk->full = false;
+  pool->cordon(kAdmin, "a", "on\nFriday", tell);
+  REQUIRE(why.empty());
+  beat(1, {{1, 1}});
+  CHECK(pool->renew(kAdmin, {1, 1}, now, &why));
+  SECTION("as it is") {}
+  SECTION("known to a manager that was started again, and of a server that was") {
+    restart();
+    joinAndBeat(server("a", 1, 2), {{1, 1}});
+  }
+  pool->request(kAdmin, request(2), now);
+  CHECK(contains(failure(2), "cordoned by an operator: on?Friday"));
+  pool->request(kAdmin, request(3, 60'000), now);  // this one waits
+  CHECK_FALSE(has(3));
+  CHECK(contains(thrown([&] { pool->uncordon(user, "a", tell); }), "operator"));
+  pool->uncordon(kAdmin, "a", tell);
+  REQUIRE(why.empty());
+  pool->granted({3, 3}, now);
+  CHECK(has(3));
+  restart();
+  CHECK(pool->cordons().empty());
+}
+
 TEST_CASE_METHOD(DiskFixture, "nothing is granted before the store has accepted it") {
   joinAndBeat(server("a", 1));
   pool.pool->request(kAdmin, request(1), now);  // nothing is delivered
