@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/descriptor_passing.h"
 #include "client/process.h"
 
 extern char** environ;
@@ -91,21 +92,14 @@ int startHolder(std::string& text) {
   return pair[0];
 }
 
+// One session has one socket: of several the last stays.
 ssize_t receiveDatagram(int fd, OpenedSession& out) {
-  iovec data{&out.reply, sizeof out.reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  ssize_t n;
-  do n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
-  while (n < 0 && errno == EINTR);
-  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c))
-    if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
-      std::memcpy(&out.bootstrap, CMSG_DATA(c), sizeof(int));
-  return n;
+  const auto received = receiveWithDescriptors(fd, std::as_writable_bytes(std::span(&out.reply, 1)));
+  for (int descriptor : received.descriptors) {
+    if (out.bootstrap >= 0) close(out.bootstrap);
+    out.bootstrap = descriptor;
+  }
+  return received.bytes;
 }
 
 // docs/errors.md says why each. A program without GPUs goes on without; one whose GPU is busy may try later.

@@ -1,11 +1,13 @@
 // The client's side of the lease holder's protocol.
 #include "client/holder.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <thread>
 
+#include "base/descriptor_passing.h"
 #include "catch.h"
 
 using namespace gpupool;
@@ -53,4 +55,33 @@ TEST_CASE("a holder that says nothing is given up") {
   pair.say(holder::Status::waiting);
   CHECK(receiveReply(pair.ends[0], opened, text, milliseconds(1000)) == CUDA_ERROR_DEVICE_UNAVAILABLE);
   CHECK(text.find("has said nothing for 1 s") != std::string::npos);
+}
+
+TEST_CASE("of the sockets that come with replies one is kept, and the others are closed") {
+  Pair pair;
+  OpenedSession opened;
+  std::string text;
+  int pipes[3][2];
+  for (auto& pipe : pipes) REQUIRE(pipe2(pipe, O_CLOEXEC | O_NONBLOCK) == 0);
+  holder::OpenReply reply;
+  const auto bytes = std::as_bytes(std::span(&reply, 1));
+  reply.status = holder::Status::waiting;
+  REQUIRE(sendWithDescriptors(pair.ends[1], bytes, {&pipes[0][1], 1}) == ssize_t{sizeof reply});
+  reply.status = holder::Status::ok;
+  const int both[] = {pipes[1][1], pipes[2][1]};
+  REQUIRE(sendWithDescriptors(pair.ends[1], bytes, both) == ssize_t{sizeof reply});
+  for (auto& pipe : pipes) close(pipe[1]);
+
+  CHECK(receiveReply(pair.ends[0], opened, text, milliseconds(60'000)) == CUDA_SUCCESS);
+  CHECK(fcntl(opened.bootstrap, F_GETFD) == FD_CLOEXEC);
+  CHECK(write(opened.bootstrap, "x", 1) == 1);
+  close(opened.bootstrap);
+  int written = 0;
+  for (auto& pipe : pipes) {
+    char byte;
+    if (read(pipe[0], &byte, 1) == 1) ++written;
+    CHECK(read(pipe[0], &byte, 1) == 0);  // its end: nobody has the other one
+    close(pipe[0]);
+  }
+  CHECK(written == 1);
 }

@@ -19,6 +19,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/descriptor_passing.h"
 #include "schema/holder.h"
 
 namespace {
@@ -48,18 +49,9 @@ int startHolder(const char* tool, pid_t* pid) {
 }
 
 int receiveReply(int holder, OpenReply* reply) {
-  iovec part{reply, sizeof *reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (::recvmsg(holder, &message, MSG_CMSG_CLOEXEC) != sizeof *reply) return -2;
-  int passed = -1;
-  if (const cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr && header->cmsg_type == SCM_RIGHTS)
-    std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
-  return passed;
+  const auto received = gpupool::receiveWithDescriptors(holder, std::as_writable_bytes(std::span(reply, 1)));
+  if (received.bytes != sizeof *reply) return -2;
+  return received.descriptors.empty() ? -1 : received.descriptors[0];
 }
 
 int open(int holder, const char* rows) {

@@ -12,6 +12,7 @@
 
 #include <cstring>
 
+#include "base/descriptor_passing.h"
 #include "catch.h"
 #include "fake_server.h"
 #include "pool-manager/cli/holder_process.h"
@@ -97,22 +98,12 @@ struct Fixture {
     return opened;
   }
   void receive(Opened& opened) {
-    iovec part{&opened.reply, sizeof opened.reply};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    const ssize_t got = ::recvmsg(application, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got < 0) return;
-    CHECK(got == sizeof opened.reply);
+    const auto received = receiveWithDescriptors(
+        application, std::as_writable_bytes(std::span(&opened.reply, 1)), MSG_DONTWAIT);
+    if (received.bytes < 0) return;
+    CHECK(received.bytes == sizeof opened.reply);
     opened.answered = true;
-    if (const cmsghdr* header = CMSG_FIRSTHDR(&message)) {
-      int passed = -1;
-      std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
-      opened.session = kj::AutoCloseFd(passed);
-    }
+    if (!received.descriptors.empty()) opened.session = kj::AutoCloseFd(received.descriptors[0]);
   }
   static OpenRequest request(uint64_t rows = 0x1234) {
     OpenRequest one;

@@ -15,6 +15,7 @@
 #include <set>
 #include <thread>
 
+#include "base/descriptor_passing.h"
 #include "schema/pool.capnp.h"
 #include "server/worker/loss.h"
 #include "server/worker/server_account.h"
@@ -104,21 +105,8 @@ struct Worker {
     return {request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
   }
   void send(std::span<const std::byte> bytes, int descriptor = -1) {
-    iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    if (descriptor >= 0) {
-      header.msg_control = control;
-      header.msg_controllen = sizeof control;
-      cmsghdr* rights = CMSG_FIRSTHDR(&header);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(rights), &descriptor, sizeof(int));
-    }
-    REQUIRE(sendmsg(socket, &header, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size()));
+    const std::span<const int> with(&descriptor, descriptor >= 0 ? 1 : 0);
+    REQUIRE(sendWithDescriptors(socket, bytes, with) == static_cast<ssize_t>(bytes.size()));
   }
   void send(capnp::MessageBuilder& message, int descriptor = -1) {
     const auto words = capnp::messageToFlatArray(message);
