@@ -17,8 +17,6 @@ List devicesOf(List list) {
 
 }  // namespace
 
-Id read(schema::Id128::Reader from) { return {from.getHigh(), from.getLow()}; }
-
 Device read(schema::DeviceInfo::Reader from) {
   return {bytes(from.getUuid()),   text(from.getName()),     from.getMemoryBytes(), from.getComputeMajor(),
           from.getComputeMinor(),  text(from.getPciBusId()), from.getOrdinal(),     from.getSoftware(),
@@ -80,11 +78,6 @@ Lease read(schema::Lease::Reader from) {
   to.ageMs = from.getAgeMs();
   to.state = text(from.getState());
   return to;
-}
-
-void write(const Id& from, schema::Id128::Builder to) {
-  to.setHigh(from.high);
-  to.setLow(from.low);
 }
 
 void write(const Device& from, schema::DeviceInfo::Builder to) {

@@ -3,11 +3,13 @@
 // values (Pool::join, Pool::request).
 
 #include "pool-manager/model.h"
-#include "schema/pool.capnp.h"
+#include "schema/convert.h"
 
 namespace gpupool::pool {
 
-Id read(schema::Id128::Reader from);
+using schema::read;  // schema/convert.h
+using schema::write;
+
 Device read(schema::DeviceInfo::Reader from);
 Server read(schema::ServerInfo::Reader from);
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
@@ -15,7 +17,6 @@ LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 
-void write(const Id& from, schema::Id128::Builder to);
 void write(const Device& from, schema::DeviceInfo::Builder to);
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeasedDevice& from, schema::LeasedDevice::Builder to);

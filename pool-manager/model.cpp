@@ -1,33 +1,9 @@
 #include "pool-manager/model.h"
 
-#include <cstdio>
 #include <ctime>
 #include <fstream>
-#include <span>
-
-#include "base/hmac.h"
 
 namespace gpupool::pool {
-
-Id randomId() {
-  Id id;
-  randomBytes(std::as_writable_bytes(std::span(&id, 1)));
-  return id;
-}
-
-std::string toText(const Id& id) {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(id.high),
-                static_cast<unsigned long long>(id.low));
-  return text;
-}
-
-bool fromText(const std::string& text, Id& id) {
-  if (text.size() != 32 || text.find_first_not_of("0123456789abcdef") != std::string::npos) return false;
-  id.high = std::stoull(text.substr(0, 16), nullptr, 16);
-  id.low = std::stoull(text.substr(16), nullptr, 16);
-  return true;
-}
 
 std::string printable(const std::string& text, size_t limit) {
   std::string out = text.substr(0, limit);

@@ -7,18 +7,11 @@
 #include <vector>
 
 #include "pool-manager/local_process.h"
+#include "schema/id.h"
 
 namespace gpupool::pool {
 
 inline constexpr uint32_t kMaxDevices = 64;  // of one server, and of one lease
-
-struct Id {
-  uint64_t high = 0, low = 0;
-  auto operator<=>(const Id&) const = default;
-};
-Id randomId();
-std::string toText(const Id& id);                // 32 hexadecimal digits
-bool fromText(const std::string& text, Id& id);  // false: not such a text
 
 struct Device {
   std::string uuid;  // 16 bytes

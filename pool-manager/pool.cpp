@@ -48,8 +48,8 @@ void Pool::load(Store& store, const PoolStart& start) {
   for (const Entry& entry : store.range(kCordonPrefix))
     cordons_[entry.key.substr(kCordonPrefix.size())] = entry.value;
   for (const Entry& entry : store.range(kEndedPrefix)) {
-    Id id;
-    if (fromText(entry.key.substr(kEndedPrefix.size()), id)) tombstones_[id] = {entry.value, start.nowMs};
+    if (const auto id = Id::parse(entry.key.substr(kEndedPrefix.size())))
+      tombstones_[*id] = {entry.value, start.nowMs};
   }
 }
 
@@ -98,7 +98,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
 // "" for what `who` may not know.
 std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const {
   if (!who.owns(record.tenant)) return "";
-  std::string text = record.holder.empty() ? "lease " + toText(record.id) : record.holder;
+  std::string text = record.holder.empty() ? "lease " + record.id.text() : record.holder;
   text +=
       " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(now - record.grantedMs);
   if (record.state == LeaseState::revoking) text += ", ending";

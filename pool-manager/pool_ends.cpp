@@ -53,7 +53,7 @@ void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& re
   record.reason = reason;
   record.revokingMs = now;
   record.ordered = false;
-  journal_.write({{kLeasePrefix + toText(record.id), encodeLease(record, bootId_)}},
+  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
                  [](const std::string&) {});
   sendRevoke(record);
 }
@@ -119,9 +119,9 @@ void Pool::close(LeaseRecord& record, uint64_t now) {
   if (record.closing) return;  // closed() looks again
   record.closing = true;
   record.triedMs = now;
-  const std::string key = kLeasePrefix + toText(record.id);
+  const std::string key = kLeasePrefix + record.id.text();
   std::vector<Write> writes;
-  if (!isEnd(record.state)) writes.push_back({kEndedPrefix + toText(record.id), record.reason});
+  if (!isEnd(record.state)) writes.push_back({kEndedPrefix + record.id.text(), record.reason});
   if (record.gone) {
     writes.push_back({key, std::nullopt});
   } else {
@@ -176,7 +176,7 @@ void Pool::forgetTombstones(uint64_t now) {
   for (const auto& [id, tombstone] : tombstones_) {
     if (now < tombstone.endedMs + times_.tombstoneMs || leases_.contains(id)) continue;
     old.push_back(id);
-    writes.push_back({kEndedPrefix + toText(id), std::nullopt});
+    writes.push_back({kEndedPrefix + id.text(), std::nullopt});
     if (writes.size() == kMostForgotten) break;
   }
   if (writes.empty()) return;

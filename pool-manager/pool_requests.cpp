@@ -135,9 +135,9 @@ void Pool::create(const LeaseRequest& request, Choice choice, uint64_t now) {
   record.grantedMs = now;
   record.unborn = true;
   setState(record, LeaseState::granting);
-  journal_.write({{kLeasePrefix + toText(request.id), encodeLease(record, bootId_)},
-                  {kEpochKey, std::to_string(epoch_)}},
-                 [this, id = request.id](const std::string& why) { born(id, why); });
+  journal_.write(
+      {{kLeasePrefix + request.id.text(), encodeLease(record, bootId_)}, {kEpochKey, std::to_string(epoch_)}},
+      [this, id = request.id](const std::string& why) { born(id, why); });
 }
 
 void Pool::born(const Id& id, const std::string& why) {
@@ -204,7 +204,7 @@ bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   if (server != servers_.end() && server->second.connected)
     throw std::invalid_argument("server " + name +
                                 " is connected: it says itself when nothing of the lease runs any more");
-  GPUPOOL_WARNING("lease %s, lost with server %s, is dropped by an operator", toText(id).c_str(),
+  GPUPOOL_WARNING("lease %s, lost with server %s, is dropped by an operator", id.text().c_str(),
                   name.c_str());
   end(id, LeaseState::lost, record.reason, now);
   return true;

@@ -146,7 +146,7 @@ bool Pool::holdsOn(const ServerRecord& server, const std::string& uuid, const st
 std::string Pool::strangerOn(const ServerRecord& server, size_t device) const {
   for (const auto& [id, devices] : server.strangers)
     if (devices.empty() || devices.contains(device))
-      return "a lease that this manager has ended or never knew still runs there (" + toText(id) + ")";
+      return "a lease that this manager has ended or never knew still runs there (" + id.text() + ")";
   return "";
 }
 

@@ -333,7 +333,7 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
       connections_("connections", limits.connections),
       store_(store),
       pool_(store, *this, times,
-            {bootId(), clock_.now(), static_cast<uint64_t>(std::time(nullptr)), toText(randomId())}),
+            {bootId(), clock_.now(), static_cast<uint64_t>(std::time(nullptr)), Id::random().text()}),
       tie_(kj::refcounted<Tie>(this)),
       tasks_(*this) {
   tasks_.add(deliverStore());

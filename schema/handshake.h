@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "base/hmac.h"
+#include "schema/id.h"
 
 namespace gpupool::schema {
 
@@ -23,7 +24,7 @@ inline constexpr size_t kSessionKeyBytes = 32;
 inline constexpr std::string_view kRoleHolder = "holder", kRoleServer = "server";
 
 struct HandshakeFacts {
-  uint64_t sessionHigh = 0, sessionLow = 0;
+  Id session;
   uint64_t epoch = 0;
   std::span<const std::byte> clientNonce, serverNonce;
   std::string_view server;
@@ -32,7 +33,7 @@ struct HandshakeFacts {
 inline Digest handshakeProof(std::span<const std::byte> key, std::string_view role,
                              const HandshakeFacts& facts) {
   std::string input(role);
-  for (uint64_t number : {facts.sessionHigh, facts.sessionLow, facts.epoch})
+  for (uint64_t number : {facts.session.high, facts.session.low, facts.epoch})
     for (int i = 0; i < 8; ++i) input.push_back(static_cast<char>(number >> (8 * i)));
   for (auto nonce : {facts.clientNonce, facts.serverNonce})
     input.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());

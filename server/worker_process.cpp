@@ -17,7 +17,7 @@
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
-#include "schema/pool.capnp.h"
+#include "schema/convert.h"
 #include "server/arena_mmap.h"
 #include "server/driver.h"
 
@@ -112,8 +112,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
     if (kind == schema::Descriptor::DEVICE_LOCK) session.deviceLocks.push_back(descriptors[i]);
   }
   if (session.socket < 0) throw std::runtime_error("no socket came with it");
-  session.sessionHigh = start.getSession().getHigh();
-  session.sessionLow = start.getSession().getLow();
+  session.session = schema::read(start.getSession());
   session.epoch = start.getEpoch();
   session.transport = start.getTransport();
   for (auto device : start.getDevices())

@@ -25,6 +25,8 @@
 #include <thread>
 #include <vector>
 
+#include "schema/id.h"
+
 struct CUctx_st;  // *CUcontext: the server includes this without CUDA
 
 namespace gpupool::server {
@@ -76,7 +78,7 @@ struct SessionStart {
     DeviceDescription info;    // info.ordinal: the driver's
     uint64_t memoryBytes = 0;  // the lease's limit on it
   };
-  uint64_t sessionHigh = 0, sessionLow = 0;
+  Id session;
   uint64_t epoch = 0;
   std::string transport;  // of base/transport_names.h
   std::vector<Device> devices;

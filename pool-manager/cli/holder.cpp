@@ -102,7 +102,7 @@ struct Holder::Peer {
 Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
                std::function<void(const std::string&, bool)> onLost)
     : io_(io), port_(port), settings_(std::move(settings)), onLost_(std::move(onLost)), tasks_(*this) {
-  settings_.request.id = pool::randomId();
+  settings_.request.id = Id::random();
 }
 
 // ---- the lease ----
@@ -156,7 +156,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
             const bool answered = schema::faultOf(error).remote;
             if (error.getType() == Type::DISCONNECTED && attempts > 1) {
               // A server that failed us: another lease. A manager that died: the same request once more.
-              if (answered) settings_.request.id = pool::randomId();
+              if (answered) settings_.request.id = Id::random();
               if (!answered) connection_ = nullptr;
               return io_.getTimer()
                   .afterDelay(500 * kj::MILLISECONDS)
@@ -187,13 +187,13 @@ kj::Promise<void> Holder::acquire() {
   if (lease_) return kj::READY_NOW;
   KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
   auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
-  auto branch = fork.addBranch().then(
-      [this]() { acquiring_ = nullptr; },
-      [this](kj::Exception&& error) {
-        acquiring_ = nullptr;
-        settings_.request.id = pool::randomId();  // the manager may remember that the old one failed
-        kj::throwFatalException(kj::mv(error));
-      });
+  auto branch = fork.addBranch().then([this]() { acquiring_ = nullptr; },
+                                      [this](kj::Exception&& error) {
+                                        acquiring_ = nullptr;
+                                        settings_.request.id =
+                                            Id::random();  // the manager may remember that the old one failed
+                                        kj::throwFatalException(kj::mv(error));
+                                      });
   acquiring_ = kj::mv(fork);
   return branch;
 }
@@ -235,14 +235,14 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
 kj::Promise<void> Holder::release() {
   acquiring_ = nullptr;
   if (!asked_ || !lost_.empty()) return kj::READY_NOW;
-  const pool::Id id = lease_ ? lease_->id : settings_.request.id;
+  const Id id = lease_ ? lease_->id : settings_.request.id;
   const uint64_t ttlMs = lease_ ? lease_->ttlMs : settings_.request.ttlMs;
   lease_.reset();
   asked_ = false;
   return releaseLoop(id, io_.getTimer().now() + ttlMs * kj::MILLISECONDS);
 }
 
-kj::Promise<void> Holder::releaseOnce(pool::Id id) {
+kj::Promise<void> Holder::releaseOnce(Id id) {
   auto done = connect(0, "").then([this, id]() {
     auto request = connection_->manager().releaseRequest();
     pool::write(id, request.initId());
@@ -251,7 +251,7 @@ kj::Promise<void> Holder::releaseOnce(pool::Id id) {
   return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done));
 }
 
-kj::Promise<void> Holder::releaseLoop(pool::Id id, kj::TimePoint until) {
+kj::Promise<void> Holder::releaseLoop(Id id, kj::TimePoint until) {
   return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
     connection_ = nullptr;
     if (schema::faultOf(error).remote && error.getType() != kj::Exception::Type::DISCONNECTED)

@@ -58,8 +58,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> requestLease(int attempts);
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
-  kj::Promise<void> releaseOnce(pool::Id id);
-  kj::Promise<void> releaseLoop(pool::Id id, kj::TimePoint until);
+  kj::Promise<void> releaseOnce(Id id);
+  kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
   kj::Promise<void> sayWaiting(Peer& peer);

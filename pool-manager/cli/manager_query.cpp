@@ -65,7 +65,7 @@ std::vector<pool::Lease> ManagerQuery::leases() {
   }));
 }
 
-void ManagerQuery::drop(const pool::Id& id) {
+void ManagerQuery::drop(const Id& id) {
   auto request = connection_->manager().releaseRequest();
   pool::write(id, request.initId());
   request.setDrop(true);

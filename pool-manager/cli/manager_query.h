@@ -15,7 +15,7 @@ struct ListedDevice {
   pool::Device info;
   std::string server;
   uint64_t freeBytes = 0;
-  std::vector<pool::Id> leases;
+  std::vector<Id> leases;
 };
 
 struct ListedServer {
@@ -40,7 +40,7 @@ class ManagerQuery {
   std::vector<ListedServer> servers();
   std::vector<pool::Lease> leases();
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
-  void drop(const pool::Id& id);
+  void drop(const Id& id);
   void cordon(const std::string& server, bool cordoned, const std::string& reason);
 
  private:

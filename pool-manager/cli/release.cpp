@@ -22,10 +22,10 @@ const Help kHelp = {
     "0: the lease is over. 1: there is no such lease, or the manager refuses. 2: the command line is wrong.",
     "  gpupool release 3f2a91c4\n"};
 
-pool::Id find(const std::vector<pool::Lease>& leases, const std::string& digits) {
-  std::vector<pool::Id> found;
+Id find(const std::vector<pool::Lease>& leases, const std::string& digits) {
+  std::vector<Id> found;
   for (const pool::Lease& lease : leases)
-    if (pool::toText(lease.id).starts_with(digits)) found.push_back(lease.id);
+    if (lease.id.text().starts_with(digits)) found.push_back(lease.id);
   if (found.empty()) throw CommandError(kExitFailure, "there is no lease " + digits);
   if (found.size() > 1)
     throw CommandError(kExitFailure, "several leases begin with " + digits +
@@ -43,9 +43,9 @@ int runRelease(const Words& words) {
     throw options::OptionError("release takes one lease; `gpupool leases` lists them");
   ManagerQuery query(managerAddresses(client.manager), kPatienceMs,
                      credentialsOf(client.tokenFile, client.tenant));
-  const pool::Id id = find(query.leases(), parsed.rest[0]);
+  const Id id = find(query.leases(), parsed.rest[0]);
   query.drop(id);
-  std::cout << "gpupool: lease " << pool::toText(id) << " is over\n";
+  std::cout << "gpupool: lease " << id.text() << " is over\n";
   return 0;
 }
 

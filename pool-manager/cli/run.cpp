@@ -49,7 +49,7 @@ const Help kHelp = {
 class HolderChild {
  public:
   // No file for it: nobody would remove it where both this process and the holder are killed.
-  explicit HolderChild(HolderSettings settings) : name_("@gpupool-run-" + pool::toText(pool::randomId())) {
+  explicit HolderChild(HolderSettings settings) : name_("@gpupool-run-" + Id::random().text()) {
     start(std::move(settings));
   }
   ~HolderChild() {

@@ -38,7 +38,7 @@ class Handshake {
         wish_(std::move(wish)),
         transport_(std::move(transport)),
         stream_(kj::mv(stream)),
-        session_(pool::randomId()),
+        session_(Id::random()),
         nonce_(schema::kNonceBytes, '\0') {
     randomBytes(std::as_writable_bytes(std::span(nonce_)));
   }
@@ -87,8 +87,7 @@ class Handshake {
     const std::string proof = pool::bytes(challenge.getProof());
     if (serverNonce.size() != schema::kNonceBytes)
       fail(Status::refused, "server " + lease_.server.name + " sent a malformed challenge");
-    const schema::HandshakeFacts facts{session_.high, session_.low,      1,
-                                       view(nonce_),  view(serverNonce), lease_.server.name};
+    const schema::HandshakeFacts facts{session_, 1, view(nonce_), view(serverNonce), lease_.server.name};
     const auto expected = schema::handshakeProof(view(lease_.key), schema::kRoleServer, facts);
     if (!equalConstantTime(expected, view(proof)))
       fail(Status::refused,
@@ -113,7 +112,7 @@ class Handshake {
   SessionWish wish_;
   std::string transport_;
   kj::Own<kj::AsyncIoStream> stream_;
-  pool::Id session_;
+  Id session_;
   std::string nonce_;
 };
 

@@ -29,7 +29,7 @@ struct SessionWish {
 
 struct OpenSession {
   kj::AutoCloseFd socket;  // connected, blocking, nothing read beyond the handshake
-  pool::Id id;
+  Id id;
   uint64_t epoch = 1;
   std::string transport;
 };

@@ -36,7 +36,7 @@ std::string uuidText(const std::string& bytes) {
   return text;
 }
 
-std::string shortId(const pool::Id& id) { return pool::toText(id).substr(0, 8); }
+std::string shortId(const Id& id) { return id.text().substr(0, 8); }
 
 // Names come from servers: whatever bytes they are, the output is valid JSON.
 void print(const json& value) {
@@ -95,7 +95,7 @@ int runDevices(const Words& words) {
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
-  std::map<pool::Id, std::string> holders;
+  std::map<Id, std::string> holders;
   for (const pool::Lease& lease : query.leases()) holders[lease.id] = lease.holder;
   std::set<std::string> cordoned;
   for (const ListedServer& server : query.servers())
@@ -110,9 +110,9 @@ int runDevices(const Words& words) {
     entry["freeBytes"] = device.freeBytes;
     entry["leases"] = json::array();
     entry["cordoned"] = cordoned.contains(device.server);
-    for (const pool::Id& id : device.leases) {
+    for (const Id& id : device.leases) {
       held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]);
-      entry["leases"].push_back(pool::toText(id));
+      entry["leases"].push_back(id.text());
     }
     list.push_back(entry);
     rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
@@ -217,7 +217,7 @@ int runLeases(const Words& words) {
       ordinals += (ordinals.empty() ? "" : ",") + std::to_string(device.info.ordinal);
       whole = whole && device.memoryBytes >= device.info.memoryBytes;
     }
-    list.push_back({{"id", pool::toText(lease.id)},
+    list.push_back({{"id", lease.id.text()},
                     {"server", lease.server.name},
                     {"devices", devices},
                     {"ttlMs", lease.ttlMs},

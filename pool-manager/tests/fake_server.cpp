@@ -42,7 +42,7 @@ FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t device
       membership_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))),
       tasks_(*this) {
   facts.name = std::move(name);
-  facts.incarnation = pool::randomId();
+  facts.incarnation = Id::random();
   facts.localPath = socketPath;
   facts.bootId = pool::bootId();
   facts.rowsHash = rowsHash;
@@ -148,8 +148,8 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         if (lease == leases.end()) out.setError("unknown lease");
         exchange.key = lease == leases.end() || forgeProof ? std::string(32, 'x') : lease->second.key;
         exchange.clientNonce = pool::bytes(hello.getClientNonce());
-        exchange.facts = {hello.getSession().getHigh(), hello.getSession().getLow(), hello.getEpoch(),
-                          view(exchange.clientNonce),   view(exchange.serverNonce),  facts.name};
+        exchange.facts = {pool::read(hello.getSession()), hello.getEpoch(), view(exchange.clientNonce),
+                          view(exchange.serverNonce), facts.name};
         const Digest proof = schema::handshakeProof(view(exchange.key), schema::kRoleServer, exchange.facts);
         out.setServerNonce(pool::data(exchange.serverNonce));
         out.setProof(kj::arrayPtr(reinterpret_cast<const kj::byte*>(proof.data()), proof.size()));

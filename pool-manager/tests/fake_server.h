@@ -21,7 +21,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   ~FakeServer() noexcept {}
 
   pool::Server facts;
-  std::map<pool::Id, pool::Lease> leases;  // granted and not revoked
+  std::map<Id, pool::Lease> leases;  // granted and not revoked
   std::vector<std::string> revokeReasons;
   std::string refuseGrants;  // not empty: every grant fails with this
   Credentials credentials;   // for a manager that wants a token

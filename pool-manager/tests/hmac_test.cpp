@@ -74,18 +74,18 @@ TEST_CASE("HMAC-SHA256 gives RFC 4231's vectors") {
 
 TEST_CASE("a proof changes with every fact it is bound to") {
   const std::string key(32, 'k'), a(32, 'a'), b(32, 'b');
-  schema::HandshakeFacts facts{1, 2, 3, view(a), view(b), "node"};
+  schema::HandshakeFacts facts{{1, 2}, 3, view(a), view(b), "node"};
   const Digest proof = schema::handshakeProof(view(key), schema::kRoleHolder, facts);
   CHECK(equalConstantTime(proof, schema::handshakeProof(view(key), schema::kRoleHolder, facts)));
   const auto differs = [&](schema::HandshakeFacts other, std::string_view role = schema::kRoleHolder) {
     return !equalConstantTime(proof, schema::handshakeProof(view(key), role, other));
   };
   CHECK(differs(facts, schema::kRoleServer));
-  CHECK(differs({9, 2, 3, view(a), view(b), "node"}));
-  CHECK(differs({1, 9, 3, view(a), view(b), "node"}));
-  CHECK(differs({1, 2, 9, view(a), view(b), "node"}));
-  CHECK(differs({1, 2, 3, view(b), view(b), "node"}));
-  CHECK(differs({1, 2, 3, view(a), view(a), "node"}));
-  CHECK(differs({1, 2, 3, view(a), view(b), "nodf"}));
+  CHECK(differs({{9, 2}, 3, view(a), view(b), "node"}));
+  CHECK(differs({{1, 9}, 3, view(a), view(b), "node"}));
+  CHECK(differs({{1, 2}, 9, view(a), view(b), "node"}));
+  CHECK(differs({{1, 2}, 3, view(b), view(b), "node"}));
+  CHECK(differs({{1, 2}, 3, view(a), view(a), "node"}));
+  CHECK(differs({{1, 2}, 3, view(a), view(b), "nodf"}));
   CHECK_FALSE(equalConstantTime(proof, std::span<const std::byte>(proof).first(31)));
 }

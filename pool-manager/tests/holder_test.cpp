@@ -310,7 +310,7 @@ TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is ope
   REQUIRE(open(request()).reply.status == Status::ok);
   server->disconnect();
   pause(50);
-  server->facts.incarnation = randomId();  // restarted
+  server->facts.incarnation = Id::random();  // restarted
   server->leases.clear();
   server->join(address);
   pause(600);

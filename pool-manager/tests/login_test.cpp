@@ -106,7 +106,7 @@ struct Hurried : Fixture {
 
 LeaseRequest wish(const std::string& tenant = "") {
   LeaseRequest request;
-  request.id = randomId();
+  request.id = Id::random();
   request.tenant = tenant;
   return request;
 }
@@ -224,8 +224,8 @@ TEST_CASE_METHOD(Hurried, "before the proof a connection gets refusals only, and
   CHECK(wants([&] { manager.devicesRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.serversRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { lease(*connection, wish()); }));
-  CHECK(wants([&] { send(manager.renewRequest(), randomId()); }));
-  CHECK(wants([&] { send(manager.releaseRequest(), randomId()); }));
+  CHECK(wants([&] { send(manager.renewRequest(), Id::random()); }));
+  CHECK(wants([&] { send(manager.releaseRequest(), Id::random()); }));
   CHECK(wants([&] { manager.joinRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.beatRequest().send().wait(io.waitScope); }));
   CHECK(wants([&] { manager.leaveRequest().send().wait(io.waitScope); }));

@@ -10,6 +10,7 @@
 #include "pool-manager/store/medium.h"
 #include "support.h"
 
+using namespace gpupool;
 using namespace gpupool::pool;
 using namespace gpupool::test;
 

@@ -331,7 +331,7 @@ TEST_CASE_METHOD(Fixture, "a lease lost under the program is reported") {
   sleeper(tool);
   server->disconnect();
   server->leases.clear();
-  server->facts.incarnation = randomId();
+  server->facts.incarnation = Id::random();
   server->join(address);
   finish(tool);
   CHECK(tool.exitStatus() == 3);

@@ -80,7 +80,7 @@ kj::Promise<void> release(ManagerConnection& connection, const Id& id, bool drop
 
 LeaseRequest wish(uint32_t count = 1) {
   LeaseRequest request;
-  request.id = randomId();
+  request.id = Id::random();
   request.deviceCount = count;
   request.holder = "tester";
   return request;
@@ -192,7 +192,7 @@ TEST_CASE_METHOD(Fixture, "who waits gets the device that is released; who left 
   auto dropped = lease(*impatient, waiting).eagerlyEvaluate(nullptr);
   pause(20);
   auto other = waiting;
-  other.id = randomId();
+  other.id = Id::random();
   auto kept = lease(*patient, other).eagerlyEvaluate(nullptr);
   pause(20);
   dropped = nullptr;
@@ -329,7 +329,7 @@ TEST_CASE_METHOD(Fixture, "the fabric that a server reports is kept, and kept up
   CHECK_FALSE(await(request.send()).getLease().getServer().hasFabric());
   // Another life of the server has another report.
   server.disconnect();
-  server.facts.incarnation = randomId();
+  server.facts.incarnation = Id::random();
   server.fabric = {};
   server.join(address);
   await(server.joined());

@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/transport_names.h"
+#include "schema/convert.h"
 
 namespace gpupool::server {
 namespace {
@@ -57,9 +58,7 @@ struct Admission::Attempt {
   kj::Own<kj::PromiseFulfiller<void>> displaced;
 
   schema::HandshakeFacts handshake(const std::string& server) const {
-    return {facts.session.high, facts.session.low,
-            facts.epoch,        std::as_bytes(std::span(clientNonce)),
-            serverNonce,        server};
+    return {facts.session, facts.epoch, std::as_bytes(std::span(clientNonce)), serverNonce, server};
   }
 };
 
@@ -171,10 +170,10 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
     return "malformed hello: the nonce is not 32 bytes";
   if (findTransport(hello.getTransport().cStr()) == nullptr)
     return "unknown transport; this server has " + transportChoices(" and ");
-  const Id id = Id::read(hello.getLease());
+  const Id id = schema::read(hello.getLease());
   Grant* grant = leases_.admissible(id);
   if (grant == nullptr) return "lease " + id.text() + " is not known on server " + settings_.server;
-  const auto last = grant->sessionEpochs.find(Id::read(hello.getSession()));
+  const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
   if (last != grant->sessionEpochs.end() && hello.getEpoch() <= last->second)
     return "this session was opened before with epoch " + std::to_string(last->second);
   if (sessions_.living(id) >= settings_.sessionsPerLease) return tooManySessions();
@@ -191,8 +190,8 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
     attempt.hostile = true;
     return refuseChallenge(attempt, why);
   }
-  attempt.facts = {Id::read(hello.getSession()),
-                   Id::read(hello.getLease()),
+  attempt.facts = {schema::read(hello.getSession()),
+                   schema::read(hello.getLease()),
                    hello.getEpoch(),
                    hello.getPid(),
                    std::string(hello.getCommand().cStr()).substr(0, kCommandBytes),
@@ -324,7 +323,7 @@ kj::Promise<void> Admission::send(Attempt& attempt, capnp::MessageBuilder& messa
 }
 
 void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::WorkerStart::Builder start) {
-  attempt.facts.session.write(start.initSession());
+  schema::write(attempt.facts.session, start.initSession());
   start.setEpoch(attempt.facts.epoch);
   start.setTransport(attempt.transport);
   auto list = start.initDevices(static_cast<unsigned>(grant.devices.size()));

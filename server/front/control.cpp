@@ -1,12 +1,13 @@
 #include "server/front/control.h"
 
 #include "base/log.h"
+#include "schema/convert.h"
 
 namespace gpupool::server {
 
 kj::Promise<void> Control::grant(GrantContext context) {
   const auto lease = context.getParams().getLease();
-  const std::string id = Id::read(lease.getId()).text();
+  const std::string id = schema::read(lease.getId()).text();
   if (const auto refusal = leases_.grant(lease)) {
     GPUPOOL_WARNING("grant of lease %s refused: %s", id.c_str(), refusal->c_str());
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
@@ -18,7 +19,7 @@ kj::Promise<void> Control::grant(GrantContext context) {
 }
 
 kj::Promise<void> Control::revoke(RevokeContext context) {
-  const Id id = Id::read(context.getParams().getId());
+  const Id id = schema::read(context.getParams().getId());
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
   if (!leases_.close(id)) return hooks_.earlierGone(id);  // idempotent

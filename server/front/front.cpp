@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/process_name.h"
+#include "schema/convert.h"
 #include "server/host_room.h"
 #include "server/images/image_cache.h"
 
@@ -252,7 +253,7 @@ kj::Promise<void> Front::accept(kj::ConnectionReceiver& receiver, bool network) 
 void Front::describe(schema::Manager::JoinParams::Builder join) {
   auto info = join.initInfo();
   info.setName(options_.name);
-  incarnation_.write(info.initIncarnation());
+  schema::write(incarnation_, info.initIncarnation());
   info.setLocalPath(options_.local.empty() ? "" : std::filesystem::absolute(options_.local).string());
   info.setHost(host_);
   info.setPort(port_);
@@ -279,7 +280,7 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
         if (uuid == inventory_.devices[i].uuid) running.insert(worker.lease);
     auto ids = reports[i].initRunning(static_cast<unsigned>(running.size()));
     unsigned at = 0;
-    for (const Id& id : running) id.write(ids[at++]);
+    for (const Id& id : running) schema::write(id, ids[at++]);
   }
 }
 

@@ -1,4 +1,6 @@
+
 #include "server/front/leases.h"
+#include "schema/convert.h"
 
 #include <algorithm>
 
@@ -42,7 +44,7 @@ LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, 
 
 std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   Grant grant;
-  grant.id = Id::read(lease.getId());
+  grant.id = schema::read(lease.getId());
   grant.epoch = lease.getDeviceEpoch();
   grant.holder = lease.getHolder().cStr();
   grant.tenant = lease.getTenant().cStr();

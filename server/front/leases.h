@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "schema/handshake.h"
-#include "server/front/id.h"
+#include "schema/id.h"
+#include "schema/pool.capnp.h"
 
 namespace gpupool::server {
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/hmac.h"
 #include "base/log.h"
+#include "schema/convert.h"
 #include "schema/fault.h"
 #include "schema/manager_login.h"
 
@@ -108,10 +110,10 @@ kj::Promise<void> Membership::join(Link& link) {
 kj::Promise<bool> Membership::beat(Link& link) {
   auto request = link.manager.beatRequest();
   request.setName(facts_.name);
-  facts_.incarnation.write(request.initIncarnation());
+  schema::write(facts_.incarnation, request.initIncarnation());
   const auto leases = facts_.activeLeases();
   auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
-  for (unsigned i = 0; i < list.size(); ++i) leases[i].write(list[i]);
+  for (unsigned i = 0; i < list.size(); ++i) schema::write(leases[i], list[i]);
   const auto problems = facts_.problems();
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));
   for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);
@@ -141,7 +143,7 @@ kj::Promise<void> Membership::leave() {
   if (link_ == nullptr) return kj::READY_NOW;
   auto request = link_->manager.leaveRequest();
   request.setName(facts_.name);
-  facts_.incarnation.write(request.initIncarnation());
+  schema::write(facts_.incarnation, request.initIncarnation());
   return timer_.timeoutAfter(settings_.leaveBound, request.send().ignoreResult())
       .catch_([](kj::Exception&& e) {
         GPUPOOL_WARNING("could not leave the pool manager in order: %s", e.getDescription().cStr());

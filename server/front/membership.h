@@ -17,7 +17,7 @@
 
 #include "base/tokens.h"
 #include "schema/fabric.h"
-#include "server/front/id.h"
+#include "schema/id.h"
 
 namespace gpupool::server {
 

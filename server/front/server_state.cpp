@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/write_all.h"
+#include "schema/convert.h"
 
 namespace gpupool::server {
 namespace {
@@ -36,7 +37,7 @@ ServerState StateFile::read() {
     if (stored.getBootId() == bootId_.c_str()) {
       for (auto worker : stored.getWorkers()) {
         StoredWorker one{
-            static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), Id::read(worker.getLease()), {}};
+            static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), schema::read(worker.getLease()), {}};
         for (auto uuid : worker.getDevices()) one.devices.push_back(bytes(uuid));
         state.workers.push_back(std::move(one));
       }
@@ -77,7 +78,7 @@ bool StateFile::replace(const ServerState& state) const {
     const StoredWorker& worker = state.workers[i];
     workers[i].setPid(static_cast<uint32_t>(worker.pid));
     workers[i].setStartTicks(worker.startTicks);
-    worker.lease.write(workers[i].initLease());
+    schema::write(worker.lease, workers[i].initLease());
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
     for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, asData(worker.devices[d]));
   }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "server/front/id.h"
+#include "schema/id.h"
 
 namespace gpupool::server {
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/process_name.h"
+#include "schema/convert.h"
 #include "transports/last_words.h"
 
 namespace gpupool::server {
@@ -161,8 +162,8 @@ void SessionTable::write(kj::Function<capnp::List<schema::SessionState>::Builder
   const auto put = [&](const SessionFacts& facts, pid_t pid, kj::TimePoint began, const std::string& text,
                        bool ended) {
     auto state = list[at++];
-    facts.session.write(state.initSession());
-    facts.lease.write(state.initLease());
+    schema::write(facts.session, state.initSession());
+    schema::write(facts.lease, state.initLease());
     state.setWorkerPid(static_cast<uint32_t>(pid));
     state.setClientPid(facts.clientPid);
     state.setCommand(facts.command);

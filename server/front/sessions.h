@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "server/front/id.h"
+#include "schema/id.h"
 #include "server/front/memory_account.h"
 #include "server/front/server_state.h"
 #include "server/front/worker_child.h"

@@ -6,6 +6,7 @@
 #include "catch.h"
 #include "pace.h"
 
+using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 

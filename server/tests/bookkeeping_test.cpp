@@ -14,6 +14,7 @@
 
 #include "catch.h"
 
+using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 

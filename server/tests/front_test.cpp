@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include "base/process_name.h"
+#include "schema/convert.h"
 #include "schema/protocol.h"
 #include "server/front/device_lock.h"
 #include "server/tests/support.h"
@@ -48,7 +49,7 @@ class FakeManager final : public schema::Manager::Server {
   kj::Promise<void> join(JoinContext context) override {
     const auto info = context.getParams().getInfo();
     ++seen_.joins;
-    seen_.incarnation = Id::read(info.getIncarnation());
+    seen_.incarnation = schema::read(info.getIncarnation());
     seen_.name = info.getName().cStr();
     seen_.local = info.getLocalPath().cStr();
     seen_.host = info.getHost().cStr();
@@ -61,7 +62,7 @@ class FakeManager final : public schema::Manager::Server {
     for (auto report : context.getParams().getReports()) {
       seen_.epochs.push_back(report.getHighestEpoch());
       auto& ids = seen_.running.emplace_back();
-      for (auto id : report.getRunning()) ids.push_back(Id::read(id));
+      for (auto id : report.getRunning()) ids.push_back(schema::read(id));
     }
     seen_.rows = info.getRowsHash();
     seen_.control = context.getParams().getControl();
@@ -74,7 +75,7 @@ class FakeManager final : public schema::Manager::Server {
     ++seen_.beats;
     if (seen_.mute) return kj::NEVER_DONE;
     seen_.activeLeases.clear();
-    for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(Id::read(id));
+    for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(schema::read(id));
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.warm = params.getWarmWorkers();
@@ -152,7 +153,7 @@ struct Bench {
   }
   void revoke(Id id, const std::string& reason) {
     auto request = control().revokeRequest();
-    id.write(request.initId());
+    schema::write(id, request.initId());
     request.setReason(reason);
     request.send().ignoreResult().wait(io.waitScope);
   }
@@ -298,7 +299,7 @@ TEST_CASE("a manager that dies during a revoke does not stop it") {
   kill(pid, SIGSTOP);  // it will not obey, so that the revoke takes its time
   {
     auto request = bench.control().revokeRequest();
-    Id{1, 1}.write(request.initId());
+    schema::write(Id{1, 1}, request.initId());
     auto call = request.send().ignoreResult().eagerlyEvaluate(nullptr);
     bench.timer.afterDelay(100 * kj::MILLISECONDS).wait(bench.io.waitScope);
   }

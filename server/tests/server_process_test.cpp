@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "schema/convert.h"
 #include "schema/protocol.h"
 #include "server/front/front.h"
 #include "server/tests/support.h"
@@ -86,7 +87,7 @@ class Granter final : public schema::Manager::Server {
                 .eagerlyEvaluate(nullptr);
     if (!told_.revoke) return kj::READY_NOW;
     auto revoke = control.revokeRequest();
-    Id{1, 1}.write(revoke.initId());
+    schema::write(Id{1, 1}, revoke.initId());
     revoked_ = revoke.send().ignoreResult().then([this] { told_.revoked = true; }).eagerlyEvaluate(nullptr);
     return kj::READY_NOW;
   }
@@ -98,7 +99,7 @@ class Granter final : public schema::Manager::Server {
     for (auto report : join.getReports()) {
       told_.epochs.push_back(report.getHighestEpoch());
       auto& ids = told_.running.emplace_back();
-      for (auto id : report.getRunning()) ids.push_back(Id::read(id));
+      for (auto id : report.getRunning()) ids.push_back(schema::read(id));
     }
   }
   kj::Promise<void> beat(BeatContext context) override {

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <string>
 
+#include "schema/convert.h"
 #include "schema/handshake.h"
 #include "server/front/leases.h"
 
@@ -69,7 +70,7 @@ inline const std::string kKey(32, 'k');
 // memory 0: the whole device.
 inline void fillLease(schema::Lease::Builder lease, Id id, uint64_t epoch, std::vector<int> devices,
                       uint64_t memory = kGiB, const std::string& key = kKey) {
-  id.write(lease.initId());
+  schema::write(id, lease.initId());
   lease.setDeviceEpoch(epoch);
   lease.setSessionKey(kj::arrayPtr(reinterpret_cast<const kj::byte*>(key.data()), key.size()));
   lease.setHolder("tester");
@@ -104,8 +105,8 @@ struct Opening {
     auto hello = message.initRoot<schema::SessionHello>();
     hello.setProtocol(protocol);
     hello.setRowsHash(rowsHash);
-    lease.write(hello.initLease());
-    session.write(hello.initSession());
+    schema::write(lease, hello.initLease());
+    schema::write(session, hello.initSession());
     hello.setEpoch(epoch);
     hello.setClientNonce(kj::arrayPtr(reinterpret_cast<const kj::byte*>(nonce.data()), nonce.size()));
     hello.setTransport(transport);

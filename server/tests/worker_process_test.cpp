@@ -139,7 +139,7 @@ TEST_CASE("a session start arrives whole, with a blocking socket that programs s
   Worker worker([](WorkerProcess& process) {
     process.reportReady("/lib/driver.so");
     const auto start = process.waitForSession();
-    if (!start || start->sessionHigh != 1 || start->epoch != 3 || start->transport != "shm") return 1;
+    if (!start || start->session != Id{1, 0} || start->epoch != 3 || start->transport != "shm") return 1;
     if (start->devices.size() != 1 || start->devices[0].info.ordinal != 5) return 2;
     if (start->devices[0].memoryBytes != 1024 || start->moduleCache != -1) return 3;
     if (start->moduleCacheBytes != 77) return 7;

@@ -10,6 +10,7 @@
 
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/convert.h"
+#include "schema/convert.h"
 #include "server/front/admission.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/stream.h"
@@ -96,9 +97,9 @@ std::string goodChallenge(const std::string& written) {
                                                   written.size() / sizeof(capnp::word)));
   const auto hello = read.getRoot<schema::SessionHello>();
   const std::string serverNonce(32, 's'), clientNonce = pool::bytes(hello.getClientNonce());
-  const schema::HandshakeFacts facts{
-      hello.getSession().getHigh(),          hello.getSession().getLow(),           1,
-      std::as_bytes(std::span(clientNonce)), std::as_bytes(std::span(serverNonce)), kServer};
+  const schema::HandshakeFacts facts{schema::read(hello.getSession()), 1,
+                                     std::as_bytes(std::span(clientNonce)),
+                                     std::as_bytes(std::span(serverNonce)), kServer};
   const auto proof = schema::handshakeProof(std::as_bytes(std::span(kKey)), schema::kRoleServer, facts);
   capnp::MallocMessageBuilder message;
   auto challenge = message.initRoot<schema::SessionChallenge>();

@@ -30,7 +30,7 @@ struct SimulatedServer {
   bool alive = true;
   uint64_t startAt = 0;       // not alive: when it is started again
   uint64_t stalledUntil = 0;  // SIGSTOP
-  std::map<pool::Id, Running> leases;
+  std::map<Id, Running> leases;
   std::vector<Orphan> orphans;
   std::map<std::string, uint64_t> epochs;  // highest by UUID; kept in the server's state folder
   int connection = -1;                     // index into the world's; -1: none

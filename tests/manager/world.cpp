@@ -233,7 +233,7 @@ class World final : private PoolEvents {
     store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
     try {
       pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
-                    PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, toText(newId())});
+                    PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, newId().text()});
     } catch (const std::runtime_error&) {  // the disk is full
       pool_.reset();
       managerStartAt_ = now_ + 500;
