@@ -17,12 +17,6 @@ List devicesOf(List list) {
 
 }  // namespace
 
-Device read(schema::DeviceInfo::Reader from) {
-  return {bytes(from.getUuid()),   text(from.getName()),     from.getMemoryBytes(), from.getComputeMajor(),
-          from.getComputeMinor(),  text(from.getPciBusId()), from.getOrdinal(),     from.getSoftware(),
-          text(from.getProblem()), from.getDriverVersion()};
-}
-
 Server read(schema::ServerInfo::Reader from) {
   Server to{text(from.getName()),
             read(from.getIncarnation()),
@@ -61,7 +55,7 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
 
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from) {
   std::vector<LeasedDevice> to;
-  for (auto device : devicesOf(from)) to.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  for (auto device : devicesOf(from)) to.push_back(read(device));
   return to;
 }
 
@@ -80,19 +74,6 @@ Lease read(schema::Lease::Reader from) {
   return to;
 }
 
-void write(const Device& from, schema::DeviceInfo::Builder to) {
-  to.setUuid(data(from.uuid));
-  to.setName(from.name);
-  to.setMemoryBytes(from.memoryBytes);
-  to.setComputeMajor(from.computeMajor);
-  to.setComputeMinor(from.computeMinor);
-  to.setPciBusId(from.pciBusId);
-  to.setOrdinal(from.ordinal);
-  to.setSoftware(from.software);
-  to.setProblem(from.problem);
-  to.setDriverVersion(from.driverVersion);
-}
-
 void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setName(from.name);
   write(from.incarnation, to.initIncarnation());
@@ -104,11 +85,6 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
   to.setRowsHash(from.rowsHash);
   to.setPid(from.pid);
-}
-
-void write(const LeasedDevice& from, schema::LeasedDevice::Builder to) {
-  write(from.info, to.initInfo());
-  to.setMemoryBytes(from.memoryBytes);
 }
 
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {

@@ -7,23 +7,12 @@
 #include <vector>
 
 #include "pool-manager/local_process.h"
+#include "schema/device.h"
 #include "schema/id.h"
 
 namespace gpupool::pool {
 
 inline constexpr uint32_t kMaxDevices = 64;  // of one server, and of one lease
-
-struct Device {
-  std::string uuid;  // 16 bytes
-  std::string name;
-  uint64_t memoryBytes = 0;
-  uint32_t computeMajor = 0, computeMinor = 0;
-  std::string pciBusId;
-  uint32_t ordinal = 0;
-  bool software = false;
-  std::string problem;  // not empty: the reason why it is not leased
-  uint32_t driverVersion = 0;
-};
 
 struct Server {
   std::string name;
@@ -41,11 +30,6 @@ struct Server {
 struct DeviceReport {
   uint64_t highestEpoch = 0;
   std::vector<Id> running;  // leases whose workers still live there
-};
-
-struct LeasedDevice {
-  Device info;
-  uint64_t memoryBytes = 0;
 };
 
 struct LeaseRequest {

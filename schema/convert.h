@@ -2,16 +2,26 @@
 // Between pool.capnp and the plain structs that manager, server and worker share. read() checks nothing but
 // shape.
 
+#include "schema/device.h"
 #include "schema/id.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::schema {
 
-inline Id read(Id128::Reader from) { return {from.getHigh(), from.getLow()}; }
-
-inline void write(const Id& from, Id128::Builder to) {
-  to.setHigh(from.high);
-  to.setLow(from.low);
+inline std::string text(capnp::Text::Reader from) { return {from.begin(), from.size()}; }
+inline std::string bytes(capnp::Data::Reader from) {
+  return {reinterpret_cast<const char*>(from.begin()), from.size()};
 }
+inline capnp::Data::Reader data(const std::string& from) {
+  return {reinterpret_cast<const unsigned char*>(from.data()), from.size()};
+}
+
+Id read(Id128::Reader from);
+gpupool::Device read(DeviceInfo::Reader from);
+gpupool::LeasedDevice read(LeasedDevice::Reader from);
+
+void write(const Id& from, Id128::Builder to);
+void write(const gpupool::Device& from, DeviceInfo::Builder to);
+void write(const gpupool::LeasedDevice& from, LeasedDevice::Builder to);
 
 }  // namespace gpupool::schema

@@ -51,32 +51,6 @@ bool sendReport(int descriptor, capnp::MessageBuilder& message, int flags = 0) {
   return true;
 }
 
-void fill(schema::DeviceInfo::Builder out, const DeviceDescription& device) {
-  out.setUuid(kj::arrayPtr(device.uuid.data(), device.uuid.size()));
-  out.setName(device.name);
-  out.setMemoryBytes(device.memoryBytes);
-  out.setComputeMajor(device.computeMajor);
-  out.setComputeMinor(device.computeMinor);
-  out.setPciBusId(device.pciBusId);
-  out.setOrdinal(device.ordinal);
-  out.setSoftware(device.software);
-  out.setDriverVersion(device.driverVersion);
-}
-
-DeviceDescription read(schema::DeviceInfo::Reader in) {
-  DeviceDescription device;
-  device.uuid.assign(in.getUuid().begin(), in.getUuid().end());
-  device.name = in.getName();
-  device.memoryBytes = in.getMemoryBytes();
-  device.computeMajor = in.getComputeMajor();
-  device.computeMinor = in.getComputeMinor();
-  device.pciBusId = in.getPciBusId();
-  device.ordinal = in.getOrdinal();
-  device.software = in.getSoftware();
-  device.driverVersion = in.getDriverVersion();
-  return device;
-}
-
 // One datagram and the descriptors that came with it. bytes: 0 at end-of-file, negative on error.
 struct Datagram {
   kj::Array<capnp::word> words = kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word));
@@ -115,8 +89,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   session.session = schema::read(start.getSession());
   session.epoch = start.getEpoch();
   session.transport = start.getTransport();
-  for (auto device : start.getDevices())
-    session.devices.push_back({read(device.getInfo()), device.getMemoryBytes()});
+  for (auto device : start.getDevices()) session.devices.push_back(schema::read(device));
   session.networkDevice = start.getNetworkDevice();
   session.networkWire = start.getNetworkWire();
   session.moduleCacheBytes = start.getModuleCacheBytes();
@@ -124,7 +97,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   return session;
 }
 
-void print(const std::string& driver, std::span<const DeviceDescription> devices) {
+void print(const std::string& driver, std::span<const Device> devices) {
   std::printf("driver %s\n", driver.c_str());
   for (const auto& device : devices) {
     std::printf("device %u: %s, compute %u.%u, %.1f GiB, %s%s\n", device.ordinal, device.name.c_str(),
@@ -170,12 +143,12 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
   return arguments;
 }
 
-std::vector<DeviceDescription> listDevices(const Driver& driver) {
+std::vector<Device> listDevices(const Driver& driver) {
   checked(driver, driver.cuInit(0), "cuInit");
   int version = 0, count = 0;
   checked(driver, driver.cuDriverGetVersion(&version), "cuDriverGetVersion");
   checked(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
-  std::vector<DeviceDescription> devices;
+  std::vector<Device> devices;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     CUdevice device = 0;
     char name[256] = "", pci[64] = "";
@@ -195,8 +168,7 @@ std::vector<DeviceDescription> listDevices(const Driver& driver) {
     if (getUuid == nullptr) throw std::runtime_error("the driver has no cuDeviceGetUuid");
     checked(driver, getUuid(&uuid, device), "cuDeviceGetUuid");
     if (driver.cuDeviceGetPCIBusId != nullptr) driver.cuDeviceGetPCIBusId(pci, sizeof pci - 1, device);
-    const auto* id = reinterpret_cast<const uint8_t*>(uuid.bytes);
-    devices.push_back({{id, id + sizeof uuid.bytes},
+    devices.push_back({{uuid.bytes, sizeof uuid.bytes},
                        name,
                        bytes,
                        static_cast<uint32_t>(major),
@@ -204,7 +176,8 @@ std::vector<DeviceDescription> listDevices(const Driver& driver) {
                        pci,
                        static_cast<uint32_t>(ordinal),
                        driver.software(),
-                       static_cast<uint32_t>(version)});
+                       static_cast<uint32_t>(version),
+                       {}});
   }
   return devices;
 }
@@ -281,13 +254,13 @@ bool WorkerProcess::reportReady(const std::string& driverPath) {
   return sendReport(descriptor_, message);
 }
 
-bool WorkerProcess::reportDevices(const std::string& driverPath, std::span<const DeviceDescription> devices) {
+bool WorkerProcess::reportDevices(const std::string& driverPath, std::span<const Device> devices) {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setDriver(driverPath);
   report.setRowsHash(rowsHash_);
   auto list = report.initDevices(static_cast<unsigned>(devices.size()));
-  for (unsigned i = 0; i < devices.size(); ++i) fill(list[i], devices[i]);
+  for (unsigned i = 0; i < devices.size(); ++i) schema::write(devices[i], list[i]);
   return sendReport(descriptor_, message);
 }
 

@@ -25,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "schema/device.h"
 #include "schema/id.h"
 
 struct CUctx_st;  // *CUcontext: the server includes this without CUDA
@@ -52,19 +53,8 @@ struct WorkerArguments {
 WorkerArguments parseWorkerArguments(int count, char** words);
 extern const char kWorkerUsage[];
 
-struct DeviceDescription {
-  std::vector<uint8_t> uuid;  // 16 bytes
-  std::string name;
-  uint64_t memoryBytes = 0;
-  uint32_t computeMajor = 0, computeMinor = 0;
-  std::string pciBusId;
-  uint32_t ordinal = 0;
-  bool software = false;
-  uint32_t driverVersion = 0;
-};
-
 // All devices of the driver, after cuInit. Throws std::runtime_error.
-std::vector<DeviceDescription> listDevices(const Driver& driver);
+std::vector<Device> listDevices(const Driver& driver);
 // `--inventory`: reports to the server if the control descriptor is a socket, else prints to stdout. The exit
 // status.
 int runInventory(const std::string& driverPath, uint64_t rowsHash);
@@ -74,14 +64,10 @@ int runInventory(const std::string& driverPath, uint64_t rowsHash);
 CUctx_st* warmUp(const Driver& driver, int device = -1);
 
 struct SessionStart {
-  struct Device {
-    DeviceDescription info;    // info.ordinal: the driver's
-    uint64_t memoryBytes = 0;  // the lease's limit on it
-  };
   Id session;
   uint64_t epoch = 0;
   std::string transport;  // of base/transport_names.h
-  std::vector<Device> devices;
+  std::vector<LeasedDevice> devices;
   std::string networkDevice;
   std::string networkWire;
   uint64_t moduleCacheBytes = 0;
@@ -112,7 +98,7 @@ class WorkerProcess {
 
   // Each returns false if the server is gone.
   bool reportReady(const std::string& driverPath = {});
-  bool reportDevices(const std::string& driverPath, std::span<const DeviceDescription> devices);
+  bool reportDevices(const std::string& driverPath, std::span<const Device> devices);
   bool reportFailed(const std::string& text);
   // The session is over, and why: "client closed", "client lost: ..." From here the server waits a bounded
   // time for the process to exit, then kills it.

@@ -12,7 +12,7 @@
 namespace gpupool::cli {
 
 struct ListedDevice {
-  pool::Device info;
+  Device info;
   std::string server;
   uint64_t freeBytes = 0;
   std::vector<Id> leases;

@@ -27,10 +27,9 @@ constexpr int kMostQuickDeaths = 5;            // each within ten seconds of its
 // Only the first server says at once that it has no driver; one that is started again waits for the repair.
 constexpr const char* kFirstServer = "GPUPOOL_SERVER_DRIVER_WAIT=2s";
 
-std::string describeDevices(const std::vector<pool::Device>& devices) {
+std::string describeDevices(const std::vector<Device>& devices) {
   std::map<std::string, int> counts;
-  for (const pool::Device& device : devices)
-    ++counts[device.name + ", " + options::formatSize(device.memoryBytes)];
+  for (const Device& device : devices) ++counts[device.name + ", " + options::formatSize(device.memoryBytes)];
   std::string text;
   for (const auto& [name, count] : counts)
     text += (text.empty() ? "" : "; ") + std::to_string(count) + " x " + name;

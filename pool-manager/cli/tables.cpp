@@ -43,7 +43,7 @@ void print(const json& value) {
   std::cout << value.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
 }
 
-json toJson(const pool::Device& device) {
+json toJson(const Device& device) {
   return {
       {"ordinal", device.ordinal},
       {"name", device.name},
@@ -153,7 +153,7 @@ int runServers(const Words& words) {
   const auto servers = query.servers();
   for (const ListedServer& server : servers) {
     json devices = json::array();
-    for (const pool::Device& device : server.info.devices) devices.push_back(toJson(device));
+    for (const Device& device : server.info.devices) devices.push_back(toJson(device));
     const std::string network = server.info.host.empty() || server.info.port == 0
                                     ? ""
                                     : server.info.host + ":" + std::to_string(server.info.port);
@@ -210,7 +210,7 @@ int runLeases(const Words& words) {
     json devices = json::array();
     std::string ordinals;
     bool whole = true;
-    for (const pool::LeasedDevice& device : lease.devices) {
+    for (const LeasedDevice& device : lease.devices) {
       devices.push_back({{"ordinal", device.info.ordinal},
                          {"uuid", uuidText(device.info.uuid)},
                          {"memoryBytes", device.memoryBytes}});

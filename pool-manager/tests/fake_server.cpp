@@ -47,7 +47,7 @@ FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t device
   facts.bootId = pool::bootId();
   facts.rowsHash = rowsHash;
   for (uint32_t i = 0; i < devices; ++i) {
-    pool::Device device;
+    Device device;
     device.uuid = (facts.name + std::string(16, '.')).substr(0, 15) + static_cast<char>('a' + i);
     device.name = "Fake GPU";
     device.memoryBytes = uint64_t{8} << 30;

@@ -2,6 +2,7 @@
 
 #include "catch.h"
 
+using namespace gpupool;
 using namespace gpupool::pool;
 
 namespace {

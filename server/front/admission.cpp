@@ -328,8 +328,8 @@ void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::Wo
   start.setTransport(attempt.transport);
   auto list = start.initDevices(static_cast<unsigned>(grant.devices.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
-    leases_.devices()[grant.devices[i].index].write(list[i].initInfo());
-    list[i].setMemoryBytes(grant.devices[i].memoryBytes);
+    const auto& [index, memoryBytes] = grant.devices[i];
+    schema::write(LeasedDevice{leases_.devices()[index], memoryBytes}, list[i]);
   }
   start.setNetworkDevice(settings_.networkDevice);
   start.setNetworkWire(settings_.networkWire);

@@ -261,8 +261,9 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   const auto found = problems();
   auto list = info.initDevices(static_cast<unsigned>(found.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
-    inventory_.devices[i].write(list[i]);
-    list[i].setProblem(found[i]);
+    Device device = inventory_.devices[i];
+    device.problem = found[i];
+    schema::write(device, list[i]);
   }
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));

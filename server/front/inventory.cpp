@@ -1,5 +1,6 @@
 #include "server/front/inventory.h"
 
+#include "schema/convert.h"
 #include "server/front/worker_child.h"
 
 namespace gpupool::server {
@@ -14,7 +15,7 @@ Inventory read(schema::WorkerReport::Reader report) {
   inventory.driver = report.getDriver().cStr();
   inventory.rowsHash = report.getRowsHash();
   for (auto device : report.getDevices()) {
-    inventory.devices.push_back(Device::read(device));
+    inventory.devices.push_back(schema::read(device));
     if (inventory.devices.back().uuid.size() != 16)
       kj::throwFatalException(failure("a device without a uuid of 16 bytes"));
   }

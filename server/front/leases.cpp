@@ -6,32 +6,6 @@
 
 namespace gpupool::server {
 
-Device Device::read(schema::DeviceInfo::Reader from) {
-  Device device;
-  device.uuid.assign(reinterpret_cast<const char*>(from.getUuid().begin()), from.getUuid().size());
-  device.name = from.getName().cStr();
-  device.memoryBytes = from.getMemoryBytes();
-  device.computeMajor = from.getComputeMajor();
-  device.computeMinor = from.getComputeMinor();
-  device.pciBusId = from.getPciBusId().cStr();
-  device.ordinal = from.getOrdinal();
-  device.software = from.getSoftware();
-  device.driverVersion = from.getDriverVersion();
-  return device;
-}
-
-void Device::write(schema::DeviceInfo::Builder to) const {
-  to.setUuid(kj::arrayPtr(reinterpret_cast<const kj::byte*>(uuid.data()), uuid.size()));
-  to.setName(name);
-  to.setMemoryBytes(memoryBytes);
-  to.setComputeMajor(computeMajor);
-  to.setComputeMinor(computeMinor);
-  to.setPciBusId(pciBusId);
-  to.setOrdinal(ordinal);
-  to.setSoftware(software);
-  to.setDriverVersion(driverVersion);
-}
-
 LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs)
     : devices_(std::move(devices)),
       epochs_(devices_.size(), 0),

@@ -12,27 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "schema/device.h"
 #include "schema/handshake.h"
 #include "schema/id.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::server {
 
-// One device of this server, from the inventory.
-struct Device {
-  std::string uuid;  // 16 bytes
-  std::string name;
-  uint64_t memoryBytes = 0;
-  uint32_t computeMajor = 0, computeMinor = 0;
-  std::string pciBusId;
-  uint32_t ordinal = 0;
-  bool software = false;
-  uint32_t driverVersion = 0;
-
-  static Device read(schema::DeviceInfo::Reader from);
-  void write(schema::DeviceInfo::Builder to) const;
-};
-
+// Not a LeasedDevice: the server goes by its own inventory, whatever a lease says of the device.
 struct GrantedDevice {
   size_t index = 0;  // into the inventory
   uint64_t memoryBytes = 0;

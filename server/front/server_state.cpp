@@ -14,18 +14,6 @@
 #include "schema/convert.h"
 
 namespace gpupool::server {
-namespace {
-
-std::string bytes(capnp::Data::Reader data) {
-  return {reinterpret_cast<const char*>(data.begin()), data.size()};
-}
-
-capnp::Data::Reader asData(const std::string& bytes) {
-  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
-}
-
-}  // namespace
-
 ServerState StateFile::read() {
   const kj::AutoCloseFd file(path_.empty() ? -1 : open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return {};
@@ -33,12 +21,13 @@ ServerState StateFile::read() {
   try {
     capnp::StreamFdMessageReader reader(file.get());
     const auto stored = reader.getRoot<schema::StoredServer>();
-    for (auto device : stored.getDevices()) state.epochs[bytes(device.getUuid())] = device.getHighestEpoch();
+    for (auto device : stored.getDevices())
+      state.epochs[schema::bytes(device.getUuid())] = device.getHighestEpoch();
     if (stored.getBootId() == bootId_.c_str()) {
       for (auto worker : stored.getWorkers()) {
         StoredWorker one{
             static_cast<pid_t>(worker.getPid()), worker.getStartTicks(), schema::read(worker.getLease()), {}};
-        for (auto uuid : worker.getDevices()) one.devices.push_back(bytes(uuid));
+        for (auto uuid : worker.getDevices()) one.devices.push_back(schema::bytes(uuid));
         state.workers.push_back(std::move(one));
       }
     }
@@ -70,7 +59,7 @@ bool StateFile::replace(const ServerState& state) const {
   auto devices = root.initDevices(static_cast<unsigned>(state.epochs.size()));
   unsigned at = 0;
   for (const auto& [uuid, epoch] : state.epochs) {
-    devices[at].setUuid(asData(uuid));
+    devices[at].setUuid(schema::data(uuid));
     devices[at++].setHighestEpoch(epoch);
   }
   auto workers = root.initWorkers(static_cast<unsigned>(state.workers.size()));
@@ -80,7 +69,7 @@ bool StateFile::replace(const ServerState& state) const {
     workers[i].setStartTicks(worker.startTicks);
     schema::write(worker.lease, workers[i].initLease());
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
-    for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, asData(worker.devices[d]));
+    for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, schema::data(worker.devices[d]));
   }
   const auto words = capnp::messageToFlatArray(message);
   const auto flat = words.asChars();

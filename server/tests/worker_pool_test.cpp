@@ -48,7 +48,7 @@ struct Bench {
     capnp::MallocMessageBuilder message;
     auto start = message.initRoot<gpupool::schema::WorkerOrder>().initStart();
     start.initDescriptors(1).set(0, gpupool::schema::Descriptor::CLIENT_SOCKET);
-    twoDevices()[1].write(start.initDevices(1)[0].initInfo());
+    schema::write(twoDevices()[1], start.initDevices(1)[0].initInfo());
     int descriptor = -1;
     KJ_IF_MAYBE (fd, server->getFd()) {
       descriptor = *fd;

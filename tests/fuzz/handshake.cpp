@@ -38,7 +38,7 @@ std::string flat(capnp::MessageBuilder& message) {
 struct Front {
   kj::Timer& timer = eventLoop().provider->getTimer();
   server::LeaseTable leases{
-      {server::Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}}};
+      {Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}}};
   server::SessionTable sessions{timer, {}, {}};
   kj::Own<server::WorkerPool> pool;
   kj::Own<server::Admission> admission;

@@ -38,7 +38,7 @@ void toManager(std::span<const std::byte> bytes, bool trusted) {
 
 void toControl(std::span<const std::byte> bytes) {
   server::LeaseTable leases(
-      {server::Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}});
+      {Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}});
   server::SessionTable sessions(eventLoop().provider->getTimer(), {}, {});
   capnp::TwoPartyServer server(
       schema::ServerControl::Client(kj::heap<server::Control>(leases, sessions, server::Control::Hooks{})));
