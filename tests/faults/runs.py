@@ -46,6 +46,20 @@ BOUND = 2.0  # from the death to the program's end, and from there to the last t
 HANG = 30.0  # later than its usual life
 
 
+def is_clear_error(status, output, errors, expected):
+    """A program's end that tells its user that the pool failed it."""
+    if status is None or status <= 0:
+        return False
+    if re.search(r"::\w+\(|EOF", errors):  # a library's words for its authors
+        return False
+    if status == 125:  # gpupool run's own
+        return output == "" and errors.startswith("gpupool: ")
+    head, fail, why = output.partition("FAIL: ")
+    lost = re.search(r"gave (\w+)", why)
+    return bool(fail and lost and lost.group(1) in LOST and expected.startswith(head) and
+                re.search(r"^gpupool( \w+)?: \S", errors, re.MULTILINE))
+
+
 class Plan:
     """What the seed says."""
 
@@ -306,24 +320,12 @@ class Run:
             # (The program had ended, and `gpupool run`, which knew how, was killed before it could repeat it.)
             outcome.verdict = "right"
             return
-        if self.is_clear_error(output, errors, expected):
+        if outcome.hit and is_clear_error(outcome.status, output, errors, expected):
             outcome.verdict = "error"
             self.judge_error(errors)
             return
         outcome.verdict = "WRONG"
         outcome.notes.append(f"status {outcome.status}, output {output[-400:]!r}, errors {errors[-600:]!r}")
-
-    def is_clear_error(self, output, errors, expected):
-        if not self.outcome.hit or self.outcome.status is None or self.outcome.status <= 0:
-            return False
-        if re.search(r"::\w+\(|EOF", errors):  # a library's words for its authors
-            return False
-        if self.outcome.status == 125:  # gpupool run's own
-            return output == "" and errors.startswith("gpupool: ")
-        head, fail, why = output.partition("FAIL: ")
-        lost = re.search(r"gave (\w+)", why)
-        return bool(fail and lost and lost.group(1) in LOST and expected.startswith(head) and
-                    re.search(r"^gpupool( \w+)?: \S", errors, re.MULTILINE))
 
     def judge_error(self, errors):
         """An error was due: not too late, and only where somebody whom the session needs died or stopped too long."""
