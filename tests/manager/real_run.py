@@ -100,8 +100,9 @@ class Client:
         if self.wish.pause:
             self.pause()
         if ended := self.pool.reaper.end_of(self.started.pid):
-            self.run.judge(self, ended[0])
-            self.started, self.next_at = None, now + self.dice.random() ** 3 * self.run.ttl
+            right = self.run.judge(self, ended[0])
+            again = self.dice.random() ** 3 if right else 0.2 + self.dice.random() * 0.3  # nobody to ask, perhaps
+            self.started, self.next_at = None, now + again * self.run.ttl
 
     def start(self):
         self.wish, self.stopped_at, self.seen_at = Wish(self.dice, self.run.ttl), None, None
@@ -296,14 +297,14 @@ class Run:
                 self.note(f"SAID TO BE FREE: GPU {device['ordinal']} of {device['server']}, which a session uses")
 
     def judge(self, client, status):
-        """A program has ended."""
+        """A program has ended. True: with its right result."""
         wish, started = client.wish, client.started
         output, errors = started.text(started.output), started.text(started.errors)
         with open(os.path.join(self.options.expected, wish.program + ".txt")) as file:
             expected = file.read()
         if status == 0 and output == expected:
             self.counts["right"] += 1
-            return
+            return True
         self.counts["error"] += 1
         line = f"{wish}: status {status}, output {output[-200:]!r}, errors {errors[-400:]!r}"
         self.errors.append(line)
@@ -315,6 +316,7 @@ class Run:
             # Nothing but the manager stood still or died: whoever had a session keeps it.
             if re.search(r"session|lease has ended|GPU server|gpupool-server", errors):
                 self.note("LOST: " + line)
+        return False
 
     def look_at_ends(self):
         """A holder lives as long as its program, and was not disturbed: so the lease has not run out before."""
