@@ -106,7 +106,7 @@ class RealPool:
         words = [os.path.join(self.build, "bin", "gpupool-server"), "--config", "/dev/null", "--manager", self.address,
                  "--name", name, "--state", f"{self.folder}/state-{name}", "--device-locks", self.locks,
                  "--listen", "127.0.0.1:0", "--driver", os.path.join(self.build, "lib", "libcuda-soft.so"),
-                 "--warm", "1", "--fabric", "none"]
+                 "--warm", "1", "--fabric", "none", "--handshake-time", "60s"]
         os.makedirs(f"{self.folder}/state-{name}", mode=0o700)
         return Member(name, words, self.environment, self.folder, self.reaper)
 

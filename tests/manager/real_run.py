@@ -28,7 +28,7 @@ class Fault:
         self.member, self.at = member, dice.random() * span
         self.kills = dice.random() < 0.5 if kind == "mixed" else kind.startswith("kill")
         long = dice.random() < 0.4
-        self.lasts = ttl * (1.1 + dice.random() * 0.9) if long else dice.random() ** 2 * ttl * 0.5
+        self.lasts = ttl * (1.3 + dice.random()) if long else dice.random() ** 2 * ttl * 0.5
         self.struck_at = self.over = None
 
     def __str__(self):
