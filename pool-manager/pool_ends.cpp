@@ -156,10 +156,13 @@ void Pool::closed(const Id& id, bool forgotten, const std::string& why) {
 void Pool::expire(LeaseRecord& record, uint64_t now) {
   const bool runs = record.state != LeaseState::revoking && !isEnd(record.state);
   if (runs && now > record.deadlineMs + times_.driftMs) {
-    if (record.state == LeaseState::granting)
-      events_.failed(record.id,
-                     {Failure::Kind::serverLost, "server " + record.server().name + " does not answer"});
-    startRevoke(record, LeaseState::expired, "its holder has not renewed it for " + age(record.ttlMs), now);
+    if (record.state == LeaseState::granting) {
+      const std::string server = "server " + record.server().name;
+      events_.failed(record.id, {Failure::Kind::serverLost, server + " does not answer"});
+      startRevoke(record, LeaseState::lost, server + " did not answer", now);
+    } else {
+      startRevoke(record, LeaseState::expired, "its holder has not renewed it for " + age(record.ttlMs), now);
+    }
   } else if (runs && record.process.pid != 0 && events_.hasEnded(record.process)) {
     startRevoke(record, LeaseState::expired,
                 "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);

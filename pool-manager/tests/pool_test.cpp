@@ -541,6 +541,17 @@ TEST_CASE_METHOD(Fixture, "a grant without an answer is taken back before anybod
 }
 
 TEST_CASE_METHOD(Fixture,
+                 "a grant that its server leaves unanswered ends for that reason, not for its holder's") {
+  joinAndBeat(server("a", 1));
+  pool->request(kAdmin, request(1), now);
+  now += 10'000 + times.driftMs + 1;
+  pool->tick(now);
+  CHECK(failure(1) == "server a does not answer");
+  REQUIRE(events.revokes.size() == 1);
+  CHECK(events.revokes[0].reason == "server a did not answer");
+}
+
+TEST_CASE_METHOD(Fixture,
                  "a holder of this machine that was killed loses its lease at once, another one not") {
   joinAndBeat(server("a", 1));
   LeaseRequest local = request(1, 0, 20 * kGiB), remote = request(2, 0, 20 * kGiB);
