@@ -335,7 +335,10 @@ MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
   const bool sent = sendReport(descriptor_, message);
   lock.lock();
   if (!sent) owed_[place] += owed;
-  if (sent) answered_.wait_for(lock, kMemoryBound, [&] { return asked.answer.has_value() || stopping(); });
+  const auto bound = std::chrono::steady_clock::now() + kMemoryBound;
+  if (sent) answered_.wait_until(lock, bound, [&] { return asked.answer.has_value() || stopping(); });
+  // The refusal is the session's end: its client first hears why.
+  if (!asked.answer) answered_.wait_until(lock, bound, [&] { return asked.answer.has_value() || told_; });
   if (asked.answer) {
     MemoryAnswer answer = std::move(*asked.answer);
     asked_.erase(ticket);
@@ -448,7 +451,12 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
   GPUPOOL_INFO("stopping: %s", reason.c_str());
   // On a thread of its own, so that a session that cannot even be told to stop does not outlive the grace.
   const auto deadline = std::chrono::steady_clock::now() + grace;
-  auto told = std::async(std::launch::async, [&] { stop(reason); });
+  auto told = std::async(std::launch::async, [&] {
+    stop(reason);
+    std::lock_guard lock(memoryMutex_);
+    told_ = true;
+    answered_.notify_all();
+  });
   if (told.wait_until(deadline) == std::future_status::ready) {
     try {
       told.get();

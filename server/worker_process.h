@@ -108,7 +108,8 @@ class WorkerProcess {
   bool reportLost(uint32_t ordinal, const std::string& error);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
-  // answer, for kMemoryBound at most; without an answer it is refused. After watchServer; any thread.
+  // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server
+  // is gone. After watchServer; any thread.
   MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
   void giveMemory(uint32_t place, uint64_t bytes);
   static constexpr std::chrono::seconds kMemoryBound{60};  // a server that is stopped for a while costs time
@@ -145,6 +146,7 @@ class WorkerProcess {
   std::thread watcher_;
   std::mutex memoryMutex_;
   std::condition_variable answered_;
+  bool told_ = false;  // the session knows that it is to end
   uint64_t nextTicket_ = 1;
   struct Asked {
     uint32_t place = 0;

@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <set>
@@ -257,6 +259,21 @@ TEST_CASE("who waits for memory is refused at once when the server goes, and no 
     if (refused == CUDA_SUCCESS || refused == CUDA_ERROR_OUT_OF_MEMORY) return 1;
     if (isLoss(refused, "cuMemAlloc_v2")) return 2;
     return process.takeMemory(0, 100).error != "the server is gone" ? 3 : 0;
+  });
+  worker.memory();
+  worker.hangUp();
+  CHECK(worker.wait() == 0);
+}
+
+TEST_CASE("who waits for memory is refused after the session knows that the server is gone") {
+  Worker worker([](WorkerProcess& process) {
+    static std::atomic<bool> told = false;
+    process.watchServer([](const std::string&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      told = true;
+    });
+    if (ServerAccount(process).take(0, 100) == CUDA_SUCCESS || !told) return 1;
+    return ServerAccount(process).take(0, 100) == CUDA_SUCCESS ? 2 : 0;
   });
   worker.memory();
   worker.hangUp();

@@ -19,7 +19,8 @@ class Account {
   virtual ~Account() = default;
   // `place`: a device of the lease, by its index, or kHost. CUDA_ERROR_OUT_OF_MEMORY: there is no room, and
   // the log says why where it is not the lease's limit. CUDA_ERROR_UNKNOWN: the server that keeps the account
-  // is gone, so the session is ending; not an error that could be taken for a broken device's (loss.h).
+  // is gone, so the session is ending, and knows it; not an error that could be taken for a broken device's
+  // (loss.h).
   // Takes a round trip to the server.
   virtual CUresult take(unsigned place, uint64_t bytes) = 0;
   virtual void give(unsigned place, uint64_t bytes) = 0;

@@ -452,8 +452,10 @@ void Session::reply(const Call& call) {
   schema::Reply header;
   header.seq = call.frame.seq;
   header.epoch = call.frame.epoch;
-  // Past the end nothing succeeds: what it waited for was let go, not awaited.
-  header.status = call.status == CUDA_SUCCESS && stopping_ ? CUDA_ERROR_DEVICE_UNAVAILABLE : call.status;
+  // Past the end nothing succeeds: what it waited for was let go, not awaited. And memory is refused because
+  // of the end (account.h): the client awaits the reason of this status.
+  const bool ofTheEnd = call.status == CUDA_SUCCESS || call.status == CUDA_ERROR_UNKNOWN;
+  header.status = ofTheEnd && stopping_ ? CUDA_ERROR_DEVICE_UNAVAILABLE : call.status;
   header.outputBytes = static_cast<uint32_t>(text.size());
   header.admitted = lastSeq_;
   header.completed = completed_;

@@ -100,7 +100,7 @@ struct Failure {
 
 class Client {
  public:
-  explicit Client(const Driver& driver = softDriver()) {
+  explicit Client(const Driver& driver = softDriver(), std::unique_ptr<Account> account = nullptr) {
     auto [mine, theirs] = transport::loopbackPair({});
     wire = std::move(mine);
     SessionStart start;
@@ -111,7 +111,8 @@ class Client {
     // Less staging memory than a worker has: clearing 64 MiB for each session took most of the tests' time.
     HostPages pages{transport::SharedMemory::create(4 * kMiB),
                     transport::SharedMemory::create(schema::kWordsBytes), nullptr};
-    session = std::make_unique<Session>(driver, start, std::move(theirs), std::move(pages));
+    session =
+        std::make_unique<Session>(driver, start, std::move(theirs), std::move(pages), std::move(account));
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }
   ~Client() {

@@ -4,6 +4,9 @@
 
 #include <malloc.h>
 
+#include <functional>
+#include <memory>
+
 #include "base/reserve.h"
 
 using namespace gpupool;
@@ -112,6 +115,30 @@ TEST_CASE("stop tells the client why") {
   CHECK(told->text == "the lease is over");
   CHECK(eventually([&] { return client.ended(); }));
   CHECK(client.sticky() == CUDA_ERROR_DEVICE_UNAVAILABLE);
+}
+
+// Of a server that goes while a session asks for memory (server_account.h): the session is told first.
+class AccountOfTheDead final : public server::Account {
+ public:
+  std::function<void()> goes;
+  CUresult take(unsigned, uint64_t) override {
+    goes();
+    return CUDA_ERROR_UNKNOWN;
+  }
+  void give(unsigned, uint64_t) override {}
+  uint64_t others(unsigned) override { return 0; }
+};
+
+TEST_CASE("memory that is refused because the server is gone is refused as the session's end is") {
+  auto account = std::make_unique<AccountOfTheDead>();
+  AccountOfTheDead& server = *account;
+  Client client(softDriver(), std::move(account));
+  server.goes = [&] { client.session->stop("the GPU server died"); };
+  client.open();
+  const uint64_t address = client.space().deviceBase + 4 * kMiB;
+  const auto answer =
+      client.await(ROW("sessionExtentMap"), Arguments().value(0).value(address).value(4 * kMiB));
+  CHECK(answer.status() == CUDA_ERROR_DEVICE_UNAVAILABLE);
 }
 
 TEST_CASE("a client that is gone ends the session") {
