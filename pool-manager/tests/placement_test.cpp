@@ -22,6 +22,7 @@ DeviceUse device(uint32_t ordinal, uint64_t memoryGiB, uint64_t freeGiB,
 
 std::vector<uint32_t> ordinals(const Choice& choice) {
   std::vector<uint32_t> list;
+  list.reserve(choice.devices.size());
   for (const auto& leased : choice.devices) list.push_back(leased.info.ordinal);
   return list;
 }

@@ -193,7 +193,7 @@ TEST_CASE("a device that broke is told to the manager, and no lease on it is acc
   bench.until([&] { return bench.seen.beats > 0; });
   bench.grant({1, 1}, 1);
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   CHECK(contains(opening.order('l').wait(bench.io.waitScope), "killed by signal 6"));
   bench.until([&] { return !bench.seen.problems.empty() && !bench.seen.problems[0].empty(); });
   CHECK(bench.seen.problems[0] == "CUDA_ERROR_FAKE (999); repair or reset it, and restart gpupool-server");
@@ -210,7 +210,7 @@ TEST_CASE("a granted lease admits sessions until it is revoked, and its memory i
   Opening early, opening, late;
   CHECK(contains(bench.open(early), "is not known"));
   bench.grant({1, 1}, 1, 8 * kGiB);
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   const pid_t pid = std::stoi(opening.order('p').wait(bench.io.waitScope));
   bench.until([&] { return bench.seen.activeLeases == std::vector<Id>{{1, 1}}; });
   CHECK(contains(failure([&] { bench.grant({1, 2}, 2); }), "bytes free"));
@@ -242,7 +242,7 @@ TEST_CASE("network sessions come over tcp") {
   Opening opening;
   opening.transport = "ucx";
   opening.run(bench.connect("127.0.0.1:" + std::to_string(bench.seen.port))).wait(bench.io.waitScope);
-  REQUIRE(opening.error == "");
+  REQUIRE(opening.error.empty());
   CHECK(opening.order('e').wait(bench.io.waitScope) == "e0");
 }
 
@@ -251,7 +251,7 @@ TEST_CASE("while the manager is away sessions run on, and the server comes back 
   bench.until([&] { return bench.seen.beats > 0; });
   bench.grant({1, 1}, 1);
   Opening first, second;
-  REQUIRE(bench.open(first) == "");
+  REQUIRE(bench.open(first).empty());
   const Id incarnation = bench.seen.incarnation;
 
   bench.seen.control = nullptr;
@@ -259,7 +259,7 @@ TEST_CASE("while the manager is away sessions run on, and the server comes back 
   bench.timer.afterDelay(300 * kj::MILLISECONDS).wait(bench.io.waitScope);
   CHECK(first.order('e').wait(bench.io.waitScope) == "e0");
   second.session = {2, 3};
-  CHECK(bench.open(second) == "");  // admitted without the manager
+  CHECK(bench.open(second).empty());  // admitted without the manager
 
   bench.seen.activeLeases.clear();
   bench.startManager();
@@ -294,7 +294,7 @@ TEST_CASE("a manager that dies during a revoke does not stop it") {
   bench.until([&] { return bench.seen.beats > 0; });
   bench.grant({1, 1}, 1, 8 * kGiB);
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   const pid_t pid = std::stoi(opening.order('p').wait(bench.io.waitScope));
   kill(pid, SIGSTOP);  // it will not obey, so that the revoke takes its time
   {
@@ -316,7 +316,7 @@ TEST_CASE("a shutting-down server tells its sessions") {
   bench.until([&] { return bench.seen.beats > 0; });
   bench.grant({1, 1}, 1);
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   bench.front->stop().wait(bench.io.waitScope);
   CHECK(opening.hear().wait(bench.io.waitScope) == "stop: the GPU server is shutting down");
   bench.front = nullptr;
@@ -406,8 +406,8 @@ TEST_CASE("sessions of one lease share its memory, and a worker that dies gives 
   bench.grant({1, 1}, 1, 1000 << 20);
   Opening one, two;
   two.session = {2, 3};
-  REQUIRE(bench.open(one) == "");
-  REQUIRE(bench.open(two) == "");
+  REQUIRE(bench.open(one).empty());
+  REQUIRE(bench.open(two).empty());
   // Each order takes 600 MiB.
   CHECK(one.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
   CHECK(two.order('m').wait(bench.io.waitScope) == "refused, others have 600 MiB");

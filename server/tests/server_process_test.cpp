@@ -32,6 +32,7 @@ struct ServerProcess {
                                       "--device-locks", folder.path};
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> list;
+    list.reserve(words.size() + 1);
     for (auto& word : words) list.push_back(word.data());
     list.push_back(nullptr);
     pid = fork();
@@ -130,7 +131,7 @@ struct Bench : kj::TaskSet::ErrorHandler {
     until([&] { return told.granted; });
     auto address = io.provider->getNetwork().parseAddress("unix:" + process.local()).wait(io.waitScope);
     opening.run(address->connect().wait(io.waitScope)).wait(io.waitScope);
-    REQUIRE(opening.error == "");
+    REQUIRE(opening.error.empty());
   }
   void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
   void taskFailed(kj::Exception&&) override {}
@@ -142,7 +143,7 @@ TEST_CASE("when the server is killed its workers end within two seconds and tell
   Bench bench;
   const pid_t session = std::stoi(bench.opening.order('p').wait(bench.io.waitScope));
   const auto workers = children(bench.process.pid);
-  CHECK(workers.size() >= 1);
+  CHECK_FALSE(workers.empty());
   const auto began = std::chrono::steady_clock::now();
   kill(bench.process.pid, SIGKILL);
   bench.process.wait();

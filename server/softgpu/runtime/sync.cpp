@@ -189,7 +189,7 @@ void releaseGroup(BlockContext& block, uint32_t warpIndex, uint32_t group) {
   Warp& warp = block.warps[warpIndex];
   uint32_t members = warp.groups[group].arrived;
   warp.groups[group] = warp.groups[--warp.groupCount];
-  completeWarp(&block.lanes[warpIndex * kWarpSize], members);
+  completeWarp(&block.lanes[size_t{warpIndex} * kWarpSize], members);
   block.ready[warpIndex / 2] |= uint64_t{members} << (warpIndex % 2 * 32);
 }
 
@@ -274,7 +274,7 @@ bool releaseActive(BlockContext& block) {
   block.activePending = false;
   for (uint32_t index = 0; index * kWarpSize < block.threads; ++index) {
     Warp& warp = block.warps[index];
-    Lane* lanes = &block.lanes[index * kWarpSize];
+    Lane* lanes = &block.lanes[size_t{index} * kWarpSize];
     for (uint32_t bits = warp.waitingActive; bits != 0; bits &= bits - 1) {
       Lane& lane = lanes[std::countr_zero(bits)];
       lane.result = matchAny(lanes, warp.waitingActive, lane.value);

@@ -223,6 +223,7 @@ TEST_CASE("many threads share the context") {
   Buffer<int> b(1);
   CUfunction add = session.function("addTo");
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       cuCtxSetCurrent(session.context);

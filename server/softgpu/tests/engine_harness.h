@@ -41,8 +41,8 @@ class Loaded {
   uint64_t global(const std::string& name) const;
 
   template <typename... Arguments>
-  Outcome run(const std::string& kernel, std::vector<uint32_t> grid, std::vector<uint32_t> block,
-              Arguments... arguments) {
+  Outcome run(const std::string& kernel, const std::vector<uint32_t>& grid,
+              const std::vector<uint32_t>& block, Arguments... arguments) {
     std::vector<std::byte> packed;
     (append(packed, arguments), ...);
     return launch(kernel, grid, block, packed);

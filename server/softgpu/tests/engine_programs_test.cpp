@@ -25,7 +25,7 @@ Loaded& newerKernels() {
 
 TEST_CASE("vector addition") {
   constexpr int n = 100'003;
-  DeviceMemory a(n * 4), b(n * 4), c(n * 4);
+  DeviceMemory a(sizeof(float) * n), b(sizeof(float) * n), c(sizeof(float) * n);
   for (int i = 0; i < n; ++i)
     a.as<float>()[i] = static_cast<float>(i), b.as<float>()[i] = 0.5f * static_cast<float>(i);
   REQUIRE(kernels().run("vectorAdd", {(n + 255) / 256}, {256}, a.address(), b.address(), c.address(), n) ==
@@ -38,7 +38,7 @@ TEST_CASE("vector addition") {
 
 TEST_CASE("tiled matrix product") {
   constexpr int n = 512;
-  DeviceMemory a(n * n * 4), b(n * n * 4), c(n * n * 4);
+  DeviceMemory a(sizeof(float) * n * n), b(sizeof(float) * n * n), c(sizeof(float) * n * n);
   for (int i = 0; i < n * n; ++i) {
     a.as<float>()[i] = static_cast<float>(i % 7) - 3;
     b.as<float>()[i] = static_cast<float>(i % 5) - 2;
@@ -65,7 +65,7 @@ TEST_CASE("tiled matrix product") {
 
 TEST_CASE("reduction by shuffles, scan, histogram") {
   constexpr int n = 10'000;
-  DeviceMemory data(n * 4), out(1024);
+  DeviceMemory data(sizeof(uint32_t) * n), out(1024);
   int expected = 0;
   for (int i = 0; i < n; ++i) expected += data.as<int>()[i] = i % 100 - 30;
   REQUIRE(kernels().run("reduce", {7}, {256}, data.address(), out.address(), n) == Outcome::ok);
@@ -100,7 +100,7 @@ TEST_CASE("printf and assert") {
 }
 
 TEST_CASE("objects with virtual functions on the device heap") {
-  DeviceMemory shapes(100 * 8), areas(100 * 4);
+  DeviceMemory shapes(size_t{100} * 8), areas(size_t{100} * 4);
   uint64_t before = heapBytesInUse();
   REQUIRE(kernels().run("makeShapes", {1}, {1}, shapes.address(), 100) == Outcome::ok);
   CHECK(heapBytesInUse() > before);
@@ -126,7 +126,7 @@ TEST_CASE("function pointers and recursion") {
 }
 
 TEST_CASE("threads that wait for one another") {
-  DeviceMemory data(64 * 1024 * 4);
+  DeviceMemory data(size_t{64} * 1024 * 4);
   kernels().cooperative = true;
   for (int i = 0; i < 40 * 64; ++i) data.as<int>()[i] = i;
   REQUIRE(kernels().run("gridSync", {40}, {64}, data.address(), 5) == Outcome::ok);
@@ -146,9 +146,9 @@ TEST_CASE("threads that wait for one another") {
 }
 
 TEST_CASE("warp operations") {
-  DeviceMemory out(64 * 32);
+  DeviceMemory out(size_t{64} * 32);
   REQUIRE(kernels().run("warpOperations", {1}, {64}, out.address()) == Outcome::ok);
-  const auto* lane5 = out.as<uint32_t>() + (32 + 5) * 8;
+  const auto* lane5 = out.as<uint32_t>() + size_t{32 + 5} * 8;
   CHECK(lane5[0] == 0xFFFFFFFF);
   CHECK(lane5[1] == 0x49249249);
   CHECK(lane5[2] == 0x3FF);
@@ -211,7 +211,7 @@ TEST_CASE("parameters, local arrays, module variables") {
 }
 
 TEST_CASE("asynchronous copies, barrier objects, clusters") {
-  DeviceMemory in(64 * 1024), out(4096);
+  DeviceMemory in(size_t{64} * 1024), out(4096);
   for (int i = 0; i < 16 * 1024; ++i) in.as<int>()[i] = i;
   REQUIRE(newerKernels().run("barrierObject", {3}, {256}, out.address(), 7) == Outcome::ok);
   CHECK(out.as<int>()[250] == (250 + 7) % 256 + 7);
