@@ -400,6 +400,7 @@ void HostMemory::insertMirror(Mirror mirror) {
 std::vector<HostMemory::Mirror*> HostMemory::allMirrors() {
   std::vector<Mirror*> all;
   std::lock_guard lock(mutex_);
+  all.reserve(mirrors_.size());
   for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
   return all;
 }

@@ -73,7 +73,7 @@ bool concernsPort(const unsigned char* frame, size_t size, unsigned port) {
   constexpr size_t kIp = ETH_HLEN;
   if (size < kIp + 20 || frame[12] != 0x08 || frame[13] != 0x00 || frame[kIp + 9] != IPPROTO_TCP)
     return false;
-  size_t tcp = kIp + size_t{frame[kIp] & 0xfu} * 4;
+  size_t tcp = kIp + size_t{4} * (frame[kIp] & 0xfu);
   if (size < tcp + 4) return false;
   unsigned source = frame[tcp] << 8 | frame[tcp + 1], target = frame[tcp + 2] << 8 | frame[tcp + 3];
   return source == port || target == port;

@@ -42,7 +42,7 @@ class Fence {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> done_{false};
-  Clock::time_point when_{};
+  Clock::time_point when_;
 };
 using FencePtr = std::shared_ptr<Fence>;
 

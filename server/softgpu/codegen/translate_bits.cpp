@@ -22,7 +22,7 @@ void Translator::onPrmt(const Instruction& instruction) {
     if (instruction.has("rc16"))
       return builder_.CreateAdd(builder_.CreateShl(builder_.CreateAnd(selector, constant(1)), constant(1)),
                                 constant(i & 1));
-    return builder_.CreateAnd(builder_.CreateLShr(selector, constant(4 * i)), constant(15));
+    return builder_.CreateAnd(builder_.CreateLShr(selector, constant(uint64_t{4} * i)), constant(15));
   };
   Value* result = constant(0);
   for (unsigned i = 0; i < 4; ++i) {
@@ -32,8 +32,8 @@ void Translator::onPrmt(const Instruction& instruction) {
         builder_.CreateTrunc(builder_.CreateLShr(both, builder_.CreateZExt(shift, integer(64))), integer(8));
     Value* sign = builder_.CreateICmpNE(builder_.CreateAnd(index, constant(8)), constant(0));
     byte = builder_.CreateSelect(sign, builder_.CreateAShr(byte, constant(7, 8)), byte);
-    result = builder_.CreateOr(result,
-                               builder_.CreateShl(builder_.CreateZExt(byte, integer(32)), constant(8 * i)));
+    result = builder_.CreateOr(
+        result, builder_.CreateShl(builder_.CreateZExt(byte, integer(32)), constant(uint64_t{8} * i)));
   }
   write(instruction.operands[0], result);
 }
@@ -45,7 +45,7 @@ void Translator::onDp4a(const Instruction& instruction) {
   Value* b = read(instruction.operands[2], 32);
   Value* sum = read(instruction.operands[3], 32);
   auto byte = [&](Value* word, unsigned i, bool isSigned) {
-    Value* one = builder_.CreateTrunc(builder_.CreateLShr(word, constant(8 * i)), integer(8));
+    Value* one = builder_.CreateTrunc(builder_.CreateLShr(word, constant(uint64_t{8} * i)), integer(8));
     return isSigned ? builder_.CreateSExt(one, integer(32)) : builder_.CreateZExt(one, integer(32));
   };
   for (unsigned i = 0; i < 4; ++i)
@@ -142,7 +142,7 @@ void Translator::onVideo(const Instruction& instruction) {
   Value* a = read(instruction.operands.at(1), 32);
   Value* b = read(instruction.operands.at(2), 32);
   auto lane = [&](Value* word, unsigned i, bool isSigned) {
-    Value* one = builder_.CreateTrunc(builder_.CreateLShr(word, constant(bits * i)), integer(bits));
+    Value* one = builder_.CreateTrunc(builder_.CreateLShr(word, constant(uint64_t{bits} * i)), integer(bits));
     return isSigned ? builder_.CreateSExt(one, integer(32)) : builder_.CreateZExt(one, integer(32));
   };
   bool accumulate = instruction.has("add");
@@ -161,7 +161,7 @@ void Translator::onVideo(const Instruction& instruction) {
       one = intrinsicCall(llvm::Intrinsic::smin, {integer(32)}, {one, constant(high)});
     }
     one = builder_.CreateAnd(one, constant((uint64_t{1} << bits) - 1));
-    result = builder_.CreateOr(result, builder_.CreateShl(one, constant(bits * i)));
+    result = builder_.CreateOr(result, builder_.CreateShl(one, constant(uint64_t{bits} * i)));
   }
   write(instruction.operands[0], result);
 }

@@ -183,7 +183,7 @@ llvm::Value* Translator::blockField(size_t offset, llvm::Type* type) {
 
 llvm::Value* Translator::tid(unsigned axis) {
   if (tids_[axis] != nullptr) return tids_[axis];
-  return threadField(offsetof(ThreadContext, tid) + axis * 4, integer(32));
+  return threadField(offsetof(ThreadContext, tid) + size_t{4} * axis, integer(32));
 }
 
 llvm::Value* Translator::linearThread() {

@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   if (init(0) != CUDA_SUCCESS || retain(&context, 0) != CUDA_SUCCESS || current(context) != CUDA_SUCCESS)
     return 1;
   if (allocate(&in, kCaseThreads * sizeof(Input)) != CUDA_SUCCESS ||
-      allocate(&out, kCaseThreads * 8) != CUDA_SUCCESS)
+      allocate(&out, size_t{kCaseThreads} * 8) != CUDA_SUCCESS)
     return 1;
   std::ofstream dump;
   if (argc > 1) dump.open(argv[1], std::ios::binary);
@@ -55,7 +55,7 @@ int main(int argc, char** argv) {
     CUresult result = loadModule(&module, one.ptx.c_str());
     if (result == CUDA_SUCCESS) result = getFunction(&function, module, "test");
     if (result == CUDA_SUCCESS) result = toDevice(in, one.inputs.data(), one.inputs.size() * sizeof(Input));
-    if (result == CUDA_SUCCESS) result = clear(out, 0, kCaseThreads * 8);
+    if (result == CUDA_SUCCESS) result = clear(out, 0, size_t{kCaseThreads} * 8);
     if (result == CUDA_SUCCESS)
       result = launch(function, 1, 1, 1, kCaseThreads, 1, 1, 0, nullptr, arguments, nullptr);
     if (result == CUDA_SUCCESS) result = fromDevice(results.data(), out, results.size() * 8);

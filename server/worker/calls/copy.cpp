@@ -128,6 +128,7 @@ void readAwaited(Session& session, Call& frame) {
     read->served.close(status);
     session.answer(read->call);
   };
+  // NOLINTNEXTLINE(bugprone-use-after-move): a call that was moved from keeps its header and flags
   frame.deferred = true;
   bool waiting = false;
   CUresult status = memory == nullptr ? CUDA_ERROR_INVALID_VALUE
