@@ -1,5 +1,7 @@
 #include "server/worker/scrubber.h"
 
+#include <algorithm>
+
 namespace gpupool::server {
 
 Scrubber::~Scrubber() {
@@ -20,19 +22,26 @@ CUresult Scrubber::make(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context) 
   return result;
 }
 
-CUresult Scrubber::clear(CUdeviceptr address, size_t bytes) {
+// What is launched already keeps its parameters.
+CUresult Scrubber::start(CUdeviceptr address, size_t bytes, CUcontext context) {
   CUDA_MEMSET_NODE_PARAMS fill{};
   fill.dst = address;
   fill.elementSize = 4;
   fill.width = bytes / 4;
   fill.height = 1;
+  CUresult result = exec_ == nullptr ? make(fill, context) : CUDA_SUCCESS;
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphExecMemsetNodeSetParams(exec_, node_, &fill, context);
+  return result == CUDA_SUCCESS ? driver_.cuGraphLaunch(exec_, stream_) : result;
+}
+
+CUresult Scrubber::clear(CUdeviceptr address, size_t bytes) {
   CUcontext context = nullptr;
   CUresult result = driver_.cuCtxGetCurrent(&context);
-  if (result != CUDA_SUCCESS) return result;
-  if (exec_ == nullptr) result = make(fill, context);
-  if (result == CUDA_SUCCESS) result = driver_.cuGraphExecMemsetNodeSetParams(exec_, node_, &fill, context);
-  if (result == CUDA_SUCCESS) result = driver_.cuGraphLaunch(exec_, stream_);
-  return result == CUDA_SUCCESS ? driver_.cuStreamSynchronize(stream_) : result;
+  for (size_t done = 0; result == CUDA_SUCCESS && done < bytes; done += piece_)
+    result = start(address + done, std::min(piece_, bytes - done), context);
+  if (stream_ == nullptr) return result;
+  const CUresult finished = driver_.cuStreamSynchronize(stream_);
+  return result == CUDA_SUCCESS ? finished : result;
 }
 
 }  // namespace gpupool::server

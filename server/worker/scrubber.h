@@ -16,7 +16,8 @@ namespace gpupool::server {
 
 class Scrubber {
  public:
-  explicit Scrubber(const Driver& driver) : driver_(driver) {}
+  // piece: bytes that one launch clears, a multiple of 4. More than the default was never tried on a GPU.
+  explicit Scrubber(const Driver& driver, size_t piece = size_t{1} << 30) : driver_(driver), piece_(piece) {}
   ~Scrubber();
   Scrubber(const Scrubber&) = delete;
   Scrubber& operator=(const Scrubber&) = delete;
@@ -26,8 +27,10 @@ class Scrubber {
 
  private:
   CUresult make(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context);
+  CUresult start(CUdeviceptr address, size_t bytes, CUcontext context);
 
   const Driver& driver_;
+  const size_t piece_;
   CUstream stream_ = nullptr;
   CUgraph graph_ = nullptr;
   CUgraphNode node_ = nullptr;

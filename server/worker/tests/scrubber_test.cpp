@@ -18,7 +18,7 @@ TEST_CASE("a scrubber clears what it is told, wherever and however much, and no 
   CUdeviceptr memory = 0;
   REQUIRE(driver.cuMemAlloc_v2(&memory, kBytes) == CUDA_SUCCESS);
   {
-    Scrubber scrubber(driver);
+    Scrubber scrubber(driver, 3 << 20);
     struct Piece {
       size_t from, bytes;
     };
