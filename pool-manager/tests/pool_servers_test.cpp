@@ -1,0 +1,246 @@
+// Servers that join, break, come back, are twins, or are cordoned.
+#include "pool_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+TEST_CASE_METHOD(Fixture, "a device that broke gets no lease until its server says that it is in order") {
+  joinAndBeat(server("a", 1, 2));
+  const auto says = [&](std::vector<std::string> problems) {
+    REQUIRE(pool->beat("a", {1, 0}, {}, problems, 1, now));
+  };
+  const auto ordinal = [&](uint64_t id) {
+    pool->request(kAdmin, request(id), now);
+    const auto& leases = pool->leases();
+    return leases.contains({id, id}) ? static_cast<int>(leases.at({id, id}).primary().devices[0].info.ordinal)
+                                     : -1;
+  };
+  says({"CUDA_ERROR_ECC_UNCORRECTABLE (214)\x1b; restart gpupool-server", ""});
+  CHECK(pool->inventory(kAdmin, now)[0].devices[0].info.problem ==
+        "CUDA_ERROR_ECC_UNCORRECTABLE (214)?; restart gpupool-server");
+  CHECK(ordinal(1) == 1);
+  CHECK(ordinal(2) == -1);
+  says({"", ""});
+  CHECK(ordinal(3) == 0);
+}
+
+TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
+  CHECK_THROWS_AS(pool->join(kAdmin, server("", 1), {}, now), std::invalid_argument);
+  CHECK_THROWS_AS(pool->join(kAdmin, server("bad\nname", 1), {}, now), std::invalid_argument);
+  CHECK_THROWS_AS(pool->join(kAdmin, server("a", 1, kMaxDevices + 1), {}, now), std::invalid_argument);
+  auto twins = server("a", 1, 2);
+  twins.devices[1].ordinal = 0;
+  CHECK_THROWS_AS(pool->join(kAdmin, twins, {}, now), std::invalid_argument);
+  twins.devices[1].ordinal = 1;
+  twins.devices[1].uuid = twins.devices[0].uuid;
+  CHECK(contains(thrown([&] { pool->join(kAdmin, twins, {}, now); }), "the same UUID"));
+  CHECK(
+      contains(thrown([&] { pool->join(kAdmin, server("a", 1), {{}, {}}, now); }), "more or fewer devices"));
+  CHECK(contains(thrown([&] { pool->join(kAdmin, server("a", 1), {{~uint64_t{0}, {}}}, now); }), "absurd"));
+  auto unnamed = server("a", 1);
+  unnamed.devices[0].uuid = "short";
+  CHECK(contains(thrown([&] { pool->join(kAdmin, unnamed, {}, now); }), "16 bytes"));
+  auto nowhere = server("a", 1);
+  nowhere.localPath.clear();
+  CHECK_THROWS_AS(pool->join(kAdmin, nowhere, {}, now), std::invalid_argument);
+
+  joinAndBeat(server("a", 1));
+  CHECK(contains(thrown([&] { pool->join(kAdmin, server("a", 2), {}, now); }), "another name"));
+  CHECK_FALSE(pool->beat("a", {2, 0}, {}, {}, 0, now));
+  CHECK_FALSE(pool->beat("b", {1, 0}, {}, {}, 0, now));
+
+  auto none = request(1);
+  none.deviceCount = 0;
+  pool->request(kAdmin, none, now);
+  CHECK(failure(1).find("1 to 64 devices") != std::string::npos);
+  auto eager = request(2);
+  eager.ttlMs = 0;
+  eager.holder = "evil\x1b[2J";
+  pool->request(kAdmin, eager, now);
+  REQUIRE(events.grants.size() == 1);
+  CHECK(events.grants[0].ttlMs == times.minTtlMs);
+  CHECK(events.grants[0].holder == "evil?[2J");
+}
+
+// --- one GPU is leased once -----------------------------------------------------------------------------
+
+namespace {
+
+// A second server with the first one's GPU.
+Server twin(const std::string& boot = "") {
+  Server facts = server("b", 2);
+  facts.devices[0].uuid = server("a", 1).devices[0].uuid;
+  facts.bootId = boot;
+  return facts;
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "two servers with one GPU: it is the first one's, and both are named") {
+  joinAndBeat(server("a", 1));
+  joinAndBeat(twin());
+  leaseNow(1);
+  CHECK(events.grants.back().server.name == "a");
+  pool->request(kAdmin, request(2), now);
+  CHECK(failure(2).find("b: GPU 0 (GPU) is the same device as GPU 0 of server a") != std::string::npos);
+  LeaseRequest there = request(3);
+  there.server = "b";
+  pool->request(kAdmin, there, now);
+  CHECK(failure(3).find("the same device as GPU 0 of server a") != std::string::npos);
+  CHECK(events.grants.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "a GPU goes over to another server only when nothing of the first can run there") {
+  const auto askedOfB = [&](uint64_t id) {
+    REQUIRE(pool->beat("b", {2, 0}, {}, {}, 1, now));
+    const size_t before = events.grants.size();
+    pool->request(kAdmin, request(id), now);
+    return events.grants.size() != before && events.grants.back().server.name == "b";
+  };
+  joinAndBeat(server("a", 1));
+  SECTION("the first has left, and nothing of it was leased") {
+    joinAndBeat(twin());
+    CHECK_FALSE((pool->left("a", {1, 0}, false, now), pool->leases().size()));
+    CHECK(askedOfB(5));
+  }
+  SECTION("a lease of the first runs") {
+    leaseNow(1);
+    joinAndBeat(twin());
+    pool->left("a", {1, 0}, false, now);
+    CHECK_FALSE(askedOfB(5));
+  }
+  SECTION("a lease of the first runs, and the manager is started again") {
+    leaseNow(1);
+    restart();
+    joinAndBeat(twin());
+    CHECK_FALSE(askedOfB(5));
+  }
+  SECTION("the machine was started again under another name") {
+    leaseNow(1);
+    pool->left("a", {1, 0}, false, now);
+    joinAndBeat(twin("the next boot"));
+    CHECK(events.over.contains({1, 1}));
+    CHECK(askedOfB(5));
+    joinAndBeat(server("a", 3));
+    pool->request(kAdmin, request(6), now);
+    CHECK(failure(6).find("a: GPU 0 (GPU) is the same device as GPU 0 of server b") != std::string::npos);
+  }
+  SECTION("a worker of the first one's earlier life still runs") {
+    REQUIRE(pool->beat("a", {1, 0}, {}, {"a worker of an earlier life still runs"}, 1, now));
+    pool->left("a", {1, 0}, false, now);
+    joinAndBeat(twin());
+    CHECK_FALSE(askedOfB(5));
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "a server that comes back is leased to nobody while its old workers run") {
+  joinAndBeat(server("a", 1, 2));
+  const Lease lease = leaseNow(1);
+  const uint32_t ordinal = lease.devices[0].info.ordinal;
+  pool->left("a", {1, 0}, false, now);
+  std::vector<DeviceReport> reports(2);
+  std::vector<std::string> problems(2);
+  reports[ordinal] = {lease.epoch, {{1, 1}}};
+  problems[ordinal] = "a worker of an earlier life still runs";
+  const auto beats = [&] { REQUIRE(pool->beat("a", {2, 0}, {}, problems, 1, now)); };
+  pool->join(kAdmin, server("a", 2, 2), reports, now);
+  CHECK(events.over.contains({1, 1}));
+  SECTION("while the manager runs") { beats(); }
+  SECTION("the manager is started again, and another server has the GPU too") {
+    restart();
+    Server other = twin();
+    other.devices[0].uuid = lease.devices[0].info.uuid;
+    joinAndBeat(other);
+    LeaseRequest there = request(7);
+    there.server = "b";
+    pool->request(kAdmin, there, now);
+    CHECK_FALSE(failure(7).empty());
+    pool->join(kAdmin, server("a", 2, 2), reports, now);
+    beats();
+  }
+  pool->request(kAdmin, request(2, 0, 0, 2), now);
+  CHECK_FALSE(failure(2).empty());
+  LeaseRequest there = request(3);
+  there.server = "a";
+  pool->request(kAdmin, there, now);
+  pool->granted({3, 3}, now);
+  REQUIRE(has(3));
+  CHECK(events.leases.at({3, 3}).devices[0].info.ordinal != ordinal);
+  there.id = {4, 4};
+  pool->request(kAdmin, there, now);
+  pool->revoked({1, 1}, now);  // of an earlier life's lease a server knows nothing
+  CHECK_FALSE(has(4));
+  CHECK(pool->leases().contains({1, 1}));
+  problems[ordinal].clear();
+  REQUIRE(pool->beat("a", {2, 0}, {{3, 3}}, problems, 1, now));
+  CHECK_FALSE(pool->leases().contains({1, 1}));
+  there.id = {5, 5};
+  pool->request(kAdmin, there, now);
+  pool->granted({5, 5}, now);
+  REQUIRE(has(5));
+  CHECK(events.leases.at({5, 5}).devices[0].info.ordinal == ordinal);
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a manager that lost its store leases nothing that is still held, and no epoch again") {
+  joinAndBeat(server("a", 1));
+  const Lease lease = leaseNow(1);
+  store = makeMemoryStore();
+  calendarS = 7;  // and its clock
+  restart();
+  joinAndBeat(server("a", 1), {{1, 1}}, {{lease.epoch, {}}});
+  pool->request(kAdmin, request(2), now);
+  CHECK_FALSE(failure(2).empty());
+  CHECK(events.revokes.back().id == Id{1, 1});
+  pool->revoked({1, 1}, now);
+  CHECK(leaseNow(3).epoch > lease.epoch);
+}
+
+TEST_CASE_METHOD(Fixture, "epochs start above the calendar, whatever an old copy of the store says") {
+  joinAndBeat(server("a", 1));
+  const Lease lease = leaseNow(1);
+  pool->release(kAdmin, {1, 1}, now);
+  pool->revoked({1, 1}, now);
+  calendarS += 3600;
+  restart();
+  joinAndBeat(server("a", 1));
+  CHECK(leaseNow(2).epoch > (calendarS << 20));
+  CHECK(lease.epoch < (calendarS << 20));
+}
+
+TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no new ones") {
+  joinAndBeat(server("a", 1, 2));
+  leaseNow(1);
+  std::string why = "not said yet";
+  const auto tell = [&](const std::string& text) { why = text; };
+  const Principal user{Principal::Role::user, ""};
+  CHECK(contains(thrown([&] { pool->cordon(user, "a", "", tell); }), "operator"));
+  CHECK(contains(thrown([&] { pool->cordon(kAdmin, "b", "", tell); }), "there is no server b"));
+  CHECK(contains(thrown([&] { pool->uncordon(kAdmin, "a", tell); }), "not cordoned"));
+  disk->full = true;
+  pool->cordon(kAdmin, "a", "on Friday", tell);
+  CHECK(contains(why, "full"));
+  CHECK(pool->cordons().empty());
+  disk->full = false;
+  pool->cordon(kAdmin, "a", "on\nFriday", tell);
+  REQUIRE(why.empty());
+  beat(1, {{1, 1}});
+  CHECK(pool->renew(kAdmin, {1, 1}, now, &why));
+  SECTION("as it is") {}
+  SECTION("known to a manager that was started again, and of a server that was") {
+    restart();
+    joinAndBeat(server("a", 1, 2), {{1, 1}});
+  }
+  pool->request(kAdmin, request(2), now);
+  CHECK(contains(failure(2), "cordoned by an operator: on?Friday"));
+  pool->request(kAdmin, request(3, 60'000), now);  // this one waits
+  CHECK_FALSE(has(3));
+  CHECK(contains(thrown([&] { pool->uncordon(user, "a", tell); }), "operator"));
+  pool->uncordon(kAdmin, "a", tell);
+  REQUIRE(why.empty());
+  pool->granted({3, 3}, now);
+  CHECK(has(3));
+  restart();
+  CHECK(pool->cordons().empty());
+}
