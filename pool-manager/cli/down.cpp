@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kSupervisorPatience{20'000};
 
-const Help kHelp = {
+const Help kDownHelp = {
     "gpupool down [options]",
     "Stops the pool of this machine. Its sessions end, and no process, socket or file of the pool remains. "
     "It is no error if no pool is up.",
@@ -55,7 +55,7 @@ bool takeDown(const std::string& path) {
 int runDown(const Words& words) {
   std::string state;
   const Parsed parsed = parseCommand(
-      words, kHelp, nullptr, {},
+      words, kDownHelp, nullptr, {},
       {{"state", state, "DIR",
         "The folder that was given to `gpupool up --state`. Empty: as GPUPOOL_STATE says.", true}});
   if (parsed.helped) return 0;

@@ -13,7 +13,7 @@
 namespace gpupool::cli {
 namespace {
 
-const Help kHelp = {
+const Help kHoldHelp = {
     "gpupool hold --descriptor N [options]",
     "Holds a lease for one program. gpupool's libcuda.so.1 starts this command if a program runs without "
     "`gpupool run`; nobody needs to start it by hand. Descriptor N is a connected SOCK_SEQPACKET Unix "
@@ -44,7 +44,7 @@ int runHold(const Words& words) {
   uint32_t descriptor = 0;
   HolderProcess process;
   try {
-    const Parsed parsed = parseCommand(words, kHelp, &options, leaseOptionNames(),
+    const Parsed parsed = parseCommand(words, kHoldHelp, &options, leaseOptionNames(),
                                        {{"descriptor", descriptor, "N", "The connected socket.", true}});
     if (parsed.helped) return 0;
     if (!isApplication(static_cast<int>(descriptor)))

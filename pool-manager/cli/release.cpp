@@ -12,7 +12,7 @@ namespace {
 
 constexpr unsigned kPatienceMs = 30'000;  // a server may take this long to end a lease's sessions
 
-const Help kHelp = {
+const Help kReleaseHelp = {
     "gpupool release [options] LEASE",
     "Ends a lease, named as `gpupool leases` prints it or by more of its digits, in its holder's place: its "
     "sessions end. A lease in state `lost` is dropped: its server went away without saying that nothing of "
@@ -37,7 +37,7 @@ Id find(const std::vector<pool::Lease>& leases, const std::string& digits) {
 
 int runRelease(const Words& words) {
   ClientOptions client;
-  const Parsed parsed = parseCommand(words, kHelp, &client, {"manager", "tenant", "token-file"}, {});
+  const Parsed parsed = parseCommand(words, kReleaseHelp, &client, {"manager", "tenant", "token-file"}, {});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one lease; `gpupool leases` lists them");

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int kReleaseBoundMs = 10'000;
 
-const Help kHelp = {
+const Help kRunHelp = {
     "gpupool run [options] [--] program [argument...]",
     "Leases GPUs of the pool, runs the program with them, and gives them back when it ends. The program "
     "needs no change: LD_LIBRARY_PATH makes it load gpupool's libcuda.so.1. Child processes of the program "
@@ -180,10 +180,11 @@ int runRun(const Words& words) {
   Parsed parsed;
   HolderSettings settings;
   try {
-    parsed = parseCommand(words, kHelp, &options, leaseOptionNames(), {});
+    parsed = parseCommand(words, kRunHelp, &options, leaseOptionNames(), {});
     if (parsed.helped) return 0;
     settings = leaseWish(options);
-    if (parsed.rest.empty()) throw options::OptionError("which program? usage: " + std::string(kHelp.usage));
+    if (parsed.rest.empty())
+      throw options::OptionError("which program? usage: " + std::string(kRunHelp.usage));
   } catch (const std::exception& error) {
     throw CommandError(kExitRun, error.what());
   }

@@ -27,7 +27,7 @@
 namespace gpupool::cli {
 namespace {
 
-const Help kHelp = {
+const Help kUpHelp = {
     "gpupool up [options]",
     "Starts a pool on this machine: gpupool-manager and gpupool-server, in a private folder. It offers the "
     "GPUs of NVIDIA's driver, or a software GPU if there is none. With --detach the command returns when "
@@ -246,7 +246,7 @@ int superviseDetached(PoolDirectory& directory, PoolPlan plan) {
 
 int runUp(const Words& words) {
   UpOptions options;
-  const Parsed parsed = parseCommand(words, kHelp, nullptr, {}, options.table());
+  const Parsed parsed = parseCommand(words, kUpHelp, nullptr, {}, options.table());
   if (parsed.helped) return 0;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': up takes options only");
   check(options);

@@ -282,12 +282,14 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
   }
   KJ_REQUIRE(socket >= 0, "the stream has no descriptor");
   const kj::AutoCloseFd cache = cacheFolder(grant->tenant);
+  sessions_.announce(attempt.facts, worker->pid());
   if (worker->send(message, describeDescriptors(start, *grant, socket, cache))) {
     kj::AutoCloseFd client(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     attempt.stream = nullptr;
     sessions_.add(attempt.facts, kj::mv(worker), kj::mv(client));
     return kj::READY_NOW;
   }
+  sessions_.withdraw();
   GPUPOOL_WARNING("worker %d died before its session began; taking another", worker->pid());
   return replaceWorker(attempt);
 }

@@ -12,6 +12,16 @@ namespace gpupool::server {
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
     : timer_(timer), bounds_(bounds), lost_(std::move(lost)), tasks_(*this) {}
 
+void SessionTable::announce(const SessionFacts& facts, pid_t worker) {
+  announced_ = StoredWorker{worker, processStartTicks(worker), facts.lease, facts.devices};
+  changed_();
+}
+
+void SessionTable::withdraw() {
+  announced_.reset();
+  changed_();
+}
+
 void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client) {
   auto session = kj::refcounted<Session>();
   session->facts = std::move(facts);
@@ -32,6 +42,7 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   tasks_.add(exit.then(
       [this, kept = kj::addRef(*session)](WorkerChild::Exit exit) mutable { finish(*kept, exit); }));
   living_.push_back(kj::mv(session));
+  announced_.reset();
   changed_();
 }
 
@@ -153,6 +164,7 @@ std::vector<StoredWorker> SessionTable::workers() const {
   for (const auto& session : living_)
     list.push_back(
         {session->worker->pid(), session->startTicks, session->facts.lease, session->facts.devices});
+  if (announced_) list.push_back(*announced_);
   return list;
 }
 

@@ -17,6 +17,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void onHostMemory(std::function<bool(uint64_t bytes)> room) { hostRoom_ = std::move(room); }
   KJ_DISALLOW_COPY(SessionTable);
 
+  // Before the worker is sent the start of a session: from here on the server's next life knows it
+  // (onChange), whenever this one is killed. Until add or, where it could not be sent, withdraw.
+  void announce(const SessionFacts& facts, pid_t worker);
+  void withdraw();
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
   // Ends all sessions of the lease; resolves when their processes are gone.
@@ -97,6 +102,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
   uint64_t nextNumber_ = 1;
   std::list<kj::Own<Session>> living_;
+  std::optional<StoredWorker> announced_;
   std::deque<Ended> ended_;
   kj::TaskSet tasks_;
 };

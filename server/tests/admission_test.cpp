@@ -91,6 +91,19 @@ TEST_CASE("a holder with the key gets a worker with the lease's devices") {
   CHECK(opening.hear().wait(bench.io.waitScope) == "");  // nobody else has a copy of the socket
 }
 
+TEST_CASE("a worker is known to the server's next life before it learns of its session") {
+  std::vector<std::pair<size_t, size_t>> known;  // at every change: workers, sessions
+  Bench bench;
+  bench.sessions.onChange(
+      [&] { known.emplace_back(bench.sessions.workers().size(), bench.sessions.living()); });
+  Opening opening;
+  REQUIRE(bench.open(opening) == "");
+  CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
+  CHECK(known == std::vector<std::pair<size_t, size_t>>{{1, 0}, {1, 1}});
+  REQUIRE(bench.sessions.workers().size() == 1);
+  CHECK(bench.sessions.workers()[0].lease == Id{1, 1});
+}
+
 TEST_CASE("a wrong key is refused, and the server's proof shows it too") {
   Bench bench;
   Opening opening;
@@ -246,6 +259,7 @@ TEST_CASE("a waiting worker that died is replaced before the session notices") {
   opening.session = {2, 5};
   CHECK(bench.open(opening) == "");
   CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
+  CHECK(bench.sessions.workers().size() == bench.sessions.living());
 }
 
 TEST_CASE("without workers the holder hears why") {
