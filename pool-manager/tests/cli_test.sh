@@ -27,6 +27,13 @@ nothing_left() {
   [ -z "$(processes)" ] || { ps -fp $(processes); return 1; }
 }
 pid_of() { awk -v role="$1" '$1 == role { print $2 }' "$GPUPOOL_STATE/pool.processes"; }
+# Killed, and no process any more: what it held is free only then.
+kill_supervisor() {
+  local pid
+  pid=$(pid_of supervisor)
+  kill -KILL "$pid"
+  until_true eval "! kill -0 $pid 2>/dev/null"
+}
 cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
@@ -168,10 +175,10 @@ text=$(gpupool uncordon node); check "uncordon" test $? -eq 0
 text=$(gpupool run -- true); check "in service again" test $? -eq 0
 
 case="supervisor killed"
-kill -KILL "$(pid_of supervisor)"
+kill_supervisor
 text=$(up); check "up again" test $? -eq 0
 check "a new pool" has "$text" "the pool is up"
-kill -KILL "$(pid_of supervisor)"
+kill_supervisor
 text=$(gpupool down); check "down" test $? -eq 0
 check "nothing is left" nothing_left
 

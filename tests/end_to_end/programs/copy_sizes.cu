@@ -96,6 +96,7 @@ static void large(unsigned char* deviceA, unsigned char* deviceB, unsigned char*
   unsigned* values;
   CUDA(cudaMalloc(&values, kCount * sizeof(unsigned)));
   CUDA(cudaMemset(values, 0, kCount * sizeof(unsigned)));
+  CUDA(cudaDeviceSynchronize());  // a non-blocking stream does not wait for the NULL stream's memset
   cudaStream_t beside;
   CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
   for (int launch = 0; launch < kLaunches; ++launch) stir<<<32, 128, 0, beside>>>(values, kCount, kRounds);

@@ -44,6 +44,7 @@ static void setUp() {
   CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
   CUDA(cudaMalloc(&totals, 4 * sizeof *totals));
   CUDA(cudaMemset(totals, 0, 4 * sizeof *totals));
+  CUDA(cudaDeviceSynchronize());  // the streams do not wait for the NULL stream's memset
 }
 
 static void onStreams() {
