@@ -7,24 +7,10 @@ namespace {
 
 using schema::LaunchShape;
 
-KernelParams current(const CUDA_KERNEL_NODE_PARAMS_v1& p) {
-  KernelParams q{};
-  q.func = p.func;
-  q.gridDimX = p.gridDimX, q.gridDimY = p.gridDimY, q.gridDimZ = p.gridDimZ;
-  q.blockDimX = p.blockDimX, q.blockDimY = p.blockDimY, q.blockDimZ = p.blockDimZ;
-  q.sharedMemBytes = p.sharedMemBytes;
-  q.kernelParams = p.kernelParams;
-  q.extra = p.extra;
-  return q;
-}
+KernelParams current(const CUDA_KERNEL_NODE_PARAMS_v1& p) { return commonParams<KernelParams>(p); }
 CUDA_KERNEL_NODE_PARAMS_v1 legacy(const KernelParams& p) {
-  CUDA_KERNEL_NODE_PARAMS_v1 q{};
-  q.func = p.func != nullptr ? p.func : reinterpret_cast<CUfunction>(p.kern);
-  q.gridDimX = p.gridDimX, q.gridDimY = p.gridDimY, q.gridDimZ = p.gridDimZ;
-  q.blockDimX = p.blockDimX, q.blockDimY = p.blockDimY, q.blockDimZ = p.blockDimZ;
-  q.sharedMemBytes = p.sharedMemBytes;
-  q.kernelParams = p.kernelParams;
-  q.extra = p.extra;
+  auto q = commonParams<CUDA_KERNEL_NODE_PARAMS_v1>(p);
+  if (q.func == nullptr) q.func = reinterpret_cast<CUfunction>(p.kern);
   return q;
 }
 

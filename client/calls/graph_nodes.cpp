@@ -10,13 +10,7 @@ CUDA_MEMSET_NODE_PARAMS_v1 plain(const CUDA_MEMSET_NODE_PARAMS_v2& p) {
   return {p.dst, p.pitch, p.value, p.elementSize, p.width, p.height};
 }
 KernelParams plain(const CUDA_KERNEL_NODE_PARAMS_v3& p) {
-  KernelParams q{};
-  q.func = p.func;
-  q.gridDimX = p.gridDimX, q.gridDimY = p.gridDimY, q.gridDimZ = p.gridDimZ;
-  q.blockDimX = p.blockDimX, q.blockDimY = p.blockDimY, q.blockDimZ = p.blockDimZ;
-  q.sharedMemBytes = p.sharedMemBytes;
-  q.kernelParams = p.kernelParams;
-  q.extra = p.extra;
+  auto q = commonParams<KernelParams>(p);
   q.kern = p.kern;
   q.ctx = p.ctx;
   return q;

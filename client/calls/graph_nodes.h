@@ -40,6 +40,18 @@ CUresult createNode(CUgraphNode* out, const Place& place, Send&& send) {
 
 // ---- kernels (graph_kernels.cpp)
 using KernelParams = CUDA_KERNEL_NODE_PARAMS_v2;
+// What every version of a kernel node's parameters has.
+template <class To, class From>
+To commonParams(const From& p) {
+  To q{};
+  q.func = p.func;
+  q.gridDimX = p.gridDimX, q.gridDimY = p.gridDimY, q.gridDimZ = p.gridDimZ;
+  q.blockDimX = p.blockDimX, q.blockDimY = p.blockDimY, q.blockDimZ = p.blockDimZ;
+  q.sharedMemBytes = p.sharedMemBytes;
+  q.kernelParams = p.kernelParams;
+  q.extra = p.extra;
+  return q;
+}
 CUresult addKernel(CUgraphNode* out, const Place& place, const KernelParams* params);
 CUresult setKernel(CUgraphExec exec, CUgraphNode node, const KernelParams* params);
 

@@ -360,7 +360,8 @@ bool Space::hostReleased(uint64_t address, size_t bytes) {
   dropReleased();
   return std::none_of(released_.begin(), released_.end(), [&](const auto& memory) {
     const auto start = reinterpret_cast<uint64_t>(memory->data());
-    return start < address + bytes && address < start + memory->size();
+    // As differences: these are the client's numbers, and not checked yet.
+    return start >= address ? start - address < bytes : address - start < memory->size();
   });
 }
 
