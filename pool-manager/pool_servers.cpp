@@ -284,7 +284,7 @@ void Pool::uncordon(const Principal& who, const std::string& server, Journal::Do
                  [this, server, done = std::move(done)](const std::string& why) {
                    if (why.empty()) {
                      cordons_.erase(server);
-                     GPUPOOL_WARNING("server %s is no more cordoned", server.c_str());
+                     GPUPOOL_WARNING("server %s is no longer cordoned", server.c_str());
                      serveWaiters(latestMs_);
                    }
                    done(why);

@@ -213,7 +213,7 @@ class Service::Session final : public schema::Manager::Server {
       params.getCordoned() ? pool.cordon(principal(), server, reason, done)
                            : pool.uncordon(principal(), server, done);
     });
-    return kj::mv(stored.promise);
+    return service().timer_.timeoutAfter(service().limits_.call, kj::mv(stored.promise));
   }
 
   kj::Promise<void> devices(DevicesContext context) override {

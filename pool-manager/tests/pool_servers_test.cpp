@@ -244,3 +244,13 @@ TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no ne
   restart();
   CHECK(pool->cordons().empty());
 }
+
+TEST_CASE_METHOD(Fixture, "beside a cordoned server the others are leased") {
+  joinAndBeat(server("a", 1));
+  joinAndBeat(server("b", 2));
+  pool->cordon(kAdmin, "a", "", [](const std::string&) {});
+  CHECK(leaseNow(1).server.name == "b");
+  pool->request(kAdmin, request(2), now);
+  CHECK(contains(failure(2), "a: cordoned by an operator"));
+  CHECK(contains(failure(2), "held by holder1"));
+}
