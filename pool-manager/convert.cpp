@@ -74,6 +74,20 @@ Lease read(schema::Lease::Reader from) {
   return to;
 }
 
+std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from) {
+  std::vector<uint64_t> to;
+  for (const uint64_t bytes : devicesOf(from)) to.push_back(bytes);
+  return to;
+}
+
+SuspendResult read(schema::SuspendResult::Reader from) {
+  return {readKept(from.getKept()), from.getMovedBytes(), from.getDrainMs(), from.getMoveMs()};
+}
+
+SuspendedLease read(schema::SuspendedLease::Reader from) {
+  return {read(from.getId()), readKept(from.getKept())};
+}
+
 void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setName(from.name);
   write(from.incarnation, to.initIncarnation());
@@ -110,6 +124,18 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setTenant(from.tenant);
   to.setAgeMs(from.ageMs);
   to.setState(from.state);
+}
+
+void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
+  schema::writeKept(from.kept, to);
+  to.setMovedBytes(from.movedBytes);
+  to.setDrainMs(from.drainMs);
+  to.setMoveMs(from.moveMs);
+}
+
+void write(const SuspendedLease& from, schema::SuspendedLease::Builder to) {
+  write(from.id, to.initId());
+  schema::writeKept(from.kept, to);
 }
 
 }  // namespace gpupool::pool

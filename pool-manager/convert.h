@@ -17,10 +17,15 @@ Server read(schema::ServerInfo::Reader from);
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
+SuspendResult read(schema::SuspendResult::Reader from);
+SuspendedLease read(schema::SuspendedLease::Reader from);
+std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
+void write(const SuspendResult& from, schema::SuspendResult::Builder to);
+void write(const SuspendedLease& from, schema::SuspendedLease::Builder to);
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
 

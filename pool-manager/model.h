@@ -2,6 +2,7 @@
 // The data of pool.capnp as plain structs, without Cap'n Proto's lifetimes. convert.h converts between the
 // two.
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -14,6 +15,13 @@ namespace gpupool::pool {
 
 inline constexpr uint32_t kMaxDevices = 64;  // of one server, and of one lease
 
+// One process of a server: its name may be another process's before it, and after it.
+struct ServerLife {
+  std::string name;
+  Id incarnation;
+  auto operator<=>(const ServerLife&) const = default;
+};
+
 struct Server {
   std::string name;
   Id incarnation;
@@ -24,6 +32,8 @@ struct Server {
   uint64_t rowsHash = 0;
   uint32_t pid = 0;
   std::vector<std::string> leftOut;  // GPUs of its host that it does not offer, and why; for people
+
+  ServerLife life() const { return {name, incarnation}; }
 };
 
 // What a joining server knows of one of its devices from before.
@@ -52,6 +62,19 @@ struct Lease {
   std::string holder, tenant;
   uint64_t ageMs = 0;  // this and state: only in what the manager lists
   std::string state;
+};
+
+// What the server says when it has suspended a lease.
+struct SuspendResult {
+  std::vector<uint64_t> kept;  // by device of the lease: bytes that stay there, besides contexts and code
+  uint64_t movedBytes = 0;
+  uint32_t drainMs = 0, moveMs = 0;
+};
+
+// A lease that a server's beat says is suspended.
+struct SuspendedLease {
+  Id id;
+  std::vector<uint64_t> kept;  // as in SuspendResult
 };
 
 // Cuts to `limit` bytes and replaces control characters: names come from other machines and end up on

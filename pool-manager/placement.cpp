@@ -10,7 +10,7 @@ namespace {
 
 bool fits(const Wish& wish, const DeviceUse& device) {
   if (!device.info.problem.empty() || !device.duplicateOf.empty()) return false;
-  if (wish.memoryBytes == 0) return device.holders.empty();
+  if (wish.memoryBytes == 0) return device.freeBytes >= device.info.memoryBytes;
   return wish.memoryBytes <= device.info.memoryBytes &&
          device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
 }
@@ -108,6 +108,12 @@ uint64_t reservedBytes(const LeasedDevice& device) {
   return std::min(whole, device.memoryBytes + kOverheadBytes);
 }
 
+uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept) {
+  const uint64_t reserved = reservedBytes(device), overhead = device.info.software ? 0 : kOverheadBytes;
+  if (kept >= reserved) return reserved;  // before the sum: it comes from a server
+  return std::min(reserved, kept + overhead);
+}
+
 Choice place(const Wish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
   for (const ServerUse& server : servers) {
@@ -163,6 +169,31 @@ bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
     return (wish.server.empty() || server.name == wish.server) &&
            fitting(wish, emptied(server)) >= wish.deviceCount;
   });
+}
+
+std::string missingFor(std::span<const LeasedDevice> devices, const ServerUse& server) {
+  if (!server.unusable.empty()) return server.name + ": " + server.unusable;
+  std::string missing;
+  for (const LeasedDevice& wanted : devices) {
+    const auto at = std::find_if(server.devices.begin(), server.devices.end(), [&](const DeviceUse& device) {
+      return device.info.uuid == wanted.info.uuid;
+    });
+    std::string why;
+    if (at == server.devices.end())
+      why = "is not offered any more";
+    else if (!at->duplicateOf.empty())
+      why = "is the same device as " + at->duplicateOf;
+    else if (!at->info.problem.empty())
+      why = "is broken (" + at->info.problem + ")";
+    else if (at->freeBytes < reservedBytes(wanted))
+      why = "has " + options::formatSize(at->freeBytes) + " free of the " +
+            options::formatSize(reservedBytes(wanted)) + " that are wanted" +
+            (at->holders.empty() ? "" : ": it " + describe(at->holders));
+    if (!why.empty())
+      missing += (missing.empty() ? server.name + ": " : ", ") + "GPU " +
+                 std::to_string(wanted.info.ordinal) + " (" + wanted.info.name + ") " + why;
+  }
+  return shortened(missing, kMostDetails);
 }
 
 }  // namespace gpupool::pool

@@ -15,7 +15,7 @@ namespace gpupool::pool {
 
 struct DeviceUse {
   Device info;
-  uint64_t freeBytes = 0;            // not reserved; 0 where a lease holds the whole device
+  uint64_t freeBytes = 0;            // not reserved; 0 where a lease that runs holds the whole device
   std::vector<std::string> holders;  // of the leases on it, for people; "": whose the asker may not know
   std::string duplicateOf;           // not empty: another server's device, leased only there
 };
@@ -43,6 +43,8 @@ struct Choice {
 inline constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
 // What a lease takes from the device's free memory.
 uint64_t reservedBytes(const LeasedDevice& device);
+// What it takes while it is suspended and `kept` bytes stay there, besides its context and code.
+uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept);
 
 Choice place(const Wish& wish, std::span<const ServerUse> servers);
 
@@ -50,5 +52,9 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers);
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
 // What is missing for the wish, and who holds what, in one line.
 std::string explain(const Wish& wish, std::span<const ServerUse> servers);
+
+// What is missing on `server` to give these very devices to a lease that has been suspended there, and who
+// holds it, in one line; "": nothing. The inventory is one without that lease.
+std::string missingFor(std::span<const LeasedDevice> devices, const ServerUse& server);
 
 }  // namespace gpupool::pool

@@ -11,6 +11,20 @@ namespace {
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
 constexpr uint64_t kForgetServerMs = 3'600'000;
 
+// Takes what a placement has off its devices. whole: as if it were not suspended.
+void count(const Placement& placement, bool whole, const std::string& holder, ServerUse& use) {
+  for (size_t i = 0; i < placement.devices.size(); ++i) {
+    const LeasedDevice& leased = placement.devices[i];
+    const uint64_t bytes = whole || placement.kept.empty() ? reservedBytes(leased)
+                                                           : suspendedBytes(leased, placement.kept.at(i));
+    for (DeviceUse& device : use.devices) {
+      if (device.info.uuid != leased.info.uuid) continue;
+      device.freeBytes -= std::min(device.freeBytes, bytes);
+      device.holders.push_back(holder);
+    }
+  }
+}
+
 }  // namespace
 
 std::string age(uint64_t ms) {
@@ -41,6 +55,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     LeaseRecord record{decodeLease(entry.value, bootId_)};
     // Its server says whether it has it.
     if (record.state == LeaseState::active) record.state = LeaseState::granting;
+    record.suspension.kept = record.primary().kept;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = start.nowMs;
     leases_[record.id] = std::move(record);
@@ -64,14 +79,17 @@ void Pool::demandOwner(const Principal& who, const Id& id) const {
   const std::string* tenant = nullptr;
   if (const auto at = leases_.find(id); at != leases_.end()) tenant = &at->second.tenant;
   for (const Waiter& waiter : waiters_)
-    if (waiter.request.id == id) tenant = &waiter.request.tenant;
+    if (waiter.request.id == id && !waiter.resumes) tenant = &waiter.request.tenant;
   if (!who.mayLease()) throw std::invalid_argument("a server's token leases nothing: show a user's");
   if (tenant != nullptr && !who.owns(*tenant)) throw std::invalid_argument("that lease is another tenant's");
 }
 
 void Pool::tick(uint64_t now) {
   latestMs_ = now;
-  for (auto& [id, record] : leases_) expire(record, now);
+  for (auto& [id, record] : leases_) {
+    expire(record, now);
+    storeAgain(record, now);
+  }
   forgetTombstones(now);
   std::erase_if(servers_, [&](const auto& one) {
     return !one.second.connected && now > one.second.beatMs + kForgetServerMs;
@@ -102,20 +120,29 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
   text +=
       " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(now - record.grantedMs);
   if (record.state == LeaseState::revoking) text += ", ending";
+  if (record.state == LeaseState::suspended) text += ", suspended";
   if (record.state == LeaseState::lost) text += ", ended; its server has not said that nothing of it runs";
   return text + ")";
 }
 
+// Why a server cannot be asked for anything now; "": it can.
+std::string Pool::absence(const ServerRecord& server, uint64_t now) const {
+  if (!server.connected) return "not connected; last heard of " + age(now - server.beatMs) + " ago";
+  if (!alive(server, now)) return "silent for " + age(now - server.beatMs);
+  return server.reported ? "" : "has just come back and has not yet said which leases it holds";
+}
+
 std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const {
+  return inventory(who, now, {});
+}
+
+std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const Unlike& unlike) const {
   std::vector<ServerUse> uses;
   for (const auto& [name, server] : servers_) {
-    ServerUse use{name, {}, {}};
-    if (!alive(server, now))
-      use.unusable = (server.connected ? "silent for " : "not connected; last heard of ") +
-                     age(now - server.beatMs) + (server.connected ? "" : " ago");
-    else if (!server.reported)
-      use.unusable = "has just come back and has not yet said which leases it holds";
-    else if (!server.suspect.empty())
+    ServerUse use{name, absence(server, now), {}};
+    if (!use.unusable.empty()) {
+      // Nothing else matters.
+    } else if (!server.suspect.empty())
       use.unusable = "did not take its last lease: " + server.suspect;
     else if (const auto cordon = cordons_.find(name); cordon != cordons_.end())
       use.unusable = "cordoned by an operator" + (cordon->second.empty() ? "" : ": " + cordon->second);
@@ -124,16 +151,12 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const
       use.devices.push_back({device, device.memoryBytes, {}, server.duplicates.at(i)});
       if (device.problem.empty()) use.devices.back().info.problem = strangerOn(server, i);
     }
-    for (const auto& [id, record] : leases_)
-      for (const Placement& placement : record.placements) {
-        if (placement.server.name != name) continue;
-        for (const LeasedDevice& leased : placement.devices)
-          for (DeviceUse& device : use.devices) {
-            if (device.info.uuid != leased.info.uuid) continue;
-            device.freeBytes -= std::min(device.freeBytes, reservedBytes(leased));
-            device.holders.push_back(describeHolder(record, who, now));
-          }
-      }
+    for (const auto& [id, record] : leases_) {
+      if (unlike.without != nullptr && id == *unlike.without) continue;
+      const bool whole = unlike.resumed != nullptr && unlike.resumed->contains(id);
+      for (const Placement& placement : record.placements)
+        if (placement.server.name == name) count(placement, whole, describeHolder(record, who, now), use);
+    }
     uses.push_back(std::move(use));
   }
   return uses;

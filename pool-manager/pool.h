@@ -14,6 +14,10 @@
 // away leases run on; after its restart every lease has a full TTL for its holder to come back. Only a holder
 // on this machine, whose process can be seen to have ended, loses its lease at once.
 //
+// A name may be of several processes of a server, one after the other, and messages of an earlier one may
+// arrive late. What a process says of a lease counts for the lease that was placed on that process; that
+// those before it have ended shows with its first beat, which it sends when its join has been answered.
+//
 // The store comes first: what gives a right (a grant, a device that is free again) happens when the store has
 // accepted it. What takes one away happens at once, and its write is repeated until the store accepts it.
 // After a restart the pool is therefore never more generous than before.
@@ -41,6 +45,15 @@ struct Failure {
   std::string text;
 };
 
+// A lease that is about to be suspended or resumed is active, and all of its reservation counts.
+enum class Change {
+  none,
+  suspending,  // its server drains it and takes its memory off the devices
+  storing,     // its server says that it is suspended; the store has not accepted that yet
+  reserving,   // it is to be resumed; the store has not accepted that yet
+  resuming,    // its server brings its memory back
+};
+
 struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;  // of the holder's right
   uint64_t grantedMs = 0;
@@ -50,6 +63,14 @@ struct LeaseRecord : StoredLease {
   bool gone = false;        // nothing of it runs any more: it may be forgotten
   bool closing = false;     // its end is on its way to the store
   uint64_t triedMs = 0;     // when that was tried last
+
+  Change change = Change::none;
+  uint64_t order = 0;        // suspending, resuming: the number of the order, which the answer repeats
+  SuspendResult suspension;  // storing, suspended: what the server said
+  std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
+  bool writing = false;      // storing: the write is on its way
+  uint64_t writtenMs = 0;    // storing: when that was tried last
+  bool unheard = false;      // the server may still have an order to resume before it
 };
 
 class PoolEvents {
@@ -58,7 +79,18 @@ class PoolEvents {
   // Tell the server; answer with granted() or grantFailed().
   virtual void grant(const Lease& lease) = 0;
   // Tell the server; answer with revoked() or revokeFailed(). Also for leases the pool does not know.
-  virtual void revoke(const std::string& server, const Id& id, const std::string& reason) = 0;
+  virtual void revoke(const ServerLife& server, const Id& id, const std::string& reason) = 0;
+  // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(), and
+  // `order`.
+  virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
+  virtual void resume(const std::string& server, const Id& id, uint64_t order) = 0;
+  // The answer to every suspend() or resume() of this lease so far.
+  virtual void suspended(const Id& id, const SuspendResult& result) = 0;
+  virtual void notSuspended(const Id& id, const Failure& failure) = 0;
+  virtual void resumed(const Id& id) = 0;
+  virtual void notResumed(const Id& id, const Failure& failure) = 0;
+  // False: nobody waits any more for the lease to be resumed.
+  virtual bool resumeWanted(const Id& id) = 0;
   // The answer to every request() with this id so far.
   virtual void granted(const Lease& lease) = 0;
   virtual void failed(const Id& id, const Failure& failure) = 0;
@@ -91,7 +123,7 @@ struct PoolStart {
 struct ServerRecord {
   Server facts;
   bool connected = false;
-  bool reported = false;  // has named its leases since it joined
+  bool reported = false;  // has named its leases since it joined, and so lives
   uint64_t beatMs = 0;    // last sign of life
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
@@ -99,6 +131,8 @@ struct ServerRecord {
   // Leases that it runs and this pool does not know, or has ended: where, by index into facts.devices (empty:
   // it did not say). Nothing is placed there until the server has confirmed their end.
   std::map<Id, std::set<size_t>> strangers;
+  // What it said when it joined, until its first beat: leases of its earlier lives that still run, and where.
+  std::map<Id, std::set<size_t>> running;
   std::vector<std::string> duplicates;  // by device: the device of another server that it is; empty: none
 };
 
@@ -117,7 +151,8 @@ class Pool {
             uint64_t now);
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
-            const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now);
+            const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
+            const std::vector<SuspendedLease>& suspended = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // An operator takes a server out of service, or back: nothing new is placed there, and its leases go on.
@@ -141,12 +176,27 @@ class Pool {
   // devices are not leased before it has ended it.
   bool drop(const Principal& who, const Id& id, uint64_t now);
 
+  // --- a lease's owner, and operators. Both throw std::invalid_argument with the reason for a lease that is
+  // another tenant's, or in no state for it.
+  // Takes its memory off its devices: PoolEvents::suspended or notSuspended, now or later. Of a lease that is
+  // suspended already: the same answer again; of one that is being suspended: joins that.
+  void suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now);
+  // Brings it back to its devices, when there is room: takes its place in the queue for at most waitMs.
+  // PoolEvents::resumed or notResumed, now or later. Of a lease that is active: nothing to do.
+  void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now);
+
   // --- what the servers answered
   void granted(const Id& id, uint64_t now);
   // refused: the server said no (so it does not hold the lease); else it is unknown what happened.
   void grantFailed(const Id& id, const std::string& why, bool refused, uint64_t now);
-  void revoked(const Id& id, uint64_t now);
-  void revokeFailed(const Id& id, uint64_t now);
+  // server: who was asked, and answers. What another one says of the lease says nothing of this one.
+  void revoked(const ServerLife& server, const Id& id, uint64_t now);
+  void revokeFailed(const ServerLife& server, const Id& id, uint64_t now);
+  void suspendDone(const Id& id, uint64_t order, const SuspendResult& result, uint64_t now);
+  void suspendFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
+  void resumeDone(const Id& id, uint64_t order, uint64_t now);
+  // refused: the server said no (so it is suspended still); else it is unknown what happened.
+  void resumeFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
 
   // Expiry, silence, waiters' deadlines. Call every 100 ms or so.
   void tick(uint64_t now);
@@ -164,6 +214,19 @@ class Pool {
     LeaseRequest request;
     Principal who;
     uint64_t untilMs = 0;
+    bool resumes = false;  // request.id is a suspended lease, and nothing else of the request counts
+  };
+  // Who has waited longer than the next one, while the queue is served.
+  struct Queue {
+    bool closed = false;          // somebody waits for any server
+    std::set<std::string> taken;  // servers that somebody waits for
+    std::set<Id> resuming;        // leases that wait to be resumed: what they need is not for those behind
+    size_t length = 0;
+  };
+  // What inventory() counts otherwise than it is.
+  struct Unlike {
+    const Id* without = nullptr;            // this lease is not there
+    const std::set<Id>* resumed = nullptr;  // these are not suspended
   };
   struct Tombstone {
     std::string reason;
@@ -176,21 +239,41 @@ class Pool {
   void demandOwner(const Principal& who, const Id& id) const;
 
   // pool_servers.cpp
+  void settle(ServerRecord& server, uint64_t now);
   void claimDevices(ServerRecord& server, uint64_t now);
   std::string whoseElse(const std::string& uuid, const ServerRecord& server) const;
   bool holdsOn(const ServerRecord& server, const std::string& uuid, const std::string& bootId) const;
   std::string strangerOn(const ServerRecord& server, size_t device) const;
   void endElsewhere(const std::string& uuid, const std::string& server, uint64_t now);
-  void compareLeases(ServerRecord& server, const std::set<Id>& reported, uint64_t now);
+  void compareLeases(ServerRecord& server, const std::set<Id>& reported,
+                     const std::vector<SuspendedLease>& suspended, uint64_t now);
   void setProblem(Server& server, size_t index, const std::string& said);
 
   // pool_requests.cpp
   std::string impossible(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now) const;
   bool tryPlace(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now, Choice* missing);
+  bool serve(const Waiter& waiter, Queue& before, uint64_t now);
+  bool tooLate(const Waiter& waiter, uint64_t now) const;
   void create(const LeaseRequest& request, Choice choice, uint64_t now);
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
+
+  // pool_suspends.cpp
+  LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);
+  LeaseRecord* ordered(const Id& id, Change change, uint64_t order);
+  void storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t now);
+  void storeAgain(LeaseRecord& record, uint64_t now);
+  void storedSuspended(const Id& id, const std::string& why);
+  std::string missingToResume(const LeaseRecord& record, const Principal& who, const std::set<Id>& resumed,
+                              uint64_t now) const;
+  bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
+  void reserve(LeaseRecord& record);
+  void reserved(const Id& id, const std::string& why);
+  void sendResume(LeaseRecord& record);
+  void endChange(LeaseRecord& record, const Failure& failure);
+  void disconnected(const std::string& server);
+  void compareSuspended(LeaseRecord& record, const SuspendedLease* reported, uint64_t now);
 
   // pool_ends.cpp
   void sendGrant(LeaseRecord& record);
@@ -206,6 +289,8 @@ class Pool {
   void expire(LeaseRecord& record, uint64_t now);
   void forgetTombstones(uint64_t now);
 
+  std::string absence(const ServerRecord& server, uint64_t now) const;
+  std::vector<ServerUse> inventory(const Principal& who, uint64_t now, const Unlike& unlike) const;
   std::string describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const;
 
   PoolEvents& events_;
@@ -220,6 +305,7 @@ class Pool {
   std::deque<Id> unknownReleased_;  // the latest: their requests may still arrive
   uint64_t settledMs_ = 0;          // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
+  uint64_t orders_ = 0;      // the number of the latest one
   uint64_t latestMs_ = 0;    // the time of the latest call, for what the store tells in between
   bool forgetting_ = false;  // tombstones are being erased
   Journal journal_;

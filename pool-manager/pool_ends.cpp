@@ -14,7 +14,8 @@ constexpr size_t kMostForgotten = 256;  // tombstones at once
 
 void Pool::sendGrant(LeaseRecord& record) {
   const auto server = servers_.find(record.server().name);
-  if (server == servers_.end() || !server->second.connected) return;  // its deadline takes it from here
+  // Its deadline takes it from here, or the first beat of another process of its server.
+  if (server == servers_.end() || !server->second.connected || ofEarlierLife(record)) return;
   record.ordered = true;
   events_.grant(wireLease(record));
 }
@@ -48,6 +49,7 @@ void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint6
 // From here on nobody can use it. The write only saves a restarted manager from waiting for its holder.
 void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now) {
   if (record.unborn) return end(record.id, as, reason, now);  // no server has heard of it
+  endChange(record, {Failure::Kind::refused, "the lease has ended: " + reason});
   setState(record, LeaseState::revoking);
   record.ending = as;
   record.reason = reason;
@@ -62,22 +64,27 @@ void Pool::sendRevoke(LeaseRecord& record) {
   const auto server = servers_.find(record.server().name);
   if (server == servers_.end() || !server->second.connected) return;
   record.ordered = true;
-  events_.revoke(server->first, record.id, record.reason);
+  events_.revoke(server->second.facts.life(), record.id, record.reason);
 }
 
-void Pool::revoked(const Id& id, uint64_t now) {
+// After a lost store two servers may hold a lease of the same name: each answers for its own.
+void Pool::revoked(const ServerLife& server, const Id& id, uint64_t now) {
   latestMs_ = now;
-  for (auto& [name, server] : servers_) server.strangers.erase(id);
+  const auto asked = servers_.find(server.name);
+  if (asked != servers_.end() && asked->second.facts.life() == server) asked->second.strangers.erase(id);
   const auto at = leases_.find(id);
-  if (at == leases_.end()) return serveWaiters(now);
+  if (at == leases_.end() || at->second.server().life() != server) return serveWaiters(now);
   const bool ends = at->second.state == LeaseState::revoking || at->second.state == LeaseState::lost;
   if (ends && !ofEarlierLife(at->second)) end(id, at->second.ending, at->second.reason, now);
 }
 
-void Pool::revokeFailed(const Id& id, uint64_t now) {
+void Pool::revokeFailed(const ServerLife& server, const Id& id, uint64_t now) {
   latestMs_ = now;
-  // The next beat, or the clock, takes it from here.
-  if (const auto at = leases_.find(id); at != leases_.end()) at->second.ordered = false;
+  // The next beat, or the clock, takes it from here. Another process of the server may have been told since.
+  const auto asked = servers_.find(server.name);
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.server().name != server.name) return;
+  if (asked == servers_.end() || asked->second.facts.life() == server) at->second.ordered = false;
 }
 
 // Its server was started again: it knows nothing of the lease, but the workers that it finds.
@@ -100,6 +107,7 @@ void Pool::answerEnded(const LeaseRecord& record, const std::string& reason) {
 
 void Pool::beginEnd(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now) {
   if (record.state == LeaseState::revoking || isEnd(record.state)) return;
+  endChange(record, {Failure::Kind::refused, "the lease has ended: " + reason});
   setState(record, LeaseState::revoking);
   record.ending = as;
   record.reason = reason;

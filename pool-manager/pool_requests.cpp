@@ -37,16 +37,17 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   if (const auto dead = tombstones_.find(request.id); dead != tombstones_.end())
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
-    if (at->second.state == LeaseState::active) events_.granted(wireLease(at->second));
+    if (at->second.state == LeaseState::active || at->second.state == LeaseState::suspended)
+      events_.granted(wireLease(at->second));
     if (at->second.state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
     return;  // granting: the answer follows
   }
   if (std::find(unknownReleased_.begin(), unknownReleased_.end(), request.id) != unknownReleased_.end())
     return refuse("this lease has ended: released");
   for (const Waiter& waiter : waiters_)
-    if (waiter.request.id == request.id) return;
+    if (waiter.request.id == request.id && !waiter.resumes) return;
   if (waiters_.size() >= kMaxWaiters) return refuse("too many requests wait for devices; try again later");
-  waiters_.push_back({request, who, now + request.waitMs});
+  waiters_.push_back({request, who, now + request.waitMs, false});
   serveWaiters(now);
 }
 
@@ -60,42 +61,53 @@ std::string Pool::impossible(const Waiter& waiter, const std::vector<ServerUse>&
 }
 
 // First come, first served: who waits for any server holds back everybody behind, who waits for one server
-// those that could take it. Who waits for what no server has holds back nobody.
+// those that could take it, and who waits to be resumed those that do not fit beside it. Who waits for what
+// no server has holds back nobody.
 void Pool::serveWaiters(uint64_t now) {
   std::deque<Waiter> waiting;
   waiting.swap(waiters_);
-  std::set<std::string> taken;
-  bool closed = false;
-  size_t before = 0;
-  for (Waiter& waiter : waiting) {
-    const LeaseRequest& request = waiter.request;
-    if (!events_.wanted(request.id)) continue;
-    const auto servers = inventory(waiter.who, now);
-    if (const std::string why = impossible(waiter, servers, now); !why.empty()) {
-      events_.failed(request.id, {Failure::Kind::nothingFits, why});
-      continue;
-    }
-    Choice missing;
-    const bool mayTry =
-        !closed && !taken.contains(request.server) && (taken.empty() || !request.server.empty());
-    if (mayTry && tryPlace(waiter, servers, now, &missing)) continue;
-    if (now >= waiter.untilMs && (!ending(now) || now >= waiter.untilMs + kEndingMs)) {
-      if (!mayTry) {
-        missing = place(wishOf(request), servers);
-        if (missing.missing.empty())
-          missing.missing = "the devices that are free are for those who waited longer";
-        missing.missing += "; " + std::to_string(before) + " earlier request(s) are waiting";
-      }
-      events_.failed(request.id,
-                     {missing.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, missing.missing});
-      continue;
-    }
-    waiters_.push_back(waiter);
-    if (missing.never) continue;
-    ++before;
-    closed = closed || request.server.empty();
-    taken.insert(request.server);
+  Queue before;
+  for (Waiter& waiter : waiting)
+    if (!(waiter.resumes ? serveResume(waiter, before, now) : serve(waiter, before, now)))
+      waiters_.push_back(std::move(waiter));
+}
+
+// True: it has been answered.
+bool Pool::serve(const Waiter& waiter, Queue& before, uint64_t now) {
+  const LeaseRequest& request = waiter.request;
+  if (!events_.wanted(request.id)) return true;
+  const auto servers = inventory(waiter.who, now);
+  if (const std::string why = impossible(waiter, servers, now); !why.empty()) {
+    events_.failed(request.id, {Failure::Kind::nothingFits, why});
+    return true;
   }
+  Choice missing;
+  const bool mayTry = !before.closed && !before.taken.contains(request.server) &&
+                      (before.taken.empty() || !request.server.empty());
+  const auto left = before.resuming.empty()
+                        ? servers
+                        : inventory(waiter.who, now, {.without = nullptr, .resumed = &before.resuming});
+  if (mayTry && tryPlace(waiter, left, now, &missing)) return true;
+  if (tooLate(waiter, now)) {
+    if (!mayTry || !before.resuming.empty()) {
+      missing = place(wishOf(request), servers);
+      if (missing.missing.empty())
+        missing.missing = "the devices that are free are for those who waited longer";
+      missing.missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+    }
+    events_.failed(request.id,
+                   {missing.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, missing.missing});
+    return true;
+  }
+  if (missing.never) return false;
+  ++before.length;
+  before.closed = before.closed || request.server.empty();
+  before.taken.insert(request.server);
+  return false;
+}
+
+bool Pool::tooLate(const Waiter& waiter, uint64_t now) const {
+  return now >= waiter.untilMs && (!ending(now) || now >= waiter.untilMs + kEndingMs);
 }
 
 // Devices are about to be free: a program started right behind another one's end gets them, as it would
@@ -170,8 +182,8 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
 bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
   latestMs_ = now;
   demandOwner(who, id);
-  const auto waiter =
-      std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) { return one.request.id == id; });
+  const auto waiter = std::find_if(waiters_.begin(), waiters_.end(),
+                                   [&](const Waiter& one) { return one.request.id == id && !one.resumes; });
   if (waiter != waiters_.end()) {
     waiters_.erase(waiter);
     events_.failed(id, {Failure::Kind::refused, "released while it waited"});

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "base/log.h"
 #include "pool-manager/pool.h"
@@ -74,27 +75,35 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   server.reported = false;  // its first beat names the leases it holds
   server.beatMs = now;
   server.suspect.clear();
-  std::map<Id, std::set<size_t>> running;
+  server.running.clear();
   for (size_t i = 0; i < reports.size(); ++i) {
     epoch_ = std::max(epoch_, reports[i].highestEpoch);
-    for (const Id& id : reports[i].running) running[id].insert(i);
+    for (const Id& id : reports[i].running) server.running[id].insert(i);
   }
   GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
-  claimDevices(server, now);
-  const std::string restarted = "its server " + facts.name + " was restarted";
+  server.duplicates.resize(facts.devices.size());
+  disconnected(facts.name);  // orders that went over an earlier connection
+  for (auto& [id, record] : leases_)
+    if (record.server().name == facts.name) record.ordered = false;
+}
+
+// Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
+// those before it do not. A join alone does not say that: it may have been under way for longer than its
+// process lived, and arrive behind the join of the process after that.
+void Pool::settle(ServerRecord& server, uint64_t now) {
+  const std::string restarted = "its server " + server.facts.name + " was restarted";
   std::vector<Id> lost;
   for (auto& [id, record] : leases_) {
-    if (record.server().name != facts.name) continue;
-    record.ordered = false;
-    if (record.server().incarnation != facts.incarnation) {
-      if (running.contains(id) && record.server().bootId == facts.bootId)
+    if (record.server().name != server.facts.name) continue;
+    if (record.server().incarnation != server.facts.incarnation) {
+      if (server.running.contains(id) && record.server().bootId == server.facts.bootId)
         outlive(record, restarted, now);
       else
         lost.push_back(id);
     }
-    running.erase(id);
+    server.running.erase(id);
   }
-  server.strangers = std::move(running);
+  server.strangers = std::exchange(server.running, {});
   for (const Id& id : lost) end(id, LeaseState::lost, restarted, now);
 }
 
@@ -170,7 +179,8 @@ void Pool::setProblem(Server& server, size_t index, const std::string& said) {
 }
 
 bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
-                const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now) {
+                const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
+                const std::vector<SuspendedLease>& suspended) {
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
@@ -181,7 +191,8 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   server.suspect.clear();
   for (size_t i = 0; i < std::min(problems.size(), server.facts.devices.size()); ++i)
     setProblem(server.facts, i, problems[i]);
-  compareLeases(server, {leases.begin(), leases.end()}, now);
+  if (!server.reported) settle(server, now);
+  compareLeases(server, {leases.begin(), leases.end()}, suspended, now);
   server.reported = true;
   claimDevices(server, now);
   serveWaiters(now);
@@ -189,7 +200,8 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
 }
 
 // What the server holds, beside what this manager thinks that it holds.
-void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported, uint64_t now) {
+void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
+                         const std::vector<SuspendedLease>& suspended, uint64_t now) {
   const std::string& name = server.facts.name;
   for (const Id& id : reported) {
     const auto lease = leases_.find(id);
@@ -199,7 +211,7 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported, uin
   }
   // Told again with every beat, until the server has confirmed it.
   for (const auto& [id, devices] : server.strangers)
-    events_.revoke(name, id, "the manager does not know this lease");
+    events_.revoke(server.facts.life(), id, "the manager does not know this lease");
   std::vector<Id> over;
   for (auto& [id, record] : leases_) {
     if (record.server().name != name) continue;
@@ -218,8 +230,14 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported, uin
       else
         sendGrant(record);
       if (held) events_.granted(wireLease(record));
-    } else if (record.state == LeaseState::active && !held && now > record.grantedMs + 2 * times_.beatMs) {
+    } else if (!held && (record.state == LeaseState::active || record.state == LeaseState::suspended) &&
+               now > record.grantedMs + uint64_t{2} * times_.beatMs) {
       startRevoke(record, LeaseState::lost, "its server " + name + " no longer holds it", now);
+    }
+    if (held) {
+      const auto at = std::find_if(suspended.begin(), suspended.end(),
+                                   [&](const SuspendedLease& one) { return one.id == record.id; });
+      compareSuspended(record, at == suspended.end() ? nullptr : &*at, now);
     }
   }
   for (const Id& id : over) end(id, LeaseState::lost, "its server " + name + " was restarted", now);
@@ -241,10 +259,12 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || at->second.facts.incarnation != incarnation) return;
+  const bool settled = at->second.reported;
   at->second.connected = false;
   at->second.reported = false;
   for (auto& [id, record] : leases_)
     if (record.server().name == name) record.ordered = false;
+  disconnected(name);
   if (!goodbye) {
     GPUPOOL_WARNING("lost the connection to server %s", name.c_str());
     return;
@@ -252,7 +272,8 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   servers_.erase(at);
   std::vector<Id> lost;
   for (const auto& [id, record] : leases_)
-    if (record.server().name == name) lost.push_back(id);
+    if (record.server().name == name && (settled || record.server().incarnation == incarnation))
+      lost.push_back(id);
   for (const Id& id : lost) end(id, LeaseState::lost, "its server " + name + " left the pool", now);
 }
 

@@ -27,14 +27,18 @@ void writePlacement(const Placement& from, schema::StoredPlacement::Builder to) 
   to.setEpoch(from.epoch);
   to.setKey(data(from.key));
   to.setRole(static_cast<schema::PlacementRole>(from.role));
+  schema::writeKept(from.kept, to);
 }
 
 Placement readPlacement(schema::StoredPlacement::Reader from) {
-  Placement to{pool::read(from.getServer()), {}, from.getEpoch(), bytes(from.getKey()), {}};
+  Placement to{pool::read(from.getServer()), {}, from.getEpoch(), bytes(from.getKey()), {}, {}};
   to.devices = readLeasedDevices(from.getDevices());
   to.role = static_cast<PlacementRole>(from.getRole());
   if (to.role > PlacementRole::standby)
     throw std::runtime_error("store: a lease has a placement of unknown role");
+  to.kept = readKept(from.getKept());
+  if (!to.kept.empty() && to.kept.size() != to.devices.size())
+    throw std::runtime_error("store: a lease keeps memory on more or fewer devices than it has");
   return to;
 }
 

@@ -23,6 +23,9 @@ struct Placement {
   uint64_t epoch = 0;
   std::string key;  // 32 bytes, secret
   PlacementRole role = PlacementRole::primary;
+  // By device: what stays there while the lease is suspended (SuspendResult::kept). Empty: its reservation is
+  // whole.
+  std::vector<uint64_t> kept;
 };
 
 struct StoredLease {

@@ -12,6 +12,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/patient_stream.h"
 #include "pool-manager/rpc.h"
+#include "pool-manager/service_calls.h"
 #include "schema/manager_login.h"
 #include "schema/protocol.h"
 
@@ -19,32 +20,6 @@ namespace gpupool::pool {
 namespace {
 
 constexpr unsigned kMaxListed = 4096;  // ids in a beat
-
-// Turns the Pool's exceptions into RPC errors with nothing but their text.
-template <class Body>
-auto guarded(Body&& body) -> decltype(body()) {
-  try {
-    return body();
-  } catch (const kj::Exception&) {
-    throw;  // is a std::exception too, as it is thrown
-  } catch (const std::exception& error) {
-    kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, error.what()));
-  }
-}
-
-kj::Exception::Type typeOf(Failure::Kind kind) {
-  switch (kind) {
-    case Failure::Kind::noDevice:
-      return kj::Exception::Type::OVERLOADED;
-    case Failure::Kind::nothingFits:
-      return kj::Exception::Type::UNIMPLEMENTED;
-    case Failure::Kind::serverLost:
-      return kj::Exception::Type::DISCONNECTED;
-    case Failure::Kind::refused:
-      break;
-  }
-  return kj::Exception::Type::FAILED;
-}
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
@@ -125,14 +100,17 @@ class Service::Session final : public schema::Manager::Server {
     std::vector<Id> leases;
     std::vector<std::string> problems;
     KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
+    KJ_REQUIRE(params.getSuspended().size() <= kMaxListed);
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
+    std::vector<SuspendedLease> suspended;
+    for (auto one : params.getSuspended()) suspended.push_back(read(one));
     for (auto one : params.getProblems()) problems.push_back(text(one));
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
-                                      params.getWarmWorkers(), service().clock_.now());
+                                      params.getWarmWorkers(), service().clock_.now(), suspended);
         });
     if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
     context.getResults().setKnown(known);
@@ -155,17 +133,12 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::lease);
     request.process = identifyProcess(peer_);
     context.allowCancellation();  // a holder that went away leaves the queue
-    auto answer = kj::newPromiseAndFulfiller<Lease>();
-    service().waiting_[request.id].push_back(kj::mv(answer.fulfiller));
-    try {
-      guarded([&] { service().pool_.request(principal(), request, service().clock_.now()); });
-    } catch (...) {
-      service().forgetAnswer(request.id);
-      throw;
-    }
-    return answer.promise.then([context](Lease&& lease) mutable {
-      write(lease, context.getResults().initLease(), Secrets::include);
-    });
+    return service()
+        .ask(service().waiting_, request.id,
+             [&](uint64_t now) { service().pool_.request(principal(), request, now); })
+        .then([context](Lease&& lease) mutable {
+          write(lease, context.getResults().initLease(), Secrets::include);
+        });
   }
 
   kj::Promise<void> renew(RenewContext context) override {
@@ -192,9 +165,7 @@ class Service::Session final : public schema::Manager::Server {
     if (!ends) return kj::READY_NOW;
     if (!service().pool_.leases().contains(id)) return kj::READY_NOW;
     context.allowCancellation();
-    auto over = kj::newPromiseAndFulfiller<void>();
-    service().ending_[id].push_back(kj::mv(over.fulfiller));
-    return over.promise.exclusiveJoin(service().timer_.afterDelay(service().limits_.call));
+    return service().ending_.add(id).exclusiveJoin(service().timer_.afterDelay(service().limits_.call));
   }
 
   kj::Promise<void> cordon(CordonContext context) override {
@@ -214,6 +185,23 @@ class Service::Session final : public schema::Manager::Server {
                            : pool.uncordon(principal(), server, done);
     });
     return service().timer_.timeoutAfter(service().limits_.call, kj::mv(stored.promise));
+  }
+
+  kj::Promise<void> suspend(SuspendContext context) override {
+    demand(Right::lease);
+    context.allowCancellation();  // what was begun goes on
+    const auto params = context.getParams();
+    return service()
+        .suspendLease(principal(), read(params.getId()), params.getDrainMs())
+        .then(
+            [context](SuspendResult&& result) mutable { write(result, context.getResults().initResult()); });
+  }
+
+  kj::Promise<void> resume(ResumeContext context) override {
+    demand(Right::lease);
+    context.allowCancellation();  // who went away leaves the queue
+    const auto params = context.getParams();
+    return service().resumeLease(principal(), read(params.getId()), params.getWaitMs());
   }
 
   kj::Promise<void> devices(DevicesContext context) override {
@@ -367,7 +355,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             if (local && !own && !limits_.anyUser)
               GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
             else
-              accept(kj::mv(peer.stream), own || !tokens_, std::move(name), process);
+              accept(kj::mv(peer.stream), own || !tokens_, name, process);
             return kj::READY_NOW;
           },
           [this](kj::Exception&& error) {
@@ -378,7 +366,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
       .then([this, &listener, local]() { return acceptLoop(listener, local); });
 }
 
-void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process) {
+void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process) {
   endWithHost(*stream);
   auto place = connections_.take(peer);
   if (place == nullptr) return;
@@ -458,84 +446,6 @@ kj::Promise<void> Service::housekeeping() {
     }
     return housekeeping();
   });
-}
-
-// --- PoolEvents
-// --------------------------------------------------------------------------------------------------------
-
-void Service::grant(const Lease& lease) {
-  const Id id = lease.id;
-  const auto control = controls_.find(lease.server.name);
-  if (control == controls_.end()) return;  // left(): the lease's deadline takes it from here
-  auto request = control->second.control.grantRequest();
-  write(lease, request.initLease(), Secrets::include);
-  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
-                 .then([this, id]() { pool_.granted(id, clock_.now()); },
-                       [this, id](kj::Exception&& error) {
-                         const bool refused = error.getType() == kj::Exception::Type::FAILED;
-                         pool_.grantFailed(id, errorText(error), refused, clock_.now());
-                       }));
-}
-
-void Service::revoke(const std::string& server, const Id& id, const std::string& reason) {
-  const auto control = controls_.find(server);
-  if (control == controls_.end() || !revoking_.insert(id).second) return;
-  auto request = control->second.control.revokeRequest();
-  write(id, request.initId());
-  request.setReason(reason);
-  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
-                 .then(
-                     [this, id]() {
-                       revoking_.erase(id);
-                       pool_.revoked(id, clock_.now());
-                     },
-                     [this, id](kj::Exception&& error) {
-                       revoking_.erase(id);
-                       GPUPOOL_WARNING("a server did not confirm the end of a lease: %s",
-                                       errorText(error).c_str());
-                       pool_.revokeFailed(id, clock_.now());
-                     }));
-}
-
-void Service::granted(const Lease& lease) {
-  auto node = waiting_.extract(lease.id);
-  if (node.empty()) return;
-  for (auto& waiter : node.mapped()) waiter->fulfill(Lease(lease));
-}
-
-// The latest one that was to be answered is refused.
-void Service::forgetAnswer(const Id& id) {
-  const auto at = waiting_.find(id);
-  if (at == waiting_.end()) return;
-  at->second.pop_back();
-  if (at->second.empty()) waiting_.erase(at);
-}
-
-void Service::failed(const Id& id, const Failure& failure) {
-  auto node = waiting_.extract(id);
-  if (node.empty()) return;
-  for (auto& waiter : node.mapped()) waiter->reject(rpcError(typeOf(failure.kind), failure.text));
-}
-
-void Service::ended(const Id& id) {
-  auto node = ending_.extract(id);
-  if (node.empty()) return;
-  for (auto& waiter : node.mapped()) waiter->fulfill();
-}
-
-void Service::superseded() {
-  if (superseded_.get() == nullptr) return;
-  superseded_->reject(
-      rpcError(kj::Exception::Type::FAILED, "another gpupool-manager has taken over this one's store"));
-}
-
-bool Service::wanted(const Id& id) {
-  const auto at = waiting_.find(id);
-  if (at == waiting_.end()) return false;
-  for (auto& waiter : at->second)
-    if (waiter->isWaiting()) return true;
-  waiting_.erase(at);
-  return false;
 }
 
 void Service::taskFailed(kj::Exception&& error) {

@@ -12,8 +12,10 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "pool-manager/answers.h"
 #include "pool-manager/awake_clock.h"
 #include "pool-manager/login.h"
 #include "pool-manager/peer_count.h"
@@ -37,7 +39,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   Service(kj::Timer& timer, Store& store, const PoolTimes& times, const ServiceLimits& limits,
           std::function<uint64_t()> now);
 
-  ~Service() noexcept;
+  ~Service() noexcept override;
 
   // Serves a listener until the service is destroyed. `local`: a Unix socket, whose peers' user is checked.
   void serve(kj::Own<kj::ConnectionReceiver> listener, bool local);
@@ -47,7 +49,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void demandTokens(std::function<const Tokens&()> tokens) { tokens_ = std::move(tokens); }
   // One connection that came in. trusted: nothing needs to be proven. peer: who is slowed down. process: at
   // its other end, 0: unknown.
-  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer, int process);
+  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process);
   // Expiry and other housekeeping. Resolves only by failing: when another manager has taken over the store.
   kj::Promise<void> run();
 
@@ -62,18 +64,29 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
     Session* session;
     schema::ServerControl::Client control;
   };
-  using Granted = kj::PromiseFulfiller<Lease>;
-  using Ended = kj::PromiseFulfiller<void>;
 
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
   void closed(Session& session);
   [[noreturn]] void refuseVersion(uint32_t theirs);
-  void forgetAnswer(const Id& id);
+  // Asks the pool, whose answer comes now or later. Throws what the pool throws.
+  template <class T, class Body>
+  kj::Promise<T> ask(Answers<T>& answers, const Id& id, Body&& body);
+  template <class T>
+  kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
+  kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs);
+  kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
   void grant(const Lease& lease) override;
-  void revoke(const std::string& server, const Id& id, const std::string& reason) override;
+  void revoke(const ServerLife& server, const Id& id, const std::string& reason) override;
+  void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
+  void resume(const std::string& server, const Id& id, uint64_t order) override;
+  void suspended(const Id& id, const SuspendResult& result) override;
+  void notSuspended(const Id& id, const Failure& failure) override;
+  void resumed(const Id& id) override;
+  void notResumed(const Id& id, const Failure& failure) override;
+  bool resumeWanted(const Id& id) override;
   void granted(const Lease& lease) override;
   void failed(const Id& id, const Failure& failure) override;
   void ended(const Id& id) override;
@@ -93,9 +106,10 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
-  std::map<Id, std::vector<kj::Own<Granted>>> waiting_;
-  std::map<Id, std::vector<kj::Own<Ended>>> ending_;
-  std::set<Id> revoking_;  // orders under way
+  Answers<Lease> waiting_;
+  Answers<void> ending_, resuming_;
+  Answers<SuspendResult> suspending_;
+  std::set<std::pair<ServerLife, Id>> revoking_;  // orders under way
   Store& store_;
   Pool pool_;
   kj::Own<kj::PromiseFulfiller<void>> superseded_;  // ends run()

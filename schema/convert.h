@@ -2,6 +2,10 @@
 // Between pool.capnp and the plain structs that manager, server and worker share. read() checks nothing but
 // shape.
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "schema/device.h"
 #include "schema/id.h"
 #include "schema/pool.capnp.h"
@@ -23,5 +27,11 @@ gpupool::LeasedDevice read(LeasedDevice::Reader from);
 void write(const Id& from, Id128::Builder to);
 void write(const gpupool::Device& from, DeviceInfo::Builder to);
 void write(const gpupool::LeasedDevice& from, LeasedDevice::Builder to);
+// `kept` of whichever struct has it: bytes, one value for each device of a lease.
+template <class Builder>
+void writeKept(const std::vector<uint64_t>& from, Builder to) {
+  auto kept = to.initKept(static_cast<unsigned>(from.size()));
+  for (unsigned i = 0; i < kept.size(); ++i) kept.set(i, from[i]);
+}
 
 }  // namespace gpupool::schema

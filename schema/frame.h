@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 2;
+inline constexpr uint32_t kProtocolVersion = 3;
 
 struct Frame {
   enum Flag : uint32_t {
@@ -55,14 +55,16 @@ static_assert(sizeof(Reply) == 48);
 
 enum class NoticeType : uint32_t {
   // worker -> client
-  words = 1,     // WordUpdate[]: completion words that moved (networks only)
-  failed = 2,    // status, text: the session is over or sticky (a posted call failed, a device fault)
-  callback = 3,  // callback id, status: run the host function, then answer callbackDone
-  output = 4,    // device printf text
-  moved = 5,     // reserved for failover: resume elsewhere
-  drain = 6,     // the server asks to checkpoint and leave
-  prepare = 7,   // prepare a checkpoint
-  errors = 8,    // device output for stderr (text of failed assertions), possibly empty; nothing follows it
+  words = 1,      // WordUpdate[]: completion words that moved (networks only)
+  failed = 2,     // status, text: the session is over or sticky (a posted call failed, a device fault)
+  callback = 3,   // callback id, status: run the host function, then answer callbackDone
+  output = 4,     // device printf text
+  moved = 5,      // reserved for failover: resume elsewhere
+  drain = 6,      // the server asks to checkpoint and leave
+  prepare = 7,    // prepare a checkpoint
+  errors = 8,     // device output for stderr (text of failed assertions), possibly empty; nothing follows it
+  suspended = 9,  // no frame is served before `resumed`
+  resumed = 10,
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order

@@ -8,13 +8,13 @@
 // shared library (their thread-locals are local-exec).
 //
 // Wire: a SOCK_SEQPACKET Unix socket, host byte order. One datagram asks; any number of replies with
-// Status::waiting, one every kWaitingIntervalMs while the lease is waited for, precede the one that answers.
-// A client gives up a holder that says nothing for kSilenceBoundMs; how long a lease is waited for is the
-// holder's to bound (gpupool run --wait, GPUPOOL_WAIT). The client finds it at GPUPOOL_HOLDER=@<abstract
-// name> (set by `gpupool run`) or =<path>, and speaks to a process of its own user or root only; or it starts
-// `gpupool hold --descriptor 3` itself with one end of a socket pair as descriptor 3. The holder serves a
-// connection until the peer closes it; the one started by a client releases the lease and exits then. The
-// session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
+// Status::waiting, one every kWaitingIntervalMs while the lease, or its resuming, is waited for, precede the
+// one that answers. A client gives up a holder that says nothing for kSilenceBoundMs; how long a lease is
+// waited for is the holder's to bound (gpupool run --wait, GPUPOOL_WAIT). The client finds it at
+// GPUPOOL_HOLDER=@<abstract name> (set by `gpupool run`) or =<path>, and speaks to a process of its own user
+// or root only; or it starts `gpupool hold --descriptor 3` itself with one end of a socket pair as
+// descriptor 3. The holder serves a connection until the peer closes it; the one started by a client releases
+// the lease and exits then. The session's connected bootstrap socket comes with OpenReply by SCM_RIGHTS.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -78,7 +78,9 @@ struct OpenReply {
   char server[64] = {};
   uint32_t stallMs = 0;  // a worker that does nothing for so long is given up; 0: never
   uint32_t reserved = 0;
-  char text[512] = {};  // status != ok: one line that says what happened and what to do
+  // status != ok: one line that says what happened and what to do; with waiting, what is waited for besides a
+  // lease, for the program's user.
+  char text[512] = {};
 };
 static_assert(sizeof(OpenRequest) == 168 && sizeof(OpenReply) == 672);
 

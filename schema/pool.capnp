@@ -6,7 +6,7 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 2;
+const protocolVersion :UInt32 = 3;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -132,10 +132,11 @@ interface Manager {
   # reports: one of each of info.devices, in that order.
   join @0 (info :ServerInfo, control :ServerControl, reports :List(DeviceReport)) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
+  # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
-      fabric :Fabric) -> (known :Bool);
+      fabric :Fabric, suspended :List(SuspendedLease)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -159,6 +160,26 @@ interface Manager {
 
   # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
   cordon @11 (server :Text, cordoned :Bool, reason :Text) -> ();
+
+  # The lease's owner, and operators. Takes the memory of the lease's sessions off its devices and keeps it in the
+  # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
+  # and nothing else. Returns when that is done and stored; fails with the reason, and then the sessions run as before:
+  # drainMs: what runs on the devices has so long to finish. Of a suspended lease: the same answer again.
+  suspend @12 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
+  # Brings it back to the same devices, as soon as there is room: waits for it as a lease does, at most waitMs. Fails with
+  # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
+  resume @13 (id :Id128, waitMs :UInt32) -> ();
+}
+
+struct SuspendResult {
+  kept @0 :List(UInt64);      # by device of the lease: bytes that stay there, besides contexts and code
+  movedBytes @1 :UInt64;      # what left the devices
+  drainMs @2 :UInt32;         # the longest wait of a session for its devices
+  moveMs @3 :UInt32;          # from then until the memory was free, the longest
+}
+struct SuspendedLease {
+  id @0 :Id128;
+  kept @1 :List(UInt64);      # SuspendResult.kept
 }
 
 struct ServerState {
@@ -175,6 +196,11 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   grant @0 (lease :Lease) -> ();          # before the holder hears of it: the server then admits its sessions
   revoke @1 (id :Id128, reason :Text) -> (); # ends its sessions; returns when their device memory is free
   sessions @2 () -> (sessions :List(SessionState));  # living ones, then those that ended lately
+  # As Manager.suspend, all sessions of the lease or none. From here on the lease's memory but `kept` is free to be
+  # granted, and no session of it is begun before it is resumed: who asks for one is told to ask again.
+  suspend @3 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
+  # Fails if the memory is not there: the lease is still suspended then.
+  resume @4 (id :Id128) -> ();
 }
 
 struct SessionState {
@@ -215,6 +241,7 @@ struct SessionProof { proof @0 :Data; }
 struct SessionAnswer {
   ok @0 :Bool;
   error @1 :Text;
+  suspended @2 :Bool;         # refused only for now, because the lease is suspended: ask again
 }
 
 # Between server and worker, over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET). One worker serves one
@@ -224,7 +251,22 @@ struct WorkerOrder {   # server -> worker
     start @0 :WorkerStart;
     stop @1 :Text;                    # end the session now, and why
     memory @2 :MemoryAnswer;
+    suspend @3 :SuspendOrder;         # a socket to the copier comes with it (server/copier/protocol.h)
+    resume @4 :Void;
+    serve @5 :Void;                   # to the copier: a worker's end of such a socket comes with it
   }
+}
+struct SuspendOrder {
+  drainMs @0 :UInt32;                 # as in Manager.suspend
+}
+# The answer to suspend and to resume, when it is done or has failed.
+struct SuspendReport {
+  suspended @0 :Bool;                 # what the session is now
+  error @1 :Text;                     # not empty: the order was not carried out, and why
+  kept @2 :List(UInt64);              # by device of WorkerStart.devices: bytes that stay there, besides its context
+  movedBytes @3 :UInt64;
+  drainMs @4 :UInt32;
+  moveMs @5 :UInt32;
 }
 enum Descriptor {
   clientSocket @0;                    # the session's bootstrap socket; always there
@@ -252,6 +294,8 @@ struct WorkerReport {
     failed @3 :Text;                # could not start
     lost @6 :DeviceLost;            # a device of the session broke; the session goes on to its end
     memory @7 :MemoryRequest;
+    suspended @8 :SuspendReport;
+    disturb @9 :Void;               # tests: suspend this session now and resume it (GPUPOOL_DISTURB)
   }
 }
 
@@ -315,6 +359,7 @@ struct StoredPlacement {
   epoch @2 :UInt64;
   key @3 :Data;                # 32 bytes
   role @4 :PlacementRole;
+  kept @5 :List(UInt64);       # SuspendResult.kept while the lease is suspended; empty: its reservation is whole
 }
 
 # pool-manager/lease_state.h says which follows which. A lease that is lost stays in the store until its devices are

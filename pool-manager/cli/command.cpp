@@ -16,6 +16,8 @@ const std::vector<Command>& commands() {
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
+      {"suspend", "take a lease's memory off its GPUs; its programs stand still", runSuspend},
+      {"resume", "bring a suspended lease back to its GPUs", runResume},
       {"cordon", "place nothing new on a server, before it is taken down", runCordon},
       {"uncordon", "let a cordoned server be leased again", runUncordon},
   };
@@ -42,7 +44,7 @@ void printHelp(const Help& help, const options::Set& set, bool client) {
 
 Parsed parseCommand(const Words& words, const Help& help, ClientOptions* client,
                     const std::vector<std::string>& names, std::vector<options::Option> own) {
-  std::vector<options::Option> shown = own;
+  std::vector<options::Option> shown = std::move(own);
   if (client != nullptr) {
     // The whole table is read from file and environment, so that a wrong key is never silently ignored.
     options::Set all(client->table(), kClientPrefix);

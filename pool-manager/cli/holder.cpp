@@ -71,6 +71,13 @@ OpenReply failureReply(const OpenFailure& failure) {
   return reply;
 }
 
+OpenReply waitingReply(const std::string& what) {
+  OpenReply reply;
+  reply.status = Status::waiting;
+  setField(reply.text, what);
+  return reply;
+}
+
 // A lease is renewed three times in its time; after a failure the next attempt follows sooner.
 constexpr unsigned kUsual = 3, kSoon = 12;
 
@@ -97,6 +104,13 @@ struct Holder::Peer {
       : socket(kj::mv(descriptor)), observer(port, socket, kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
   kj::AutoCloseFd socket;
   kj::UnixEventPort::FdObserver observer;
+  std::string waitingFor;  // besides a lease
+
+  bool gone() const {
+    char byte;
+    const ssize_t size = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR);
+  }
 };
 
 Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
@@ -107,7 +121,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
 
 // ---- the lease ----
 
-kj::Promise<void> Holder::connect(size_t at, std::string tried) {
+kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
   if (connection_.get() != nullptr) return kj::READY_NOW;
   if (at == settings_.addresses.size()) {
     kj::throwFatalException(toException({Status::noManager, pool::noManagerText(tried)}));
@@ -213,7 +227,10 @@ kj::Promise<void> Holder::renewOnce() {
 kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
   return io_.getTimer()
       .afterDelay(lease_->ttlMs / partsOfTtl * kj::MILLISECONDS)
-      .then([this]() { return lease_ ? renewOnce() : kj::Promise<void>(kj::READY_NOW); })
+      .then([this]() -> kj::Promise<void> {
+        if (!lease_) return kj::READY_NOW;
+        return renewOnce();
+      })
       .then([]() { return kUsual; },
             [this](kj::Exception&& error) {
               if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
@@ -291,18 +308,12 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
 
 kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   SessionWish wish = wishOf(request);
+  peer.waitingFor.clear();
   if (wish.transport.empty()) wish.transport = settings_.transport;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
-  // evalNow: what acquire() throws at once is an answer too.
   auto opening =
-      kj::evalNow([&]() { return acquire(); })
-          .then([this, wish]() {
-            // The lease may end while the session opens.
-            auto lease = kj::heap<pool::Lease>(*lease_);
-            auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
-            return opened.attach(kj::mv(lease));
-          })
+      openPatiently(peer, wish)
           .then(
               [this, &peer](OpenSession&& session) {
                 OpenReply reply;
@@ -321,12 +332,39 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   return opening.exclusiveJoin(sayWaiting(peer));
 }
 
+kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wish) {
+  // evalNow: what acquire() throws at once is an answer too.
+  return kj::evalNow([&]() { return acquire(); })
+      .then([this, wish]() {
+        // The lease may end while the session opens.
+        auto lease = kj::heap<pool::Lease>(*lease_);
+        auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
+        return opened.attach(kj::mv(lease));
+      })
+      .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
+        if (toFailure(error).status != Status::waiting) return kj::mv(error);
+        return waitForResume(peer, wish);
+      });
+}
+
+kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wish) {
+  if (lease_ && peer.waitingFor.empty()) {
+    peer.waitingFor =
+        "the lease is suspended; waiting until it is resumed (gpupool resume " + lease_->id.text() + ")";
+    sendReply(peer.socket, waitingReply(peer.waitingFor), -1);
+  }
+  return io_.getTimer()
+      .afterDelay(settings_.suspendedPause)
+      .then([this, &peer, wish]() -> kj::Promise<OpenSession> {
+        if (peer.gone()) return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
+        return openPatiently(peer, wish);
+      });
+}
+
 // Until the answer is there: an application cannot tell a holder that waits from one that is stuck.
 kj::Promise<void> Holder::sayWaiting(Peer& peer) {
   return io_.getTimer().afterDelay(settings_.waitingInterval).then([this, &peer]() {
-    OpenReply reply;
-    reply.status = Status::waiting;
-    sendReply(peer.socket, reply, -1);
+    sendReply(peer.socket, waitingReply(peer.waitingFor), -1);
     return sayWaiting(peer);
   });
 }

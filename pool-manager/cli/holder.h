@@ -26,6 +26,8 @@ struct HolderSettings {
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back
   kj::Duration releasePause = 200 * kj::MILLISECONDS;
+  kj::Duration suspendedPause =
+      500 * kj::MILLISECONDS;  // a suspended lease's server is asked again after this
   kj::Duration waitingInterval = holder::kWaitingIntervalMs * kj::MILLISECONDS;
 };
 
@@ -53,7 +55,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
 
  private:
   struct Peer;
-  kj::Promise<void> connect(size_t at, std::string tried);
+  kj::Promise<void> connect(size_t at, const std::string& tried);
   kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
@@ -62,6 +64,9 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
+  // Asks again while the lease is suspended, for as long as it and the application live.
+  kj::Promise<OpenSession> openPatiently(Peer& peer, const SessionWish& wish);
+  kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
   kj::Promise<void> sayWaiting(Peer& peer);
   void taskFailed(kj::Exception&& error) override;
 

@@ -25,9 +25,9 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
 }
 
 template <class T>
-T ManagerQuery::await(kj::Promise<T>&& promise) {
+T ManagerQuery::await(kj::Promise<T>&& promise, uint64_t limitMs) {
   return io_.provider->getTimer()
-      .timeoutAfter(limitMs_ * kj::MILLISECONDS, kj::mv(promise))
+      .timeoutAfter((limitMs == 0 ? limitMs_ : limitMs) * kj::MILLISECONDS, kj::mv(promise))
       .wait(io_.waitScope);
 }
 
@@ -78,6 +78,32 @@ void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::s
   request.setCordoned(cordoned);
   request.setReason(reason);
   await(request.send().ignoreResult());
+}
+
+pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64_t limitMs) {
+  auto request = connection_->manager().suspendRequest();
+  pool::write(id, request.initId());
+  request.setDrainMs(drainMs);
+  return await(request.send().then([](auto&& response) { return pool::read(response.getResult()); }),
+               limitMs);
+}
+
+void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs) {
+  auto request = connection_->manager().resumeRequest();
+  pool::write(id, request.initId());
+  request.setWaitMs(waitMs);
+  await(request.send().ignoreResult(), limitMs);
+}
+
+Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {
+  std::vector<Id> found;
+  for (const pool::Lease& lease : leases)
+    if (lease.id.text().starts_with(digits)) found.push_back(lease.id);
+  if (found.empty()) throw CommandError(kExitFailure, "there is no lease " + digits);
+  if (found.size() > 1)
+    throw CommandError(kExitFailure, "several leases begin with " + digits +
+                                         "; `gpupool leases --json` prints them in full");
+  return found[0];
 }
 
 }  // namespace gpupool::cli

@@ -42,14 +42,20 @@ class ManagerQuery {
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
   void cordon(const std::string& server, bool cordoned, const std::string& reason);
+  // Both return when it is done, and fail after limitMs.
+  pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs);
+  void resume(const Id& id, unsigned waitMs, uint64_t limitMs);
 
  private:
   template <class T>
-  T await(kj::Promise<T>&& promise);
+  T await(kj::Promise<T>&& promise, uint64_t limitMs = 0);  // 0: limitMs_
 
   kj::AsyncIoContext io_;
   unsigned limitMs_;
   kj::Own<pool::ManagerConnection> connection_;
 };
+
+// The lease whose id begins with these digits. Throws CommandError if there is none, or if there are several.
+Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits);
 
 }  // namespace gpupool::cli

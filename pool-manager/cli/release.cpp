@@ -1,6 +1,5 @@
 // gpupool release: ends a lease in its holder's place, or drops a lost one.
 
-#include <algorithm>
 #include <iostream>
 
 #include "pool-manager/cli/command.h"
@@ -22,17 +21,6 @@ const Help kReleaseHelp = {
     "0: the lease is over. 1: there is no such lease, or the manager refuses. 2: the command line is wrong.",
     "  gpupool release 3f2a91c4\n"};
 
-Id find(const std::vector<pool::Lease>& leases, const std::string& digits) {
-  std::vector<Id> found;
-  for (const pool::Lease& lease : leases)
-    if (lease.id.text().starts_with(digits)) found.push_back(lease.id);
-  if (found.empty()) throw CommandError(kExitFailure, "there is no lease " + digits);
-  if (found.size() > 1)
-    throw CommandError(kExitFailure, "several leases begin with " + digits +
-                                         "; `gpupool leases --json` prints them in full");
-  return found[0];
-}
-
 }  // namespace
 
 int runRelease(const Words& words) {
@@ -43,7 +31,7 @@ int runRelease(const Words& words) {
     throw options::OptionError("release takes one lease; `gpupool leases` lists them");
   ManagerQuery query(managerAddresses(client.manager), kPatienceMs,
                      credentialsOf(client.tokenFile, client.tenant));
-  const Id id = find(query.leases(), parsed.rest[0]);
+  const Id id = findLease(query.leases(), parsed.rest[0]);
   query.drop(id);
   std::cout << "gpupool: lease " << id.text() << " is over\n";
   return 0;

@@ -58,7 +58,9 @@ class Handshake {
         .then([this]() { return capnp::readMessage(*stream_, kSmall); })
         .then([this](kj::Own<capnp::MessageReader> message) {
           const auto verdict = message->getRoot<schema::SessionAnswer>();
-          if (!verdict.getOk()) fail(Status::serverLost, pool::text(verdict.getError()));
+          if (!verdict.getOk())
+            fail(verdict.getSuspended() ? Status::waiting : Status::serverLost,
+                 pool::text(verdict.getError()));
           return OpenSession{detach(), session_, 1, transport_};
         });
   }

@@ -39,7 +39,8 @@ kj::Exception toException(const OpenFailure& failure);
 OpenFailure toFailure(const kj::Exception& error);
 
 // The handshake over a connection that is there. `lease` stays alive until it resolves. Fails with
-// toException(OpenFailure) or the stream's exception; has no bound.
+// toException(OpenFailure) or the stream's exception; has no bound. Status::waiting: not now, since the lease
+// is suspended; ask again.
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport);
 

@@ -88,15 +88,20 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
 }  // namespace
 
 int runDevices(const Words& words) {
-  const Listing listing =
-      parse(words, "gpupool devices [options]",
-            "Lists the GPUs of the pool, the free memory of each, and who holds it.",
-            "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
+  const Listing listing = parse(
+      words, "gpupool devices [options]",
+      "Lists the GPUs of the pool, the free memory of each, and who holds it. Of a suspended lease only "
+      "what stays on the GPU counts.",
+      "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
   std::map<Id, std::string> holders;
-  for (const pool::Lease& lease : query.leases()) holders[lease.id] = lease.holder;
+  std::set<Id> suspended;
+  for (const pool::Lease& lease : query.leases()) {
+    holders[lease.id] = lease.holder;
+    if (lease.state == "suspended") suspended.insert(lease.id);
+  }
   std::set<std::string> cordoned;
   for (const ListedServer& server : query.servers())
     if (server.cordoned) cordoned.insert(server.info.name);
@@ -110,15 +115,21 @@ int runDevices(const Words& words) {
     entry["freeBytes"] = device.freeBytes;
     entry["leases"] = json::array();
     entry["cordoned"] = cordoned.contains(device.server);
+    entry["suspended"] = json::array();
+    bool allAway = true;
     for (const Id& id : device.leases) {
-      held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]);
+      const bool away = suspended.contains(id);
+      held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]) +
+              (away ? " (suspended)" : "");
       entry["leases"].push_back(id.text());
+      if (away) entry["suspended"].push_back(id.text());
+      allAway = allAway && away;
     }
     list.push_back(entry);
     rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
                     options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes),
                     !device.info.problem.empty()       ? "broken"
-                    : !held.empty()                    ? "leased"
+                    : !held.empty()                    ? (allAway ? "suspended" : "leased")
                     : cordoned.contains(device.server) ? "cordoned"
                     : device.freeBytes != 0            ? "free"
                                                        : "unreachable",
@@ -199,7 +210,7 @@ int runLeases(const Words& words) {
       words, "gpupool leases [options]",
       "Lists the leases: which GPUs, how much memory, in which state, since when, and for whom. A lost lease "
       "is over, and its GPUs are not free: its server has not said that nothing of it runs (see `gpupool "
-      "release --help`).",
+      "release --help`). A suspended one has left its GPUs until it is resumed.",
       "  gpupool leases\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();

@@ -123,6 +123,7 @@ class GroupStore final : public Store {
 
   void write(std::vector<Pending>& group) {
     std::vector<Transaction> transactions;
+    transactions.reserve(group.size());
     for (const Pending& one : group) transactions.push_back(one.transaction);
     try {
       const std::lock_guard lock(mediumMutex_);

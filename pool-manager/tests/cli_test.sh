@@ -38,7 +38,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases release cordon uncordon; do
+for command in up down run hold devices servers leases release suspend resume cordon uncordon; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -132,6 +132,7 @@ check "nothing is left" nothing_left
 
 case="deaths"
 up > /dev/null
+: > "$folder/output"  # before it is looked at: the shell that starts a program in the background may be late
 "$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
 tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
@@ -149,6 +150,7 @@ check "the holder tells" until_true grep -q "the lease has ended: its server nod
 kill -TERM $tool; wait $tool; check "the program is its user's" test $? -eq 143
 
 case="released by somebody else"
+: > "$folder/output"
 "$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
 tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
@@ -160,6 +162,57 @@ check "says so" has "$text" "$lease"
 check "it is over" lost
 check "the holder tells" until_true grep -q "the lease has ended: " "$folder/output"
 kill -TERM $tool; wait $tool
+
+case="suspend"
+text=$(gpupool suspend 0123); check "no such lease" test $? -eq 1
+check "says so" has "$text" "there is no lease 0123"
+text=$(gpupool suspend); check "no lease" test $? -eq 2
+text=$(gpupool resume --server node 0123); check "a lease and a server" test $? -eq 2
+text=$(gpupool suspend --drain 2h 0123); check "too long" test $? -eq 2
+text=$(gpupool suspend --server nobody); check "no such server" test $? -eq 1
+check "says so" has "$text" "there is no server nobody"
+text=$(gpupool suspend --server node); check "a server without leases" test $? -eq 0
+check "says so" has "$text" "no lease runs on node"
+: > "$folder/output"
+"$bin/gpupool" run --gpus 2 -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
+text=$(gpupool suspend --drain 1s "$lease"); check "suspend" test $? -eq 0
+check "says so" has "$text" "gpupool: lease $lease is suspended"
+check "leases shows it" has "$(gpupool leases)" "suspended"
+text=$(gpupool devices)
+check "devices shows it" has "$text" "suspended"
+check "and who" has "$text" "fake_application (suspended)"
+check "and what is free" python3 -c '
+import json, sys
+for device in json.loads(sys.argv[1]):
+    assert len(device["suspended"]) == 1 and device["suspended"] == device["leases"], device
+    assert 0 < device["memoryBytes"] - device["freeBytes"] <= 1 << 30, device
+' "$(gpupool devices --json)"
+text=$(gpupool suspend "$lease"); check "again" test $? -eq 0
+check "the same answer" has "$text" "gpupool: lease $lease is suspended"
+: > "$folder/other"
+"$bin/gpupool" run --memory 1GiB -- "$bin/fake_application" sleep 60 > "$folder/other" 2>&1 &
+other=$!
+check "another program gets the memory" until_true grep -q ready "$folder/other"
+text=$(gpupool resume "$lease"); check "no room" test $? -eq 1
+check "says who has it" has "$text" "held by"
+text=$(gpupool resume --server node); check "nor by its server" test $? -eq 1
+check "says which lease" has "$text" "lease $lease cannot be resumed"
+gpupool resume --wait 1m "$lease" > "$folder/resumed" & resume=$!
+kill -TERM $other; wait $other
+wait $resume; check "it waits until there is room" test $? -eq 0
+check "says so" has "$(cat "$folder/resumed")" "gpupool: lease $lease runs"
+check "it is active" has "$(gpupool leases --json)" '"state": "active"'
+text=$(gpupool suspend --server node); check "by its server" test $? -eq 0
+check "says which lease" has "$text" "gpupool: lease $lease is suspended"
+text=$(gpupool resume --server node); check "and back" test $? -eq 0
+check "says which lease" has "$text" "gpupool: lease $lease runs"
+check "a lease that runs" has "$(gpupool resume "$lease")" "gpupool: lease $lease runs"
+text=$(gpupool suspend "$lease")
+kill -TERM $tool; wait $tool; check "a suspended program is its user's" test $? -eq 143
+check "and its lease is released" lost
 
 case="cordon"
 text=$(gpupool cordon nobody); check "no such server" test $? -eq 1
@@ -184,6 +237,7 @@ check "nothing is left" nothing_left
 
 case="down under a program"
 up > /dev/null
+: > "$folder/output"
 "$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
 tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"

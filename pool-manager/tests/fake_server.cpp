@@ -30,6 +30,26 @@ class FakeServer::Control final : public schema::ServerControl::Server {
     server_.revokeReasons.push_back(pool::text(context.getParams().getReason()));
     if (server_.muteRevokes) return kj::NEVER_DONE;
     server_.leases.erase(pool::read(context.getParams().getId()));
+    server_.suspended.erase(pool::read(context.getParams().getId()));
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> suspend(SuspendContext context) override {
+    if (server_.oldServer) return schema::ServerControl::Server::suspend(context);
+    if (!server_.refuseSuspend.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseSuspend));
+    if (server_.muteSuspend) return kj::NEVER_DONE;
+    const Id id = pool::read(context.getParams().getId());
+    server_.drains.push_back(context.getParams().getDrainMs());
+    auto& kept = server_.suspended[id];
+    kept.assign(server_.leases.at(id).devices.size(), uint64_t{16} << 20);
+    pool::write(pool::SuspendResult{kept, uint64_t{3} << 30, 7, 9}, context.getResults().initResult());
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> resume(ResumeContext context) override {
+    if (server_.oldServer) return schema::ServerControl::Server::resume(context);
+    if (!server_.refuseResume.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseResume));
+    server_.suspended.erase(pool::read(context.getParams().getId()));
     return kj::READY_NOW;
   }
 
@@ -37,7 +57,8 @@ class FakeServer::Control final : public schema::ServerControl::Server {
   FakeServer& server_;
 };
 
-FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, std::string socketPath)
+FakeServer::FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices,
+                       const std::string& socketPath)
     : io_(io),
       membership_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))),
       tasks_(*this) {
@@ -68,7 +89,7 @@ void FakeServer::disconnect() {
   isJoined_ = false;
 }
 
-kj::Promise<void> FakeServer::membership(std::string address) {
+kj::Promise<void> FakeServer::membership(const std::string& address) {
   return pool::connectManager(*io_.provider, address, 2 * kj::SECONDS, [this] { return credentials; })
       .then([this](kj::Own<pool::ManagerConnection> connection) {
         connection_ = kj::mv(connection);
@@ -110,9 +131,15 @@ kj::Promise<void> FakeServer::beatNow() {
   auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
   unsigned at = 0;
   for (const auto& [id, lease] : leases) pool::write(id, list[at++]);
+  auto told = request.initSuspended(static_cast<unsigned>(suspended.size()));
+  at = 0;
+  for (const auto& [id, kept] : suspended) pool::write(pool::SuspendedLease{id, kept}, told[at++]);
   request.setWarmWorkers(1);
   if (std::exchange(tellFabric, false)) fabric::write(fabric, request.initFabric());
-  return request.send().then([](auto&& response) { KJ_REQUIRE(response.getKnown()); });
+  return request.send().then([](auto&& response) {
+    const bool known = response.getKnown();
+    KJ_REQUIRE(known);
+  });
 }
 
 kj::Promise<void> FakeServer::beats() {
@@ -163,6 +190,12 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         auto out = exchange.answer.initRoot<schema::SessionAnswer>();
         out.setOk(equalConstantTime(expected, view(proof)));
         if (!out.getOk()) out.setError("wrong proof");
+        if (out.getOk() && sessionsSuspended) {
+          ++toldSuspended;
+          out.setOk(false);
+          out.setSuspended(true);
+          out.setError("the lease is suspended");
+        }
         if (out.getOk()) ++sessions;
         return capnp::writeMessage(stream, exchange.answer);
       })

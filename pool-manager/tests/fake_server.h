@@ -17,21 +17,28 @@ namespace gpupool::test {
 
 class FakeServer final : private kj::TaskSet::ErrorHandler {
  public:
-  FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, std::string socketPath);
+  FakeServer(kj::AsyncIoContext& io, std::string name, uint32_t devices, const std::string& socketPath);
   ~FakeServer() noexcept {}
 
   pool::Server facts;
   std::map<Id, pool::Lease> leases;  // granted and not revoked
   std::vector<std::string> revokeReasons;
-  std::string refuseGrants;  // not empty: every grant fails with this
-  Credentials credentials;   // for a manager that wants a token
-  bool muteRevokes = false;  // never answers a revoke
-  bool forgeProof = false;   // does not know the session key
+  std::map<Id, std::vector<uint64_t>> suspended;  // of those, the suspended ones, and what they keep
+  std::vector<uint32_t> drains;                   // that it was told
+  std::string refuseSuspend, refuseResume;        // not empty: fails with this
+  bool muteSuspend = false;                       // never answers a suspend
+  bool oldServer = false;                         // knows neither
+  std::string refuseGrants;                       // not empty: every grant fails with this
+  Credentials credentials;                        // for a manager that wants a token
+  bool muteRevokes = false;                       // never answers a revoke
+  bool forgeProof = false;                        // does not know the session key
   uint64_t rowsHash = 0x1234;
   fabric::Fabric fabric;  // told when joining, and by the next beat if tellFabric
   bool tellFabric = false;
   std::vector<pool::DeviceReport> reports;  // told when joining
   uint32_t sessions = 0;
+  bool sessionsSuspended = false;  // who proves the key is told that the lease is suspended
+  uint32_t toldSuspended = 0;
 
   // Joins and beats, on a connection of its own, until leave(); comes back if the manager goes away.
   void join(const std::string& managerAddress);
@@ -41,7 +48,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
 
  private:
   class Control;
-  kj::Promise<void> membership(std::string address);
+  kj::Promise<void> membership(const std::string& address);
   kj::Promise<void> beats();
   kj::Promise<void> accept();
   kj::Promise<void> session(kj::AsyncIoStream& stream);

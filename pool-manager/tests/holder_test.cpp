@@ -353,6 +353,69 @@ TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, an
   firstServing = nullptr;
 }
 
+TEST_CASE_METHOD(Fixture,
+                 "while the lease is suspended its server is asked again, and the application told") {
+  startAll();
+  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  settings.waitingInterval = 50 * kj::MILLISECONDS;
+  makeHolder();
+  server->sessionsSuspended = true;
+  const OpenRequest wanted = request();
+  Opened told = send(&wanted, sizeof wanted);
+  REQUIRE(told.answered);
+  CHECK(told.reply.status == Status::waiting);
+  REQUIRE(holder->lease() != nullptr);
+  CHECK(std::string(told.reply.text) ==
+        "the lease is suspended; waiting until it is resumed (gpupool resume " + holder->lease()->id.text() +
+            ")");
+  // Far beyond sessionLimit, which is for one attempt.
+  for (int i = 0; i < 1000 && server->toldSuspended < 40; ++i) pause(10);
+  CHECK(server->toldSuspended >= 40);
+  server->sessionsSuspended = false;
+  Opened last;
+  for (int i = 0; i < 1000 && (!last.answered || last.reply.status == Status::waiting); ++i) {
+    pause(10);
+    receive(last);
+  }
+  CHECK(last.reply.status == Status::ok);
+  CHECK(last.session.get() >= 0);
+  CHECK(server->sessions == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "an application that is gone is waited for no longer") {
+  startAll();
+  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  makeHolder();
+  server->sessionsSuspended = true;
+  const OpenRequest wanted = request();
+  REQUIRE(send(&wanted, sizeof wanted).answered);
+  application = nullptr;
+  serving.wait(io.waitScope);
+  const uint32_t asked = server->toldSuspended;
+  pause(200);
+  CHECK(server->toldSuspended == asked);
+}
+
+TEST_CASE_METHOD(Fixture, "a suspended lease that ends is waited for no longer") {
+  startAll();
+  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  makeHolder();
+  server->sessionsSuspended = true;
+  const OpenRequest wanted = request();
+  REQUIRE(send(&wanted, sizeof wanted).answered);
+  server->disconnect();
+  pause(50);
+  server->facts.incarnation = Id::random();  // restarted
+  server->muteRevokes = true;                // and its sessions' door knows the lease still
+  server->join(address);
+  Opened last;
+  for (int i = 0; i < 1000 && (!last.answered || last.reply.status == Status::waiting); ++i) {
+    pause(10);
+    receive(last);
+  }
+  CHECK(last.reply.status == Status::leaseEnded);
+}
+
 TEST_CASE_METHOD(Fixture, "several applications share one listening holder") {
   startAll();
   makeHolder();

@@ -242,6 +242,7 @@ TEST_CASE_METHOD(Hurried, "before the proof a connection gets refusals only, and
 
 TEST_CASE_METHOD(Fixture, "a peer has so many unproven connections and no more") {
   std::vector<kj::Own<ManagerConnection>> idle;
+  idle.reserve(64);
   for (int i = 0; i < 64; ++i) idle.push_back(bare());
   CHECK(eventually([&] { return !refusal([&] { connect("alice", kAlice); }).empty(); }));
   idle.clear();

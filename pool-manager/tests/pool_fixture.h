@@ -17,12 +17,24 @@ using namespace gpupool::pool;
 
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 inline const Principal kAdmin;
+inline const ServerLife kA{"a", {1, 0}};  // server("a", 1)
 
 struct Recorder final : PoolEvents {
   void grant(const Lease& lease) override { grants.push_back(lease); }
-  void revoke(const std::string& server, const Id& id, const std::string& reason) override {
-    revokes.push_back({server, id, reason});
+  void revoke(const ServerLife& server, const Id& id, const std::string& reason) override {
+    revokes.push_back({server.name, id, reason, server.incarnation});
   }
+  void suspend(const std::string&, const Id& id, uint32_t drainMs, uint64_t order) override {
+    suspends.push_back({id, order, drainMs});
+  }
+  void resume(const std::string&, const Id& id, uint64_t order) override {
+    resumes.push_back({id, order, 0});
+  }
+  void suspended(const Id& id, const SuspendResult& result) override { results[id] = result; }
+  void notSuspended(const Id& id, const Failure& failure) override { suspendFailures[id] = failure.text; }
+  void resumed(const Id& id) override { running.insert(id); }
+  void notResumed(const Id& id, const Failure& failure) override { resumeFailures[id] = failure.text; }
+  bool resumeWanted(const Id& id) override { return !gone.contains(id); }
   void granted(const Lease& lease) override { leases[lease.id] = lease; }
   void failed(const Id& id, const Failure& failure) override { failures[id] = failure; }
   void ended(const Id& id) override { over.insert(id); }
@@ -34,7 +46,17 @@ struct Recorder final : PoolEvents {
     std::string server;
     Id id;
     std::string reason;
+    Id incarnation;
   };
+  struct Order {
+    Id id;
+    uint64_t number;
+    uint32_t drainMs;
+  };
+  std::vector<Order> suspends, resumes;
+  std::map<Id, SuspendResult> results;
+  std::map<Id, std::string> suspendFailures, resumeFailures;
+  std::set<Id> running;
   std::vector<Lease> grants;
   std::vector<Revoke> revokes;
   std::map<Id, Lease> leases;
@@ -79,12 +101,14 @@ struct Fixture {
     pool.store = store.get();
     pool.pool.emplace(*store, events, times, PoolStart{"boot", now, calendarS, std::to_string(++starts)});
   }
-  void joinAndBeat(const Server& facts, std::vector<Id> leases = {}, std::vector<DeviceReport> reports = {}) {
+  void joinAndBeat(const Server& facts, const std::vector<Id>& leases = {},
+                   const std::vector<DeviceReport>& reports = {}) {
     pool->join(kAdmin, facts, reports, now);
     REQUIRE(pool->beat(facts.name, facts.incarnation, leases, {}, 1, now));
   }
-  void beat(uint64_t incarnation, std::vector<Id> leases) {
-    REQUIRE(pool->beat("a", {incarnation, 0}, leases, {}, 1, now));
+  void beat(uint64_t incarnation, const std::vector<Id>& leases,
+            const std::vector<SuspendedLease>& suspended = {}) {
+    REQUIRE(pool->beat("a", {incarnation, 0}, leases, {}, 1, now, suspended));
   }
   Lease leaseNow(uint64_t id) {
     pool->request(kAdmin, request(id), now);

@@ -7,7 +7,7 @@ using namespace gpupool::test;
 
 TEST_CASE_METHOD(Fixture, "a device that broke gets no lease until its server says that it is in order") {
   joinAndBeat(server("a", 1, 2));
-  const auto says = [&](std::vector<std::string> problems) {
+  const auto says = [&](const std::vector<std::string>& problems) {
     REQUIRE(pool->beat("a", {1, 0}, {}, problems, 1, now));
   };
   const auto ordinal = [&](uint64_t id) {
@@ -145,8 +145,10 @@ TEST_CASE_METHOD(Fixture, "a server that comes back is leased to nobody while it
   problems[ordinal] = "a worker of an earlier life still runs";
   const auto beats = [&] { REQUIRE(pool->beat("a", {2, 0}, {}, problems, 1, now)); };
   pool->join(kAdmin, server("a", 2, 2), reports, now);
-  CHECK(events.over.contains({1, 1}));
-  SECTION("while the manager runs") { beats(); }
+  SECTION("while the manager runs") {
+    beats();
+    CHECK(events.over.contains({1, 1}));
+  }
   SECTION("the manager is started again, and another server has the GPU too") {
     restart();
     Server other = twin();
@@ -169,7 +171,8 @@ TEST_CASE_METHOD(Fixture, "a server that comes back is leased to nobody while it
   CHECK(events.leases.at({3, 3}).devices[0].info.ordinal != ordinal);
   there.id = {4, 4};
   pool->request(kAdmin, there, now);
-  pool->revoked({1, 1}, now);  // of an earlier life's lease a server knows nothing
+  pool->revoked({"a", {2, 0}}, {1, 1}, now);  // of an earlier life's lease a server knows nothing
+  pool->revoked(kA, {1, 1}, now);
   CHECK_FALSE(has(4));
   CHECK(pool->leases().contains({1, 1}));
   problems[ordinal].clear();
@@ -193,15 +196,95 @@ TEST_CASE_METHOD(Fixture,
   pool->request(kAdmin, request(2), now);
   CHECK_FALSE(failure(2).empty());
   CHECK(events.revokes.back().id == Id{1, 1});
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(leaseNow(3).epoch > lease.epoch);
+}
+
+TEST_CASE_METHOD(Fixture, "what one server confirms ends no lease on another") {
+  joinAndBeat(server("a", 1));
+  joinAndBeat(server("b", 2), {{1, 1}});  // granted by a manager that has lost its store
+  CHECK(events.revokes.back().server == "b");
+  CHECK(leaseNow(1).server.name == "a");  // its holder has asked again
+  pool->release(kAdmin, {1, 1}, now);
+  REQUIRE(events.revokes.back().server == "a");
+  CHECK(events.revokes.back().incarnation == Id{1, 0});
+  const auto isFree = [&](size_t at) {
+    const DeviceUse device = pool->inventory(kAdmin, now).at(at).devices.at(0);
+    return device.info.problem.empty() && device.freeBytes == device.info.memoryBytes;
+  };
+  SECTION("the other server") {
+    pool->revoked({"b", {2, 0}}, {1, 1}, now);
+    CHECK(pool->leases().contains({1, 1}));
+    CHECK_FALSE(isFree(0));
+    CHECK(isFree(1));
+  }
+  SECTION("an earlier process of the same server") {
+    pool->revoked({"a", {9, 0}}, {1, 1}, now);
+    CHECK(pool->leases().contains({1, 1}));
+    pool->revokeFailed({"a", {9, 0}}, {1, 1}, now);
+    const size_t told = events.revokes.size();
+    beat(1, {{1, 1}});
+    CHECK(events.revokes.size() == told);  // the order to the one that runs is under way still
+  }
+  pool->revoked(kA, {1, 1}, now);
+  CHECK_FALSE(pool->leases().contains({1, 1}));
+  CHECK(isFree(0));
+}
+
+TEST_CASE_METHOD(Fixture, "what a server confirms of its lease leaves another's stranger where it is") {
+  joinAndBeat(server("a", 1));
+  joinAndBeat(server("b", 2), {{1, 1}});
+  leaseNow(1);
+  pool->release(kAdmin, {1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
+  LeaseRequest there = request(2);
+  there.server = "b";
+  pool->request(kAdmin, there, now);
+  CHECK(contains(failure(2), "still runs there"));
+}
+
+// The connection of a process that has ended may reach the manager behind those of the process after it.
+TEST_CASE_METHOD(Fixture, "the late join of a server's earlier process ends no lease of the one that runs") {
+  Server latest = server("a", 2), before = server("a", 1);
+  latest.bootId = "this boot", before.bootId = "the boot before";
+  joinAndBeat(latest);
+  leaseNow(1);
+  joinAndBeat(twin("this boot"));
+  pool->left("a", {2, 0}, false, now);
+  pool->join(kAdmin, before, {{0, {{8, 8}}}}, now);
+  const auto askedOfB = [&](uint64_t id) {
+    REQUIRE(pool->beat("b", {2, 0}, {}, {}, 1, now));
+    pool->request(kAdmin, request(id), now);
+    return events.grants.back().server.name == "b";
+  };
+  CHECK(pool->leases().at({1, 1}).state == LeaseState::active);
+  CHECK_FALSE(askedOfB(2));
+  SECTION("it breaks off") { pool->left("a", {1, 0}, false, now); }
+  SECTION("it says goodbye") { pool->left("a", {1, 0}, true, now); }
+  CHECK_FALSE(askedOfB(3));
+  joinAndBeat(latest, {{1, 1}});
+  std::string why;
+  CHECK(pool->renew(kAdmin, {1, 1}, now, &why));
+  CHECK(pool->leases().at({1, 1}).state == LeaseState::active);
+  CHECK_FALSE(askedOfB(4));
+}
+
+TEST_CASE_METHOD(Fixture, "a lease is not granted by another process of its server than it was placed on") {
+  joinAndBeat(server("a", 1));
+  pool.pool->request(kAdmin, request(1), now);  // the store has not accepted it yet
+  pool.pool->left("a", {1, 0}, false, now);
+  pool->join(kAdmin, server("a", 2), {}, now);
+  CHECK(events.grants.empty());
+  beat(2, {});
+  CHECK(pool->leases().empty());
+  CHECK(events.grants.empty());
 }
 
 TEST_CASE_METHOD(Fixture, "epochs start above the calendar, whatever an old copy of the store says") {
   joinAndBeat(server("a", 1));
   const Lease lease = leaseNow(1);
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   calendarS += 3600;
   restart();
   joinAndBeat(server("a", 1));

@@ -33,7 +33,7 @@ TEST_CASE_METHOD(DiskFixture,
   REQUIRE(events.revokes.size() == 1);  // its server is told at once
   std::string why;
   CHECK_FALSE(pool->renew(kAdmin, {1, 1}, now, &why));
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   for (int i = 0; i < 20; ++i) pool->tick(now += 500);
   beat(1, {});
   CHECK(events.over.empty());
@@ -170,7 +170,7 @@ TEST_CASE("a stored lease comes back as it was, on every server that it lies on"
   lease.process = {17, 99};
   const Server a = server("a", 1), b = server("b", 2);
   lease.placements = {{b, {{b.devices[0], kGiB}}, 8, std::string(32, 'b'), PlacementRole::target},
-                      {a, {{a.devices[0], kGiB}}, 7, std::string(32, 'a'), PlacementRole::primary}};
+                      {a, {{a.devices[0], kGiB}}, 7, std::string(32, 'a'), PlacementRole::primary, {123}}};
   for (uint32_t state = 0; state < kLeaseStates; ++state) {
     lease.state = static_cast<LeaseState>(state);
     const StoredLease read = decodeLease(encodeLease(lease, "boot"), "boot");
@@ -182,6 +182,8 @@ TEST_CASE("a stored lease comes back as it was, on every server that it lies on"
     CHECK(read.primary().epoch == 7);
     CHECK(read.primary().key == std::string(32, 'a'));
     CHECK(read.primary().devices.at(0).info.uuid == a.devices[0].uuid);
+    CHECK(read.primary().kept == std::vector<uint64_t>{123});
+    CHECK(read.placements[0].kept.empty());  // as in a store of before
     CHECK(read.tenant + read.holder + read.reason == "alicealice@nodewhy");
     CHECK(read.process.pid == 17);
   }

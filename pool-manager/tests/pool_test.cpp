@@ -30,7 +30,7 @@ TEST_CASE_METHOD(Fixture, "the same id gives the same lease, and after its end n
   CHECK(events.leases.at({1, 1}).key == lease.key);
   CHECK(events.grants.size() == 1);
   CHECK(pool->release(kAdmin, {1, 1}, now));
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(events.over.contains({1, 1}));
   pool->request(kAdmin, request(1), now);
   CHECK(failure(1).find("has ended: released") != std::string::npos);
@@ -67,7 +67,7 @@ TEST_CASE_METHOD(Fixture,
   beat(1, {{1, 1}});
   pool->request(kAdmin, request(2), now);
   CHECK(failure(2).find("held by holder1 (10 s, ending)") != std::string::npos);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(events.over.contains({1, 1}));
   leaseNow(3);
 }
@@ -106,7 +106,7 @@ TEST_CASE_METHOD(
   pool->request(kAdmin, request(2), now);
   CHECK(failure(2).find("has not said that nothing of it runs") != std::string::npos);
   CHECK(events.revokes.back().id == Id{1, 1});
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().empty());
   leaseNow(3);
 }
@@ -139,7 +139,7 @@ TEST_CASE_METHOD(Fixture, "an operator drops a lost lease, unless its server is 
   joinAndBeat(server("a", 1), {{1, 1}});
   pool->request(kAdmin, request(2), now);
   CHECK(contains(failure(2), "still runs there"));
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   leaseNow(3);
 }
 
@@ -148,7 +148,7 @@ TEST_CASE_METHOD(Fixture, "a lease that is not lost is released in its holder's 
   leaseNow(1);
   CHECK(pool->drop(kAdmin, {1, 1}, now));
   REQUIRE(events.revokes.size() == 1);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().empty());
 }
 
@@ -166,7 +166,7 @@ TEST_CASE_METHOD(Fixture,
   std::set<Id> told = {events.revokes[0].id, events.revokes[1].id};
   CHECK(told == std::set<Id>{{1, 1}, {9, 9}});
   CHECK(pool->leases().contains({1, 1}));
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().empty());
 }
 
@@ -191,7 +191,7 @@ TEST_CASE_METHOD(Fixture, "leases outlive the manager; devices are unknown until
   pool->request(kAdmin, request(3), now);
   CHECK(failure(3).find("held by holder1") != std::string::npos);
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(leaseNow(4).epoch > lease.epoch);
 }
 
@@ -219,7 +219,7 @@ TEST_CASE_METHOD(Fixture, "a lease that nobody comes back for after a restart en
   now += 10'000 + times.driftMs + 1;
   pool->tick(now);
   REQUIRE(events.revokes.size() == 1);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().empty());
 }
 
@@ -263,7 +263,7 @@ TEST_CASE_METHOD(Fixture, "a lease that its server dropped is over") {
   beat(1, {});
   REQUIRE(events.revokes.size() == 1);  // its workers may still be ending
   CHECK_FALSE(events.over.contains({1, 1}));
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(events.over.contains({1, 1}));
 }
 
@@ -289,7 +289,7 @@ TEST_CASE_METHOD(Fixture, "who waits is served in order, and told at his deadlin
   CHECK(failure(2).find("held by holder1") != std::string::npos);
   CHECK(failure(3).empty());
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   REQUIRE(events.grants.size() == 2);
   CHECK(events.grants[1].id == Id{3, 3});
 }
@@ -301,7 +301,7 @@ TEST_CASE_METHOD(Fixture, "a small request does not starve a large one that wait
   pool->request(kAdmin, request(3, 60'000), now);  // one device is free, but it is not its turn
   CHECK(events.grants.size() == 1);
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   REQUIRE(events.grants.size() == 2);
   CHECK(events.grants[1].id == Id{2, 2});
 }
@@ -328,7 +328,7 @@ TEST_CASE_METHOD(Fixture, "after the manager's restart a request waits for serve
   joinAndBeat(server("a", 1), {{1, 1}});
   pool->request(kAdmin, request(2, 60'000, 0, 2), now);
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   leaseNow(3);  // although a request for more is waiting
   CHECK(failure(2).empty());
   SECTION("the larger server comes back") {
@@ -362,7 +362,7 @@ TEST_CASE_METHOD(Fixture, "nobody who went away is served") {
   pool->request(kAdmin, request(3, 60'000), now);
   events.gone.insert({2, 2});
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   REQUIRE(events.grants.size() == 2);
   CHECK(events.grants[1].id == Id{3, 3});
 }
@@ -374,7 +374,7 @@ TEST_CASE_METHOD(Fixture, "releasing a request that waits takes it off the queue
   CHECK_FALSE(pool->release(kAdmin, {2, 2}, now));
   CHECK(failure(2).find("released") != std::string::npos);
   pool->release(kAdmin, {1, 1}, now);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(events.grants.size() == 1);
 }
 
@@ -399,7 +399,7 @@ TEST_CASE_METHOD(Fixture, "a server that refuses a grant is left alone until its
   CHECK(failure(1).find("no memory") != std::string::npos);
   CHECK(events.failures.at({1, 1}).kind == Failure::Kind::serverLost);
   REQUIRE(events.revokes.size() == 1);  // it may hold a lease that it refuses: one that it is ending
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().empty());
   pool->request(kAdmin, request(2), now);
   CHECK(failure(2).find("did not take its last lease: no memory") != std::string::npos);
@@ -417,10 +417,10 @@ TEST_CASE_METHOD(Fixture, "a grant without an answer is taken back before anybod
   beat(1, {{1, 1}});
   pool->request(kAdmin, request(2), now);
   CHECK_FALSE(failure(2).empty());
-  pool->revokeFailed({1, 1}, now);
+  pool->revokeFailed(kA, {1, 1}, now);
   beat(1, {{1, 1}});
   CHECK(events.revokes.size() == 2);
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   leaseNow(3);
 }
 
@@ -457,7 +457,7 @@ TEST_CASE_METHOD(Fixture,
   REQUIRE(events.revokes.size() == 1);
   CHECK(events.revokes[0].id == Id{1, 1});
   CHECK(events.revokes[0].reason == "its holder, process 4711, was killed");
-  pool->revoked({1, 1}, now);
+  pool->revoked(kA, {1, 1}, now);
   CHECK(pool->leases().size() == 1);
 }
 

@@ -1,0 +1,313 @@
+// Suspending and resuming: a lease whose memory leaves its devices, and comes back.
+//
+// Free for others is that memory only when its server has said that it is gone and the store has accepted
+// that. Taken it is again before the server hears that it may bring it back. Whatever was under way when the
+// manager or a connection ended, the server's beats say what the lease is.
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "base/log.h"
+#include "pool-manager/pool.h"
+
+namespace gpupool::pool {
+namespace {
+
+constexpr size_t kMaxQueued = 4096;
+constexpr uint64_t kStoreAgainMs = 1000;  // what the store refused is tried again after this
+
+std::string shortId(const Id& id) { return id.text().substr(0, 8); }
+
+[[noreturn]] void refuse(const LeaseRecord& record, const std::string& why) {
+  throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
+}
+
+// One value a device; what the server did not say, or says too high, is the whole reservation.
+std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64_t> kept) {
+  kept.resize(placement.devices.size(), ~uint64_t{0});
+  for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], reservedBytes(placement.devices[i]));
+  return kept;
+}
+
+}  // namespace
+
+// Throws unless the lease is active or suspended, and the asker's.
+LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char* what) {
+  demandOwner(who, id);
+  const auto at = leases_.find(id);
+  if (at == leases_.end()) {
+    const auto dead = tombstones_.find(id);
+    throw std::invalid_argument(dead == tombstones_.end() ? "there is no lease " + id.text()
+                                                          : "the lease has ended: " + dead->second.reason);
+  }
+  LeaseRecord& record = at->second;
+  const std::string why = std::string("cannot be ") + what + ": it is ";
+  if (record.state == LeaseState::granting)
+    refuse(record, why + "granting: its server has not confirmed it yet");
+  if (record.state != LeaseState::active && record.state != LeaseState::suspended)
+    refuse(record, why + std::string(name(record.state)) + " (" + record.reason + ")");
+  return record;
+}
+
+void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord& record = demandRunning(who, id, "suspended");
+  if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
+  if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
+  if (record.change != Change::none) refuse(record, "is being resumed at this moment");
+  const std::string& server = record.server().name;
+  const auto at = servers_.find(server);
+  const std::string absent = at == servers_.end() ? "not connected" : absence(at->second, now);
+  if (!absent.empty()) refuse(record, "cannot be suspended: server " + server + ": " + absent);
+  record.change = Change::suspending;
+  record.order = ++orders_;
+  events_.suspend(server, id, drainMs, record.order);
+}
+
+// The lease that this answer is about; null: the order is not waited for any more.
+LeaseRecord* Pool::ordered(const Id& id, Change change, uint64_t order) {
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.change != change || at->second.order != order) return nullptr;
+  return &at->second;
+}
+
+void Pool::suspendDone(const Id& id, uint64_t order, const SuspendResult& result, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::suspending, order);
+  if (record != nullptr) storeSuspended(*record, result, now);
+}
+
+// Where it is unknown what became of the order, the lease counts as active until a beat says otherwise.
+void Pool::suspendFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::suspending, order);
+  if (record == nullptr) return;
+  endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
+  serveWaiters(now);
+}
+
+// It is suspended: its memory is free for others as soon as the store has accepted that.
+void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t now) {
+  result.kept = checkedKept(record.primary(), std::move(result.kept));
+  record.change = Change::storing;
+  record.suspension = std::move(result);
+  record.writing = true;
+  record.writtenMs = now;
+  StoredLease stored = record;
+  stored.state = LeaseState::suspended;
+  stored.primary().kept = record.suspension.kept;
+  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
+                 [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
+}
+
+void Pool::storeAgain(LeaseRecord& record, uint64_t now) {
+  if (record.change == Change::storing && !record.writing && now >= record.writtenMs + kStoreAgainMs)
+    storeSuspended(record, record.suspension, now);
+}
+
+void Pool::storedSuspended(const Id& id, const std::string& why) {
+  const auto at = leases_.find(id);
+  if (at == leases_.end()) return;
+  LeaseRecord& record = at->second;
+  record.writing = false;
+  if (record.change != Change::storing) return;  // it has ended meanwhile
+  const std::string text = std::exchange(record.notResumed, "");
+  if (!why.empty()) {  // tick() tries again
+    const std::string store =
+        "it is suspended on its server, but its memory is not free before the manager can write its store: " +
+        why;
+    events_.notSuspended(id, {Failure::Kind::refused, store});
+    if (!text.empty()) events_.notResumed(id, {Failure::Kind::noDevice, text});
+    return;
+  }
+  record.change = Change::none;
+  record.primary().kept = record.suspension.kept;
+  setState(record, LeaseState::suspended);
+  events_.suspended(id, record.suspension);
+  if (!text.empty()) events_.notResumed(id, {Failure::Kind::noDevice, text});
+  serveWaiters(latestMs_);
+}
+
+void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord& record = demandRunning(who, id, "resumed");
+  if (record.change == Change::suspending || record.change == Change::storing)
+    refuse(record, "is being suspended at this moment");
+  if (record.change != Change::none) return;  // the answer follows
+  if (record.state == LeaseState::active) return events_.resumed(id);
+  const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
+    return one.resumes && one.request.id == id && events_.resumeWanted(id);
+  });
+  if (waits != waiters_.end()) {
+    if (waitMs == 0) refuse(record, "waits already to be resumed: " + missingToResume(record, who, {}, now));
+    waits->untilMs = std::max(waits->untilMs, now + waitMs);
+    return;
+  }
+  if (waiters_.size() >= kMaxQueued) refuse(record, "cannot be resumed: too many requests wait for devices");
+  LeaseRequest place;
+  place.id = id;
+  waiters_.push_back({place, who, now + waitMs, true});
+  serveWaiters(now);
+}
+
+// resumed: those whose devices are not for this one.
+std::string Pool::missingToResume(const LeaseRecord& record, const Principal& who,
+                                  const std::set<Id>& resumed, uint64_t now) const {
+  const std::string& name = record.server().name;
+  for (ServerUse& use : inventory(who, now, {.without = &record.id, .resumed = &resumed})) {
+    if (use.name != name) continue;
+    use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
+    return missingFor(record.primary().devices, use);
+  }
+  return name + ": not connected";
+}
+
+// True: it has been answered, or will be by what was begun.
+bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
+  const Id& id = waiter.request.id;
+  if (!events_.resumeWanted(id)) return true;
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.state != LeaseState::suspended) {
+    const auto dead = tombstones_.find(id);
+    if (at != leases_.end() && at->second.state == LeaseState::active)
+      events_.resumed(id);  // its server said so
+    else
+      events_.notResumed(id, {Failure::Kind::refused,
+                              "the lease has ended: " + (at != leases_.end()         ? at->second.reason
+                                                         : dead != tombstones_.end() ? dead->second.reason
+                                                                                     : "it is gone")});
+    return true;
+  }
+  LeaseRecord& record = at->second;
+  const bool mayTry = !before.closed && !before.taken.contains(record.server().name);
+  std::string missing = missingToResume(record, waiter.who, {}, now);
+  const bool room = missing.empty() && (before.resuming.empty() ||
+                                        missingToResume(record, waiter.who, before.resuming, now).empty());
+  if (mayTry && room) {
+    reserve(record);
+    return true;
+  }
+  if (tooLate(waiter, now)) {
+    if (missing.empty()) missing = "the devices that are free are for those who waited longer";
+    if (before.length != 0)
+      missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+    events_.notResumed(id,
+                       {Failure::Kind::noDevice, "lease " + shortId(id) + " cannot be resumed: " + missing});
+    return true;
+  }
+  before.resuming.insert(id);
+  ++before.length;
+  return false;
+}
+
+// All of its memory is its own again from now on; its server hears of it when the store has accepted it.
+void Pool::reserve(LeaseRecord& record) {
+  record.suspension.kept = std::move(record.primary().kept);
+  record.primary().kept.clear();
+  record.change = Change::reserving;
+  setState(record, LeaseState::active);
+  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
+                 [this, id = record.id](const std::string& why) { reserved(id, why); });
+}
+
+void Pool::reserved(const Id& id, const std::string& why) {
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.change != Change::reserving) return;  // it has ended meanwhile
+  LeaseRecord& record = at->second;
+  if (why.empty()) return sendResume(record);
+  record.primary().kept = record.suspension.kept;
+  setState(record, LeaseState::suspended);
+  endChange(record, {Failure::Kind::refused, "the manager cannot write its store: " + why});
+  serveWaiters(latestMs_);
+}
+
+void Pool::sendResume(LeaseRecord& record) {
+  const std::string& server = record.server().name;
+  const auto at = servers_.find(server);
+  if (at == servers_.end() || !at->second.connected) {
+    record.notResumed = "lost the connection to server " + server;
+    return storeSuspended(record, record.suspension, latestMs_);
+  }
+  record.change = Change::resuming;
+  record.order = ++orders_;
+  events_.resume(server, record.id, record.order);
+}
+
+void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::resuming, order);
+  if (record == nullptr) return;
+  record->change = Change::none;
+  record->unheard = false;
+  events_.resumed(id);
+}
+
+void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::resuming, order);
+  if (record == nullptr) return;
+  const std::string text = "server " + record->server().name + ": " + why;
+  if (refused) {
+    record->unheard = false;
+    record->notResumed = text;
+    return storeSuspended(*record, record->suspension, now);
+  }
+  // It may have the order before it still: its memory stays reserved.
+  record->unheard = true;
+  endChange(*record, {Failure::Kind::serverLost, text});
+}
+
+// Nobody waits any more for what was under way.
+void Pool::endChange(LeaseRecord& record, const Failure& failure) {
+  const Change was = record.change;
+  const bool resumed = was == Change::reserving || was == Change::resuming || !record.notResumed.empty();
+  record.change = Change::none;
+  record.notResumed.clear();
+  if (was == Change::suspending || was == Change::storing) events_.notSuspended(record.id, failure);
+  if (resumed) events_.notResumed(record.id, failure);
+}
+
+// Orders that went over a connection that is no more: their answers do not come, and what the server had not
+// read of them it will not read.
+void Pool::disconnected(const std::string& server) {
+  for (auto& [id, record] : leases_) {
+    if (record.server().name != server) continue;
+    record.unheard = false;
+    if (record.change == Change::suspending || record.change == Change::resuming)
+      endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
+                                                        "; what the lease is now, `gpupool leases` "
+                                                        "shows when the server is back"});
+  }
+}
+
+// What a beat says of a lease that its server holds: it is suspended, or (null) it is not.
+void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported, uint64_t now) {
+  if (record.change != Change::none) return;  // the beat may be older than what is under way
+  Placement& placement = record.primary();
+  if (reported == nullptr) {
+    record.unheard = false;
+    if (placement.kept.empty()) return;
+    GPUPOOL_WARNING(
+        "lease %s is suspended, but its server %s says that it runs: its memory is reserved again",
+        record.id.text().c_str(), record.server().name.c_str());
+    placement.kept.clear();
+    if (record.state != LeaseState::suspended) return;
+    setState(record, LeaseState::active);
+    // Should the store refuse it, the server will say it again to a restarted manager.
+    journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
+                   [](const std::string&) {});
+    return;
+  }
+  if (record.state == LeaseState::active) {
+    // An order to resume it that the server has not read yet would be carried out when its memory is gone.
+    if (record.unheard) return sendResume(record);
+    GPUPOOL_INFO("server %s says that lease %s is suspended", record.server().name.c_str(),
+                 record.id.text().c_str());
+    return storeSuspended(record, {reported->kept, 0, 0, 0}, now);
+  }
+  if (record.state != LeaseState::suspended) return;
+  const auto kept = checkedKept(placement, reported->kept);
+  for (size_t i = 0; i < kept.size(); ++i) placement.kept[i] = std::max(placement.kept[i], kept[i]);
+}
+
+}  // namespace gpupool::pool

@@ -1,0 +1,140 @@
+// What the pool orders and answers (PoolEvents), as calls to servers and answers to callers; and the calls
+// that suspend and resume leases.
+#include <algorithm>
+
+#include "base/log.h"
+#include "pool-manager/convert.h"
+#include "pool-manager/service.h"
+#include "pool-manager/service_calls.h"
+
+namespace gpupool::pool {
+namespace {
+
+constexpr uint32_t kMostDrainMs = 3'600'000;
+constexpr kj::Duration kMove = 300 * kj::SECONDS;  // a server moves a lease's memory within this
+
+kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
+
+constexpr char kSilent[] = "it does not answer";
+
+// Why an order to suspend or resume was not carried out.
+std::string refusal(const kj::Exception& error) {
+  if (error.getType() == kj::Exception::Type::UNIMPLEMENTED)
+    return "it cannot suspend leases (it runs another version of gpupool)";
+  if (error.getType() == kj::Exception::Type::DISCONNECTED && errorText(error) != kSilent)
+    return "lost the connection to it";
+  return errorText(error);
+}
+
+}  // namespace
+
+void Service::grant(const Lease& lease) {
+  const Id id = lease.id;
+  const auto control = controls_.find(lease.server.name);
+  // left(): the lease's deadline takes it from here
+  if (control == controls_.end() || control->second.incarnation != lease.server.incarnation) return;
+  auto request = control->second.control.grantRequest();
+  write(lease, request.initLease(), Secrets::include);
+  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
+                 .then([this, id]() { pool_.granted(id, clock_.now()); },
+                       [this, id](kj::Exception&& error) {
+                         const bool refused = error.getType() == kj::Exception::Type::FAILED;
+                         pool_.grantFailed(id, errorText(error), refused, clock_.now());
+                       }));
+}
+
+void Service::revoke(const ServerLife& server, const Id& id, const std::string& reason) {
+  const auto control = controls_.find(server.name);
+  if (control == controls_.end() || control->second.incarnation != server.incarnation) return;
+  if (!revoking_.insert({server, id}).second) return;
+  auto request = control->second.control.revokeRequest();
+  write(id, request.initId());
+  request.setReason(reason);
+  tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
+                 .then(
+                     [this, server, id]() {
+                       revoking_.erase({server, id});
+                       pool_.revoked(server, id, clock_.now());
+                     },
+                     [this, server, id](kj::Exception&& error) {
+                       revoking_.erase({server, id});
+                       GPUPOOL_WARNING("a server did not confirm the end of a lease: %s",
+                                       errorText(error).c_str());
+                       pool_.revokeFailed(server, id, clock_.now());
+                     }));
+}
+
+void Service::granted(const Lease& lease) { waiting_.fulfill(lease.id, lease); }
+void Service::failed(const Id& id, const Failure& failure) { waiting_.reject(id, toError(failure)); }
+void Service::ended(const Id& id) { ending_.fulfill(id); }
+bool Service::wanted(const Id& id) { return waiting_.wanted(id); }
+
+void Service::superseded() {
+  if (superseded_.get() == nullptr) return;
+  superseded_->reject(
+      rpcError(kj::Exception::Type::FAILED, "another gpupool-manager has taken over this one's store"));
+}
+
+// --- suspending and resuming
+
+kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id& id, uint32_t drainMs) {
+  return ask(suspending_, id,
+             [&](uint64_t now) { pool_.suspend(who, id, std::min(drainMs, kMostDrainMs), now); });
+}
+
+kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint32_t waitMs) {
+  return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now); });
+}
+
+// An order that is not answered in time is told from one that was refused: it may be carried out still.
+template <class T>
+kj::Promise<T> Service::within(kj::Duration limit, kj::Promise<T>&& answer) {
+  return answer.exclusiveJoin(timer_.afterDelay(limit).then(
+      []() -> kj::Promise<T> { return rpcError(kj::Exception::Type::DISCONNECTED, kSilent); }));
+}
+
+void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) {
+  const auto control = controls_.find(server);
+  kj::Promise<SuspendResult> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected");
+  } else {
+    auto request = control->second.control.suspendRequest();
+    write(id, request.initId());
+    request.setDrainMs(drainMs);
+    answer = request.send().then([](auto&& response) { return read(response.getResult()); });
+  }
+  const kj::Duration limit = drainMs * kj::MILLISECONDS + kMove + limits_.call;
+  tasks_.add(within(limit, kj::mv(answer))
+                 .then([this, id, order](
+                           SuspendResult&& result) { pool_.suspendDone(id, order, result, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         pool_.suspendFailed(id, order, refusal(error), clock_.now());
+                       }));
+}
+
+void Service::resume(const std::string& server, const Id& id, uint64_t order) {
+  const auto control = controls_.find(server);
+  kj::Promise<void> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected");
+  } else {
+    auto request = control->second.control.resumeRequest();
+    write(id, request.initId());
+    answer = request.send().ignoreResult();
+  }
+  tasks_.add(within(kMove + limits_.call, kj::mv(answer))
+                 .then([this, id, order]() { pool_.resumeDone(id, order, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         const bool refused = error.getType() != kj::Exception::Type::DISCONNECTED;
+                         pool_.resumeFailed(id, order, refusal(error), refused, clock_.now());
+                       }));
+}
+
+void Service::suspended(const Id& id, const SuspendResult& result) { suspending_.fulfill(id, result); }
+void Service::notSuspended(const Id& id, const Failure& failure) { suspending_.reject(id, toError(failure)); }
+void Service::resumed(const Id& id) { resuming_.fulfill(id); }
+void Service::notResumed(const Id& id, const Failure& failure) { resuming_.reject(id, toError(failure)); }
+bool Service::resumeWanted(const Id& id) { return resuming_.wanted(id); }
+
+}  // namespace gpupool::pool

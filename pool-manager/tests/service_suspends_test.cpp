@@ -1,0 +1,143 @@
+// Suspending and resuming through the manager's RPC.
+#include "service_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+kj::Promise<SuspendResult> suspend(ManagerConnection& connection, const Id& id, uint32_t drainMs = 1000) {
+  auto request = connection.manager().suspendRequest();
+  write(id, request.initId());
+  request.setDrainMs(drainMs);
+  return request.send().then([](auto&& response) { return read(response.getResult()); });
+}
+
+kj::Promise<void> resume(ManagerConnection& connection, const Id& id, uint32_t waitMs = 0) {
+  auto request = connection.manager().resumeRequest();
+  write(id, request.initId());
+  request.setWaitMs(waitMs);
+  return request.send().ignoreResult();
+}
+
+// A server with one software GPU of 8 GiB, and a lease of the whole of it.
+struct Suspends : ServiceFixture {
+  Suspends() : server(io, "node", 1, folder.path + "/sessions"), holder(connect()) {
+    server.join(address);
+    await(server.joined());
+    held = await(lease(*holder, wish()));
+  }
+  std::string state() {
+    return await(holder->manager().leasesRequest().send().then([this](auto&& response) {
+      for (auto one : response.getLeases())
+        if (read(one.getId()) == held.id) return text(one.getState());
+      return std::string("gone");
+    }));
+  }
+  uint64_t freeBytes() {
+    return await(holder->manager().devicesRequest().send().then(
+        [](auto&& response) { return response.getDevices()[0].getFreeBytes(); }));
+  }
+  std::string refusal(kj::Promise<void>&& call) { return errorText(failure(*this, kj::mv(call))); }
+
+  FakeServer server;
+  kj::Own<ManagerConnection> holder;
+  Lease held;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Suspends, "suspend and resume through the manager") {
+  const SuspendResult result = await(suspend(*holder, held.id, 4'000'000'000));
+  CHECK(result.kept == std::vector<uint64_t>{16 << 20});
+  CHECK(result.movedBytes == uint64_t{3} << 30);
+  CHECK(result.drainMs == 7);
+  CHECK(result.moveMs == 9);
+  CHECK(server.drains == std::vector<uint32_t>{3'600'000});  // an hour at most
+  CHECK(state() == "suspended");
+  CHECK(freeBytes() == (uint64_t{8} << 30) - (16 << 20));
+  CHECK(await(suspend(*holder, held.id)).movedBytes == result.movedBytes);
+  CHECK(server.drains.size() == 1);
+  await(server.beatNow());
+  CHECK(state() == "suspended");
+
+  auto other = connect();
+  LeaseRequest small = wish();
+  small.memoryBytes = uint64_t{1} << 30;
+  await(lease(*other, small));
+  const kj::Exception busy = failure(*this, resume(*holder, held.id));
+  CHECK(busy.getType() == kj::Exception::Type::OVERLOADED);
+  CHECK(contains(errorText(busy),
+                 "GPU 0 (Fake GPU) has 7.0 GiB free of the 8.0 GiB that are wanted: it is held by tester"));
+  auto waiting = resume(*holder, held.id, 60'000);
+  pause(50);
+  CHECK(state() == "suspended");
+  await(release(*other, small.id));
+  await(kj::mv(waiting));
+  CHECK(server.suspended.empty());
+  CHECK(state() == "active");
+  CHECK(freeBytes() == 0);
+  await(resume(*holder, held.id));  // nothing to do
+}
+
+TEST_CASE_METHOD(Suspends, "who goes away while it waits to be resumed leaves the queue") {
+  await(suspend(*holder, held.id));
+  auto other = connect();
+  LeaseRequest small = wish();
+  small.memoryBytes = uint64_t{1} << 30;
+  await(lease(*other, small));
+  {
+    auto gone = connect();
+    auto waiting = resume(*gone, held.id, 60'000);
+    pause(50);
+  }
+  pause(50);
+  await(release(*other, small.id));
+  pause(50);
+  CHECK(state() == "suspended");
+  small.id = Id::random();
+  await(lease(*other, small));
+}
+
+TEST_CASE_METHOD(Suspends, "a server's refusals are told in its words") {
+  const auto suspending = [&] { return refusal(suspend(*holder, held.id).ignoreResult()); };
+  server.refuseSuspend = "GPU 0 was not idle within 1.0 s";
+  CHECK(contains(suspending(), "server node: GPU 0 was not idle within 1.0 s"));
+  server.refuseSuspend.clear();
+  server.oldServer = true;
+  CHECK(contains(suspending(), "server node: it cannot suspend leases (it runs another version of gpupool)"));
+  CHECK(state() == "active");
+  server.oldServer = false;
+  await(suspend(*holder, held.id));
+  server.refuseResume = "GPU 0 has 3.0 GiB free";
+  CHECK(contains(refusal(resume(*holder, held.id)), "server node: GPU 0 has 3.0 GiB free"));
+  CHECK(state() == "suspended");
+  server.refuseResume.clear();
+  await(resume(*holder, held.id));
+  CHECK(contains(refusal(resume(*holder, Id::random())), "there is no lease"));
+}
+
+TEST_CASE_METHOD(Suspends, "a server that dies while it suspends: the caller is told, and the beat decides") {
+  server.muteSuspend = true;
+  auto caller = suspend(*holder, held.id);
+  pause(50);
+  server.disconnect();
+  CHECK(contains(refusal(caller.ignoreResult()), "lost the connection to"));
+  server.suspended[held.id] = {0};  // it went on
+  server.join(address);
+  await(server.joined());
+  pause(50);
+  CHECK(state() == "suspended");
+  CHECK(freeBytes() == uint64_t{8} << 30);
+}
+
+TEST_CASE_METHOD(Suspends, "a beat with an absurd list is refused before it is read") {
+  auto request = holder->manager().beatRequest();
+  request.setName("node");
+  request.initSuspended(5000);
+  CHECK(contains(refusal(request.send().ignoreResult()), "getSuspended"));
+  auto one = holder->manager().beatRequest();
+  one.initSuspended(1)[0].initKept(5000);
+  CHECK(contains(refusal(one.send().ignoreResult()), "more devices than"));
+}
