@@ -14,6 +14,17 @@ namespace {
 constexpr size_t kPartsPerThread = 4;  // fewer are hashed before a thread has started
 constexpr size_t kMostThreads = 4;
 
+// False: there is no further thread to be had.
+template <class Work>
+bool start(std::vector<std::thread>& threads, const Work& work) {
+  try {
+    threads.emplace_back(work);
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+}
+
 // On this thread and `others` more. Threads that cannot be had are done without.
 template <class Work>
 void onThreads(size_t others, Work work) {
@@ -21,9 +32,7 @@ void onThreads(size_t others, Work work) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    while (threads.size() < others) threads.emplace_back(work);
-  } catch (const std::system_error&) {
+  while (threads.size() < others && start(threads, work)) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   work();

@@ -80,7 +80,7 @@ size_t RingMemory::totalBytes(const Sizes& sizes) {
 
 RingMemory::RingMemory(int descriptor, const Sizes& sizes) : sizes_(sizes) {
   size_t page = pageBytes();
-  static_assert(2 * kChannels * sizeof(RingWords) <= kBeatsOffset && kBeatsOffset + 128 <= 4096);
+  static_assert(size_t{2} * kChannels * sizeof(RingWords) <= kBeatsOffset && kBeatsOffset + 128 <= 4096);
   mapped_ = page;
   for (size_t ring : sizes.ring) mapped_ += 2 * ring;
   auto fail = [&](const char* what) {

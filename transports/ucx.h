@@ -151,6 +151,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void run();
   bool step();
   void sleep();
+  void awaitEvent();
   bool pump(int channel);
   size_t upToNextPut(Lane& lane, int channel, size_t bytes);
   void takeRequests();
