@@ -1,7 +1,7 @@
 // gpupool-worker: one process per session, started ahead of time by gpupool-server with cuInit done and used
 // once. The server hands it a client's socket; from then on it talks to that client alone. A crash, a fault
 // or a leak ends this process and with it this session only. `--inventory` lists the driver's devices for the
-// server and exits.
+// server and exits; with `--copier` the process is the server's copier (server/copier/copier.h).
 
 #include <unistd.h>
 
@@ -10,11 +10,14 @@
 
 #include "base/log.h"
 #include "schema/rows.h"
+#include "server/copier/copier.h"
 #include "server/driver.h"
 #include "server/host_room.h"
+#include "server/worker/disturbance.h"
 #include "server/worker/loss.h"
 #include "server/worker/server_account.h"
 #include "server/worker/session.h"
+#include "server/worker/suspender.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
 
@@ -67,6 +70,12 @@ int serve(const server::WorkerArguments& arguments) {
     const int clientGone = connection->wakeupDescriptor();
     server::Session session(*driver, *start, std::move(connection), std::move(pages),
                             std::make_unique<server::ServerAccount>(process));
+    server::Suspender suspender(
+        session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); });
+    process.onSuspend({[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
+                       [&] { suspender.resume(); }});
+    if (arguments.disturb)
+      server::disturb(session, suspender, *arguments.disturb, [&] { process.reportDisturb(); });
     process.watchServer(
         [&](const std::string& reason) { session.stop(reason + "; start the program again"); },
         server::WorkerProcess::kGrace, clientGone);
@@ -97,6 +106,11 @@ int serve(const server::WorkerArguments& arguments) {
 int main(int count, char** words) {
   log::setProcessName("worker");
   try {
+    if (server::isCopier(count, words)) {
+      auto arguments = server::parseCopierArguments(count, words);
+      arguments.rowsHash = schema::rowsHash();
+      return server::runCopier(arguments);
+    }
     auto arguments = server::parseWorkerArguments(count, words);
     if (arguments.help) {
       std::fputs(server::kWorkerUsage, stdout);

@@ -11,25 +11,20 @@
 #include "server/arena_mmap.h"
 #include "server/worker/dispatch.h"
 #include "server/worker/loss.h"
+#include "server/worker/session_wire.h"
 
 namespace gpupool::server {
 
 using schema::Frame;
-using schema::Notice;
 using schema::NoticeType;
 using transport::Channel;
 using transport::Peer;
 
 namespace {
 
-constexpr auto kTick = std::chrono::milliseconds(500);
-constexpr auto kLettingGo = std::chrono::milliseconds(2000);
 constexpr size_t kMostBeside = 64;
 constexpr size_t kMostQueued =
     4096;  // a client's thread waits for its call, so it has no more threads than that
-constexpr size_t kMostDeliveries = 8192;
-
-transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
 
 std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& start) {
   std::vector<CUdevice> devices;
@@ -47,20 +42,6 @@ std::vector<uint64_t> limits(const SessionStart& start) {
   for (auto& device : start.devices)
     bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
   return bytes;
-}
-
-// A client that says or takes nothing may be stopped, or in a debugger: the transport says when it is lost.
-bool waitsFor(const transport::Connection& client, const std::atomic<bool>& stopping) {
-  return !stopping && client.peer() == Peer::alive;
-}
-
-std::byte* reserve(transport::Connection& client, const std::atomic<bool>& stopping, Channel channel,
-                   size_t bytes) {
-  if (bytes > client.maxMessage(channel)) return nullptr;
-  std::byte* room = nullptr;
-  do room = client.reserve(channel, bytes, soon(kTick));
-  while (room == nullptr && waitsFor(client, stopping));
-  return room;
 }
 
 // The client's line if a device was lost just now, with the calling thread's context; else empty.
@@ -140,6 +121,7 @@ void Session::end(const std::string& reason) {
     std::lock_guard lock(asideMutex_);
   }
   asideServed_.notify_all();
+  gate_.cut();
 }
 
 void Session::stop(const std::string& reason) {
@@ -227,7 +209,7 @@ bool Session::greet(std::string& reason) {
     hello->status = refusal;
     std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
   }
-  std::byte* out = reserve(*connection_, stopping_, Channel::call, sizeof *hello);
+  std::byte* out = reserveFor(*connection_, stopping_, Channel::call, sizeof *hello);
   if (out == nullptr) {
     if (reason.empty()) reason = "the client went away while greeting: " + connection_->reason();
     return false;
@@ -361,39 +343,6 @@ void Session::execute(Call& call) {
     postFailed(call);
 }
 
-void Session::deliver(std::shared_ptr<transport::SharedMemory> memory, uint64_t address, size_t bytes,
-                      transport::Region region, uint64_t offset) {
-  transport::Transfer sent = connection_->put(reinterpret_cast<const void*>(address), region, offset, bytes);
-  if (sent == transport::kRefused) {
-    if (connection_->peer() == Peer::alive)
-      endMalformed("sessionRead: bytes for memory the client does not share");
-    return;
-  }
-  std::lock_guard lock(deliveriesMutex_);
-  deliveries_.emplace_back(sent, std::move(memory));
-  dropDelivered();
-}
-
-// put waits at the transport's own bound, so what is older than that has ended, well or not.
-void Session::dropDelivered() {
-  while (!deliveries_.empty() && (deliveries_.size() > kMostDeliveries ||
-                                  connection_->wait(deliveries_.front().first, transport::Deadline::min())))
-    deliveries_.pop_front();
-}
-
-// A client that names the place again has its bytes: what is awaited is that the transport notices it, too.
-bool Session::awaitReleased(uint64_t address, size_t bytes) {
-  for (auto end = soon(kLettingGo); !space_.hostReleased(address, bytes);) {
-    if (transport::Clock::now() > end) return false;
-    {
-      std::lock_guard lock(deliveriesMutex_);
-      dropDelivered();
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-  return true;
-}
-
 void Session::dropRegion(uint64_t address) {
   auto found = regions_.find(address);
   if (found == regions_.end()) return;
@@ -425,152 +374,46 @@ void Session::besideLoop() {
       if (beside_.empty()) return;
       call = std::move(beside_.front());
       beside_.pop_front();
+      ++besideBusy_;
     }
     execute(call);
+    {
+      std::lock_guard lock(besideMutex_);
+      --besideBusy_;
+    }
     if (call.malformed != nullptr)
       endMalformed(std::string(findHandler(call.frame.call)->name) + ": " + call.malformed);
   }
 }
 
-void Session::reply(const Call& call) {
-  if (call.status != CUDA_SUCCESS) sendErrors(call.status);
-  std::lock_guard lock(replyMutex_);
-  std::string text = call.drained ? sendOutput(call) : std::string();
-  auto outputs = call.out.span();
-  size_t bytes = sizeof(schema::Reply) + outputs.size() + schema::padded(text.size());
-  if (bytes > connection_->maxMessage(Channel::call)) {
-    end("a reply of " + std::to_string(bytes) + " bytes does not fit a message");
-    return;
-  }
-  std::byte* out = reserve(*connection_, stopping_, Channel::call, bytes);
-  if (out == nullptr) {
-    // Lost, or alive and not reading: either way somebody waits for this reply, and it must not be dropped in
-    // silence.
-    end("the client took no reply: " + connection_->reason());
-    return;
-  }
-  schema::Reply header;
-  header.seq = call.frame.seq;
-  header.epoch = call.frame.epoch;
-  // Past the end nothing succeeds: what it waited for was let go, not awaited. And memory is refused because
-  // of the end (account.h): the client awaits the reason of this status.
-  const bool ofTheEnd = call.status == CUDA_SUCCESS || call.status == CUDA_ERROR_UNKNOWN;
-  header.status = ofTheEnd && stopping_ ? CUDA_ERROR_DEVICE_UNAVAILABLE : call.status;
-  header.outputBytes = static_cast<uint32_t>(text.size());
-  header.admitted = lastSeq_;
-  header.completed = completed_;
-  std::memcpy(out, &header, sizeof header);
-  if (!outputs.empty()) std::memcpy(out + sizeof header, outputs.data(), outputs.size());
-  if (!text.empty()) std::memcpy(out + sizeof header + outputs.size(), text.data(), text.size());
-  connection_->commit(Channel::call, bytes);
-}
-
-// Device output too long for one reply goes ahead of it, in replies to nobody. The rest.
-std::string Session::sendOutput(const Call& call) {
-  std::string text = output_.take();
-  for (; text.size() == Output::kMost; text = output_.take()) {
-    size_t bytes = sizeof(schema::Reply) + schema::padded(text.size());
-    std::byte* out = reserve(*connection_, stopping_, Channel::call, bytes);
-    if (out == nullptr) break;  // the reply itself will not be taken either
-    schema::Reply header;
-    header.epoch = call.frame.epoch;
-    header.outputBytes = static_cast<uint32_t>(text.size());
-    std::memcpy(out, &header, sizeof header);
-    std::memcpy(out + sizeof header, text.data(), text.size());
-    connection_->commit(Channel::call, bytes);
-  }
-  return text;
-}
-
-// The driver writes what a failed assertion says when it notices the failure, at the latest when it
-// synchronises. The client waits for this notice before it tells the application of the failure.
-void Session::sendErrors(CUresult status) {
-  const bool assertion = status == CUDA_ERROR_ASSERT;
-  if (assertion && !assertionTold_) driver_.cuCtxSynchronize();
-  std::string text = output_.takeErrors();
-  if (text.empty() && (!assertion || assertionTold_)) return;
-  notice(NoticeType::errors, nullptr, 0, text);
-  if (assertion) assertionTold_ = true;
-}
-
-// The client was told "success" already. A device fault is CUDA's own asynchronous kind; anything else is a
-// promise broken. Both stick: no call of the session succeeds any more, and the client prints which one it
-// was.
-void Session::postFailed(const Call& call) {
-  const Handler* handler = findHandler(call.frame.call);
-  schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), call.frame.call};
-  std::string text = std::string(handler->name) + ": " + driver_.describe(call.status);
-  sendErrors(call.status);
-  words_.setSticky(call.status);
-  notice(NoticeType::failed, &body, sizeof body, text);
-}
-
-void Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {
-  std::lock_guard lock(noticeMutex_);
-  size_t whole =
-      sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
-  std::byte* out = reserve(*connection_, stopping_, Channel::control, whole);
-  if (out == nullptr) return;
-  schema::Writer writer(out, whole);
-  writer.value(Notice{type, static_cast<uint32_t>(start_.epoch), ++effects_});
-  writer.raw(body, bytes);
-  if (!text.empty()) writer.text(text);
-  connection_->commit(Channel::control, whole);
-}
-
-void Session::runCallback(uint64_t callback, CUresult status) {
-  {
-    std::lock_guard lock(callbackMutex_);
-    if (stopping_) return;
-    ++callbacksOpen_[callback];
-  }
-  schema::CallbackBody body{callback, static_cast<uint32_t>(status), 0};
-  notice(NoticeType::callback, &body, sizeof body, {});
-  std::unique_lock lock(callbackMutex_);
-  // No bound of its own: the application's function may take as long as it likes. It ends with the session.
-  callbackDone_.wait(lock, [&] { return stopping_ || callbacksOpen_.count(callback) == 0; });
-}
-
-void Session::controlLoop() {
-  while (!stopping_) {
-    bool over = false;
-    auto message = connection_->next(Channel::control, soon(kTick), over);
-    if (message.empty()) {
-      if (over) return;
-      sendErrors(CUDA_SUCCESS);
-      continue;
-    }
-    if (!control(message)) return;
-  }
-}
-
-bool Session::control(std::span<const std::byte> message) {
-  schema::Reader in(message);
-  auto header = in.value<Notice>();
-  if (header.type == NoticeType::watch) {
-    auto watch = in.value<schema::WordUpdate>();
-    if (!in.bad() && !words_.watch(watch.index, watch.value)) {
-      endMalformed("more completion words are watched than a client can wait for");
-      return false;
-    }
-  } else if (header.type == NoticeType::callbackDone) {
-    auto body = in.value<schema::CallbackBody>();
-    std::lock_guard lock(callbackMutex_);
-    auto open = callbacksOpen_.find(body.id);
-    if (open != callbacksOpen_.end() && --open->second == 0) callbacksOpen_.erase(open);
-    callbackDone_.notify_all();
-  } else if (header.type == NoticeType::aside) {
-    std::string reason;
-    if (!serveAside(message.subspan(sizeof header), reason)) {
-      endMalformed(reason);
-      return false;
-    }
-  } else if (header.type == NoticeType::goodbye) {
-    clientLeft_ = true;
-    end("client closed the session");
-    return false;
+// False: the session ends.
+bool Session::passGate() {
+  if (__builtin_expect(beforeFrame_ != nullptr, 0)) beforeFrame_();
+  while (!gate_.enter()) {
+    gate_.awaitOpen(kTick);
+    if (!waitsFor(*connection_, stopping_)) return false;
   }
   return true;
+}
+
+bool Session::besideIdle() {
+  std::lock_guard lock(besideMutex_);
+  return beside_.empty() && besideBusy_ == 0;
+}
+
+std::vector<uint64_t> Session::keptBytes() const {
+  std::vector<uint64_t> bytes;
+  bytes.reserve(start_.devices.size());
+  for (unsigned device = 0; device < start_.devices.size(); ++device)
+    bytes.push_back(objectMemory_.bytes(device));
+  return bytes;
+}
+
+void Session::makeAnyCurrent() {
+  bool made = false;
+  objects_.forEach(HandleKind::context, [&](uint64_t, uint64_t real) {
+    made = made || driver_.cuCtxSetCurrent(reinterpret_cast<CUcontext>(real)) == CUDA_SUCCESS;
+  });
 }
 
 void Session::endMalformed(const std::string& reason) {
@@ -594,8 +437,9 @@ std::string Session::run() {
     if (over) {
       const bool closed = connection_->peer() == Peer::closed;
       end(closed ? "client closed the session" : "client lost: " + connection_->reason());
-    } else if (!message.empty() && !admit(message, call, reason)) {
-      endMalformed(reason);
+    } else if (!message.empty() && passGate()) {
+      if (!admit(message, call, reason)) endMalformed(reason);
+      gate_.leave();
     }
   }
   output_.takeErrors();  // to the log, what is not for the client

@@ -28,6 +28,7 @@
 #include "schema/mirror.h"
 #include "schema/wire.h"
 #include "server/driver.h"
+#include "server/worker/frame_gate.h"
 #include "server/worker/host_views.h"
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
@@ -78,6 +79,22 @@ class Session {
   // From any thread: ends run() soon; `reason` goes to the client.
   void stop(const std::string& reason);
   bool clientLeft() const { return clientLeft_; }  // it ended the session in order, and reads nothing more
+  bool stopping() const { return stopping_; }
+
+  // ---- for Suspender
+  FrameGate& gate() { return gate_; }
+  // No call is under way on a thread beside, nor waits for one. With the gate closed and empty this stays so.
+  bool besideIdle();
+  size_t hostFunctionsOpen();
+  // The client is told, and the watchers of words sleep or wake. The device is idle.
+  void setSuspended(bool suspended);
+  // By device of the lease: what a suspended session keeps there, besides contexts and code.
+  std::vector<uint64_t> keptBytes() const;
+  uint32_t ordinal(unsigned device) const { return start_.devices.at(device).info.ordinal; }
+  // Some context of the session, for calls that belong to none.
+  void makeAnyCurrent();
+  // Tests: called on the executor before each frame, outside the gate.
+  void beforeFrames(std::function<void()> call) { beforeFrame_ = std::move(call); }
 
   // ---- for handlers
   const Driver& driver() const { return driver_; }
@@ -160,6 +177,7 @@ class Session {
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);
+  bool passGate();
   void dropDelivered();  // under deliveriesMutex_
   void end(const std::string& reason);
   void endMalformed(const std::string& reason);  // any thread: notifies the client
@@ -204,11 +222,14 @@ class Session {
   std::deque<Call> beside_;
   std::vector<std::thread> besideThreads_;
   unsigned besideIdle_ = 0;
+  unsigned besideBusy_ = 0;  // calls taken from beside_ and not done
 
   std::mutex callbackMutex_;
   std::condition_variable callbackDone_;
   std::map<uint64_t, unsigned> callbacksOpen_;  // id -> runs not yet answered
 
+  FrameGate gate_;
+  std::function<void()> beforeFrame_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> clientLeft_{false};
   std::mutex endMutex_;

@@ -77,15 +77,10 @@ CUresult Space::makePhysical(unsigned device, size_t bytes, std::shared_ptr<Phys
   if (device >= devices_.size() || bytes == 0 || bytes % kExtentUnit != 0) return CUDA_ERROR_INVALID_VALUE;
   Taken taken(account_, device, bytes);
   if (taken.status() != CUDA_SUCCESS) return taken.status();
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  prop.location.id = devices_[device];
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   auto fresh = std::make_shared<Physical>();
   fresh->device = device;
   fresh->bytes = bytes;
-  CUresult result = driver_.cuMemCreate(&fresh->handle, bytes, &prop, 0);
+  CUresult result = create(*fresh);
   if (result != CUDA_SUCCESS) return result;
   taken.keep();
   made = std::move(fresh);
@@ -94,9 +89,18 @@ CUresult Space::makePhysical(unsigned device, size_t bytes, std::shared_ptr<Phys
   return CUDA_SUCCESS;
 }
 
+CUresult Space::create(Physical& physical) const {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = devices_[physical.device];
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  return driver_.cuMemCreate(&physical.handle, physical.bytes, &prop, 0);
+}
+
 void Space::endUnused(Physical& physical) {
   if (physical.named || physical.mappings != 0) return;
-  driver_.cuMemRelease(physical.handle);
+  if (physical.handle != 0) driver_.cuMemRelease(physical.handle);
   account_.give(physical.device, physical.bytes);
   std::lock_guard lock(mutex_);
   used_[physical.device] -= physical.bytes;
@@ -214,7 +218,7 @@ CUresult Space::map(const std::shared_ptr<Physical>& physical, CUdeviceptr addre
   }
   ++physical->mappings;
   std::lock_guard lock(mutex_);
-  mappings_[address] = {physical, ofClient};
+  mappings_[address] = {physical, ofClient, {}};
   return CUDA_SUCCESS;
 }
 
@@ -261,7 +265,9 @@ CUresult Space::setAccess(CUdeviceptr address, unsigned device, CUmemAccess_flag
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = devices_[device];
   access.flags = flags;
-  return driver_.cuMemSetAccess(address, found->second.physical->bytes, &access, 1);
+  CUresult result = driver_.cuMemSetAccess(address, found->second.physical->bytes, &access, 1);
+  if (result == CUDA_SUCCESS) found->second.access[device] = flags;
+  return result;
 }
 
 CUresult Space::mapExtent(unsigned device, CUdeviceptr address, size_t bytes) {

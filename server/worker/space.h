@@ -89,6 +89,23 @@ class Space {
   // Physical memory of a device, mapped or not.
   uint64_t physicalBytes(unsigned device) const;
 
+  // --- suspending (space_suspend.cpp). Only while nothing else of the session uses device memory; with a
+  // context current. The addresses, the mappings and the account stay as they are.
+  struct Piece {
+    unsigned device = 0;  // of the lease
+    size_t bytes = 0;
+  };
+  // All physical memory there is. The calls below go by the index into it.
+  std::vector<Piece> takeStock();
+  size_t pieces() const { return stock_.size(); }
+  // A descriptor of the memory, for the caller to close; -1: the driver gives none, and the log says why.
+  int exportPiece(size_t index) const;
+  // Unmaps and releases it: the device has its memory back, and its bytes are gone.
+  void letGo(size_t index);
+  // New memory for everything that was let go of, mapped and accessible as before, with undefined bytes. All
+  // or nothing.
+  CUresult comeBack();
+
  private:
   struct HostPiece {
     std::shared_ptr<transport::SharedMemory> memory;
@@ -105,7 +122,12 @@ class Space {
   };
   struct Mapping {
     std::shared_ptr<Physical> physical;
-    bool ofClient = false;  // of mapPhysical
+    bool ofClient = false;                         // of mapPhysical
+    std::map<unsigned, CUmemAccess_flags> access;  // ofClient: by device, what setAccess said last
+  };
+  struct Stock {
+    std::shared_ptr<Physical> physical;
+    std::vector<CUdeviceptr> mappedAt;
   };
   // These two are the only places where physical memory of a device begins and ends. makePhysical asks the
   // server for room in the lease: no lock is held.
@@ -119,6 +141,8 @@ class Space {
   CUresult open(const Physical& physical, CUdeviceptr address);
   CUresult scrub(Physical& physical, CUdeviceptr address);
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
+  CUresult create(Physical& physical) const;
+  CUresult mapAgain(const Stock& stock);
 
   const Driver& driver_;
   std::vector<CUdevice> devices_;
@@ -129,6 +153,7 @@ class Space {
   mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change mappings_ and host_
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Mapping> mappings_;
+  std::vector<Stock> stock_;  // of takeStock
   std::map<uint64_t, std::shared_ptr<Physical>> named_;
   std::map<CUcontext, Scrubber> scrubbers_;  // under mapping_
   std::vector<uint64_t> used_;               // bytes of physical memory by device

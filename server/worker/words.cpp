@@ -16,6 +16,7 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(100);  // after a watch begins: poll without sleeping
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kFaultCheck = std::chrono::milliseconds(2);
+constexpr auto kParked = std::chrono::milliseconds(500);  // a session that ends is noticed after this
 }  // namespace
 
 Words::Words(const Driver& driver, Objects& objects, std::shared_ptr<transport::SharedMemory> memory,
@@ -79,6 +80,7 @@ bool Words::add(Watched watched) {
     std::lock_guard lock(mutex_);
     if (!watched.then && watched_.size() >= kMostWatched) return false;
     watched_.push_back(std::move(watched));
+    added_ = true;
     any_.store(true, std::memory_order_release);
     if (!stopping_ && !thread_.joinable()) {
       thread_ = std::thread([this] { run(); });
@@ -87,6 +89,24 @@ bool Words::add(Watched watched) {
     if (faultsIdle_) faultsWanted_.notify_one();
   }
   changed_.notify_one();
+  return true;
+}
+
+void Words::park(bool parked) {
+  {
+    std::lock_guard lock(mutex_);
+    parked_ = parked;
+    added_ = true;  // one more look
+  }
+  changed_.notify_all();
+  faultsWanted_.notify_all();
+}
+
+// True: it was parked.
+bool Words::sleepParked() {
+  std::unique_lock lock(mutex_);
+  if (!parked_) return false;
+  changed_.wait_for(lock, kParked, [this] { return stopping_ || !parked_ || added_; });
   return true;
 }
 
@@ -109,6 +129,7 @@ void Words::ring() {
 // written before another one found reached must never be told after it.
 bool Words::serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready) {
   std::lock_guard lock(mutex_);
+  added_ = false;
   while (std::erase_if(watched_, [&](Watched& w) {
            uint64_t now = word(w.word.index).load(std::memory_order_acquire);
            if (now < w.word.value) return false;
@@ -179,7 +200,13 @@ void Words::checkFaults() {
     faultsWanted_.wait(lock, [&] { return stopping_ || !watched_.empty(); });
     faultsIdle_ = false;
     while (!watched_.empty()) {
-      if (faultsWanted_.wait_for(lock, kFaultCheck, [&] { return stopping_; })) return;
+      const auto pause = parked_ ? std::chrono::nanoseconds(kParked) : std::chrono::nanoseconds(kFaultCheck);
+      const bool parked = parked_;
+      if (faultsWanted_.wait_for(lock, pause, [&] { return stopping_ || parked_ != parked; })) {
+        if (stopping_) return;
+        continue;
+      }
+      if (parked_) continue;
       lock.unlock();
       checkFault();
       lock.lock();
@@ -220,6 +247,7 @@ void Words::run() {
       abandonWatched();
       continue;
     }
+    if (sleepParked()) continue;
     if (!spin || now - began > kSpin) std::this_thread::sleep_for(kNap);
   }
 }

@@ -49,6 +49,9 @@ class Words {
   // afterwards, too. Call it before the stream is asked to write the word.
   using Then = std::function<void(CUresult)>;
   void whenReached(uint64_t index, uint64_t value, Then then, bool tell);
+  // While parked nothing moves the words but the client: the threads only look when a watch is added, and
+  // sleep.
+  void park(bool parked);
   // From any thread: the session is over; every waiter learns `status`.
   void setSticky(CUresult status);
   CUresult sticky() const;
@@ -69,6 +72,7 @@ class Words {
   static constexpr size_t kMostWatched = size_t{1} << 20;
   bool add(Watched watched);
   void idle(Clock::time_point since) const;
+  bool sleepParked();
   void checkFaults();
   bool serve(std::vector<schema::WordUpdate>& reached, std::vector<Then>& ready);
   void abandonWatched();
@@ -92,6 +96,8 @@ class Words {
   std::mutex probing_;                                 // taken before mutex_
   std::vector<std::pair<uint64_t, CUstream>> probes_;  // under probing_: context id -> idle stream of it
   bool stopping_ = false;
+  bool parked_ = false;
+  bool added_ = false;  // a watch, since the watcher looked last
   std::thread thread_, faults_;
 };
 

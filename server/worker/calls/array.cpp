@@ -57,7 +57,7 @@ uint64_t bytesOf(const CUDA_ARRAY3D_DESCRIPTOR_v2& array, unsigned levels) {
 CUDA_ARRAY3D_DESCRIPTOR_v2 wide(const CUDA_ARRAY_DESCRIPTOR_v2& d) {
   return {d.Width, d.Height, 0, d.Format, d.NumChannels, 0};
 }
-const CUDA_ARRAY3D_DESCRIPTOR_v2& wide(const CUDA_ARRAY3D_DESCRIPTOR_v2& d) { return d; }
+CUDA_ARRAY3D_DESCRIPTOR_v2 wide(const CUDA_ARRAY3D_DESCRIPTOR_v2& d) { return d; }
 
 unsigned currentDevice(Session& session) {
   CUdevice device = 0;

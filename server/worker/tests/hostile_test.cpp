@@ -467,7 +467,7 @@ TEST_CASE("graph nodes write nothing but the session's memory") {
     p.srcHeight = 1;
     p.srcZ = ~size_t{0} - 1;
     p.Depth = 4;
-    p.srcDevice = device + 64 * 2;
+    p.srcDevice = device + uint64_t{64} * 2;
   }
   CHECK(copy(p) == CUDA_ERROR_INVALID_VALUE);
   CHECK(heap == std::vector<unsigned char>(4096, 0x5a));

@@ -1,0 +1,73 @@
+#pragma once
+// The executor passes the gate before each frame; while it is closed, no frame is begun.
+//
+// Every launch passes here, so that side pays as little as can be: a store and a load, ordered by the
+// compiler alone where the other side can make all threads meet a barrier (transports/waiting.h).
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "transports/waiting.h"
+
+namespace gpupool::server {
+
+class FrameGate {
+ public:
+  // --- the executor
+  // False: the gate is closed, and the caller is outside.
+  bool enter() {
+    inside_.store(true, std::memory_order_relaxed);
+    if (expedited_)
+      std::atomic_signal_fence(std::memory_order_seq_cst);
+    else
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!closed_.load(std::memory_order_acquire)) [[likely]]
+      return true;
+    leave();
+    return false;
+  }
+  void leave() { inside_.store(false, std::memory_order_release); }
+  // Until it is opened or cut, for `time` at most.
+  void awaitOpen(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    opened_.wait_for(lock, time, [this] { return cut_ || !closed_.load(std::memory_order_acquire); });
+  }
+
+  // --- any other thread, one at a time
+  // A frame that was begun before goes on: see empty().
+  void close() {
+    closed_.store(true, std::memory_order_seq_cst);
+    if (expedited_)
+      transport::heavyBarrier();
+    else
+      std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  // Nobody is inside. While the gate is closed this stays so.
+  bool empty() const { return !inside_.load(std::memory_order_acquire); }
+  void open() {
+    {
+      std::lock_guard lock(mutex_);
+      closed_.store(false, std::memory_order_release);
+    }
+    opened_.notify_all();
+  }
+  // Nobody waits at it any more: the session ends.
+  void cut() {
+    {
+      std::lock_guard lock(mutex_);
+      cut_ = true;
+    }
+    opened_.notify_all();
+  }
+
+ private:
+  const bool expedited_ = transport::expeditedBarrier();
+  std::atomic<bool> inside_{false}, closed_{false};
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool cut_ = false;  // under mutex_
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,349 @@
+#include "server/worker/suspender.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAtCopier{1000};
+constexpr std::chrono::microseconds kFirstLook{20};
+constexpr std::chrono::milliseconds kLongestLook{2};
+
+uint32_t millisecondsSince(std::chrono::steady_clock::time_point begin) {
+  const auto time = std::chrono::steady_clock::now() - begin;
+  return static_cast<uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
+}
+
+// Looks again and again, more and more rarely, until `done` or the deadline. False: the deadline.
+template <class Done>
+bool lookUntil(std::chrono::steady_clock::time_point deadline, Done&& done) {
+  for (auto pause = std::chrono::nanoseconds(kFirstLook); !done();
+       pause = std::min<std::chrono::nanoseconds>(pause * 2, kLongestLook)) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+void relaxCaptures(const Driver& driver) {
+  CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&relaxed);
+}
+
+}  // namespace
+
+// cuCtxSynchronize has no deadline, so a thread waits in it; one at a time, however often it was given up.
+struct Suspender::Idle {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  bool givenUp = false;  // the session runs on, and may end a context at any time: no further one is touched
+  CUresult status = CUDA_SUCCESS;
+};
+
+Suspender::Suspender(Session& session, Report report)
+    : session_(session), report_(std::move(report)), thread_([this] { run(); }) {}
+
+Suspender::~Suspender() {
+  {
+    std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+bool Suspender::stopping() const {
+  std::lock_guard lock(mutex_);
+  return ending_ || session_.stopping();
+}
+
+void Suspender::suspend(std::chrono::milliseconds drain, int copier) {
+  auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({true, drain, std::move(link)});
+  }
+  changed_.notify_all();
+}
+
+void Suspender::resume() {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({});
+  }
+  changed_.notify_all();
+}
+
+uint64_t Suspender::carriedOut() const {
+  std::lock_guard lock(mutex_);
+  return carriedOut_;
+}
+
+bool Suspender::awaitCycle(uint64_t seen, std::chrono::milliseconds time) {
+  const auto deadline = Clock::now() + time;
+  const auto over = [&] { return carriedOut_ > seen && !suspended_ && orders_.empty(); };
+  std::unique_lock lock(mutex_);
+  while (!over() && !ending_ && !session_.stopping() && Clock::now() < deadline)
+    changed_.wait_for(lock, std::chrono::milliseconds(100), over);
+  return over();
+}
+
+void Suspender::run() {
+  relaxCaptures(session_.driver());
+  std::unique_lock lock(mutex_);
+  while (!ending_) {
+    // Before each order too: those who ask for it again and again must not keep it from ending.
+    if (suspended_ && movedBytes_ != 0 && link_->lost()) {
+      lock.unlock();
+      session_.stop(
+          "the session was suspended, and the server's copier, which kept its memory, has died; start the "
+          "program again");
+      return;
+    }
+    if (orders_.empty()) {
+      const auto wake = [this] { return ending_ || !orders_.empty(); };
+      if (suspended_) {
+        changed_.wait_for(lock, kLookAtCopier, wake);
+      } else {
+        changed_.wait(lock, wake);
+      }
+      continue;
+    }
+    Order order = std::move(orders_.front());
+    orders_.pop_front();
+    lock.unlock();
+    const SuspendOutcome outcome = carryOut(order);
+    lock.lock();
+    suspended_ = outcome.suspended;
+    ++carriedOut_;
+    lock.unlock();
+    report_(outcome);
+    changed_.notify_all();
+    lock.lock();
+  }
+}
+
+SuspendOutcome Suspender::carryOut(Order& order) {
+  const bool aside = link_ != nullptr;
+  if (order.suspend == aside) {  // it is so already
+    SuspendOutcome outcome;
+    outcome.suspended = aside;
+    outcome.movedBytes = aside ? movedBytes_ : 0;
+    if (aside) outcome.kept = session_.keptBytes();
+    return outcome;
+  }
+  SuspendOutcome outcome = order.suspend ? goAside(order) : comeBack();
+  if (!outcome.error.empty()) {
+    GPUPOOL_WARNING("%s: %s", order.suspend ? "not suspended" : "not resumed", outcome.error.c_str());
+  } else {
+    GPUPOOL_INFO("%s: %llu bytes in %u ms, after %u ms of waiting for the device",
+                 order.suspend ? "suspended" : "resumed", static_cast<unsigned long long>(outcome.movedBytes),
+                 outcome.moveMs, outcome.drainMs);
+  }
+  return outcome;
+}
+
+SuspendOutcome Suspender::goAside(Order& order) {
+  SuspendOutcome outcome;
+  const auto began = Clock::now();
+  outcome.error = quiesce(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (!outcome.error.empty()) return outcome;
+  const auto idle = Clock::now();
+  session_.setSuspended(true);
+  link_ = std::move(order.link);
+  outcome.error = takeAside(outcome);
+  outcome.moveMs = millisecondsSince(idle);
+  outcome.suspended = outcome.error.empty();
+  if (outcome.suspended) {
+    outcome.kept = session_.keptBytes();
+    movedBytes_ = outcome.movedBytes;
+    return outcome;
+  }
+  link_ = nullptr;
+  // It ends, perhaps without its memory: no frame may meet addresses that have none.
+  if (session_.stopping()) return outcome;
+  session_.setSuspended(false);
+  session_.gate().open();
+  return outcome;
+}
+
+// Every piece to the copier, and its memory to the device. "" or why not, and then all is as it was, or the
+// session ends.
+std::string Suspender::takeAside(SuspendOutcome& outcome) {
+  Space& space = session_.space();
+  std::vector<CopierPiece> pieces;
+  for (const Space::Piece& piece : space.takeStock()) {
+    pieces.push_back({session_.ordinal(piece.device), piece.bytes});
+    outcome.movedBytes += piece.bytes;
+  }
+  if (pieces.empty()) return "";
+  session_.makeAnyCurrent();
+  if (std::string why = link_->reserve(pieces); !why.empty()) return why;
+  size_t taken = 0;
+  std::string why = link_->takeOut([&](size_t index) { return space.exportPiece(index); },
+                                   [&](size_t index) {
+                                     space.letGo(index);
+                                     ++taken;
+                                   });
+  if (why.empty() || taken == 0) return why;
+  const std::string lost = bringBack();
+  if (lost.empty() || stopping()) return why;
+  why = "the session's memory was lost on its way to the copier: " + why;
+  GPUPOOL_ERROR("what the copier had does not come back: %s", lost.c_str());
+  session_.stop(why + "; start the program again");
+  return why;
+}
+
+// New memory for all that the copier has, and its bytes. "" or why not, and then it is the copier's still.
+std::string Suspender::bringBack() {
+  Space& space = session_.space();
+  // Not before the copier has let go of what it may hold of the device (--verify): when it asks for a piece.
+  CUresult made = CUDA_ERROR_NOT_READY;
+  std::string why = link_->bringIn([&](size_t index) {
+    if (made == CUDA_ERROR_NOT_READY) made = space.comeBack();
+    return made == CUDA_SUCCESS ? space.exportPiece(index) : -1;
+  });
+  if (made != CUDA_SUCCESS && made != CUDA_ERROR_NOT_READY)
+    why = "no memory for the session on its GPU: " + session_.driver().describe(made);
+  return why;
+}
+
+SuspendOutcome Suspender::comeBack() {
+  SuspendOutcome outcome;
+  outcome.suspended = true;
+  outcome.kept = session_.keptBytes();
+  const auto began = Clock::now();
+  Space& space = session_.space();
+  session_.makeAnyCurrent();
+  if (movedBytes_ != 0) outcome.error = bringBack();
+  if (!outcome.error.empty()) {
+    for (size_t i = space.pieces(); i-- > 0;) space.letGo(i);
+    return outcome;
+  }
+  link_ = nullptr;
+  outcome.suspended = false;
+  outcome.kept.clear();
+  outcome.movedBytes = movedBytes_;
+  outcome.moveMs = millisecondsSince(began);
+  session_.setSuspended(false);
+  session_.gate().open();
+  return outcome;
+}
+
+std::string Suspender::quiesce(Clock::time_point deadline) {
+  FrameGate& gate = session_.gate();
+  std::string why;
+  for (bool first = true; first || Clock::now() < deadline; first = false) {
+    gate.close();
+    why = awaitFrames(deadline);
+    if (why.empty() && !captureOpen()) {
+      why = awaitDevice(deadline);
+      if (why.empty()) return "";
+      break;
+    }
+    if (!why.empty()) break;
+    why = "a stream capture is open";
+    gate.open();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  gate.open();
+  return stopping() ? "the session is ending" : why;
+}
+
+std::string Suspender::awaitFrames(Clock::time_point deadline) {
+  const auto done = [this] { return (session_.gate().empty() && session_.besideIdle()) || stopping(); };
+  if (lookUntil(deadline, done)) return stopping() ? "the session is ending" : "";
+  return "a call of the program is still under way in the driver" + whatRuns();
+}
+
+// Each stream with its own context current: without one, the driver answers nothing.
+template <class Ask>
+void Suspender::askStreams(Ask&& ask) {
+  const Driver& driver = session_.driver();
+  CUcontext before = nullptr;  // the executor's, which remembers it
+  driver.cuCtxGetCurrent(&before);
+  if (before == nullptr) session_.makeAnyCurrent();
+  session_.objects().forEach(HandleKind::stream, [&](uint64_t, uint64_t real) {
+    const auto stream = reinterpret_cast<CUstream>(real);
+    CUcontext context = nullptr;
+    if (driver.cuStreamGetCtx(stream, &context) == CUDA_SUCCESS) driver.cuCtxSetCurrent(context);
+    ask(stream);
+  });
+  driver.cuCtxSetCurrent(before);
+}
+
+bool Suspender::captureOpen() {
+  bool open = false;
+  askStreams([&](CUstream stream) {
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    const CUresult result = session_.driver().cuStreamIsCapturing(stream, &status);
+    open |= result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+  });
+  return open;
+}
+
+std::string Suspender::awaitDevice(Clock::time_point deadline) {
+  const auto finished = [&] {
+    std::unique_lock lock(idle_->mutex);
+    idle_->changed.wait_until(lock, std::min(deadline, Clock::now() + std::chrono::milliseconds(100)),
+                              [&] { return idle_->done; });
+    return idle_->done;
+  };
+  const auto wait = [&] {
+    while (!finished())
+      if (Clock::now() >= deadline || stopping()) {
+        std::lock_guard lock(idle_->mutex);
+        idle_->givenUp = true;
+        return idle_->done;
+      }
+    return true;
+  };
+  std::vector<CUcontext> contexts;
+  session_.objects().forEach(HandleKind::context, [&](uint64_t, uint64_t real) {
+    contexts.push_back(reinterpret_cast<CUcontext>(real));
+  });
+  // One that was given up earlier may have passed a context that has work again.
+  if (idle_ != nullptr && !wait()) return "its GPU has been busy since the last attempt" + whatRuns();
+  idle_ = std::make_shared<Idle>();
+  std::thread([idle = idle_, contexts = std::move(contexts), &driver = session_.driver()] {
+    relaxCaptures(driver);
+    CUresult status = CUDA_SUCCESS;
+    for (CUcontext context : contexts) {
+      if (std::lock_guard lock(idle->mutex); idle->givenUp) break;
+      if (status == CUDA_SUCCESS) status = driver.cuCtxSetCurrent(context);
+      if (status == CUDA_SUCCESS) status = driver.cuCtxSynchronize();
+      // A primary context keeps its name when the program has reset it: nothing of it runs.
+      if (status == CUDA_ERROR_CONTEXT_IS_DESTROYED) status = CUDA_SUCCESS;
+    }
+    std::lock_guard lock(idle->mutex);
+    idle->status = status;
+    idle->done = true;
+    idle->changed.notify_all();
+  }).detach();
+  if (!wait()) return stopping() ? "the session is ending" : "its GPU is still busy" + whatRuns();
+  const CUresult status = idle_->status;
+  idle_ = nullptr;
+  return status == CUDA_SUCCESS ? "" : "its GPU reports a fault: " + session_.driver().describe(status);
+}
+
+// For people: what keeps the device from being idle, as far as can be told. No capture is open.
+std::string Suspender::whatRuns() {
+  const Driver& driver = session_.driver();
+  unsigned busy = 0;
+  if (session_.gate().empty() && !captureOpen())
+    askStreams(
+        [&](CUstream stream) { busy += driver.cuStreamQuery(stream) == CUDA_ERROR_NOT_READY ? 1 : 0; });
+  std::string text;
+  if (busy != 0)
+    text += ": " + std::to_string(busy) + (busy == 1 ? " stream has work" : " streams have work");
+  if (const size_t open = session_.hostFunctionsOpen(); open != 0)
+    text += (text.empty() ? ": " : ", ") + std::to_string(open) +
+            (open == 1 ? " host function of the program runs" : " host functions of the program run");
+  return text;
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,91 @@
+#pragma once
+// Takes a session's device memory off the device and brings it back. Context, code, streams, graphs, arrays
+// stay where they are; the client sees that calls take longer.
+//
+// To suspend: close the gate before a frame, wait until the calls under way are done and all contexts are
+// idle, move what the extents hold to the copier, release the memory. Nothing has changed for the session
+// until the copier has the first piece; whatever fails before (the device is not idle in time, a stream
+// capture is open, the copier has no room) opens the gate again. So does what fails later, once the pieces
+// that the copier has are back; only if they cannot be, the session ends. A capture cannot be waited for with
+// the gate closed, and streams of one cannot be asked anything: the gate closes only when none is open.
+//
+// A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
+// second whether the copier still has the bytes; if not, the session ends.
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "server/copier/link.h"
+#include "server/worker/session.h"
+#include "server/worker_process.h"
+
+namespace gpupool::server {
+
+class Suspender {
+ public:
+  // Called on the thread of its own, once for each order.
+  using Report = std::function<void(const SuspendOutcome&)>;
+  Suspender(Session& session, Report report);
+  // Before the session ends: what is with the copier is forgotten.
+  ~Suspender();
+  Suspender(const Suspender&) = delete;
+  Suspender& operator=(const Suspender&) = delete;
+
+  // Any thread. copier: a connection to it, which this takes.
+  void suspend(std::chrono::milliseconds drain, int copier);
+  void resume();
+
+  // Some stream of the session captures.
+  bool captureOpen();
+
+  // Tests (disturbance.h). Orders that have been carried out so far; waits until there are more than `seen`
+  // and the session runs, for `time` at most.
+  uint64_t carriedOut() const;
+  bool awaitCycle(uint64_t seen, std::chrono::milliseconds time);
+
+ private:
+  struct Order {
+    bool suspend = false;
+    std::chrono::milliseconds drain{};
+    std::unique_ptr<CopierLink> link;
+  };
+  struct Idle;
+  using Clock = std::chrono::steady_clock;
+
+  void run();
+  SuspendOutcome carryOut(Order& order);
+  SuspendOutcome goAside(Order& order);
+  SuspendOutcome comeBack();
+  // "" when no frame or call beside is under way, no capture is open and the device is idle; the gate is
+  // closed then. Else why not; it is open.
+  std::string quiesce(Clock::time_point deadline);
+  std::string awaitFrames(Clock::time_point deadline);
+  std::string awaitDevice(Clock::time_point deadline);
+  std::string whatRuns();
+  template <class Ask>
+  void askStreams(Ask&& ask);
+  std::string takeAside(SuspendOutcome& outcome);
+  std::string bringBack();
+  bool stopping() const;
+
+  Session& session_;
+  Report report_;
+  std::unique_ptr<CopierLink> link_;  // while suspended
+  std::shared_ptr<Idle> idle_;        // a wait for the device that was given up, and goes on
+  uint64_t movedBytes_ = 0;           // thread_'s own
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Order> orders_;
+  bool suspended_ = false;
+  uint64_t carriedOut_ = 0;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace gpupool::server
