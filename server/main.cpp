@@ -1,10 +1,11 @@
 // gpupool-server: one process on every node that lends GPUs.
 //
 // It never loads CUDA itself. Its children do, all of them the executable gpupool-worker: one that takes the
-// inventory at the start, and one per session, started ahead of time with cuInit done. The server keeps the
-// sockets on which sessions arrive, checks the holder's proof, and hands the socket to a worker; then it only
-// watches the process. It joins the pool manager over Cap'n Proto RPC and does what that grants and revokes.
-// One thread, one event loop.
+// inventory at the start, one per session, started ahead of time with cuInit done, and, once a lease has been
+// suspended, one that keeps the memory of suspended sessions (--copier). The server keeps the sockets on
+// which sessions arrive, checks the holder's proof, and hands the socket to a worker; then it only watches
+// the process. It joins the pool manager over Cap'n Proto RPC and does what that grants and revokes. One
+// thread, one event loop.
 
 #include <kj/async-io.h>
 #include <signal.h>

@@ -110,9 +110,11 @@ void print(const std::string& driver, std::span<const Device> devices) {
 }  // namespace
 
 const char kWorkerUsage[] =
-    "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]   started by\n"
-    "       gpupool-server\n"
-    "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n";
+    "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
+    "                      [--disturb SEED]                           started by gpupool-server\n"
+    "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
+    "       gpupool-worker --copier --budget BYTES [--driver PATH] [--folder DIR] [--touch-ahead BYTES]\n"
+    "       [--verify]                               keeps suspended sessions' memory\n";
 
 WorkerArguments parseWorkerArguments(int count, char** words) {
   WorkerArguments arguments;
@@ -136,6 +138,8 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
         throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
     } else if (word == "--client-stall-time") {
       arguments.clientStallTime = std::chrono::milliseconds(std::strtoll(value().c_str(), nullptr, 10));
+    } else if (word == "--disturb") {
+      arguments.disturb = std::strtoull(value().c_str(), nullptr, 10);
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");
     }
@@ -290,6 +294,28 @@ bool WorkerProcess::reportLost(uint32_t ordinal, const std::string& error) {
   return sendReport(descriptor_, message);
 }
 
+bool WorkerProcess::reportSuspended(const SuspendOutcome& outcome) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto suspended = report.initSuspended();
+  suspended.setSuspended(outcome.suspended);
+  suspended.setError(outcome.error);
+  schema::writeKept(outcome.kept, suspended);
+  suspended.setMovedBytes(outcome.movedBytes);
+  suspended.setDrainMs(outcome.drainMs);
+  suspended.setMoveMs(outcome.moveMs);
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportDisturb() {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  report.setDisturb();
+  return sendReport(descriptor_, message);
+}
+
 std::optional<SessionStart> WorkerProcess::waitForSession() {
   const Datagram datagram = receive(descriptor_);
   if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;
@@ -402,23 +428,47 @@ bool WorkerProcess::endsWithin(std::chrono::milliseconds time) const {
   }
 }
 
-std::string WorkerProcess::obey() {
-  const Datagram datagram = receive(descriptor_);
-  datagram.closeDescriptors();
-  if (datagram.bytes <= 0) return kServerDiedText;
-  try {
-    capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
-    const auto order = reader.getRoot<schema::WorkerOrder>();
-    if (order.isStop()) return order.getStop().size() != 0 ? order.getStop().cStr() : "stopped";
-    if (order.isMemory()) {
-      const auto memory = order.getMemory();
-      answer(memory.getTicket(),
-             {memory.getGranted(), true, memory.getOthersBytes(), memory.getError().cStr()});
-      return "";
-    }
-  } catch (const kj::Exception&) {
+// Takes the descriptors that it can use.
+void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
+  if (descriptors.size() == 1 && orders_.suspend) {
+    orders_.suspend(std::chrono::milliseconds(drainMs), descriptors[0]);
+    descriptors.clear();
+    return;
   }
-  return "the GPU server sent nonsense";
+  SuspendOutcome refused;
+  refused.error = orders_.suspend ? "the order came without a connection to the copier"
+                                  : "this worker cannot suspend its session";
+  reportSuspended(refused);
+}
+
+std::string WorkerProcess::obey() {
+  Datagram datagram = receive(descriptor_);
+  const char* const nonsense = "the GPU server sent nonsense";
+  std::string why = datagram.bytes <= 0 ? kServerDiedText : nonsense;
+  if (datagram.bytes > 0) {
+    try {
+      capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
+      const auto order = reader.getRoot<schema::WorkerOrder>();
+      if (order.isStop()) {
+        why = order.getStop().size() != 0 ? order.getStop().cStr() : "stopped";
+      } else if (order.isMemory()) {
+        const auto memory = order.getMemory();
+        answer(memory.getTicket(),
+               {memory.getGranted(), true, memory.getOthersBytes(), memory.getError().cStr()});
+        why.clear();
+      } else if (order.isSuspend()) {
+        suspend(order.getSuspend().getDrainMs(), datagram.descriptors);
+        why.clear();
+      } else if (order.isResume()) {
+        if (orders_.resume) orders_.resume();
+        why.clear();
+      }
+    } catch (const kj::Exception&) {
+      why = nonsense;
+    }
+  }
+  datagram.closeDescriptors();
+  return why;
 }
 
 void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,

@@ -47,7 +47,8 @@ struct WorkerArguments {
   int warmDevice =
       -1;  // --warm-context ORDINAL: retain that device's primary context ahead of time; -1: none
   std::chrono::milliseconds clientStallTime{
-      0};  // --client-stall-time MS: server/front/options.h; 0: for ever
+      0};                           // --client-stall-time MS: server/front/options.h; 0: for ever
+  std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);
@@ -87,6 +88,22 @@ struct MemoryAnswer {
   std::string error;
 };
 
+// What became of an order to suspend or resume: schema::SuspendReport.
+struct SuspendOutcome {
+  bool suspended = false;
+  std::string error;
+  std::vector<uint64_t> kept;
+  uint64_t movedBytes = 0;
+  uint32_t drainMs = 0, moveMs = 0;
+};
+
+// What the server may order besides the end; called on the watching thread, which must not be held up.
+struct SuspendOrders {
+  // copier: the callee's to close.
+  std::function<void(std::chrono::milliseconds drain, int copier)> suspend;
+  std::function<void()> resume;
+};
+
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
 class WorkerProcess {
  public:
@@ -107,6 +124,10 @@ class WorkerProcess {
   // A device of the session, named by the driver's ordinal, broke: the server places nothing on it any more.
   bool reportLost(uint32_t ordinal, const std::string& error);
 
+  bool reportSuspended(const SuspendOutcome& outcome);
+  // Tests: asks to be suspended and resumed.
+  bool reportDisturb();
+
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server
   // is gone. After watchServer; any thread.
@@ -117,6 +138,9 @@ class WorkerProcess {
   // Waits, without bound, for the one session. Empty: the server is gone or told the worker to stop; exit
   // then. Throws std::runtime_error for a malformed start.
   std::optional<SessionStart> waitForSession();
+
+  // Before watchServer; without it such orders are refused.
+  void onSuspend(SuspendOrders orders) { orders_ = std::move(orders); }
 
   static constexpr std::chrono::milliseconds kGrace{1500};
 
@@ -137,6 +161,7 @@ class WorkerProcess {
   bool endsWithin(std::chrono::milliseconds time) const;
   // The server's next order; why the session ends, or empty: it goes on.
   std::string obey();
+  void suspend(uint32_t drainMs, std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
 
   int descriptor_;
@@ -144,6 +169,7 @@ class WorkerProcess {
   uint64_t rowsHash_;
   std::atomic<bool> stopping_{false};
   std::thread watcher_;
+  SuspendOrders orders_;
   std::mutex memoryMutex_;
   std::condition_variable answered_;
   bool told_ = false;  // the session knows that it is to end

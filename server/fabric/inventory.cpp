@@ -48,6 +48,7 @@ int32_t chooseGid(const std::vector<Gid>& gids) {
 Fabric takeInventory(Verbs& verbs, const Sysfs& sysfs, const std::vector<std::string>& gpus) {
   Fabric fabric = verbs.query();
   std::vector<PciPlace> places;
+  places.reserve(gpus.size());
   for (const std::string& address : gpus) places.push_back(sysfs.pciPlace(address));
   const unsigned nodes = sysfs.numaNodes();
   for (Device& device : fabric.devices) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 
@@ -106,7 +107,7 @@ PciPlace Sysfs::pciPlace(const std::string& address) const {
 }
 
 PciPlace Sysfs::rdmaPlace(const std::string& device, const std::string& netdev) const {
-  const PciPlace own = placeOf(root_ / "class/infiniband" / device / "device");
+  PciPlace own = placeOf(root_ / "class/infiniband" / device / "device");
   if (!own.address.empty() || netdev.empty()) return own;
   return placeOf(root_ / "class/net" / netdev / "device");
 }
@@ -120,7 +121,7 @@ uint32_t Sysfs::rateMbps(const std::string& device, uint32_t number) const {
   char* end = nullptr;
   const double gigabits = std::strtod(line.c_str(), &end);
   if (std::string(end).rfind(" Gb/sec", 0) != 0 || !(gigabits > 0 && gigabits < 1e6)) return 0;
-  return static_cast<uint32_t>(gigabits * 1000 + 0.5);
+  return static_cast<uint32_t>(std::lround(gigabits * 1000));
 }
 
 std::string Sysfs::netdev(const std::string& device, uint32_t number, int32_t gid) const {

@@ -32,6 +32,7 @@ capnp::ReaderOptions handshakeLimits() {
   return options;
 }
 
+constexpr const char* kSuspended = "the lease is suspended";
 constexpr size_t kCommandBytes = 256;  // shown to people, kept for every session
 
 std::string hex(uint64_t value) {
@@ -56,6 +57,7 @@ struct Admission::Attempt {
   bool unproven = false;  // in unproven_
   bool proven = false;    // in proven_
   kj::Own<kj::PromiseFulfiller<void>> displaced;
+  kj::Own<void> beginning;  // SessionTable's: the holder is told that it has a session
 
   schema::HandshakeFacts handshake(const std::string& server) const {
     return {facts.session, facts.epoch, std::as_bytes(std::span(clientNonce)), serverNonce, server};
@@ -237,6 +239,9 @@ kj::Promise<void> Admission::readProof(Attempt& attempt) {
 kj::Promise<void> Admission::begin(Attempt& attempt) {
   leavePlace(attempt);
   const Id lease = attempt.facts.lease;
+  // No earlier: it concerns those alone who have the key.
+  if (const Grant* grant = leases_.admissible(lease); grant != nullptr && grant->paused)
+    return answer(attempt, kSuspended, true);
   const auto waiting = proven_.find(lease);
   if (sessions_.living(lease) + (waiting == proven_.end() ? 0 : waiting->second) >=
       settings_.sessionsPerLease)
@@ -259,11 +264,14 @@ kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> wor
   // Anything may have happened while a worker was awaited.
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
+  if (grant->paused) return answer(attempt, kSuspended, true);
   uint64_t& epoch = grant->sessionEpochs[attempt.facts.session];
   if (attempt.facts.epoch <= epoch)
     return answer(attempt, "this session was opened by somebody else meanwhile");
   epoch = attempt.facts.epoch;
 
+  // From here on it is one of the lease's sessions, also if that is to be suspended now.
+  attempt.beginning = sessions_.beginning(attempt.facts.lease);
   // Before the worker has the socket: what it writes comes after the answer.
   return answer(attempt, "").then([this, &attempt, worker = kj::mv(worker)]() mutable {
     return launch(attempt, kj::mv(worker));
@@ -310,11 +318,12 @@ kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string
   return send(attempt, message);
 }
 
-kj::Promise<void> Admission::answer(Attempt& attempt, const std::string& error) {
+kj::Promise<void> Admission::answer(Attempt& attempt, const std::string& error, bool suspended) {
   capnp::MallocMessageBuilder message;
   auto answer = message.initRoot<schema::SessionAnswer>();
   answer.setOk(error.empty());
   answer.setError(error);
+  answer.setSuspended(suspended);
   return send(attempt, message);
 }
 

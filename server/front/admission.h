@@ -8,7 +8,8 @@
 // within `messageBound`, and a peer (a user of this host, or an address) that keeps failing is turned away
 // for a while. Who has proven nothing yet has no claim to its place: of one peer `perPeer` handshakes run at
 // a time and of all `atOnce`; one more displaces the oldest of that peer, or of the peer that has the most.
-// So a slow or hostile peer costs another one nothing. Every refusal tells the peer why, as far as that helps
+// So a slow or hostile peer costs another one nothing. While a lease is suspended, who has proven its key is
+// told so, and to ask again. Every refusal tells the peer why, as far as that helps
 // nobody to guess. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
@@ -75,7 +76,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> replaceWorker(Attempt& attempt);
   kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why);
-  kj::Promise<void> answer(Attempt& attempt, const std::string& error);
+  kj::Promise<void> answer(Attempt& attempt, const std::string& error, bool suspended = false);
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
   // Why this hello is refused; empty: it is not.
   std::string judge(schema::SessionHello::Reader hello);

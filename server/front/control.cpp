@@ -39,6 +39,25 @@ kj::Promise<void> Control::sessions(SessionsContext context) {
   return kj::READY_NOW;
 }
 
+kj::Promise<void> Control::suspend(SuspendContext context) {
+  const Id id = schema::read(context.getParams().getId());
+  const uint32_t drainMs = context.getParams().getDrainMs();
+  context.releaseParams();
+  return suspension_.suspend(id, drainMs).then([context](const Suspended& suspended) mutable {
+    auto result = context.getResults().initResult();
+    schema::writeKept(suspended.kept, result);
+    result.setMovedBytes(suspended.movedBytes);
+    result.setDrainMs(suspended.drainMs);
+    result.setMoveMs(suspended.moveMs);
+  });
+}
+
+kj::Promise<void> Control::resume(ResumeContext context) {
+  const Id id = schema::read(context.getParams().getId());
+  context.releaseParams();
+  return suspension_.resume(id);
+}
+
 void Control::taskFailed(kj::Exception&& exception) {
   GPUPOOL_ERROR("control: %s", exception.getDescription().cStr());
 }

@@ -1,12 +1,13 @@
 #pragma once
-// What the manager may ask of this server: grant, revoke, list sessions. Called on the connection the server
-// made.
+// What the manager may ask of this server: grant, revoke, suspend, resume, list sessions. Called on the
+// connection the server made.
 
 #include <functional>
 #include <string>
 
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
+#include "server/front/suspension.h"
 
 namespace gpupool::server {
 
@@ -18,19 +19,26 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };
-  Control(LeaseTable& leases, SessionTable& sessions, Hooks hooks)
-      : leases_(leases), sessions_(sessions), hooks_(std::move(hooks)), tasks_(*this) {}
+  Control(LeaseTable& leases, SessionTable& sessions, Suspension& suspension, Hooks hooks)
+      : leases_(leases),
+        sessions_(sessions),
+        suspension_(suspension),
+        hooks_(std::move(hooks)),
+        tasks_(*this) {}
 
  protected:
   kj::Promise<void> grant(GrantContext context) override;
   kj::Promise<void> revoke(RevokeContext context) override;
   kj::Promise<void> sessions(SessionsContext context) override;
+  kj::Promise<void> suspend(SuspendContext context) override;
+  kj::Promise<void> resume(ResumeContext context) override;
 
  private:
   void taskFailed(kj::Exception&& exception) override;
 
   LeaseTable& leases_;
   SessionTable& sessions_;
+  Suspension& suspension_;
   Hooks hooks_;
   kj::TaskSet tasks_;
 };

@@ -117,6 +117,7 @@ kj::Promise<void> DeviceClaims::awaitLock(size_t device) {
 
 std::vector<Device> DeviceClaims::devices() const {
   std::vector<Device> list;
+  list.reserve(claims_.size());
   for (const Claim& claim : claims_) list.push_back(claim.device);
   return list;
 }

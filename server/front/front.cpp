@@ -32,12 +32,26 @@ std::string hostOf(const std::string& address) {
   return host;
 }
 
+// For tests: "suspend:SEED" has workers ask for their sessions to be suspended and resumed, at moments that
+// the seed chooses.
+std::optional<std::string> disturbSeed() {
+  const char* text = std::getenv("GPUPOOL_DISTURB");
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  constexpr std::string_view kSuspend = "suspend:";
+  const std::string_view value(text);
+  const std::string_view seed = value.substr(std::min(value.size(), kSuspend.size()));
+  if (!value.starts_with(kSuspend) || seed.empty() || seed.find_first_not_of("0123456789") != seed.npos)
+    throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) + "' is not suspend:NUMBER");
+  return std::string(seed);
+}
+
 }  // namespace
 
 Front::Front(kj::AsyncIoContext& io, ServerOptions options)
     : io_(io),
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
+      disturb_(disturbSeed()),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
       tasks_(*this),
       accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
@@ -67,6 +81,7 @@ kj::Promise<void> Front::start() {
         facts.incarnation = incarnation_;
         facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
         facts.activeLeases = [this] { return leases_->active(); };
+        facts.suspended = [this] { return leases_->suspended(); };
         facts.problems = [this] { return problems(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
@@ -75,7 +90,7 @@ kj::Promise<void> Front::start() {
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
-                                 kj::heap<Control>(*leases_, *sessions_, std::move(hooks)));
+                                 kj::heap<Control>(*leases_, *sessions_, *suspension_, std::move(hooks)));
       });
 }
 
@@ -146,18 +161,8 @@ void Front::run(Inventory found) {
   sessions_->onHostMemory([](uint64_t bytes) { return hostHasRoom(bytes); });
   devicesChanged();
 
-  WorkerPool::Settings workers;
-  workers.executable = options_.worker;
-  // The very library the inventory found: a search could end elsewhere once a device is gone.
-  workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
-                       std::to_string(options_.clientStallTime.count())};
-  workers.warm = options_.warm;
-  if (options_.warmContexts)
-    for (const auto& device : inventory_.devices)
-      workers.contexts.push_back(static_cast<int>(device.ordinal));
-  workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
-  workers.rowsHash = inventory_.rowsHash;
-  pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
+  startSuspension();
+  startWorkers();
 
   Admission::Settings admission;
   admission.server = options_.name;
@@ -171,6 +176,42 @@ void Front::run(Inventory found) {
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
 
   if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
+}
+
+void Front::startSuspension() {
+  CopierChild::Settings copier;
+  copier.executable = options_.worker;
+  copier.driver = inventory_.driver;
+  copier.budgetBytes = options_.suspendBytes;
+  copier.folder = options_.suspendFolder;
+  copier.aheadBytes = options_.suspendMemoryAhead.value;
+  copier.verify = disturb_.has_value();
+  copier_ = kj::heap<CopierChild>(io_.unixEventPort, timer_, std::move(copier));
+  if (options_.suspendMemoryAhead.value != 0) copier_->startAhead();
+
+  Suspension::Settings settings;
+  settings.copier = [this] { return copier_->connect(); };
+  if (options_.suspendBytes == 0)
+    settings.refusal = "server " + options_.name +
+                       " suspends no lease: its option --suspend-memory (suspend_memory in server.yaml) is 0";
+  settings.disturb = disturb_.has_value();
+  suspension_ = kj::heap<Suspension>(timer_, *leases_, *sessions_, std::move(settings));
+}
+
+void Front::startWorkers() {
+  WorkerPool::Settings workers;
+  workers.executable = options_.worker;
+  // The very library the inventory found: a search could end elsewhere once a device is gone.
+  workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
+                       std::to_string(options_.clientStallTime.count())};
+  if (disturb_) workers.arguments.insert(workers.arguments.end(), {"--disturb", *disturb_});
+  workers.warm = options_.warm;
+  if (options_.warmContexts)
+    for (const auto& device : inventory_.devices)
+      workers.contexts.push_back(static_cast<int>(device.ordinal));
+  workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
+  workers.rowsHash = inventory_.rowsHash;
+  pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
 }
 
 void Front::watchFabric() {
@@ -206,7 +247,8 @@ bool Front::hasRoomForContext(int ordinal) const {
   for (size_t index = 0; index < devices.size(); ++index) {
     if (static_cast<int>(devices[index].ordinal) != ordinal) continue;
     if (!leases_->problem(index).empty()) return false;
-    if (leases_->reserved(index) + kContext <= devices[index].memoryBytes) return true;
+    // A lease that is suspended wants all of it again when it is resumed.
+    if (leases_->promised(index) + kContext <= devices[index].memoryBytes) return true;
     const auto holders = leases_->holders(index);
     return std::all_of(holders.begin(), holders.end(),
                        [this](const Id& lease) { return sessions_->living(lease) == 0; });
@@ -308,11 +350,13 @@ kj::Promise<void> Front::stop() {
   local_ = nullptr;
   network_ = nullptr;
   kj::Promise<void> ended = sessions_->endAll("the GPU server is shutting down");
-  return ended.then([this] { return pool_->stop(); }).then([this]() -> kj::Promise<void> {
-    claims_->release();
-    if (membership_.get() == nullptr) return kj::READY_NOW;
-    return membership_->leave();
-  });
+  return ended.then([this] { return pool_->stop(); })
+      .then([this] { return copier_->stop(); })
+      .then([this]() -> kj::Promise<void> {
+        claims_->release();
+        if (membership_.get() == nullptr) return kj::READY_NOW;
+        return membership_->leave();
+      });
 }
 
 void Front::taskFailed(kj::Exception&& exception) { GPUPOOL_ERROR("%s", exception.getDescription().cStr()); }

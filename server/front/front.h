@@ -9,12 +9,14 @@
 #include "server/fabric/watch.h"
 #include "server/front/admission.h"
 #include "server/front/control.h"
+#include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
 #include "server/front/inventory.h"
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
 #include "server/front/options.h"
 #include "server/front/server_state.h"
+#include "server/front/suspension.h"
 
 namespace gpupool::server {
 
@@ -39,11 +41,13 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void devicesChanged();
   void store();
   void run(Inventory inventory);
+  void startWorkers();
+  void startSuspension();
   // False: no cache of modules, and the log says why.
   bool openCache();
   kj::Promise<void> trimCache();
   // A context ahead of time takes 527 MiB. None is made on a device whose leases reserve all of its memory
-  // and use it.
+  // and use it, or will when they are resumed.
   bool hasRoomForContext(int ordinal) const;
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
@@ -57,6 +61,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   kj::Timer& timer_;
   ServerOptions options_;
+  std::optional<std::string> disturb_;  // GPUPOOL_DISTURB's seed
   Id incarnation_ = Id::random();
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
@@ -68,6 +73,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::unique_ptr<fabric::Watch> fabric_;
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;
+  kj::Own<CopierChild> copier_;
+  kj::Own<Suspension> suspension_;
   kj::Own<WorkerPool> pool_;
   kj::Own<Admission> admission_;
   kj::Own<LocalListener> local_;

@@ -40,7 +40,7 @@ kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, 
             if (!report.isDevices()) return failure("the worker sent something else");
             return read(report);
           }
-          return current.exited().then([](WorkerChild::Exit exit) -> kj::Promise<Inventory> {
+          return current.exited().then([](const WorkerChild::Exit& exit) -> kj::Promise<Inventory> {
             return failure("the worker " + exit.text + " without answering");
           });
         });
@@ -48,7 +48,7 @@ kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, 
     auto ended = timer.timeoutAfter(bound, kj::mv(answered)).then([&current](Inventory inventory) {
       current.kill();
       return current.exited().then(
-          [inventory = std::move(inventory)](WorkerChild::Exit) { return inventory; });
+          [inventory = std::move(inventory)](const WorkerChild::Exit&) { return inventory; });
     });
     return ended.attach(kj::mv(child));
   });

@@ -52,16 +52,60 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
       return "its epoch " + std::to_string(grant.epoch) + " is not higher than " +
              std::to_string(epochs_[index]) + ", the last one of device " + std::to_string(at->ordinal);
     const uint64_t amount = wanted.getMemoryBytes() != 0 ? wanted.getMemoryBytes() : at->memoryBytes;
-    const uint64_t taken = reserved(index);
-    if (taken > at->memoryBytes || amount > at->memoryBytes - taken)
-      return "device " + std::to_string(at->ordinal) + " has " +
-             std::to_string(at->memoryBytes - std::min(taken, at->memoryBytes)) + " bytes free, it wants " +
-             std::to_string(amount);
+    if (auto missing = lacks(index, amount)) return missing;
     grant.devices.push_back({index, amount});
   }
   for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
+}
+
+std::optional<std::string> LeaseTable::lacks(size_t device, uint64_t amount) const {
+  const uint64_t all = devices_[device].memoryBytes;
+  const uint64_t taken = std::min(reserved(device), all);
+  if (amount <= all - taken) return std::nullopt;
+  return "device " + std::to_string(devices_[device].ordinal) + " has " + std::to_string(all - taken) +
+         " bytes free, it wants " + std::to_string(amount);
+}
+
+void LeaseTable::pause(const Id& id) {
+  if (Grant* lease = admissible(id)) lease->paused = true;
+}
+
+void LeaseTable::unpause(const Id& id) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr) return;
+  lease->paused = lease->resuming = false;
+  lease->suspended.reset();
+}
+
+void LeaseTable::setSuspended(const Id& id, Suspended suspended) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr) return;
+  lease->paused = true;
+  lease->resuming = false;
+  lease->suspended = std::move(suspended);
+}
+
+std::optional<std::string> LeaseTable::reserveAgain(const Id& id) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr || !lease->suspended || lease->resuming) return std::nullopt;
+  for (size_t place = 0; place < lease->devices.size(); ++place) {
+    // What it keeps is reserved already.
+    const auto [device, amount] = lease->devices[place];
+    const uint64_t kept = lease->suspended->kept[place];
+    if (kept >= amount) continue;
+    if (auto missing = lacks(device, amount - kept)) return missing;
+  }
+  lease->resuming = true;
+  return std::nullopt;
+}
+
+std::vector<std::pair<Id, std::vector<uint64_t>>> LeaseTable::suspended() const {
+  std::vector<std::pair<Id, std::vector<uint64_t>>> list;
+  for (const auto& [id, lease] : leases_)
+    if (!lease.closing && lease.suspended && !lease.resuming) list.emplace_back(id, lease.suspended->kept);
+  return list;
 }
 
 bool LeaseTable::setBroken(uint32_t ordinal, const std::string& problem) {
@@ -95,6 +139,16 @@ std::vector<Id> LeaseTable::active() const {
 }
 
 uint64_t LeaseTable::reserved(size_t device) const {
+  uint64_t total = 0;
+  for (const auto& [id, lease] : leases_)
+    for (size_t place = 0; place < lease.devices.size(); ++place)
+      if (lease.devices[place].index == device)
+        total += lease.suspended && !lease.resuming ? lease.suspended->kept[place]
+                                                    : lease.devices[place].memoryBytes;
+  return total;
+}
+
+uint64_t LeaseTable::promised(size_t device) const {
   uint64_t total = 0;
   for (const auto& [id, lease] : leases_)
     for (const auto& granted : lease.devices)

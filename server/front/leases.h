@@ -5,7 +5,11 @@
 // A grant is accepted only if its epoch is higher than every one seen on its devices and its memory fits
 // beside that of the leases not yet closed. A lease being revoked admits no session but keeps its memory
 // until `remove`, which comes after its workers are gone. Renewal is the manager's task: here a lease runs
-// until it is revoked, also while the manager is unreachable. Pure bookkeeping, no I/O; one thread.
+// until it is revoked, also while the manager is unreachable.
+//
+// A lease is paused from the moment when it is to be suspended until it runs again: no session of it begins.
+// While it is suspended it reserves what its sessions keep on their devices; whoever resumes it first has its
+// whole reservation back, or learns what is missing. Pure bookkeeping, no I/O; one thread.
 
 #include <map>
 #include <optional>
@@ -25,6 +29,13 @@ struct GrantedDevice {
   uint64_t memoryBytes = 0;
 };
 
+// What suspending a lease has come to; schema/pool.capnp says what each is.
+struct Suspended {
+  std::vector<uint64_t> kept;  // by device of the lease
+  uint64_t movedBytes = 0;
+  uint32_t drainMs = 0, moveMs = 0;
+};
+
 struct Grant {
   Id id;
   uint64_t epoch = 0;
@@ -32,6 +43,9 @@ struct Grant {
   std::vector<GrantedDevice> devices;
   std::string holder, tenant;
   bool closing = false;
+  bool paused = false;
+  std::optional<Suspended> suspended;
+  bool resuming = false;                 // suspended, with its whole reservation
   std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
 };
 
@@ -51,6 +65,20 @@ class LeaseTable {
   void remove(const Id& id);
   std::vector<Id> active() const;  // those that admit sessions
   uint64_t reserved(size_t device) const;
+  // As `reserved`, when no lease were suspended: each of them wants to come back.
+  uint64_t promised(size_t device) const;
+
+  // The following are for leases that are admissible; of others they do nothing.
+  void pause(const Id& id);
+  // It runs, with its whole reservation.
+  void unpause(const Id& id);
+  // From here on it reserves `suspended.kept` alone, which has a number for each of its devices.
+  void setSuspended(const Id& id, Suspended suspended);
+  // Reserves all that the suspended lease had, until unpause or setSuspended. The error: what is missing.
+  std::optional<std::string> reserveAgain(const Id& id);
+  // Those that are suspended; not those on their way back, whose whole reservation counts: were the manager
+  // told that they are suspended, it would lease their memory to others.
+  std::vector<std::pair<Id, std::vector<uint64_t>>> suspended() const;
   std::vector<Id> holders(size_t device) const;
   // A device that broke while a session used it is not trusted again in the life of this server: somebody has
   // to look at it first. No lease on it is accepted from then on. False: that is known already, or there is
@@ -65,6 +93,9 @@ class LeaseTable {
   const std::vector<Device>& devices() const { return devices_; }
 
  private:
+  // Of one device, beside what is reserved there. The error: what is missing.
+  std::optional<std::string> lacks(size_t device, uint64_t amount) const;
+
   std::vector<Device> devices_;
   std::vector<uint64_t> epochs_;       // by device
   std::vector<std::string> problems_;  // by device: broken

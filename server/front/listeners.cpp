@@ -54,7 +54,7 @@ LocalListener::LocalListener(kj::LowLevelAsyncIoProvider& io, const std::string&
   receiver_ = io.wrapListenSocketFd(kj::mv(descriptor));
 }
 
-LocalListener::~LocalListener() { unlink(path_.c_str()); }
+LocalListener::~LocalListener() noexcept { unlink(path_.c_str()); }
 
 std::string peerName(kj::AsyncIoStream& stream) {
   const int descriptor = descriptorOf(stream);

@@ -12,7 +12,7 @@ namespace gpupool::server {
 class LocalListener {
  public:
   LocalListener(kj::LowLevelAsyncIoProvider& io, const std::string& path);
-  ~LocalListener();
+  ~LocalListener() noexcept;
   KJ_DISALLOW_COPY(LocalListener);
   kj::ConnectionReceiver& receiver() { return *receiver_; }
 

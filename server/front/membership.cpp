@@ -114,6 +114,12 @@ kj::Promise<bool> Membership::beat(Link& link) {
   const auto leases = facts_.activeLeases();
   auto list = request.initActiveLeases(static_cast<unsigned>(leases.size()));
   for (unsigned i = 0; i < list.size(); ++i) schema::write(leases[i], list[i]);
+  const auto suspended = facts_.suspended();
+  auto away = request.initSuspended(static_cast<unsigned>(suspended.size()));
+  for (unsigned i = 0; i < away.size(); ++i) {
+    schema::write(suspended[i].first, away[i].initId());
+    schema::writeKept(suspended[i].second, away[i]);
+  }
   const auto problems = facts_.problems();
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));
   for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);

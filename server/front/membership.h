@@ -37,6 +37,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     Id incarnation;
     std::function<void(schema::Manager::JoinParams::Builder)> describe;  // all but fabric and control
     std::function<std::vector<Id>()> activeLeases;
+    // Those of them that are suspended, and what each keeps on its devices.
+    std::function<std::vector<std::pair<Id, std::vector<uint64_t>>>()> suspended;
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // Sent again when it is another object.

@@ -7,7 +7,10 @@
 #include <climits>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
+
+#include "base/memory_info.h"
 
 namespace gpupool::server {
 namespace {
@@ -28,6 +31,18 @@ std::string lockFolder() {
   const bool open =
       stat("/run/lock", &status) == 0 && S_ISDIR(status.st_mode) && (status.st_mode & 0777) == 0777;
   return open ? "/run/lock" : "/tmp";
+}
+
+uint64_t suspendBudget(const std::string& text) {
+  if (text.empty()) {
+    std::ifstream file("/proc/meminfo");
+    return readMemoryInfo(file).total / 4;
+  }
+  try {
+    return options::parseBytes(text).value;
+  } catch (const options::OptionError& error) {
+    throw options::OptionError(std::string("--suspend-memory: ") + error.what());
+  }
 }
 
 }  // namespace
@@ -90,6 +105,18 @@ std::vector<options::Option> ServerOptions::table() {
       {"module-cache-size", moduleCacheSize, "SIZE",
        "The size limit of --module-cache, for all tenants together. Code that was unused for longest is "
        "removed first."},
+      {"suspend-memory", suspendMemory, "SIZE",
+       "So much of this machine's memory may be used to keep what suspended leases have moved off their "
+       "GPUs, pinned and taken when it is needed. Empty: a quarter of the machine's memory. 0: no lease can "
+       "be suspended on this server."},
+      {"suspend-folder", suspendFolder, "PATH",
+       "The folder of a fast local disk for what exceeds --suspend-memory. The files in it have no names, "
+       "and "
+       "are gone with the leases. Empty: none; a lease that does not fit is not suspended."},
+      {"suspend-memory-ahead", suspendMemoryAhead, "SIZE",
+       "So much of --suspend-memory is taken when the server starts, which makes the first suspension faster "
+       "by about a second for each 4 GiB. It costs a CUDA context on each GPU, about half a GiB. 0: "
+       "nothing."},
       {"handshake-time", handshakeTime, "TIME",
        "The longest time that a client may take for each step of opening a session."},
       {"stop-time", stopTime, "TIME", "A worker that was asked to stop is killed after this time."},
@@ -142,6 +169,12 @@ void ServerOptions::complete() {
   if (local == "none") local.clear();
   if (moduleCache.empty()) moduleCache = cacheFolder();
   if (moduleCache == "none") moduleCache.clear();
+  suspendBytes = suspendBudget(suspendMemory);
+  if (suspendMemoryAhead.value > suspendBytes)
+    throw options::OptionError("--suspend-memory-ahead: " + options::formatBytes(suspendMemoryAhead) +
+                               " is more than --suspend-memory, " + options::formatBytes({suspendBytes}));
+  if (!suspendFolder.empty())
+    suspendFolder = std::filesystem::absolute(suspendFolder).lexically_normal().string();
   if (local.size() > 107)
     throw options::OptionError("--local: '" + local + "' is longer than a Unix socket's 107");
 }

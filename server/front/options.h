@@ -28,6 +28,9 @@ struct ServerOptions {
   std::string networkWire = "auto";
   std::string moduleCache;
   options::Bytes moduleCacheSize{uint64_t{8} << 30};
+  std::string suspendMemory;
+  std::string suspendFolder;
+  options::Bytes suspendMemoryAhead{0};
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
   std::chrono::milliseconds clientStallTime{0};
@@ -39,7 +42,8 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
-  // Fills what depends on the machine: name, worker, state and local. Throws options::OptionError.
+  uint64_t suspendBytes = 0;  // --suspend-memory, by complete
+  // Fills what depends on the machine: name, worker, state, local and others. Throws options::OptionError.
   void complete();
 };
 

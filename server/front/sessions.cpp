@@ -73,19 +73,32 @@ kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
       [this,
        session = kj::mv(session)](kj::Maybe<kj::Own<WorkerMessage>> maybe) mutable -> kj::Promise<void> {
         KJ_IF_MAYBE (message, maybe) {
-          const auto report = (*message)->get();
-          if (!report.isEnded()) return listen(kj::mv(session));
-          if (session->text.empty()) session->text = report.getEnded().cStr();
-          killAfter(*session, bounds_.exit, "did not exit after its session ended");
+          bool more = false;
+          KJ_IF_MAYBE (wrong, kj::runCatchingExceptions([&] { more = hear(*session, (*message)->get()); }))
+            giveUp(*session, *wrong);
+          if (more) return listen(kj::mv(session));
           return kj::READY_NOW;
         }
         killAfter(*session, bounds_.exit, "closed its socket and did not exit");
         return kj::READY_NOW;
       },
-      [session = kj::mv(kept)](kj::Exception&& exception) mutable {
-        if (session->text.empty()) session->text = exception.getDescription().cStr();
-        session->worker->kill();
-      });
+      [this, session = kj::mv(kept)](kj::Exception&& exception) mutable { giveUp(*session, exception); });
+}
+
+bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
+  if (report.isEnded()) {
+    if (session.text.empty()) session.text = report.getEnded().cStr();
+    killAfter(session, bounds_.exit, "did not exit after its session ended");
+    return false;
+  }
+  if (report.isSuspended()) answered(session, report.getSuspended());
+  if (report.isDisturb()) disturb_(session.facts.lease, session.number);
+  return true;
+}
+
+void SessionTable::giveUp(Session& session, const kj::Exception& malformed) {
+  if (session.text.empty()) session.text = malformed.getDescription().cStr();
+  session.worker->kill();
 }
 
 void SessionTable::killAfter(Session& session, kj::Duration bound, const char* why) {
@@ -154,6 +167,7 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
   if (const auto account = accounts_.find(lease); account != accounts_.end())
     account->second.forget(session.number);
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
+  if (session.answer.get() != nullptr) session.answer->fulfill(Outcome{.gone = true});
   living_.remove_if([&](const kj::Own<Session>& other) { return other.get() == &session; });
   if (living(lease) == 0) accounts_.erase(lease);
   changed_();

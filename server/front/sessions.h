@@ -8,8 +8,10 @@
 //
 // A session ends by itself (its worker reports why and exits), by order (`end`: the worker is asked to stop,
 // and is killed after `stopBound`), or by a crash. A worker that reported the end but does not exit is killed
-// after `exitBound`. The reason of every end is logged and the last kHistory are kept. Belongs to the event
-// loop's thread.
+// after `exitBound`. The reason of every end is logged and the last kHistory are kept.
+//
+// What a worker is asked to do with its session beside that, to suspend it and to resume it, is passed on
+// here; what that means for a lease is suspension.h's. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "schema/id.h"
+#include "server/front/leases.h"
 #include "server/front/memory_account.h"
 #include "server/front/server_state.h"
 #include "server/front/worker_child.h"
@@ -35,6 +38,14 @@ struct SessionFacts {
   std::string command;
   std::vector<std::string> devices;    // uuids of the lease's
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
+};
+
+// What a session has made of an order to suspend or to resume it.
+struct Outcome {
+  bool gone = false;       // its process is: what follows says nothing
+  bool suspended = false;  // what the session is now
+  std::string error;       // not empty: the order was not carried out, and why
+  Suspended facts;         // of an order to suspend; kept has one number a device of the lease
 };
 
 class SessionTable final : private kj::TaskSet::ErrorHandler {
@@ -65,6 +76,27 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   size_t living() const { return living_.size(); }
   size_t living(const Id& lease) const;
   std::vector<StoredWorker> workers() const;
+  // A session of the lease is about to be added: until the result is destroyed.
+  kj::Own<void> beginning(const Id& lease);
+  // Resolves when none is.
+  kj::Promise<void> begun(const Id& lease);
+
+  // Sessions have a number, which none has had before.
+  std::vector<uint64_t> numbers(const Id& lease) const;
+  // Whose it is, for people.
+  std::string describe(uint64_t number) const;
+  // What a session answers to these; one order at a time for each. `copier`: its connection to the copier. A
+  // worker that does not answer within `bound` is ended. What its answer says is checked against its lease
+  // but for the amounts.
+  kj::Promise<Outcome> suspend(uint64_t number, uint32_t drainMs, kj::AutoCloseFd copier, kj::Duration bound);
+  kj::Promise<Outcome> resume(uint64_t number, kj::Duration bound);
+  // Resolves when its process is gone.
+  kj::Promise<void> endOne(uint64_t number, const std::string& reason);
+  // Called when a worker asks for it to be suspended and resumed (WorkerReport.disturb).
+  void onDisturb(std::function<void(const Id& lease, uint64_t number)> disturb) {
+    disturb_ = std::move(disturb);
+  }
+
   // The running ones, then the ended ones, the latest first.
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
 
@@ -78,6 +110,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t startTicks = 0;
     uint64_t number = 0;  // its name in the account
     bool ordered = false;
+    kj::Own<kj::PromiseFulfiller<Outcome>> answer;  // to an order; null: none is under way
+    bool toSuspend = false;                         // that order
     kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> gone;
   };
   struct Ended {
@@ -87,7 +121,14 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     std::string text;
   };
 
+  Session* find(uint64_t number) const;
   kj::Promise<void> listen(kj::Own<Session> session);
+  // False: it was the last report.
+  bool hear(Session& session, schema::WorkerReport::Reader report);
+  void giveUp(Session& session, const kj::Exception& malformed);
+  kj::Promise<Outcome> order(Session& session, capnp::MessageBuilder& message,
+                             std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
+  void answered(Session& session, schema::SuspendReport::Reader report);
   kj::Promise<void> end(Session& session, const std::string& reason);
   void killAfter(Session& session, kj::Duration bound, const char* why);
   void finish(Session& session, const WorkerChild::Exit& exit);
@@ -98,11 +139,17 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   Bounds bounds_;
   WorkerChild::Lost lost_;
   std::function<void()> changed_ = [] {};
+  std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
   uint64_t nextNumber_ = 1;
   std::list<kj::Own<Session>> living_;
   std::optional<StoredWorker> announced_;
+  struct Beginnings {
+    size_t count = 0;
+    kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> over;
+  };
+  std::map<Id, Beginnings> beginnings_;  // of leases with some
   std::deque<Ended> ended_;
   kj::TaskSet tasks_;
 };

@@ -135,7 +135,7 @@ kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
 kj::Promise<void> WorkerPool::watchIdle(kj::Own<Slot> slot) {
   auto exit = slot->child->exited();
   return exit.then(
-      [this, slot = kj::mv(slot)](WorkerChild::Exit exit) mutable {
+      [this, slot = kj::mv(slot)](const WorkerChild::Exit& exit) mutable {
         if (slot->child.get() == nullptr) return;  // taken: the session's concern
         std::erase_if(ready_, [&](const kj::Own<Slot>& other) { return other.get() == slot.get(); });
         if (!stopped_) failed("a waiting worker " + exit.text);
@@ -147,7 +147,7 @@ kj::Promise<void> WorkerPool::watchIdle(kj::Own<Slot> slot) {
 kj::Promise<void> WorkerPool::discard(kj::Own<Slot> slot, std::string why) {
   slot->child->kill();
   auto exit = slot->child->exited();
-  return exit.then([this, slot = kj::mv(slot), why = std::move(why)](WorkerChild::Exit exit) mutable {
+  return exit.then([this, slot = kj::mv(slot), why = std::move(why)](const WorkerChild::Exit& exit) mutable {
     starting_.remove(slot.get());
     const std::string text = "a worker failed to start: " + (why.empty() ? "it " + exit.text : why);
     if (!stopped_ && slot->device >= 0) {

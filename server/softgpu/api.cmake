@@ -31,3 +31,8 @@ add_executable(softgpu_exit_test ${api_tests}/api_exit.cpp)
 target_link_libraries(softgpu_exit_test PRIVATE gpupool_flags cuda-soft cuda_headers)
 add_test(NAME softgpu_exit_test COMMAND softgpu_exit_test)
 set_tests_properties(softgpu_exit_test PROPERTIES LABELS unit TIMEOUT 60 PASS_REGULAR_EXPRESSION clean)
+# Two processes that share memory.
+add_executable(softgpu_share_test ${api_tests}/api_share.cpp)
+target_link_libraries(softgpu_share_test PRIVATE gpupool_flags cuda-soft cuda_headers)
+add_test(NAME softgpu_share_test COMMAND softgpu_share_test)
+set_tests_properties(softgpu_share_test PROPERTIES LABELS unit TIMEOUT 90)

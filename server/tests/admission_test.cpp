@@ -22,7 +22,7 @@ struct Bench {
   kj::Own<WorkerPool> pool;
   kj::Own<Admission> admission;
 
-  explicit Bench(std::function<void(Admission::Settings&)> adjust = {}, uint32_t warm = 1) {
+  explicit Bench(const std::function<void(Admission::Settings&)>& adjust = {}, uint32_t warm = 1) {
     WorkerPool::Settings workers;
     workers.executable = FAKE_WORKER;
     workers.arguments = {"--driver", FAKE_DRIVER};
@@ -83,12 +83,12 @@ struct Bench {
 TEST_CASE("a holder with the key gets a worker with the lease's devices") {
   Bench bench;
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   CHECK(opening.serverProved);
   CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
   CHECK(bench.sessions.living({1, 1}) == 1);
   CHECK(contains(opening.order('q').wait(bench.io.waitScope), "client closed"));  // from the server
-  CHECK(opening.hear().wait(bench.io.waitScope) == "");  // nobody else has a copy of the socket
+  CHECK(opening.hear().wait(bench.io.waitScope).empty());  // nobody else has a copy of the socket
 }
 
 TEST_CASE("a worker is known to the server's next life before it learns of its session") {
@@ -97,7 +97,7 @@ TEST_CASE("a worker is known to the server's next life before it learns of its s
   bench.sessions.onChange(
       [&] { known.emplace_back(bench.sessions.workers().size(), bench.sessions.living()); });
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
   CHECK(known == std::vector<std::pair<size_t, size_t>>{{1, 0}, {1, 1}});
   REQUIRE(bench.sessions.workers().size() == 1);
@@ -131,7 +131,7 @@ TEST_CASE("unknown, closing and crowded leases are refused") {
   unknown.lease = {7, 7};
   CHECK(contains(bench.open(unknown), "is not known on server node1"));
   Opening first, second;
-  REQUIRE(bench.open(first) == "");
+  REQUIRE(bench.open(first).empty());
   second.session = {2, 3};
   CHECK(contains(bench.open(second), "has 1 sessions already"));
   bench.leases.close({1, 1});
@@ -141,10 +141,10 @@ TEST_CASE("unknown, closing and crowded leases are refused") {
 TEST_CASE("a session is opened once an epoch") {
   Bench bench;
   Opening first, again, resumed;
-  REQUIRE(bench.open(first) == "");
+  REQUIRE(bench.open(first).empty());
   CHECK(contains(bench.open(again), "opened before with epoch 1"));
   resumed.epoch = 2;
-  CHECK(bench.open(resumed) == "");
+  CHECK(bench.open(resumed).empty());
 }
 
 TEST_CASE("nonsense in the hello is refused") {
@@ -184,20 +184,21 @@ TEST_CASE("a peer that keeps failing is turned away, another is not") {
   for (int i = 0; i < 3; ++i) CHECK(contains(bench.open(bad, "10.0.0.7"), "proof"));
   Opening good;
   CHECK(contains(bench.open(good, "10.0.0.7"), "too many failed attempts from 10.0.0.7"));
-  CHECK(bench.open(good, "10.0.0.8") == "");
+  CHECK(bench.open(good, "10.0.0.8").empty());
   bench.timer.afterDelay(500 * kj::MILLISECONDS).wait(bench.io.waitScope);
   Opening later;
   later.session = {2, 9};
-  CHECK(bench.open(later, "10.0.0.7") == "");
+  CHECK(bench.open(later, "10.0.0.7").empty());
 }
 
 TEST_CASE("idle connections of one user keep nobody else from a session") {
   Bench bench([](Admission::Settings& settings) { settings.messageBound = 60 * kj::SECONDS; });
   std::vector<kj::Own<kj::AsyncIoStream>> idle;
+  idle.reserve(300);
   for (int i = 0; i < 300; ++i) idle.push_back(bench.connect("uid 7"));
   eventually(bench.timer, [&] { return bench.admission->underWay() <= 64; }).wait(bench.io.waitScope);
   Opening opening;
-  CHECK(bench.open(opening, "uid 2") == "");
+  CHECK(bench.open(opening, "uid 2").empty());
 }
 
 TEST_CASE("idle connections from many addresses keep nobody from a session") {
@@ -207,10 +208,11 @@ TEST_CASE("idle connections from many addresses keep nobody from a session") {
     settings.perPeer = 4;
   });
   std::vector<kj::Own<kj::AsyncIoStream>> idle;
+  idle.reserve(100);
   for (int i = 0; i < 100; ++i) idle.push_back(bench.connect("10.0.0." + std::to_string(i)));
   eventually(bench.timer, [&] { return bench.admission->underWay() <= 16; }).wait(bench.io.waitScope);
   Opening opening;
-  CHECK(bench.open(opening, "uid 2") == "");
+  CHECK(bench.open(opening, "uid 2").empty());
 }
 
 TEST_CASE("who has the most places loses one, not who has few") {
@@ -221,11 +223,12 @@ TEST_CASE("who has the most places loses one, not who has few") {
   });
   auto first = bench.connect("uid 1");
   std::vector<kj::Own<kj::AsyncIoStream>> idle;
+  idle.reserve(40);
   for (int i = 0; i < 20; ++i) idle.push_back(bench.connect("uid 7"));
   for (int i = 0; i < 20; ++i) idle.push_back(bench.connect("uid 8"));
   Opening opening;  // the oldest of all, and slow
   opening.run(kj::mv(first)).wait(bench.io.waitScope);
-  CHECK(opening.error == "");
+  CHECK(opening.error.empty());
 }
 
 TEST_CASE("a lease's sessions that wait for workers count as its sessions") {
@@ -246,7 +249,7 @@ TEST_CASE("a waiting worker that died is replaced before the session notices") {
   Bench bench;
   eventually(bench.timer, [&] { return bench.pool->warm() == 1; }).wait(bench.io.waitScope);
   Opening probe;
-  REQUIRE(bench.open(probe) == "");
+  REQUIRE(bench.open(probe).empty());
   const pid_t used = std::stoi(probe.order('p').wait(bench.io.waitScope));
   eventually(bench.timer, [&] { return bench.pool->warm() == 1; }).wait(bench.io.waitScope);
   pid_t waiting = 0;
@@ -257,7 +260,7 @@ TEST_CASE("a waiting worker that died is replaced before the session notices") {
   while (alive(waiting)) usleep(1000);  // dead before the server's event loop hears of it
   Opening opening;
   opening.session = {2, 5};
-  CHECK(bench.open(opening) == "");
+  CHECK(bench.open(opening).empty());
   CHECK(opening.order('e').wait(bench.io.waitScope) == "e1");
   CHECK(bench.sessions.workers().size() == bench.sessions.living());
 }
@@ -285,6 +288,6 @@ TEST_CASE("workers see no tokens") {
   Environment token("GPUPOOL_TOKEN", "secret");
   Bench bench;
   Opening opening;
-  REQUIRE(bench.open(opening) == "");
+  REQUIRE(bench.open(opening).empty());
   CHECK(opening.order('o').wait(bench.io.waitScope) == "0");
 }

@@ -31,9 +31,9 @@ std::string grant(LeaseTable& table, Id id, uint64_t epoch, std::vector<int> dev
 
 TEST_CASE("memory is reserved until the lease is removed, not until it is closed") {
   LeaseTable table(twoDevices());
-  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB) == "");
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB).empty());
   CHECK(contains(grant(table, {1, 2}, 2, {0}, 4 * kGiB), "bytes free"));
-  CHECK(grant(table, {1, 3}, 3, {0, 1}, 3 * kGiB) == "");
+  CHECK(grant(table, {1, 3}, 3, {0, 1}, 3 * kGiB).empty());
   CHECK(table.reserved(0) == 8 * kGiB);
   CHECK(table.reserved(1) == 3 * kGiB);
   REQUIRE(table.close({1, 1}));
@@ -43,18 +43,18 @@ TEST_CASE("memory is reserved until the lease is removed, not until it is closed
   CHECK(contains(grant(table, {1, 4}, 4, {0}, kGiB), "bytes free"));
   table.remove({1, 1});
   CHECK(table.reserved(0) == 3 * kGiB);
-  CHECK(grant(table, {1, 4}, 4, {0}, kGiB) == "");
+  CHECK(grant(table, {1, 4}, 4, {0}, kGiB).empty());
   CHECK(table.active() == std::vector<Id>{{1, 3}, {1, 4}});
 }
 
 TEST_CASE("only a higher epoch is admitted, device by device") {
   LeaseTable table(twoDevices());
-  CHECK(grant(table, {1, 1}, 10, {0}, kGiB) == "");
+  CHECK(grant(table, {1, 1}, 10, {0}, kGiB).empty());
   CHECK(contains(grant(table, {1, 2}, 10, {0}, kGiB), "not higher than 10"));
-  CHECK(grant(table, {1, 2}, 5, {1}, kGiB) == "");
+  CHECK(grant(table, {1, 2}, 5, {1}, kGiB).empty());
   CHECK(contains(grant(table, {1, 3}, 7, {0, 1}, kGiB), "not higher than 10"));
   // A refused grant changes nothing: device 1 still takes 6.
-  CHECK(grant(table, {1, 4}, 6, {1}, kGiB) == "");
+  CHECK(grant(table, {1, 4}, 6, {1}, kGiB).empty());
   table.close({1, 1});
   table.remove({1, 1});
   CHECK(contains(grant(table, {1, 5}, 9, {0}, kGiB), "not higher than 10"));
@@ -62,14 +62,65 @@ TEST_CASE("only a higher epoch is admitted, device by device") {
 
 TEST_CASE("the same lease again is no second reservation; another epoch is another lease") {
   LeaseTable table(twoDevices());
-  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB) == "");
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB).empty());
   const std::string other(32, 'z');
-  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB, other) == "");
+  CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB, other).empty());
   CHECK(table.reserved(0) == 5 * kGiB);
   CHECK(static_cast<char>(table.admissible({1, 1})->key[0]) == 'z');
   CHECK(contains(grant(table, {1, 1}, 2, {0}, 5 * kGiB), "another epoch"));
   table.close({1, 1});
   CHECK(contains(grant(table, {1, 1}, 1, {0}, 5 * kGiB), "being revoked"));
+}
+
+TEST_CASE("a suspended lease reserves what it keeps, and gets the rest back when it is free") {
+  LeaseTable table(twoDevices());
+  CHECK(grant(table, {1, 1}, 1, {0, 1}, 6 * kGiB).empty());
+  table.pause({1, 1});
+  CHECK(table.admissible({1, 1})->paused);
+  CHECK(table.reserved(0) == 6 * kGiB);
+  table.setSuspended({1, 1}, {{kGiB, 0}, 11 * kGiB, 1, 2});
+  CHECK(table.reserved(0) == kGiB);
+  CHECK(table.reserved(1) == 0);
+  CHECK(table.promised(0) == 6 * kGiB);
+  CHECK(table.suspended() == std::vector<std::pair<Id, std::vector<uint64_t>>>{{{1, 1}, {kGiB, 0}}});
+  CHECK(table.active() == std::vector<Id>{{1, 1}});
+  CHECK(grant(table, {1, 1}, 1, {0, 1}, 6 * kGiB).empty());  // a new key changes nothing of that
+  CHECK(table.reserved(0) == kGiB);
+  CHECK(grant(table, {1, 2}, 2, {0}, 3 * kGiB).empty());
+  CHECK(table.reserveAgain({1, 1}) == "device 0 has 4294967296 bytes free, it wants 5368709120");
+  CHECK(table.reserved(1) == 0);
+  table.remove({1, 2});
+  CHECK(table.reserveAgain({1, 1}) == std::nullopt);
+  CHECK(table.reserved(0) == 6 * kGiB);
+  CHECK(table.suspended().empty());  // all of it is reserved
+  table.unpause({1, 1});
+  CHECK(table.suspended().empty());
+  CHECK_FALSE(table.admissible({1, 1})->paused);
+  table.setSuspended({1, 1}, {{0, 0}, 0, 0, 0});
+  table.close({1, 1});
+  CHECK(table.suspended().empty());
+  table.pause({7, 7});  // none
+  CHECK(table.reserveAgain({7, 7}) == std::nullopt);
+}
+
+TEST_CASE("the budget for suspended memory is what was said, or a quarter of the machine's") {
+  const auto completed = [](const std::string& memory, const std::string& ahead = "0") {
+    ServerOptions options;
+    options.name = "node1";
+    options.state = "/tmp";
+    options.suspendMemory = memory;
+    options.suspendMemoryAhead = options::parseBytes(ahead);
+    options.suspendFolder = "spare";
+    options.complete();
+    CHECK(options.suspendFolder[0] == '/');
+    return options.suspendBytes;
+  };
+  CHECK(completed("3GiB") == 3 * kGiB);
+  CHECK(completed("0") == 0);
+  CHECK(completed("") > uint64_t{64} << 20);
+  CHECK(completed("2GiB", "2GiB") == 2 * kGiB);
+  CHECK_THROWS_WITH(completed("much"), Catch::Contains("--suspend-memory: "));
+  CHECK_THROWS_WITH(completed("1GiB", "2GiB"), Catch::Contains("--suspend-memory-ahead: 2GiB is more than"));
 }
 
 TEST_CASE("nonsense is not granted") {
@@ -81,7 +132,7 @@ TEST_CASE("nonsense is not granted") {
   CHECK(contains(grant(table, {1, 1}, 1, {0}, ~uint64_t{0}), "bytes free"));
   CHECK(contains(grant(table, {1, 1}, 0, {0}, kGiB), "not higher than 0"));
   CHECK(table.active().empty());
-  CHECK(grant(table, {1, 1}, 1, {0}, 0) == "");
+  CHECK(grant(table, {1, 1}, 1, {0}, 0).empty());
   CHECK(table.reserved(0) == 8 * kGiB);
 }
 

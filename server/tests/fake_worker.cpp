@@ -4,11 +4,19 @@
 //   l  report its first device lost, then crash
 //   m  take 600 MiB of the first device's memory from the lease    g  give 600 MiB back
 //   p  answer with the pid           o  answer with the environment's number of entries that hold "TOKEN"
+//   s  answer with what it is ("running", "suspended") and how often it was suspended
+//   r  refuse the next order to suspend          R  to resume
+//   a  refuse every order to suspend from now on
+//   d  die of the next order to suspend or to resume           n  never answer it
+//   w  answer it with nonsense                   b  answer it with what is no message
+//   u  report that it is suspended, unasked      t  ask to be disturbed
+// What it needs of the server for that is in fake_suspension.h, also what it does as a copier.
 // GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
 // file exists.
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +24,7 @@
 #include <thread>
 
 #include "server/driver.h"
+#include "server/tests/fake_suspension.h"
 #include "server/worker_process.h"
 
 using namespace gpupool::server;
@@ -52,7 +61,7 @@ std::string tokens() {
 }
 
 // Why the session ended.
-std::string serve(WorkerProcess& process, const SessionStart& start) {
+std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeSuspension& suspension) {
   for (char order; read(start.socket, &order, 1) == 1;) {
     std::string ordinals = "e";
     for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
@@ -68,8 +77,20 @@ std::string serve(WorkerProcess& process, const SessionStart& start) {
       process.giveMemory(0, uint64_t{600} << 20);
       answer(start.socket, "given");
     }
+    if (order == 's') answer(start.socket, suspension.state());
+    if (std::strchr("rRadnwb", order) != nullptr) {
+      suspension.misbehave(order);
+      answer(start.socket, "will do");
+    }
+    if (order == 'u' || order == 't') {
+      order == 'u' ? suspension.reportUnasked() : suspension.askForDisturbance();
+      answer(start.socket, "done");
+    }
     if (order == 'q') return "client closed";
-    if (order == 'l') process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
+    if (order == 'l') {
+      process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
+      suspension.flush();
+    }
     if (order == 'c' || order == 'l') std::abort();
     if (order == 'h') {
       process.reportEnded("hanging from here");
@@ -79,14 +100,7 @@ std::string serve(WorkerProcess& process, const SessionStart& start) {
   return process.stopping() ? "stopped" : "client lost";
 }
 
-}  // namespace
-
-int main(int count, char** words) {
-  const WorkerArguments arguments = parseWorkerArguments(count, words);
-  if (arguments.inventory) {
-    if (std::getenv("GPUPOOL_FAKE_INVENTORY") != nullptr) std::abort();
-    return runInventory(arguments.driver, kRows);
-  }
+int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension) {
   WorkerProcess process(kControlDescriptor, kRows);
   if (const int status = fakedStart(process)) return status;
   std::unique_ptr<const Driver> driver;
@@ -106,6 +120,24 @@ int main(int count, char** words) {
         shutdown(start->socket, SHUT_RDWR);
       },
       std::chrono::milliseconds(500));
-  process.reportEnded(serve(process, *start));
+  process.reportEnded(serve(process, *start, suspension));
   return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count > 1 && std::strcmp(words[1], "--copier") == 0) return test::runFakeCopier();
+  for (int i = 1; i + 1 < count; ++i)  // GPUPOOL_DISTURB's: here the test says when
+    if (std::strcmp(words[i], "--disturb") == 0) {
+      std::rotate(words + i, words + i + 2, words + count);
+      count -= 2;
+    }
+  const WorkerArguments arguments = parseWorkerArguments(count, words);
+  if (arguments.inventory) {
+    if (std::getenv("GPUPOOL_FAKE_INVENTORY") != nullptr) std::abort();
+    return runInventory(arguments.driver, kRows);
+  }
+  test::FakeSuspension suspension(kControlDescriptor);
+  return runWorker(arguments, suspension);
 }

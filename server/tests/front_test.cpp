@@ -18,6 +18,12 @@ using namespace gpupool::server::test;
 
 namespace {
 
+std::vector<uint64_t> amounts(capnp::List<uint64_t>::Reader list) {
+  std::vector<uint64_t> amounts;
+  for (const uint64_t amount : list) amounts.push_back(amount);
+  return amounts;
+}
+
 // What the manager saw, and how it answers.
 struct Seen {
   int joins = 0, beats = 0, leaves = 0;
@@ -30,6 +36,7 @@ struct Seen {
   std::vector<std::vector<Id>> running;
   uint64_t rows = 0;
   std::vector<Id> activeLeases;
+  std::vector<std::pair<Id, std::vector<uint64_t>>> suspended;
   std::vector<std::string> problems;
   uint32_t warm = 0;
   bool known = true;
@@ -76,6 +83,9 @@ class FakeManager final : public schema::Manager::Server {
     if (seen_.mute) return kj::NEVER_DONE;
     seen_.activeLeases.clear();
     for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(schema::read(id));
+    seen_.suspended.clear();
+    for (auto lease : params.getSuspended())
+      seen_.suspended.emplace_back(schema::read(lease.getId()), amounts(lease.getKept()));
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.warm = params.getWarmWorkers();
@@ -155,6 +165,19 @@ struct Bench {
     auto request = control().revokeRequest();
     schema::write(id, request.initId());
     request.setReason(reason);
+    request.send().ignoreResult().wait(io.waitScope);
+  }
+  std::vector<uint64_t> suspend(Id id) {
+    auto request = control().suspendRequest();
+    schema::write(id, request.initId());
+    request.setDrainMs(1000);
+    auto response = request.send().wait(io.waitScope);
+    CHECK(response.getResult().getMoveMs() == (response.getResult().getMovedBytes() == 0 ? 0 : 7));
+    return amounts(response.getResult().getKept());
+  }
+  void resume(Id id) {
+    auto request = control().resumeRequest();
+    schema::write(id, request.initId());
     request.send().ignoreResult().wait(io.waitScope);
   }
   kj::Own<kj::AsyncIoStream> connect(const std::string& address) {
@@ -416,4 +439,101 @@ TEST_CASE("sessions of one lease share its memory, and a worker that dies gives 
   bench.until([&] { return two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB"; });
   CHECK(two.order('g').wait(bench.io.waitScope) == "given");
   CHECK(two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
+}
+
+TEST_CASE("a lease is suspended and resumed by the manager's order, and each beat says which are") {
+  constexpr uint64_t kKept = uint64_t{3} << 20;
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1, 8 * kGiB);
+  Opening one, refused, other;
+  REQUIRE(bench.open(one).empty());
+  CHECK(bench.suspend({1, 1}) == std::vector<uint64_t>{kKept});
+  bench.until([&] { return !bench.seen.suspended.empty(); });
+  CHECK(bench.seen.suspended == std::vector<std::pair<Id, std::vector<uint64_t>>>{{{1, 1}, {kKept}}});
+  CHECK(bench.seen.activeLeases == std::vector<Id>{{1, 1}});
+  refused.session = {2, 3};
+  CHECK(bench.open(refused) == "the lease is suspended");
+  CHECK(refused.suspended);
+
+  bench.grant({1, 2}, 2, 7 * kGiB);
+  other.lease = {1, 2};
+  REQUIRE(bench.open(other).empty());
+  CHECK(other.order('e').wait(bench.io.waitScope) == "e0");
+  CHECK(contains(failure([&] { bench.resume({1, 1}); }), "the lease cannot be resumed: device 0 has"));
+  bench.revoke({1, 2}, "over");
+  bench.resume({1, 1});
+  CHECK(one.order('s').wait(bench.io.waitScope) == "running 1");
+  const int beats = bench.seen.beats;
+  bench.until([&] { return bench.seen.beats > beats + 1; });
+  CHECK(bench.seen.suspended.empty());
+  CHECK(contains(failure([&] { bench.suspend({7, 7}); }), "is not known here"));
+}
+
+TEST_CASE("no context is made ahead on a device whose suspended lease wants all of it again") {
+  Bench bench(true, false, [](ServerOptions& options) {
+    options.warm = 0;
+    options.warmContexts = true;
+    options.devices = uuidText(uuid(0));
+  });
+  bench.until([&] { return bench.seen.warm == 1; });
+  bench.grant({1, 1}, 1, 8 * kGiB);
+  Opening one;
+  REQUIRE(bench.open(one).empty());
+  bench.until([&] { return bench.seen.warm == 0; });
+  bench.suspend({1, 1});
+  bench.timer.afterDelay(800 * kj::MILLISECONDS).wait(bench.io.waitScope);  // contextCheck, twice
+  CHECK(bench.seen.warm == 0);
+  bench.resume({1, 1});
+  CHECK(one.order('s').wait(bench.io.waitScope) == "running 1");
+  one.order('q').wait(bench.io.waitScope);
+  bench.until([&] { return bench.seen.warm == 1; });
+}
+
+TEST_CASE("a server with no memory for it suspends nothing, and names the option") {
+  Bench bench(true, false, [](ServerOptions& options) { options.suspendMemory = "0"; });
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  CHECK(contains(failure([&] { bench.suspend({1, 1}); }),
+                 "--suspend-memory (suspend_memory in server.yaml) is 0"));
+}
+
+TEST_CASE("a server that stops leaves neither suspended workers nor the copier behind") {
+  Bench bench(true, false, [](ServerOptions& options) {
+    options.suspendMemory = "1GiB";
+    options.suspendMemoryAhead = options::Bytes{1 << 20};
+  });
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.until([] { return children().size() == 2; });  // the waiting worker, and the copier ahead of time
+  bench.grant({1, 1}, 1);
+  Opening one;
+  REQUIRE(bench.open(one).empty());
+  bench.suspend({1, 1});
+  bench.front->stop().wait(bench.io.waitScope);
+  CHECK(one.hear().wait(bench.io.waitScope) == "stop: the GPU server is shutting down");
+  bench.front = nullptr;
+  CHECK(children().empty());
+}
+
+TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resumed") {
+  Environment disturb("GPUPOOL_DISTURB", "suspend:42");
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one;
+  REQUIRE(bench.open(one).empty());
+  std::ifstream file("/proc/" + one.order('p').wait(bench.io.waitScope) + "/cmdline");
+  std::string words(std::istreambuf_iterator<char>(file), {});
+  std::replace(words.begin(), words.end(), '\0', ' ');
+  CHECK(contains(words, "--disturb 42"));
+  one.order('t').wait(bench.io.waitScope);
+  std::string state;
+  for (int attempt = 0; attempt < 1000 && state != "running 1"; ++attempt) {
+    bench.timer.afterDelay(10 * kj::MILLISECONDS).wait(bench.io.waitScope);
+    state = one.order('s').wait(bench.io.waitScope);
+  }
+  CHECK(state == "running 1");
+  Environment nonsense("GPUPOOL_DISTURB", "often");
+  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
+                    "GPUPOOL_DISTURB: 'often' is not suspend:NUMBER");
 }

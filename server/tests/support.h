@@ -36,9 +36,12 @@ class Folder {
 };
 
 struct Environment {
-  Environment(const char* name, const std::string& value) : name(name) { setenv(name, value.c_str(), 1); }
+  Environment(const char* name, const std::string& value) : name(name), value(value) {
+    setenv(name, value.c_str(), 1);
+  }
   ~Environment() { unsetenv(name); }
   const char* name;
+  std::string value;
 };
 
 inline bool contains(const std::string& text, const char* part) {
@@ -97,6 +100,7 @@ struct Opening {
 
   std::string error;          // what the server said; empty: the session is open
   bool serverProved = false;  // its proof was right
+  bool suspended = false;     // refused for now, because the lease is suspended
   kj::Own<kj::AsyncIoStream> stream;
 
   kj::Promise<void> run(kj::Own<kj::AsyncIoStream> connection) {
@@ -144,6 +148,7 @@ struct Opening {
         .then([this](kj::Own<capnp::MessageReader> reply) {
           const auto answer = reply->getRoot<schema::SessionAnswer>();
           error = answer.getOk() ? "" : answer.getError().cStr();
+          suspended = answer.getSuspended();
         });
   }
 

@@ -151,7 +151,7 @@ TEST_CASE("a worker that cannot start is reported with its reason and tried agai
   CHECK(contains(pool.lastFailure(), "told to fail"));
   CHECK(contains(failure([&] { pool.take({0}, 50 * kj::MILLISECONDS).wait(bench.io.waitScope); }),
                  "told to fail"));
-  std::ofstream{flag};
+  std::ofstream(flag).close();
   CHECK(alive(bench.take(pool)->pid()));
   CHECK(pool.healthy());
   bench.stop(pool);

@@ -308,6 +308,7 @@ CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* depende
   std::vector<GraphNode*> nodes;
   SOFT_TRY(resolveNodes(*stream->capture->graph, dependencies, count, nodes));
   std::vector<GraphNodePtr> named;
+  named.reserve(nodes.size());
   for (GraphNode* node : nodes) named.push_back(table<GraphNode>().find(node->handle));
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) stream->captureAfter.clear();
   addUnique(stream->captureAfter, named);

@@ -41,6 +41,7 @@ OperationPtr freeze(const OperationPtr& operation) {
   auto* nested = dynamic_cast<const NestedOperation*>(operation.get());
   if (!nested || !nested->inner.empty()) return operation;
   std::vector<StepsPtr> inner;
+  inner.reserve(nested->graphs.size());
   for (auto& graph : nested->graphs) inner.push_back(makeSteps(*graph));
   return nested->withInner(std::move(inner));
 }
@@ -122,6 +123,7 @@ GraphPtr graphOf(const Steps& steps) {
   std::vector<GraphNode*> nodes;
   for (const Step& step : steps) {
     std::vector<GraphNode*> after;
+    after.reserve(step.after.size());
     for (size_t before : step.after) after.push_back(nodes[before]);
     OperationPtr operation = step.operation;
     if (!step.enabled) operation = std::make_shared<EmptyOperation>();
@@ -275,6 +277,7 @@ std::shared_ptr<Steps> renamed(const Steps& current, const Steps& next) {
     if (!nested) continue;
     std::vector<StepsPtr> inner;
     auto& before = static_cast<const NestedOperation&>(*current[i].operation).inner;
+    inner.reserve(before.size());
     for (size_t j = 0; j < before.size(); ++j) inner.push_back(renamed(*before[j], *nested->inner[j]));
     step.operation = nested->withInner(std::move(inner));
   }

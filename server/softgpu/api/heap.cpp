@@ -71,8 +71,11 @@ uint64_t VaHeap::allocate(uint64_t bytes, uint64_t alignment) {
 void VaHeap::decommit(uint64_t address, uint64_t bytes) {
   uint64_t first = up(address, kPage), last = (address + bytes) / kPage * kPage;
   if (first >= last) return;
-  mmap(reinterpret_cast<void*>(first), last - first, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  void* const pages = reinterpret_cast<void*>(first);
+  // Where the process has as many mappings as it may, at least the memory goes.
+  if (mmap(pages, last - first, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+      MAP_FAILED)
+    madvise(pages, last - first, MADV_DONTNEED);
 }
 
 void VaHeap::free(uint64_t address, uint64_t bytes) {

@@ -27,6 +27,8 @@ bool satisfied(T current, T value, unsigned flags) {
     case CU_STREAM_WAIT_VALUE_NOR:
       met = T(~(current | value)) != 0;
       break;
+    default:
+      break;
   }
   return met;
 }

@@ -97,6 +97,7 @@ bool Stream::enter(Task& task, Submit how) {
   }
   bool launch = task.launch;
   queue_.push_back(std::move(task));
+  task = {};
   task.launch = launch;
   if (!hasThread_) {
     hasThread_ = true;

@@ -4,9 +4,14 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
 #include <mutex>
+#include <string>
 
 #include "server/softgpu/address_plan.h"
 #include "server/softgpu/api/pool.h"
@@ -94,6 +99,50 @@ std::vector<AllocationPtr> wholeMappings(uint64_t address, uint64_t bytes) {
   return at == address + bytes ? found : std::vector<AllocationPtr>{};
 }
 
+// Another process learns from the file's name whose memory it is, by the device's PCI bus (ordinals differ
+// from process to process).
+constexpr char kMemoryName[] = "gpupool-soft-";
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+// Of a size that nobody can change, or whoever maps it could be made to fault.
+int createMemory(uint64_t bytes, const Device* device) {
+  const std::string name = kMemoryName + (device ? std::to_string(device->pciBus()) : "host");
+  const int descriptor = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) return -1;
+  if (ftruncate(descriptor, off_t(bytes)) == 0 && fcntl(descriptor, F_ADD_SEALS, kSeals) == 0)
+    return descriptor;
+  close(descriptor);
+  return -1;
+}
+
+// What cuMemExportToShareableHandle gives, and nothing else that a process may pass for it. Huge pages would
+// have memory of their own, which may be used up.
+bool isMemory(int descriptor, uint64_t& bytes) {
+  struct stat status{};
+  struct statfs system{};
+  constexpr decltype(system.f_type) kTmpfs = 0x01021994;
+  if (fstat(descriptor, &status) || status.st_size <= 0 || !aligned(uint64_t(status.st_size))) return false;
+  if (fstatfs(descriptor, &system) || system.f_type != kTmpfs) return false;
+  const int seals = fcntl(descriptor, F_GET_SEALS);
+  bytes = uint64_t(status.st_size);
+  return seals >= 0 && (seals & kSeals) == kSeals;
+}
+
+CUmemLocation locationOf(int descriptor) {
+  char target[PATH_MAX] = "";
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+  const ssize_t length = readlink(link.c_str(), target, sizeof target - 1);
+  const std::string name(target, size_t(std::max<ssize_t>(length, 0)));
+  const size_t at = name.find(kMemoryName);
+  if (at == std::string::npos) return {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+  const std::string owner = name.substr(at + sizeof kMemoryName - 1);
+  if (owner.starts_with("host")) return {CU_MEM_LOCATION_TYPE_HOST, {0}};
+  for (const auto& device : devices())
+    if (device->pciBus() == std::atoi(owner.c_str()))
+      return {CU_MEM_LOCATION_TYPE_DEVICE, {device->ordinal()}};
+  return {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
+}
+
 std::mutex& referenceMutex() {
   static auto* const mutex = new std::mutex;
   return *mutex;
@@ -162,9 +211,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUme
     }
     physical->charged = properties->location.id;
   }
-  physical->descriptor = memfd_create("gpupool-soft", MFD_CLOEXEC);
-  if (physical->descriptor < 0 || ftruncate(physical->descriptor, off_t(bytes)))
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  physical->descriptor = createMemory(bytes, physical->charged < 0 ? nullptr : findDevice(physical->charged));
+  if (physical->descriptor < 0) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = table<Physical>().add(physical);
   return CUDA_SUCCESS;
 }
@@ -198,7 +246,8 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
   mapping->kind = Allocation::Kind::mapped;
   mapping->base = address;
   mapping->size = bytes;
-  mapping->device = physical->charged < 0 ? 0 : physical->charged;
+  const auto& location = physical->properties.location;
+  mapping->device = location.type == CU_MEM_LOCATION_TYPE_DEVICE ? location.id : 0;
   mapping->readable = mapping->writable = false;
   mapping->physical = physical;
   markVisible(address, bytes);
@@ -283,15 +332,14 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void*
   if (!out) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   int descriptor = int(reinterpret_cast<intptr_t>(osHandle));
-  struct stat status{};
-  if (fstat(descriptor, &status) || status.st_size <= 0 || !aligned(uint64_t(status.st_size))) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  uint64_t bytes = 0;
+  if (!isMemory(descriptor, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  // Charged to nobody here: the process that made it has it on its account.
   auto physical = std::make_shared<Physical>();
   physical->properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   physical->properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  physical->properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {0}};
-  physical->size = uint64_t(status.st_size);
+  physical->properties.location = locationOf(descriptor);
+  physical->size = bytes;
   physical->descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (physical->descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   *out = table<Physical>().add(physical);

@@ -22,7 +22,7 @@ void Translator::onMov(const Instruction& instruction) {
     for (unsigned i = 0; i < from.parts.size(); ++i) {
       Value* one = builder_.CreateZExt(read(from.parts[i], part), integer(type.bits));
       result = builder_.CreateOr(
-          result, builder_.CreateShl(one, llvm::ConstantInt::get(integer(type.bits), part * i)));
+          result, builder_.CreateShl(one, llvm::ConstantInt::get(integer(type.bits), uint64_t{part} * i)));
     }
     return write(to, result);
   }
@@ -30,9 +30,10 @@ void Translator::onMov(const Instruction& instruction) {
   if (to.kind != Operand::Kind::vector) return write(to, value, type.isSigned());
   unsigned part = type.bits / static_cast<unsigned>(to.parts.size());
   for (unsigned i = 0; i < to.parts.size(); ++i)
-    write(to.parts[i], builder_.CreateTrunc(
-                           builder_.CreateLShr(value, llvm::ConstantInt::get(integer(type.bits), part * i)),
-                           integer(part)));
+    write(to.parts[i],
+          builder_.CreateTrunc(
+              builder_.CreateLShr(value, llvm::ConstantInt::get(integer(type.bits), uint64_t{part} * i)),
+              integer(part)));
 }
 
 void Translator::onCvt(const Instruction& instruction) {
@@ -203,7 +204,8 @@ bool Translator::convertPacked(const Instruction& instruction, Type to, Type fro
     Value* low = integerToInteger(instruction, read(operands[2], 32), all[0], all[1]);
     Value* both = builder_.CreateZExt(join(high, low, all[0].bits), integer(32));
     if (operands.size() > 3)
-      both = builder_.CreateOr(both, builder_.CreateShl(read(operands[3], 32), constant(all[0].bits * 2u)));
+      both = builder_.CreateOr(
+          both, builder_.CreateShl(read(operands[3], 32), constant(uint64_t{all[0].bits} * 2)));
     write(operands[0], both);
     return true;
   }

@@ -90,14 +90,14 @@ void Translator::onSust(const Instruction& instruction) {
   std::vector<Operand> values = data.kind == Operand::Kind::vector ? data.parts : std::vector<Operand>{data};
   if (values.size() != lanes || lanes * type.bytes() > 16) unsupported(instruction);
   auto element = [&](unsigned i) {
-    return builder_.CreateConstGEP1_64(integer(8), memory, i * type.bytes());
+    return builder_.CreateConstGEP1_64(integer(8), memory, uint64_t{i} * type.bytes());
   };
   if (isStore)
     for (unsigned i = 0; i < lanes; ++i)
       builder_.CreateAlignedStore(read(values[i], type.bits), element(i), llvm::Align(1));
   call(isStore ? "gpupool.surfaceStore" : "gpupool.surfaceLoad", builder_.getVoidTy(),
        {read(place.parts[0], 64), constant(dimensions), at[0], at[1], at[2], memory,
-        constant(lanes * type.bytes()), constant(clamp)});
+        constant(uint64_t{lanes} * type.bytes()), constant(clamp)});
   if (!isStore)
     for (unsigned i = 0; i < lanes; ++i)
       write(values[i], builder_.CreateAlignedLoad(integer(type.bits), element(i), llvm::Align(1)));

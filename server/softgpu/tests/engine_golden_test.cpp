@@ -11,6 +11,8 @@ namespace gpupool::softgpu::test {
 
 namespace {
 
+constexpr size_t kCaseBytes = size_t{kCaseThreads} * 8;
+
 std::map<std::string, std::string> golden() {
   std::map<std::string, std::string> rows;
   std::ifstream file(GPUPOOL_GOLDEN);
@@ -29,9 +31,9 @@ void explain(const InstructionCase& one, size_t index, const std::vector<uint64_
   const char* path = std::getenv("GPUPOOL_HARDWARE_RESULTS");
   if (path == nullptr) return;
   std::ifstream file(path, std::ios::binary);
-  file.seekg(static_cast<std::streamoff>(index * kCaseThreads * 8));
+  file.seekg(static_cast<std::streamoff>(index * kCaseBytes));
   std::vector<uint64_t> wanted(kCaseThreads);
-  file.read(reinterpret_cast<char*>(wanted.data()), kCaseThreads * 8);
+  file.read(reinterpret_cast<char*>(wanted.data()), kCaseBytes);
   int shown = 0;
   for (uint32_t i = 0; i < kCaseThreads && shown < 6; ++i)
     if (wanted[i] != results[i]) {
@@ -51,12 +53,12 @@ TEST_CASE("instructions answer as an H200 does") {
   std::vector<InstructionCase> cases = instructionCases();
   REQUIRE(expected.size() == cases.size());
   DeviceMemory in(kCaseThreads * sizeof(Input));
-  DeviceMemory out(kCaseThreads * 8);
+  DeviceMemory out(kCaseBytes);
   for (size_t index = 0; index < cases.size(); ++index) {
     const InstructionCase& one = cases[index];
     INFO(one.name);
     std::memcpy(in.as<void>(), one.inputs.data(), one.inputs.size() * sizeof(Input));
-    std::memset(out.as<void>(), 0, kCaseThreads * 8);
+    std::memset(out.as<void>(), 0, kCaseBytes);
     Loaded loaded(one.ptx);
     INFO(loaded.error().text);
     REQUIRE(loaded.fine());

@@ -200,9 +200,9 @@ TEST_CASE("special registers") {
       "{%r7, %r8, %r9, %r10};"));
   REQUIRE(loaded.fine());
   loaded.dynamicShared = 48;
-  DeviceMemory out(3 * 64 * 32);
+  DeviceMemory out(size_t{3} * 64 * 32);
   REQUIRE(loaded.run("test", {3}, {64}, out.address(), out.address()) == Outcome::ok);
-  const auto* row = out.as<uint32_t>() + (64 + 37) * 8;
+  const auto* row = out.as<uint32_t>() + size_t{64 + 37} * 8;
   CHECK(std::vector<uint32_t>(row, row + 8) == std::vector<uint32_t>{5, 1, 31, 3, 0, 0xFFFFFFE0, 48, 2});
 }
 

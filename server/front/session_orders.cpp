@@ -1,0 +1,134 @@
+// SessionTable's part in suspending: orders to single sessions, and what they answer.
+#include <capnp/message.h>
+
+#include "base/log.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+namespace {
+
+// What an answer says of itself; its amounts are for who knows the devices.
+Outcome readOutcome(schema::SuspendReport::Reader report, bool toSuspend, size_t devices) {
+  Outcome outcome;
+  outcome.suspended = report.getSuspended();
+  outcome.error = report.getError().cStr();
+  outcome.facts.movedBytes = report.getMovedBytes();
+  outcome.facts.drainMs = report.getDrainMs();
+  outcome.facts.moveMs = report.getMoveMs();
+  for (const uint64_t kept : report.getKept()) {
+    if (outcome.facts.kept.size() == devices) break;
+    outcome.facts.kept.push_back(kept);
+  }
+  if (!outcome.error.empty()) return outcome;
+  if (outcome.suspended != toSuspend) {
+    outcome.error = std::string("its worker answered nonsense: it is ") +
+                    (outcome.suspended ? "suspended" : "not suspended") + " and says nothing of why";
+  } else if (toSuspend && report.getKept().size() != devices) {
+    outcome.error = "its worker answered nonsense: it keeps memory on " +
+                    std::to_string(report.getKept().size()) + " devices of " + std::to_string(devices);
+  }
+  return outcome;
+}
+
+}  // namespace
+
+kj::Own<void> SessionTable::beginning(const Id& lease) {
+  ++beginnings_[lease].count;
+  return kj::heap(kj::defer([this, lease] {
+    const auto found = beginnings_.find(lease);
+    if (--found->second.count != 0) return;
+    for (auto& fulfiller : found->second.over) fulfiller->fulfill();
+    beginnings_.erase(found);
+  }));
+}
+
+kj::Promise<void> SessionTable::begun(const Id& lease) {
+  const auto found = beginnings_.find(lease);
+  if (found == beginnings_.end()) return kj::READY_NOW;
+  auto pair = kj::newPromiseAndFulfiller<void>();
+  found->second.over.add(kj::mv(pair.fulfiller));
+  return kj::mv(pair.promise);
+}
+
+std::vector<uint64_t> SessionTable::numbers(const Id& lease) const {
+  std::vector<uint64_t> list;
+  for (const auto& session : living_)
+    if (session->facts.lease == lease) list.push_back(session->number);
+  return list;
+}
+
+SessionTable::Session* SessionTable::find(uint64_t number) const {
+  for (const auto& session : living_)
+    if (session->number == number) return const_cast<Session*>(session.get());
+  return nullptr;
+}
+
+std::string SessionTable::describe(uint64_t number) const {
+  const Session* session = find(number);
+  if (session == nullptr) return "a session";
+  return session->facts.command + " (process " + std::to_string(session->facts.clientPid) + ")";
+}
+
+kj::Promise<Outcome> SessionTable::suspend(uint64_t number, uint32_t drainMs, kj::AutoCloseFd copier,
+                                           kj::Duration bound) {
+  Session* session = find(number);
+  if (session == nullptr) return Outcome{.gone = true};
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().initSuspend().setDrainMs(drainMs);
+  const int descriptor = copier;
+  return order(*session, message, std::span(&descriptor, 1), true, bound);
+}
+
+kj::Promise<Outcome> SessionTable::resume(uint64_t number, kj::Duration bound) {
+  Session* session = find(number);
+  if (session == nullptr) return Outcome{.gone = true};
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().setResume();
+  return order(*session, message, {}, false, bound);
+}
+
+kj::Promise<Outcome> SessionTable::order(Session& session, capnp::MessageBuilder& message,
+                                         std::span<const int> descriptors, bool toSuspend,
+                                         kj::Duration bound) {
+  KJ_REQUIRE(session.answer.get() == nullptr, "a session has one order at a time");
+  auto pair = kj::newPromiseAndFulfiller<Outcome>();
+  session.answer = kj::mv(pair.fulfiller);
+  session.toSuspend = toSuspend;
+  // A worker that takes no order is dead or stuck. Either way its exit is the answer.
+  if (!session.worker->send(message, descriptors)) {
+    if (session.text.empty()) session.text = "its worker took no order any more";
+    session.worker->kill();
+  }
+  const std::string what = toSuspend ? "to be suspended" : "to be resumed";
+  auto late = timer_.afterDelay(bound).then([this, what, number = session.number] {
+    Session* slow = find(number);
+    if (slow == nullptr) return kj::Promise<void>(kj::READY_NOW);
+    GPUPOOL_ERROR("worker %d did not answer the order %s in its time: its session is ended",
+                  slow->worker->pid(), what.c_str());
+    return end(*slow, "the session's worker did not answer the order " + what);
+  });
+  // Its end is an outcome, by `finish`.
+  auto never = late.then([]() -> kj::Promise<Outcome> { return kj::NEVER_DONE; });
+  return pair.promise.exclusiveJoin(kj::mv(never));
+}
+
+void SessionTable::answered(Session& session, schema::SuspendReport::Reader report) {
+  if (session.answer.get() == nullptr) {
+    GPUPOOL_WARNING("session %s: its worker %d says that it is %s, and nobody asked: ignored",
+                    session.facts.session.text().c_str(), session.worker->pid(),
+                    report.getSuspended() ? "suspended" : "not suspended");
+    return;
+  }
+  if (session.ordered) return;  // its end is the outcome
+  Outcome outcome = readOutcome(report, session.toSuspend, session.facts.devices.size());
+  session.answer->fulfill(kj::mv(outcome));
+  session.answer = nullptr;
+}
+
+kj::Promise<void> SessionTable::endOne(uint64_t number, const std::string& reason) {
+  Session* session = find(number);
+  if (session == nullptr) return kj::READY_NOW;
+  return end(*session, reason);
+}
+
+}  // namespace gpupool::server

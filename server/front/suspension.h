@@ -1,0 +1,93 @@
+#pragma once
+// Suspends and resumes leases: all living sessions of a lease together, or none.
+//
+// suspend: from the order on no session of the lease begins (LeaseTable::pause). Each session's worker gets a
+// connection to the copier of its own and moves the session's memory there. If one cannot, those that could
+// are resumed, and the order fails with the first reason. resume: the lease's reservation comes first, then
+// every session; if one cannot come back, those that could are suspended again. A session that ends meanwhile
+// counts as gone. One that is neither here nor there, because taking a step back failed too, is ended.
+//
+// Orders for one lease are carried out one after the other, also when nobody waits for the answer any more. A
+// lease that is revoked meanwhile ends its sessions as always; the order then fails. Belongs to the event
+// loop's thread.
+
+#include <kj/async-io.h>
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/front/leases.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+
+class Suspension final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Settings {
+    // Each call is a new connection to the copier, for one session. Rejects, saying why there is none.
+    std::function<kj::Promise<kj::AutoCloseFd>()> copier;
+    std::string refusal;   // not empty: nothing is suspended here, and why
+    bool disturb = false;  // workers may ask for it (GPUPOOL_DISTURB)
+    // A worker has so long for an order, besides what its programs have to finish.
+    kj::Duration bound = 300 * kj::SECONDS;
+    // A session whose hand-over had begun before the order is there within this: Admission's bounds.
+    kj::Duration beginBound = 90 * kj::SECONDS;
+  };
+
+  // Takes over SessionTable::onDisturb.
+  Suspension(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Settings settings);
+  ~Suspension() noexcept;
+  KJ_DISALLOW_COPY(Suspension);
+
+  // ServerControl.suspend and resume; both reject with a text for people.
+  kj::Promise<Suspended> suspend(const Id& lease, uint32_t drainMs);
+  kj::Promise<void> resume(const Id& lease);
+
+ private:
+  using Outcomes = std::map<uint64_t, Outcome>;  // by session's number
+
+  // Carries `work` out when the lease's earlier orders are done.
+  template <class Result>
+  kj::Promise<Result> queue(const Id& lease, kj::Function<kj::Promise<Result>()> work);
+  kj::Promise<Suspended> suspendNow(Id lease, uint32_t drainMs);
+  kj::Promise<Suspended> concludeSuspend(Id lease, uint32_t drainMs, Outcomes outcomes);
+  kj::Promise<void> resumeNow(Id lease);
+  kj::Promise<void> concludeResume(Id lease, Outcomes outcomes);
+  kj::Promise<void> disturbNow(Id lease, uint64_t number);
+
+  kj::Promise<void> awaitBeginnings(Id lease);
+  // Rejects before any order is given if there are not connections for all.
+  kj::Promise<Outcomes> suspendAll(std::vector<uint64_t> numbers, uint32_t drainMs);
+  kj::Promise<Outcomes> resumeAll(std::vector<uint64_t> numbers);
+  // Resumes those that are suspended, and ends who does not come back.
+  kj::Promise<void> takeBack(Outcomes outcomes);
+  // Some are back, for others `why` holds. Rejects with that when all are suspended again.
+  kj::Promise<void> suspendAgain(Id lease, Outcomes outcomes, std::string why);
+  kj::Promise<void> end(std::vector<uint64_t> numbers, const std::string& reason);
+  // The first reason why one of them is not what it was ordered to be; empty: each is, or is gone.
+  std::string firstError(const Outcomes& outcomes) const;
+  // What they have kept together, and so on; the error: that cannot be.
+  std::string sum(const Id& lease, const Outcomes& outcomes, Suspended& total) const;
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::Timer& timer_;
+  LeaseTable& leases_;
+  SessionTable& sessions_;
+  Settings settings_;
+  struct Last {
+    Outcomes outcomes;
+    uint32_t drainMs = 0;
+  };
+  std::map<Id, Last> last_;  // of suspended leases, and some that are no more
+  struct Lane {
+    kj::ForkedPromise<void> last;
+    size_t orders = 0;  // not done
+  };
+  std::map<Id, kj::Own<Lane>> lanes_;  // of leases with orders that are not done
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server
