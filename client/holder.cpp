@@ -14,11 +14,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/descriptor_passing.h"
+#include "base/log.h"
 #include "client/process.h"
-
-extern char** environ;
 
 namespace gpupool::client {
 namespace {
@@ -155,6 +155,7 @@ CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text) {
 
 CUresult receiveReply(int fd, OpenedSession& out, std::string& text, std::chrono::milliseconds silence) {
   using Clock = std::chrono::steady_clock;
+  bool told = false;
   for (auto heard = Clock::now();;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(heard + silence - Clock::now());
     pollfd wait{fd, POLLIN, 0};
@@ -167,6 +168,7 @@ CUresult receiveReply(int fd, OpenedSession& out, std::string& text, std::chrono
     }
     const CUresult result = acceptReply(out, receiveDatagram(fd, out), text);
     if (result != CUDA_SUCCESS || out.reply.status != holder::Status::waiting) return result;
+    if (out.reply.text[0] != 0 && !std::exchange(told, true)) GPUPOOL_WARNING("%s", out.reply.text);
     heard = Clock::now();
   }
 }

@@ -22,6 +22,7 @@ struct OpenedSession {
 CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text);
 
 // The holder's answer, however long it waits for a lease, as long as it says so: given up after `silence`.
+// What else it waits for is logged, once.
 CUresult receiveReply(int fd, OpenedSession& out, std::string& text, std::chrono::milliseconds silence);
 
 // Bounded by the holder, and by its silence. The CUresult matches the holder's status; `text` is one line for

@@ -25,11 +25,9 @@ using transport::Channel;
 using transport::Peer;
 
 Session* Session::current = nullptr;
-thread_local bool Session::runningHostFunction __attribute__((tls_model("initial-exec"))) = false;
 
 namespace {
 
-constexpr auto kTick = std::chrono::milliseconds(500);
 constexpr uint64_t kMostStaging = uint64_t{1} << 30;  // that a worker may claim
 
 // How long a worker that does nothing is borne: as the holder says. A process has one session.
@@ -48,21 +46,6 @@ bool isFree(uint64_t address, uint64_t bytes) {
   if (!reserveAt(address, bytes)) return false;
   munmap(reinterpret_cast<void*>(address), bytes);
   return true;
-}
-
-// The device broke: the worker says so ahead of the error.
-std::atomic<bool> lossSaid{false};
-
-bool isLoss(CUresult status) {
-  return status == CUDA_ERROR_ECC_UNCORRECTABLE || status == CUDA_ERROR_NVLINK_UNCORRECTABLE;
-}
-
-// Until its line is written, so that a program that ends at the error does not end without it.
-void awaitLoss() {
-  constexpr auto kBound = std::chrono::milliseconds(500);
-  for (auto end = transport::Clock::now() + kBound; !lossSaid && transport::Clock::now() < end;)
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  lossSaid = true;  // or it never will be
 }
 
 }  // namespace
@@ -382,153 +365,6 @@ void Session::printStats() {
   for (auto& [name, times] : awaitedByName_)
     std::fprintf(stderr, "gpupool stats:   awaited %s %llu\n", std::string(name).c_str(),
                  static_cast<unsigned long long>(times));
-}
-
-// ---- what the worker says unasked ----
-
-void Session::writeOutput(int descriptor, std::string_view text) {
-  if (descriptor == STDOUT_FILENO) std::fflush(stdout);  // the application's own text first
-  writeAll(descriptor, text);
-}
-
-void Session::awaitErrors() const {
-  constexpr auto kBound = std::chrono::seconds(2);  // it was sent ahead; a worker that died sends nothing
-  for (auto end = transport::Clock::now() + kBound; !errorsWritten_ && transport::Clock::now() < end;)
-    std::this_thread::sleep_for(std::chrono::microseconds(200));
-  errorsWritten_ = true;  // or never will be: the bound is the session's, not every later call's
-}
-
-void Session::serviceLoop() {
-  while (!closing_) {
-    bool over = false;
-    auto message = connection_->next(Channel::control, soon(kTick), over);
-    if (!message.empty())
-      handleNotice(message);
-    else if (over) {
-      if (!closing_) tellGone();
-      return;
-    }
-  }
-}
-
-void Session::handleNotice(std::span<const std::byte> message) {
-  Reader in(message);
-  auto header = in.value<Notice>();
-  switch (header.type) {
-    case NoticeType::words:
-      while (in.remaining() >= sizeof(schema::WordUpdate)) {
-        auto update = in.value<schema::WordUpdate>();
-        words_->set(update.index, update.value);
-      }
-      words_->ring();
-      break;
-    case NoticeType::failed: {
-      auto body = in.value<schema::FailedBody>();
-      auto text = in.text();
-      auto status = static_cast<CUresult>(body.status);
-      bool deviceFault = body.call == 0 || isFault(status) || words_->sticky() != CUDA_SUCCESS;
-      if (isLoss(status)) {
-        static bool printed =
-            false;  // this thread's alone; a second notice may follow from the watcher of words
-        if (!printed) GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
-        printed = lossSaid = true;
-      } else if (deviceFault && status != CUDA_ERROR_DEVICE_UNAVAILABLE && status != CUDA_ERROR_UNKNOWN)
-        GPUPOOL_INFO("device fault: %.*s", static_cast<int>(text.size()), text.data());
-      else if (status == CUDA_ERROR_DEVICE_UNAVAILABLE)
-        tellReason(text);
-      else
-        GPUPOOL_ERROR("%.*s", static_cast<int>(text.size()), text.data());
-      words_->setSticky(status);
-      break;
-    }
-    case NoticeType::callback: {
-      auto body = in.value<schema::CallbackBody>();
-      std::lock_guard lock(hostMutex_);
-      hostQueue_.emplace_back(body.id, static_cast<CUresult>(body.status));
-      if (!hostThread_) {
-        hostThread_ = true;
-        SignalsBlocked blocked;
-        std::thread([this] { callbackLoop(); }).detach();
-      }
-      hostReady_.notify_one();
-      break;
-    }
-    case NoticeType::output:
-      writeOutput(STDOUT_FILENO, in.text());
-      break;
-    case NoticeType::errors:
-      if (in.remaining() != 0) writeOutput(STDERR_FILENO, in.text());
-      errorsWritten_ = true;
-      break;
-    default:
-      GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
-  }
-}
-
-uint64_t Session::addHostFunction(const HostFunction& function) {
-  std::lock_guard lock(hostMutex_);
-  uint64_t id = nextHostFunction_++;
-  hostFunctions_[id] = function;
-  return id;
-}
-
-bool Session::findHostFunction(uint64_t id, HostFunction& out) {
-  std::lock_guard lock(hostMutex_);
-  auto found = hostFunctions_.find(id);
-  if (found == hostFunctions_.end()) return false;
-  out = found->second;
-  return true;
-}
-
-void Session::callbackLoop() {
-  while (true) {
-    std::pair<uint64_t, CUresult> next;
-    {
-      std::unique_lock lock(hostMutex_);
-      hostReady_.wait(lock, [&] { return !hostQueue_.empty(); });
-      next = hostQueue_.front();
-      hostQueue_.pop_front();
-    }
-    runHostFunction(next.first, next.second);
-  }
-}
-
-void Session::runHostFunction(uint64_t id, CUresult status) {
-  HostFunction function;
-  bool known = findHostFunction(id, function);
-  if (known) {
-    if (function.prepare) function.prepare();
-    if (function.streamCallback != nullptr) fetchOutput();  // the driver has it written before a callback
-    runningHostFunction = true;
-    if (function.streamCallback != nullptr)
-      function.streamCallback(function.stream, status, function.data);
-    else
-      function.function(function.data);
-    runningHostFunction = false;
-    if (function.publish) function.publish();
-  }
-  if (known && function.once) {
-    std::lock_guard lock(hostMutex_);
-    hostFunctions_.erase(id);
-  }
-  std::lock_guard lock(controlMutex_);
-  size_t bytes = sizeof(Notice) + sizeof(schema::CallbackBody);
-  std::byte* room = reserve(bytes, Channel::control);
-  if (room == nullptr) return;
-  Writer out(room, bytes);
-  out.value(Notice{NoticeType::callbackDone, epoch_, 0});
-  out.value(schema::CallbackBody{id, 0, 0});
-  connection_->commit(Channel::control, bytes);
-}
-
-void Session::fetchOutput() {
-  if (printing() && !capturing() && connection_->peer() == Peer::alive && words_->sticky() == CUDA_SUCCESS)
-    await<"sessionOutput">(CUcontext{nullptr});
-}
-
-CUresult Session::awaitAsides() {
-  if (asidesServed_ >= asides_.load(std::memory_order_acquire)) return CUDA_SUCCESS;
-  return await<"sessionOutput">(CUcontext{nullptr});
 }
 
 void Session::goodbye() {

@@ -116,6 +116,10 @@ class Session {
   // True on the callback thread while a host function runs.
   static bool inHostFunction() { return runningHostFunction; }
 
+  // A nap of somebody who looks again and again for what the device or the worker does. While the session is
+  // suspended, which may last for hours, it ends only with that or with the session.
+  void nap(std::chrono::nanoseconds time);
+
   // The error of a put or get that was refused or did not arrive.
   CUresult transferFailed();
   // The error of memory that could not be mapped here or shared with the worker, though there is room for it.
@@ -202,8 +206,14 @@ class Session {
     return waiter.status;
   }
 
+  static constexpr auto kTick = std::chrono::milliseconds(500);
+
   // Errors after which a context answers nothing else.
   static bool isFault(CUresult status);
+  // The device broke. Its line is on its way, ahead of the error: waits until that is written, so that a
+  // program that ends at the error does not end without it.
+  static bool isLoss(CUresult status);
+  static void awaitLoss();
   std::byte* reserve(size_t bytes, transport::Channel channel = transport::Channel::call);
   CUresult lost();
   bool provesGone() const;
@@ -216,6 +226,7 @@ class Session {
 
   void serviceLoop();
   void handleNotice(std::span<const std::byte> message);
+  void setSuspended(bool suspended);
   void callbackLoop();
   void runHostFunction(uint64_t id, CUresult status);
   static void writeOutput(int descriptor, std::string_view text);
@@ -268,6 +279,10 @@ class Session {
   std::unordered_map<uint64_t, HostFunction> hostFunctions_;
   uint64_t nextHostFunction_ = 1;
   bool hostThread_ = false;
+
+  std::mutex suspendedMutex_;
+  std::condition_variable resumed_;
+  std::atomic<bool> suspended_{false};  // written under suspendedMutex_
 
   bool statsOn_ = false;
   std::atomic<uint64_t> posts_{0}, awaits_{0}, sentBytes_{0};

@@ -247,7 +247,7 @@ CUresult keepCredit(const StreamRef& ref) {
   Session& session = Session::get();
   for (int naps = 0; naps < 100 && session.sticky() == CUDA_SUCCESS; ++naps) {
     if (session.words().reached(ref.stream->word, value - kCredit)) return CUDA_SUCCESS;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    session.nap(std::chrono::microseconds(50));
   }
   return session.waitWord(ref.stream->word, value - kCredit);
 }

@@ -10,8 +10,8 @@
 
 namespace gpupool::client {
 namespace {
-constexpr size_t kSweep = 64;                  // retired words are looked over by so many, not one by one
-constexpr long kNapNanoseconds = 100'000'000;  // a lost ring costs this much at most
+constexpr size_t kSweep = 64;  // retired words are looked over by so many, not one by one
+constexpr long kNapNanoseconds = 100'000'000, kStillNanoseconds = 500'000'000;  // what a lost ring costs
 }  // namespace
 
 Words::Words(std::shared_ptr<transport::SharedMemory> shared)
@@ -83,7 +83,7 @@ CUresult Words::sleep(uint64_t index, uint64_t value) {
     if (reached(index, value)) break;
     result = sticky();
     if (result != CUDA_SUCCESS) break;
-    timespec nap{0, kNapNanoseconds};
+    timespec nap{0, still_.load(std::memory_order_relaxed) ? kStillNanoseconds : kNapNanoseconds};
     syscall(SYS_futex, &header().bell, FUTEX_WAIT, bell, &nap, nullptr, 0);
   }
   header().waiters.fetch_sub(1);

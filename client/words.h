@@ -36,6 +36,8 @@ class Words {
   CUresult sticky() const { return static_cast<CUresult>(header().sticky.load(std::memory_order_acquire)); }
   void setSticky(CUresult status);
   void ring();
+  // No word moves: who waits looks rarely.
+  void setStill(bool still) { still_.store(still, std::memory_order_relaxed); }
 
   // Waits until the word reaches `value`. CUDA_SUCCESS, or the sticky status when it never will. `watch` is
   // called once if polling did not suffice: it asks the worker to ring.
@@ -71,6 +73,7 @@ class Words {
   std::byte* base_;
   std::atomic<uint64_t>* words_;
   bool shared_;
+  std::atomic<bool> still_{false};
   bool spin_;
   std::mutex mutex_;
   std::vector<uint32_t> free_;

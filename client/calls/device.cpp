@@ -95,6 +95,7 @@ CUresult initialise() {
   auto* chosen = new std::vector<int>;
   std::vector<CUuuid> uuids;
   const schema::WorkerHello& hello = Session::get().hello();
+  uuids.reserve(hello.deviceCount);
   for (uint32_t d = 0; d < hello.deviceCount; ++d) uuids.push_back(hello.devices[d].uuid);
   status = visibleDevices(std::getenv("CUDA_VISIBLE_DEVICES"), uuids, chosen);
   if (status == CUDA_SUCCESS) status = checkDeviceOrder(std::getenv("CUDA_DEVICE_ORDER"));
@@ -306,7 +307,9 @@ CUresult cuDeviceGetPCIBusId(char* id, int room, CUdevice device) {
 CUresult cuDeviceGetByPCIBusId(CUdevice* device, const char* id) {
   if (device == nullptr || id == nullptr) return CUDA_ERROR_INVALID_VALUE;
   for (int d = 0; d < deviceCount(); ++d) {
-    const char* known = propertiesOf(d)->pciBusId;
+    const auto* properties = propertiesOf(d);
+    if (properties == nullptr) continue;
+    const char* known = properties->pciBusId;
     if (::strcasecmp(known, id) == 0 || (std::strlen(known) > 5 && ::strcasecmp(known + 5, id) == 0)) {
       *device = d;
       return CUDA_SUCCESS;

@@ -102,7 +102,7 @@ CUresult wait(CUevent handle, Event& event) {
     // Ends with the graph's launch or the session.
     for (auto pause = std::chrono::microseconds(20);
          (status = askDriver(handle, event)) == CUDA_ERROR_NOT_READY;) {
-      std::this_thread::sleep_for(pause);
+      session.nap(pause);
       pause = std::min(pause * 2, std::chrono::microseconds(2000));
     }
   }

@@ -58,6 +58,27 @@ CUresult answer(void* data, size_t bytes, CUmem_range_attribute what) {
   return CUDA_SUCCESS;
 }
 
+CUresult checkRanges(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
+                     unsigned long long flags, CUstream stream) {
+  StreamRef ref;
+  if (CUresult status = resolveStream(stream, ref); status != CUDA_SUCCESS) return status;
+  if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i)
+    if (!allocations().isManaged(addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+// Place i is for the ranges from firsts[i] up to the next place's first.
+CUresult checkPlaces(const CUmemLocation* places, const size_t* firsts, size_t placeCount, size_t count) {
+  if (places == nullptr || firsts == nullptr || placeCount == 0 || firsts[0] != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < placeCount; ++i) {
+    if (firsts[i] >= count || (i != 0 && firsts[i] <= firsts[i - 1])) return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult status = checkPlace(places[i]); status != CUDA_SUCCESS) return status;
+  }
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 namespace custom {
@@ -92,6 +113,22 @@ CUresult cuMemPrefetchAsync_v2(CUdeviceptr address, size_t bytes, CUmemLocation 
 }
 CUresult cuMemPrefetchAsync(CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {
   return custom::cuMemPrefetchAsync_v2(address, bytes, placeOf(device), 0, stream);
+}
+CUresult cuMemPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* places,
+                                 size_t* firsts, size_t placeCount, unsigned long long flags,
+                                 CUstream stream) {
+  CUresult status = checkRanges(addresses, sizes, count, flags, stream);
+  return status == CUDA_SUCCESS ? checkPlaces(places, firsts, placeCount, count) : status;
+}
+// What is discarded reads as anything until it is written: as what it was, too.
+CUresult cuMemDiscardBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count, unsigned long long flags,
+                                CUstream stream) {
+  return checkRanges(addresses, sizes, count, flags, stream);
+}
+CUresult cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr* addresses, size_t* sizes, size_t count,
+                                           CUmemLocation* places, size_t* firsts, size_t placeCount,
+                                           unsigned long long flags, CUstream stream) {
+  return custom::cuMemPrefetchBatchAsync(addresses, sizes, count, places, firsts, placeCount, flags, stream);
 }
 CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr address, size_t bytes, unsigned flags) {
   StreamRef ref;

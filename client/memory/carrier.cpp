@@ -194,7 +194,7 @@ void Carrier::run() {
       busy = now;
       nap = kNap;
     } else if (!spin || now - busy > kSpin) {
-      std::this_thread::sleep_for(nap);
+      session.nap(nap);
       nap = std::min(nap * 2, kLongNap);
     }
   }
@@ -216,7 +216,7 @@ void Carrier::await(uint64_t application, size_t bytes) {
              application < move.range.application + move.range.bytes;
     });
   };
-  while (open() && Session::get().words().sticky() == CUDA_SUCCESS) std::this_thread::sleep_for(kNap);
+  while (open() && Session::get().words().sticky() == CUDA_SUCCESS) Session::get().nap(kNap);
   std::lock_guard lock(carrying_);
   if (open()) drop();  // the session is over
 }

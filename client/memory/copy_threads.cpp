@@ -8,6 +8,7 @@
 #include <cstring>
 #include <exception>
 
+#include "base/log.h"
 #include "transports/descriptor.h"
 
 namespace gpupool::client {
@@ -69,7 +70,8 @@ void CopyThreads::start(Job& job, bool parallel) {
   try {
     transport::startQuietThread([this] { help(); })->detach();
     ++helpers_;
-  } catch (const std::exception&) {  // no thread to be had: whoever waits copies
+  } catch (const std::exception& error) {  // whoever waits copies
+    GPUPOOL_DEBUG("no further thread for copies: %s", error.what());
   }
 }
 

@@ -193,7 +193,7 @@ CUresult HostMemory::unmap(std::unique_lock<std::mutex>& growing, CUcontext cont
   // The worker may be in the middle of a transfer to it, over RDMA: some microseconds until it has let go.
   for (auto end = transport::Clock::now() + kLettingGo; !unmapParked() && transport::Clock::now() < end;) {
     growing.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    Session::get().nap(std::chrono::microseconds(20));
     growing.lock();
   }
   return status;

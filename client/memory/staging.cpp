@@ -70,7 +70,7 @@ CUresult Staging::acquire(size_t bytes, Slot& slot) {
   }
   while (!tryAcquire(bytes, slot)) {
     if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
-    std::this_thread::sleep_for(kNap);
+    session.nap(kNap);
   }
   return CUDA_SUCCESS;
 }

@@ -361,13 +361,14 @@ TEST_CASE("contexts: threads retaining, using and releasing at once") {
   static std::atomic<int>* counter = nullptr;
   counter = &destructions;
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       for (int i = 0; i < 500; ++i) {
         CUcontext handle;
         contexts.primaryRetain(&handle, 0);
         contexts.setCurrent(handle);
-        void* key = pointer(static_cast<uintptr_t>(0x1000 * (t + 1)));
+        void* key = pointer(0x1000 * (static_cast<uintptr_t>(t) + 1));
         void* value;
         if (contexts.storageGet(&value, nullptr, key) != CUDA_SUCCESS &&
             contexts.storagePut(nullptr, key, pointer(7),
@@ -405,5 +406,5 @@ TEST_CASE("contexts: the hot calls cost nanoseconds", "[.timing]") {
   }
   const std::chrono::duration<double, std::nano> time = std::chrono::steady_clock::now() - start;
   WARN("storage get + device: " << time.count() / kRounds << " ns");
-  CHECK(sum == kRounds / 20 * 210);
+  CHECK(sum == uintptr_t{kRounds} / 20 * 210);
 }

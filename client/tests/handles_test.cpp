@@ -87,6 +87,7 @@ TEST_CASE("handles: reuse is late and changes the generation") {
 TEST_CASE("handles: forEach sees the live ones") {
   static constinit HandleTable<Counted> table{Kind::module};
   std::vector<uint64_t> ids;
+  ids.reserve(600);
   for (int i = 0; i < 600; ++i) ids.push_back(table.create(nullptr, i).id);
   for (int i = 0; i < 600; i += 2) table.destroy(ids[i]);
   int count = 0;
@@ -104,6 +105,7 @@ TEST_CASE("handles: concurrent pins never see a destructed object") {
   std::atomic<bool> stop{false};
   std::atomic<int> bad{0};
   std::vector<std::thread> readers;
+  readers.reserve(3);
   for (int i = 0; i < 3; ++i) {
     readers.emplace_back([&] {
       while (!stop.load()) {

@@ -5,9 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <thread>
 
 #include "base/descriptor_passing.h"
+#include "base/log.h"
 #include "catch.h"
 
 using namespace gpupool;
@@ -55,6 +57,30 @@ TEST_CASE("a holder that says nothing is given up") {
   pair.say(holder::Status::waiting);
   CHECK(receiveReply(pair.ends[0], opened, text, milliseconds(1000)) == CUDA_ERROR_DEVICE_UNAVAILABLE);
   CHECK(text.find("has said nothing for 1 s") != std::string::npos);
+}
+
+TEST_CASE("what a holder waits for is said once") {
+  Pair pair;
+  OpenedSession opened;
+  std::string text;
+  int log[2];
+  REQUIRE(pipe2(log, O_CLOEXEC | O_NONBLOCK) == 0);
+  gpupool::log::setDescriptor(log[1]);
+  holder::OpenReply reply;
+  for (const auto status : {holder::Status::waiting, holder::Status::waiting, holder::Status::ok}) {
+    reply.status = status;
+    std::strcpy(reply.text, status == holder::Status::ok ? "" : "the lease is suspended");
+    REQUIRE(send(pair.ends[1], &reply, sizeof reply, 0) == ssize_t{sizeof reply});
+  }
+  CHECK(receiveReply(pair.ends[0], opened, text, milliseconds(60'000)) == CUDA_SUCCESS);
+  gpupool::log::setDescriptor(STDERR_FILENO);
+  char said[1024] = "";
+  CHECK(read(log[0], said, sizeof said - 1) > 0);
+  const std::string line = said;
+  CHECK(line.find("the lease is suspended") != std::string::npos);
+  CHECK(line.find("the lease is suspended") == line.rfind("the lease is suspended"));
+  close(log[0]);
+  close(log[1]);
 }
 
 TEST_CASE("of the sockets that come with replies one is kept, and the others are closed") {

@@ -45,6 +45,7 @@ TEST_CASE("process: fresh, initialised, forked, lost") {
   static int handled = 0;
   process::setChildHandler([] { ++handled; });
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<int> initialisers{0}, ready{0};
   for (int i = 0; i < 4; ++i) {
     threads.emplace_back([&] {
