@@ -13,6 +13,8 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <thread>
 
@@ -411,6 +413,42 @@ TEST_CASE("a peer behind a cut network is lost after the time allowed") {
     WARN("no network namespaces for this user: not tested");
   } else {
     CHECK(WEXITSTATUS(status) == 0);
+  }
+}
+
+TEST_CASE("a connection over which nothing moves lets its processes sleep") {
+  // Each time one of this process's threads slept.
+  const auto sleeps = [] {
+    uint64_t sum = 0;
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+      std::ifstream status(thread.path() / "status");
+      for (std::string word; status >> word;)
+        if (uint64_t count = 0; word == "voluntary_ctxt_switches:" && status >> count) sum += count;
+    }
+    return sum;
+  };
+  for (auto& transport : processTransports()) {
+    ForkedPeer peer(transport, smallRings(), [](Connection&) { pause(); });
+    uint64_t slept = 0, passed = 0;
+    for (const auto shift : {50ms, 80ms, 110ms}) {  // of the two sides' signs of life against each other
+      ::kill(peer.process, SIGSTOP);
+      std::this_thread::sleep_for(200ms + shift);
+      ::kill(peer.process, SIGCONT);
+      std::this_thread::sleep_for(200ms);
+      const auto start = Clock::now();
+      const uint64_t before = sleeps();
+      std::this_thread::sleep_for(1s);
+      slept += sleeps() - before;
+      passed += static_cast<uint64_t>((Clock::now() - start) / 1ms);
+    }
+    INFO(transport << ": slept " << slept << " times in " << passed << " ms");
+#ifdef __SANITIZE_THREAD__
+    const uint64_t others = passed / 50;  // ThreadSanitizer's own thread wakes ten times a second
+#else
+    const uint64_t others = 0;
+#endif
+    CHECK(slept <= 6 + passed / 100 + others);  // for its own signs of life, and not for the peer's
+    CHECK(peer.connection->peer() == Peer::alive);
   }
 }
 

@@ -9,6 +9,10 @@ import processes
 
 ROLES = ("supervisor", "manager", "server")
 BEGAN = re.compile(rb"session (\w+): began, worker (\d+), client (\d+)")
+# What the workers of a pool that is disturbed say (server/worker/suspender.cpp), in the server's log.
+CYCLES = re.compile(rb"\bresumed: \d+ bytes")
+REFUSED = re.compile(rb"not (?:suspended|resumed): (.*)")
+SUSPEND_AHEAD = 32 << 20  # the copier's from its start, so that it is there whenever the server is
 
 
 class Broken(Exception):
@@ -16,7 +20,8 @@ class Broken(Exception):
 
 
 class Pool:
-    def __init__(self, build, folder, reaper, real, stall):
+    def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0):
+        """disturb: the seed by which its sessions are suspended and resumed; None: they are not. lease: bytes of one."""
         self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.state = os.path.join(folder, "state")
@@ -29,22 +34,47 @@ class Pool:
                                 GPUPOOL_STALL_TIME=f"{stall}s")
         if not real:
             self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
+        self.disturb, self.lease = disturb, lease
+        if disturb is not None:  # with room for a program and the bystander: what is not forgotten is missing soon
+            self.environment.update(GPUPOOL_DISTURB=f"suspend:{disturb}",
+                                    GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * lease + SUSPEND_AHEAD),
+                                    GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
         self.log_at = 0
         self.workers = {}  # of sessions: client pid -> worker pid and when it started, the latest
         self.base = None
 
     # --- up and down ---
 
-    def up(self):
+    def up(self, program):
+        """program: run until a session of it was suspended, where sessions are."""
         software = [] if self.real else ["--software", "1"]
         unused = self.gpu_memory()
         status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=90)
         if status != 0:
             raise Broken(f"gpupool up: {status}: {output}{errors}")
         self.await_rest(30)
+        if self.disturb is not None:
+            self.use_copier(program)
         self.base = self.picture()
         if self.real:  # one waiting worker's context
             self.base["context"] = self.base["memory"] - unused
+
+    def use_copier(self, program):
+        """What it keeps once it has been used is there before the picture is taken."""
+        status, output, errors = self.tool("run", "--memory", "256MiB", "--", *program, bound=120)
+        if status != 0:
+            raise Broken(f"{' '.join(program)}: {status}: {output}{errors}")
+        if self.suspensions()[0] == 0 or not self.copier():
+            raise Broken("no session was suspended")
+
+    def suspensions(self):
+        """How many in the server's log, and why some were not: {reason: how often}."""
+        text = processes.read(os.path.join(self.state, "server.log"))
+        refused = {}
+        for match in REFUSED.finditer(text):
+            why = match.group(1).decode(errors="replace")
+            refused[why] = refused.get(why, 0) + 1
+        return len(CYCLES.findall(text)), refused
 
     def down(self):
         status, output, errors = self.tool("down", bound=60)
@@ -75,6 +105,14 @@ class Pool:
     def own_processes(self):
         return processes.marked(f"GPUPOOL_STATE={self.state}\0".encode())
 
+    def copiers(self):
+        return [pid for pid in processes.children(self.roles().get("server", 0))
+                if processes.executable(pid) == "gpupool-worker" and " --copier " in processes.command_line(pid)]
+
+    def copier(self):
+        """Its pid, 0 if there is none: it is killed, or waits for the next suspension to start it."""
+        return next(iter(self.copiers()), 0)
+
     def read_log(self):
         """Learns from the server's log which worker serves which client."""
         with open(os.path.join(self.state, "server.log"), "rb") as file:
@@ -98,8 +136,10 @@ class Pool:
     def idle_workers(self):
         server = self.roles().get("server", 0)
         self.read_log()
-        return [pid for pid in processes.children(server)
-                if (pid, processes.started_at(pid)) not in self.workers.values() and processes.executable(pid) == "gpupool-worker"]
+        copiers = self.copiers()
+        return [pid for pid in processes.children(server) if pid not in copiers
+                and (pid, processes.started_at(pid)) not in self.workers.values()
+                and processes.executable(pid) == "gpupool-worker"]
 
     # --- at rest ---
 
@@ -133,6 +173,8 @@ class Pool:
     def picture(self):
         """What must be the same again whenever nothing runs."""
         roles, deadline = self.roles(), time.monotonic() + 10
+        if copier := self.copier():
+            roles["copier"] = copier
         # Workers that start count twice: wait for the one that takes its device's context.
         while len(self.idle_workers()) < 3 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -198,13 +240,17 @@ class Pool:
         """Differences from the picture at rest, for people; empty: nothing is left."""
         found, base = [], self.base
         roles = self.roles()
-        idle = self.idle_workers()
+        idle, copiers = self.idle_workers(), self.copiers()
         self.reaper.sweep()
+        if len(copiers) > 1:
+            found.append(f"{len(copiers)} copiers: {copiers}")
+        if copiers:
+            roles["copier"] = copiers[0]
         for role, pid in roles.items():
             for child in processes.children(pid):
                 if processes.state(child) == "Z":
                     found.append(f"a zombie, process {child}, of the {role}")
-                elif role == "server" and child not in idle:
+                elif role == "server" and child not in idle + copiers:
                     found.append(f"worker {child}")
                 elif role == "supervisor" and child not in roles.values():
                     found.append(f"process {child} of the {role}: {processes.command_line(child)}")
@@ -245,11 +291,16 @@ class Pool:
     def growth(self, since, runs):
         """Resident memory of the pool's own processes, `since` -> now: lines for people, and what is too much."""
         lines, wrong = [], []
-        for role, pid in self.roles().items():
-            if self.base["pids"].get(role) != pid:
+        roles = self.roles()
+        if copier := self.copier():
+            roles["copier"] = copier
+        for role, pid in roles.items():
+            if self.base["pids"].get(role) != pid or role not in since:
                 continue  # it was killed and started again meanwhile
             now = processes.resident_kib(pid)
             lines.append(f"{role} {since[role] / 1024:.1f} -> {now / 1024:.1f} MiB")
-            if now - since[role] > 4096 + 2 * runs:
+            # The copier keeps what the most sessions at once had, and its budget bounds that.
+            slabs = 2 * self.lease >> 10 if role == "copier" else 0
+            if now - since[role] > 4096 + 2 * runs + slabs:
                 wrong.append(f"the {role} grew from {since[role]} to {now} KiB in {runs} runs")
         return lines, wrong

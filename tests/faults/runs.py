@@ -40,6 +40,18 @@ KINDS = {
     "pause-server": (signal.SIGSTOP, ("server",)),
     "pause-manager": (signal.SIGSTOP, ("manager",)),
 }
+# Only in a pool whose sessions are suspended.
+SUSPENDED_KINDS = {
+    "kill-copier": (signal.SIGKILL, ("copier",)),
+    "pause-copier": (signal.SIGSTOP, ("copier",)),
+}
+# Suspends and resumes all sessions of the server until it is killed, so that it is killed in the middle of that too.
+ORDERS = """while :; do
+  sleep "$2"
+  "$1" suspend --server node
+  sleep "$3"
+  until "$1" resume --server node; do sleep 0.05; done
+done"""
 # What a session's end looks like to the program, as CUDA's runtime names it.
 LOST = ("cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorInitializationError", "cudaErrorUnknown")
 BOUND = 2.0  # from the death to the program's end, and from there to the last trace; seconds as pace.py counts them
@@ -66,7 +78,7 @@ class Plan:
     def __init__(self, kind, seed, options):
         dice = random.Random(f"{kind} {seed}")
         self.kind, self.seed = kind, seed
-        self.signal, self.victims = KINDS[kind]
+        self.signal, self.victims = {**KINDS, **SUSPENDED_KINDS}[kind]
         self.program = dice.choices(list(PROGRAMS), [weight for weight, _, _ in PROGRAMS.values()])[0]
         self.arguments, self.endless = PROGRAMS[self.program][1], False
         self.transport = dice.choice(options.transports)
@@ -75,19 +87,24 @@ class Plan:
         # Connecting takes a small part of a life: a third of the runs are struck there.
         self.early = dice.choice(("holder", "client", "worker")) if dice.random() < 0.35 else ""
         self.early_delay = dice.random() ** 2 * 0.06
-        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15:
+        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15 and not options.suspend:
             (self.program, self.arguments), self.endless, self.early = ENDLESS, True, ""
         long = dice.random() < 0.2
         self.pause = options.stall + 0.3 + dice.random() * 1.2 if long else 0.02 + dice.random() * 0.6
         if options.pause is not None:
             self.pause = options.pause
         self.bystander = not {"server"} & set(self.victims) and dice.random() < 0.2
+        # Seconds until it is suspended and until it is resumed, again and again; sessions are disturbed besides.
+        self.orders = None
+        if options.suspend and dice.random() < 0.4:
+            self.orders = [f"{dice.random() ** 2 * 0.4:.3f}", f"{dice.random() ** 2 * 0.4:.3f}"]
 
     def __str__(self):
         moment = f"{self.early_delay * 1000:.0f} ms after its {self.early} appeared" if self.early else f"at {self.at:.2f} of its life"
         return (f"{self.kind} of {self.program}{' ' + ' '.join(self.arguments) if self.arguments else ''} over {self.transport}, "
                 f"{'with' if self.wrapped else 'without'} gpupool run, {moment}"
-                + (f", paused for {self.pause:.2f} s" if self.signal == signal.SIGSTOP else ""))
+                + (f", paused for {self.pause:.2f} s" if self.signal == signal.SIGSTOP else "")
+                + (f", suspended after {self.orders[0]} s for {self.orders[1]} s" if self.orders else ""))
 
 
 class Outcome:
@@ -178,6 +195,8 @@ class Run:
     def find(self, role):
         if role in ("server", "manager"):
             return self.pool.roles().get(role, 0)
+        if role == "copier":
+            return self.pool.copier()
         pid = self.known.get(role, 0)
         return pid if pid and self.there(pid) else 0
 
@@ -245,6 +264,7 @@ class Run:
         self.pool.forget_sessions()
         self.started = self.start(plan, "run-files")
         beside = self.start(BYSTANDER, "beside") if plan.bystander else None
+        orders = self.start_orders() if plan.orders else None
         self.appeared = None
         del self.appeared
         try:
@@ -253,10 +273,30 @@ class Run:
             self.judge()
             if beside:
                 self.judge_bystander(beside)
+            if orders:
+                self.end_orders(orders)
+                orders = None
             self.await_clean()
         finally:
             self.end_all()
+            if orders:
+                self.end_orders(orders)
         return outcome
+
+    def start_orders(self):
+        folder = os.path.join(self.pool.folder, "orders")
+        os.makedirs(folder, exist_ok=True)
+        words = ["/bin/bash", "-c", ORDERS, "orders", self.pool.gpupool, *self.plan.orders]
+        return self.reaper.start(words, self.pool.environment, folder)
+
+    def end_orders(self, orders):
+        """They are a session of their own."""
+        try:
+            os.killpg(orders.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        while not self.reaper.end_of(orders.pid):
+            time.sleep(0.002)
 
     def await_end(self):
         """Until everything that the run started has ended; continues what was stopped when its time has come."""
@@ -337,7 +377,9 @@ class Run:
         connected = "the session" in errors or "GPU server is gone" in errors
         if plan.kind in ("kill-manager", "pause-manager", "kill-run", "pause-client") and connected:
             outcome.notes.append(f"NOTICED: {errors.strip()[-300:]}")
-        if plan.kind in ("pause-client", "kill-run"):
+        if plan.kind == "kill-copier" and "copier" not in errors:
+            outcome.notes.append(f"NOT NAMED: {errors.strip()[-300:]}")
+        if plan.kind in ("pause-client", "kill-run", "pause-copier"):
             outcome.notes.append(f"FAILED: {errors.strip()[-300:]}")
         if plan.kind.startswith("pause-") and plan.pause < self.options.stall * 0.8:
             outcome.notes.append(f"IMPATIENT: {errors.strip()[-300:]}")
@@ -352,6 +394,9 @@ class Run:
             time.sleep(0.002)
         status, _ = self.reaper.ended.pop(beside.pid)
         output, errors = beside.text(beside.output), beside.text(beside.errors)
+        if self.plan.kind == "kill-copier" and "copier" in errors and is_clear_error(status, output, errors,
+                                                                                  self.expected(BYSTANDER.program)):
+            return
         away = {"manager"} & set(self.plan.victims)  # it may have asked for its lease just then
         if status == 0 and output == self.expected(BYSTANDER.program):
             return
@@ -380,9 +425,14 @@ class Run:
     def look_for_orphans(self):
         self.reaper.sweep()
         for pid in processes.children(os.getpid()):
-            if processes.executable(pid) == "gpupool" and pid not in self.known.values() \
+            if processes.executable(pid) == "gpupool" and pid not in self.known.values() and not self.is_order(pid) \
                     and pid != self.pool.roles().get("supervisor"):
                 self.learn(f"orphan {pid}", pid)
+
+    @staticmethod
+    def is_order(pid):
+        """One that was killed with what gave it."""
+        return " --server node" in processes.command_line(pid)
 
     def own_left(self):
         return [f"its {role}, process {pid} ({processes.state(pid)})" for role, pid in self.known.items()

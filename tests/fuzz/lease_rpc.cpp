@@ -40,8 +40,11 @@ void toControl(std::span<const std::byte> bytes) {
   server::LeaseTable leases(
       {Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}});
   server::SessionTable sessions(eventLoop().provider->getTimer(), {}, {});
-  capnp::TwoPartyServer server(
-      schema::ServerControl::Client(kj::heap<server::Control>(leases, sessions, server::Control::Hooks{})));
+  server::Suspension::Settings settings;
+  settings.copier = []() -> kj::Promise<kj::AutoCloseFd> { return KJ_EXCEPTION(FAILED, "there is none"); };
+  server::Suspension suspension(eventLoop().provider->getTimer(), leases, sessions, std::move(settings));
+  capnp::TwoPartyServer server(schema::ServerControl::Client(
+      kj::heap<server::Control>(leases, sessions, suspension, server::Control::Hooks{})));
   InputStream stream(bytes);
   bool over = false;
   auto done = server.accept(stream)

@@ -35,13 +35,15 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 2);
+  CHECK(kProtocolVersion == 3);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
   CHECK(holder::kVersion == 3);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 7);
   CHECK(static_cast<uint32_t>(NoticeType::errors) == 8);
+  CHECK(static_cast<uint32_t>(NoticeType::suspended) == 9);
+  CHECK(static_cast<uint32_t>(NoticeType::resumed) == 10);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);
   CHECK(static_cast<uint32_t>(NoticeType::aside) == 67);
   CHECK(kAside == uint64_t{1} << 63);

@@ -18,7 +18,7 @@ using namespace gpupool::history;
 
 namespace {
 
-constexpr uint64_t kPlantedRuns = 400;
+constexpr uint64_t kPlantedRuns = 3000;
 
 // The first seed at which the checker finds the bug; 0: at none.
 uint64_t firstFound(Bug bug, std::string* fault) {
@@ -37,7 +37,9 @@ bool findsPlantedBugs() {
   } bugs[] = {{Bug::countsGaps, "a clock that counts the manager's own gaps"},
               {Bug::believesRevoke, "a server that confirms an end before it"},
               {Bug::hidesWorkers, "a restarted server that hides its old workers"},
-              {Bug::forgetsStore, "a disk that loses what it accepted"}};
+              {Bug::forgetsStore, "a disk that loses what it accepted"},
+              {Bug::earlySuspends, "a server that says that a lease is suspended before its memory is gone"},
+              {Bug::hidesResuming, "a beat that says of a lease that is being resumed that it is suspended"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -56,7 +58,7 @@ bool findsPlantedBugs() {
 void add(Result& sum, const Result& one) {
   sum.leases += one.leases, sum.restarts += one.restarts, sum.stalls += one.stalls, sum.kills += one.kills;
   sum.partitions += one.partitions, sum.fullDisks += one.fullDisks, sum.lostStores += one.lostStores;
-  sum.twins += one.twins;
+  sum.twins += one.twins, sum.suspends += one.suspends, sum.resumes += one.resumes;
 }
 
 }  // namespace
@@ -85,9 +87,11 @@ int main(int count, char** words) {
   std::printf(
       "%llu histories, %llu leases, %llu manager restarts, %llu stalls, %llu servers killed, %llu "
       "partitions, "
-      "%llu full disks, %llu lost stores, %llu twin servers: %llu faults, in %.1f s\n",
+      "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions: %llu "
+      "faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.restarts), number(sum.stalls), number(sum.kills),
       number(sum.partitions), number(sum.fullDisks), number(sum.lostStores), number(sum.twins),
-      number(faults), std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      number(sum.suspends), number(sum.resumes), number(faults),
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "pool-manager/awake_clock.h"
 #include "pool-manager/pool.h"
@@ -21,6 +22,7 @@ using namespace gpupool::pool;
 
 constexpr uint64_t kStep = 100, kChaosMs = 25'000, kHealMs = 30'000, kCallMs = 700, kTtlMs = 2000,
                    kRenewMs = 600;
+constexpr uint64_t kOrderMs = 1800;  // the manager waits so long for a suspension
 constexpr uint64_t kMemory = uint64_t{8} << 30;
 constexpr int kHolders = 5;
 
@@ -83,7 +85,8 @@ struct Connection {
 struct Holder {
   enum class Is { idle, asking, holding, done } is = Is::idle;
   Id id;
-  uint64_t nextAt = 0, askAt = 0, renewAt = 0, untilAt = 0, stalledUntil = 0, healthySince = 0;
+  uint64_t nextAt = 0, askAt = 0, renewAt = 0, untilAt = 0, stalledUntil = 0, healthySince = 0,
+           managerRan = 0;
   bool dies = false, dead = false;
   uint64_t memory = 0;
   uint32_t devices = 1, waitMs = 0;
@@ -92,7 +95,7 @@ struct Holder {
 
 class World final : private PoolEvents {
  public:
-  World(uint64_t seed, Bug bug) : random_(seed), bug_(bug) {
+  World(uint64_t seed, Bug bug) : random_(seed), moves_(~seed), bug_(bug) {
     loseStores_ = chance(25);
     build();
     startManager();
@@ -112,6 +115,8 @@ class World final : private PoolEvents {
   // --- the world
   uint64_t pick(uint64_t below) { return random_() % below; }
   bool chance(uint64_t percent) { return pick(100) < percent; }
+  // Of their own numbers: what else happens in the history of a seed does not depend on them.
+  uint64_t pickMove(uint64_t below) { return moves_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -161,8 +166,9 @@ class World final : private PoolEvents {
   void step() {
     now_ += kStep;
     for (SimulatedServer& server : servers_) serverStep(server);
-    if (managerRuns()) managerStep();
+    if (managerRuns()) managerRan_ += kStep, managerStep();
     for (Holder& holder : holders_) holderStep(holder);
+    operatorStep();
     wires();
     check();
   }
@@ -207,7 +213,8 @@ class World final : private PoolEvents {
     ++result_.kills;
     server.alive = false;
     server.startAt = now_ + pick(4000);
-    for (auto& [id, one] : server.leases) server.orphans.push_back({one.lease, now_ + pick(4000)});
+    for (auto& [id, one] : server.leases)
+      server.orphans.push_back({one.lease, one.moving, now_ + pick(4000)});
     server.leases.clear();
     if (server.connection >= 0) closeAtServer(*connections_[server.connection]);
     server.connection = -1;
@@ -282,17 +289,28 @@ class World final : private PoolEvents {
     checkExpiries();
   }
 
+  enum class Asks { grant, revoke, suspend, resume };
   struct Call {
     uint64_t number;
-    bool grant;
+    Asks asks;
     Id id;
     const Connection* connection;
     uint64_t untilMs;
+    uint64_t order = 0;
+    ServerLife server = {};
   };
   void failCall(const Call& call, const std::string& why) {
-    if (call.grant) return pool_->grantFailed(call.id, why, false, clock_->now());
-    revoking_.erase(call.id);
-    pool_->revokeFailed(call.id, clock_->now());
+    switch (call.asks) {
+      case Asks::grant:
+        return pool_->grantFailed(call.id, why, false, clock_->now());
+      case Asks::suspend:
+        return pool_->suspendFailed(call.id, call.order, why, clock_->now());
+      case Asks::resume:
+        return pool_->resumeFailed(call.id, call.order, why, false, clock_->now());
+      case Asks::revoke:
+        revoking_.erase({call.server, call.id});
+        return pool_->revokeFailed(call.server, call.id, clock_->now());
+    }
   }
   // The answer to a call that is still waited for.
   bool take(uint64_t number) {
@@ -307,8 +325,10 @@ class World final : private PoolEvents {
   void grant(const Lease& lease) override {
     Connection* connection = connectionOf(lease.server.name);
     if (connection == nullptr) return;
+    if (lastJoined(lease.server.name) != lease.server.incarnation)
+      return fault("a grant for another life of its server");
     const uint64_t number = ++callNumber_;
-    calls_.push_back({number, true, lease.id, connection, clock_->now() + kCallMs});
+    calls_.push_back({number, Asks::grant, lease.id, connection, clock_->now() + kCallMs});
     connection->toServer.send(soon(), [this, connection, lease, number, store = stores_] {
       const std::string refusal = admit(servers_[connection->server], lease, store);
       connection->toManager.send(soon(), [this, number, id = lease.id, refusal] {
@@ -321,16 +341,16 @@ class World final : private PoolEvents {
     });
   }
 
-  void revoke(const std::string& server, const Id& id, const std::string&) override {
-    Connection* connection = connectionOf(server);
-    if (connection == nullptr || !revoking_.insert(id).second) return;
+  void revoke(const ServerLife& server, const Id& id, const std::string&) override {
+    Connection* connection = connectionOf(server.name);
+    if (connection == nullptr || !revoking_.insert({server, id}).second) return;
     const uint64_t number = ++callNumber_;
-    calls_.push_back({number, false, id, connection, clock_->now() + kCallMs});
-    const auto confirm = [this, connection, id, number] {
-      connection->toManager.send(soon(), [this, id, number] {
+    calls_.push_back({number, Asks::revoke, id, connection, clock_->now() + kCallMs, 0, server});
+    const auto confirm = [this, connection, server, id, number] {
+      connection->toManager.send(soon(), [this, server, id, number] {
         if (!take(number)) return;
-        revoking_.erase(id);
-        pool_->revoked(id, clock_->now());
+        revoking_.erase({server, id});
+        pool_->revoked(server, id, clock_->now());
       });
     };
     connection->toServer.send(soon(), [this, connection, id, confirm] {
@@ -344,6 +364,69 @@ class World final : private PoolEvents {
     });
   }
 
+  void suspend(const std::string& server, const Id& id, uint32_t, uint64_t order) override {
+    sendOrder(server, id, order, true);
+  }
+  void resume(const std::string& server, const Id& id, uint64_t order) override {
+    sendOrder(server, id, order, false);
+  }
+  void sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends) {
+    Connection* connection = connectionOf(server);
+    if (connection == nullptr) return fault("an order for a server that is not connected");
+    const uint64_t number = ++callNumber_;
+    calls_.push_back(
+        {number, suspends ? Asks::suspend : Asks::resume, id, connection, clock_->now() + kOrderMs, order});
+    const auto answer = [this, connection, id, number, order, suspends](bool done) {
+      if (!connection->openAtServer) return;
+      SimulatedServer& at = servers_[connection->server];
+      const auto lease = at.leases.find(id);
+      const auto kept = lease == at.leases.end() ? std::vector<uint64_t>() : lease->second.moving.kept;
+      connection->toManager.send(now_ + pickMove(80), [this, id, number, order, suspends, done, kept] {
+        if (!take(number)) return;
+        const uint64_t now = clock_->now();
+        if (suspends && done) pool_->suspendDone(id, order, {kept, 0, 0, 0}, now);
+        if (suspends && !done) pool_->suspendFailed(id, order, "it cannot", now);
+        if (!suspends && done) pool_->resumeDone(id, order, now);
+        if (!suspends && !done) pool_->resumeFailed(id, order, "it cannot", true, now);
+      });
+    };
+    connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, answer] {
+      SimulatedServer& at = servers_[connection->server];
+      const auto lease = at.leases.find(id);
+      if (lease == at.leases.end() || lease->second.closing) return answer(false);
+      beginMove(lease->second, suspends, answer);
+    });
+  }
+
+  void beginMove(Running& running, bool suspends, const std::function<void(bool)>& answer) {
+    using Is = Moving::Is;
+    Moving& moving = running.moving;
+    if (moving.is == (suspends ? Is::suspended : Is::running)) return answer(true);
+    if (moving.is == (suspends ? Is::resuming : Is::suspending)) return answer(false);
+    if (moving.is == (suspends ? Is::running : Is::suspended)) {
+      moving.is = suspends ? Is::suspending : Is::resuming;
+      moving.doneAt = now_ + pickMove(2000);
+      if (suspends) moving.kept.assign(running.lease.devices.size(), pickMove(2) == 0 ? 0 : kMemory / 16);
+    }
+    if (bug_ == Bug::earlySuspends && suspends) return answer(true);
+    moving.answers.push_back(answer);
+  }
+
+  // With some luck.
+  void endMove(Moving& moving) {
+    using Is = Moving::Is;
+    const bool suspends = moving.is == Is::suspending, done = pickMove(100) < 85;
+    if (done) ++(suspends ? result_.suspends : result_.resumes);
+    moving.is = suspends == done ? Is::suspended : Is::running;
+    for (const auto& answer : std::exchange(moving.answers, {})) answer(done);
+  }
+
+  void suspended(const Id&, const SuspendResult&) override {}
+  void notSuspended(const Id&, const Failure&) override {}
+  void resumed(const Id&) override {}
+  void notResumed(const Id&, const Failure&) override {}
+  bool resumeWanted(const Id&) override { return pickMove(100) != 0; }
+
   void granted(const Lease& lease) override {
     for (Holder& holder : holders_) {
       if (holder.id != lease.id || holder.is != Holder::Is::asking || holder.dead) continue;
@@ -351,6 +434,7 @@ class World final : private PoolEvents {
       holder.key = lease.key;
       holder.renewAt = now_ + kRenewMs;
       holder.healthySince = now_;
+      holder.managerRan = managerRan_;
       holder.untilAt = now_ + 500 + pick(6000);
       holder.dies = chance(30);
     }
@@ -391,6 +475,10 @@ class World final : private PoolEvents {
       server.connectAt = now_ + pick(300);
     }
     if (!server.runs(now_)) return;
+    for (auto& [id, one] : server.leases) {
+      const bool moves = one.moving.is == Moving::Is::suspending || one.moving.is == Moving::Is::resuming;
+      if (moves && !one.closing && now_ >= one.moving.doneAt) endMove(one.moving);
+    }
     for (auto at = server.leases.begin(); at != server.leases.end();) {
       if (!at->second.closing || now_ < at->second.goneAt) {
         ++at;
@@ -406,7 +494,7 @@ class World final : private PoolEvents {
       server.connection = -1;
     }
     if (server.connection < 0 && now_ >= server.connectAt && pool_) connect(server);
-    if (server.connection >= 0 && now_ >= server.beatAt) sendBeat(server);
+    if (server.connection >= 0 && server.joined && now_ >= server.beatAt) sendBeat(server);
   }
 
   void connect(SimulatedServer& server) {
@@ -419,17 +507,23 @@ class World final : private PoolEvents {
       DeviceReport& report = reports.emplace_back();
       report.highestEpoch = server.epochs[device.uuid];
       if (bug_ == Bug::hidesWorkers) continue;
-      for (const Lease* lease : server.on(device.uuid)) report.running.push_back(lease->id);
+      for (const auto& [id, bytes] : server.on(device.uuid)) report.running.push_back(id);
     }
     connection.toManager.send(soon(), [this, &connection, facts = server.facts, reports] {
       try {
         pool_->join({}, facts, reports, clock_->now());
         controls_[facts.name] = &connection;
+        connection.toServer.send(soon(), [this, &connection] {  // its beats follow the answer
+          if (SimulatedServer& at = servers_[connection.server];
+              at.connection >= 0 && connections_[at.connection].get() == &connection)
+            at.joined = true;
+        });
       } catch (const std::invalid_argument&) {
         connection.openAtManager = false;
         connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
       }
     });
+    server.joined = false;
     server.beatAt = now_;
   }
 
@@ -437,8 +531,14 @@ class World final : private PoolEvents {
     server.beatAt = now_ + times().beatMs;
     Connection& connection = *connections_[server.connection];
     std::vector<Id> active;
-    for (const auto& [id, one] : server.leases)
-      if (!one.closing) active.push_back(id);
+    std::vector<SuspendedLease> suspended;
+    for (const auto& [id, one] : server.leases) {
+      if (one.closing) continue;
+      active.push_back(id);
+      if (one.moving.is == Moving::Is::suspended ||
+          (bug_ == Bug::hidesResuming && one.moving.is == Moving::Is::resuming))
+        suspended.push_back({id, one.moving.kept});
+    }
     std::vector<std::string> problems;
     for (const Device& device : server.facts.devices) {
       std::string problem;
@@ -447,10 +547,10 @@ class World final : private PoolEvents {
           if (used.info.uuid == device.uuid && bug_ != Bug::hidesWorkers) problem = "an old worker runs";
       problems.push_back(problem);
     }
-    connection.toManager.send(soon(), [this, &connection, facts = server.facts, active, problems] {
+    connection.toManager.send(soon(), [this, &connection, facts = server.facts, active, problems, suspended] {
       const auto control = controls_.find(facts.name);
       if (control != controls_.end() && control->second == &connection &&
-          pool_->beat(facts.name, facts.incarnation, active, problems, 0, clock_->now()))
+          pool_->beat(facts.name, facts.incarnation, active, problems, 0, clock_->now(), suspended))
         return;
       connection.openAtManager = false;  // it is to join again
       connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
@@ -491,6 +591,7 @@ class World final : private PoolEvents {
     using Is = Holder::Is;
     if (now_ < holder.stalledUntil) {
       holder.healthySince = now_ + kStep;
+      holder.managerRan = managerRan_;
       return;
     }
     if (holder.dead) return;
@@ -518,6 +619,24 @@ class World final : private PoolEvents {
     if (now_ < holder.untilAt) return;
     holder.is = Is::done;
     if (!holder.dies) sendFromHolder([this, id = holder.id] { pool_->release({}, id, clock_->now()); });
+  }
+
+  // Somebody who suspends and resumes leases as he likes, not only when that makes sense.
+  void operatorStep() {
+    if (!pool_ || pool_->leases().empty() || pickMove(250) >= kStep) return;
+    auto at = pool_->leases().begin();
+    std::advance(at, static_cast<std::ptrdiff_t>(pickMove(pool_->leases().size())));
+    const bool suspends = pickMove(5) < (at->second.state == LeaseState::suspended ? 1 : 4);
+    const uint32_t waitMs = pickMove(2) == 0 ? 0 : static_cast<uint32_t>(pickMove(8000));
+    toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends] {
+      try {
+        if (suspends)
+          pool_->suspend({}, id, 1000, clock_->now());
+        else
+          pool_->resume({}, id, waitMs, clock_->now());
+      } catch (const std::invalid_argument&) {  // not in the state for it
+      }
+    });
   }
 
   LeaseRequest wish(const Holder& holder) const {
@@ -581,9 +700,7 @@ class World final : private PoolEvents {
     std::map<std::string, std::map<Id, uint64_t>> used;
     for (const SimulatedServer& server : servers_)
       for (const Device& device : server.facts.devices)
-        for (const Lease* lease : server.on(device.uuid))
-          for (const auto& leased : lease->devices)
-            if (leased.info.uuid == device.uuid) used[device.uuid][lease->id] = leased.memoryBytes;
+        for (const auto& [id, bytes] : server.on(device.uuid)) used[device.uuid][id] = bytes;
     for (const auto& [uuid, leases] : used) {
       uint64_t sum = 0;
       for (const auto& [id, bytes] : leases) sum += bytes;
@@ -592,7 +709,9 @@ class World final : private PoolEvents {
   }
 
   // Who was well for a whole TTL has renewed, and the manager had only to read it. Judged when the lease
-  // expires: a holder that was stopped may be well again before the manager, stopped too, has told it.
+  // expires: a holder that was stopped may be well again before the manager, stopped too, has told it. And
+  // the manager, too, must have run for so long meanwhile: one that is stopped shortly before a deadline, and
+  // goes on behind it, looks at its clock before it reads what the holder wrote when it was well again.
   void checkExpiries() {
     for (const Holder& holder : holders_) {
       if (holder.is != Holder::Is::holding) continue;
@@ -600,7 +719,8 @@ class World final : private PoolEvents {
       if (lease == pool_->leases().end() || lease->second.state != LeaseState::revoking ||
           lease->second.ending != LeaseState::expired || !expired_.insert(holder.id).second)
         continue;
-      if (!holder.dead && now_ >= holder.stalledUntil && holder.healthySince + kTtlMs + kStep < now_)
+      if (!holder.dead && now_ >= holder.stalledUntil && holder.healthySince + kTtlMs + kStep < now_ &&
+          holder.managerRan + kTtlMs + kStep < managerRan_)
         fault("a lease expired although its holder renewed it");
     }
   }
@@ -642,11 +762,11 @@ class World final : private PoolEvents {
             " can be leased when all is over");
   }
 
-  std::mt19937_64 random_;
+  std::mt19937_64 random_, moves_;
   const Bug bug_;
   bool loseStores_ = false, probing_ = false;
   const uint64_t start_ = 1'000'000;
-  uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0;
+  uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
   Disk disk_;
   std::unique_ptr<Store> store_;
@@ -656,7 +776,8 @@ class World final : private PoolEvents {
   std::vector<std::unique_ptr<Connection>> connections_;
   std::map<std::string, Connection*> controls_;
   std::vector<Call> calls_;
-  std::set<Id> revoking_, expired_;
+  std::set<std::pair<ServerLife, Id>> revoking_;
+  std::set<Id> expired_;
   uint64_t callNumber_ = 0;
   Pipe toManager_;
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request

@@ -1,7 +1,8 @@
 #pragma once
 // A pool without machines: the manager's real Pool, AwakeClock and Store around simulated servers, GPUs,
 // holders, disks and wires, all from one seed. Everything goes wrong that can: stalls, kills, restarts,
-// partitions, two servers with one GPU, full disks, lost stores.
+// partitions, two servers with one GPU, full disks, lost stores. All the while leases are suspended and
+// resumed.
 //
 // The checker knows nothing of the pool's bookkeeping. It looks at what runs on each GPU and at what holders
 // hold: no GPU is used by more than fits on it, no request is granted twice, no holder that renews loses its
@@ -23,12 +24,14 @@ enum class Bug {
   believesRevoke,  // a server says that a lease has ended before its workers have
   hidesWorkers,    // a restarted server does not say which workers of its earlier life still run
   forgetsStore,    // the disk loses what it has accepted
+  earlySuspends,   // a server says that a lease is suspended before its memory is gone
+  hidesResuming,   // a beat names a lease as suspended while it is being resumed
 };
 
 struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
-           twins = 0;
+           twins = 0, suspends = 0, resumes = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

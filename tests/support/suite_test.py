@@ -6,6 +6,7 @@ import importlib.util
 import io
 import os
 import sys
+import tempfile
 import unittest
 import xml.etree.ElementTree
 
@@ -67,6 +68,28 @@ class Suite(unittest.TestCase):
 
     def test_what_did_not_run_fails(self):
         self.assertEqual(len(report([result("a", status="stopped"), result("b", status="failed")])[1]), 2)
+
+    def test_an_unsteady_test_is_listed_and_three_fail(self):
+        unsteady = [result(name, status="unsteady") for name in "abc"]
+        self.assertEqual(report(unsteady[:2]), (2, []))
+        self.assertEqual(len(report(unsteady)[1]), 1)
+
+    def test_what_failed_is_run_again_alone(self):
+        with tempfile.TemporaryDirectory() as folder:
+            junit, asked = os.path.join(folder, "tests.xml"), os.path.join(folder, "asked")
+            with open(junit + ".second", "w", encoding="utf-8") as file:
+                file.write("""<testsuite><testcase name="a" time="2" status="run"/>
+                  <testcase name="b" time="2" status="fail"><failure message="Failed"/></testcase></testsuite>""")
+            command = ["sh", "-c", f"echo \"$@\" >{asked}; cp {junit}.second {junit}.again", "ctest"]
+            first = [result("a", status="failed"), result("b", status="failed"), result("c"), result("d", status="stopped")]
+            tests = {one.test.name: one.test for one in first}
+            with contextlib.redirect_stdout(io.StringIO()):
+                again = suite.run_again(first, command, junit, tests)
+            self.assertEqual([one.status for one in again], ["unsteady", "failed", "passed", "stopped"])
+            with open(asked, encoding="utf-8") as file:
+                self.assertIn("-R ^(a|b)$", file.read())
+            many = [result(str(number), status="failed") for number in range(9)]
+            self.assertEqual(suite.run_again(many, ["false"], junit, {}), many)
 
     def test_junit(self):
         tests = {name: suite.Test(name, "unit", 1, False) for name in "abcd"}

@@ -1,7 +1,8 @@
-// The first CUDA call that fails, and what later calls say then: what a program sees of a pool in trouble. Without
-// trouble it says so. Calls are made in rounds: allocate, fill, launch, copy back, check, free.
+// The first CUDA call that fails, and what later calls say then: what a program sees of a pool in trouble.
+// Without trouble it says so. Calls are made in rounds: allocate, fill, launch, copy back, check, free.
 //   first_error [--seconds S] [--pinned MIB]
 //     --seconds S   goes on for so long, or until a call fails; says "ready" after the first round
+//     --until FILE  goes on until there is such a file, or a call fails; says "ready" likewise
 //     --pinned MIB  allocates so much pinned memory in each round as well, and writes to all of it
 //     --device MIB  allocates so much device memory first, and keeps it
 //     --array MIB   the same as a CUDA array
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 namespace {
 
@@ -89,8 +91,10 @@ int main(int count, char** words) {
   double seconds = 0;
   size_t pinned = 0, device = 0, array = 0;
   bool sayFree = false;
+  const char* until = nullptr;
   for (int i = 1; i + 1 < count; i += 2) {
     if (std::strcmp(words[i], "--seconds") == 0) seconds = std::atof(words[i + 1]);
+    if (std::strcmp(words[i], "--until") == 0) until = words[i + 1];
     if (std::strcmp(words[i], "--device") == 0) device = std::strtoul(words[i + 1], nullptr, 10);
     if (std::strcmp(words[i], "--array") == 0) array = std::strtoul(words[i + 1], nullptr, 10);
     if (std::strcmp(words[i], "--free") == 0) sayFree = true;
@@ -99,10 +103,13 @@ int main(int count, char** words) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int status = keep(device, array, sayFree);
   if (status == 0) status = round(pinned);
-  if (status == 0 && seconds > 0) {
+  const auto goesOn = [&] {
+    return until != nullptr ? access(until, F_OK) != 0 : std::chrono::steady_clock::now() < end;
+  };
+  if (status == 0 && goesOn()) {
     std::printf("ready\n");
     std::fflush(stdout);
-    while (status == 0 && std::chrono::steady_clock::now() < end) {
+    while (status == 0 && goesOn()) {
       status = round(pinned);
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

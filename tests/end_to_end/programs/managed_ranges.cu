@@ -55,6 +55,19 @@ int main() {
   }
   check::say("managed memory: accepted");
 
+  // In batches: the first two ranges to the device, the third to the host.
+  void* ranges[3] = {managed, managed + 8192, symbol};
+  size_t sizes[3] = {4096, 8192, sizeof symbol}, firsts[2] = {0, 2};
+  cudaMemLocation places[2] = {here, host};
+  works(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, nullptr));
+  works(cudaMemDiscardAndPrefetchBatchAsync(ranges + 2, sizes + 2, 1, places, firsts, 1, 0, nullptr));
+  works(cudaMemDiscardBatchAsync(ranges + 2, sizes + 2, 1, 0, nullptr));
+  ranges[1] = device;
+  REQUIRE(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, nullptr) != cudaSuccess);
+  REQUIRE(cudaMemDiscardBatchAsync(ranges, sizes, 3, 0, nullptr) != cudaSuccess);
+  cudaGetLastError();
+  symbol[0] = 5;
+
   here.id = 1000;
   REQUIRE(cudaMemPrefetchAsync(managed, kBytes, here, 0, nullptr) != cudaSuccess);
   REQUIRE(cudaMemAdvise(managed, kBytes, cudaMemAdviseSetPreferredLocation, here) != cudaSuccess);
