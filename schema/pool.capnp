@@ -42,6 +42,7 @@ struct ServerInfo {
   pid @8 :UInt32;
   fabric @9 :Fabric;          # for people, and for placement to come; not in a lease's copy of this
   leftOut @10 :List(Text);    # GPUs of the host that this server does not offer, and why; for people
+  overcommitPercent @11 :UInt32 = 100;  # of each device's memory, so much may be leased: above 100, leases take turns
 }
 
 # What a joining server knows of one of its devices from before: its server may have been restarted, and so may the
@@ -107,7 +108,16 @@ struct LeaseRequest {
   ttlMs @5 :UInt32 = 15000;
   server @6 :Text;            # only this server; empty: any
   waitMs @7 :UInt32;          # wait this long for devices to become free; 0: fail at once
+  turns @8 :TurnTerms;
 }
+
+# How a lease takes turns with others on the devices of a server that leases more memory than they have.
+struct TurnTerms {
+  sharePercent @0 :UInt32;    # of a device's time, so much at least while others want it too; 0: an equal part of what
+                              # the leases that name a share leave
+  priority @1 :Priority = normal;
+}
+enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 
 struct LeasedDevice {
   info @0 :DeviceInfo;
@@ -125,6 +135,22 @@ struct Lease {
   tenant @7 :Text;
   ageMs @8 :UInt64;           # this and state: in Manager.leases
   state @9 :Text;             # LeaseState's name
+  terms @10 :TurnTerms;
+  turn @11 :LeaseTurn;        # in Manager.leases: as its server's last beat said; null: it takes no turns
+}
+
+# Where a lease of an overcommitted server is.
+struct LeaseTurn {
+  id @0 :Id128;
+  place @1 :TurnPlace;
+  servedMs @2 :UInt64;        # it has been resident for so long, of all its life
+  turns @3 :UInt32;           # how often it has come back
+  note @4 :Text;              # why it could not be put aside, lately; for people
+}
+enum TurnPlace {
+  resident @0;                # its memory is on its devices
+  aside @1;                   # with the server, and it wants nothing
+  waiting @2;                 # with the server, and it has something to do
 }
 
 interface Manager {
@@ -133,10 +159,11 @@ interface Manager {
   join @0 (info :ServerInfo, control :ServerControl, reports :List(DeviceReport)) -> (beatMs :UInt32);
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
+  # turns: of every lease on an overcommitted server that is not suspended by order.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
-      fabric :Fabric, suspended :List(SuspendedLease)) -> (known :Bool);
+      fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -283,6 +310,7 @@ struct WorkerStart {
   descriptors @5 :List(Descriptor); # what each descriptor is that came with this message, in their order
   moduleCacheBytes @7 :UInt64;      # files in the cache's folder may be so much together
   clientPid @6 :UInt32;
+  reportActivity @9 :Bool;          # WorkerReport.activity is wanted: the lease takes turns
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -296,7 +324,13 @@ struct WorkerReport {
     memory @7 :MemoryRequest;
     suspended @8 :SuspendReport;
     disturb @9 :Void;               # tests: suspend this session now and resume it (GPUPOOL_DISTURB)
+    activity @10 :Activity;         # when it changes; at the start of a session it is busy
   }
+}
+enum Activity {
+  busy @0;                          # calls of its program have arrived within the last half second
+  quiet @1;                         # none has; what runs on the device is not looked at
+  waiting @2;                       # the session is suspended, and a call of its program has arrived
 }
 
 # The lease's account of memory: kept by the server for all sessions of a lease together, as one process may not use
@@ -351,6 +385,7 @@ struct StoredLease {
   bootId @8 :Text;             # of the manager's machine, for the two below
   holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
   holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again
+  terms @11 :TurnTerms;
 }
 
 struct StoredPlacement {
