@@ -43,14 +43,37 @@ void plain(Session& session, Call& call) {
   serveDriver<R, Member>(session, call);
 }
 
+// The streams of a context that is about to end. Afterwards the driver takes their handles for pointers to
+// what is no more, so nobody may ask it about them (a suspension asks about every stream).
+std::vector<uint64_t> streamsOf(Session& session, CUcontext context) {
+  std::vector<uint64_t> streams;
+  const Driver& driver = session.driver();
+  if (context == nullptr || driver.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return streams;
+  session.objects().forEach(HandleKind::stream, [&](uint64_t id, uint64_t real) {
+    CUcontext its = nullptr;
+    if (driver.cuStreamGetCtx(reinterpret_cast<CUstream>(real), &its) == CUDA_SUCCESS && its == context)
+      streams.push_back(id);
+  });
+  driver.cuCtxPopCurrent_v2(&context);
+  return streams;
+}
+
+// end: the driver's call, of which the context does not come back whatever it says.
+template <class End>
+void endContext(Session& session, CUcontext context, End&& end) {
+  auto unasked = session.words().contextEnds();
+  session.space().contextEnds();
+  const std::vector<uint64_t> streams = streamsOf(session, context);
+  end();
+  for (const uint64_t id : streams) session.objects().retire(id);
+  session.contextEnded(context);
+}
+
 void destroyContext(Session& session, Call& call) {
   Served<CtxDestroy> served(session, call);
   if (!served.open()) return;
-  CUcontext context = served.get<"ctx">().value();
-  auto unasked = session.words().contextEnds();
-  session.space().contextEnds();
-  served.close(served.invoke(session.driver().cuCtxDestroy_v2));
-  session.contextEnded(context);
+  endContext(session, served.get<"ctx">().value(),
+             [&] { served.close(served.invoke(session.driver().cuCtxDestroy_v2)); });
 }
 
 void retainPrimary(Session& session, Call& call) {
@@ -65,10 +88,8 @@ void retainPrimary(Session& session, Call& call) {
 void resetPrimary(Session& session, Call& call) {
   Served<PrimaryReset> served(session, call);
   if (!served.open()) return;
-  auto unasked = session.words().contextEnds();
-  session.space().contextEnds();
-  served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2));
-  session.contextEnded(session.primaries()[served.get<"dev">().value()]);
+  endContext(session, session.primaries()[served.get<"dev">().value()],
+             [&] { served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2)); });
   dropPrimaryMemory(session);
 }
 

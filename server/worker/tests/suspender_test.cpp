@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <set>
 
 #include "base/descriptor_passing.h"
 #include "server/copier/connection.h"
@@ -352,6 +353,44 @@ TEST_CASE("a session whose program has reset its device is suspended too") {
   REQUIRE(client.await(ROW("cuDevicePrimaryCtxRetain"), Arguments().value(kContext).value(0)).status() ==
           CUDA_SUCCESS);
   CHECK(memory.right());
+}
+
+TEST_CASE("nothing is asked about the streams of a context that has ended") {
+  static std::set<CUstream> asked;  // the real driver takes such a handle for a pointer, and crashes
+  softDriver();
+  auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);
+  table.cuStreamIsCapturing = [](CUstream stream, CUstreamCaptureStatus* status) {
+    asked.insert(stream);
+    return softDriver().cuStreamIsCapturing(stream, status);
+  };
+  Client client(*driver);
+  client.open();
+  makeStream(client);
+  Copier copier;
+  Suspended session(client);
+  const auto cycle = [&] {
+    asked.clear();
+    CHECK(session.suspend(copier).error.empty());
+    CHECK(session.resume().error.empty());
+    return asked.size();
+  };
+  REQUIRE(cycle() == 1);
+  client.context = 0;
+  REQUIRE(client.await(ROW("cuDevicePrimaryCtxReset_v2"), Arguments().value(0)).status() == CUDA_SUCCESS);
+  CHECK(cycle() == 0);
+
+  constexpr uint64_t kOther = makeHandle(handles::Kind::context, 2, 1);
+  constexpr uint64_t kOthers = makeHandle(handles::Kind::stream, 2, 1);
+  REQUIRE(client.await(ROW("cuCtxCreate_v2"), Arguments().value(kOther).value(0).value(0)).status() ==
+          CUDA_SUCCESS);
+  client.context = kOther;
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kOthers).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  CHECK(cycle() == 1);
+  client.context = 0;
+  REQUIRE(client.await(ROW("cuCtxDestroy_v2"), Arguments().value(kOther)).status() == CUDA_SUCCESS);
+  CHECK(cycle() == 0);
 }
 
 TEST_CASE("an open capture is not disturbed") {
