@@ -80,22 +80,15 @@ CUresult cuFuncGetModule(CUmodule* out, CUfunction function) {
 }
 
 CUresult cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel kernel, CUdevice device) {
+  if (kernels.find(toId(kernel)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   return attributeOf(reinterpret_cast<CUfunction>(kernel), currentOrNull(), device, attribute, value);
 }
-// A kernel stands for its function in the current context.
+// Of the calls on functions, those that launch and the occupancy's take a kernel, too; these do not.
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute attribute, CUfunction function) {
-  Context* context = nullptr;
-  if (kernels.find(toId(function)) != nullptr) {
-    CUresult status = contexts().resolve(nullptr, &context);
-    if (status == CUDA_SUCCESS)
-      status = functionIn(*context, reinterpret_cast<CUkernel>(function), &function);
-    if (status != CUDA_SUCCESS) return status;
-  } else if (Function* entry = functions.find(toId(function))) {
-    context = homeOf(*entry, nullptr);
-  } else {
-    return CUDA_ERROR_INVALID_HANDLE;
-  }
+  Function* entry = functions.find(toId(function));
+  if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  const Context* context = homeOf(*entry, nullptr);
   return attributeOf(function, context, context->device, attribute, value);
 }
 CUresult cuKernelGetParamInfo(CUkernel kernel, size_t index, size_t* offset, size_t* size) {
@@ -113,12 +106,12 @@ CUresult cuKernelGetName(const char** name, CUkernel kernel) {
                          : functionName(reinterpret_cast<CUfunction>(kernel), *entry, nullptr, name);
 }
 CUresult cuFuncGetName(const char** name, CUfunction function) {
-  Function* entry = findFunction(function);
+  Function* entry = functions.find(toId(function));
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   return name == nullptr ? CUDA_ERROR_INVALID_VALUE : functionName(function, *entry, entry->context, name);
 }
 CUresult cuFuncIsLoaded(CUfunctionLoadingState* state, CUfunction function) {
-  if (findFunction(function) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (functions.find(toId(function)) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (state == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *state = CU_FUNCTION_LOADING_STATE_LOADED;
   return CUDA_SUCCESS;
@@ -137,7 +130,7 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
                       });
 }
 CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
-  Function* entry = findFunction(function);
+  Function* entry = functions.find(toId(function));
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
@@ -158,7 +151,7 @@ CUresult cuKernelSetCacheConfig(CUkernel kernel, CUfunc_cache config, CUdevice d
                                                         kernel, config, device);
 }
 CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
-  Function* entry = findFunction(function);
+  Function* entry = functions.find(toId(function));
   if (entry == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
@@ -167,7 +160,7 @@ CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
   return Session::get().await<"cuFuncSetCacheConfig">(homeOf(*entry, context)->handle, function, config);
 }
 CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig) {
-  return findFunction(function) == nullptr ? CUDA_ERROR_INVALID_HANDLE
+  return functions.find(toId(function)) == nullptr ? CUDA_ERROR_INVALID_HANDLE
                                            : CUDA_SUCCESS;  // no effect on these devices
 }
 

@@ -40,6 +40,8 @@ struct KernelNode {
 
   CUresult read(const KernelParams* params, Context& context) {
     if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    if (params->func != nullptr && functions.find(toId(params->func)) == nullptr)
+      return CUDA_ERROR_INVALID_HANDLE;  // a kernel has a place of its own
     handle = params->func != nullptr ? params->func : reinterpret_cast<CUfunction>(params->kern);
     if (handle == nullptr || (params->kernelParams != nullptr && params->extra != nullptr))
       return CUDA_ERROR_INVALID_VALUE;

@@ -62,6 +62,7 @@ CUresult checkRanges(const CUdeviceptr* addresses, const size_t* sizes, size_t c
                      unsigned long long flags, CUstream stream) {
   StreamRef ref;
   if (CUresult status = resolveStream(stream, ref); status != CUDA_SUCCESS) return status;
+  if (ref.wire == nullptr) return CUDA_ERROR_INVALID_VALUE;  // the default stream: as the other batches
   if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i)
     if (!allocations().isManaged(addresses[i], sizes[i])) return CUDA_ERROR_INVALID_VALUE;

@@ -181,15 +181,17 @@ std::vector<GraphNodePtr> topologicalOrder(const Graph& graph) {
   return order;
 }
 
-bool isUnique(const Graph& graph) {
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNodePtr& node) {
-    auto type = node->operation->type();
-    if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || type == CU_GRAPH_NODE_TYPE_MEM_FREE ||
-        type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
-      return true;
+bool hasNode(const Graph& graph, std::initializer_list<CUgraphNodeType> types) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const GraphNodePtr& node) {
+    if (std::find(types.begin(), types.end(), node->operation->type()) != types.end()) return true;
     auto* child = dynamic_cast<const ChildGraphOperation*>(node->operation.get());
-    return child && isUnique(*child->graphs[0]);
+    return child && hasNode(*child->graphs[0], types);
   });
+}
+
+bool isUnique(const Graph& graph) {
+  return hasNode(graph,
+                 {CU_GRAPH_NODE_TYPE_MEM_ALLOC, CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_CONDITIONAL});
 }
 
 std::shared_ptr<NestedOperation> ChildGraphOperation::withInner(std::vector<StepsPtr> steps) const {

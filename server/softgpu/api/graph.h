@@ -55,6 +55,8 @@ GraphPtr makeGraph();
 // Memory or conditional nodes, here or in a graph inside: such a graph cannot be cloned, nor instantiated
 // twice at a time.
 bool isUnique(const Graph& graph);
+// Some node of it, or of a graph in it, is of one of these types.
+bool hasNode(const Graph& graph, std::initializer_list<CUgraphNodeType> types);
 // A deep copy with handles of its own.
 GraphPtr cloneGraph(const Graph& graph);
 // Dependencies first; creation order otherwise.

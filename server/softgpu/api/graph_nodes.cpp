@@ -74,6 +74,7 @@ static CUresult moveChild(CUgraph parentHandle, CUgraph handle, OperationPtr& ou
   auto parent = table<Graph>().find(parentHandle), graph = table<Graph>().find(handle);
   std::lock_guard lock(captureMutex());
   if (!parent || !graph || graph->child || graph == parent) return CUDA_ERROR_INVALID_VALUE;
+  if (hasNode(*graph, {CU_GRAPH_NODE_TYPE_CONDITIONAL})) return CUDA_ERROR_NOT_SUPPORTED;
   auto operation = std::make_shared<ChildGraphOperation>();
   graph->child = true;
   graph->parent = parent;

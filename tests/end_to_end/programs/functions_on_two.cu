@@ -203,7 +203,7 @@ static void byDriver(int last) {
   DRIVER(cuKernelSetAttribute(kLimit, kLarge, kernel, first));
   DRIVER(launch(launchable, a, kLarge));
   DRIVER(launch(launchable, a, kLarge));
-  DRIVER(cuFuncSetAttribute(launchable, kLimit, kLarge));
+  REQUIRE(cuFuncSetAttribute(launchable, kLimit, kLarge) == CUDA_ERROR_INVALID_HANDLE);
   DRIVER(cuFuncSetAttribute(a.function, kLimit, kLarge));
   DRIVER(launch(a.function, a, kLarge));
   DRIVER(cuFuncSetAttribute(a.function, kLimit, 16));

@@ -15,7 +15,7 @@ static const char* const kModule = R"(
 struct Asked {
   CUfunction known, unknown;
   CUkernel kernel;
-  CUresult results[6];
+  CUresult results[5];
 };
 
 static void CUDA_CB ask(void* data) {
@@ -26,9 +26,8 @@ static void CUDA_CB ask(void* data) {
   asked.results[0] = cuFuncGetAttribute(&value, attribute, asked.unknown);
   asked.results[1] = cuFuncGetAttribute(&value, attribute, asked.known);
   asked.results[2] = cuKernelGetAttribute(&value, attribute, asked.kernel, 0);
-  asked.results[3] = cuFuncGetAttribute(&value, attribute, reinterpret_cast<CUfunction>(asked.kernel));
-  asked.results[4] = cuKernelGetParamInfo(asked.kernel, 0, &offset, nullptr);
-  asked.results[5] = cuFuncSetAttribute(asked.known, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 64);
+  asked.results[3] = cuKernelGetParamInfo(asked.kernel, 0, &offset, nullptr);
+  asked.results[4] = cuFuncSetAttribute(asked.known, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 64);
 }
 
 int main(int argc, char** argv) {

@@ -59,12 +59,16 @@ int main() {
   void* ranges[3] = {managed, managed + 8192, symbol};
   size_t sizes[3] = {4096, 8192, sizeof symbol}, firsts[2] = {0, 2};
   cudaMemLocation places[2] = {here, host};
-  works(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, nullptr));
-  works(cudaMemDiscardAndPrefetchBatchAsync(ranges + 2, sizes + 2, 1, places, firsts, 1, 0, nullptr));
-  works(cudaMemDiscardBatchAsync(ranges + 2, sizes + 2, 1, 0, nullptr));
-  ranges[1] = device;
+  cudaStream_t stream;
+  CUDA(cudaStreamCreate(&stream));
+  works(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, stream));
+  works(cudaMemDiscardAndPrefetchBatchAsync(ranges + 2, sizes + 2, 1, places, firsts, 1, 0, stream));
+  works(cudaMemDiscardBatchAsync(ranges + 2, sizes + 2, 1, 0, stream));
+  REQUIRE(cudaMemDiscardBatchAsync(ranges + 2, sizes + 2, 1, 0, nullptr) != cudaSuccess);
   REQUIRE(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, nullptr) != cudaSuccess);
-  REQUIRE(cudaMemDiscardBatchAsync(ranges, sizes, 3, 0, nullptr) != cudaSuccess);
+  ranges[1] = device;
+  REQUIRE(cudaMemPrefetchBatchAsync(ranges, sizes, 3, places, firsts, 2, 0, stream) != cudaSuccess);
+  REQUIRE(cudaMemDiscardBatchAsync(ranges, sizes, 3, 0, stream) != cudaSuccess);
   cudaGetLastError();
   symbol[0] = 5;
 
@@ -76,8 +80,6 @@ int main() {
   cudaGetLastError();
   check::say("no such place or advice: refused");
 
-  cudaStream_t stream;
-  CUDA(cudaStreamCreate(&stream));
   CUDA(cudaStreamAttachMemAsync(stream, managed, 0, cudaMemAttachGlobal));
   REQUIRE(cudaStreamAttachMemAsync(stream, device, 0, cudaMemAttachGlobal) != cudaSuccess);
   cudaGetLastError();
