@@ -116,6 +116,8 @@ void Suspender::run() {
     orders_.pop_front();
     lock.unlock();
     const SuspendOutcome outcome = carryOut(order);
+    // The program may destroy the context that was current here; the driver must not meet it again.
+    session_.driver().cuCtxSetCurrent(nullptr);
     lock.lock();
     suspended_ = outcome.suspended;
     ++carriedOut_;

@@ -355,14 +355,25 @@ TEST_CASE("a session whose program has reset its device is suspended too") {
   CHECK(memory.right());
 }
 
-TEST_CASE("nothing is asked about the streams of a context that has ended") {
-  static std::set<CUstream> asked;  // the real driver takes such a handle for a pointer, and crashes
+TEST_CASE("nothing is asked about a context that has ended, nor about its streams") {
+  // The real driver takes such handles for pointers, and crashes.
+  static std::set<CUstream> asked;
+  static std::set<CUcontext> ended;
+  static unsigned dangling = 0;
   softDriver();
   auto driver = server::Driver::load(SOFT_DRIVER);
   auto& table = const_cast<server::Driver&>(*driver);
   table.cuStreamIsCapturing = [](CUstream stream, CUstreamCaptureStatus* status) {
     asked.insert(stream);
     return softDriver().cuStreamIsCapturing(stream, status);
+  };
+  table.cuCtxDestroy_v2 = [](CUcontext context) {
+    ended.insert(context);
+    return softDriver().cuCtxDestroy_v2(context);
+  };
+  table.cuCtxSetCurrent = [](CUcontext context) {
+    dangling += ended.contains(context) ? 1 : 0;
+    return softDriver().cuCtxSetCurrent(context);
   };
   Client client(*driver);
   client.open();
@@ -391,6 +402,8 @@ TEST_CASE("nothing is asked about the streams of a context that has ended") {
   client.context = 0;
   REQUIRE(client.await(ROW("cuCtxDestroy_v2"), Arguments().value(kOther)).status() == CUDA_SUCCESS);
   CHECK(cycle() == 0);
+  CHECK(ended.size() == 1);
+  CHECK(dangling == 0);
 }
 
 TEST_CASE("an open capture is not disturbed") {
