@@ -94,6 +94,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   session.networkWire = start.getNetworkWire();
   session.moduleCacheBytes = start.getModuleCacheBytes();
   session.clientPid = start.getClientPid();
+  session.reportActivity = start.getReportActivity();
   return session;
 }
 
@@ -313,6 +314,17 @@ bool WorkerProcess::reportDisturb() {
   auto report = message.initRoot<schema::WorkerReport>();
   report.setRowsHash(rowsHash_);
   report.setDisturb();
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportActivity(Activity activity) {
+  static_assert(static_cast<int>(schema::Activity::BUSY) == static_cast<int>(Activity::busy) &&
+                static_cast<int>(schema::Activity::QUIET) == static_cast<int>(Activity::quiet) &&
+                static_cast<int>(schema::Activity::WAITING) == static_cast<int>(Activity::waiting));
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  report.setActivity(static_cast<schema::Activity>(activity));
   return sendReport(descriptor_, message);
 }
 

@@ -73,6 +73,7 @@ struct SessionStart {
   std::string networkWire;
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
+  bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking
   int moduleCache = -1;  // the cache's folder; -1: none
@@ -96,6 +97,9 @@ struct SuspendOutcome {
   uint64_t movedBytes = 0;
   uint32_t drainMs = 0, moveMs = 0;
 };
+
+// schema::Activity.
+enum class Activity : uint16_t { busy, quiet, waiting };
 
 // What the server may order besides the end; called on the watching thread, which must not be held up.
 struct SuspendOrders {
@@ -127,6 +131,7 @@ class WorkerProcess {
   bool reportSuspended(const SuspendOutcome& outcome);
   // Tests: asks to be suspended and resumed.
   bool reportDisturb();
+  bool reportActivity(Activity activity);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server

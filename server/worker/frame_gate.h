@@ -32,7 +32,9 @@ class FrameGate {
   // Until it is opened or cut, for `time` at most.
   void awaitOpen(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
-    opened_.wait_for(lock, time, [this] { return cut_ || !closed_.load(std::memory_order_acquire); });
+    wanted_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, time, [this] { return cut_ || !closed_.load(std::memory_order_acquire); });
   }
 
   // --- any other thread, one at a time
@@ -50,8 +52,15 @@ class FrameGate {
     {
       std::lock_guard lock(mutex_);
       closed_.store(false, std::memory_order_release);
+      wanted_ = false;
     }
-    opened_.notify_all();
+    changed_.notify_all();
+  }
+  // A frame stands before the closed gate. Waits until one does, for `time` at most.
+  bool awaitWanted(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, time, [this] { return wanted_ || cut_; });
+    return wanted_;
   }
   // Nobody waits at it any more: the session ends.
   void cut() {
@@ -59,15 +68,15 @@ class FrameGate {
       std::lock_guard lock(mutex_);
       cut_ = true;
     }
-    opened_.notify_all();
+    changed_.notify_all();
   }
 
  private:
   const bool expedited_ = transport::expeditedBarrier();
   std::atomic<bool> inside_{false}, closed_{false};
   std::mutex mutex_;
-  std::condition_variable opened_;
-  bool cut_ = false;  // under mutex_
+  std::condition_variable changed_;
+  bool cut_ = false, wanted_ = false;  // under mutex_
 };
 
 }  // namespace gpupool::server

@@ -2,7 +2,7 @@
 // Recognises errors that are caused by the device and not by the program. A broken device is reported to the
 // server, which accepts no more leases on it, and to the client in one line.
 
-#include <cuda.h>
+#include "schema/cuda.h"
 
 #include <cstdint>
 #include <functional>

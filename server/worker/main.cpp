@@ -13,6 +13,7 @@
 #include "server/copier/copier.h"
 #include "server/driver.h"
 #include "server/host_room.h"
+#include "server/worker/activity_watch.h"
 #include "server/worker/disturbance.h"
 #include "server/worker/loss.h"
 #include "server/worker/server_account.h"
@@ -76,6 +77,9 @@ int serve(const server::WorkerArguments& arguments) {
                        [&] { suspender.resume(); }});
     if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb, [&] { process.reportDisturb(); });
+    std::optional<server::ActivityWatch> activity;
+    if (start->reportActivity)
+      activity.emplace(session, [&](server::Activity now) { process.reportActivity(now); });
     process.watchServer(
         [&](const std::string& reason) { session.stop(reason + "; start the program again"); },
         server::WorkerProcess::kGrace, clientGone);

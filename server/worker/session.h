@@ -83,6 +83,7 @@ class Session {
 
   // ---- for Suspender
   FrameGate& gate() { return gate_; }
+  uint64_t admitted() const { return lastSeq_; }  // number of the last frame
   // No call is under way on a thread beside, nor waits for one. With the gate closed and empty this stays so.
   bool besideIdle();
   size_t hostFunctionsOpen();
