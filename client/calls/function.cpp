@@ -161,7 +161,7 @@ CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
 }
 CUresult cuFuncSetSharedMemConfig(CUfunction function, CUsharedconfig) {
   return functions.find(toId(function)) == nullptr ? CUDA_ERROR_INVALID_HANDLE
-                                           : CUDA_SUCCESS;  // no effect on these devices
+                                                   : CUDA_SUCCESS;  // no effect on these devices
 }
 
 }  // namespace custom

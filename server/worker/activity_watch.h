@@ -1,6 +1,6 @@
 #pragma once
-// Tells the server whether a session's program does something, where leases take turns (schema::Activity): the
-// server puts aside whom that costs least, and brings back who has something to do.
+// Tells the server whether a session's program does something, where leases take turns (schema::Activity):
+// the server puts aside whom that costs least, and brings back who has something to do.
 //
 // Busy and quiet go by the frames that arrive: a program that waits for a long kernel is quiet, and what its
 // device does is the concern of whoever wants to suspend it. A thread of its own looks four times a second.

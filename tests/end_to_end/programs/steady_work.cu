@@ -1,0 +1,72 @@
+// Works on all of its memory, round after round, and looks at every word in the end. For leases that take
+// turns: its result shows each byte that came back wrong, and each round that was lost or came twice.
+//   --mib N       so much device memory (default 8)
+//   --rounds N    rounds of one kernel for each GiB, each round awaited (default 20)
+//   --pause MS    between two rounds
+//   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
+//                 milliseconds the rounds took, on standard error.
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+
+// One round: x = kFactor * x + kStep, for every word.
+constexpr unsigned kFactor = 1664525, kStep = 1013904223;
+constexpr size_t kPiece = size_t{1} << 30;
+
+__global__ void fill(unsigned* words, size_t count) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x)
+    words[i] = static_cast<unsigned>(i);
+}
+__global__ void advance(unsigned* words, size_t count) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x)
+    words[i] = kFactor * words[i] + kStep;
+}
+__global__ void compare(const unsigned* words, size_t count, unsigned factor, unsigned step,
+                        unsigned long long* wrong) {
+  for (size_t i = blockIdx.x * size_t{blockDim.x} + threadIdx.x; i < count;
+       i += size_t{gridDim.x} * blockDim.x)
+    if (words[i] != factor * static_cast<unsigned>(i) + step) atomicAdd(wrong, 1ull);
+}
+
+int main(int argc, char** argv) {
+  using Clock = std::chrono::steady_clock;
+  const int rounds = check::option(argc, argv, "--rounds", 20), pause = check::option(argc, argv, "--pause", 0);
+  std::vector<std::pair<unsigned*, size_t>> pieces;
+  for (size_t left = size_t(check::option(argc, argv, "--mib", 8)) << 20; left != 0;) {
+    const size_t bytes = left < kPiece ? left : kPiece;
+    unsigned* words = nullptr;
+    CUDA(cudaMalloc(&words, bytes));
+    pieces.emplace_back(words, bytes / sizeof *words);
+    left -= bytes;
+  }
+  for (auto [words, count] : pieces) fill<<<1024, 256>>>(words, count);
+  CUDA(cudaDeviceSynchronize());
+  if (check::flag(argc, argv, "--ready")) {
+    check::say("ready");
+    std::fflush(stdout);
+    while (std::getchar() != '\n' && !std::feof(stdin)) {
+    }
+  }
+
+  const auto began = Clock::now();
+  unsigned factor = 1, step = 0;
+  for (int round = 0; round < rounds; ++round) {
+    for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
+    CUDA(cudaDeviceSynchronize());
+    factor *= kFactor;
+    step = kFactor * step + kStep;
+    if (pause != 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
+  }
+  const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began).count();
+
+  check::Device<unsigned long long> wrong(std::vector<unsigned long long>{0});
+  for (auto [words, count] : pieces) compare<<<1024, 256>>>(words, count, factor, step, wrong);
+  CUDA(cudaDeviceSynchronize());
+  REQUIRE(wrong.read()[0] == 0);
+  if (check::flag(argc, argv, "--ready")) std::fprintf(stderr, "%lld\n", static_cast<long long>(took));
+  for (auto [words, count] : pieces) CUDA(cudaFree(words));
+  return check::pass();
+}
