@@ -1,37 +1,99 @@
 #include "pool-manager/placement.h"
 
 #include <algorithm>
-#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "base/options.h"
 
 namespace gpupool::pool {
 namespace {
 
+bool overcommitted(const DeviceUse& device) { return device.overcommitPercent > 100; }
+
+uint64_t leasable(const DeviceUse& device) {
+  return leasableBytes(device.info.memoryBytes, device.overcommitPercent);
+}
+
+uint64_t asideBytes(const Claim& claim) { return suspendedBytes(claim.device, claim.kept); }
+
+// Why a lease cannot have that on a device which is in order.
+enum class Lack {
+  none,
+  size,    // the device is smaller
+  memory,  // too much of it is leased
+  own,     // it would not fit beside the others aside
+  others,  // another lease would not fit beside it and the others aside
+  share,   // too much of the device's time is promised
+};
+
+Lack lack(const Claim& claim, const DeviceUse& device) {
+  const uint64_t memory = device.info.memoryBytes, reserved = reservedBytes(claim.device);
+  if (claim.device.memoryBytes > memory) return Lack::size;
+  if (device.freeBytes < reserved) return Lack::memory;
+  if (device.asideBytes + reserved > memory) return Lack::own;
+  if (device.asideBytes + asideBytes(claim) + device.largestBytes > memory) return Lack::others;
+  if (overcommitted(device) && device.sharePercent + claim.sharePercent > 100) return Lack::share;
+  return Lack::none;
+}
+
+Claim claimOf(const Wish& wish, const DeviceUse& device) {
+  return {{device.info, wish.memoryBytes == 0 ? device.info.memoryBytes : wish.memoryBytes},
+          0,
+          wish.sharePercent,
+          false};
+}
+
 bool fits(const Wish& wish, const DeviceUse& device) {
-  if (!device.info.problem.empty() || !device.duplicateOf.empty()) return false;
-  if (wish.memoryBytes == 0) return device.freeBytes >= device.info.memoryBytes;
-  return wish.memoryBytes <= device.info.memoryBytes &&
-         device.freeBytes >= reservedBytes({device.info, wish.memoryBytes});
+  return device.info.problem.empty() && device.duplicateOf.empty() &&
+         lack(claimOf(wish, device), device) == Lack::none;
 }
 
-// The fullest devices that fit, in the driver's order.
-std::vector<const DeviceUse*> choose(const Wish& wish, const ServerUse& server) {
-  std::vector<const DeviceUse*> fitting;
+// What a lease can have there without taking turns.
+uint64_t roomBytes(const DeviceUse& device) {
+  const uint64_t taken = leasable(device) - std::min(leasable(device), device.freeBytes);
+  return device.info.memoryBytes - std::min(device.info.memoryBytes, taken);
+}
+
+// With the lease, in thousandths of the device's memory; 0: it takes no turns there.
+uint64_t crowding(const Wish& wish, const DeviceUse& device) {
+  const uint64_t reserved = reservedBytes(claimOf(wish, device).device);
+  if (reserved <= roomBytes(device)) return 0;
+  return (leasable(device) - device.freeBytes + reserved) * 1000 / device.info.memoryBytes;
+}
+
+struct Devices {
+  std::vector<const DeviceUse*> list;  // empty: too few fit
+  uint64_t crowding = 0;               // of the most crowded one
+};
+
+// In the driver's order.
+Devices choose(const Wish& wish, const ServerUse& server) {
+  struct Fitting {
+    const DeviceUse* device;
+    uint64_t crowding, room;
+  };
+  std::vector<Fitting> fitting;
   for (const DeviceUse& device : server.devices)
-    if (fits(wish, device)) fitting.push_back(&device);
+    if (fits(wish, device)) fitting.push_back({&device, crowding(wish, device), roomBytes(device)});
   if (fitting.size() < wish.deviceCount) return {};
-  std::stable_sort(fitting.begin(), fitting.end(),
-                   [](const DeviceUse* a, const DeviceUse* b) { return a->freeBytes < b->freeBytes; });
+  std::stable_sort(fitting.begin(), fitting.end(), [](const Fitting& a, const Fitting& b) {
+    return std::tie(a.crowding, a.room) < std::tie(b.crowding, b.room);
+  });
   fitting.resize(wish.deviceCount);
-  std::sort(fitting.begin(), fitting.end(),
+  Devices chosen;
+  for (const Fitting& one : fitting) {
+    chosen.list.push_back(one.device);
+    chosen.crowding = std::max(chosen.crowding, one.crowding);
+  }
+  std::sort(chosen.list.begin(), chosen.list.end(),
             [](const DeviceUse* a, const DeviceUse* b) { return a->info.ordinal < b->info.ordinal; });
-  return fitting;
+  return chosen;
 }
 
-uint64_t totalFree(const ServerUse& server) {
+uint64_t totalRoom(const ServerUse& server) {
   uint64_t sum = 0;
-  for (const DeviceUse& device : server.devices) sum += device.freeBytes;
+  for (const DeviceUse& device : server.devices) sum += roomBytes(device);
   return sum;
 }
 
@@ -42,6 +104,9 @@ std::string plural(size_t count, const char* noun) {
 std::string describe(const Wish& wish) {
   std::string text = plural(wish.deviceCount, "device");
   if (wish.memoryBytes != 0) text += " with " + options::formatSize(wish.memoryBytes) + " free";
+  if (wish.sharePercent != 0)
+    text += (wish.memoryBytes != 0 ? " and " : " with ") + std::to_string(wish.sharePercent) +
+            (wish.deviceCount == 1 ? "% of its time" : "% of their time");
   if (wish.deviceCount > 1) text += " on one server";
   if (!wish.server.empty()) text += " (server " + wish.server + ")";
   return text + (wish.deviceCount == 1 ? " is wanted" : " are wanted");
@@ -58,6 +123,34 @@ std::string describe(const std::vector<std::string>& holders) {
   return "is held by " + named + (others ? " and others" : "");
 }
 
+// What hinders it on a device that leases share by turns: more than that too much of it is leased.
+std::string describeTurns(const Claim& claim, const DeviceUse& device) {
+  const uint64_t memory = device.info.memoryBytes;
+  switch (lack(claim, device)) {
+    case Lack::none:
+    case Lack::memory:
+      break;
+    case Lack::size:
+      return ", but it has only " + options::formatSize(memory);
+    case Lack::own:
+      return ", but for one lease only " + options::formatSize(memory - std::min(memory, device.asideBytes)) +
+             " of its " + options::formatSize(memory) +
+             ": the others keep the rest also while it is not their turn";
+    case Lack::others:
+      return ", but the largest lease there would not fit beside what one more keeps";
+    case Lack::share:
+      return ", but only " + std::to_string(100 - std::min(100u, device.sharePercent)) +
+             "% of its time is not promised to others";
+  }
+  return "";
+}
+
+std::string describeFree(const DeviceUse& device) {
+  return options::formatSize(device.freeBytes) + " free" +
+         (overcommitted(device) ? " of the " + options::formatSize(leasable(device)) + " that may be leased"
+                                : "");
+}
+
 std::string describe(const Wish& wish, const ServerUse& server) {
   std::string text = server.name + ": ";
   if (!server.unusable.empty()) return text + server.unusable;
@@ -72,7 +165,8 @@ std::string describe(const Wish& wish, const ServerUse& server) {
       text += fits(wish, device) ? "is free" : "has only " + options::formatSize(device.freeBytes);
     } else {
       text += describe(device.holders);
-      if (device.freeBytes != 0) text += " with " + options::formatSize(device.freeBytes) + " free";
+      if (device.freeBytes != 0) text += " with " + describeFree(device);
+      if (overcommitted(device)) text += describeTurns(claimOf(wish, device), device);
     }
   }
   return text + (server.devices.empty() ? "no devices" : "");
@@ -88,7 +182,9 @@ std::string shortened(const std::string& text, size_t most) {
 // As if nobody held anything and nothing were broken.
 ServerUse emptied(ServerUse server) {
   for (DeviceUse& device : server.devices) {
-    device.freeBytes = device.info.memoryBytes;
+    device.freeBytes = leasable(device);
+    device.asideBytes = device.largestBytes = 0;
+    device.sharePercent = 0;
     device.holders.clear();
     device.info.problem.clear();
   }
@@ -114,18 +210,35 @@ uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept) {
   return std::min(reserved, kept + overhead);
 }
 
+uint64_t leasableBytes(uint64_t memoryBytes, uint32_t overcommitPercent) {
+  return memoryBytes / 100 * overcommitPercent + memoryBytes % 100 * overcommitPercent / 100;
+}
+
+void occupy(const Claim& claim, DeviceUse& device) {
+  const uint64_t reserved = reservedBytes(claim.device), aside = asideBytes(claim);
+  device.freeBytes -= std::min(device.freeBytes, claim.suspended ? aside : reserved);
+  device.asideBytes += aside;
+  if (claim.suspended) return;
+  device.largestBytes = std::max(device.largestBytes, reserved - aside);
+  device.sharePercent += claim.sharePercent;
+}
+
 Choice place(const Wish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
+  Devices devices;
   for (const ServerUse& server : servers) {
     if (!server.unusable.empty() || (!wish.server.empty() && server.name != wish.server)) continue;
-    if (wish.deviceCount == 0 || choose(wish, server).empty()) continue;
-    if (best == nullptr || totalFree(server) < totalFree(*best)) best = &server;
+    Devices chosen = wish.deviceCount == 0 ? Devices() : choose(wish, server);
+    if (chosen.list.empty()) continue;
+    if (best != nullptr &&
+        std::pair(devices.crowding, totalRoom(*best)) <= std::pair(chosen.crowding, totalRoom(server)))
+      continue;
+    best = &server;
+    devices = std::move(chosen);
   }
   if (best == nullptr) return {{}, {}, explain(wish, servers), !couldEver(wish, servers)};
   Choice choice{best->name, {}, {}, false};
-  for (const DeviceUse* device : choose(wish, *best))
-    choice.devices.push_back(
-        {device->info, wish.memoryBytes == 0 ? device->info.memoryBytes : wish.memoryBytes});
+  for (const DeviceUse* device : devices.list) choice.devices.push_back(claimOf(wish, *device).device);
   return choice;
 }
 
@@ -171,10 +284,11 @@ bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
   });
 }
 
-std::string missingFor(std::span<const LeasedDevice> devices, const ServerUse& server) {
+std::string missingFor(std::span<const Claim> claims, const ServerUse& server) {
   if (!server.unusable.empty()) return server.name + ": " + server.unusable;
   std::string missing;
-  for (const LeasedDevice& wanted : devices) {
+  for (const Claim& claim : claims) {
+    const LeasedDevice& wanted = claim.device;
     const auto at = std::find_if(server.devices.begin(), server.devices.end(), [&](const DeviceUse& device) {
       return device.info.uuid == wanted.info.uuid;
     });
@@ -185,9 +299,12 @@ std::string missingFor(std::span<const LeasedDevice> devices, const ServerUse& s
       why = "is the same device as " + at->duplicateOf;
     else if (!at->info.problem.empty())
       why = "is broken (" + at->info.problem + ")";
-    else if (at->freeBytes < reservedBytes(wanted))
-      why = "has " + options::formatSize(at->freeBytes) + " free of the " +
-            options::formatSize(reservedBytes(wanted)) + " that are wanted" +
+    else if (const Lack what = lack(claim, *at); what != Lack::none)
+      why = "has " + describeFree(*at) +
+            (what == Lack::memory
+                 ? (overcommitted(*at) ? ", " : " of the ") + options::formatSize(reservedBytes(wanted)) +
+                       (overcommitted(*at) ? " are wanted" : " that are wanted")
+                 : describeTurns(claim, *at)) +
             (at->holders.empty() ? "" : ": it " + describe(at->holders));
     if (!why.empty())
       missing += (missing.empty() ? server.name + ": " : ", ") + "GPU " +

@@ -4,6 +4,11 @@
 //
 // Policy: the fullest server that fits, and on it the fullest devices that fit, so that whole devices and
 // large servers stay free for those who need them.
+//
+// A server that overcommits leases more memory than its devices have, and its leases take turns: some are
+// resident, the others aside. So that each can have its turn, every lease of a device has to fit there alone
+// beside all others aside. Devices with room for a lease beside all others come first; of those where it
+// takes turns, the least crowded does.
 
 #include <span>
 #include <string>
@@ -15,9 +20,23 @@ namespace gpupool::pool {
 
 struct DeviceUse {
   Device info;
-  uint64_t freeBytes = 0;            // not reserved; 0 where a lease that runs holds the whole device
+  // Of what may be leased, not reserved. Without overcommit 0 where a lease that runs holds the whole device.
+  uint64_t freeBytes = 0;
   std::vector<std::string> holders;  // of the leases on it, for people; "": whose the asker may not know
   std::string duplicateOf;           // not empty: another server's device, leased only there
+  uint32_t overcommitPercent = 100;  // of its memory, so much may be leased
+  // Of the leases on it:
+  uint64_t asideBytes = 0;    // what they take while none of them is resident
+  uint64_t largestBytes = 0;  // what the one that takes most takes beyond that when it is
+  uint32_t sharePercent = 0;  // of the device's time, what they have named
+};
+
+// What a lease has on a device, or is to have.
+struct Claim {
+  LeasedDevice device;
+  uint64_t kept = 0;  // stays there when its memory leaves, as far as is known, besides its context and code
+  uint32_t sharePercent = 0;
+  bool suspended = false;  // by order: it does not become resident
 };
 
 struct ServerUse {
@@ -30,6 +49,7 @@ struct Wish {
   uint32_t deviceCount = 1;
   uint64_t memoryBytes = 0;  // per device; 0: the whole device
   std::string server;        // only this one; empty: any
+  uint32_t sharePercent = 0;
 };
 
 struct Choice {
@@ -46,6 +66,12 @@ uint64_t reservedBytes(const LeasedDevice& device);
 // What it takes while it is suspended and `kept` bytes stay there, besides its context and code.
 uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept);
 
+// So much of a device of that size may be leased.
+uint64_t leasableBytes(uint64_t memoryBytes, uint32_t overcommitPercent);
+
+// Takes what the lease has off what is free.
+void occupy(const Claim& claim, DeviceUse& device);
+
 Choice place(const Wish& wish, std::span<const ServerUse> servers);
 
 // Whether the wish could be served if every device were free and in order. With no servers: false.
@@ -55,6 +81,6 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers);
 
 // What is missing on `server` to give these very devices to a lease that has been suspended there, and who
 // holds it, in one line; "": nothing. The inventory is one without that lease.
-std::string missingFor(std::span<const LeasedDevice> devices, const ServerUse& server);
+std::string missingFor(std::span<const Claim> claims, const ServerUse& server);
 
 }  // namespace gpupool::pool

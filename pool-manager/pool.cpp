@@ -11,21 +11,26 @@ namespace {
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
 constexpr uint64_t kForgetServerMs = 3'600'000;
 
-// Takes what a placement has off its devices. whole: as if it were not suspended.
+// Takes what a placement has off its devices.
 void count(const Placement& placement, bool whole, const std::string& holder, ServerUse& use) {
   for (size_t i = 0; i < placement.devices.size(); ++i) {
-    const LeasedDevice& leased = placement.devices[i];
-    const uint64_t bytes = whole || placement.kept.empty() ? reservedBytes(leased)
-                                                           : suspendedBytes(leased, placement.kept.at(i));
+    const Claim claim = claimOf(placement, i, whole);
     for (DeviceUse& device : use.devices) {
-      if (device.info.uuid != leased.info.uuid) continue;
-      device.freeBytes -= std::min(device.freeBytes, bytes);
+      if (device.info.uuid != claim.device.info.uuid) continue;
+      occupy(claim, device);
       device.holders.push_back(holder);
     }
   }
 }
 
 }  // namespace
+
+Claim claimOf(const Placement& placement, size_t device, bool whole) {
+  Claim claim{placement.devices[device], 0, 0, false};
+  claim.suspended = !whole && !placement.kept.empty();
+  if (!placement.kept.empty()) claim.kept = placement.kept.at(device);
+  return claim;
+}
 
 std::string age(uint64_t ms) {
   if (ms < 1000) return std::to_string(ms) + " ms";

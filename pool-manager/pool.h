@@ -73,6 +73,9 @@ struct LeaseRecord : StoredLease {
   bool unheard = false;      // the server may still have an order to resume before it
 };
 
+// What the lease has on that device of the placement. whole: as if it were not suspended.
+Claim claimOf(const Placement& placement, size_t device, bool whole);
+
 class PoolEvents {
  public:
   virtual ~PoolEvents() = default;

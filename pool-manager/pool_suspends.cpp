@@ -157,7 +157,10 @@ std::string Pool::missingToResume(const LeaseRecord& record, const Principal& wh
   for (ServerUse& use : inventory(who, now, {.without = &record.id, .resumed = &resumed})) {
     if (use.name != name) continue;
     use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
-    return missingFor(record.primary().devices, use);
+    std::vector<Claim> claims;
+    for (size_t i = 0; i < record.primary().devices.size(); ++i)
+      claims.push_back(claimOf(record.primary(), i, true));
+    return missingFor(claims, use);
   }
   return name + ": not connected";
 }
