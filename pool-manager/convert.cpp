@@ -27,7 +27,8 @@ Server read(schema::ServerInfo::Reader from) {
             {},
             from.getRowsHash(),
             from.getPid(),
-            {}};
+            {},
+            from.getOvercommitPercent()};
   for (auto device : devicesOf(from.getDevices())) to.devices.push_back(read(device));
   for (auto note : from.getLeftOut()) {
     if (to.leftOut.size() == kMaxDevices) break;
@@ -49,8 +50,19 @@ std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from) {
 }
 
 LeaseRequest read(schema::LeaseRequest::Reader from) {
-  return {read(from.getId()),     from.getDeviceCount(),  from.getMemoryBytes(), text(from.getTenant()),
-          text(from.getHolder()), text(from.getServer()), from.getTtlMs(),       from.getWaitMs()};
+  return {read(from.getId()),     from.getDeviceCount(),  from.getMemoryBytes(),
+          text(from.getTenant()), text(from.getHolder()), text(from.getServer()),
+          from.getTtlMs(),        from.getWaitMs(),       read(from.getTurns())};
+}
+
+TurnTerms read(schema::TurnTerms::Reader from) {
+  return {from.getSharePercent(), static_cast<Priority>(from.getPriority())};
+}
+
+LeaseTurn read(schema::LeaseTurn::Reader from) {
+  return {read(from.getId()),   static_cast<TurnPlace>(from.getPlace()),
+          from.getServedMs(),   from.getTurns(),
+          text(from.getNote()), readKept(from.getKept())};
 }
 
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from) {
@@ -71,6 +83,8 @@ Lease read(schema::Lease::Reader from) {
   to.tenant = text(from.getTenant());
   to.ageMs = from.getAgeMs();
   to.state = text(from.getState());
+  to.terms = read(from.getTerms());
+  if (from.hasTurn()) to.turn = read(from.getTurn());
   return to;
 }
 
@@ -99,6 +113,7 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
   to.setRowsHash(from.rowsHash);
   to.setPid(from.pid);
+  to.setOvercommitPercent(from.overcommitPercent);
 }
 
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
@@ -110,6 +125,21 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   to.setTtlMs(from.ttlMs);
   to.setServer(from.server);
   to.setWaitMs(from.waitMs);
+  write(from.turns, to.initTurns());
+}
+
+void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
+  to.setSharePercent(from.sharePercent);
+  to.setPriority(static_cast<schema::Priority>(from.priority));
+}
+
+void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
+  write(from.id, to.initId());
+  to.setPlace(static_cast<schema::TurnPlace>(from.place));
+  to.setServedMs(from.servedMs);
+  to.setTurns(from.turns);
+  to.setNote(from.note);
+  schema::writeKept(from.kept, to);
 }
 
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
@@ -124,6 +154,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setTenant(from.tenant);
   to.setAgeMs(from.ageMs);
   to.setState(from.state);
+  write(from.terms, to.initTerms());
+  if (from.turn) write(*from.turn, to.initTurn());
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {

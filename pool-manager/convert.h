@@ -19,6 +19,8 @@ LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
 SuspendResult read(schema::SuspendResult::Reader from);
 SuspendedLease read(schema::SuspendedLease::Reader from);
+TurnTerms read(schema::TurnTerms::Reader from);
+LeaseTurn read(schema::LeaseTurn::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 
@@ -26,6 +28,8 @@ void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 void write(const SuspendResult& from, schema::SuspendResult::Builder to);
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to);
+void write(const TurnTerms& from, schema::TurnTerms::Builder to);
+void write(const LeaseTurn& from, schema::LeaseTurn::Builder to);
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
 

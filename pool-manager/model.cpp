@@ -5,6 +5,16 @@
 
 namespace gpupool::pool {
 
+const char* name(Priority priority) {
+  constexpr const char* kNames[] = {"low", "normal", "high"};
+  return priority <= Priority::high ? kNames[static_cast<uint32_t>(priority)] : "unknown";
+}
+
+const char* name(TurnPlace place) {
+  constexpr const char* kNames[] = {"resident", "aside", "waiting"};
+  return place <= TurnPlace::waiting ? kNames[static_cast<uint32_t>(place)] : "unknown";
+}
+
 std::string printable(const std::string& text, size_t limit) {
   std::string out = text.substr(0, limit);
   for (char& c : out)

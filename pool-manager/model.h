@@ -4,6 +4,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,7 @@ struct Server {
   uint64_t rowsHash = 0;
   uint32_t pid = 0;
   std::vector<std::string> leftOut;  // GPUs of its host that it does not offer, and why; for people
+  uint32_t overcommitPercent = 100;  // of each device's memory, so much may be leased
 
   ServerLife life() const { return {name, incarnation}; }
 };
@@ -42,6 +44,26 @@ struct DeviceReport {
   std::vector<Id> running;  // leases whose workers still live there
 };
 
+// As in pool.capnp. A value beyond the last one is another version's.
+enum class Priority : uint32_t { low, normal, high };
+enum class TurnPlace : uint32_t { resident, aside, waiting };
+
+// How a lease takes turns with others on devices of which more is leased than they have.
+struct TurnTerms {
+  uint32_t sharePercent = 0;  // of a device's time; 0: an equal part of what others leave
+  Priority priority = Priority::normal;
+};
+
+// Where such a lease is, as its server says.
+struct LeaseTurn {
+  Id id;
+  TurnPlace place = TurnPlace::resident;
+  uint64_t servedMs = 0;
+  uint32_t turns = 0;
+  std::string note;            // why it could not be put aside, lately; for people
+  std::vector<uint64_t> kept;  // as in SuspendResult; empty: unknown
+};
+
 struct LeaseRequest {
   Id id;
   uint32_t deviceCount = 1;
@@ -49,7 +71,8 @@ struct LeaseRequest {
   std::string tenant, holder, server;
   uint32_t ttlMs = 15000;
   uint32_t waitMs = 0;
-  LocalProcess process;  // the process that asks, if it is on this machine; not on the wire
+  TurnTerms turns = {};
+  LocalProcess process = {};  // the process that asks, if it is on this machine; not on the wire
 };
 
 struct Lease {
@@ -60,8 +83,10 @@ struct Lease {
   uint64_t epoch = 0;
   std::string key;  // 32 bytes, secret
   std::string holder, tenant;
-  uint64_t ageMs = 0;  // this and state: only in what the manager lists
-  std::string state;
+  uint64_t ageMs = 0;  // this, state and turn: only in what the manager lists
+  std::string state = {};
+  TurnTerms terms = {};
+  std::optional<LeaseTurn> turn = {};  // none: it takes no turns
 };
 
 // What the server says when it has suspended a lease.
@@ -77,6 +102,8 @@ struct SuspendedLease {
   std::vector<uint64_t> kept;  // as in SuspendResult
 };
 
+const char* name(Priority priority);
+const char* name(TurnPlace place);
 // Cuts to `limit` bytes and replaces control characters: names come from other machines and end up on
 // terminals.
 std::string printable(const std::string& text, size_t limit);

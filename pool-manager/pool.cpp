@@ -11,10 +11,17 @@ namespace {
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
 constexpr uint64_t kForgetServerMs = 3'600'000;
 
+// Of a lease that is not suspended.
+uint64_t knownKept(const LeaseRecord& record, size_t device) {
+  if (record.turn && !record.turn->kept.empty()) return record.turn->kept.at(device);
+  return record.suspension.kept.empty() ? 0 : record.suspension.kept.at(device);  // when it was the last time
+}
+
 // Takes what a placement has off its devices.
-void count(const Placement& placement, bool whole, const std::string& holder, ServerUse& use) {
+void count(const LeaseRecord& record, const Placement& placement, bool whole, const std::string& holder,
+           ServerUse& use) {
   for (size_t i = 0; i < placement.devices.size(); ++i) {
-    const Claim claim = claimOf(placement, i, whole);
+    const Claim claim = claimOf(record, placement, i, whole);
     for (DeviceUse& device : use.devices) {
       if (device.info.uuid != claim.device.info.uuid) continue;
       occupy(claim, device);
@@ -25,11 +32,20 @@ void count(const Placement& placement, bool whole, const std::string& holder, Se
 
 }  // namespace
 
-Claim claimOf(const Placement& placement, size_t device, bool whole) {
-  Claim claim{placement.devices[device], 0, 0, false};
+Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole) {
+  Claim claim{placement.devices[device], 0, record.terms.sharePercent, false};
   claim.suspended = !whole && !placement.kept.empty();
-  if (!placement.kept.empty()) claim.kept = placement.kept.at(device);
+  if (!placement.kept.empty())
+    claim.kept = placement.kept.at(device);
+  else if (placement.role == PlacementRole::primary)
+    claim.kept = knownKept(record, device);
   return claim;
+}
+
+std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64_t> kept) {
+  kept.resize(placement.devices.size(), ~uint64_t{0});
+  for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], reservedBytes(placement.devices[i]));
+  return kept;
 }
 
 std::string age(uint64_t ms) {
@@ -111,7 +127,9 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.key.clear();
     lease.ageMs = now - record.grantedMs;
     lease.state = name(record.state);
+    if (record.state == LeaseState::active) lease.turn = record.turn;
     if (who.owns(record.tenant)) continue;
+    if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
     lease.tenant.clear();
   }
@@ -153,14 +171,17 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const
       use.unusable = "cordoned by an operator" + (cordon->second.empty() ? "" : ": " + cordon->second);
     for (size_t i = 0; i < server.facts.devices.size(); ++i) {
       const Device& device = server.facts.devices[i];
-      use.devices.push_back({device, device.memoryBytes, {}, server.duplicates.at(i)});
+      const uint32_t percent = server.facts.overcommitPercent;
+      use.devices.push_back(
+          {device, leasableBytes(device.memoryBytes, percent), {}, server.duplicates.at(i), percent});
       if (device.problem.empty()) use.devices.back().info.problem = strangerOn(server, i);
     }
     for (const auto& [id, record] : leases_) {
       if (unlike.without != nullptr && id == *unlike.without) continue;
       const bool whole = unlike.resumed != nullptr && unlike.resumed->contains(id);
       for (const Placement& placement : record.placements)
-        if (placement.server.name == name) count(placement, whole, describeHolder(record, who, now), use);
+        if (placement.server.name == name)
+          count(record, placement, whole, describeHolder(record, who, now), use);
     }
     uses.push_back(std::move(use));
   }

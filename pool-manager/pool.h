@@ -71,10 +71,14 @@ struct LeaseRecord : StoredLease {
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
   bool unheard = false;      // the server may still have an order to resume before it
+
+  std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
 };
 
 // What the lease has on that device of the placement. whole: as if it were not suspended.
-Claim claimOf(const Placement& placement, size_t device, bool whole);
+Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole);
+// One value a device; what the server did not say, or says too high, is the whole reservation.
+std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64_t> kept);
 
 class PoolEvents {
  public:
@@ -155,7 +159,7 @@ class Pool {
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
-            const std::vector<SuspendedLease>& suspended = {});
+            const std::vector<SuspendedLease>& suspended = {}, const std::vector<LeaseTurn>& turns = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // An operator takes a server out of service, or back: nothing new is placed there, and its leases go on.
@@ -250,6 +254,7 @@ class Pool {
   void endElsewhere(const std::string& uuid, const std::string& server, uint64_t now);
   void compareLeases(ServerRecord& server, const std::set<Id>& reported,
                      const std::vector<SuspendedLease>& suspended, uint64_t now);
+  void noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns);
   void setProblem(Server& server, size_t index, const std::string& said);
 
   // pool_requests.cpp

@@ -17,7 +17,7 @@ constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free wit
 constexpr char kReleased[] = "released";
 
 Wish wishOf(const LeaseRequest& request) {
-  return {request.deviceCount, request.memoryBytes, request.server};
+  return {request.deviceCount, request.memoryBytes, request.server, request.turns.sharePercent};
 }
 
 }  // namespace
@@ -34,6 +34,9 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   };
   if (request.deviceCount == 0 || request.deviceCount > kMaxDevices)
     return refuse("a lease has 1 to " + std::to_string(kMaxDevices) + " devices");
+  if (request.turns.sharePercent > 100) return refuse("a lease's share of a device's time is at most 100%");
+  if (request.turns.priority > Priority::high)
+    return refuse("there is no such priority: the manager runs another version of gpupool");
   if (const auto dead = tombstones_.find(request.id); dead != tombstones_.end())
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
@@ -143,6 +146,7 @@ void Pool::create(const LeaseRequest& request, Choice choice, uint64_t now) {
   record.tenant = request.tenant;
   record.holder = request.holder;
   record.process = request.process;
+  record.terms = request.turns;
   record.deadlineMs = now + request.ttlMs;
   record.grantedMs = now;
   record.unborn = true;

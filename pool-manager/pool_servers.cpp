@@ -13,7 +13,10 @@ namespace {
 constexpr size_t kMostProblem = 200;  // bytes of a device's problem
 constexpr size_t kMostReason = 200;   // of a cordon's
 constexpr size_t kUuidBytes = 16;
-constexpr uint64_t kMostEpoch = uint64_t{1} << 62;  // more than any calendar gives
+constexpr size_t kMostNote = 200;                                  // of what a server says of a lease's turn
+constexpr uint32_t kLeastOvercommit = 100, kMostOvercommit = 800;  // percent
+constexpr uint64_t kMostMemory = uint64_t{1} << 50;                // of a device: sums stay far from 2^64
+constexpr uint64_t kMostEpoch = uint64_t{1} << 62;                 // more than any calendar gives
 
 void checkServer(const Server& facts, const std::vector<DeviceReport>& reports) {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
@@ -23,10 +26,14 @@ void checkServer(const Server& facts, const std::vector<DeviceReport>& reports) 
     refuse("a server has at most " + std::to_string(kMaxDevices) + " devices");
   if (facts.localPath.empty() && (facts.host.empty() || facts.port == 0))
     refuse("the server offers neither a local path nor a network address for sessions");
+  if (facts.overcommitPercent < kLeastOvercommit || facts.overcommitPercent > kMostOvercommit)
+    refuse("a server leases 100% to 800% of its devices' memory, not " +
+           std::to_string(facts.overcommitPercent) + "%");
   std::set<uint32_t> ordinals;
   std::set<std::string> uuids;
   for (const Device& device : facts.devices) {
     if (!ordinals.insert(device.ordinal).second) refuse("two devices have the same ordinal");
+    if (device.memoryBytes > kMostMemory) refuse("a device's memory is absurd");
     if (device.uuid.size() != kUuidBytes) refuse("a device's UUID has 16 bytes");
     if (!uuids.insert(device.uuid).second) refuse("two devices have the same UUID");
   }
@@ -180,7 +187,7 @@ void Pool::setProblem(Server& server, size_t index, const std::string& said) {
 
 bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
                 const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
-                const std::vector<SuspendedLease>& suspended) {
+                const std::vector<SuspendedLease>& suspended, const std::vector<LeaseTurn>& turns) {
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
@@ -193,6 +200,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
     setProblem(server.facts, i, problems[i]);
   if (!server.reported) settle(server, now);
   compareLeases(server, {leases.begin(), leases.end()}, suspended, now);
+  noteTurns(server, turns);
   server.reported = true;
   claimDevices(server, now);
   serveWaiters(now);
@@ -241,6 +249,21 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
     }
   }
   for (const Id& id : over) end(id, LeaseState::lost, "its server " + name + " was restarted", now);
+}
+
+// For people; but for what stays when a lease is aside, which every other lease has to fit beside. A lease
+// that is suspended by order, or about to be, is not named.
+void Pool::noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns) {
+  for (auto& [id, record] : leases_)
+    if (record.server().name == server.facts.name) record.turn.reset();
+  if (server.facts.overcommitPercent == kLeastOvercommit) return;
+  for (const LeaseTurn& turn : turns) {
+    const auto at = leases_.find(turn.id);
+    if (at == leases_.end() || at->second.server().life() != server.facts.life()) continue;
+    LeaseTurn& noted = at->second.turn.emplace(turn);
+    noted.note = printable(turn.note, kMostNote);
+    if (!turn.kept.empty()) noted.kept = checkedKept(at->second.primary(), turn.kept);
+  }
 }
 
 void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {

@@ -22,13 +22,6 @@ std::string shortId(const Id& id) { return id.text().substr(0, 8); }
   throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
 }
 
-// One value a device; what the server did not say, or says too high, is the whole reservation.
-std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64_t> kept) {
-  kept.resize(placement.devices.size(), ~uint64_t{0});
-  for (size_t i = 0; i < kept.size(); ++i) kept[i] = std::min(kept[i], reservedBytes(placement.devices[i]));
-  return kept;
-}
-
 }  // namespace
 
 // Throws unless the lease is active or suspended, and the asker's.
@@ -159,7 +152,7 @@ std::string Pool::missingToResume(const LeaseRecord& record, const Principal& wh
     use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
     std::vector<Claim> claims;
     for (size_t i = 0; i < record.primary().devices.size(); ++i)
-      claims.push_back(claimOf(record.primary(), i, true));
+      claims.push_back(claimOf(record, record.primary(), i, true));
     return missingFor(claims, use);
   }
   return name + ": not connected";
@@ -276,6 +269,7 @@ void Pool::disconnected(const std::string& server) {
   for (auto& [id, record] : leases_) {
     if (record.server().name != server) continue;
     record.unheard = false;
+    record.turn.reset();
     if (record.change == Change::suspending || record.change == Change::resuming)
       endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
                                                         "; what the lease is now, `gpupool leases` "

@@ -42,6 +42,13 @@ Placement readPlacement(schema::StoredPlacement::Reader from) {
   return to;
 }
 
+TurnTerms readTerms(schema::TurnTerms::Reader from) {
+  const TurnTerms to = pool::read(from);
+  if (to.sharePercent > 100 || to.priority > Priority::high)
+    throw std::runtime_error("store: a lease takes turns in an unknown way");
+  return to;
+}
+
 LeaseState readState(schema::LeaseState from) {
   if (static_cast<uint32_t>(from) >= kLeaseStates)
     throw std::runtime_error("store: a lease is in an unknown state");
@@ -55,9 +62,9 @@ Placement& StoredLease::primary() { return *findPrimary(placements); }
 
 Lease wireLease(const StoredLease& lease) {
   const Placement& placement = lease.primary();
-  return {lease.id,     placement.server, placement.devices,
-          lease.ttlMs,  placement.epoch,  placement.key,
-          lease.holder, lease.tenant,     0};
+  return {lease.id,      placement.server, placement.devices, lease.ttlMs, placement.epoch,
+          placement.key, lease.holder,     lease.tenant,      0,           {},
+          lease.terms};
 }
 
 std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
@@ -75,6 +82,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setBootId(bootId);
   root.setHolderPid(static_cast<uint32_t>(lease.process.pid));
   root.setHolderStartTicks(lease.process.startTicks);
+  write(lease.terms, root.initTerms());
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -98,6 +106,7 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.holder = text(root.getHolder());
   lease.ending = readState(root.getEnding());
   lease.reason = text(root.getReason());
+  lease.terms = readTerms(root.getTerms());
   if (text(root.getBootId()) == bootId)
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return lease;

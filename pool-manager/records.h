@@ -37,6 +37,7 @@ struct StoredLease {
   LeaseState ending = LeaseState::lost;  // revoking: what it ends as
   std::string reason;                    // revoking or ended: why
   LocalProcess process;                  // the holder, if it is on this machine
+  TurnTerms terms;
 
   const Placement& primary() const;
   Placement& primary();

@@ -100,17 +100,19 @@ class Service::Session final : public schema::Manager::Server {
     std::vector<Id> leases;
     std::vector<std::string> problems;
     KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
-    KJ_REQUIRE(params.getSuspended().size() <= kMaxListed);
+    KJ_REQUIRE(params.getSuspended().size() <= kMaxListed && params.getTurns().size() <= kMaxListed);
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
     std::vector<SuspendedLease> suspended;
     for (auto one : params.getSuspended()) suspended.push_back(read(one));
+    std::vector<LeaseTurn> turns;
+    for (auto one : params.getTurns()) turns.push_back(read(one));
     for (auto one : params.getProblems()) problems.push_back(text(one));
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
-                                      params.getWarmWorkers(), service().clock_.now(), suspended);
+                                      params.getWarmWorkers(), service().clock_.now(), suspended, turns);
         });
     if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
     context.getResults().setKnown(known);

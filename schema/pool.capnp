@@ -146,6 +146,7 @@ struct LeaseTurn {
   servedMs @2 :UInt64;        # it has been resident for so long, of all its life
   turns @3 :UInt32;           # how often it has come back
   note @4 :Text;              # why it could not be put aside, lately; for people
+  kept @5 :List(UInt64);      # SuspendResult.kept, as far as that is known; empty: it is not
 }
 enum TurnPlace {
   resident @0;                # its memory is on its devices

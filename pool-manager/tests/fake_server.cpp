@@ -134,6 +134,8 @@ kj::Promise<void> FakeServer::beatNow() {
   auto told = request.initSuspended(static_cast<unsigned>(suspended.size()));
   at = 0;
   for (const auto& [id, kept] : suspended) pool::write(pool::SuspendedLease{id, kept}, told[at++]);
+  auto taken = request.initTurns(static_cast<unsigned>(turns.size()));
+  for (unsigned i = 0; i < taken.size(); ++i) pool::write(turns[i], taken[i]);
   request.setWarmWorkers(1);
   if (std::exchange(tellFabric, false)) fabric::write(fabric, request.initFabric());
   return request.send().then([](auto&& response) {

@@ -140,4 +140,44 @@ TEST_CASE_METHOD(Suspends, "a beat with an absurd list is refused before it is r
   auto one = holder->manager().beatRequest();
   one.initSuspended(1)[0].initKept(5000);
   CHECK(contains(refusal(one.send().ignoreResult()), "more devices than"));
+  auto many = holder->manager().beatRequest();
+  many.initTurns(5000);
+  CHECK(contains(refusal(many.send().ignoreResult()), "getTurns"));
+}
+
+TEST_CASE_METHOD(ServiceFixture, "terms reach the server, and its turns whoever lists the leases") {
+  FakeServer server(io, "node", 1, folder.path + "/sessions");
+  server.facts.overcommitPercent = 200;
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  LeaseRequest request = wish();
+  request.turns = {30, Priority::high};
+  const Lease held = await(lease(*holder, request));
+  CHECK(held.server.overcommitPercent == 200);
+  CHECK(server.leases.at(held.id).terms.sharePercent == 30);
+  CHECK(server.leases.at(held.id).terms.priority == Priority::high);
+  LeaseRequest other = wish();
+  await(lease(*holder, other));  // the same GPU, whole, once more
+  LeaseRequest third = wish();
+  CHECK(contains(errorText(failure(*this, lease(*holder, third))), "is held by tester"));
+
+  server.turns = {{held.id, TurnPlace::waiting, 1234, 5, "why", {0}}};
+  await(server.beatNow());
+  const auto listed = [&](const Id& id) {
+    return await(holder->manager().leasesRequest().send().then([id](auto&& response) {
+      for (auto one : response.getLeases())
+        if (read(one.getId()) == id) return read(one);
+      return Lease();
+    }));
+  };
+  const Lease shown = listed(held.id);
+  CHECK(shown.terms.sharePercent == 30);
+  REQUIRE(shown.turn.has_value());
+  CHECK(shown.turn->place == TurnPlace::waiting);
+  CHECK(shown.turn->servedMs == 1234);
+  CHECK(shown.turn->turns == 5);
+  CHECK(shown.turn->note == "why");
+  CHECK_FALSE(listed(other.id).turn.has_value());
+  CHECK(listed(other.id).terms.priority == Priority::normal);
 }
