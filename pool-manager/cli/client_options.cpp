@@ -31,6 +31,14 @@ std::vector<options::Option> ClientOptions::table() {
       {"memory", memory, "SIZE",
        "The memory to lease on each GPU, for example 20GiB. Other leases may use the rest of the GPU. 0: "
        "lease whole GPUs."},
+      {"share", share, "PERCENT",
+       "Of the GPUs' time, so much at least while other leases want it too: 25% or 25. It counts where a "
+       "server leases more memory than its GPUs have, so that leases take turns. Empty: an equal part of "
+       "what "
+       "the leases that name a share leave."},
+      {"priority", priority, "low|normal|high",
+       "Where leases take turns: one of a higher priority goes first, and those of a lower one wait while it "
+       "has something to do."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
        "TCP). Empty: shm where that is possible, else ucx."},

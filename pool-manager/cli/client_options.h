@@ -9,6 +9,8 @@ struct ClientOptions {
   std::string manager;
   uint32_t gpus = 1;
   options::Bytes memory;
+  std::string share;
+  std::string priority = "normal";
   std::string transport;
   std::string networkDevice;
   std::string server;

@@ -78,6 +78,16 @@ OpenReply waitingReply(const std::string& what) {
   return reply;
 }
 
+// Why its server begins no session now. It does not say whether the lease only waits for its turn.
+std::string suspendedText(const pool::Lease& lease) {
+  const std::string resume = "gpupool resume " + lease.id.text();
+  if (lease.server.overcommitPercent <= 100)
+    return "the lease is suspended; waiting until it is resumed (" + resume + ")";
+  return "the lease's memory is off its GPUs; waiting for its turn, or, if it is suspended, until it is "
+         "resumed (" +
+         resume + ")";
+}
+
 // A lease is renewed three times in its time; after a failure the next attempt follows sooner.
 constexpr unsigned kUsual = 3, kSoon = 12;
 
@@ -105,6 +115,7 @@ struct Holder::Peer {
   kj::AutoCloseFd socket;
   kj::UnixEventPort::FdObserver observer;
   std::string waitingFor;  // besides a lease
+  kj::Duration pause = 0 * kj::SECONDS;
 
   bool gone() const {
     char byte;
@@ -309,6 +320,7 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
 kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   SessionWish wish = wishOf(request);
   peer.waitingFor.clear();
+  peer.pause = settings_.suspendedPause;
   if (wish.transport.empty()) wish.transport = settings_.transport;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
@@ -349,16 +361,15 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
 
 kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wish) {
   if (lease_ && peer.waitingFor.empty()) {
-    peer.waitingFor =
-        "the lease is suspended; waiting until it is resumed (gpupool resume " + lease_->id.text() + ")";
+    peer.waitingFor = suspendedText(*lease_);
     sendReply(peer.socket, waitingReply(peer.waitingFor), -1);
   }
-  return io_.getTimer()
-      .afterDelay(settings_.suspendedPause)
-      .then([this, &peer, wish]() -> kj::Promise<OpenSession> {
-        if (peer.gone()) return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
-        return openPatiently(peer, wish);
-      });
+  const kj::Duration pause = peer.pause;
+  peer.pause = kj::min(pause * 5 / 4, settings_.mostSuspendedPause);
+  return io_.getTimer().afterDelay(pause).then([this, &peer, wish]() -> kj::Promise<OpenSession> {
+    if (peer.gone()) return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
+    return openPatiently(peer, wish);
+  });
 }
 
 // Until the answer is there: an application cannot tell a holder that waits from one that is stuck.

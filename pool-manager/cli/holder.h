@@ -26,8 +26,10 @@ struct HolderSettings {
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back
   kj::Duration releasePause = 200 * kj::MILLISECONDS;
-  kj::Duration suspendedPause =
-      500 * kj::MILLISECONDS;  // a suspended lease's server is asked again after this
+  // The server of a lease whose memory is off its devices is asked again after this, and then ever more
+  // rarely. A lease that takes turns waits only while it is asked.
+  kj::Duration suspendedPause = 250 * kj::MILLISECONDS;
+  kj::Duration mostSuspendedPause = 1 * kj::SECONDS;
   kj::Duration waitingInterval = holder::kWaitingIntervalMs * kj::MILLISECONDS;
 };
 

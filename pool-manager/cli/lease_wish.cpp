@@ -7,8 +7,26 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",   "memory",     "transport",      "wait", "manager",   "server",
-          "tenant", "token-file", "network-device", "ttl",  "stall-time"};
+  return {"gpus",   "memory", "share",      "priority",       "transport", "wait",      "manager",
+          "server", "tenant", "token-file", "network-device", "ttl",       "stall-time"};
+}
+
+uint32_t parseShare(const std::string& text) {
+  if (text.empty()) return 0;
+  const std::string number = text.ends_with('%') ? text.substr(0, text.size() - 1) : text;
+  const bool digits =
+      !number.empty() && number.size() <= 3 && number.find_first_not_of("0123456789") == std::string::npos;
+  const unsigned long percent = digits ? std::stoul(number) : 0;
+  if (percent == 0 || percent > 100)
+    throw options::OptionError("--share: '" + text +
+                               "' is not a share of a GPU's time: 1% to 100% (examples: 25%, 25)");
+  return static_cast<uint32_t>(percent);
+}
+
+pool::Priority parsePriority(const std::string& text) {
+  for (const auto priority : {pool::Priority::low, pool::Priority::normal, pool::Priority::high})
+    if (text == pool::name(priority)) return priority;
+  throw options::OptionError("--priority: '" + text + "' is not low, normal or high");
 }
 
 HolderSettings leaseWish(const ClientOptions& options) {
@@ -23,6 +41,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
+  settings.request.turns = {parseShare(options.share), parsePriority(options.priority)};
   settings.credentials = credentialsOf(options.tokenFile, options.tenant);
   settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;

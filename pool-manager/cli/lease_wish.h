@@ -8,6 +8,9 @@ namespace gpupool::cli {
 
 // The options of ClientOptions that leasing commands take.
 std::vector<std::string> leaseOptionNames();
+// "25%" or "25"; "": 0, no share is named. Both throw options::OptionError for anything else.
+uint32_t parseShare(const std::string& text);
+pool::Priority parsePriority(const std::string& text);
 // Throws options::OptionError for values that no manager would take.
 HolderSettings leaseWish(const ClientOptions& options);
 

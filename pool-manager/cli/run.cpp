@@ -43,6 +43,7 @@ const Help kRunHelp = {
     "found.",
     "  gpupool run -- ./vectorAdd\n"
     "  gpupool run --gpus 2 --memory 20GiB --wait 10m -- python train.py\n"
+    "  gpupool run --memory 60GiB --share 25% --priority low -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
 
 // The holder as this process sees it: the other end of the control socket.

@@ -12,6 +12,7 @@
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
+#include "pool-manager/placement.h"
 
 namespace gpupool::cli {
 namespace {
@@ -85,55 +86,162 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
   return listing;
 }
 
+// What the manager says beside its devices.
+struct PoolView {
+  explicit PoolView(ManagerQuery& query) {
+    for (pool::Lease& lease : query.leases()) {
+      const Id id = lease.id;
+      leases.emplace(id, std::move(lease));
+    }
+    for (const ListedServer& server : query.servers()) {
+      if (server.cordoned) cordoned.insert(server.info.name);
+      percents[server.info.name] = server.info.overcommitPercent;
+      overcommits = overcommits || server.info.overcommitPercent > 100;
+    }
+  }
+
+  // Null: it has ended since.
+  const pool::Lease* find(const Id& id) const {
+    const auto at = leases.find(id);
+    return at == leases.end() ? nullptr : &at->second;
+  }
+  bool isSuspended(const Id& id) const {
+    const pool::Lease* lease = find(id);
+    return lease != nullptr && lease->state == "suspended";
+  }
+  bool allSuspended(const ListedDevice& device) const {
+    return std::all_of(device.leases.begin(), device.leases.end(),
+                       [&](const Id& id) { return isSuspended(id); });
+  }
+  uint32_t percent(const ListedDevice& device) const {
+    const auto at = percents.find(device.server);
+    return at == percents.end() ? 100 : at->second;
+  }
+  uint64_t leasable(const ListedDevice& device) const {
+    return pool::leasableBytes(device.info.memoryBytes, percent(device));
+  }
+  // Whatever is free: of a server that is away nothing is.
+  uint64_t leased(const ListedDevice& device) const {
+    uint64_t sum = 0;
+    for (const Id& id : device.leases)
+      if (const pool::Lease* lease = find(id); lease != nullptr)
+        for (const LeasedDevice& one : lease->devices)
+          if (one.info.uuid == device.info.uuid)
+            sum += isSuspended(id) ? pool::suspendedBytes(one, 0) : pool::reservedBytes(one);
+    return sum;
+  }
+  std::string holders(const ListedDevice& device) const {
+    std::string text;
+    for (const Id& id : device.leases) {
+      const pool::Lease* lease = find(id);
+      text += (text.empty() ? "" : ", ") +
+              (lease == nullptr || lease->holder.empty() ? shortId(id) : lease->holder);
+      if (isSuspended(id)) text += " (suspended)";
+      if (lease != nullptr && lease->turn) text += " (" + std::string(name(lease->turn->place)) + ")";
+    }
+    return text;
+  }
+  json toJson(const ListedDevice& device) const {
+    json entry = cli::toJson(device.info);
+    entry["server"] = device.server;
+    entry["freeBytes"] = device.freeBytes;
+    entry["leases"] = json::array();
+    entry["cordoned"] = cordoned.contains(device.server);
+    entry["suspended"] = json::array();
+    for (const Id& id : device.leases) {
+      entry["leases"].push_back(id.text());
+      if (isSuspended(id)) entry["suspended"].push_back(id.text());
+    }
+    if (percent(device) <= 100) return entry;
+    entry["leasableBytes"] = leasable(device);
+    entry["leasedBytes"] = leased(device);
+    entry["turns"] = json::object();
+    for (const Id& id : device.leases)
+      if (const pool::Lease* lease = find(id); lease != nullptr && lease->turn)
+        entry["turns"][id.text()] = name(lease->turn->place);
+    return entry;
+  }
+
+  std::map<Id, pool::Lease> leases;
+  std::set<std::string> cordoned;
+  std::map<std::string, uint32_t> percents;  // of each device's memory, so much may be leased; by server
+  bool overcommits = false;                  // one of them
+};
+
+json toJson(const pool::Lease& lease) {
+  json devices = json::array();
+  for (const LeasedDevice& device : lease.devices)
+    devices.push_back({{"ordinal", device.info.ordinal},
+                       {"uuid", uuidText(device.info.uuid)},
+                       {"memoryBytes", device.memoryBytes}});
+  json entry = {{"id", lease.id.text()},  {"server", lease.server.name}, {"devices", devices},
+                {"ttlMs", lease.ttlMs},   {"state", lease.state},        {"ageMs", lease.ageMs},
+                {"tenant", lease.tenant}, {"holder", lease.holder}};
+  if (lease.server.overcommitPercent > 100 || lease.terms.sharePercent != 0 ||
+      lease.terms.priority != pool::Priority::normal)
+    entry["terms"] = {{"sharePercent", lease.terms.sharePercent}, {"priority", name(lease.terms.priority)}};
+  if (lease.turn)
+    entry["turn"] = {{"place", name(lease.turn->place)},
+                     {"servedMs", lease.turn->servedMs},
+                     {"turns", lease.turn->turns},
+                     {"note", lease.turn->note}};
+  return entry;
+}
+
+// Of `gpupool leases`.
+std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
+  std::string ordinals;
+  bool whole = true;
+  for (const LeasedDevice& device : lease.devices) {
+    ordinals += (ordinals.empty() ? "" : ",") + std::to_string(device.info.ordinal);
+    whole = whole && device.memoryBytes >= device.info.memoryBytes;
+  }
+  std::vector<std::string> row = {
+      shortId(lease.id), lease.server.name, ordinals,
+      whole ? "whole" : options::formatSize(lease.devices.empty() ? 0 : lease.devices[0].memoryBytes),
+      lease.state + (lease.turn ? std::string(", ") + name(lease.turn->place) : "")};
+  if (verbose) {
+    row.push_back(lease.terms.sharePercent == 0 ? "-" : std::to_string(lease.terms.sharePercent) + "%");
+    row.emplace_back(name(lease.terms.priority));
+    row.push_back(lease.turn ? age(lease.turn->servedMs) : "-");
+    row.push_back(lease.turn ? std::to_string(lease.turn->turns) : "-");
+  }
+  row.insert(row.end(), {age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
+  return row;
+}
+
 }  // namespace
 
 int runDevices(const Words& words) {
   const Listing listing = parse(
       words, "gpupool devices [options]",
       "Lists the GPUs of the pool, the free memory of each, and who holds it. Of a suspended lease only "
-      "what stays on the GPU counts.",
+      "what stays on the GPU counts. Where a server leases more memory than its GPUs have, free is what may "
+      "still be leased, and it is shown how much is leased of how much.",
       "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
-  std::map<Id, std::string> holders;
-  std::set<Id> suspended;
-  for (const pool::Lease& lease : query.leases()) {
-    holders[lease.id] = lease.holder;
-    if (lease.state == "suspended") suspended.insert(lease.id);
-  }
-  std::set<std::string> cordoned;
-  for (const ListedServer& server : query.servers())
-    if (server.cordoned) cordoned.insert(server.info.name);
+  const PoolView view(query);
   json list = json::array();
-  std::vector<std::vector<std::string>> rows = {
-      {"SERVER", "GPU", "NAME", "MEMORY", "FREE", "STATE", "HELD BY"}};
+  std::vector<std::vector<std::string>> rows = {{"SERVER", "GPU", "NAME", "MEMORY", "FREE"}};
+  if (view.overcommits) rows[0].emplace_back("LEASED");
+  rows[0].insert(rows[0].end(), {"STATE", "HELD BY"});
   for (const ListedDevice& device : devices) {
-    std::string held;
-    json entry = toJson(device.info);
-    entry["server"] = device.server;
-    entry["freeBytes"] = device.freeBytes;
-    entry["leases"] = json::array();
-    entry["cordoned"] = cordoned.contains(device.server);
-    entry["suspended"] = json::array();
-    bool allAway = true;
-    for (const Id& id : device.leases) {
-      const bool away = suspended.contains(id);
-      held += (held.empty() ? "" : ", ") + (holders[id].empty() ? shortId(id) : holders[id]) +
-              (away ? " (suspended)" : "");
-      entry["leases"].push_back(id.text());
-      if (away) entry["suspended"].push_back(id.text());
-      allAway = allAway && away;
-    }
-    list.push_back(entry);
-    rows.push_back({device.server, std::to_string(device.info.ordinal), device.info.name,
-                    options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes),
-                    !device.info.problem.empty()       ? "broken"
-                    : !held.empty()                    ? (allAway ? "suspended" : "leased")
-                    : cordoned.contains(device.server) ? "cordoned"
-                    : device.freeBytes != 0            ? "free"
-                                                       : "unreachable",
-                    held.empty() ? "-" : held});
+    const std::string held = view.holders(device);
+    list.push_back(view.toJson(device));
+    auto& row = rows.emplace_back();
+    row = {device.server, std::to_string(device.info.ordinal), device.info.name,
+           options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes)};
+    if (view.overcommits)
+      row.push_back(options::formatSize(view.leased(device)) + " of " +
+                    options::formatSize(view.leasable(device)));
+    row.emplace_back(!device.info.problem.empty() ? "broken"
+                     : !held.empty()              ? (view.allSuspended(device) ? "suspended" : "leased")
+                     : view.cordoned.contains(device.server) ? "cordoned"
+                     : device.freeBytes != 0                 ? "free"
+                                                             : "unreachable");
+    row.push_back(held.empty() ? "-" : held);
   }
   if (listing.json) {
     print(list);
@@ -168,19 +276,21 @@ int runServers(const Words& words) {
     const std::string network = server.info.host.empty() || server.info.port == 0
                                     ? ""
                                     : server.info.host + ":" + std::to_string(server.info.port);
-    list.push_back({{"name", server.info.name},
-                    {"alive", server.alive},
-                    {"cordoned", server.cordoned},
-                    {"cordonReason", server.cordonReason},
-                    {"lastBeatMs", server.lastBeatMs},
-                    {"warmWorkers", server.warmWorkers},
-                    {"pid", server.info.pid},
-                    {"localPath", server.info.localPath},
-                    {"address", network},
-                    {"rowsHash", server.info.rowsHash},
-                    {"devices", devices},
-                    {"leftOut", server.info.leftOut},
-                    {"fabric", fabricJson(server.fabric)}});
+    json& entry = list.emplace_back();
+    entry = {{"name", server.info.name},
+             {"alive", server.alive},
+             {"cordoned", server.cordoned},
+             {"cordonReason", server.cordonReason},
+             {"lastBeatMs", server.lastBeatMs},
+             {"warmWorkers", server.warmWorkers},
+             {"pid", server.info.pid},
+             {"localPath", server.info.localPath},
+             {"address", network},
+             {"rowsHash", server.info.rowsHash},
+             {"devices", devices},
+             {"leftOut", server.info.leftOut},
+             {"fabric", fabricJson(server.fabric)}};
+    if (server.info.overcommitPercent > 100) entry["overcommitPercent"] = server.info.overcommitPercent;
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
     const std::string state = server.alive ? "alive" : "lost";
@@ -198,6 +308,9 @@ int runServers(const Words& words) {
       std::cout << "\n" << server.info.name << " is cordoned: " << server.cordonReason << "\n";
   if (listing.verbose)
     for (const ListedServer& server : servers) {
+      if (server.info.overcommitPercent > 100)
+        std::cout << server.info.name << " leases " << server.info.overcommitPercent
+                  << "% of its GPUs' memory: leases take turns\n";
       for (const std::string& note : server.info.leftOut)
         std::cout << server.info.name << " leaves out " << note << "\n";
       printFabric(server);
@@ -210,41 +323,32 @@ int runLeases(const Words& words) {
       words, "gpupool leases [options]",
       "Lists the leases: which GPUs, how much memory, in which state, since when, and for whom. A lost lease "
       "is over, and its GPUs are not free: its server has not said that nothing of it runs (see `gpupool "
-      "release --help`). A suspended one has left its GPUs until it is resumed.",
-      "  gpupool leases\n");
+      "release --help`). A suspended one has left its GPUs until it is resumed. Where more is leased than "
+      "there is, leases take turns: resident, its memory is on its GPUs; aside, it is not, and its programs "
+      "want nothing; waiting, they do, and it comes back by itself when it is its turn.",
+      "  gpupool leases\n  gpupool leases -v\n",
+      "Also -v. Shows the share and the priority of each lease; how long those that take turns have been on "
+      "their GPUs, and how often they have come back there; and why one could not be put aside.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
-  std::vector<std::vector<std::string>> rows = {
-      {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE", "AGE", "TENANT", "HOLDER"}};
-  for (const pool::Lease& lease : query.leases()) {
-    json devices = json::array();
-    std::string ordinals;
-    bool whole = true;
-    for (const LeasedDevice& device : lease.devices) {
-      devices.push_back({{"ordinal", device.info.ordinal},
-                         {"uuid", uuidText(device.info.uuid)},
-                         {"memoryBytes", device.memoryBytes}});
-      ordinals += (ordinals.empty() ? "" : ",") + std::to_string(device.info.ordinal);
-      whole = whole && device.memoryBytes >= device.info.memoryBytes;
-    }
-    list.push_back({{"id", lease.id.text()},
-                    {"server", lease.server.name},
-                    {"devices", devices},
-                    {"ttlMs", lease.ttlMs},
-                    {"state", lease.state},
-                    {"ageMs", lease.ageMs},
-                    {"tenant", lease.tenant},
-                    {"holder", lease.holder}});
-    rows.push_back(
-        {shortId(lease.id), lease.server.name, ordinals,
-         whole ? "whole" : options::formatSize(lease.devices.empty() ? 0 : lease.devices[0].memoryBytes),
-         lease.state, age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
+  std::vector<std::vector<std::string>> rows = {{"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE"}};
+  if (listing.verbose) rows[0].insert(rows[0].end(), {"SHARE", "PRIORITY", "SERVED", "TURNS"});
+  rows[0].insert(rows[0].end(), {"AGE", "TENANT", "HOLDER"});
+  const auto leases = query.leases();
+  for (const pool::Lease& lease : leases) {
+    list.push_back(toJson(lease));
+    rows.push_back(leaseRow(lease, listing.verbose));
   }
-  if (listing.json)
+  if (listing.json) {
     print(list);
-  else
-    printTable(rows);
+    return 0;
+  }
+  printTable(rows);
+  if (listing.verbose)
+    for (const pool::Lease& lease : leases)
+      if (lease.turn && !lease.turn->note.empty())
+        std::cout << "\n" << shortId(lease.id) << " was not put aside: " << lease.turn->note << "\n";
   return 0;
 }
 

@@ -63,6 +63,14 @@ text=$(gpupool run -- "$bin/fake_application" open); check "run" test $? -eq 0
 check "opens a session" has "$text" "session on node by shm, 1 devices, worker says e0"
 text=$(gpupool run --gpus 2 -- "$bin/gpupool" leases); check "leases" has "$text" "0,1   whole"
 text=$(gpupool run --memory 1GiB -- "$bin/gpupool" leases --json); check "leases as JSON" has "$text" '"memoryBytes": 1073741824'
+text=$(gpupool run --share 25% --priority high -- "$bin/gpupool" leases --json)
+check "terms as JSON" python3 -c '
+import json, sys
+assert json.loads(sys.argv[1])[0]["terms"] == {"sharePercent": 25, "priority": "high"}, sys.argv[1]
+' "$text"
+check "and in words" has "$(gpupool run --share 7 -- "$bin/gpupool" leases -v)" "active  7%     normal    -       -  "
+text=$(gpupool run --share 200% -- true); check "a share beyond all" test $? -eq 125
+check "says so" has "$text" "--share: '200%' is not a share of a GPU's time"
 text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
 text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 16
 check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on the server"

@@ -24,6 +24,7 @@ class FakeServer::Control final : public schema::ServerControl::Server {
       kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseGrants));
     const auto lease = pool::read(context.getParams().getLease());
     server_.leases[lease.id] = lease;
+    server_.terms.push_back(lease.terms);
     return kj::READY_NOW;
   }
   kj::Promise<void> revoke(RevokeContext context) override {

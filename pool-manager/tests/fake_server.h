@@ -21,7 +21,8 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   ~FakeServer() noexcept {}
 
   pool::Server facts;
-  std::map<Id, pool::Lease> leases;  // granted and not revoked
+  std::map<Id, pool::Lease> leases;    // granted and not revoked
+  std::vector<pool::TurnTerms> terms;  // of every grant
   std::vector<std::string> revokeReasons;
   std::map<Id, std::vector<uint64_t>> suspended;  // of those, the suspended ones, and what they keep
   std::vector<pool::LeaseTurn> turns;             // that it tells with each beat

@@ -356,7 +356,7 @@ TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, an
 TEST_CASE_METHOD(Fixture,
                  "while the lease is suspended its server is asked again, and the application told") {
   startAll();
-  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  settings.suspendedPause = settings.mostSuspendedPause = 20 * kj::MILLISECONDS;
   settings.waitingInterval = 50 * kj::MILLISECONDS;
   makeHolder();
   server->sessionsSuspended = true;
@@ -382,9 +382,48 @@ TEST_CASE_METHOD(Fixture,
   CHECK(server->sessions == 1);
 }
 
+TEST_CASE_METHOD(Fixture, "a lease that takes turns may only wait for its turn, and asks often enough") {
+  server->facts.overcommitPercent = 200;
+  startAll();
+  makeHolder();
+  server->sessionsSuspended = true;
+  const OpenRequest wanted = request();
+  const Opened told = send(&wanted, sizeof wanted);
+  CHECK(told.reply.status == Status::waiting);
+  REQUIRE(holder->lease() != nullptr);
+  CHECK(
+      std::string(told.reply.text) ==
+      "the lease's memory is off its GPUs; waiting for its turn, or, if it is suspended, until it is resumed "
+      "(gpupool resume " +
+          holder->lease()->id.text() + ")");
+  // In 250 ms for the first time, and then more and more rarely.
+  const kj::Timer& timer = io.provider->getTimer();
+  kj::TimePoint last = timer.now();
+  const kj::TimePoint first = last;
+  kj::Duration longest = 0 * kj::SECONDS;
+  uint32_t asked = server->toldSuspended;
+  while (server->toldSuspended < 9 && timer.now() < first + 60 * kj::SECONDS) {
+    pause(10);
+    if (server->toldSuspended == asked) continue;
+    asked = server->toldSuspended;
+    longest = kj::max(longest, timer.now() - last);
+    last = timer.now();
+  }
+  CHECK(asked >= 9);
+  CHECK(last - first > 3 * kj::SECONDS);  // 8 times 250 ms were 2 s
+  CHECK(longest > 500 * kj::MILLISECONDS);
+  server->sessionsSuspended = false;
+  Opened opened;
+  for (int i = 0; i < 1000 && (!opened.answered || opened.reply.status == Status::waiting); ++i) {
+    pause(10);
+    receive(opened);
+  }
+  CHECK(opened.reply.status == Status::ok);
+}
+
 TEST_CASE_METHOD(Fixture, "an application that is gone is waited for no longer") {
   startAll();
-  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  settings.suspendedPause = settings.mostSuspendedPause = 20 * kj::MILLISECONDS;
   makeHolder();
   server->sessionsSuspended = true;
   const OpenRequest wanted = request();
@@ -398,7 +437,7 @@ TEST_CASE_METHOD(Fixture, "an application that is gone is waited for no longer")
 
 TEST_CASE_METHOD(Fixture, "a suspended lease that ends is waited for no longer") {
   startAll();
-  settings.suspendedPause = 20 * kj::MILLISECONDS;
+  settings.suspendedPause = settings.mostSuspendedPause = 20 * kj::MILLISECONDS;
   makeHolder();
   server->sessionsSuspended = true;
   const OpenRequest wanted = request();

@@ -118,6 +118,23 @@ struct Fixture {
   bool soonFree() {
     return until([&] { return free(); });
   }
+  // What `gpupool WORDS` prints.
+  std::string said(std::vector<std::string> words) {
+    words.insert(words.begin(), TOOL);
+    Program program;
+    start(program, words);
+    finish(program);
+    CHECK(program.exitStatus() == 0);
+    return program.text;
+  }
+  // The server comes back, and leases so much of its memory.
+  void overcommit(uint32_t percent) {
+    server->disconnect();
+    server->facts.incarnation = Id::random();
+    server->facts.overcommitPercent = percent;
+    server->join(address);
+    server->joined().wait(io.waitScope);
+  }
   // The pid that `application sleep` printed.
   pid_t sleeper(Program& program) {
     REQUIRE(until([&] {
@@ -336,6 +353,110 @@ TEST_CASE_METHOD(Fixture, "a lease lost under the program is reported") {
   finish(tool);
   CHECK(tool.exitStatus() == 3);
   CHECK(contains(tool.text, "the lease has ended: its server a was restarted"));
+}
+
+TEST_CASE_METHOD(Fixture, "share and priority are the lease's, whichever way they are named") {
+  Program program;
+  uint32_t share = 0;
+  Priority priority = Priority::normal;
+  SECTION("not at all") { run(program, {"true"}); }
+  SECTION("on the command line") {
+    run(program, {"--share", "25%", "--priority", "high", "true"});
+    share = 25, priority = Priority::high;
+  }
+  SECTION("in the environment, without the wrapper") {
+    environment.insert(environment.end(), {"GPUPOOL_SHARE=40", "GPUPOOL_PRIORITY=low"});
+    start(program, {APPLICATION, "hold", TOOL});
+    finish(program);
+    share = 40, priority = Priority::low;
+  }
+  SECTION("in the configuration file") {
+    std::ofstream(folder.path + "/client.yaml") << "share: 100%\npriority: high\n";
+    environment.push_back("GPUPOOL_CONFIG=" + folder.path + "/client.yaml");
+    run(program, {"true"});
+    share = 100, priority = Priority::high;
+  }
+  INFO(program.text);
+  CHECK(program.exitStatus() == 0);
+  REQUIRE(server->terms.size() == 1);
+  CHECK(server->terms[0].sharePercent == share);
+  CHECK(server->terms[0].priority == priority);
+}
+
+TEST_CASE_METHOD(Fixture, "a share or a priority that is none is refused") {
+  for (const char* share : {"0", "0%", "101", "25%%", "-5", "x", "1.5", "%", "4294967297"}) {
+    Program program;
+    run(program, {"--share", share, "true"});
+    CHECK(program.exitStatus() == 125);
+    CHECK(program.text == "gpupool: --share: '" + std::string(share) +
+                              "' is not a share of a GPU's time: 1% to 100% (examples: 25%, 25)\n");
+  }
+  Program urgent, hold;
+  run(urgent, {"--priority", "urgent", "true"});
+  CHECK(urgent.exitStatus() == 125);
+  CHECK(urgent.text == "gpupool: --priority: 'urgent' is not low, normal or high\n");
+  environment.push_back("GPUPOOL_PRIORITY=High");
+  start(hold, {APPLICATION, "hold", TOOL});
+  finish(hold);
+  CHECK(contains(hold.text, "--priority: 'High' is not low, normal or high"));
+  CHECK(server->terms.empty());
+}
+
+TEST_CASE_METHOD(Fixture, "where more is leased than there is, leases and devices show whose turn it is") {
+  Program first, second, third;
+  const auto hold = [&](Program& program, std::vector<std::string> options) {
+    options.insert(options.begin(), {TOOL, "run"});
+    options.insert(options.end(), {APPLICATION, "sleep", "60"});
+    start(program, options);
+    sleeper(program);
+    return server->leases;
+  };
+  hold(first, {});
+  CHECK_FALSE(contains(said({"devices"}), "LEASED"));
+  CHECK_FALSE(contains(said({"devices", "--json"}), "leasableBytes"));
+  CHECK_FALSE(contains(said({"leases"}), "active,"));
+  CHECK_FALSE(contains(said({"leases", "--json"}), "turn"));
+  ::kill(first.pid, SIGTERM);
+  finish(first);
+  REQUIRE(soonFree());
+
+  overcommit(200);
+  const Id one = hold(second, {"--memory", "6GiB", "--share", "25%", "--priority", "high"}).begin()->first;
+  hold(third, {"--memory", "5GiB"});
+  REQUIRE(server->leases.size() == 2);
+  Id other;
+  for (const auto& [id, lease] : server->leases)
+    if (id != one) other = id;
+  server->turns = {{one, TurnPlace::resident, 65'000, 3, "", {}},
+                   {other, TurnPlace::waiting, 2'000, 1, "its kernel runs on", {}}};
+  server->beatNow().wait(io.waitScope);
+  const std::string leases = said({"leases"});
+  CHECK(contains(leases, "6.0 GiB      active, resident"));
+  CHECK(contains(leases, "5.0 GiB      active, waiting"));
+  const std::string verbose = said({"leases", "-v"});
+  CHECK(contains(verbose, "STATE             SHARE  PRIORITY  SERVED  TURNS  AGE"));
+  CHECK(contains(verbose, "active, resident  25%    high      1m      3      "));
+  CHECK(contains(verbose, "active, waiting   -      normal    2s      1      "));
+  CHECK(contains(verbose, other.text().substr(0, 8) + " was not put aside: its kernel runs on\n"));
+  const std::string listed = said({"leases", "--json"});
+  CHECK(contains(listed, "\"place\": \"waiting\""));
+  CHECK(contains(listed, "\"servedMs\": 65000"));
+  CHECK(contains(listed, "\"sharePercent\": 25"));
+  CHECK(contains(listed, "\"priority\": \"high\""));
+  const std::string devices = said({"devices"});
+  CHECK(contains(devices, "MEMORY   FREE     LEASED                STATE   HELD BY"));
+  CHECK(contains(devices, "8.0 GiB  5.0 GiB  11.0 GiB of 16.0 GiB  leased  "));
+  CHECK(contains(devices, "application (resident)"));
+  CHECK(contains(devices, "application (waiting)"));
+  const std::string state = said({"devices", "--json"});
+  CHECK(contains(state, "\"leasedBytes\": 11811160064"));
+  CHECK(contains(state, "\"leasableBytes\": 17179869184"));
+  CHECK(contains(state, "\"" + other.text() + "\": \"waiting\""));
+  CHECK(contains(said({"servers", "-v"}), "a leases 200% of its GPUs' memory: leases take turns\n"));
+  for (Program* program : {&second, &third}) {
+    ::kill(program->pid, SIGTERM);
+    finish(*program);
+  }
 }
 
 // A shell with job control on a terminal of its own.
