@@ -18,7 +18,7 @@ using namespace gpupool::history;
 
 namespace {
 
-constexpr uint64_t kPlantedRuns = 3000;
+constexpr uint64_t kPlantedRuns = 6000;
 
 // The first seed at which the checker finds the bug; 0: at none.
 uint64_t firstFound(Bug bug, std::string* fault) {
@@ -39,7 +39,9 @@ bool findsPlantedBugs() {
               {Bug::hidesWorkers, "a restarted server that hides its old workers"},
               {Bug::forgetsStore, "a disk that loses what it accepted"},
               {Bug::earlySuspends, "a server that says that a lease is suspended before its memory is gone"},
-              {Bug::hidesResuming, "a beat that says of a lease that is being resumed that it is suspended"}};
+              {Bug::hidesResuming, "a beat that says of a lease that is being resumed that it is suspended"},
+              {Bug::overstates, "a server that says that it overcommits more than it does"},
+              {Bug::hidesContexts, "a server that says of real GPUs that they are software GPUs"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -59,6 +61,7 @@ void add(Result& sum, const Result& one) {
   sum.leases += one.leases, sum.restarts += one.restarts, sum.stalls += one.stalls, sum.kills += one.kills;
   sum.partitions += one.partitions, sum.fullDisks += one.fullDisks, sum.lostStores += one.lostStores;
   sum.twins += one.twins, sum.suspends += one.suspends, sum.resumes += one.resumes;
+  sum.crowded += one.crowded;
 }
 
 }  // namespace
@@ -85,13 +88,14 @@ int main(int count, char** words) {
   }
   const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
   std::printf(
-      "%llu histories, %llu leases, %llu manager restarts, %llu stalls, %llu servers killed, %llu "
+      "%llu histories, %llu leases (%llu that take turns), %llu manager restarts, %llu stalls, %llu servers "
+      "killed, %llu "
       "partitions, "
       "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions: %llu "
       "faults, in %.1f s\n",
-      number(runs), number(sum.leases), number(sum.restarts), number(sum.stalls), number(sum.kills),
-      number(sum.partitions), number(sum.fullDisks), number(sum.lostStores), number(sum.twins),
-      number(sum.suspends), number(sum.resumes), number(faults),
+      number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
+      number(sum.kills), number(sum.partitions), number(sum.fullDisks), number(sum.lostStores),
+      number(sum.twins), number(sum.suspends), number(sum.resumes), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

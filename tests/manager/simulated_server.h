@@ -2,6 +2,7 @@
 // One simulated server: the life of a gpupool-server process, the leases that it admits, and the workers that
 // may outlive it. Times are milliseconds of the simulated world.
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <set>
@@ -33,6 +34,16 @@ struct Running {
   std::vector<std::function<void()>> confirm;
 };
 
+// What a lease has on one GPU.
+struct Use {
+  uint64_t now = 0;       // of what may be leased
+  uint64_t aside = 0;     // at least, while it is not its turn
+  uint64_t resident = 0;  // when it is its turn; 0: it has none, since it is suspended
+  uint32_t share = 0;     // of the GPU's time
+};
+
+inline constexpr uint64_t kContext = uint64_t{1} << 30;  // of a lease on a real GPU, besides its memory
+
 struct Orphan {
   pool::Lease lease;  // its server was killed; its worker still runs
   Moving moving;      // as it was
@@ -40,7 +51,9 @@ struct Orphan {
 };
 
 struct SimulatedServer {
-  pool::Server facts;
+  pool::Server facts;  // as it tells them
+  uint32_t overcommitPercent = 100;
+  bool real = false;  // its GPUs: every lease there has a context
   int host = 0;
   bool alive = true;
   uint64_t startAt = 0;       // not alive: when it is started again
@@ -53,17 +66,25 @@ struct SimulatedServer {
   uint64_t connectAt = 0, beatAt = 0;
 
   bool runs(uint64_t now) const { return alive && now >= stalledUntil; }
-  // Leases that may have a worker on that GPU, of this life or an earlier one, and what each has there.
-  std::map<Id, uint64_t> on(const std::string& uuid) const {
-    std::map<Id, uint64_t> bytes;
+  // Leases that may have a worker on that GPU, of this life or an earlier one, and what each has there. What
+  // a lease keeps aside beside its context is known only when it has been there: it does not count before.
+  std::map<Id, Use> on(const std::string& uuid) const {
+    std::map<Id, Use> uses;
+    const uint64_t context = real ? kContext : 0;
     const auto add = [&](const pool::Lease& lease, const Moving& moving) {
-      for (size_t i = 0; i < lease.devices.size(); ++i)
-        if (lease.devices[i].info.uuid == uuid)
-          bytes[lease.id] = moving.bytes(i, lease.devices[i].memoryBytes);
+      for (size_t i = 0; i < lease.devices.size(); ++i) {
+        const auto& [device, memory] = lease.devices[i];
+        if (device.uuid != uuid) continue;
+        const auto with = [&](uint64_t bytes) { return std::min(device.memoryBytes, bytes + context); };
+        const uint64_t all = with(memory);
+        const bool turns = moving.is != Moving::Is::suspended;
+        uses[lease.id] = {turns ? all : std::min(all, with(moving.bytes(i, memory))), std::min(all, context),
+                          turns ? all : 0, turns ? lease.terms.sharePercent : 0};
+      }
     };
     for (const auto& [id, one] : leases) add(one.lease, one.moving);
     for (const Orphan& one : orphans) add(one.lease, one.moving);
-    return bytes;
+    return uses;
   }
 };
 

@@ -90,12 +90,13 @@ struct Holder {
   bool dies = false, dead = false;
   uint64_t memory = 0;
   uint32_t devices = 1, waitMs = 0;
+  TurnTerms terms = {};
   std::string key;
 };
 
 class World final : private PoolEvents {
  public:
-  World(uint64_t seed, Bug bug) : random_(seed), moves_(~seed), bug_(bug) {
+  World(uint64_t seed, Bug bug) : random_(seed), moves_(~seed), turns_(seed * 2 + 1), bug_(bug) {
     loseStores_ = chance(25);
     build();
     startManager();
@@ -117,6 +118,7 @@ class World final : private PoolEvents {
   bool chance(uint64_t percent) { return pick(100) < percent; }
   // Of their own numbers: what else happens in the history of a seed does not depend on them.
   uint64_t pickMove(uint64_t below) { return moves_() % below; }
+  uint64_t pickTurn(uint64_t below) { return turns_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -131,6 +133,12 @@ class World final : private PoolEvents {
       server.facts.name = std::string(1, static_cast<char>('a' + i));
       server.facts.localPath = "/s";
       server.facts.bootId = "boot 0 of " + std::to_string(i);
+      if (pickTurn(100) < 40) {
+        overcommits_ = true;
+        server.overcommitPercent = 100 + static_cast<uint32_t>(1 + pickTurn(8)) * 50;
+        server.real = pickTurn(2) == 0;
+      }
+      server.facts.overcommitPercent = server.overcommitPercent + (bug_ == Bug::overstates ? 100 : 0);
       for (uint32_t d = 0; d < 1 + pick(2); ++d)
         addDevice(server, std::to_string(i) + "/" + std::to_string(d));
     }
@@ -142,6 +150,9 @@ class World final : private PoolEvents {
       twin.facts.name = "twin";
       twin.facts.localPath = "/t";
       twin.facts.bootId = servers_[0].facts.bootId;
+      twin.facts.overcommitPercent = servers_[0].facts.overcommitPercent;
+      twin.overcommitPercent = servers_[0].overcommitPercent;
+      twin.real = servers_[0].real;
       addDevice(twin, "0/0");
       if (chance(50)) addDevice(twin, "own");
       servers_.push_back(std::move(twin));
@@ -157,7 +168,7 @@ class World final : private PoolEvents {
     device.name = "GPU";
     device.memoryBytes = kMemory;
     device.ordinal = static_cast<uint32_t>(server.facts.devices.size());
-    device.software = true;
+    device.software = !server.real || bug_ == Bug::hidesContexts;
     server.facts.devices.push_back(device);
   }
 
@@ -460,9 +471,18 @@ class World final : private PoolEvents {
       if (lease.epoch <= server.epochs[device.info.uuid]) return "its epoch is too low";
     const auto [before, first] = granted_.try_emplace({store, lease.id}, lease.epoch);
     if (!first && before->second != lease.epoch) fault("a request was granted twice");
+    for (const Holder& holder : holders_)
+      if (holder.id == lease.id && (holder.terms.sharePercent != lease.terms.sharePercent ||
+                                    holder.terms.priority != lease.terms.priority))
+        fault("a lease was granted on other terms than were asked for");
     for (const auto& device : lease.devices) server.epochs[device.info.uuid] = lease.epoch;
     server.leases[lease.id].lease = lease;
     ++result_.leases;
+    result_.crowded += std::any_of(lease.devices.begin(), lease.devices.end(), [&](const auto& device) {
+      uint64_t sum = 0;
+      for (const auto& [id, use] : server.on(device.info.uuid)) sum += use.now;
+      return sum > kMemory;
+    });
     return "";
   }
 
@@ -507,7 +527,7 @@ class World final : private PoolEvents {
       DeviceReport& report = reports.emplace_back();
       report.highestEpoch = server.epochs[device.uuid];
       if (bug_ == Bug::hidesWorkers) continue;
-      for (const auto& [id, bytes] : server.on(device.uuid)) report.running.push_back(id);
+      for (const auto& [id, use] : server.on(device.uuid)) report.running.push_back(id);
     }
     connection.toManager.send(soon(), [this, &connection, facts = server.facts, reports] {
       try {
@@ -532,12 +552,15 @@ class World final : private PoolEvents {
     Connection& connection = *connections_[server.connection];
     std::vector<Id> active;
     std::vector<SuspendedLease> suspended;
+    std::vector<LeaseTurn> turns;
     for (const auto& [id, one] : server.leases) {
       if (one.closing) continue;
       active.push_back(id);
       if (one.moving.is == Moving::Is::suspended ||
           (bug_ == Bug::hidesResuming && one.moving.is == Moving::Is::resuming))
         suspended.push_back({id, one.moving.kept});
+      else if (server.overcommitPercent > 100)
+        turns.push_back(turnOf(one.lease));
     }
     std::vector<std::string> problems;
     for (const Device& device : server.facts.devices) {
@@ -547,15 +570,29 @@ class World final : private PoolEvents {
           if (used.info.uuid == device.uuid && bug_ != Bug::hidesWorkers) problem = "an old worker runs";
       problems.push_back(problem);
     }
-    connection.toManager.send(soon(), [this, &connection, facts = server.facts, active, problems, suspended] {
+    connection.toManager.send(soon(), [this, &connection, facts = server.facts, active, problems, suspended,
+                                       turns] {
       const auto control = controls_.find(facts.name);
       if (control != controls_.end() && control->second == &connection &&
-          pool_->beat(facts.name, facts.incarnation, active, problems, 0, clock_->now(), suspended))
+          pool_->beat(facts.name, facts.incarnation, active, problems, 0, clock_->now(), suspended, turns))
         return;
       connection.openAtManager = false;  // it is to join again
       connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
     });
   }
+
+  // Wherever it is: the manager is told, and does nothing about it, but for what it keeps.
+  LeaseTurn turnOf(const Lease& lease) {
+    LeaseTurn turn{pickTurn(20) == 0 ? newTurnId() : lease.id,
+                   static_cast<TurnPlace>(pickTurn(3)),
+                   pickTurn(10'000),
+                   static_cast<uint32_t>(pickTurn(10)),
+                   "",
+                   {}};
+    if (pickTurn(3) == 0) turn.kept.assign(lease.devices.size(), pickTurn(kMemory / 16));
+    return turn;
+  }
+  Id newTurnId() { return {turns_(), turns_()}; }
 
   void closeAtServer(Connection& connection) {
     connection.openAtServer = false;
@@ -601,6 +638,7 @@ class World final : private PoolEvents {
       holder.id = newId();
       holder.memory = chance(50) ? 0 : kMemory / 2;
       holder.devices = chance(15) ? 2 : 1;
+      if (overcommits_) wantTurns(holder);
       holder.waitMs = static_cast<uint32_t>(pick(3000));
       holder.askAt = now_;
     }
@@ -619,6 +657,14 @@ class World final : private PoolEvents {
     if (now_ < holder.untilAt) return;
     holder.is = Is::done;
     if (!holder.dies) sendFromHolder([this, id = holder.id] { pool_->release({}, id, clock_->now()); });
+  }
+
+  // Other sizes, too, and terms.
+  void wantTurns(Holder& holder) {
+    constexpr uint64_t kSizes[] = {0, kMemory / 8, kMemory / 4, kMemory / 2, kMemory / 8 * 7};
+    holder.memory = kSizes[pickTurn(std::size(kSizes))];
+    holder.terms.sharePercent = pickTurn(2) == 0 ? 0 : static_cast<uint32_t>(1 + pickTurn(80));
+    holder.terms.priority = static_cast<Priority>(pickTurn(3));
   }
 
   // Somebody who suspends and resumes leases as he likes, not only when that makes sense.
@@ -644,6 +690,7 @@ class World final : private PoolEvents {
     request.id = holder.id;
     request.deviceCount = holder.devices;
     request.memoryBytes = holder.memory;
+    request.turns = holder.terms;
     request.ttlMs = kTtlMs;
     request.waitMs = holder.waitMs;
     request.holder = "holder";
@@ -697,15 +744,33 @@ class World final : private PoolEvents {
   // --- the checker
   void check() {
     if (!pool_ && managerStartAt_ <= now_) startManager();
-    std::map<std::string, std::map<Id, uint64_t>> used;
+    std::map<std::string, Gpu> gpus;
     for (const SimulatedServer& server : servers_)
       for (const Device& device : server.facts.devices)
-        for (const auto& [id, bytes] : server.on(device.uuid)) used[device.uuid][id] = bytes;
-    for (const auto& [uuid, leases] : used) {
-      uint64_t sum = 0;
-      for (const auto& [id, bytes] : leases) sum += bytes;
-      if (sum > kMemory) fault("a GPU was granted twice: " + uuid);
+        for (const auto& [id, use] : server.on(device.uuid)) {
+          Gpu& gpu = gpus[device.uuid];
+          gpu.uses[id] = use;
+          gpu.percent = std::min(gpu.percent, server.overcommitPercent);
+        }
+    for (const auto& [uuid, gpu] : gpus) checkGpu(uuid, gpu);
+  }
+
+  struct Gpu {
+    std::map<Id, Use> uses;
+    uint32_t percent = ~0U;
+  };
+  void checkGpu(const std::string& uuid, const Gpu& gpu) {
+    uint64_t sum = 0, aside = 0, most = 0, shares = 0;
+    for (const auto& [id, use] : gpu.uses) {
+      sum += use.now, aside += use.aside, shares += use.share;
+      if (use.resident != 0) most = std::max(most, use.resident - use.aside);
     }
+    if (sum > kMemory / 100 * gpu.percent + kMemory % 100 * gpu.percent / 100)
+      fault(gpu.percent == 100 ? "a GPU was granted twice: " + uuid
+                               : "more of a GPU was granted than its server overcommits: " + uuid);
+    if (gpu.percent == 100) return;
+    if (aside + most > kMemory) fault("a lease cannot have its turn beside what the others keep: " + uuid);
+    if (shares > 100) fault("more of a GPU's time was promised than there is: " + uuid);
   }
 
   // Who was well for a whole TTL has renewed, and the manager had only to read it. Judged when the lease
@@ -746,25 +811,29 @@ class World final : private PoolEvents {
     for (const auto& [id, record] : pool_->leases())
       return fault("a lease did not end: it is " + std::string(name(record.state)) + ", on server " +
                    record.server().name + state(record));
-    std::set<std::string> gpus;
+    // How many leases may have the whole of it: by turns, if they keep nothing there.
+    std::map<std::string, size_t> gpus;
     for (const SimulatedServer& server : servers_) {
       if (!server.leases.empty()) return fault("a server still holds a lease");
-      for (const Device& device : server.facts.devices) gpus.insert(device.uuid);
+      for (const Device& device : server.facts.devices)
+        gpus[device.uuid] = device.software ? server.facts.overcommitPercent / 100 : 1;
     }
+    size_t whole = 0;
+    for (const auto& [uuid, count] : gpus) whole += count;
     probing_ = true;
-    for (size_t i = 0; i < gpus.size() + 1; ++i) {
+    for (size_t i = 0; i < whole + 1; ++i) {
       LeaseRequest request;
       request.id = newId();
       pool_->request({}, request, clock_->now());
     }
-    if (pool_->leases().size() != gpus.size())
-      fault("of " + std::to_string(gpus.size()) + " GPUs " + std::to_string(pool_->leases().size()) +
-            " can be leased when all is over");
+    if (pool_->leases().size() != whole)
+      fault("of " + std::to_string(gpus.size()) + " GPUs that " + std::to_string(whole) +
+            " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_;
+  std::mt19937_64 random_, moves_, turns_;
   const Bug bug_;
-  bool loseStores_ = false, probing_ = false;
+  bool loseStores_ = false, probing_ = false, overcommits_ = false;
   const uint64_t start_ = 1'000'000;
   uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
