@@ -84,9 +84,9 @@ struct Lease {
   std::string key;  // 32 bytes, secret
   std::string holder, tenant;
   uint64_t ageMs = 0;  // this, state and turn: only in what the manager lists
-  std::string state = {};
+  std::string state;
   TurnTerms terms = {};
-  std::optional<LeaseTurn> turn = {};  // none: it takes no turns
+  std::optional<LeaseTurn> turn;  // none: it takes no turns
 };
 
 // What the server says when it has suspended a lease.

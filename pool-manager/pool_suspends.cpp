@@ -151,6 +151,7 @@ std::string Pool::missingToResume(const LeaseRecord& record, const Principal& wh
     if (use.name != name) continue;
     use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
     std::vector<Claim> claims;
+    claims.reserve(record.primary().devices.size());
     for (size_t i = 0; i < record.primary().devices.size(); ++i)
       claims.push_back(claimOf(record, record.primary(), i, true));
     return missingFor(claims, use);

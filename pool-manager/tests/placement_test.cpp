@@ -367,6 +367,7 @@ struct Crowd {
   }
   void resume(Held& one) {
     std::vector<Claim> claims;
+    claims.reserve(one.devices.size());
     for (size_t i = 0; i < one.devices.size(); ++i)
       claims.push_back({one.devices[i], one.kept[i], one.share, false});
     const std::string missing = missingFor(claims, inventory(&one)[one.server]);

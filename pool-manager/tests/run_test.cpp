@@ -216,7 +216,7 @@ TEST_CASE_METHOD(Fixture, "the program finds the library and the holder, and its
   const size_t start = program.text.find('\n') + 1;
   const std::string holder = program.text.substr(start, program.text.find('\n', start) - start);
   std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) CHECK_FALSE(contains(line, holder.c_str()));
+  for (std::string line; std::getline(sockets, line);) CHECK_FALSE(contains(line, holder));
 }
 
 TEST_CASE_METHOD(Fixture, "the program is told which devices it has, unless its user chose") {
@@ -277,9 +277,10 @@ TEST_CASE_METHOD(Fixture, "hold keeps nothing of the process that started it") {
 
 TEST_CASE_METHOD(Fixture, "signals sent to the tool reach the program, once") {
   Program program;
-  start(program, {TOOL, "run", "bash", "-c",
-                  "n=0; trap 'n=$((n+1))' USR1; trap 'echo got $n; exit 42' TERM; trap '' HUP; echo ready 1; "
-                  "while :; do sleep 0.05; done"});
+  const std::string script =
+      "n=0; trap 'n=$((n+1))' USR1; trap 'echo got $n; exit 42' TERM; trap '' HUP; echo ready 1; "
+      "while :; do sleep 0.05; done";
+  start(program, {TOOL, "run", "bash", "-c", script});
   sleeper(program);
   ::kill(program.pid, SIGHUP);
   ::kill(program.pid, SIGUSR1);

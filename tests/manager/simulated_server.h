@@ -73,9 +73,9 @@ struct SimulatedServer {
     const uint64_t context = real ? kContext : 0;
     const auto add = [&](const pool::Lease& lease, const Moving& moving) {
       for (size_t i = 0; i < lease.devices.size(); ++i) {
-        const auto& [device, memory] = lease.devices[i];
-        if (device.uuid != uuid) continue;
-        const auto with = [&](uint64_t bytes) { return std::min(device.memoryBytes, bytes + context); };
+        if (lease.devices[i].info.uuid != uuid) continue;
+        const uint64_t device = lease.devices[i].info.memoryBytes, memory = lease.devices[i].memoryBytes;
+        const auto with = [&](uint64_t bytes) { return std::min(device, bytes + context); };
         const uint64_t all = with(memory);
         const bool turns = moving.is != Moving::Is::suspended;
         uses[lease.id] = {turns ? all : std::min(all, with(moving.bytes(i, memory))), std::min(all, context),

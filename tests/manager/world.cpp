@@ -680,7 +680,8 @@ class World final : private PoolEvents {
           pool_->suspend({}, id, 1000, clock_->now());
         else
           pool_->resume({}, id, waitMs, clock_->now());
-      } catch (const std::invalid_argument&) {  // not in the state for it
+      } catch (const std::invalid_argument&) {
+        return;  // not in the state for it
       }
     });
   }
