@@ -5,9 +5,17 @@
 #include <algorithm>
 
 namespace gpupool::server {
+namespace {
 
-LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs)
+// What a lease with a memory limit takes beyond it on a real GPU: as the manager counts it.
+constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
+
+}  // namespace
+
+LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs,
+                       uint32_t overcommitPercent)
     : devices_(std::move(devices)),
+      overcommitPercent_(overcommitPercent),
       epochs_(devices_.size(), 0),
       problems_(devices_.size()),
       busy_(devices_.size()) {
@@ -22,6 +30,8 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   grant.epoch = lease.getDeviceEpoch();
   grant.holder = lease.getHolder().cStr();
   grant.tenant = lease.getTenant().cStr();
+  grant.sharePercent = std::min<uint32_t>(lease.getTerms().getSharePercent(), 100);
+  grant.priority = std::min(lease.getTerms().getPriority(), schema::Priority::HIGH);
   const auto key = lease.getSessionKey();
   if (key.size() != schema::kSessionKeyBytes)
     return "its session key has " + std::to_string(key.size()) + " bytes";
@@ -52,9 +62,9 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
       return "its epoch " + std::to_string(grant.epoch) + " is not higher than " +
              std::to_string(epochs_[index]) + ", the last one of device " + std::to_string(at->ordinal);
     const uint64_t amount = wanted.getMemoryBytes() != 0 ? wanted.getMemoryBytes() : at->memoryBytes;
-    if (auto missing = lacks(index, amount)) return missing;
     grant.devices.push_back({index, amount});
   }
+  if (auto missing = findRoom(grant)) return missing;
   for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
@@ -68,14 +78,88 @@ std::optional<std::string> LeaseTable::lacks(size_t device, uint64_t amount) con
          " bytes free, it wants " + std::to_string(amount);
 }
 
-void LeaseTable::pause(const Id& id) {
-  if (Grant* lease = admissible(id)) lease->paused = true;
+std::optional<std::string> LeaseTable::findRoom(Grant& lease) const {
+  for (const GrantedDevice& device : lease.devices) {
+    if (overcommitted()) {
+      if (auto why = crowds(lease.id, device)) return why;
+      if (!waitedFor_(device.index) && !lacks(device.index, whole(device))) continue;
+      lease.paused = lease.aside = true;
+      lease.suspended = Suspended{.kept = std::vector<uint64_t>(lease.devices.size())};
+    } else if (auto missing = lacks(device.index, whole(device))) {
+      return missing;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> LeaseTable::crowded(const Id& id) const {
+  const auto found = leases_.find(id);
+  if (!overcommitted() || found == leases_.end()) return std::nullopt;
+  for (const GrantedDevice& device : found->second.devices)
+    if (auto why = crowds(id, device)) return why;
+  return std::nullopt;
+}
+
+std::optional<std::string> LeaseTable::crowds(const Id& id, const GrantedDevice& wanted) const {
+  const Device& device = devices_[wanted.index];
+  uint64_t leased = 0, aside = std::min(whole(wanted), overhead(wanted.index));
+  uint64_t largest = whole(wanted) - aside;  // that has to fit beside all that are aside
+  for (const auto& [other, lease] : leases_)
+    for (size_t place = 0; place < lease.devices.size(); ++place) {
+      if (other == id || lease.devices[place].index != wanted.index) continue;
+      const uint64_t all = whole(lease.devices[place]);
+      const uint64_t kept = lease.suspended ? lease.suspended->kept[place] : 0;
+      const uint64_t left = std::min(all, kept + overhead(wanted.index));
+      const bool takesTurns = !lease.suspended || lease.aside || lease.resuming;
+      aside += left;
+      leased += takesTurns ? all : left;
+      if (takesTurns) largest = std::max(largest, all - left);
+    }
+  const uint64_t leasable = device.memoryBytes * overcommitPercent_ / 100;
+  const std::string name = "device " + std::to_string(device.ordinal);
+  if (leased > leasable || whole(wanted) > leasable - leased)
+    return name + " has " + std::to_string(leasable - std::min(leased, leasable)) + " of " +
+           std::to_string(leasable) + " bytes left to lease (overcommit), it wants " +
+           std::to_string(whole(wanted));
+  if (aside <= device.memoryBytes && largest <= device.memoryBytes - aside) return std::nullopt;
+  return name + " has " + std::to_string(device.memoryBytes) + " bytes; " + std::to_string(aside) +
+         " that leases leave there while others have their turn and " + std::to_string(largest) +
+         " that the largest of them needs beside are more";
+}
+
+uint64_t LeaseTable::overhead(size_t device) const {
+  return overcommitted() && !devices_[device].software ? kOverheadBytes : 0;
+}
+
+uint64_t LeaseTable::whole(const GrantedDevice& device) const {
+  const uint64_t all = devices_[device.index].memoryBytes;
+  if (device.memoryBytes >= all) return device.memoryBytes;
+  return std::min(all, device.memoryBytes + overhead(device.index));
+}
+
+uint64_t LeaseTable::left(const Grant& lease, size_t place) const {
+  const GrantedDevice& device = lease.devices[place];
+  const uint64_t kept = lease.suspended ? lease.suspended->kept[place] : 0;
+  // One that has never had a session has no context.
+  const uint64_t more = lease.sessionEpochs.empty() ? 0 : overhead(device.index);
+  return std::min(whole(device), kept + more);
+}
+
+uint64_t LeaseTable::reserved(const Grant& lease, size_t place) const {
+  return lease.suspended && !lease.resuming ? left(lease, place) : whole(lease.devices[place]);
+}
+
+void LeaseTable::pause(const Id& id, bool aside) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr) return;
+  lease->paused = true;
+  lease->aside = aside;
 }
 
 void LeaseTable::unpause(const Id& id) {
   Grant* lease = admissible(id);
   if (lease == nullptr) return;
-  lease->paused = lease->resuming = false;
+  lease->paused = lease->aside = lease->resuming = false;
   lease->suspended.reset();
 }
 
@@ -92,10 +176,9 @@ std::optional<std::string> LeaseTable::reserveAgain(const Id& id) {
   if (lease == nullptr || !lease->suspended || lease->resuming) return std::nullopt;
   for (size_t place = 0; place < lease->devices.size(); ++place) {
     // What it keeps is reserved already.
-    const auto [device, amount] = lease->devices[place];
-    const uint64_t kept = lease->suspended->kept[place];
+    const uint64_t amount = whole(lease->devices[place]), kept = left(*lease, place);
     if (kept >= amount) continue;
-    if (auto missing = lacks(device, amount - kept)) return missing;
+    if (auto missing = lacks(lease->devices[place].index, amount - kept)) return missing;
   }
   lease->resuming = true;
   return std::nullopt;
@@ -104,7 +187,8 @@ std::optional<std::string> LeaseTable::reserveAgain(const Id& id) {
 std::vector<std::pair<Id, std::vector<uint64_t>>> LeaseTable::suspended() const {
   std::vector<std::pair<Id, std::vector<uint64_t>>> list;
   for (const auto& [id, lease] : leases_)
-    if (!lease.closing && lease.suspended && !lease.resuming) list.emplace_back(id, lease.suspended->kept);
+    if (!lease.closing && lease.suspended && !lease.resuming && !lease.aside)
+      list.emplace_back(id, lease.suspended->kept);
   return list;
 }
 
@@ -142,9 +226,7 @@ uint64_t LeaseTable::reserved(size_t device) const {
   uint64_t total = 0;
   for (const auto& [id, lease] : leases_)
     for (size_t place = 0; place < lease.devices.size(); ++place)
-      if (lease.devices[place].index == device)
-        total += lease.suspended && !lease.resuming ? lease.suspended->kept[place]
-                                                    : lease.devices[place].memoryBytes;
+      if (lease.devices[place].index == device) total += reserved(lease, place);
   return total;
 }
 

@@ -9,8 +9,14 @@
 //
 // A lease is paused from the moment when it is to be suspended until it runs again: no session of it begins.
 // While it is suspended it reserves what its sessions keep on their devices; whoever resumes it first has its
-// whole reservation back, or learns what is missing. Pure bookkeeping, no I/O; one thread.
+// whole reservation back, or learns what is missing.
+//
+// With overcommit, leases take turns (turns.h): one that is `aside` is suspended too, but by the server and
+// not by order. So much may be granted that each lease has room when all others are aside. What a lease takes
+// beside its memory is counted as the manager does (kOverheadBytes in placement.h). Pure bookkeeping, no I/O;
+// one thread.
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -42,8 +48,11 @@ struct Grant {
   std::vector<std::byte> key;
   std::vector<GrantedDevice> devices;
   std::string holder, tenant;
+  uint32_t sharePercent = 0;  // TurnTerms; 0: none is named
+  schema::Priority priority = schema::Priority::NORMAL;
   bool closing = false;
   bool paused = false;
+  bool aside = false;  // paused, so that others have their turn, and not by order
   std::optional<Suspended> suspended;
   bool resuming = false;                 // suspended, with its whole reservation
   std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
@@ -51,12 +60,17 @@ struct Grant {
 
 class LeaseTable {
  public:
-  // epochs: the highest of each device so far, by uuid; of an earlier life of this server.
-  explicit LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs = {});
+  // epochs: the highest of each device so far, by uuid; of an earlier life of this server. overcommitPercent:
+  // ServerInfo's.
+  explicit LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs = {},
+                      uint32_t overcommitPercent = 100);
 
-  // Adds the lease, or renews the key of one that is there. The error: why it is refused, for the manager's
-  // log.
+  // Adds the lease, or renews the key of one that is there. With overcommit it is aside if there is no room
+  // for it now. The error: why it is refused, for the manager's log.
   std::optional<std::string> grant(schema::Lease::Reader lease);
+  // With overcommit: does another lease wait for the device? Then a new one does not take it.
+  void onWaitedFor(std::function<bool(size_t device)> waitedFor) { waitedFor_ = std::move(waitedFor); }
+  bool overcommitted() const { return overcommitPercent_ > 100; }
   // Null if there is none, or it is closing.
   Grant* admissible(const Id& id);
   bool contains(const Id& id) const { return leases_.contains(id); }
@@ -64,20 +78,28 @@ class LeaseTable {
   bool close(const Id& id);
   void remove(const Id& id);
   std::vector<Id> active() const;  // those that admit sessions
+  const std::map<Id, Grant>& all() const { return leases_; }
   uint64_t reserved(size_t device) const;
+  // What the lease takes on a device of it: now, when it is not suspended, and while it is.
+  uint64_t reserved(const Grant& lease, size_t place) const;
+  uint64_t whole(const GrantedDevice& device) const;
+  uint64_t left(const Grant& lease, size_t place) const;
   // As `reserved`, when no lease were suspended: each of them wants to come back.
   uint64_t promised(size_t device) const;
 
   // The following are for leases that are admissible; of others they do nothing.
-  void pause(const Id& id);
+  // aside: what is done with it is not by order.
+  void pause(const Id& id, bool aside = false);
   // It runs, with its whole reservation.
   void unpause(const Id& id);
   // From here on it reserves `suspended.kept` alone, which has a number for each of its devices.
   void setSuspended(const Id& id, Suspended suspended);
   // Reserves all that the suspended lease had, until unpause or setSuspended. The error: what is missing.
   std::optional<std::string> reserveAgain(const Id& id);
-  // Those that are suspended; not those on their way back, whose whole reservation counts: were the manager
-  // told that they are suspended, it would lease their memory to others.
+  // With overcommit: why the lease, which is suspended by order, cannot be one of those that take turns.
+  std::optional<std::string> crowded(const Id& id) const;
+  // Those that are suspended by order; not those on their way back, whose whole reservation counts: were the
+  // manager told that they are suspended, it would lease their memory to others.
   std::vector<std::pair<Id, std::vector<uint64_t>>> suspended() const;
   std::vector<Id> holders(size_t device) const;
   // A device that broke while a session used it is not trusted again in the life of this server: somebody has
@@ -95,8 +117,15 @@ class LeaseTable {
  private:
   // Of one device, beside what is reserved there. The error: what is missing.
   std::optional<std::string> lacks(size_t device, uint64_t amount) const;
+  // A lease with this device of it, beside all others: as `crowded`.
+  std::optional<std::string> crowds(const Id& id, const GrantedDevice& device) const;
+  // Puts the new lease aside if it has to be.
+  std::optional<std::string> findRoom(Grant& lease) const;
+  uint64_t overhead(size_t device) const;
 
   std::vector<Device> devices_;
+  uint32_t overcommitPercent_;
+  std::function<bool(size_t device)> waitedFor_ = [](size_t) { return false; };
   std::vector<uint64_t> epochs_;       // by device
   std::vector<std::string> problems_;  // by device: broken
   std::vector<std::string> busy_;      // by device
