@@ -4,7 +4,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <climits>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +16,8 @@
 
 namespace gpupool::server {
 namespace {
+
+constexpr std::chrono::milliseconds kShortestTurn{100};
 
 // CACHE_DIRECTORY: systemd's, for a service that has one.
 std::string cacheFolder() {
@@ -43,6 +47,16 @@ uint64_t suspendBudget(const std::string& text) {
   } catch (const options::OptionError& error) {
     throw options::OptionError(std::string("--suspend-memory: ") + error.what());
   }
+}
+
+uint32_t readOvercommit(const std::string& text) {
+  constexpr double kMost = 8;
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value, std::chars_format::fixed);
+  if (error != std::errc() || rest != end || !(value >= 1 && value <= kMost))
+    throw options::OptionError("--overcommit: '" + text + "' is not a number from 1.0 to 8.0");
+  return static_cast<uint32_t>(std::lround(value * 100));
 }
 
 }  // namespace
@@ -117,6 +131,14 @@ std::vector<options::Option> ServerOptions::table() {
        "So much of --suspend-memory is taken when the server starts, which makes the first suspension faster "
        "by about a second for each 4 GiB. It costs a CUDA context on each GPU, about half a GiB. 0: "
        "nothing."},
+      {"overcommit", overcommit, "NUMBER",
+       "So many times the memory of each GPU may be leased, from 1.0 to 8.0. Above 1.0, leases take turns: "
+       "those that have to wait for theirs, or do nothing, are in --suspend-memory and --suspend-folder, "
+       "which together must hold at least what exceeds the GPUs. 1.0: each lease has its memory for itself."},
+      {"turn-time", turnTime, "TIME",
+       "With --overcommit: a lease that others wait for has its GPUs at least for so long. Its turn is "
+       "longer "
+       "where moving its memory takes more than a tenth of that, and by the shares of the leases."},
       {"handshake-time", handshakeTime, "TIME",
        "The longest time that a client may take for each step of opening a session."},
       {"stop-time", stopTime, "TIME", "A worker that was asked to stop is killed after this time."},
@@ -173,6 +195,12 @@ void ServerOptions::complete() {
   if (suspendMemoryAhead.value > suspendBytes)
     throw options::OptionError("--suspend-memory-ahead: " + options::formatBytes(suspendMemoryAhead) +
                                " is more than --suspend-memory, " + options::formatBytes({suspendBytes}));
+  overcommitPercent = readOvercommit(overcommit);
+  if (turnTime < kShortestTurn)
+    throw options::OptionError("--turn-time: " + options::formatTime(turnTime) + " is less than " +
+                               options::formatTime(kShortestTurn));
+  if (overcommitPercent > 100 && suspendBytes == 0)
+    throw options::OptionError("--overcommit: leases cannot take turns where --suspend-memory is 0");
   if (!suspendFolder.empty())
     suspendFolder = std::filesystem::absolute(suspendFolder).lexically_normal().string();
   if (local.size() > 107)

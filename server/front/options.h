@@ -31,6 +31,8 @@ struct ServerOptions {
   std::string suspendMemory;
   std::string suspendFolder;
   options::Bytes suspendMemoryAhead{0};
+  std::string overcommit = "1.0";
+  std::chrono::milliseconds turnTime{10'000};
   std::chrono::milliseconds handshakeTime{2000};
   std::chrono::milliseconds stopTime{2000};
   std::chrono::milliseconds clientStallTime{0};
@@ -42,7 +44,8 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
-  uint64_t suspendBytes = 0;  // --suspend-memory, by complete
+  uint64_t suspendBytes = 0;         // --suspend-memory, by complete
+  uint32_t overcommitPercent = 100;  // --overcommit, by complete
   // Fills what depends on the machine: name, worker, state, local and others. Throws options::OptionError.
   void complete();
 };

@@ -103,6 +103,94 @@ TEST_CASE("a suspended lease reserves what it keeps, and gets the rest back when
   CHECK(table.reserveAgain({7, 7}) == std::nullopt);
 }
 
+TEST_CASE("with overcommit a lease without room is aside, and is no suspended one") {
+  LeaseTable table(twoDevices(), {}, 200);
+  CHECK(grant(table, {1, 1}, 1, {0, 1}, 4 * kGiB).empty());
+  CHECK(table.reserved(0) == 5 * kGiB);  // what a context and code take counts
+  CHECK(grant(table, {1, 2}, 2, {0}, 3 * kGiB).empty());
+  const Grant& second = *table.admissible({1, 2});
+  CHECK(second.aside);
+  CHECK(second.paused);
+  CHECK(table.reserved(0) == 5 * kGiB);  // it has no context yet
+  CHECK(table.left(second, 0) == 0);
+  CHECK(table.suspended().empty());
+  CHECK(table.active() == std::vector<Id>{{1, 1}, {1, 2}});
+  CHECK(table.reserveAgain({1, 2}) == "device 0 has 3221225472 bytes free, it wants 4294967296");
+  table.pause({1, 1}, true);
+  table.admissible({1, 1})->sessionEpochs[{2, 2}] = 1;
+  table.setSuspended({1, 1}, {{kGiB, 0}, 0, 0, 0});
+  CHECK(table.admissible({1, 1})->aside);
+  CHECK(table.reserved(0) == 2 * kGiB);
+  CHECK(table.reserved(1) == kGiB);
+  CHECK(table.reserveAgain({1, 2}) == std::nullopt);
+  table.unpause({1, 2});
+  CHECK_FALSE(second.aside);
+  CHECK(table.reserved(0) == 6 * kGiB);
+  table.pause({1, 1});  // by order from here on
+  CHECK(table.suspended() == std::vector<std::pair<Id, std::vector<uint64_t>>>{{{1, 1}, {kGiB, 0}}});
+  CHECK(table.crowded({1, 1}) == std::nullopt);
+}
+
+TEST_CASE("with overcommit no more is granted than can take turns") {
+  auto devices = twoDevices();
+  devices[1].software = true;  // no overhead there
+  LeaseTable table(devices, {}, 200);
+  CHECK(grant(table, {1, 1}, 1, {1}, 8 * kGiB).empty());
+  CHECK(grant(table, {1, 2}, 2, {1}, 8 * kGiB).empty());
+  CHECK(grant(table, {1, 3}, 3, {1}, 1) ==
+        "device 1 has 0 of 17179869184 bytes left to lease (overcommit), "
+        "it wants 1");
+  // Whole GPUs do not take turns on a real one: each leaves something there.
+  CHECK(grant(table, {2, 1}, 1, {0}, 8 * kGiB).empty());
+  CHECK(contains(grant(table, {2, 2}, 2, {0}, 8 * kGiB), "more"));
+  CHECK(contains(grant(table, {2, 2}, 2, {0}, 1), "leave there while others have their turn"));
+  table.remove({2, 1});
+  CHECK(grant(table, {2, 2}, 2, {0}, 5 * kGiB).empty());
+  CHECK(grant(table, {2, 3}, 3, {0}, 5 * kGiB).empty());
+  CHECK(contains(grant(table, {2, 4}, 4, {0}, 5 * kGiB), "4294967296 of 17179869184 bytes left to lease"));
+  CHECK(grant(table, {2, 4}, 4, {0}, kGiB).empty());
+  CHECK(contains(grant(table, {2, 5}, 5, {0}, ~uint64_t{0}), "left to lease"));
+  // A lease that is suspended by order takes no turns. It cannot come back to those where there are too many.
+  table.pause({1, 2});
+  table.setSuspended({1, 2}, {{0}, 0, 0, 0});
+  CHECK(grant(table, {1, 3}, 3, {1}, 2 * kGiB).empty());
+  CHECK(contains(table.crowded({1, 2}).value_or(""), "6442450944 of 17179869184 bytes left to lease"));
+  table.remove({1, 3});
+  CHECK(table.crowded({1, 2}) == std::nullopt);
+}
+
+TEST_CASE("with overcommit a new lease does not take what another waits for") {
+  LeaseTable table(twoDevices(), {}, 200);
+  table.onWaitedFor([](size_t device) { return device == 1; });
+  CHECK(grant(table, {1, 1}, 1, {0}, kGiB).empty());
+  CHECK(grant(table, {1, 2}, 2, {0, 1}, kGiB).empty());
+  CHECK_FALSE(table.admissible({1, 1})->aside);
+  CHECK(table.admissible({1, 2})->aside);
+}
+
+TEST_CASE("the options of turns are checked") {
+  const auto percent = [](const std::string& overcommit, const std::string& memory = "1GiB") {
+    ServerOptions options;
+    options.name = "node1";
+    options.state = "/tmp";
+    options.suspendMemory = memory;
+    options.overcommit = overcommit;
+    options.complete();
+    return options.overcommitPercent;
+  };
+  CHECK(percent("1.0") == 100);
+  CHECK(percent("1") == 100);
+  CHECK(percent("2.25") == 225);
+  CHECK(percent("8") == 800);
+  for (const char* text : {"", "0.9", "8.1", "two", "2x", "-2", "nan", "inf", "1e9"})
+    CHECK_THROWS_WITH(percent(text), Catch::Contains("is not a number from 1.0 to 8.0"));
+  CHECK_THROWS_WITH(percent("2", "0"), Catch::Contains("where --suspend-memory is 0"));
+  CHECK(percent("1", "0") == 100);
+  ServerOptions options;
+  options.turnTime = std::chrono::milliseconds(99);
+  CHECK_THROWS_WITH(options.complete(), Catch::Contains("--turn-time: 99ms is less than 100ms"));
+}
+
 TEST_CASE("the budget for suspended memory is what was said, or a quarter of the machine's") {
   const auto completed = [](const std::string& memory, const std::string& ahead = "0") {
     ServerOptions options;
