@@ -32,7 +32,6 @@ capnp::ReaderOptions handshakeLimits() {
   return options;
 }
 
-constexpr const char* kSuspended = "the lease is suspended";
 constexpr size_t kCommandBytes = 256;  // shown to people, kept for every session
 
 std::string hex(uint64_t value) {
@@ -241,7 +240,7 @@ kj::Promise<void> Admission::begin(Attempt& attempt) {
   const Id lease = attempt.facts.lease;
   // No earlier: it concerns those alone who have the key.
   if (const Grant* grant = leases_.admissible(lease); grant != nullptr && grant->paused)
-    return answer(attempt, kSuspended, true);
+    return answerPaused(attempt, *grant);
   const auto waiting = proven_.find(lease);
   if (sessions_.living(lease) + (waiting == proven_.end() ? 0 : waiting->second) >=
       settings_.sessionsPerLease)
@@ -264,7 +263,7 @@ kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> wor
   // Anything may have happened while a worker was awaited.
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
-  if (grant->paused) return answer(attempt, kSuspended, true);
+  if (grant->paused) return answerPaused(attempt, *grant);
   uint64_t& epoch = grant->sessionEpochs[attempt.facts.session];
   if (attempt.facts.epoch <= epoch)
     return answer(attempt, "this session was opened by somebody else meanwhile");
@@ -327,6 +326,11 @@ kj::Promise<void> Admission::answer(Attempt& attempt, const std::string& error, 
   return send(attempt, message);
 }
 
+kj::Promise<void> Admission::answerPaused(Attempt& attempt, const Grant& grant) {
+  settings_.told(grant.id);
+  return answer(attempt, grant.aside ? "the lease waits for its turn" : "the lease is suspended", true);
+}
+
 kj::Promise<void> Admission::send(Attempt& attempt, capnp::MessageBuilder& message) {
   auto words = capnp::messageToFlatArray(message);
   auto write = attempt.stream->write(words.asBytes().begin(), words.asBytes().size());
@@ -346,6 +350,7 @@ void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::Wo
   start.setNetworkWire(settings_.networkWire);
   start.setModuleCacheBytes(settings_.moduleCacheBytes);
   start.setClientPid(attempt.facts.clientPid);
+  start.setReportActivity(settings_.reportActivity);
 }
 
 std::vector<int> Admission::describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant,

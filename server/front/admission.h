@@ -39,6 +39,9 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     std::string moduleCache;  // folder for all tenants; empty: no cache
     // Of a device (index into the inventory), for the workers that use it; -1: none.
     std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
+    // Called when a holder has proven its key and is told to ask again, since its lease is paused.
+    std::function<void(const Id& lease)> told = [](const Id&) {};
+    bool reportActivity = false;  // WorkerStart's
     uint64_t moduleCacheBytes = 0;
     kj::Duration messageBound = 2 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;
@@ -77,6 +80,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> replaceWorker(Attempt& attempt);
   kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why);
   kj::Promise<void> answer(Attempt& attempt, const std::string& error, bool suspended = false);
+  kj::Promise<void> answerPaused(Attempt& attempt, const Grant& grant);
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
   // Why this hello is refused; empty: it is not.
   std::string judge(schema::SessionHello::Reader hello);

@@ -55,7 +55,7 @@ kj::Promise<void> Control::suspend(SuspendContext context) {
 kj::Promise<void> Control::resume(ResumeContext context) {
   const Id id = schema::read(context.getParams().getId());
   context.releaseParams();
-  return suspension_.resume(id);
+  return suspension_.resume(id).then([this, id] { hooks_.resumed(id); });
 }
 
 void Control::taskFailed(kj::Exception&& exception) {

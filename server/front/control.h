@@ -16,6 +16,9 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   struct Hooks {
     // Called after each grant, before the manager hears of it.
     std::function<void()> granted = [] {};
+    // Called when an order to resume a lease has been carried out: where leases take turns it may be aside
+    // still.
+    std::function<void(const Id&)> resumed = [](const Id&) {};
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };

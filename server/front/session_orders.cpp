@@ -1,4 +1,5 @@
-// SessionTable's part in suspending: orders to single sessions, and what they answer.
+// SessionTable's part in suspending: orders to single sessions, what they answer, and whether they have
+// something to do.
 #include <capnp/message.h>
 
 #include "base/log.h"
@@ -123,6 +124,17 @@ void SessionTable::answered(Session& session, schema::SuspendReport::Reader repo
   Outcome outcome = readOutcome(report, session.toSuspend, session.facts.devices.size());
   session.answer->fulfill(kj::mv(outcome));
   session.answer = nullptr;
+}
+
+bool SessionTable::active(const Id& lease, bool suspended) const {
+  for (const auto& session : living_) {
+    if (session->facts.lease != lease || session->ordered) continue;
+    // What was said before it was suspended does not count: only a call that has come since.
+    if (!session->activity || (suspended ? *session->activity == schema::Activity::WAITING
+                                         : *session->activity != schema::Activity::QUIET))
+      return true;
+  }
+  return false;
 }
 
 kj::Promise<void> SessionTable::endOne(uint64_t number, const std::string& reason) {

@@ -93,6 +93,10 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
   }
   if (report.isSuspended()) answered(session, report.getSuspended());
   if (report.isDisturb()) disturb_(session.facts.lease, session.number);
+  if (report.isActivity()) {
+    session.activity = report.getActivity();
+    heardActivity_();
+  }
   return true;
 }
 

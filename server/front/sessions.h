@@ -97,6 +97,12 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     disturb_ = std::move(disturb);
   }
 
+  // Does one of the lease's sessions want its devices? While they are suspended: has one of them something to
+  // do? Of a worker that never says anything (WorkerReport.activity) it counts as if it had.
+  bool active(const Id& lease, bool suspended) const;
+  // Called when a worker says something of it.
+  void onActivity(std::function<void()> heard) { heardActivity_ = std::move(heard); }
+
   // The running ones, then the ended ones, the latest first.
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
 
@@ -110,6 +116,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t startTicks = 0;
     uint64_t number = 0;  // its name in the account
     bool ordered = false;
+    std::optional<schema::Activity> activity;       // as last said
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;  // to an order; null: none is under way
     bool toSuspend = false;                         // that order
     kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> gone;
@@ -140,6 +147,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   WorkerChild::Lost lost_;
   std::function<void()> changed_ = [] {};
   std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
+  std::function<void()> heardActivity_ = [] {};
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
   uint64_t nextNumber_ = 1;

@@ -61,21 +61,32 @@ kj::Promise<Result> Suspension::queue(const Id& lease, kj::Function<kj::Promise<
 }
 
 kj::Promise<Suspended> Suspension::suspend(const Id& lease, uint32_t drainMs) {
-  return queue<Suspended>(lease, [this, lease, drainMs] { return suspendNow(lease, drainMs); });
+  return queue<Suspended>(lease, [this, lease, drainMs] { return suspendNow(lease, drainMs, false); });
+}
+
+kj::Promise<Suspended> Suspension::putAside(const Id& lease, uint32_t drainMs) {
+  return queue<Suspended>(lease, [this, lease, drainMs] { return suspendNow(lease, drainMs, true); });
 }
 
 kj::Promise<void> Suspension::resume(const Id& lease) {
   return queue<void>(lease, [this, lease] { return resumeNow(lease); });
 }
 
+kj::Promise<void> Suspension::bringBack(const Id& lease) {
+  return queue<void>(lease, [this, lease] { return bringBackNow(lease); });
+}
+
 // ---- suspend ----
 
-kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs) {
+kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs, bool aside) {
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) failOrder("lease " + lease.text() + " is not known here, or is ending");
-  if (grant->suspended) return Suspended(*grant->suspended);
+  if (grant->suspended) {
+    if (!aside) leases_.pause(lease);
+    return Suspended(*grant->suspended);
+  }
   if (!settings_.refusal.empty()) failOrder(settings_.refusal);
-  leases_.pause(lease);
+  leases_.pause(lease, aside);
   return awaitBeginnings(lease)
       .then([this, lease, drainMs] { return suspendAll(sessions_.numbers(lease), drainMs); })
       .then([this, lease,
@@ -171,7 +182,24 @@ kj::Promise<void> Suspension::resumeNow(Id lease) {
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) failOrder("lease " + lease.text() + " is not known here, or is ending");
   if (!grant->suspended) return kj::READY_NOW;
-  if (const auto missing = leases_.reserveAgain(lease)) failOrder("the lease cannot be resumed: " + *missing);
+  if (!grant->aside)
+    if (const auto why = leases_.crowded(lease)) failOrder("the lease cannot be resumed: " + *why);
+  if (const auto missing = leases_.reserveAgain(lease)) {
+    if (!leases_.overcommitted()) failOrder("the lease cannot be resumed: " + *missing);
+    leases_.pause(lease, true);
+    return kj::READY_NOW;
+  }
+  return resumeReserved(lease);
+}
+
+kj::Promise<void> Suspension::bringBackNow(Id lease) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant == nullptr || !grant->aside || !grant->suspended) return kj::READY_NOW;
+  if (const auto missing = leases_.reserveAgain(lease)) failOrder(*missing);
+  return resumeReserved(lease);
+}
+
+kj::Promise<void> Suspension::resumeReserved(Id lease) {
   return resumeAll(sessions_.numbers(lease)).then([this, lease](Outcomes outcomes) {
     return concludeResume(lease, std::move(outcomes));
   });

@@ -7,6 +7,10 @@
 // every session; if one cannot come back, those that could are suspended again. A session that ends meanwhile
 // counts as gone. One that is neither here nor there, because taking a step back failed too, is ended.
 //
+// Where leases take turns (turn_taker.h), the server itself puts them aside and brings them back in the same
+// way. An order to suspend a lease that is aside moves nothing: it is suspended by order from then on. An
+// order to resume one where there is no room now makes it one that is aside.
+//
 // Orders for one lease are carried out one after the other, also when nobody waits for the answer any more. A
 // lease that is revoked meanwhile ends its sessions as always; the order then fails. Belongs to the event
 // loop's thread.
@@ -45,6 +49,9 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   // ServerControl.suspend and resume; both reject with a text for people.
   kj::Promise<Suspended> suspend(const Id& lease, uint32_t drainMs);
   kj::Promise<void> resume(const Id& lease);
+  // The same for turns. Of a lease that is suspended by order, or is no more, they change nothing.
+  kj::Promise<Suspended> putAside(const Id& lease, uint32_t drainMs);
+  kj::Promise<void> bringBack(const Id& lease);
 
  private:
   using Outcomes = std::map<uint64_t, Outcome>;  // by session's number
@@ -52,9 +59,11 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   // Carries `work` out when the lease's earlier orders are done.
   template <class Result>
   kj::Promise<Result> queue(const Id& lease, kj::Function<kj::Promise<Result>()> work);
-  kj::Promise<Suspended> suspendNow(Id lease, uint32_t drainMs);
+  kj::Promise<Suspended> suspendNow(Id lease, uint32_t drainMs, bool aside);
   kj::Promise<Suspended> concludeSuspend(Id lease, uint32_t drainMs, Outcomes outcomes);
   kj::Promise<void> resumeNow(Id lease);
+  kj::Promise<void> bringBackNow(Id lease);
+  kj::Promise<void> resumeReserved(Id lease);
   kj::Promise<void> concludeResume(Id lease, Outcomes outcomes);
   kj::Promise<void> disturbNow(Id lease, uint64_t number);
 

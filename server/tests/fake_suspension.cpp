@@ -89,7 +89,10 @@ bool FakeSuspension::passOrder() {
     obey(order.isSuspend(), order.isSuspend() ? descriptors[0] : -1);
     return true;
   }
-  if (order.isStart()) devices_ = order.getStart().getDevices().size();
+  if (order.isStart()) {
+    devices_ = order.getStart().getDevices().size();
+    activityWanted_ = order.getStart().getReportActivity();
+  }
   sendWithDescriptors(shell_, datagram.bytes(), descriptors);
   for (const int descriptor : descriptors) close(descriptor);
   return true;
@@ -158,6 +161,16 @@ void FakeSuspension::askForDisturbance() {
   capnp::MallocMessageBuilder message;
   message.initRoot<schema::WorkerReport>().setDisturb();
   send(server_, message);
+}
+
+bool FakeSuspension::reportActivity(char letter) {
+  if (!activityWanted_) return false;
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerReport>().setActivity(letter == 'B'   ? schema::Activity::BUSY
+                                                       : letter == 'Q' ? schema::Activity::QUIET
+                                                                       : schema::Activity::WAITING);
+  send(server_, message);
+  return true;
 }
 
 std::string FakeSuspension::state() const {

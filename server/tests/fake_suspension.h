@@ -25,6 +25,8 @@ class FakeSuspension {
   std::string state() const;
   void reportUnasked() { report(true, "", devices_); }
   void askForDisturbance();
+  // False: nobody wants to know.
+  bool reportActivity(char letter);
   // Returns when all reports of the shell are the server's.
   void flush();
 
@@ -42,6 +44,7 @@ class FakeSuspension {
   int shell_ = -1;                  // our end of the shell's
   int copier_ = -1;                 // while suspended
   std::atomic<size_t> devices_{0};  // of the session
+  std::atomic<bool> activityWanted_{false};
   std::atomic<char> behaviour_{0};
   std::atomic<bool> suspended_{false};
   std::atomic<int> times_{0};

@@ -10,6 +10,9 @@
 //   d  die of the next order to suspend or to resume           n  never answer it
 //   w  answer it with nonsense                   b  answer it with what is no message
 //   u  report that it is suspended, unasked      t  ask to be disturbed
+//   B, Q, W  report that it is busy, quiet, waiting; answer "told", or "unwanted" if the start did not ask
+//   for
+//      that
 // What it needs of the server for that is in fake_suspension.h, also what it does as a copier.
 // GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
 // file exists.
@@ -86,6 +89,8 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
       order == 'u' ? suspension.reportUnasked() : suspension.askForDisturbance();
       answer(start.socket, "done");
     }
+    if (std::strchr("BQW", order) != nullptr)
+      answer(start.socket, suspension.reportActivity(order) ? "told" : "unwanted");
     if (order == 'q') return "client closed";
     if (order == 'l') {
       process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
