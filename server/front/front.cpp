@@ -82,11 +82,16 @@ kj::Promise<void> Front::start() {
         facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
         facts.activeLeases = [this] { return leases_->active(); };
         facts.suspended = [this] { return leases_->suspended(); };
+        if (turns_.get() != nullptr)
+          facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
+            turns_->report([&](unsigned count) { return beat.initTurns(count); });
+          };
         facts.problems = [this] { return problems(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
         Control::Hooks hooks;
         hooks.granted = [this] { store(); };
+        if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -153,7 +158,7 @@ void Front::run(Inventory found) {
     GPUPOOL_INFO("device %u: %s, %.1f GiB, by %s", device.ordinal, device.name.c_str(),
                  static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
   watchFabric();
-  leases_ = kj::heap<LeaseTable>(inventory_.devices, storedEpochs_);
+  leases_ = kj::heap<LeaseTable>(inventory_.devices, storedEpochs_, options_.overcommitPercent);
   sessions_ = kj::heap<SessionTable>(
       timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
       [this](uint32_t ordinal, const std::string& error) { deviceLost(ordinal, error); });
@@ -162,6 +167,7 @@ void Front::run(Inventory found) {
   devicesChanged();
 
   startSuspension();
+  startTurns();
   startWorkers();
 
   Admission::Settings admission;
@@ -172,6 +178,8 @@ void Front::run(Inventory found) {
   if (openCache()) admission.moduleCache = options_.moduleCache;
   admission.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
+  if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
+  admission.reportActivity = turns_.get() != nullptr;
   admission.deviceLock = [this](size_t device) { return claims_->lock(device); };
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
 
@@ -196,6 +204,27 @@ void Front::startSuspension() {
                        " suspends no lease: its option --suspend-memory (suspend_memory in server.yaml) is 0";
   settings.disturb = disturb_.has_value();
   suspension_ = kj::heap<Suspension>(timer_, *leases_, *sessions_, std::move(settings));
+}
+
+void Front::startTurns() {
+  if (options_.overcommitPercent <= 100) return;
+  uint64_t memory = 0;
+  for (const Device& device : inventory_.devices) memory += device.memoryBytes;
+  const uint64_t leasable = memory * options_.overcommitPercent / 100;
+  const std::string amounts = "--overcommit " + options_.overcommit + " leases " +
+                              options::formatSize(leasable) + " on GPUs with " + options::formatSize(memory) +
+                              ", and --suspend-memory is " + options::formatSize(options_.suspendBytes);
+  const std::string remedy = ": raise --suspend-memory, or name a --suspend-folder";
+  if (options_.suspendFolder.empty() && options_.suspendBytes < leasable - memory)
+    kj::throwFatalException(kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
+                                          kj::str(amounts, ", which does not hold the rest", remedy)));
+  // While two leases change places, the memory of both is there.
+  if (options_.suspendFolder.empty() && options_.suspendBytes < leasable)
+    GPUPOOL_WARNING("%s: leases that use all of their memory may wait in vain for their turn%s",
+                    amounts.c_str(), remedy.c_str());
+  TurnTaker::Settings settings;
+  settings.turns.turn = options_.turnTime;
+  turns_ = kj::heap<TurnTaker>(timer_, *leases_, *sessions_, *suspension_, std::move(settings));
 }
 
 void Front::startWorkers() {
@@ -309,6 +338,7 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   }
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
+  info.setOvercommitPercent(options_.overcommitPercent);
   auto notes = info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size()));
   for (unsigned i = 0; i < notes.size(); ++i) notes.set(i, claims_->leftOut()[i]);
 
@@ -347,6 +377,7 @@ kj::Promise<void> Front::stop() {
   if (pool_.get() == nullptr) return kj::READY_NOW;  // the inventory never came
   accepting_ = nullptr;
   admission_->stop();
+  if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;
   kj::Promise<void> ended = sessions_->endAll("the GPU server is shutting down");

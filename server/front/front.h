@@ -17,6 +17,7 @@
 #include "server/front/options.h"
 #include "server/front/server_state.h"
 #include "server/front/suspension.h"
+#include "server/front/turn_taker.h"
 
 namespace gpupool::server {
 
@@ -43,6 +44,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void run(Inventory inventory);
   void startWorkers();
   void startSuspension();
+  // With overcommit. Throws, saying why, if there is not the memory that it takes.
+  void startTurns();
   // False: no cache of modules, and the log says why.
   bool openCache();
   kj::Promise<void> trimCache();
@@ -75,6 +78,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<SessionTable> sessions_;
   kj::Own<CopierChild> copier_;
   kj::Own<Suspension> suspension_;
+  kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<WorkerPool> pool_;
   kj::Own<Admission> admission_;
   kj::Own<LocalListener> local_;

@@ -120,6 +120,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
     schema::write(suspended[i].first, away[i].initId());
     schema::writeKept(suspended[i].second, away[i]);
   }
+  facts_.turns(request);
   const auto problems = facts_.problems();
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));
   for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);

@@ -39,6 +39,9 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     std::function<std::vector<Id>()> activeLeases;
     // Those of them that are suspended, and what each keeps on its devices.
     std::function<std::vector<std::pair<Id, std::vector<uint64_t>>>()> suspended;
+    // How leases take turns; writes nothing where they do not.
+    std::function<void(schema::Manager::BeatParams::Builder)> turns =
+        [](schema::Manager::BeatParams::Builder) {};
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // Sent again when it is another object.

@@ -37,6 +37,8 @@ struct Seen {
   uint64_t rows = 0;
   std::vector<Id> activeLeases;
   std::vector<std::pair<Id, std::vector<uint64_t>>> suspended;
+  uint32_t overcommitPercent = 0;
+  std::map<Id, schema::TurnPlace> turns;
   std::vector<std::string> problems;
   uint32_t warm = 0;
   bool known = true;
@@ -62,6 +64,7 @@ class FakeManager final : public schema::Manager::Server {
     seen_.host = info.getHost().cStr();
     seen_.port = info.getPort();
     seen_.devices = info.getDevices().size();
+    seen_.overcommitPercent = info.getOvercommitPercent();
     seen_.leftOut.clear();
     for (auto note : info.getLeftOut()) seen_.leftOut.push_back(note.cStr());
     seen_.epochs.clear();
@@ -86,6 +89,8 @@ class FakeManager final : public schema::Manager::Server {
     seen_.suspended.clear();
     for (auto lease : params.getSuspended())
       seen_.suspended.emplace_back(schema::read(lease.getId()), amounts(lease.getKept()));
+    seen_.turns.clear();
+    for (auto turn : params.getTurns()) seen_.turns[schema::read(turn.getId())] = turn.getPlace();
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.warm = params.getWarmWorkers();
@@ -496,6 +501,71 @@ TEST_CASE("a server with no memory for it suspends nothing, and names the option
   bench.grant({1, 1}, 1);
   CHECK(contains(failure([&] { bench.suspend({1, 1}); }),
                  "--suspend-memory (suspend_memory in server.yaml) is 0"));
+}
+
+TEST_CASE("with overcommit leases take turns, and the manager hears how") {
+  using Places = std::map<Id, schema::TurnPlace>;
+  constexpr auto kResident = schema::TurnPlace::RESIDENT;
+  Bench bench(true, false, [](ServerOptions& options) {
+    options.overcommit = "1.5";
+    options.suspendMemory = "8GiB";
+    options.turnTime = std::chrono::milliseconds(300);
+  });
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.overcommitPercent == 150);
+  bench.grant({1, 1}, 1, 5 * kGiB);
+  bench.grant({1, 2}, 2, 5 * kGiB);
+  Opening one, two;
+  REQUIRE(bench.open(one).empty());
+  bench.until(
+      [&] { return bench.seen.turns == Places{{{1, 1}, kResident}, {{1, 2}, schema::TurnPlace::ASIDE}}; });
+  two.lease = {1, 2};
+  CHECK(bench.open(two) == "the lease waits for its turn");
+  CHECK(two.suspended);
+  bench.until([&] { return bench.seen.turns[{1, 2}] == kResident; });
+  REQUIRE(bench.open(two).empty());
+  bench.until(
+      [&] { return bench.seen.turns == Places{{{1, 1}, kResident}, {{1, 2}, schema::TurnPlace::WAITING}}; });
+  CHECK(bench.seen.suspended.empty());
+  CHECK(bench.suspend({1, 1}).size() == 1);
+  bench.until([&] { return bench.seen.turns == Places{{{1, 2}, kResident}}; });
+  CHECK(bench.seen.suspended.size() == 1);
+  bench.resume({1, 1});
+  bench.until([&] { return bench.seen.turns.size() == 2 && bench.seen.suspended.empty(); });
+  bench.front->stop().wait(bench.io.waitScope);
+  bench.front = nullptr;
+  CHECK(children().empty());
+}
+
+TEST_CASE("without overcommit nobody takes turns, and no worker is asked what it does") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.overcommitPercent == 100);
+  bench.grant({1, 1}, 1);
+  Opening one;
+  REQUIRE(bench.open(one).empty());
+  CHECK(one.order('Q').wait(bench.io.waitScope) == "unwanted");
+  const int beats = bench.seen.beats;
+  bench.until([&] { return bench.seen.beats > beats + 1; });
+  CHECK(bench.seen.turns.empty());
+}
+
+TEST_CASE("a server without the memory for its overcommit does not start, and names the amounts") {
+  const auto start = [](const std::string& memory, const std::string& folder) {
+    return failure([&] {
+      Bench bench(true, false, [&](ServerOptions& options) {
+        options.overcommit = "2.0";
+        options.suspendMemory = memory;
+        options.suspendFolder = folder;
+      });
+    });
+  };
+  CHECK(contains(start("1GiB", ""),
+                 "--overcommit 2.0 leases 32.0 GiB on GPUs with 16.0 GiB, and "
+                 "--suspend-memory is 1.0 GiB, which does not hold the rest: raise "
+                 "--suspend-memory, or name a --suspend-folder"));
+  CHECK(start("1GiB", "/tmp").empty());
+  CHECK(start("16GiB", "").empty());
 }
 
 TEST_CASE("a server that stops leaves neither suspended workers nor the copier behind") {
