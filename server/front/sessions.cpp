@@ -40,7 +40,7 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   tasks_.add(listen(kj::addRef(*session)));
   auto exit = session->worker->exited();
   tasks_.add(exit.then(
-      [this, kept = kj::addRef(*session)](WorkerChild::Exit exit) mutable { finish(*kept, exit); }));
+      [this, kept = kj::addRef(*session)](const WorkerChild::Exit& exit) mutable { finish(*kept, exit); }));
   living_.push_back(kj::mv(session));
   announced_.reset();
   changed_();

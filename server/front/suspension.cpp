@@ -49,7 +49,10 @@ template <class Result>
 kj::Promise<Result> Suspension::queue(const Id& lease, kj::Function<kj::Promise<Result>()> work) {
   std::erase_if(last_, [this](const auto& entry) { return !leases_.contains(entry.first); });
   auto& lane = lanes_[lease];
-  if (lane.get() == nullptr) lane = kj::heap<Lane>(Lane{kj::Promise<void>(kj::READY_NOW).fork()});
+  if (lane.get() == nullptr) {
+    lane = kj::heap<Lane>();
+    lane->last = kj::Promise<void>(kj::READY_NOW).fork();
+  }
   auto result = lane->last.addBranch().then(kj::mv(work)).fork();
   lane->last = result.addBranch().then([](auto&&...) {}, [](kj::Exception&&) {}).fork();
   ++lane->orders;
@@ -120,13 +123,14 @@ kj::Promise<Suspended> Suspension::concludeSuspend(Id lease, uint32_t drainMs, O
     return total;
   }
   GPUPOOL_WARNING("lease %s cannot be suspended: %s", lease.text().c_str(), why.c_str());
-  return takeBack(std::move(outcomes)).then([this, lease, why]() -> kj::Promise<Suspended> {
+  return takeBack(outcomes).then([this, lease, why]() -> kj::Promise<Suspended> {
     leases_.unpause(lease);
     return orderFailure(why);
   });
 }
 
-kj::Promise<Suspension::Outcomes> Suspension::suspendAll(std::vector<uint64_t> numbers, uint32_t drainMs) {
+kj::Promise<Suspension::Outcomes> Suspension::suspendAll(const std::vector<uint64_t>& numbers,
+                                                         uint32_t drainMs) {
   auto connections = kj::heapArrayBuilder<kj::Promise<kj::AutoCloseFd>>(numbers.size());
   for (size_t i = 0; i < numbers.size(); ++i)
     connections.add(kj::evalNow([&] { return settings_.copier(); }));
@@ -141,9 +145,9 @@ kj::Promise<Suspension::Outcomes> Suspension::suspendAll(std::vector<uint64_t> n
       .then([numbers](kj::Array<Outcome> list) { return byNumber(numbers, kj::mv(list)); });
 }
 
-kj::Promise<void> Suspension::takeBack(Outcomes outcomes) {
+kj::Promise<void> Suspension::takeBack(const Outcomes& outcomes) {
   return resumeAll(those(outcomes, [](const Outcome& one) { return one.suspended; }))
-      .then([this](Outcomes back) {
+      .then([this](const Outcomes& back) {
         const std::string why = firstError(back);
         return end(those(back, [](const Outcome& one) { return one.suspended || !one.error.empty(); }),
                    "the session's memory could not be brought back to its devices: " + why);
@@ -200,22 +204,22 @@ kj::Promise<void> Suspension::bringBackNow(Id lease) {
 }
 
 kj::Promise<void> Suspension::resumeReserved(Id lease) {
-  return resumeAll(sessions_.numbers(lease)).then([this, lease](Outcomes outcomes) {
-    return concludeResume(lease, std::move(outcomes));
+  return resumeAll(sessions_.numbers(lease)).then([this, lease](const Outcomes& outcomes) {
+    return concludeResume(lease, outcomes);
   });
 }
 
-kj::Promise<void> Suspension::concludeResume(Id lease, Outcomes outcomes) {
+kj::Promise<void> Suspension::concludeResume(Id lease, const Outcomes& outcomes) {
   if (leases_.admissible(lease) == nullptr) failOrder("the lease ended while it was being resumed");
-  std::string why = firstError(outcomes);
-  if (!why.empty()) return suspendAgain(lease, std::move(outcomes), std::move(why));
+  const std::string why = firstError(outcomes);
+  if (!why.empty()) return suspendAgain(lease, outcomes, why);
   GPUPOOL_INFO("lease %s: resumed", lease.text().c_str());
   leases_.unpause(lease);
   last_.erase(lease);
   return kj::READY_NOW;
 }
 
-kj::Promise<Suspension::Outcomes> Suspension::resumeAll(std::vector<uint64_t> numbers) {
+kj::Promise<Suspension::Outcomes> Suspension::resumeAll(const std::vector<uint64_t>& numbers) {
   auto orders = kj::heapArrayBuilder<kj::Promise<Outcome>>(numbers.size());
   for (const uint64_t number : numbers) orders.add(sessions_.resume(number, settings_.bound));
   return kj::joinPromises(orders.finish()).then([numbers](kj::Array<Outcome> list) {
@@ -223,7 +227,7 @@ kj::Promise<Suspension::Outcomes> Suspension::resumeAll(std::vector<uint64_t> nu
   });
 }
 
-kj::Promise<void> Suspension::suspendAgain(Id lease, Outcomes outcomes, std::string why) {
+kj::Promise<void> Suspension::suspendAgain(Id lease, const Outcomes& outcomes, const std::string& why) {
   GPUPOOL_WARNING("lease %s cannot be resumed: %s", lease.text().c_str(), why.c_str());
   const auto back = those(outcomes, [](const Outcome& one) { return !one.suspended && one.error.empty(); });
   const auto away = those(outcomes, [](const Outcome& one) { return one.suspended; });
@@ -256,15 +260,14 @@ kj::Promise<void> Suspension::suspendAgain(Id lease, Outcomes outcomes, std::str
         "its sessions",
         lease.text().c_str(), why.c_str(), error.c_str(), away.size());
     auto ended = end(away, "the session's memory could not be brought back to its devices: " + why);
-    return ended.then([this, again = std::move(again)]() mutable { return takeBack(std::move(again)); })
-        .then([this, lease] {
-          leases_.unpause(lease);
-          last_.erase(lease);
-        });
+    return ended.then([this, again] { return takeBack(again); }).then([this, lease] {
+      leases_.unpause(lease);
+      last_.erase(lease);
+    });
   });
 }
 
-kj::Promise<void> Suspension::end(std::vector<uint64_t> numbers, const std::string& reason) {
+kj::Promise<void> Suspension::end(const std::vector<uint64_t>& numbers, const std::string& reason) {
   auto gone = kj::heapArrayBuilder<kj::Promise<void>>(numbers.size());
   for (const uint64_t number : numbers) gone.add(sessions_.endOne(number, reason));
   return kj::joinPromises(gone.finish());
@@ -280,10 +283,10 @@ kj::Promise<void> Suspension::disturbNow(Id lease, uint64_t number) {
     return suspendAll({number}, kDisturbDrainMs);
   });
   return cycle.then(
-      [this](Outcomes outcomes) {
+      [this](const Outcomes& outcomes) {
         if (const std::string why = firstError(outcomes); !why.empty())
           GPUPOOL_WARNING("disturbing a session: %s", why.c_str());
-        return takeBack(std::move(outcomes));
+        return takeBack(outcomes);
       },
       [this, number](kj::Exception&& exception) {
         GPUPOOL_WARNING("disturbing a session: %s", exception.getDescription().cStr());

@@ -64,18 +64,18 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> resumeNow(Id lease);
   kj::Promise<void> bringBackNow(Id lease);
   kj::Promise<void> resumeReserved(Id lease);
-  kj::Promise<void> concludeResume(Id lease, Outcomes outcomes);
+  kj::Promise<void> concludeResume(Id lease, const Outcomes& outcomes);
   kj::Promise<void> disturbNow(Id lease, uint64_t number);
 
   kj::Promise<void> awaitBeginnings(Id lease);
   // Rejects before any order is given if there are not connections for all.
-  kj::Promise<Outcomes> suspendAll(std::vector<uint64_t> numbers, uint32_t drainMs);
-  kj::Promise<Outcomes> resumeAll(std::vector<uint64_t> numbers);
+  kj::Promise<Outcomes> suspendAll(const std::vector<uint64_t>& numbers, uint32_t drainMs);
+  kj::Promise<Outcomes> resumeAll(const std::vector<uint64_t>& numbers);
   // Resumes those that are suspended, and ends who does not come back.
-  kj::Promise<void> takeBack(Outcomes outcomes);
+  kj::Promise<void> takeBack(const Outcomes& outcomes);
   // Some are back, for others `why` holds. Rejects with that when all are suspended again.
-  kj::Promise<void> suspendAgain(Id lease, Outcomes outcomes, std::string why);
-  kj::Promise<void> end(std::vector<uint64_t> numbers, const std::string& reason);
+  kj::Promise<void> suspendAgain(Id lease, const Outcomes& outcomes, const std::string& why);
+  kj::Promise<void> end(const std::vector<uint64_t>& numbers, const std::string& reason);
   // The first reason why one of them is not what it was ordered to be; empty: each is, or is gone.
   std::string firstError(const Outcomes& outcomes) const;
   // What they have kept together, and so on; the error: that cannot be.
@@ -92,7 +92,7 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   };
   std::map<Id, Last> last_;  // of suspended leases, and some that are no more
   struct Lane {
-    kj::ForkedPromise<void> last;
+    kj::ForkedPromise<void> last = nullptr;
     size_t orders = 0;  // not done
   };
   std::map<Id, kj::Own<Lane>> lanes_;  // of leases with orders that are not done

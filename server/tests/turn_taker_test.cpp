@@ -100,7 +100,7 @@ struct Bench {
     auto root = message.initRoot<gpupool::schema::Lease>();
     fillLease(root, lease(number), number, {0, 1}, memory);
     root.initTerms().setPriority(priority);
-    CHECK(leases.grant(root.asReader()).value_or("") == "");
+    CHECK_FALSE(leases.grant(root.asReader()).has_value());
   }
   void revoke(uint64_t number) {
     leases.close(lease(number));
@@ -118,7 +118,7 @@ struct Bench {
       auto [client, server] = connection(*io.lowLevelProvider);
       admission.admit(kj::mv(server), "uid 1");
       one.run(kj::mv(client)).wait(io.waitScope);
-      if (one.error == "") {
+      if (one.error.empty()) {
         until([&] { return sessions.living(lease(number)) > before; });
         return one;
       }
@@ -184,7 +184,7 @@ TEST_CASE("two leases of which one fits take turns, and nothing is told as suspe
   CHECK(bench.told(1).turns >= 3);
   CHECK(bench.told(2).turns >= 3);
   CHECK(bench.told(1).servedMs > 0);
-  CHECK(bench.told(1).note == "");
+  CHECK(bench.told(1).note.empty());
   bench.turns.stop();
   CHECK(bench.leases.active().size() == 2);
 }
@@ -342,7 +342,7 @@ TEST_CASE("a lease whose kernel runs on is asked again, and the reason is told")
   Opening one = bench.open(1);
   bench.order(one, 'a');
   bench.grant(2);
-  bench.askUntil(2, [&] { return bench.told(1).note != ""; });
+  bench.askUntil(2, [&] { return !bench.told(1).note.empty(); });
   CHECK(contains(bench.told(1).note, "a kernel did not end"));
   CHECK(bench.is(1, kResident));
   CHECK(bench.order(one, 's') == "running 0");
@@ -351,7 +351,7 @@ TEST_CASE("a lease whose kernel runs on is asked again, and the reason is told")
   bench.order(two, 'Q');
   bench.until([&] { return contains(bench.told(1).note, "no memory for 4 GiB"); });
   bench.becomes(1, kResident);
-  CHECK(bench.told(1).note == "");
+  CHECK(bench.told(1).note.empty());
 }
 
 TEST_CASE("a worker that dies of being moved ends its session alone, and the others get on") {
