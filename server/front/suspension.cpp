@@ -15,6 +15,11 @@ kj::Exception orderFailure(const std::string& text) {
 
 [[noreturn]] void failOrder(const std::string& text) { kj::throwFatalException(orderFailure(text)); }
 
+// Not an immediate promise, of which gcc 12 says that it may be destroyed uninitialized.
+kj::Promise<Suspended> answer(Suspended done) {
+  return kj::evalLater([done = std::move(done)] { return done; });
+}
+
 // The sessions of which that is true.
 template <class Condition>
 std::vector<uint64_t> those(const std::map<uint64_t, Outcome>& outcomes, Condition condition) {
@@ -86,7 +91,7 @@ kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs, bool a
   if (grant == nullptr) failOrder("lease " + lease.text() + " is not known here, or is ending");
   if (grant->suspended) {
     if (!aside) leases_.pause(lease);
-    return Suspended(*grant->suspended);
+    return answer(*grant->suspended);
   }
   if (!settings_.refusal.empty()) failOrder(settings_.refusal);
   leases_.pause(lease, aside);
@@ -120,7 +125,7 @@ kj::Promise<Suspended> Suspension::concludeSuspend(Id lease, uint32_t drainMs, O
                  static_cast<unsigned long long>(total.movedBytes));
     leases_.setSuspended(lease, total);
     last_[lease] = {std::move(outcomes), drainMs};
-    return total;
+    return answer(std::move(total));
   }
   GPUPOOL_WARNING("lease %s cannot be suspended: %s", lease.text().c_str(), why.c_str());
   return takeBack(outcomes).then([this, lease, why]() -> kj::Promise<Suspended> {

@@ -80,6 +80,7 @@ void Turns::update(Lease& lease, const Facts& facts, Time now) {
 void Turns::arrive(Lease& lease, Time now) {
   lease.since = now;
   lease.begun.reset();
+  lease.works = false;
   if (lease.settled == Place::resident) ++lease.told.turns;
   if (lease.settled != Place::aside) return;
   lease.kept.clear();
@@ -157,6 +158,9 @@ void Turns::failed(const Id& id, std::string why, Time now) {
   ++lease.failures;
   lease.notBefore = now + std::min(pause, settings_.pause);
   lease.told.note = std::move(why);
+  if (lease.settled != Place::resident) return;
+  lease.works = true;
+  if (!lease.begun) lease.begun = now;
 }
 
 bool Turns::waiting() const {
@@ -254,7 +258,7 @@ bool Turns::hopeful(const Lease& waiter, const Board& board, Time now) const {
   std::vector<Lease*> list;
   for (const auto& [id, lease] : leases_)
     if (lease.settled == Place::resident && now >= lease.notBefore &&
-        (!lease.facts.wants || lease.facts.priority <= waiter.facts.priority))
+        ((!lease.facts.wants && !lease.works) || lease.facts.priority <= waiter.facts.priority))
       list.push_back(const_cast<Lease*>(&lease));
   return fits(waiter, board, list, now);
 }
@@ -270,7 +274,8 @@ bool Turns::fits(const Lease& waiter, const Board& board, const std::vector<Leas
 }
 
 bool Turns::quiet(const Lease& lease, Time now) const {
-  return !lease.facts.wants && now - lease.since >= std::max(settings_.quiet, transfer(lease));
+  return !lease.facts.wants && !lease.works &&
+         now - lease.since >= std::max(settings_.quiet, transfer(lease));
 }
 
 bool Turns::turnIsOver(const Lease& lease, const Lease& waiter, Time now) const {

@@ -4,9 +4,10 @@
 // A lease is resident (its memory is on its devices) or aside. One that is aside and wants its devices waits.
 // Waiting leases are served by priority, then by virtual time, then by how long they wait. Where there is
 // room for one on all its devices it is brought back; else others are put aside for it, no more than needed
-// and only if that makes room: first those that have been quiet for a while, then those whose turn is over. A
-// lease that cannot be served yet keeps its devices from those behind it, as long as waiting will help it.
-// While nobody waits, nothing is moved.
+// and only if that makes room: first those that have been quiet for a while, then those whose turn is over
+// (also of one that seemed quiet and could not be put aside: something runs on its devices). A lease that
+// cannot be served yet keeps its devices from those behind it, as long as waiting will help it. While nobody
+// waits, nothing is moved.
 //
 // Virtual time: the time that a lease was resident while others waited for its devices, divided by its
 // weight. Nobody's turn is over for one that stands higher. Who begins to want its devices stands no lower
@@ -96,6 +97,7 @@ class Turns {
     Time since{0};                 // that it is there, and wants its devices or does not
     std::optional<Time> begun;     // of its turn: resident, and has wanted its devices
     bool called = false;           // others went aside for it
+    bool works = false;            // it could not be put aside when it seemed quiet
     double virtualTime = 0, weight = 1;
     Time turn{0};            // so long, as things are
     double virtualTurn = 0;  // of whoever wants the same devices

@@ -236,20 +236,29 @@ TEST_CASE("one that cannot be put aside is asked again later, and others are tri
   CHECK(world.turns.report(World::id(1))->note.empty());
 }
 
-TEST_CASE("the pause after a failure doubles up to half a minute; a quiet one has a short drain") {
+TEST_CASE("one that seemed quiet and could not be put aside has its turn; the pauses double") {
   World world;
   world.add(1, Place::resident, 60, false);
   world.add(2, Place::aside, 60);
   world.failures[World::id(1)] = "a kernel runs";
   world.run(Time(600));
-  world.turns.see(world.leases, Time(1'600));
-  CHECK(world.turns.decide(Time(1'600)) == std::vector<Turns::Move>{{World::id(1), false, Time(200)}});
-  world.turns.failed(World::id(1), "again", Time(1'600));
-  world.takeMoves();
-  world.now = Time(1'600);
+  CHECK(world.latest.empty());
+  CHECK(world.takeMoves() == Moves{"1 stays at 500"});
   world.run(Time(100'000));
-  CHECK(world.moves == Moves{"1 stays at 3600", "1 stays at 7600", "1 stays at 15600", "1 stays at 31600",
-                             "1 stays at 61600", "1 stays at 91600"});
+  CHECK(world.moves == Moves{"1 stays at 10500", "1 stays at 12500", "1 stays at 16500", "1 stays at 24500",
+                             "1 stays at 40500", "1 stays at 70500", "1 stays at 100500"});
+}
+
+TEST_CASE("a quiet lease has a short time to finish what runs, one whose turn is over a long one") {
+  for (const bool over : {false, true}) {
+    World world;
+    world.add(1, Place::resident, 60, over);
+    world.run(Time(20'000));
+    world.add(2, Place::aside, 60);
+    world.turns.see(world.leases, world.now);
+    CHECK(world.turns.decide(world.now) ==
+          std::vector<Turns::Move>{{World::id(1), false, Time(over ? 30'000 : 200)}});
+  }
 }
 
 TEST_CASE("a lease that cannot be brought back is tried again, and keeps nobody waiting meanwhile") {
