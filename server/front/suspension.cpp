@@ -247,7 +247,7 @@ kj::Promise<void> Suspension::suspendAgain(Id lease, const Outcomes& outcomes, c
                        none[number].error = exception.getDescription().cStr();
                      return none;
                    });
-  return again.then([this, lease, away, why](Outcomes again) -> kj::Promise<void> {
+  return again.then([this, lease, away, why](const Outcomes& again) -> kj::Promise<void> {
     if (leases_.admissible(lease) == nullptr) failOrder("the lease ended while it was being resumed");
     Outcomes all = again;
     for (const uint64_t number : away) all[number] = last_[lease].outcomes[number];
