@@ -168,6 +168,7 @@ void LeaseTable::setSuspended(const Id& id, Suspended suspended) {
   if (lease == nullptr) return;
   lease->paused = true;
   lease->resuming = false;
+  lease->lastKept = suspended.kept;
   lease->suspended = std::move(suspended);
 }
 

@@ -55,6 +55,7 @@ struct Grant {
   bool aside = false;  // paused, so that others have their turn, and not by order
   std::optional<Suspended> suspended;
   bool resuming = false;                 // suspended, with its whole reservation
+  std::vector<uint64_t> lastKept;        // when it was last suspended or aside; empty: it never was
   std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
 };
 

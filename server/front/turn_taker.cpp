@@ -127,19 +127,21 @@ void TurnTaker::done(const Turns::Move& move, kj::TimePoint began, kj::Duration 
 
 void TurnTaker::report(kj::Function<capnp::List<schema::LeaseTurn>::Builder(unsigned)> room) {
   see();
-  std::vector<std::pair<Id, Turns::Report>> reports;
+  std::vector<std::pair<const Grant*, Turns::Report>> reports;
   for (const auto& [id, lease] : leases_.all()) {
     const auto report = turns_.report(id);
-    if (report && !lease.closing && report->place != Turns::Place::apart) reports.emplace_back(id, *report);
+    if (report && !lease.closing && report->place != Turns::Place::apart)
+      reports.emplace_back(&lease, *report);
   }
   auto list = room(static_cast<unsigned>(reports.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
-    const auto& [id, report] = reports[i];
-    schema::write(id, list[i].initId());
+    const auto& [lease, report] = reports[i];
+    schema::write(lease->id, list[i].initId());
     list[i].setPlace(place(report));
     list[i].setServedMs(static_cast<uint64_t>(report.served.count()));
     list[i].setTurns(report.turns);
     list[i].setNote(report.note);
+    schema::writeKept(lease->lastKept, list[i]);
   }
 }
 

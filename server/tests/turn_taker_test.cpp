@@ -21,6 +21,7 @@ struct Told {
   uint64_t servedMs = 0;
   uint32_t turns = 0;
   std::string note;
+  size_t kept = 0;  // of so many devices
 };
 
 constexpr auto kResident = schema::TurnPlace::RESIDENT;
@@ -138,8 +139,9 @@ struct Bench {
     turns.report([&](unsigned count) { return beat.initTurns(count); });
     for (auto turn : beat.getTurns())
       if (schema::read(turn.getId()) == lease(number))
-        return {turn.getPlace(), turn.getServedMs(), turn.getTurns(), turn.getNote().cStr()};
-    return {kAside, 0, 0, "not told of"};
+        return {turn.getPlace(), turn.getServedMs(), turn.getTurns(), turn.getNote().cStr(),
+                turn.getKept().size()};
+    return {kAside, 0, 0, "not told of", 0};
   }
   // As a holder does that waits for a session.
   void askUntil(uint64_t number, std::function<bool()> condition) {
@@ -184,6 +186,7 @@ TEST_CASE("two leases of which one fits take turns, and nothing is told as suspe
   CHECK(bench.told(2).turns >= 3);
   CHECK(bench.told(1).servedMs > 0);
   CHECK(bench.told(1).note.empty());
+  CHECK(bench.told(1).kept == 2);
   bench.turns.stop();
   CHECK(bench.leases.active().size() == 2);
 }
