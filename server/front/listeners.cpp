@@ -29,13 +29,25 @@ kj::AutoCloseFd unixSocket() {
   return kj::AutoCloseFd(descriptor);
 }
 
+bool refused(const sockaddr_un& address) {
+  const auto probe = unixSocket();
+  return connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
+         errno == ECONNREFUSED;
+}
+
+// A server that was killed while it started a worker leaves a child that has the socket until it runs the
+// worker's program or dies, too: on a busy machine that may take a while.
 void removeStale(const std::string& path, const sockaddr_un& address) {
+  constexpr useconds_t kFirstPause = 50'000, kLongestPause = 800'000;  // 1.55 s together
   struct stat status;
   if (lstat(path.c_str(), &status) != 0) return;
   KJ_REQUIRE(S_ISSOCK(status.st_mode), "this path exists and is not a socket", path.c_str());
-  const auto probe = unixSocket();
-  const int result = connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address);
-  KJ_REQUIRE(result != 0 && errno == ECONNREFUSED, "another server answers on this socket", path.c_str());
+  bool stale = refused(address);
+  for (useconds_t pause = kFirstPause; pause <= kLongestPause && !stale; pause *= 2) {
+    usleep(pause);
+    stale = refused(address);
+  }
+  KJ_REQUIRE(stale, "another server answers on this socket", path.c_str());
   unlink(path.c_str());
 }
 

@@ -2,7 +2,12 @@
 #include "server/front/front.h"
 
 #include <capnp/rpc-twoparty.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+
+#include <cstring>
+#include <thread>
 
 #include "base/process_name.h"
 #include "schema/convert.h"
@@ -365,6 +370,24 @@ TEST_CASE("a second server does not take the first one's socket; a dead one's is
   LocalListener again(*bench.io.lowLevelProvider, stale + ".kept");
   CHECK(contains(failure([&] { LocalListener(*bench.io.lowLevelProvider, bench.folder.path + "/file"); }),
                  "is not a socket"));
+}
+
+TEST_CASE("a dead server's socket that a child of it still has for a moment is replaced") {
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  Folder folder;
+  const std::string path = folder.path + "/local.sock";
+  const int child = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path.c_str());
+  REQUIRE(bind(child, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+  REQUIRE(listen(child, 8) == 0);
+  std::thread dies([child] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    close(child);
+  });
+  CHECK_NOTHROW(LocalListener(*io.lowLevelProvider, path));
+  dies.join();
 }
 
 TEST_CASE("a GPU that another server of the host holds is left out, and its holder is named") {
