@@ -26,6 +26,7 @@ constexpr std::chrono::milliseconds kCloseBound{1000};
 constexpr std::chrono::milliseconds kGrace{100};
 // Signs of life, at least this often: the peer may be less patient than this side.
 constexpr std::chrono::milliseconds kBeat{125};
+constexpr std::chrono::milliseconds kIdleBeat{500}, kIdleAfter{2000};
 constexpr std::chrono::milliseconds kRareBeat{5000}, kLongSilence{10000};
 // The peer refuses to serve more at once (kMaxServing); put and get wait for earlier ones.
 constexpr size_t kMostTransfers = 1 << 12;
@@ -324,6 +325,7 @@ bool Ucx::step() {
   busy |= startPuts();
   for (int channel = 0; channel < kChannels; ++channel) busy |= pump(channel);
   Clock::time_point now = Clock::now();
+  if (busy) lastBusy_ = now;
   if (now >= nextBeat()) beat(now);
   if (closing_.load(std::memory_order_acquire) && !goodbyeSent_) {
     if (closeDeadline_ == Clock::time_point{}) closeDeadline_ = now + kCloseBound;
@@ -454,11 +456,14 @@ void Ucx::returnCredits() {
   }
 }
 
+bool Ucx::silentForLong() const { return lastSaid_ - lastHeard_ > kLongSilence; }
+
 // A stopped peer does not read what is said to it: said often, it would fill the socket within hours, and a
-// full socket looks like a dead host.
+// full socket looks like a dead host. Where nothing moves, seldom is enough; but over RDMA each beat also
+// finds what an event was missed for.
 std::chrono::milliseconds Ucx::beatInterval() const {
-  if (lastSaid_ - lastHeard_ > kLongSilence) return std::min(kRareBeat, options_.stallTimeout / 4);
-  return std::min(kBeat, options_.stallTimeout / 4);
+  const bool idle = !link_->rdma() && lastSaid_ - lastBusy_ > kIdleAfter;
+  return std::min(silentForLong() ? kRareBeat : idle ? kIdleBeat : kBeat, options_.stallTimeout / 4);
 }
 
 Clock::time_point Ucx::nextBeat() const {
@@ -542,7 +547,7 @@ bool Ucx::finished(Clock::time_point now) {
 // over RDMA it may miss an event (Soft-RoCE, UCX 1.13: 12 of 1,000 round trips slept to the end without).
 void Ucx::awaitEvent() {
   const bool ending = closing_.load() || endOfFile_ || peer() != Peer::alive;
-  const bool eager = ending || beatInterval() > kBeat;
+  const bool eager = ending || silentForLong();
   const auto next = ending ? Clock::now() + std::chrono::milliseconds(5) : nextBeat();
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::now());
   const auto heard = static_cast<short>(eager ? POLLIN : POLLRDHUP);

@@ -161,6 +161,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   void sendWithPlace(const Request& request, UcxLink::Done done);
   void returnCredits();
   void readBootstrap();
+  bool silentForLong() const;
   std::chrono::milliseconds beatInterval() const;
   Clock::time_point nextBeat() const;
   void beat(Clock::time_point now);
@@ -246,7 +247,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   std::unique_ptr<PeerRegions> peerRegions_ = std::make_unique<PeerRegions>();
   uint64_t serving_ = 0;    // gets of the peer being answered
   uint64_t answering_ = 0;  // puts whose answer has not left
-  Clock::time_point lastSaid_, lastHeard_, closeDeadline_, endOfFileAt_, goneAt_;
+  Clock::time_point lastSaid_, lastHeard_, lastBusy_, closeDeadline_, endOfFileAt_, goneAt_;
   bool endOfFile_ = false;
   LastWords lastWords_;
   bool hostSilent_ = false;

@@ -15,6 +15,8 @@
 
 namespace gpupool::server {
 ServerState StateFile::read() {
+  // Of a server that was killed while it wrote.
+  if (!path_.empty()) unlink((path_ + ".new").c_str());
   const kj::AutoCloseFd file(path_.empty() ? -1 : open(path_.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return {};
   ServerState state;

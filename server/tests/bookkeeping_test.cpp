@@ -316,7 +316,9 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   const ServerState state{{{uuid(0), 7}, {uuid(1), 9}}, {{12, 345, {1, 2}, {uuid(0)}}}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
+  std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote
   CHECK(StateFile(path, "boot").read() == state);
+  CHECK_FALSE(std::filesystem::exists(path + ".new"));
   const ServerState later = StateFile(path, "another boot").read();
   CHECK(later.epochs == state.epochs);
   CHECK(later.workers.empty());

@@ -150,6 +150,9 @@ for i in $(seq 12); do
   [[ $err != *"too many wrong tokens from 127.0.0.1; wait a minute"* ]] || slowed=yes
 done
 check "is slowed down" test $slowed = yes
+# One guess is heard every six seconds: right after one, nobody is heard for as long.
+heard() { run gpupool devices; [[ $err != *"too many wrong tokens"* ]]; }
+check "and heard now and then" until_true heard
 GPUPOOL_TOKEN_FILE=$right says 800 "too many wrong tokens from 127.0.0.1; wait a minute" alone
 GPUPOOL_MANAGER=$local_manager GPUPOOL_TOKEN_FILE=$right run alone
 check "others are not" test "$out$err" = "no call failed"
