@@ -1,6 +1,7 @@
 #include "server/front/turns.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <tuple>
 
@@ -198,7 +199,8 @@ std::vector<Turns::Move> Turns::decide(Time now) {
     }
     const auto leaving = victims(*waiter, board, now);
     for (Lease* victim : leaving) {
-      const bool over = turnIsOver(*victim, *waiter, now);
+      const bool over =
+          victim->facts.priority <= waiter->facts.priority && turnIsOver(*victim, *waiter, now);
       moves.push_back({victim->id, false, over ? settings_.drain : settings_.quietDrain});
       victim->ordered = true;
       mark(board.moving, victim->facts.parts);
@@ -251,6 +253,9 @@ std::vector<Turns::Lease*> Turns::victims(const Lease& waiter, const Board& boar
     fewer.erase(fewer.begin() + static_cast<ptrdiff_t>(at));
     if (fits(waiter, board, fewer, now)) list = std::move(fewer);
   }
+  // Those first that could not be put aside lately: the others would go in vain if they cannot again.
+  const auto failed = [](const Lease* lease) { return lease->failures != 0; };
+  if (std::any_of(list.begin(), list.end(), failed)) std::erase_if(list, std::not_fn(failed));
   return list;
 }
 
@@ -258,7 +263,7 @@ bool Turns::hopeful(const Lease& waiter, const Board& board, Time now) const {
   std::vector<Lease*> list;
   for (const auto& [id, lease] : leases_)
     if (lease.settled == Place::resident && now >= lease.notBefore &&
-        ((!lease.facts.wants && !lease.works) || lease.facts.priority <= waiter.facts.priority))
+        (!lease.facts.wants || lease.facts.priority <= waiter.facts.priority))
       list.push_back(const_cast<Lease*>(&lease));
   return fits(waiter, board, list, now);
 }
@@ -273,14 +278,16 @@ bool Turns::fits(const Lease& waiter, const Board& board, const std::vector<Leas
   });
 }
 
-bool Turns::quiet(const Lease& lease, Time now) const {
-  return !lease.facts.wants && !lease.works &&
-         now - lease.since >= std::max(settings_.quiet, transfer(lease));
+bool Turns::idle(const Lease& lease, Time now) const {
+  return !lease.facts.wants && now - lease.since >= std::max(settings_.quiet, transfer(lease));
 }
 
 bool Turns::turnIsOver(const Lease& lease, const Lease& waiter, Time now) const {
-  if (!lease.begun || lease.facts.priority > waiter.facts.priority) return false;
+  if (!lease.begun) return false;
   const Time had = now - *lease.begun;
+  // What only seemed quiet may be so by now.
+  if (lease.facts.priority > waiter.facts.priority)
+    return lease.works && idle(lease, now) && had >= lease.turn;
   if (lease.facts.priority < waiter.facts.priority)
     return had >= std::max(settings_.minimum, transfer(lease));
   return had >= lease.turn && lease.virtualTime >= waiter.virtualTime;

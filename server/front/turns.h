@@ -132,12 +132,14 @@ class Turns {
   bool waits(const Lease& lease) const { return lease.settled == Place::aside && lease.facts.wants; }
   Board board() const;
   std::vector<Lease*> queue(Time now);
-  // Leases that make room for `waiter` now, if they all go aside. Empty: there are none.
+  // Leases that make room for `waiter` now, if they all go aside, or those of them that have to be tried
+  // first. Empty: there are none.
   std::vector<Lease*> victims(const Lease& waiter, const Board& board, Time now);
   // Would it get room when the turns of others have ended?
   bool hopeful(const Lease& waiter, const Board& board, Time now) const;
   bool fits(const Lease& waiter, const Board& board, const std::vector<Lease*>& without, Time now) const;
-  bool quiet(const Lease& lease, Time now) const;
+  bool idle(const Lease& lease, Time now) const;
+  bool quiet(const Lease& lease, Time now) const { return !lease.works && idle(lease, now); }
   bool turnIsOver(const Lease& lease, const Lease& waiter, Time now) const;
   uint64_t freed(const Lease& lease, size_t device, Time now) const;
   Time transfer(const Lease& lease) const { return lease.in + lease.out; }

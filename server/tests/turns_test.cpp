@@ -249,6 +249,42 @@ TEST_CASE("one that seemed quiet and could not be put aside has its turn; the pa
                              "1 stays at 40500", "1 stays at 70500", "1 stays at 100500"});
 }
 
+TEST_CASE("one of high priority that could not be put aside once yields when it does nothing any more") {
+  World world;
+  world.add(1, Place::resident, 60, false, 0, 2);
+  world.add(2, Place::aside, 60);
+  world.failures[World::id(1)] = "a kernel runs";
+  world.run(Time(600));
+  CHECK(world.takeMoves() == Moves{"1 stays at 500"});
+  world.failures.clear();
+  world.run(Time(9'000));
+  CHECK(world.moves.empty());
+  world.run(Time(2'000));
+  CHECK(world.moves == Moves{"1 aside at 10500", "2 back at 10500"});
+}
+
+TEST_CASE("beside one that could not be put aside nobody goes in vain") {
+  World world;
+  world.add(1, Place::resident, 50);
+  world.add(2, Place::resident, 50);
+  world.run(Time(20'000));
+  world.add(3, Place::aside, 90);
+  world.failures[World::id(1)] = "a kernel runs";
+  world.run(Time(30'000));
+  REQUIRE(world.moves.size() >= 6);
+  CHECK(std::count(world.moves.begin(), world.moves.end(), "2 aside at 20000") == 1);
+  CHECK(std::none_of(world.moves.begin() + 3, world.moves.end(),
+                     [](const std::string& move) { return move[0] == '2'; }));
+  world.failures.clear();
+  world.takeMoves();
+  world.run(Time(31'000));
+  REQUIRE(world.moves.size() >= 3);
+  world.moves.resize(3);
+  CHECK(world.moves[0].starts_with("1 aside"));
+  CHECK(world.moves[1].starts_with("2 aside"));
+  CHECK(world.moves[2].starts_with("3 back"));
+}
+
 TEST_CASE("a quiet lease has a short time to finish what runs, one whose turn is over a long one") {
   for (const bool over : {false, true}) {
     World world;
