@@ -62,6 +62,8 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   // Refuses every new session from now on.
   void stop() { stopped_ = true; }
   size_t underWay() const { return underWay_; }
+  // A session of the lease waits for a worker, or is about to have it.
+  bool opening(const Id& lease) const { return proven_.contains(lease); }
 
  private:
   struct Attempt;

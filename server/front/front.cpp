@@ -224,6 +224,9 @@ void Front::startTurns() {
                     amounts.c_str(), remedy.c_str());
   TurnTaker::Settings settings;
   settings.turns.turn = options_.turnTime;
+  settings.opening = [this](const Id& lease) {
+    return admission_.get() != nullptr && admission_->opening(lease);
+  };
   turns_ = kj::heap<TurnTaker>(timer_, *leases_, *sessions_, *suspension_, std::move(settings));
 }
 

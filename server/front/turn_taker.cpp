@@ -99,7 +99,8 @@ Turns::Facts TurnTaker::facts(const Grant& lease) const {
 }
 
 bool TurnTaker::wants(const Grant& lease) const {
-  return wantedUntil_.contains(lease.id) || sessions_.active(lease.id, lease.suspended.has_value());
+  return wantedUntil_.contains(lease.id) || settings_.opening(lease.id) ||
+         sessions_.active(lease.id, lease.suspended.has_value());
 }
 
 void TurnTaker::carryOut(const Turns::Move& move) {

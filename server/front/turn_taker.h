@@ -29,6 +29,8 @@ class TurnTaker final : private kj::TaskSet::ErrorHandler {
     Turns::Settings turns;  // without the memory
     kj::Duration tick = 100 * kj::MILLISECONDS, closest = 20 * kj::MILLISECONDS;
     kj::Duration patience = 2 * kj::SECONDS;  // holders ask every half second
+    // A session of the lease is about to begin: it wants its devices.
+    std::function<bool(const Id& lease)> opening = [](const Id&) { return false; };
   };
 
   // Takes over SessionTable::onActivity and LeaseTable::onWaitedFor.

@@ -199,8 +199,7 @@ std::vector<Turns::Move> Turns::decide(Time now) {
     }
     const auto leaving = victims(*waiter, board, now);
     for (Lease* victim : leaving) {
-      const bool over =
-          victim->facts.priority <= waiter->facts.priority && turnIsOver(*victim, *waiter, now);
+      const bool over = victim->facts.priority <= waiter->facts.priority && turnIsOver(*victim, *waiter, now);
       moves.push_back({victim->id, false, over ? settings_.drain : settings_.quietDrain});
       victim->ordered = true;
       mark(board.moving, victim->facts.parts);

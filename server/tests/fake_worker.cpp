@@ -45,6 +45,7 @@ int fakedStart(WorkerProcess& process) {
   if (text == nullptr) return 0;
   if (std::strcmp(text, "crash") == 0) std::abort();
   if (std::strcmp(text, "mute") == 0) hang();
+  if (std::strcmp(text, "slow") == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1'500));
   if (std::strcmp(text, "fail") == 0 || (text[0] == '/' && access(text, F_OK) != 0)) {
     process.reportFailed("told to fail");
     return 1;

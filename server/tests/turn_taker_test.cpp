@@ -47,8 +47,9 @@ struct Bench {
   TurnTaker turns;
   Admission admission;
 
-  explicit Bench(Turns::Time turn = Turns::Time(300), kj::Duration bound = 60 * kj::SECONDS)
-      : pool(io.unixEventPort, timer, workers()),
+  explicit Bench(Turns::Time turn = Turns::Time(300), kj::Duration bound = 60 * kj::SECONDS,
+                 uint32_t warm = 1)
+      : pool(io.unixEventPort, timer, workers(warm)),
         copier(io.unixEventPort, timer, {FAKE_WORKER, FAKE_DRIVER, 30 * kGiB}),
         suspension(timer, leases, sessions, settings(bound)),
         turns(timer, leases, sessions, suspension, turnSettings(turn)),
@@ -59,11 +60,11 @@ struct Bench {
     pool.stop().wait(io.waitScope);
     copier.stop().wait(io.waitScope);
   }
-  static WorkerPool::Settings workers() {
+  static WorkerPool::Settings workers(uint32_t warm) {
     WorkerPool::Settings workers;
     workers.executable = FAKE_WORKER;
     workers.arguments = {"--driver", FAKE_DRIVER};
-    workers.warm = 1;
+    workers.warm = warm;
     workers.rowsHash = kRows;
     return workers;
   }
@@ -73,7 +74,7 @@ struct Bench {
     settings.bound = bound;
     return settings;
   }
-  static TurnTaker::Settings turnSettings(Turns::Time turn) {
+  TurnTaker::Settings turnSettings(Turns::Time turn) {
     TurnTaker::Settings settings;
     settings.turns.turn = turn;
     settings.turns.quiet = Turns::Time(100);
@@ -83,6 +84,7 @@ struct Bench {
     settings.tick = 10 * kj::MILLISECONDS;
     settings.closest = 1 * kj::MILLISECONDS;
     settings.patience = 500 * kj::MILLISECONDS;
+    settings.opening = [this](const Id& lease) { return admission.opening(lease); };
     return settings;
   }
   Admission::Settings admissionSettings() {
@@ -109,7 +111,8 @@ struct Bench {
     leases.remove(lease(number));
   }
   // As a holder does it: until the lease is there.
-  Opening open(uint64_t number) {
+  // late: it was told to wait by somebody who had let it in before.
+  Opening open(uint64_t number, bool* late = nullptr) {
     static uint64_t session = 1;
     const size_t before = sessions.living(lease(number));
     for (int attempt = 0; attempt < 200; ++attempt) {
@@ -118,7 +121,9 @@ struct Bench {
       one.session = {2, session++};
       auto [client, server] = connection(*io.lowLevelProvider);
       admission.admit(kj::mv(server), "uid 1");
+      const kj::TimePoint began = timer.now();
       one.run(kj::mv(client)).wait(io.waitScope);
+      if (late != nullptr && !one.error.empty() && timer.now() - began > 500 * kj::MILLISECONDS) *late = true;
       if (one.error.empty()) {
         until([&] { return sessions.living(lease(number)) > before; });
         return one;
@@ -256,6 +261,18 @@ TEST_CASE("a lease whose holder asks for a session is not put aside again before
   CHECK(bench.sessions.living(Bench::lease(2)) == 1);
   Opening three = bench.open(1);
   CHECK(bench.sessions.living(Bench::lease(1)) == 2);
+}
+
+TEST_CASE("a lease whose session waits for a worker to start is not put aside before it has begun") {
+  Environment slow("GPUPOOL_FAKE_WORKER", "slow");
+  Bench bench(Turns::Time(2'500), 60 * kj::SECONDS, 0);
+  bench.grant(1);
+  Opening one = bench.open(1);
+  bench.grant(2);
+  bool refused = false;
+  Opening two = bench.open(2, &refused);
+  CHECK(bench.told(2).turns == 1);
+  CHECK_FALSE(refused);
 }
 
 TEST_CASE("a lease that ends while it is aside leaves nothing") {
