@@ -32,6 +32,8 @@ class FrameGate {
   // Until it is opened or cut, for `time` at most.
   void awaitOpen(std::chrono::milliseconds time) {
     std::unique_lock lock(mutex_);
+    // It may have been opened since: nobody would take back that a frame waits.
+    if (!closed_.load(std::memory_order_acquire)) return;
     wanted_ = true;
     changed_.notify_all();
     changed_.wait_for(lock, time, [this] { return cut_ || !closed_.load(std::memory_order_acquire); });

@@ -76,6 +76,16 @@ TEST_CASE("while the gate is closed, a program waits as soon as it sends a frame
   CHECK(watched.next() == Activity::quiet);
 }
 
+TEST_CASE("a frame that comes to the gate just as it opens does not wait for ever") {
+  FrameGate gate;
+  gate.close();
+  CHECK_FALSE(gate.enter());
+  gate.open();
+  gate.awaitOpen(std::chrono::milliseconds(1));
+  CHECK_FALSE(gate.awaitWanted(std::chrono::milliseconds(0)));
+  CHECK(gate.enter());
+}
+
 TEST_CASE("the watch ends with the session, also while a frame waits") {
   Client client;
   client.open();
