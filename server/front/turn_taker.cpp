@@ -8,6 +8,8 @@
 namespace gpupool::server {
 namespace {
 
+constexpr size_t kMostNote = 200;  // a worker may say more, and each beat repeats it
+
 Turns::Settings withMemory(Turns::Settings settings, const std::vector<Device>& devices) {
   settings.memory.clear();
   for (const Device& device : devices) settings.memory.push_back(device.memoryBytes);
@@ -112,7 +114,8 @@ void TurnTaker::carryOut(const Turns::Move& move) {
                               });
   tasks_.add(task.then([this, move, began](kj::Duration waited) { done(move, began, waited); },
                        [this, move](kj::Exception&& exception) {
-                         turns_.failed(move.lease, exception.getDescription().cStr(), now());
+                         const std::string why = exception.getDescription().cStr();
+                         turns_.failed(move.lease, why.substr(0, kMostNote), now());
                          plan(timer_.now());
                        }));
 }
