@@ -12,6 +12,7 @@ BEGAN = re.compile(rb"session (\w+): began, worker (\d+), client (\d+)")
 # What the workers of a pool that is disturbed say (server/worker/suspender.cpp), in the server's log.
 CYCLES = re.compile(rb"\bresumed: \d+ bytes")
 REFUSED = re.compile(rb"not (?:suspended|resumed): (.*)")
+TURN_TIME = "100ms"  # the shortest that there is
 SUSPEND_AHEAD = 32 << 20  # the copier's from its start, so that it is there whenever the server is
 
 
@@ -20,8 +21,9 @@ class Broken(Exception):
 
 
 class Pool:
-    def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0):
-        """disturb: the seed by which its sessions are suspended and resumed; None: they are not. lease: bytes of one."""
+    def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0, turns=False):
+        """disturb: the seed by which its sessions are suspended and resumed; None: they are not. lease: bytes of one.
+        turns: two of them take turns, for there is no room for both."""
         self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.state = os.path.join(folder, "state")
@@ -39,33 +41,35 @@ class Pool:
             self.environment.update(GPUPOOL_DISTURB=f"suspend:{disturb}",
                                     GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * lease + SUSPEND_AHEAD),
                                     GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
+        self.turns = turns
+        if turns:  # three may be leased: the program's, its partner's and the bystander's
+            memory = lease * 7 // 4
+            self.environment.update(GPUPOOL_SOFT_MEMORY=str(memory), GPUPOOL_SERVER_OVERCOMMIT="2.0",
+                                    GPUPOOL_SERVER_TURN_TIME=TURN_TIME, GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * memory),
+                                    GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
         self.log_at = 0
         self.workers = {}  # of sessions: client pid -> worker pid and when it started, the latest
         self.base = None
 
     # --- up and down ---
 
-    def up(self, program):
-        """program: run until a session of it was suspended, where sessions are."""
+    def up(self, use):
+        """use: called when the pool is there and sessions move in it: what is kept once one has moved is there before the
+        picture is taken."""
         software = [] if self.real else ["--software", "1"]
         unused = self.gpu_memory()
         status, output, errors = self.tool("up", "--detach", "--name", "node", *software, bound=90)
         if status != 0:
             raise Broken(f"gpupool up: {status}: {output}{errors}")
         self.await_rest(30)
-        if self.disturb is not None:
-            self.use_copier(program)
+        if self.disturb is not None or self.turns:
+            use()
+            if self.suspensions()[0] == 0 or not self.copier():
+                raise Broken("no session was suspended and resumed")
+            self.await_rest(30)
         self.base = self.picture()
         if self.real:  # one waiting worker's context
             self.base["context"] = self.base["memory"] - unused
-
-    def use_copier(self, program):
-        """What it keeps once it has been used is there before the picture is taken."""
-        status, output, errors = self.tool("run", "--memory", "256MiB", "--", *program, bound=120)
-        if status != 0:
-            raise Broken(f"{' '.join(program)}: {status}: {output}{errors}")
-        if self.suspensions()[0] == 0 or not self.copier():
-            raise Broken("no session was suspended")
 
     def suspensions(self):
         """How many in the server's log, and why some were not: {reason: how often}."""
@@ -269,6 +273,20 @@ class Pool:
         if files := self.files() - base["files"]:
             found.append("files: " + " ".join(sorted(files)))
         return found + self.left_in_servers(roles)
+
+    def left_beside(self, partner):
+        """The same, while a partner of whoever ran goes on: whatever is not the partner's."""
+        workers = partner.workers()
+        idle, server = self.idle_workers() + self.copiers(), self.roles().get("server", 0)
+        self.reaper.sweep()
+        found = [f"worker {child}" for child in processes.children(server) if child not in idle + workers]
+        try:
+            if len(leases := self.listed("leases")) > 1:
+                found.append("leases beside the partner's: " + ", ".join(
+                    f"{lease['holder']} {lease.get('turn')}" for lease in leases))
+        except Broken as error:
+            found.append(str(error))
+        return found
 
     def left_in_servers(self, roles):
         found, base = [], self.base

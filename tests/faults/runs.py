@@ -7,6 +7,7 @@ import time
 
 import pace
 import processes
+from partner import RIGHT, Partner, results
 
 # Programs, how often each is chosen, arguments, and whether it waits to be killed once it holds memory.
 PROGRAMS = {
@@ -22,6 +23,7 @@ PROGRAMS = {
     "device_printf": (1, [], False),
     "hold_memory": (2, ["--mib", "64"], False),
 }
+TURNING_PROGRAMS = {"steady_work": (14, ["--mib", "1", "--rounds", "250", "--pause", "8"], False)}  # several turns long
 ENDLESS = ("hold_memory", ["--hold", "--mib", "64"])
 
 # kind: (signal, who). "run" is `gpupool run`, or the program itself where it started without.
@@ -40,7 +42,7 @@ KINDS = {
     "pause-server": (signal.SIGSTOP, ("server",)),
     "pause-manager": (signal.SIGSTOP, ("manager",)),
 }
-# Only in a pool whose sessions are suspended.
+# Only in a pool whose sessions are suspended, or whose leases take turns.
 SUSPENDED_KINDS = {
     "kill-copier": (signal.SIGKILL, ("copier",)),
     "pause-copier": (signal.SIGSTOP, ("copier",)),
@@ -87,7 +89,8 @@ class Plan:
         # Connecting takes a small part of a life: a third of the runs are struck there.
         self.early = dice.choice(("holder", "client", "worker")) if dice.random() < 0.35 else ""
         self.early_delay = dice.random() ** 2 * 0.06
-        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15 and not options.suspend:
+        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15 and not options.suspend \
+                and not options.turns:
             (self.program, self.arguments), self.endless, self.early = ENDLESS, True, ""
         long = dice.random() < 0.2
         self.pause = options.stall + 0.3 + dice.random() * 1.2 if long else 0.02 + dice.random() * 0.6
@@ -98,13 +101,15 @@ class Plan:
         self.orders = None
         if options.suspend and dice.random() < 0.4:
             self.orders = [f"{dice.random() ** 2 * 0.4:.3f}", f"{dice.random() ** 2 * 0.4:.3f}"]
+        self.partner = dice.choice(options.transports) if options.turns else None  # its transport
 
     def __str__(self):
         moment = f"{self.early_delay * 1000:.0f} ms after its {self.early} appeared" if self.early else f"at {self.at:.2f} of its life"
         return (f"{self.kind} of {self.program}{' ' + ' '.join(self.arguments) if self.arguments else ''} over {self.transport}, "
                 f"{'with' if self.wrapped else 'without'} gpupool run, {moment}"
                 + (f", paused for {self.pause:.2f} s" if self.signal == signal.SIGSTOP else "")
-                + (f", suspended after {self.orders[0]} s for {self.orders[1]} s" if self.orders else ""))
+                + (f", suspended after {self.orders[0]} s for {self.orders[1]} s" if self.orders else "")
+                + (f", its partner over {self.partner}" if self.partner else ""))
 
 
 class Outcome:
@@ -112,6 +117,7 @@ class Outcome:
         self.plan, self.hit, self.verdict, self.notes, self.left = plan, False, "", [], []
         self.end_ms = self.clean_ms = 0.0
         self.status, self.error = None, ""
+        self.turns, self.partner = 0, ""  # what the partner came to: right or error
 
 
 class Run:
@@ -262,6 +268,8 @@ class Run:
     def execute(self):
         outcome, plan = self.outcome, self.plan
         self.pool.forget_sessions()
+        turned = self.pool.suspensions()[0] if self.options.turns else 0
+        self.partner = self.start_partner() if self.options.turns else None
         self.started = self.start(plan, "run-files")
         beside = self.start(BYSTANDER, "beside") if plan.bystander else None
         orders = self.start_orders() if plan.orders else None
@@ -276,12 +284,55 @@ class Run:
             if orders:
                 self.end_orders(orders)
                 orders = None
+            if self.partner:
+                self.end_partner()
             self.await_clean()
+            if self.options.turns:
+                outcome.turns = self.pool.suspensions()[0] - turned
         finally:
             self.end_all()
+            if self.partner:
+                self.partner.kill()
             if orders:
                 self.end_orders(orders)
         return outcome
+
+    def start_partner(self):
+        partner = Partner(self.pool, self.options, self.plan.partner)
+        if why := partner.await_work():
+            self.outcome.notes.append(why)
+        return partner
+
+    def end_partner(self):
+        """It goes on until nothing is left of the program, and ends then, with whatever the death allows it."""
+        began = time.monotonic()
+        while not self.partner.gone():
+            self.look_for_orphans()
+            if not (left := self.own_left() + self.pool.left_beside(self.partner)):
+                break
+            if pace.seconds(began) > self.bound + self.away():
+                self.outcome.left += left
+                break
+            time.sleep(0.02)
+        status, output, errors = self.partner.end()
+        self.partner = None
+        right, rest = results(output)
+        said = f"PARTNER: status {status}, {right} right, then {rest[-300:]!r}, errors {errors[-500:]!r}"
+        if status == 0 and right and not rest:
+            self.outcome.partner = "right"
+        elif self.concerns_partner(errors) and is_clear_error(status, rest, errors, RIGHT):
+            self.outcome.partner = "error"
+        else:
+            self.outcome.notes.append(said)
+
+    def concerns_partner(self, errors):
+        """The death may end it."""
+        victims = set(self.plan.victims) if self.outcome.hit and self.plan.signal == signal.SIGKILL else set()
+        return "server" in victims or ("copier" in victims and "copier" in errors)
+
+    def away(self):
+        """Seconds until a killed server or manager must be there again."""
+        return 10 if self.outcome.hit and {"server", "manager"} & set(self.plan.victims) else 0
 
     def start_orders(self):
         folder = os.path.join(self.pool.folder, "orders")
@@ -406,8 +457,8 @@ class Run:
     def await_clean(self):
         began = time.monotonic()
         # A killed server or manager must first be there again.
-        if self.outcome.hit and {"server", "manager"} & set(self.plan.victims):
-            self.pool.await_rest(10)
+        if self.away():
+            self.pool.await_rest(self.away())
             began = time.monotonic()
         while True:
             self.look_for_orphans()
@@ -426,7 +477,7 @@ class Run:
         self.reaper.sweep()
         for pid in processes.children(os.getpid()):
             if processes.executable(pid) == "gpupool" and pid not in self.known.values() and not self.is_order(pid) \
-                    and pid != self.pool.roles().get("supervisor"):
+                    and pid not in (self.pool.roles().get("supervisor"), self.partner and self.partner.pid):
                 self.learn(f"orphan {pid}", pid)
 
     @staticmethod
