@@ -264,6 +264,7 @@ struct SessionChallenge {
   protocol @2 :UInt32;
   rowsHash @3 :UInt64;
   error @4 :Text;             # not empty: refused (unknown lease, version or rows mismatch naming both), socket closes
+  unknownLease @5 :Bool;      # refused: the lease is over, or was granted before this server was started again
 }
 struct SessionProof { proof @0 :Data; }
 struct SessionAnswer {

@@ -83,6 +83,9 @@ class Handshake {
     const std::string error = pool::text(challenge.getError());
     const bool mismatch =
         challenge.getProtocol() != schema::poolProtocol() || challenge.getRowsHash() != wish_.rowsHash;
+    if (!error.empty() && !mismatch && challenge.getUnknownLease())
+      fail(Status::leaseEnded, "the lease has ended: server " + lease_.server.name +
+                                   " does not know it any more; start the program again");
     if (!error.empty())
       fail(mismatch ? Status::mismatch : Status::refused, "server " + lease_.server.name + ": " + error);
     const std::string serverNonce = pool::bytes(challenge.getServerNonce());

@@ -6,6 +6,7 @@
 
 #include "pool-manager/convert.h"
 #include "schema/handshake.h"
+#include "schema/protocol.h"
 
 namespace gpupool::test {
 namespace {
@@ -175,7 +176,12 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         auto out = exchange.challenge.initRoot<schema::SessionChallenge>();
         const auto lease = leases.find(pool::read(hello.getLease()));
         if (hello.getRowsHash() != rowsHash) out.setError("rows differ");
-        if (lease == leases.end()) out.setError("unknown lease");
+        if (lease == leases.end()) {
+          out.setError("unknown lease");
+          out.setUnknownLease(true);
+          out.setProtocol(schema::poolProtocol());
+          out.setRowsHash(rowsHash);
+        }
         exchange.key = lease == leases.end() || forgeProof ? std::string(32, 'x') : lease->second.key;
         exchange.clientNonce = pool::bytes(hello.getClientNonce());
         exchange.facts = {pool::read(hello.getSession()), hello.getEpoch(), view(exchange.clientNonce),

@@ -320,6 +320,18 @@ TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is ope
   CHECK(contains(opened.reply.text, "its server a was restarted"));
 }
 
+TEST_CASE_METHOD(Fixture,
+                 "a lease that its server does not know any more has ended, before the manager says so") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  server->leases.clear();  // started again, and its sessions' door is open before it has joined
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::leaseEnded);
+  CHECK(contains(opened.reply.text, "server a does not know it any more; start the program again"));
+  CHECK(opened.session.get() < 0);
+}
+
 TEST_CASE_METHOD(Fixture, "an application hears that its lease is waited for, and then gets it") {
   startAll();
   settings.waitingInterval = 20 * kj::MILLISECONDS;

@@ -189,7 +189,7 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
   const std::string why = judge(hello);
   if (!why.empty()) {
     attempt.hostile = true;
-    return refuseChallenge(attempt, why);
+    return refuseChallenge(attempt, why, leases_.admissible(schema::read(hello.getLease())) == nullptr);
   }
   attempt.facts = {schema::read(hello.getSession()),
                    schema::read(hello.getLease()),
@@ -307,13 +307,14 @@ kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
       .then([this, &attempt](kj::Own<WorkerChild> worker) { return launch(attempt, kj::mv(worker)); });
 }
 
-kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why) {
+kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why, bool unknownLease) {
   GPUPOOL_INFO("session from %s refused: %s", attempt.peer.c_str(), why.c_str());
   capnp::MallocMessageBuilder message;
   auto challenge = message.initRoot<schema::SessionChallenge>();
   challenge.setProtocol(settings_.protocol);
   challenge.setRowsHash(settings_.rowsHash);
   challenge.setError(why);
+  challenge.setUnknownLease(unknownLease);
   return send(attempt, message);
 }
 

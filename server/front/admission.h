@@ -80,7 +80,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> replaceWorker(Attempt& attempt);
-  kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why);
+  kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why, bool unknownLease = false);
   kj::Promise<void> answer(Attempt& attempt, const std::string& error, bool suspended = false);
   kj::Promise<void> answerPaused(Attempt& attempt, const Grant& grant);
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);

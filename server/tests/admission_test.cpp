@@ -130,12 +130,15 @@ TEST_CASE("unknown, closing and crowded leases are refused") {
   Opening unknown;
   unknown.lease = {7, 7};
   CHECK(contains(bench.open(unknown), "is not known on server node1"));
+  CHECK(unknown.unknownLease);
   Opening first, second;
   REQUIRE(bench.open(first).empty());
   second.session = {2, 3};
   CHECK(contains(bench.open(second), "has 1 sessions already"));
+  CHECK_FALSE(second.unknownLease);
   bench.leases.close({1, 1});
   CHECK(contains(bench.open(second), "is not known"));
+  CHECK(second.unknownLease);
 }
 
 TEST_CASE("a session is opened once an epoch") {

@@ -99,6 +99,7 @@ struct Opening {
   std::string command = "test";
 
   std::string error;          // what the server said; empty: the session is open
+  bool unknownLease = false;  // it said so
   bool serverProved = false;  // its proof was right
   bool suspended = false;     // refused for now, because the lease is suspended
   kj::Own<kj::AsyncIoStream> stream;
@@ -125,6 +126,7 @@ struct Opening {
 
   kj::Promise<void> prove(schema::SessionChallenge::Reader challenge) {
     error = challenge.getError().cStr();
+    unknownLease = challenge.getUnknownLease();
     if (!error.empty()) return kj::READY_NOW;
     const auto serverNonce = challenge.getServerNonce();
     const schema::HandshakeFacts facts{
