@@ -35,11 +35,12 @@ up
 devices=$(gpupool devices)
 
 case_of "two programs that do not fit beside one another"
-work one 1200MiB --mib 4 --rounds 400 --pause 10
-work two 1200MiB --mib 4 --rounds 400 --pause 10
+work one 1200MiB --mib 4 --until "$folder/end" --pause 10
+work two 1200MiB --mib 4 --until "$folder/end" --pause 10
 check "both have their turns: $(gpupool leases)" until_true has_turned 4
 check "one is there at a time: $(gpupool leases)" until_true holds resident 1
 check "devices say how much is leased: $devices" has "$devices" LEASED
+touch "$folder/end"
 ends_well one
 ends_well two
 check "no lease is left" until_true no_lease
@@ -75,11 +76,12 @@ until_true holds resident 1
 lease=$(lease_ids)
 run gpupool suspend "$lease"
 check "suspend: $status $err" test "$status" -eq 0
-work two 1200MiB --mib 4 --rounds 300 --pause 10
+work two 1200MiB --mib 4 --until "$folder/two.end" --pause 10
 until_true holds resident 1 || fail "the other one does not run: $(cat "$folder/two.err")"
 check "the first one is suspended: $(gpupool leases)" has "$(gpupool leases)" suspended
 run gpupool resume "$lease"
 check "resume, although there is no room: $status $err" test "$status" -eq 0
+touch "$folder/two.end"
 ends_well two
 check "it has its turn: $(gpupool leases)" until_true holds resident 1
 kill -KILL "$(pgrep -P "${pid[one]}" steady_work)"

@@ -2,10 +2,14 @@
 // turns: its result shows each byte that came back wrong, and each round that was lost or came twice.
 //   --mib N       so much device memory (default 8)
 //   --rounds N    rounds of one kernel for each GiB, each round awaited (default 20)
+//   --until FILE  as many rounds as it takes until the file exists
 //   --pause MS    between two rounds
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
+#include <unistd.h>
+
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "check.h"
@@ -33,7 +37,11 @@ __global__ void compare(const unsigned* words, size_t count, unsigned factor, un
 
 int main(int argc, char** argv) {
   using Clock = std::chrono::steady_clock;
-  const int rounds = check::option(argc, argv, "--rounds", 20), pause = check::option(argc, argv, "--pause", 0);
+  const char* until = nullptr;
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::strcmp(argv[i], "--until") == 0) until = argv[i + 1];
+  const int rounds = check::option(argc, argv, "--rounds", 20),
+            pause = check::option(argc, argv, "--pause", 0);
   std::vector<std::pair<unsigned*, size_t>> pieces;
   for (size_t left = size_t(check::option(argc, argv, "--mib", 8)) << 20; left != 0;) {
     const size_t bytes = left < kPiece ? left : kPiece;
@@ -53,7 +61,7 @@ int main(int argc, char** argv) {
 
   const auto began = Clock::now();
   unsigned factor = 1, step = 0;
-  for (int round = 0; round < rounds; ++round) {
+  for (int round = 0; until != nullptr ? access(until, F_OK) != 0 : round < rounds; ++round) {
     for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
     CUDA(cudaDeviceSynchronize());
     factor *= kFactor;
