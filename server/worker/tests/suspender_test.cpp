@@ -38,9 +38,9 @@ class Copier {
   int connect() {
     int ends[2];
     REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    mine_.push_back(dup(ends[0]));  // before the thread, which closes the other one
     threads_.emplace_back(
         [this, mine = ends[0]] { CopierConnection(Descriptor(mine), devices_, store_, verify_).serve(); });
-    mine_.push_back(dup(ends[0]));
     return ends[1];
   }
   // As its process's death ends its connections.
