@@ -201,17 +201,14 @@ size_t fitting(const Wish& wish, const ServerUse& server) {
 uint64_t reservedBytes(const LeasedDevice& device) {
   const uint64_t whole = device.info.memoryBytes;
   if (device.memoryBytes >= whole || device.info.software) return std::min(whole, device.memoryBytes);
-  return std::min(whole, device.memoryBytes + kOverheadBytes);
+  return std::min(whole, device.memoryBytes + schema::kLeaseOverheadBytes);
 }
 
 uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept) {
-  const uint64_t reserved = reservedBytes(device), overhead = device.info.software ? 0 : kOverheadBytes;
+  const uint64_t reserved = reservedBytes(device),
+                 overhead = device.info.software ? 0 : schema::kLeaseOverheadBytes;
   if (kept >= reserved) return reserved;  // before the sum: it comes from a server
   return std::min(reserved, kept + overhead);
-}
-
-uint64_t leasableBytes(uint64_t memoryBytes, uint32_t overcommitPercent) {
-  return memoryBytes / 100 * overcommitPercent + memoryBytes % 100 * overcommitPercent / 100;
 }
 
 void occupy(const Claim& claim, DeviceUse& device) {

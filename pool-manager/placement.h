@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pool-manager/model.h"
+#include "schema/lease_memory.h"
 
 namespace gpupool::pool {
 
@@ -59,15 +60,11 @@ struct Choice {
   bool never = false;   // not placed, and would not be if every device were free
 };
 
-// What a lease with a memory limit takes beyond it on a real GPU: context, code, local memory.
-inline constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
+using schema::leasableBytes;
 // What a lease takes from the device's free memory.
 uint64_t reservedBytes(const LeasedDevice& device);
 // What it takes while it is suspended and `kept` bytes stay there, besides its context and code.
 uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept);
-
-// So much of a device of that size may be leased.
-uint64_t leasableBytes(uint64_t memoryBytes, uint32_t overcommitPercent);
 
 // Takes what the lease has off what is free.
 void occupy(const Claim& claim, DeviceUse& device);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/process_name.h"
 #include "schema/convert.h"
+#include "schema/lease_memory.h"
 #include "server/host_room.h"
 #include "server/images/image_cache.h"
 
@@ -210,7 +211,7 @@ void Front::startTurns() {
   if (options_.overcommitPercent <= 100) return;
   uint64_t memory = 0;
   for (const Device& device : inventory_.devices) memory += device.memoryBytes;
-  const uint64_t leasable = memory * options_.overcommitPercent / 100;
+  const uint64_t leasable = schema::leasableBytes(memory, options_.overcommitPercent);
   const std::string amounts = "--overcommit " + options_.overcommit + " leases " +
                               options::formatSize(leasable) + " on GPUs with " + options::formatSize(memory) +
                               ", and --suspend-memory is " + options::formatSize(options_.suspendBytes);

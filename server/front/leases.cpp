@@ -1,17 +1,11 @@
 
 #include "server/front/leases.h"
 #include "schema/convert.h"
+#include "schema/lease_memory.h"
 
 #include <algorithm>
 
 namespace gpupool::server {
-namespace {
-
-// What a lease with a memory limit takes beyond it on a real GPU: as the manager counts it.
-constexpr uint64_t kOverheadBytes = uint64_t{1} << 30;
-
-}  // namespace
-
 LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs,
                        uint32_t overcommitPercent)
     : devices_(std::move(devices)),
@@ -115,7 +109,7 @@ std::optional<std::string> LeaseTable::crowds(const Id& id, const GrantedDevice&
       leased += takesTurns ? all : left;
       if (takesTurns) largest = std::max(largest, all - left);
     }
-  const uint64_t leasable = device.memoryBytes * overcommitPercent_ / 100;
+  const uint64_t leasable = schema::leasableBytes(device.memoryBytes, overcommitPercent_);
   const std::string name = "device " + std::to_string(device.ordinal);
   if (leased > leasable || whole(wanted) > leasable - leased)
     return name + " has " + std::to_string(leasable - std::min(leased, leasable)) + " of " +
@@ -128,7 +122,7 @@ std::optional<std::string> LeaseTable::crowds(const Id& id, const GrantedDevice&
 }
 
 uint64_t LeaseTable::overhead(size_t device) const {
-  return overcommitted() && !devices_[device].software ? kOverheadBytes : 0;
+  return overcommitted() && !devices_[device].software ? schema::kLeaseOverheadBytes : 0;
 }
 
 uint64_t LeaseTable::whole(const GrantedDevice& device) const {

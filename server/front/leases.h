@@ -13,7 +13,7 @@
 //
 // With overcommit, leases take turns (turns.h): one that is `aside` is suspended too, but by the server and
 // not by order. So much may be granted that each lease has room when all others are aside. What a lease takes
-// beside its memory is counted as the manager does (kOverheadBytes in placement.h). Pure bookkeeping, no I/O;
+// beside its memory is counted as the manager does (schema/lease_memory.h). Pure bookkeeping, no I/O;
 // one thread.
 
 #include <functional>
