@@ -1,4 +1,3 @@
-
 #include "server/front/leases.h"
 #include "schema/convert.h"
 #include "schema/lease_memory.h"
@@ -6,6 +5,7 @@
 #include <algorithm>
 
 namespace gpupool::server {
+
 LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs,
                        uint32_t overcommitPercent)
     : devices_(std::move(devices)),
