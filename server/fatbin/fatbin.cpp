@@ -97,19 +97,22 @@ bool expand(const Entry& entry, std::vector<std::byte>& plain, uint64_t most) {
   return ZSTD_isError(got) == 0 && got == header.plainBytes;
 }
 
-bool mayPrint(std::span<const std::byte> image, unsigned architecture) {
-  if (image.size() < sizeof(uint32_t) || at<uint32_t>(image) != kMagic) return callsPrintf(image);
+bool eachChosen(std::span<const std::byte> image, unsigned architecture,
+                const std::function<bool(std::span<const std::byte>)>& look) {
+  if (image.size() < sizeof(uint32_t) || at<uint32_t>(image) != kMagic) return look(image);
   std::vector<Entry> entries;
-  if (!readEntries(image, entries)) return true;
+  if (!readEntries(image, entries)) return false;
   std::vector<std::byte> plain;
   for (const Entry* entry : chosen(entries, architecture)) {
-    if ((entry->header.flags & (kLz4 | kZstd)) == 0) {
-      if (callsPrintf(entry->payload)) return true;
-    } else if (!expand(*entry, plain) || callsPrintf(plain)) {
-      return true;
-    }
+    const bool packed = (entry->header.flags & (kLz4 | kZstd)) != 0;
+    if (packed && !expand(*entry, plain)) return false;
+    if (!look(packed ? std::span<const std::byte>(plain) : entry->payload)) return false;
   }
-  return false;
+  return true;
+}
+
+bool mayPrint(std::span<const std::byte> image, unsigned architecture) {
+  return !eachChosen(image, architecture, [](std::span<const std::byte> code) { return !callsPrintf(code); });
 }
 
 }  // namespace gpupool::fatbin

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -60,6 +61,13 @@ bool fits(std::span<const std::byte> bytes);
 inline constexpr uint64_t kMostPlain = uint64_t{1} << 30;
 // The entry's code, unpacked. False: damaged, or larger than `most`.
 bool expand(const Entry& entry, std::vector<std::byte>& plain, uint64_t most = kMostPlain);
+
+// Shows `look` the code that the driver would choose of this image on a device of `architecture`, unpacked,
+// until it answers false. The image: a fatbin, machine code or PTX. There are several pieces where some are
+// alike to the container, and none if the driver will refuse the image. False: so answered `look`, or the
+// image cannot be read.
+bool eachChosen(std::span<const std::byte> image, unsigned architecture,
+                const std::function<bool(std::span<const std::byte>)>& look);
 
 // May kernels of this image print, on a device of this architecture? The image: a fatbin, machine code or
 // PTX. Looks at what the driver would choose of a fatbin; what cannot be read may print.

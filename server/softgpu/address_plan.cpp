@@ -15,7 +15,8 @@ constexpr AddressPlan kWide = {.heap = 0x1100'0000'0000,
                                .host = 0x1c00'0000'0000,
                                .reservations = 0x1d00'0000'0000,
                                .engine = 0x1e00'0000'0000,
-                               .engineEnd = 0x1f00'0000'0000};
+                               .engineEnd = 0x1f00'0000'0000,
+                               .functions = 0x1f00'0000'0000};
 // Within the lowest 512 GiB, all that ThreadSanitizer leaves beside the programs and libraries themselves.
 constexpr AddressPlan kNarrow = {.heap = 0x10'0000'0000,
                                  .heapStep = uint64_t{16} << 30,
@@ -25,7 +26,8 @@ constexpr AddressPlan kNarrow = {.heap = 0x10'0000'0000,
                                  .host = 0x38'0000'0000,
                                  .reservations = 0x50'0000'0000,
                                  .engine = 0x60'0000'0000,
-                                 .engineEnd = 0x7f'0000'0000};
+                                 .engineEnd = 0x7f'0000'0000,
+                                 .functions = 0x7f'0000'0000};
 
 bool granted(uint64_t address) {
   constexpr uint64_t kPage = 4096;

@@ -11,6 +11,7 @@ struct AddressPlan {
   uint64_t host;                                // pinned and managed memory
   uint64_t reservations;                        // address ranges reserved without a wish for a place
   uint64_t engine, engineEnd;                   // shared and local memory, parameters, the device heap
+  uint64_t functions;  // what pointers to functions point to; not for kernels to read
 };
 const AddressPlan& addressPlan();
 

@@ -36,3 +36,15 @@ add_executable(softgpu_share_test ${api_tests}/api_share.cpp)
 target_link_libraries(softgpu_share_test PRIVATE gpupool_flags cuda-soft cuda_headers)
 add_test(NAME softgpu_share_test COMMAND softgpu_share_test)
 set_tests_properties(softgpu_share_test PROPERTIES LABELS unit TIMEOUT 90)
+# The same calls in two processes.
+add_executable(softgpu_repeat_test ${api_tests}/api_repeat.cpp)
+target_link_libraries(softgpu_repeat_test PRIVATE gpupool_flags cuda-soft cuda_headers)
+add_test(NAME softgpu_repeat_test COMMAND softgpu_repeat_test)
+set_tests_properties(softgpu_repeat_test PROPERTIES LABELS unit TIMEOUT 90)
+# What is read of a code image is what the driver finds.
+if(TARGET code_images)
+  gpupool_test(softgpu_symbols_test unit ${api_tests}/api_symbols.cpp ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp
+    LIBS cuda-soft cuda_headers fatbin)
+  add_dependencies(softgpu_symbols_test code_images)
+  target_compile_definitions(softgpu_symbols_test PRIVATE CODE_IMAGES="${code_images}")
+endif()

@@ -1,9 +1,10 @@
-// Fatbins as a client sends them: their entries, unpacked, and whether their kernels may print.
+// Fatbins as a client sends them: their entries, unpacked, what their kernels may do, and their variables.
 //
 // Input: u8 architecture; the image.
 #include <vector>
 
 #include "server/fatbin/fatbin.h"
+#include "server/fatbin/symbols.h"
 #include "tests/fuzz/input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -14,6 +15,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // A copy of its own: what is read beyond it is seen.
   const std::vector<std::byte> image(all.begin(), all.end());
   fatbin::mayPrint(image, architecture);
+  fatbin::mayAllocate(image, architecture);
+  std::vector<fatbin::Symbol> symbols;
+  fatbin::readSymbols(image, architecture, symbols);
   std::vector<fatbin::Entry> entries;
   if (!fatbin::readEntries(image, entries)) return 0;
   std::vector<std::byte> plain;

@@ -5,6 +5,9 @@
 #include <mutex>
 #include <vector>
 
+#include "base/reserve.h"
+#include "server/softgpu/address_plan.h"
+
 namespace gpupool::softgpu::runtime {
 namespace {
 
@@ -17,8 +20,13 @@ struct Table {
   std::mutex mutex;
 
   Table() {
-    void* memory = mmap(nullptr, kSlots * sizeof(FunctionSlot), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr size_t kBytes = kSlots * sizeof(FunctionSlot);
+    const uint64_t planned = addressPlan().functions;
+    // Reserved first: elsewhere only if something else lies there.
+    void* hint = reserveAt(planned, kBytes) ? reinterpret_cast<void*>(planned) : nullptr;
+    void* memory =
+        mmap(hint, kBytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (hint != nullptr ? MAP_FIXED : 0), -1, 0);
     if (memory != MAP_FAILED) slots = static_cast<FunctionSlot*>(memory);
   }
 };

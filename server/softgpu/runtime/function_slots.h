@@ -1,6 +1,7 @@
 #pragma once
 // Values of function pointers. PTX code stores them anywhere and calls them from any kernel of the process,
-// so they are addresses of slots that never move: the slot holds the code.
+// so they are addresses of slots that never move: the slot holds the code. The same loads and unloads give
+// the same values in another process, for pointers lie in memory that is moved there.
 
 #include <cstdint>
 
