@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "client/graphs.h"
@@ -46,21 +47,46 @@ class Cut {
   size_t bytes_, chunk_;
 };
 
-CUresult postWrite(const StreamRef& ref, uint64_t to, Chunk& chunk) {
-  return postWithWord(ref, chunk.value, [&](uint64_t value) {
+using Inside = Transfers::Inside;
+Transfers& transfers() { return Session::get().transfers(); }
+
+// Neither waits for the device: they may be called inside Transfers::named, where `staged`, an address of the
+// worker's, stays what it is.
+CUresult sendWrite(const StreamRef& ref, uint64_t to, Chunk& chunk, uint64_t staged) {
+  return sendWithWord(ref, chunk.value, [&](uint64_t value) {
     return Session::get().post<"sessionWrite">(ref.context, ref.wire, CUdeviceptr{to + chunk.at},
-                                               CUdeviceptr{chunk.slot.address}, nullptr, chunk.bytes,
-                                               ref.stream->word, value);
+                                               CUdeviceptr{staged}, nullptr, chunk.bytes, ref.stream->word,
+                                               value);
   });
 }
 
-CUresult postRead(const StreamRef& ref, uint64_t from, Chunk& chunk, transport::Region region) {
-  return postWithWord(ref, chunk.value, [&](uint64_t value) {
-    return Session::get().post<"sessionRead">(ref.context, ref.wire, CUdeviceptr{chunk.slot.address},
+CUresult sendRead(const StreamRef& ref, uint64_t from, Chunk& chunk, uint64_t staged,
+                  transport::Region region) {
+  return sendWithWord(ref, chunk.value, [&](uint64_t value) {
+    return Session::get().post<"sessionRead">(ref.context, ref.wire, CUdeviceptr{staged},
                                               CUdeviceptr{from + chunk.at}, chunk.bytes, ref.stream->word,
                                               value, schema::RegionName{region.id, region.generation},
                                               uint64_t{chunk.at}, nullptr, nullptr);
   });
+}
+
+// From a slot, and into one.
+CUresult postWrite(const StreamRef& ref, uint64_t to, Chunk& chunk) {
+  CUresult status = CUDA_SUCCESS;
+  {
+    const Inside inside(transfers(), Transfers::named);
+    status = sendWrite(ref, to, chunk, staging().address(chunk.slot));
+  }
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
+}
+
+CUresult postRead(const StreamRef& ref, uint64_t from, Chunk& chunk) {
+  CUresult status = CUDA_SUCCESS;
+  {
+    const Inside inside(transfers(), Transfers::named);
+    status = sendRead(ref, from, chunk, staging().address(chunk.slot), {});
+  }
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
 }
 
 // The bytes are in a slot or in the frame when this returns.
@@ -68,15 +94,21 @@ CUresult uploadSmall(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   Staging::Slot slot;
   CUresult status = staging().acquire(bytes, slot);
   if (status != CUDA_SUCCESS) return status;
-  if (Session::get().mapsMemory()) {
-    std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
-    status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(slot.address),
-                                            bytes, ref.wire);
-  } else {
-    status =
-        postTo<"sessionWrite">(ref, ref.wire, CUdeviceptr{to}, CUdeviceptr{slot.address},
-                               reinterpret_cast<const unsigned char*>(from), bytes, uint64_t{0}, uint64_t{0});
+  const bool shared = Session::get().mapsMemory();
+  if (shared) std::memcpy(staging().mapped(slot), bytesAt(from), bytes);
+  bool due = false;
+  {
+    const Inside inside(transfers(), Transfers::named);
+    const uint64_t staged = staging().address(slot);
+    if (shared)
+      status = sendTo<"cuMemcpyHtoDAsync_v2">(ref, due, CUdeviceptr{to},
+                                              reinterpret_cast<const void*>(staged), bytes, ref.wire);
+    else
+      status = sendTo<"sessionWrite">(ref, due, ref.wire, CUdeviceptr{to}, CUdeviceptr{staged},
+                                      reinterpret_cast<const unsigned char*>(from), bytes, uint64_t{0},
+                                      uint64_t{0});
   }
+  if (due) status = keepCredit(ref);
   staging().releaseAfter(slot, ref, ref.stream->posted.load());
   return status;
 }
@@ -112,31 +144,66 @@ CUresult uploadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
   return status;
 }
 
+// Puts of one copy under way, inside Transfers::named as long as there are any.
+class Puts {
+ public:
+  // Between two chunks: waits for a slot and for credit, outside.
+  CUresult begin(const StreamRef& ref, Staging::Slot& slot) {
+    CUresult status = CUDA_SUCCESS;
+    if (!hasCredit(ref) && (status = pause()) == CUDA_SUCCESS) status = keepCredit(ref);
+    if (status == CUDA_SUCCESS && !staging().tryAcquire(Staging::kLarge, slot)) {
+      status = pause();
+      if (status == CUDA_SUCCESS) status = staging().acquire(Staging::kLarge, slot);
+    }
+    if (status == CUDA_SUCCESS && !inside_) inside_.emplace(transfers(), Transfers::named);
+    return status;
+  }
+  CUresult put(const Staging::Slot& slot, uint64_t from, size_t bytes) {
+    transport::Transfer transfer = 0;
+    CUresult status = staging().write(slot, bytesAt(from), bytes, transfer);
+    if (transfer != 0) open_.push_back(transfer);
+    return status;
+  }
+  CUresult finishOldest() {
+    if (open_.empty()) return CUDA_SUCCESS;
+    const transport::Transfer transfer = open_.front();
+    open_.pop_front();
+    return staging().finish(transfer);
+  }
+  size_t open() const { return open_.size(); }
+  // All have landed.
+  CUresult pause() {
+    CUresult status = CUDA_SUCCESS;
+    while (!open_.empty())
+      if (CUresult done = finishOldest(); status == CUDA_SUCCESS) status = done;
+    inside_.reset();
+    return status;
+  }
+
+ private:
+  std::deque<transport::Transfer> open_;
+  std::optional<Inside> inside_;
+};
+
 // A network: from the application's buffer straight into the slots. It may be changed only when they are
 // there.
 CUresult uploadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   const Cut cut(bytes);
-  std::deque<transport::Transfer> open;
+  Puts puts;
   CUresult status = CUDA_SUCCESS;
   for (size_t index = 0; index < cut.count() && status == CUDA_SUCCESS; ++index) {
     Chunk chunk;
     cut.place(index, chunk);
-    if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) break;
-    transport::Transfer transfer = 0;
-    status = staging().write(chunk.slot, bytesAt(from + chunk.at), chunk.bytes, transfer);
-    if (transfer != 0) open.push_back(transfer);
+    if (status = puts.begin(ref, chunk.slot); status != CUDA_SUCCESS) break;
+    status = puts.put(chunk.slot, from + chunk.at, chunk.bytes);
     chunk.value = ref.stream->posted.load();
-    if (status == CUDA_SUCCESS) status = postWrite(ref, to, chunk);
+    if (status == CUDA_SUCCESS) status = sendWrite(ref, to, chunk, staging().address(chunk.slot));
     staging().releaseAfter(chunk.slot, ref, chunk.value);
-    if (open.size() < kAhead || status != CUDA_SUCCESS) continue;
-    status = staging().finish(open.front());
-    open.pop_front();
+    if (status == CUDA_SUCCESS && puts.open() >= kAhead) status = puts.finishOldest();
   }
-  for (transport::Transfer transfer : open) {
-    CUresult done = staging().finish(transfer);
-    if (status == CUDA_SUCCESS) status = done;
-  }
-  return status;
+  const CUresult landed = puts.pause();
+  if (status == CUDA_SUCCESS) status = landed;
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
 }
 
 CUresult uploadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
@@ -162,7 +229,7 @@ CUresult downloadShared(const StreamRef& ref, uint64_t to, uint64_t from, size_t
         if (status = staging().acquire(chunk.bytes, chunk.slot); status != CUDA_SUCCESS) break;
       }
       chunk.value = ref.stream->posted.load();
-      status = postRead(ref, from, chunk, {});
+      status = postRead(ref, from, chunk);
       ++asked;
     }
     if (status != CUDA_SUCCESS) break;
@@ -198,14 +265,19 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
   auto* data = reinterpret_cast<unsigned char*>(to);
   uint64_t value = ref.stream->posted.load();
   schema::RegionName none;
-  status = postWithWord(ref, value, [&](uint64_t word) {
-    return session.ask<"sessionRead">(waiter, ref.context, ref.wire, CUdeviceptr{slot.address},
-                                      CUdeviceptr{from}, bytes, ref.stream->word, word, none, uint64_t{0},
-                                      data, &count);
-  });
+  uint64_t staged = 0;
+  {
+    const Inside inside(transfers(), Transfers::named);
+    staged = staging().address(slot);
+    status = sendWithWord(ref, value, [&](uint64_t word) {
+      return session.ask<"sessionRead">(waiter, ref.context, ref.wire, CUdeviceptr{staged}, CUdeviceptr{from},
+                                        bytes, ref.stream->word, word, none, uint64_t{0}, data, &count);
+    });
+  }
+  if (status == CUDA_SUCCESS) status = keepCredit(ref);
   if (waiter.seq != 0) {
     CUresult answer =
-        session.collect<"sessionRead">(waiter, ref.wire, CUdeviceptr{slot.address}, CUdeviceptr{from}, bytes,
+        session.collect<"sessionRead">(waiter, ref.wire, CUdeviceptr{staged}, CUdeviceptr{from}, bytes,
                                        ref.stream->word, value, none, uint64_t{0}, data, &count);
     if (status == CUDA_SUCCESS) status = answer;
     if (answer == CUDA_SUCCESS) session.words().set(ref.stream->word, value);
@@ -215,9 +287,12 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
   return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
-// A network: the worker puts the bytes into the application's memory, which it may reach for that long.
+// A network: the worker puts the bytes into the application's memory, which it may reach for that long. What
+// is lent is lent to one worker: a move waits until the copy is done, and with it for what is ahead in the
+// stream.
 CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   const Cut cut(bytes);
+  const Inside inside(transfers(), Transfers::named);
   transport::Lent lent(Session::get().connection(), bytesAt(to), bytes);
   CUresult status = lent.region().id != 0 ? CUDA_SUCCESS : Session::get().transferFailed();
   std::deque<uint64_t> open;
@@ -231,7 +306,8 @@ CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t
     }
     if (status = staging().acquire(Staging::kLarge, chunk.slot); status != CUDA_SUCCESS) break;
     chunk.value = ref.stream->posted.load();
-    status = postRead(ref, from, chunk, lent.region());
+    status = sendRead(ref, from, chunk, staging().address(chunk.slot), lent.region());
+    if (status == CUDA_SUCCESS) status = keepCredit(ref);
     staging().releaseAfter(chunk.slot, ref, chunk.value);
     open.push_back(chunk.value);
   }
@@ -246,14 +322,23 @@ CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t
 
 // Arena memory on a network goes piece by piece, so that the device takes one while the next one travels.
 CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
-  size_t piece = Session::get().mapsMemory() ? bytes : HostMemory::kTravel;
+  const bool shared = Session::get().mapsMemory();
+  size_t piece = shared ? bytes : HostMemory::kTravel;
   CUresult status = CUDA_SUCCESS;
   for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
     size_t n = std::min(piece, bytes - at);
-    status = hostMemory().upload(*ref.stream, bytesAt(from + at), n);
-    if (status == CUDA_SUCCESS)
-      status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to + at},
-                                              reinterpret_cast<const void*>(from + at), n, ref.wire);
+    bool due = false;
+    if (!shared) status = hostMemory().awaitUpload(bytesAt(from + at), n);
+    if (status != CUDA_SUCCESS) break;
+    {
+      std::optional<Inside> inside;
+      if (!shared) inside.emplace(transfers(), Transfers::named);
+      if (!shared) status = hostMemory().upload(*ref.stream, bytesAt(from + at), n);
+      if (status == CUDA_SUCCESS)
+        status = sendTo<"cuMemcpyHtoDAsync_v2">(ref, due, CUdeviceptr{to + at},
+                                                reinterpret_cast<const void*>(from + at), n, ref.wire);
+    }
+    if (due) status = keepCredit(ref);
   }
   return status;
 }
@@ -261,9 +346,9 @@ CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
 // One host, arena memory, and the caller waits: the copy and its word in one frame.
 CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, bool upload) {
   Chunk whole;
-  whole.slot.address = upload ? from : to;
   whole.bytes = bytes;
-  CUresult status = upload ? postWrite(ref, to, whole) : postRead(ref, from, whole, {});
+  CUresult status = upload ? sendWrite(ref, to, whole, from) : sendRead(ref, from, whole, to, {});
+  if (status == CUDA_SUCCESS) status = keepCredit(ref);
   return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
 }
 

@@ -125,6 +125,37 @@ CUresult resultOf(holder::Status status) {
   return CUDA_ERROR_UNKNOWN;
 }
 
+holder::OpenRequest requestOf(uint64_t rowsHash, const char* transport) {
+  holder::OpenRequest request;
+  request.rowsHash = rowsHash;
+  request.pid = getpid();
+  std::strncpy(request.transport, transport, sizeof request.transport - 1);
+  process::commandName(request.command, sizeof request.command);
+  return request;
+}
+
+void dropBootstrap(OpenedSession& opened) {
+  if (opened.bootstrap >= 0) close(opened.bootstrap);
+  opened.bootstrap = -1;
+}
+
+// A datagram within `bound`, or why not.
+bool awaitDatagram(int fd, std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
+                   std::string& text) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kHolderLook{50};
+  for (const auto end = Clock::now() + bound; Clock::now() < end;) {
+    if (cancelled()) {
+      text = "it was given up";
+      return false;
+    }
+    pollfd wait{fd, POLLIN, 0};
+    if (poll(&wait, 1, static_cast<int>(kHolderLook.count())) > 0) return true;
+  }
+  text = "the lease holder has not answered within " + std::to_string(bound.count()) + " ms";
+  return false;
+}
+
 }  // namespace
 
 CUresult acceptReply(OpenedSession& out, ssize_t bytes, std::string& text) {
@@ -177,12 +208,8 @@ CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   const char* path = std::getenv("GPUPOOL_HOLDER");
   out.holder = path != nullptr && *path != 0 ? connectTo(path, text) : startHolder(text);
   if (out.holder < 0) return CUDA_ERROR_NO_DEVICE;
-  holder::OpenRequest request;
-  request.rowsHash = rowsHash;
-  request.pid = getpid();
-  if (const char* transport = std::getenv("GPUPOOL_TRANSPORT"))
-    std::strncpy(request.transport, transport, sizeof request.transport - 1);
-  process::commandName(request.command, sizeof request.command);
+  const char* transport = std::getenv("GPUPOOL_TRANSPORT");
+  const holder::OpenRequest request = requestOf(rowsHash, transport != nullptr ? transport : "");
   // That nobody is there to take it is told by what follows: no reply.
   [[maybe_unused]] ssize_t sent = send(out.holder, &request, sizeof request, MSG_NOSIGNAL);
   CUresult result = receiveReply(out.holder, out, text, std::chrono::milliseconds(holder::kSilenceBoundMs));
@@ -197,6 +224,45 @@ CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
     close(out.holder);
     out.holder = out.bootstrap = -1;
   }
+  return result;
+}
+
+CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
+                       std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
+                       std::string& text) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + bound;
+  holder::OpenRequest request = requestOf(rowsHash, wish.transport.c_str());
+  request.sessionHigh = wish.sessionHigh;
+  request.sessionLow = wish.sessionLow;
+  request.epoch = wish.epoch;
+  if (fd < 0 || send(fd, &request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t{sizeof request}) {
+    text = "the lease holder is gone";
+    return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  }
+  ++owed;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    if (!awaitDatagram(fd, left, cancelled, text)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    const CUresult result = acceptReply(out, receiveDatagram(fd, out), text);
+    if (result != CUDA_SUCCESS) {
+      dropBootstrap(out);
+      return result;
+    }
+    if (out.reply.status == holder::Status::waiting) continue;
+    if (--owed == 0) break;
+    dropBootstrap(out);
+  }
+  const holder::OpenReply& reply = out.reply;
+  CUresult result = resultOf(reply.status);
+  if (result != CUDA_SUCCESS) {
+    text = reply.text[0] != 0 ? reply.text : "the lease holder gave no connection";
+  } else if (out.bootstrap < 0 || reply.epoch != wish.epoch || reply.sessionHigh != wish.sessionHigh ||
+             reply.sessionLow != wish.sessionLow || wish.transport != reply.transport) {
+    text = "the lease holder gave another session than the one asked for";
+    result = CUDA_ERROR_UNKNOWN;
+  }
+  if (result != CUDA_SUCCESS) dropBootstrap(out);
   return result;
 }
 

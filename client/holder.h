@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "schema/cuda.h"
@@ -28,5 +29,18 @@ CUresult receiveReply(int fd, OpenedSession& out, std::string& text, std::chrono
 // Bounded by the holder, and by its silence. The CUresult matches the holder's status; `text` is one line for
 // people.
 CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text);
+
+// A session that has moved, and how it is reached: as before.
+struct NextEpoch {
+  uint64_t sessionHigh = 0, sessionLow = 0;
+  uint64_t epoch = 0;
+  std::string transport;
+};
+// Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. Bounded by `bound`, and
+// given up when `cancelled` says so, which is asked several times a second. `owed` counts the answers to
+// requests that were given up: the holder still gives them, in order, and they are passed over.
+CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
+                       std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
+                       std::string& text);
 
 }  // namespace gpupool::client

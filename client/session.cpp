@@ -48,6 +48,11 @@ bool isFree(uint64_t address, uint64_t bytes) {
   return true;
 }
 
+std::string whySilent(const transport::Connection& connection) {
+  const std::string reason = connection.reason();
+  return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
+}
+
 }  // namespace
 
 uint32_t Session::freeSpaces() {
@@ -67,14 +72,19 @@ Session* Session::open(CUresult& status, std::string& text) {
   status = openSession(schema::rowsHash(), opened, text);
   if (status == CUDA_SUCCESS) {
     session->holder_ = opened.holder;
-    session->bootstrap_ = opened.bootstrap;
     session->transport_ = opened.reply.transport;
-    session->networkDevice_ = opened.reply.networkDevice;
+    session->sessionHigh_ = opened.reply.sessionHigh;
+    session->sessionLow_ = opened.reply.sessionLow;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
     patience.set(opened.reply.stallMs);
-    if (session->connect(status, text) && session->greet(status, text)) {
-      current = session;
-      return session;
+    auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);
+    if (connection != nullptr) {
+      session->mapsMemory_ = connection->mapsMemory();
+      session->use(std::move(connection));
+      if (session->greet(status, text)) {
+        current = session;
+        return session;
+      }
     }
   }
   if (session->holder_ >= 0) close(session->holder_);
@@ -82,71 +92,83 @@ Session* Session::open(CUresult& status, std::string& text) {
   return nullptr;
 }
 
-bool Session::connect(CUresult& status, std::string& text) {
+std::unique_ptr<transport::Connection> Session::connect(int bootstrap, const std::string& networkDevice,
+                                                        CUresult& status, std::string& text) const {
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   transport::Options options;
-  options.networkDevice = networkDevice_;
+  options.networkDevice = networkDevice;
   options.stallTimeout = patience.stalled;
   options.setupTimeout = patience.setup;
   try {
     SignalsBlocked blocked;
-    connection_ = transport::connect(transport_, bootstrap_, options);
+    return transport::connect(transport_, bootstrap, options);
   } catch (const std::exception& e) {
     if (dynamic_cast<const transport::ShortOfMemory*>(&e) != nullptr) status = CUDA_ERROR_OUT_OF_MEMORY;
     text = std::string("cannot connect to the worker: ") + e.what();
-    return false;
+    return nullptr;
   }
-  mapsMemory_ = connection_->mapsMemory();
-  return true;
 }
 
-bool Session::acceptHello(std::span<const std::byte> answer, CUresult& status, std::string& text) {
-  hello_ = std::make_unique<schema::WorkerHello>();
-  if (answer.size() != sizeof *hello_) {
+void Session::use(std::shared_ptr<transport::Connection> connection) {
+  std::lock_guard lock(linkMutex_);
+  inUse_ = connection.get();
+  connection_ = std::move(connection);
+}
+
+std::shared_ptr<transport::Connection> Session::link() const {
+  std::lock_guard lock(linkMutex_);
+  return connection_;
+}
+
+bool Session::acceptHello(std::span<const std::byte> answer, schema::WorkerHello& hello, CUresult& status,
+                          std::string& text) {
+  if (answer.size() != sizeof hello) {
     text = "the worker did not greet: wrong size of its greeting";
     return false;
   }
-  std::memcpy(hello_.get(), answer.data(), sizeof *hello_);
-  hello_->text[sizeof hello_->text - 1] = 0;
-  bool sane = hello_->magic == schema::kWorkerMagic && hello_->deviceCount <= schema::kMaxDevices &&
-              hello_->space < schema::kMaxSpaces && hello_->stagingBytes <= kMostStaging;
-  for (schema::DeviceProperties& device : hello_->devices) {
+  std::memcpy(&hello, answer.data(), sizeof hello);
+  hello.text[sizeof hello.text - 1] = 0;
+  bool sane = hello.magic == schema::kWorkerMagic && hello.deviceCount <= schema::kMaxDevices &&
+              hello.space < schema::kMaxSpaces && hello.stagingBytes <= kMostStaging;
+  for (schema::DeviceProperties& device : hello.devices) {
     device.name[sizeof device.name - 1] = 0;
     device.pciBusId[sizeof device.pciBusId - 1] = 0;
   }
-  if (!sane || hello_->status != CUDA_SUCCESS) {
-    text = sane ? hello_->text : "the worker's greeting is not gpupool's";
-    if (sane) status = static_cast<CUresult>(hello_->status);
+  if (!sane || hello.status != CUDA_SUCCESS) {
+    text = sane ? hello.text : "the worker's greeting is not gpupool's";
+    if (sane) status = static_cast<CUresult>(hello.status);
     return false;
   }
   return true;
+}
+
+std::span<const std::byte> Session::exchangeHellos(transport::Connection& connection, uint32_t epoch,
+                                                   uint32_t spaces, const std::function<bool()>& cancelled,
+                                                   std::string& text) {
+  schema::ClientHello mine;
+  mine.protocol = schema::kProtocolVersion;
+  mine.rowsHash = schema::rowsHash();
+  mine.epoch = epoch;
+  mine.spaces = spaces;
+  std::byte* room = connection.reserve(Channel::call, sizeof mine, soon(kTick));
+  if (room != nullptr) {
+    std::memcpy(room, &mine, sizeof mine);
+    connection.commit(Channel::call, sizeof mine);
+  }
+  std::span<const std::byte> answer;
+  bool over = false;
+  for (transport::TimeLeft time(patience.setup); answer.empty() && !over && !cancelled() && time.any();)
+    answer = connection.next(Channel::call, soon(kTick), over);
+  if (answer.empty()) text = "the worker did not greet: " + whySilent(connection);
+  return answer;
 }
 
 bool Session::greet(CUresult& status, std::string& text) {
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
-  schema::ClientHello mine;
-  mine.protocol = schema::kProtocolVersion;
-  mine.rowsHash = schema::rowsHash();
-  mine.epoch = epoch_;
-  mine.spaces = freeSpaces();
-  std::byte* room = connection_->reserve(Channel::call, sizeof mine, soon(kTick));
-  if (room != nullptr) {
-    std::memcpy(room, &mine, sizeof mine);
-    connection_->commit(Channel::call, sizeof mine);
-  }
-  std::span<const std::byte> answer;
-  bool over = false;
-  for (transport::TimeLeft time(patience.setup); answer.empty() && !over && time.any();)
-    answer = connection_->next(Channel::call, soon(kTick), over);
-  const auto why = [this] {
-    const std::string reason = connection_->reason();
-    return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
-  };
-  if (answer.empty()) {
-    text = "the worker did not greet: " + why();
-    return false;
-  }
-  if (!acceptHello(answer, status, text)) return false;
+  const auto answer = exchangeHellos(*connection_, epoch_, freeSpaces(), [] { return false; }, text);
+  if (answer.empty()) return false;
+  hello_ = std::make_unique<schema::WorkerHello>();
+  if (!acceptHello(answer, *hello_, status, text)) return false;
   if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
       !reserveAt(space().hostBase, space().hostBytes)) {
     text = "the application mapped memory where the session's was to lie, while it was opened";
@@ -156,7 +178,7 @@ bool Session::greet(CUresult& status, std::string& text) {
   if (mapsMemory_)
     page = connection_->map({hello_->words.id, hello_->words.generation}, nullptr, soon(patience.setup));
   if (mapsMemory_ && page == nullptr) {
-    text = "the worker's completion words did not arrive: " + why();
+    text = "the worker's completion words did not arrive: " + whySilent(*connection_);
     return false;
   }
   if (page != nullptr && page->size() < schema::kWordsBytes) {
@@ -213,7 +235,7 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
 
 CUresult Session::lost() {
   if (closing_) return CUDA_ERROR_DEINITIALIZED;
-  if (connection_->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
+  if (link()->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
   awaitReason();  // what the worker said last may not be read yet
   tellGone();
   return sticky();
@@ -222,7 +244,7 @@ CUresult Session::lost() {
 void Session::tellGone() {
   const CUresult before = words_->sticky();
   if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
-    tellReason("the GPU server is gone: " + connection_->reason() + "; start the program again");
+    tellReason("the GPU server is gone: " + link()->reason() + "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   reasonAwaited_ = true;
 }
@@ -230,9 +252,10 @@ void Session::tellGone() {
 // What takes both sides fails a moment before the other is known to be gone.
 bool Session::provesGone() const {
   constexpr auto kBound = std::chrono::seconds(1);
-  for (transport::TimeLeft time(kBound); connection_->peer() == Peer::alive && time.any();)
+  const auto connection = link();
+  for (transport::TimeLeft time(kBound); connection->peer() == Peer::alive && time.any();)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return connection_->peer() != Peer::alive;
+  return connection->peer() != Peer::alive;
 }
 
 CUresult Session::shareFailed() { return provesGone() ? lost() : CUDA_ERROR_OUT_OF_MEMORY; }
@@ -275,22 +298,27 @@ void Session::await(Waiter& waiter) {
       replied_.wait_for(lock, kTick);
       continue;
     }
-    receiving_ = true;
-    lock.unlock();
-    bool over = false;
-    auto message = connection_->next(Channel::call, soon(kTick), over);
-    lock.lock();
-    receiving_ = false;
-    if (!message.empty()) {
-      deliver(message);
-    } else if (over) {
-      lock.unlock();
-      lost();
-      lock.lock();
-      lost_ = true;
-    }
-    replied_.notify_all();
+    readReply(lock);
   }
+}
+
+// A move waits until nobody reads and nobody awaits anything, so the connection stays the same meanwhile.
+void Session::readReply(std::unique_lock<std::mutex>& lock) {
+  receiving_ = true;
+  lock.unlock();
+  bool over = false;
+  auto message = connection_->next(Channel::call, soon(kTick), over);
+  lock.lock();
+  receiving_ = false;
+  if (!message.empty()) {
+    deliver(message);
+  } else if (over) {
+    lock.unlock();
+    lost();
+    lock.lock();
+    lost_ = true;
+  }
+  replied_.notify_all();
 }
 
 void Session::deliver(std::span<const std::byte> message) {
@@ -335,6 +363,7 @@ void Session::watch(uint64_t word, uint64_t value) {
   out.value(Notice{NoticeType::watch, epoch_, 0});
   out.value(schema::WordUpdate{word, value});
   connection_->commit(Channel::control, bytes);
+  noteWatch({word, value});
 }
 
 void Session::count(std::string_view name, bool awaited, size_t bytes) {
@@ -356,7 +385,16 @@ void Session::printStats() {
   std::fprintf(stderr, "gpupool stats: %llu posted, %llu awaited, %llu bytes of frames\n",
                static_cast<unsigned long long>(posts_), static_cast<unsigned long long>(awaits_),
                static_cast<unsigned long long>(sentBytes_));
-  if (auto traffic = connection_->traffic(); traffic.copiedBytes + traffic.movedBytes != 0)
+  if (moves_ != 0)
+    std::fprintf(stderr, "gpupool stats: moved to another worker %llu times\n",
+                 static_cast<unsigned long long>(moves_));
+  auto traffic = link()->traffic();
+  {
+    std::lock_guard lock(linkMutex_);
+    traffic.copiedBytes += earlierTraffic_.copiedBytes;
+    traffic.movedBytes += earlierTraffic_.movedBytes;
+  }
+  if (traffic.copiedBytes + traffic.movedBytes != 0)
     std::fprintf(stderr,
                  "gpupool stats: puts and gets: %llu bytes copied by a processor, %llu moved by RDMA alone\n",
                  static_cast<unsigned long long>(traffic.copiedBytes),
@@ -368,27 +406,23 @@ void Session::printStats() {
 }
 
 void Session::goodbye() {
-  fetchOutput();
+  const bool speaks = leaveMove();
+  if (speaks) fetchOutput();
   printStats();
   closing_ = true;  // first: told goodbye, the worker may be gone before this thread goes on
-  if (connection_->peer() == Peer::alive) {
+  const auto connection = link();
+  if (speaks && connection->peer() == Peer::alive) {
     std::unique_lock lock(controlMutex_, std::defer_lock);
-    if (lock.try_lock()) {
-      std::byte* room =
-          connection_->reserve(Channel::control, sizeof(Notice), soon(std::chrono::milliseconds(100)));
-      if (room != nullptr) {
-        Notice notice{NoticeType::goodbye, epoch_, 0};
-        std::memcpy(room, &notice, sizeof notice);
-        connection_->commit(Channel::control, sizeof notice);
-      }
-    }
+    if (lock.try_lock()) sayControl(NoticeType::goodbye, nullptr, 0, soon(std::chrono::milliseconds(100)));
   }
   words_->setSticky(CUDA_ERROR_DEINITIALIZED);
-  connection_->close();
+  connection->close();
 }
 
+// Async-signal-safe: no lock, which a thread that does not exist here may hold.
 void Session::abandon() {
-  connection_->abandon();
+  for (const auto* one : {&inUse_, &beside_})
+    if (transport::Connection* connection = one->load()) connection->abandon();
   if (holder_ >= 0) ::close(holder_);
 }
 

@@ -5,7 +5,8 @@
 // Threads: any application thread posts and awaits. Enqueuing takes one mutex for the few instructions of
 // encoding; a waiting thread reads the reply channel itself (the first of several reads for all). Two threads
 // of our own: the service thread (control channel) and, once a host function runs, the callback thread.
-// Neither holds a lock while it calls the application.
+// Neither holds a lock while it calls the application. While the session moves to another worker
+// (schema/frame.h), a third one, the mover, holds what others need to send: they wait inside their calls.
 
 #include <atomic>
 #include <condition_variable>
@@ -20,6 +21,8 @@
 #include <vector>
 
 #include "client/codec.h"
+#include "client/move_course.h"
+#include "client/transfers.h"
 #include "client/words.h"
 #include "schema/frame.h"
 #include "schema/hello.h"
@@ -37,7 +40,9 @@ class Session {
 
   const schema::WorkerHello& hello() const { return *hello_; }
   const schema::AddressSpace& space() const { return schema::kSpaces[hello_->space]; }
+  // Of a thread that is inside transfers(): until it leaves.
   transport::Connection& connection() { return *connection_; }
+  Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
   CUresult sticky() const {
@@ -98,7 +103,7 @@ class Session {
   CUresult awaitAsides();
 
   CUresult waitWord(uint64_t word, uint64_t value, bool sleeps = false);
-  // Asks the worker to report when the word is reached.
+  // Asks the worker, and after a move the next one, to report when the word is reached.
   void watch(uint64_t word, uint64_t value);
   // A host function: runs on the callback thread when the worker says so. once: forget it afterwards.
   struct HostFunction {
@@ -116,8 +121,23 @@ class Session {
   // True on the callback thread while a host function runs.
   static bool inHostFunction() { return runningHostFunction; }
 
+  // What the layers above have of a worker, at a move. Both run on the mover's thread, while nobody is inside
+  // transfers() or sends anything.
+  struct MoveHooks {
+    // How many regions of pinned memory the new worker must name.
+    size_t (*regions)();
+    // Finds out all that is needed to go over, and changes nothing yet. False: something is missing, and
+    // what.
+    bool (*prepare)(transport::Connection& next, std::span<const schema::MovedRegion> regions,
+                    std::string& why);
+    // Goes over to what was prepared; hello() names the new worker's staging memory.
+    void (*finish)();
+  };
+  // Once, at the session's start.
+  void hookMoves(const MoveHooks& hooks) { moveHooks_ = &hooks; }
+
   // A nap of somebody who looks again and again for what the device or the worker does. While the session is
-  // suspended, which may last for hours, it ends only with that or with the session.
+  // suspended, which may last for hours, or moves, it ends only with that or with the session.
   void nap(std::chrono::nanoseconds time);
 
   // The error of a put or get that was refused or did not arrive.
@@ -136,10 +156,21 @@ class Session {
  private:
   friend struct SessionSeam;  // tests/fuzz: what a worker sends, without a worker
   Session() = default;
-  bool connect(CUresult& status, std::string& text);
+  // Takes the bootstrap socket. Null: why.
+  std::unique_ptr<transport::Connection> connect(int bootstrap, const std::string& networkDevice,
+                                                 CUresult& status, std::string& text) const;
+  // Makes it the session's connection; another thread than the mover only at the session's start.
+  void use(std::shared_ptr<transport::Connection> connection);
+  // For threads that are neither inside transfers() nor hold a channel's lock.
+  std::shared_ptr<transport::Connection> link() const;
   bool greet(CUresult& status, std::string& text);
-  // The worker's answer, into hello_. False: refused, and why.
-  bool acceptHello(std::span<const std::byte> answer, CUresult& status, std::string& text);
+  // One greeting each way; what came, unchecked, is empty with the reason in `text`.
+  static std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
+                                                   uint32_t spaces, const std::function<bool()>& cancelled,
+                                                   std::string& text);
+  // The worker's answer, into `hello`. False: refused, and why.
+  static bool acceptHello(std::span<const std::byte> answer, schema::WorkerHello& hello, CUresult& status,
+                          std::string& text);
   static uint32_t freeSpaces();
 
   template <class R>
@@ -219,14 +250,16 @@ class Session {
   bool provesGone() const;
   void addWaiter(Waiter* waiter);
   void await(Waiter& waiter);
-  void deliver(std::span<const std::byte> message);  // under replyMutex_
-  void failWaiters(CUresult status);                 // under replyMutex_
+  void readReply(std::unique_lock<std::mutex>& lock);  // of replyMutex_: nobody else reads
+  void deliver(std::span<const std::byte> message);    // under replyMutex_
+  void failWaiters(CUresult status);                   // under replyMutex_
   static uint32_t lane();
   void count(std::string_view name, bool awaited, size_t bytes);
 
   void serviceLoop();
   void handleNotice(std::span<const std::byte> message);
-  void setSuspended(bool suspended);
+  enum Stillness : unsigned { kSuspended = 1, kMoving = 2 };
+  void setStill(Stillness why, bool still);
   void callbackLoop();
   void runHostFunction(uint64_t id, CUresult status);
   static void writeOutput(int descriptor, std::string_view text);
@@ -239,16 +272,55 @@ class Session {
   void tellReason(std::string_view text);
   void tellGone();  // everything that the worker sent has been read
 
+  // ---- moves (session_move.cpp) ----
+
+  struct NextWorker {
+    std::shared_ptr<transport::Connection> connection;
+    uint32_t epoch = 0;
+    schema::WorkerHello hello;
+    std::vector<schema::MovedRegion> regions;
+  };
+  using Stage = MoveCourse::Stage;
+  void hearMove(const schema::Notice& notice, uint32_t epoch);
+  void moveLoop();
+  void carryOutMove();
+  void goOver();
+  bool moveIsOver() const;
+  bool mayNotSpeak() const;
+  bool awaitStage(Stage stage);
+  // Under controlMutex_. Says it to the worker if the move goes on. False: it is over.
+  bool sayStage(Stage stage, schema::NoticeType type, uint64_t last);
+  // effect: of the worker's notice that it answers.
+  bool sayControl(schema::NoticeType type, const void* body, size_t bytes, transport::Deadline deadline,
+                  uint64_t effect = 0);
+  bool readReplies();
+  bool reachNext(NextWorker& next, std::string& why);
+  // A connection to the session's next worker, through the holder. Null: why.
+  std::unique_ptr<transport::Connection> dial(uint32_t epoch, std::string& why);
+  bool greetNext(NextWorker& next, std::string& why) const;
+  static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
+  void switchTo(NextWorker& next);
+  void noteWatch(schema::WordUpdate watch);  // this and the next under controlMutex_
+  void repeatWatches();
+  // True: the worker is gone, and the session goes on at another one.
+  bool wentOver(const transport::Connection* gone);
+  // At exit: ends a move. False: the worker is told nothing more.
+  bool leaveMove();
+
   static Session* current;
   static thread_local bool runningHostFunction __attribute__((tls_model("initial-exec")));
 
-  std::unique_ptr<transport::Connection> connection_;
+  // Changed by the mover, which holds then whatever a user of it holds (use()).
+  std::shared_ptr<transport::Connection> connection_;
+  mutable std::mutex linkMutex_;
+  // What a forked child lets go of: the session's connection, and the one that it comes from or goes to.
+  std::atomic<transport::Connection*> inUse_{nullptr}, beside_{nullptr};
   std::unique_ptr<schema::WorkerHello> hello_;
   std::unique_ptr<Words> words_;
   bool mapsMemory_ = false;
   int holder_ = -1;
   std::string transport_, networkDevice_;
-  int bootstrap_ = -1;
+  uint64_t sessionHigh_ = 0, sessionLow_ = 0;
   uint32_t epoch_ = 0;
   std::atomic<int> forced_{0};
   std::atomic<int> captures_{0};
@@ -282,10 +354,23 @@ class Session {
 
   std::mutex suspendedMutex_;
   std::condition_variable resumed_;
-  std::atomic<bool> suspended_{false};  // written under suspendedMutex_
+  std::atomic<unsigned> still_{0};  // written under suspendedMutex_
+
+  Transfers transfers_;
+  mutable std::mutex
+      moveMutex_;  // course_, moverRuns_; of other locks only linkMutex_ is taken while it is held
+  std::condition_variable moveChanged_;
+  MoveCourse course_;
+  bool moverRuns_ = false;
+  std::atomic<const MoveHooks*> moveHooks_{nullptr};
+  std::function<std::unique_ptr<transport::Connection>(uint32_t epoch, std::string& why)> dial_;  // tests
+  int owedReplies_ = 0;                      // of the holder, to requests that were given up; the mover's
+  std::vector<schema::WordUpdate> watches_;  // under controlMutex_
+  size_t sweepWatches_ = 64;                 // from so many on, those that were reached are looked for
 
   bool statsOn_ = false;
-  std::atomic<uint64_t> posts_{0}, awaits_{0}, sentBytes_{0};
+  std::atomic<uint64_t> posts_{0}, awaits_{0}, sentBytes_{0}, moves_{0};
+  transport::Traffic earlierTraffic_;  // of connections that were left; under linkMutex_
   std::mutex statsMutex_;
   std::unordered_map<std::string_view, uint64_t> awaitedByName_;
 };

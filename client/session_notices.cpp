@@ -53,33 +53,36 @@ void Session::awaitErrors() const {
 
 void Session::serviceLoop() {
   while (!closing_) {
+    const auto connection = link();
     bool over = false;
-    auto message = connection_->next(Channel::control, transport::Clock::now() + kTick, over);
+    auto message = connection->next(Channel::control, transport::Clock::now() + kTick, over);
     if (!message.empty())
       handleNotice(message);
-    else if (over) {
+    else if (over && !wentOver(connection.get())) {
       if (!closing_) tellGone();
       return;
     }
   }
 }
 
-void Session::setSuspended(bool suspended) {
-  words_->setStill(suspended);
+void Session::setStill(Stillness why, bool still) {
   {
     std::lock_guard lock(suspendedMutex_);
-    suspended_ = suspended;
+    still_ = still ? still_ | why : still_ & ~why;
+    words_->setStill(still_ != 0);
   }
   resumed_.notify_all();
 }
 
 void Session::nap(std::chrono::nanoseconds time) {
-  if (__builtin_expect(!suspended_.load(std::memory_order_relaxed), 1)) {
+  if (__builtin_expect(still_.load(std::memory_order_relaxed) == 0, 1)) {
     std::this_thread::sleep_for(time);
     return;
   }
   std::unique_lock lock(suspendedMutex_);
-  while (suspended_ && words_->sticky() == CUDA_SUCCESS && connection_->peer() == Peer::alive)
+  // A worker that is left may go first: the move ends by itself.
+  while (still_ != 0 && words_->sticky() == CUDA_SUCCESS &&
+         ((still_ & kMoving) != 0 || link()->peer() == Peer::alive))
     resumed_.wait_for(lock, kTick);
 }
 
@@ -127,7 +130,13 @@ void Session::handleNotice(std::span<const std::byte> message) {
     }
     case NoticeType::suspended:
     case NoticeType::resumed:
-      setSuspended(header.type == NoticeType::suspended);
+      setStill(kSuspended, header.type == NoticeType::suspended);
+      break;
+    case NoticeType::prepare:
+    case NoticeType::drained:
+    case NoticeType::moved:
+    case NoticeType::stay:
+      hearMove(header, header.type == NoticeType::moved ? in.value<schema::MovedBody>().epoch : 0);
       break;
     case NoticeType::output:
       writeOutput(STDOUT_FILENO, in.text());
@@ -175,12 +184,15 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
   if (known) {
     if (function.prepare) function.prepare();
     if (function.streamCallback != nullptr) fetchOutput();  // the driver has it written before a callback
-    runningHostFunction = true;
-    if (function.streamCallback != nullptr)
-      function.streamCallback(function.stream, status, function.data);
-    else
-      function.function(function.data);
-    runningHostFunction = false;
+    {
+      const Transfers::Exempt exempt;
+      runningHostFunction = true;
+      if (function.streamCallback != nullptr)
+        function.streamCallback(function.stream, status, function.data);
+      else
+        function.function(function.data);
+      runningHostFunction = false;
+    }
     if (function.publish) function.publish();
   }
   if (known && function.once) {
@@ -188,17 +200,12 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
     hostFunctions_.erase(id);
   }
   std::lock_guard lock(controlMutex_);
-  size_t bytes = sizeof(Notice) + sizeof(schema::CallbackBody);
-  std::byte* room = reserve(bytes, Channel::control);
-  if (room == nullptr) return;
-  Writer out(room, bytes);
-  out.value(Notice{NoticeType::callbackDone, epoch_, 0});
-  out.value(schema::CallbackBody{id, 0, 0});
-  connection_->commit(Channel::control, bytes);
+  const schema::CallbackBody body{id, 0, 0};
+  sayControl(NoticeType::callbackDone, &body, sizeof body, transport::kForever);
 }
 
 void Session::fetchOutput() {
-  if (printing() && !capturing() && connection_->peer() == Peer::alive && words_->sticky() == CUDA_SUCCESS)
+  if (printing() && !capturing() && link()->peer() == Peer::alive && words_->sticky() == CUDA_SUCCESS)
     await<"sessionOutput">(CUcontext{nullptr});
 }
 

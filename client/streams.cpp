@@ -238,6 +238,11 @@ CUresult endStream(const StreamRef& ref) {
   return status;
 }
 
+bool hasCredit(const StreamRef& ref) {
+  const uint64_t posted = ref.stream->posted.load(std::memory_order_acquire);
+  return posted < kCredit || Session::get().words().reached(ref.stream->word, posted - kCredit);
+}
+
 CUresult keepCredit(const StreamRef& ref) {
   uint64_t value = 0;
   CUresult status = requestWord(ref, value);

@@ -45,28 +45,42 @@ inline bool creditDue(const Stream& stream, uint64_t posted) {
   return posted % kWordEvery == 0 || posted - stream.requested.load(std::memory_order_relaxed) >= kWordEvery;
 }
 
+// Without waiting; `due`: keepCredit must follow.
 template <schema::Name N, class... A>
-CUresult postTo(const StreamRef& ref, A... arguments) {
+CUresult sendTo(const StreamRef& ref, bool& due, A... arguments) {
+  due = false;
   CUresult status = Session::get().post<N>(ref.context, arguments...);
   if (status != CUDA_SUCCESS || ref.stream->capturing.load(std::memory_order_relaxed)) return status;
   uint64_t posted = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
-  return creditDue(*ref.stream, posted) ? keepCredit(ref) : CUDA_SUCCESS;
+  due = creditDue(*ref.stream, posted);
+  return CUDA_SUCCESS;
+}
+
+template <schema::Name N, class... A>
+CUresult postTo(const StreamRef& ref, A... arguments) {
+  bool due = false;
+  CUresult status = sendTo<N>(ref, due, arguments...);
+  return due ? keepCredit(ref) : status;
 }
 
 // For a row that ends with the stream's word: `send(value)` sends it. Words of one stream must be asked for
 // in the order of their values, so this is one at a time; send must not wait for the device.
+// Without waiting; keepCredit must follow.
 std::unique_lock<std::mutex> lockWords();
 template <class Send>
+CUresult sendWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
+  auto order = lockWords();
+  // Counted before it is sent: whoever counts less was sent before it.
+  value = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
+  CUresult status = send(value);
+  if (status == CUDA_SUCCESS) ref.stream->requested.store(value, std::memory_order_release);
+  return status;
+}
+
+template <class Send>
 CUresult postWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
-  {
-    auto order = lockWords();
-    // Counted before it is sent: whoever counts less was sent before it.
-    value = ref.stream->posted.fetch_add(1, std::memory_order_acq_rel) + 1;
-    CUresult status = send(value);
-    if (status != CUDA_SUCCESS) return status;
-    ref.stream->requested.store(value, std::memory_order_release);
-  }
-  return keepCredit(ref);
+  CUresult status = sendWithWord(ref, value, send);
+  return status == CUDA_SUCCESS ? keepCredit(ref) : status;
 }
 
 // A synchronous copy from ordinary memory returns when its bytes are staged. The stream they travel in, and
@@ -74,6 +88,8 @@ CUresult postWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
 // resolves it next.
 CUresult returnBeforeLanding(const StreamRef& ref);
 
+// True if keepCredit would not wait.
+bool hasCredit(const StreamRef& ref);
 // True if everything sent up to `value` is done.
 bool isDone(const StreamRef& ref, uint64_t value);
 // Waits for it; device output and host memory are up to date then.

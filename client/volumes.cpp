@@ -61,16 +61,17 @@ CUDA_MEMCPY3D_v2 part(const CUDA_MEMCPY3D_v2& c, size_t x, size_t width, size_t 
   return p;
 }
 
+// Both of a thread inside Transfers::named.
 void useStagingAsSource(CUDA_MEMCPY3D_v2& p, const Staging::Slot& slot) {
   p.srcMemoryType = CU_MEMORYTYPE_HOST;
-  p.srcHost = reinterpret_cast<const void*>(slot.address);
+  p.srcHost = reinterpret_cast<const void*>(staging().address(slot));
   p.srcXInBytes = p.srcY = p.srcZ = 0;
   p.srcPitch = p.WidthInBytes;
   p.srcHeight = p.Height;
 }
 void useStagingAsDestination(CUDA_MEMCPY3D_v2& p, const Staging::Slot& slot) {
   p.dstMemoryType = CU_MEMORYTYPE_HOST;
-  p.dstHost = reinterpret_cast<void*>(slot.address);
+  p.dstHost = reinterpret_cast<void*>(staging().address(slot));
   p.dstXInBytes = p.dstY = p.dstZ = 0;
   p.dstPitch = p.WidthInBytes;
   p.dstHeight = p.Height;
@@ -102,13 +103,18 @@ CUresult uploadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& source
   PackedRows packed(slot, bytes);
   for (size_t row = 0; row < p.Height; ++row)
     std::memcpy(packed.row(row, p.WidthInBytes), bytesAt(rowAddress(source, row, 0)), p.WidthInBytes);
-  if (packed.buffer() != nullptr) {
-    transport::Transfer transfer = 0;
-    status = staging().write(slot, packed.buffer(), bytes, transfer);
-    if (status == CUDA_SUCCESS) status = staging().finish(transfer);
+  bool due = false;
+  {
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    if (packed.buffer() != nullptr) {
+      transport::Transfer transfer = 0;
+      status = staging().write(slot, packed.buffer(), bytes, transfer);
+      if (status == CUDA_SUCCESS) status = staging().finish(transfer);
+    }
+    useStagingAsSource(p, slot);
+    if (status == CUDA_SUCCESS) status = sendTo<"cuMemcpy3DAsync_v2">(ref, due, &p, ref.wire);
   }
-  useStagingAsSource(p, slot);
-  if (status == CUDA_SUCCESS) status = postTo<"cuMemcpy3DAsync_v2">(ref, &p, ref.wire);
+  if (due) status = keepCredit(ref);
   staging().releaseAfter(slot, ref, ref.stream->posted.load());
   return status;
 }
@@ -118,8 +124,13 @@ CUresult downloadPart(const StreamRef& ref, CUDA_MEMCPY3D_v2 p, const Side& dest
   const size_t bytes = p.WidthInBytes * p.Height;
   CUresult status = staging().acquire(bytes, slot);
   if (status != CUDA_SUCCESS) return status;
-  useStagingAsDestination(p, slot);
-  status = postTo<"cuMemcpy3DAsync_v2">(ref, &p, ref.wire);
+  bool due = false;
+  {
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
+    useStagingAsDestination(p, slot);
+    status = sendTo<"cuMemcpy3DAsync_v2">(ref, due, &p, ref.wire);
+  }
+  if (due) status = keepCredit(ref);
   if (status == CUDA_SUCCESS) status = waitFor(ref, ref.stream->posted.load());
   PackedRows packed(slot, bytes);
   if (status == CUDA_SUCCESS && packed.buffer() != nullptr)

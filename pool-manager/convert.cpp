@@ -98,6 +98,10 @@ SuspendResult read(schema::SuspendResult::Reader from) {
   return {readKept(from.getKept()), from.getMovedBytes(), from.getDrainMs(), from.getMoveMs()};
 }
 
+MigrateResult read(schema::MigrateResult::Reader from) {
+  return {from.getSessions(), from.getMovedBytes(), from.getLongestPauseMs()};
+}
+
 SuspendedLease read(schema::SuspendedLease::Reader from) {
   return {read(from.getId()), readKept(from.getKept())};
 }
@@ -163,6 +167,12 @@ void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
   to.setMovedBytes(from.movedBytes);
   to.setDrainMs(from.drainMs);
   to.setMoveMs(from.moveMs);
+}
+
+void write(const MigrateResult& from, schema::MigrateResult::Builder to) {
+  to.setSessions(from.sessions);
+  to.setMovedBytes(from.movedBytes);
+  to.setLongestPauseMs(from.longestPauseMs);
 }
 
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to) {

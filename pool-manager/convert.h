@@ -18,6 +18,7 @@ std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
 SuspendResult read(schema::SuspendResult::Reader from);
+MigrateResult read(schema::MigrateResult::Reader from);
 SuspendedLease read(schema::SuspendedLease::Reader from);
 TurnTerms read(schema::TurnTerms::Reader from);
 LeaseTurn read(schema::LeaseTurn::Reader from);
@@ -27,6 +28,7 @@ std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::R
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 void write(const SuspendResult& from, schema::SuspendResult::Builder to);
+void write(const MigrateResult& from, schema::MigrateResult::Builder to);
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to);
 void write(const TurnTerms& from, schema::TurnTerms::Builder to);
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to);

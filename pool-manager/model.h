@@ -96,6 +96,13 @@ struct SuspendResult {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
+// What the server says when it has moved a lease's sessions to other workers.
+struct MigrateResult {
+  uint32_t sessions = 0;
+  uint64_t movedBytes = 0;  // of all together
+  uint32_t longestPauseMs = 0;
+};
+
 // A lease that a server's beat says is suspended.
 struct SuspendedLease {
   Id id;

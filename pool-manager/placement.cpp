@@ -281,6 +281,12 @@ bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
   });
 }
 
+bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers) {
+  return std::none_of(servers.begin(), servers.end(), [&](const ServerUse& server) {
+    return !server.cordoned && couldEver(wish, std::span(&server, 1));
+  });
+}
+
 std::string missingFor(std::span<const Claim> claims, const ServerUse& server) {
   if (!server.unusable.empty()) return server.name + ": " + server.unusable;
   std::string missing;

@@ -44,6 +44,8 @@ struct ServerUse {
   std::string name;
   std::string unusable;  // why nothing can be placed here now; empty: it can
   std::vector<DeviceUse> devices;
+  bool cordoned =
+      false;  // by an operator: nothing is placed here before he ends it; then `unusable` says why
 };
 
 struct Wish {
@@ -73,6 +75,8 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers);
 
 // Whether the wish could be served if every device were free and in order. With no servers: false.
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
+// Whether no server could ever serve the wish but cordoned ones: it waits for an operator, not for a device.
+bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers);
 // What is missing for the wish, and who holds what, in one line.
 std::string explain(const Wish& wish, std::span<const ServerUse> servers);
 

@@ -17,6 +17,13 @@ uint64_t knownKept(const LeaseRecord& record, size_t device) {
   return record.suspension.kept.empty() ? 0 : record.suspension.kept.at(device);  // when it was the last time
 }
 
+// For whoever could be placed there.
+std::string cordonText(const std::map<std::string, Cordon>& cordons, const std::string& server) {
+  const auto at = cordons.find(server);
+  const bool unsaid = at == cordons.end() || at->second.reason.empty();
+  return "cordoned by an operator" + (unsaid ? "" : ": " + at->second.reason);
+}
+
 // Takes what a placement has off its devices.
 void count(const LeaseRecord& record, const Placement& placement, bool whole, const std::string& holder,
            ServerUse& use) {
@@ -82,7 +89,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     leases_[record.id] = std::move(record);
   }
   for (const Entry& entry : store.range(kCordonPrefix))
-    cordons_[entry.key.substr(kCordonPrefix.size())] = entry.value;
+    cordons_[entry.key.substr(kCordonPrefix.size())] = decodeCordon(entry.value);
   for (const Entry& entry : store.range(kEndedPrefix)) {
     if (const auto id = Id::parse(entry.key.substr(kEndedPrefix.size())))
       tombstones_[*id] = {entry.value, start.nowMs};
@@ -162,13 +169,13 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const
 std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const Unlike& unlike) const {
   std::vector<ServerUse> uses;
   for (const auto& [name, server] : servers_) {
-    ServerUse use{name, absence(server, now), {}};
+    ServerUse use{name, absence(server, now), {}, isCordoned(name)};
     if (!use.unusable.empty()) {
       // Nothing else matters.
     } else if (!server.suspect.empty())
       use.unusable = "did not take its last lease: " + server.suspect;
-    else if (const auto cordon = cordons_.find(name); cordon != cordons_.end())
-      use.unusable = "cordoned by an operator" + (cordon->second.empty() ? "" : ": " + cordon->second);
+    else if (use.cordoned)
+      use.unusable = cordonText(cordons_, name);
     for (size_t i = 0; i < server.facts.devices.size(); ++i) {
       const Device& device = server.facts.devices[i];
       const uint32_t percent = server.facts.overcommitPercent;

@@ -52,6 +52,7 @@ enum class Change {
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
+  migrating,   // its server moves its sessions to other workers; nothing of its reservation changes
 };
 
 struct LeaseRecord : StoredLease {
@@ -65,7 +66,7 @@ struct LeaseRecord : StoredLease {
   uint64_t triedMs = 0;     // when that was tried last
 
   Change change = Change::none;
-  uint64_t order = 0;        // suspending, resuming: the number of the order, which the answer repeats
+  uint64_t order = 0;  // suspending, resuming, migrating: the number of the order, which the answer repeats
   SuspendResult suspension;  // storing, suspended: what the server said
   std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
   bool writing = false;      // storing: the write is on its way
@@ -87,15 +88,18 @@ class PoolEvents {
   virtual void grant(const Lease& lease) = 0;
   // Tell the server; answer with revoked() or revokeFailed(). Also for leases the pool does not know.
   virtual void revoke(const ServerLife& server, const Id& id, const std::string& reason) = 0;
-  // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(), and
-  // `order`.
+  // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(),
+  // migrateDone() or migrateFailed(), and `order`.
   virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
   virtual void resume(const std::string& server, const Id& id, uint64_t order) = 0;
-  // The answer to every suspend() or resume() of this lease so far.
+  virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
+  // The answer to every suspend(), resume() or migrate() of this lease so far.
   virtual void suspended(const Id& id, const SuspendResult& result) = 0;
   virtual void notSuspended(const Id& id, const Failure& failure) = 0;
   virtual void resumed(const Id& id) = 0;
   virtual void notResumed(const Id& id, const Failure& failure) = 0;
+  virtual void migrated(const Id& id, const MigrateResult& result) = 0;
+  virtual void notMigrated(const Id& id, const Failure& failure) = 0;
   // False: nobody waits any more for the lease to be resumed.
   virtual bool resumeWanted(const Id& id) = 0;
   // The answer to every request() with this id so far.
@@ -163,11 +167,11 @@ class Pool {
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // An operator takes a server out of service, or back: nothing new is placed there, and its leases go on.
-  // Held for a server that is away, too. done: later, with "" when the store has it, else why not.
-  void cordon(const Principal& who, const std::string& server, const std::string& reason, Journal::Done done);
+  // Held for a server that is away, too. done: later, with "" when the store has it, else why not; from then
+  // on no lease comes to be there that leases() does not name. Both may be repeated.
+  void cordon(const Principal& who, const std::string& server, Cordon cordon, Journal::Done done);
   void uncordon(const Principal& who, const std::string& server, Journal::Done done);
-  // By server, the reason.
-  const std::map<std::string, std::string>& cordons() const { return cordons_; }
+  const std::map<std::string, Cordon>& cordons() const { return cordons_; }  // by server
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
   void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
 
@@ -183,14 +187,17 @@ class Pool {
   // devices are not leased before it has ended it.
   bool drop(const Principal& who, const Id& id, uint64_t now);
 
-  // --- a lease's owner, and operators. Both throw std::invalid_argument with the reason for a lease that is
-  // another tenant's, or in no state for it.
-  // Takes its memory off its devices: PoolEvents::suspended or notSuspended, now or later. Of a lease that is
-  // suspended already: the same answer again; of one that is being suspended: joins that.
+  // --- a lease's owner, and operators. All three throw std::invalid_argument with the reason for a lease
+  // that is another tenant's, or in no state for it. Takes its memory off its devices: PoolEvents::suspended
+  // or notSuspended, now or later. Of a lease that is suspended already: the same answer again; of one that
+  // is being suspended: joins that.
   void suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now);
   // Brings it back to its devices, when there is room: takes its place in the queue for at most waitMs.
   // PoolEvents::resumed or notResumed, now or later. Of a lease that is active: nothing to do.
   void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now);
+  // Has its server move its sessions to other workers: PoolEvents::migrated or notMigrated, now or later. The
+  // store hears nothing of it. Of one that is being moved: joins that.
+  void migrate(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now);
 
   // --- what the servers answered
   void granted(const Id& id, uint64_t now);
@@ -204,6 +211,8 @@ class Pool {
   void resumeDone(const Id& id, uint64_t order, uint64_t now);
   // refused: the server said no (so it is suspended still); else it is unknown what happened.
   void resumeFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
+  void migrateDone(const Id& id, uint64_t order, const MigrateResult& result, uint64_t now);
+  void migrateFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
 
   // Expiry, silence, waiters' deadlines. Call every 100 ms or so.
   void tick(uint64_t now);
@@ -256,6 +265,7 @@ class Pool {
                      const std::vector<SuspendedLease>& suspended, uint64_t now);
   void noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns);
   void setProblem(Server& server, size_t index, const std::string& said);
+  bool isCordoned(const std::string& server) const;
 
   // pool_requests.cpp
   std::string impossible(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now) const;
@@ -269,6 +279,7 @@ class Pool {
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);
+  void demandServer(const LeaseRecord& record, const char* what, uint64_t now) const;
   LeaseRecord* ordered(const Id& id, Change change, uint64_t order);
   void storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t now);
   void storeAgain(LeaseRecord& record, uint64_t now);
@@ -305,8 +316,10 @@ class Pool {
   PoolTimes times_;
   std::string bootId_;
   std::map<std::string, ServerRecord> servers_;
-  std::map<std::string, std::string> cordons_;  // server: why
-  std::map<std::string, std::string> owners_;   // UUID: the server whose device it is
+  std::map<std::string, Cordon> cordons_;  // by server
+  std::map<std::string, unsigned>
+      cordoning_;  // by server: how many orders to cordon it the store has not answered
+  std::map<std::string, std::string> owners_;  // UUID: the server whose device it is
   std::map<Id, LeaseRecord> leases_;
   std::map<Id, Tombstone> tombstones_;
   std::deque<Waiter> waiters_;

@@ -65,7 +65,7 @@ std::string Pool::impossible(const Waiter& waiter, const std::vector<ServerUse>&
 
 // First come, first served: who waits for any server holds back everybody behind, who waits for one server
 // those that could take it, and who waits to be resumed those that do not fit beside it. Who waits for what
-// no server has holds back nobody.
+// no server has, or only cordoned ones have, holds back nobody.
 void Pool::serveWaiters(uint64_t now) {
   std::deque<Waiter> waiting;
   waiting.swap(waiters_);
@@ -102,7 +102,7 @@ bool Pool::serve(const Waiter& waiter, Queue& before, uint64_t now) {
                    {missing.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, missing.missing});
     return true;
   }
-  if (missing.never) return false;
+  if (missing.never || onlyCordoned(wishOf(request), servers)) return false;
   ++before.length;
   before.closed = before.closed || request.server.empty();
   before.taken.insert(request.server);

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kMostProblem = 200;  // bytes of a device's problem
 constexpr size_t kMostReason = 200;   // of a cordon's
+constexpr size_t kMostBy = 100;       // of who cordoned
 constexpr size_t kUuidBytes = 16;
 constexpr size_t kMostNote = 200;                                  // of what a server says of a lease's turn
 constexpr uint32_t kLeastOvercommit = 100, kMostOvercommit = 800;  // percent
@@ -304,30 +305,44 @@ bool Pool::alive(const ServerRecord& server, uint64_t now) const {
   return server.connected && now < server.beatMs + times_.silentMs;
 }
 
-void Pool::cordon(const Principal& who, const std::string& server, const std::string& reason,
-                  Journal::Done done) {
+// Also while the store has not said that it has it: what is placed meanwhile would come to be there behind
+// the answer.
+bool Pool::isCordoned(const std::string& server) const {
+  return cordons_.contains(server) || cordoning_.contains(server);
+}
+
+void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon, Journal::Done done) {
   if (who.role != Principal::Role::admin)
     throw std::invalid_argument("servers are cordoned by the pool's operator only");
-  if (!servers_.contains(server)) throw std::invalid_argument("there is no server " + server);
-  const std::string kept = printable(reason, kMostReason);
-  journal_.write({{kCordonPrefix + server, kept}},
-                 [this, server, kept, done = std::move(done)](const std::string& why) {
+  if (!servers_.contains(server) && !cordons_.contains(server))
+    throw std::invalid_argument("there is no server " + server);
+  cordon.reason = printable(cordon.reason, kMostReason);
+  cordon.by = printable(cordon.by, kMostBy);
+  ++cordoning_[server];
+  journal_.write({{kCordonPrefix + server, encodeCordon(cordon)}},
+                 [this, server, cordon, done = std::move(done)](const std::string& why) {
+                   if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
                    if (why.empty()) {
-                     cordons_[server] = kept;
-                     GPUPOOL_WARNING("server %s is cordoned: %s", server.c_str(), kept.c_str());
+                     cordons_[server] = cordon;
+                     GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(),
+                                     cordon.by.empty() ? "it is not said by whom" : cordon.by.c_str(),
+                                     cordon.reason.empty() ? "no reason" : cordon.reason.c_str());
+                   } else {
+                     serveWaiters(latestMs_);
                    }
                    done(why);
                  });
 }
 
+// What the store has of it is erased also where this manager knows of none: a write that failed may be there.
 void Pool::uncordon(const Principal& who, const std::string& server, Journal::Done done) {
   if (who.role != Principal::Role::admin)
     throw std::invalid_argument("servers are uncordoned by the pool's operator only");
-  if (!cordons_.contains(server)) throw std::invalid_argument("server " + server + " is not cordoned");
+  if (!servers_.contains(server) && !isCordoned(server))
+    throw std::invalid_argument("there is no server " + server);
   journal_.write({{kCordonPrefix + server, {}}},
                  [this, server, done = std::move(done)](const std::string& why) {
-                   if (why.empty()) {
-                     cordons_.erase(server);
+                   if (why.empty() && cordons_.erase(server) != 0) {
                      GPUPOOL_WARNING("server %s is no longer cordoned", server.c_str());
                      serveWaiters(latestMs_);
                    }

@@ -1,4 +1,5 @@
-// Suspending and resuming: a lease whose memory leaves its devices, and comes back.
+// Suspending and resuming: a lease whose memory leaves its devices, and comes back. And moving: a lease whose
+// sessions go to other workers of its server, of which only that server keeps anything.
 //
 // Free for others is that memory only when its server has said that it is gone and the store has accepted
 // that. Taken it is again before the server hears that it may bring it back. Whatever was under way when the
@@ -22,6 +23,15 @@ std::string shortId(const Id& id) { return id.text().substr(0, 8); }
   throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
 }
 
+// Something else is under way.
+[[noreturn]] void refuseNow(const LeaseRecord& record) {
+  const Change change = record.change;
+  refuse(record, change == Change::migrating ? "is being moved at this moment"
+                 : change == Change::suspending || change == Change::storing
+                     ? "is being suspended at this moment"
+                     : "is being resumed at this moment");
+}
+
 }  // namespace
 
 // Throws unless the lease is active or suspended, and the asker's.
@@ -29,6 +39,10 @@ LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char*
   demandOwner(who, id);
   const auto at = leases_.find(id);
   if (at == leases_.end()) {
+    for (const Waiter& waiter : waiters_)
+      if (waiter.request.id == id && !waiter.resumes)
+        throw std::invalid_argument("lease " + shortId(id) + " cannot be " + what +
+                                    ": it waits for its devices still");
     const auto dead = tombstones_.find(id);
     throw std::invalid_argument(dead == tombstones_.end() ? "there is no lease " + id.text()
                                                           : "the lease has ended: " + dead->second.reason);
@@ -42,19 +56,25 @@ LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char*
   return record;
 }
 
+// Throws if its server cannot be told anything now.
+void Pool::demandServer(const LeaseRecord& record, const char* what, uint64_t now) const {
+  const std::string& server = record.server().name;
+  const auto at = servers_.find(server);
+  const std::string absent = at == servers_.end() ? "not connected" : absence(at->second, now);
+  if (!absent.empty())
+    refuse(record, std::string("cannot be ") + what + ": server " + server + ": " + absent);
+}
+
 void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "suspended");
   if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
-  if (record.change != Change::none) refuse(record, "is being resumed at this moment");
-  const std::string& server = record.server().name;
-  const auto at = servers_.find(server);
-  const std::string absent = at == servers_.end() ? "not connected" : absence(at->second, now);
-  if (!absent.empty()) refuse(record, "cannot be suspended: server " + server + ": " + absent);
+  if (record.change != Change::none) refuseNow(record);
+  demandServer(record, "suspended", now);
   record.change = Change::suspending;
   record.order = ++orders_;
-  events_.suspend(server, id, drainMs, record.order);
+  events_.suspend(record.server().name, id, drainMs, record.order);
 }
 
 // The lease that this answer is about; null: the order is not waited for any more.
@@ -124,8 +144,8 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
 void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "resumed");
-  if (record.change == Change::suspending || record.change == Change::storing)
-    refuse(record, "is being suspended at this moment");
+  if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
+  if (record.change == Change::migrating) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
   if (record.state == LeaseState::active) return events_.resumed(id);
   const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
@@ -176,7 +196,9 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
     return true;
   }
   LeaseRecord& record = at->second;
-  const bool mayTry = !before.closed && !before.taken.contains(record.server().name);
+  // Who waits for new devices cannot have those of a cordoned server.
+  const std::string& server = record.server().name;
+  const bool mayTry = isCordoned(server) || (!before.closed && !before.taken.contains(server));
   std::string missing = missingToResume(record, waiter.who, {}, now);
   const bool room = missing.empty() && (before.resuming.empty() ||
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
@@ -254,6 +276,36 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
   endChange(*record, {Failure::Kind::serverLost, text});
 }
 
+// The lease stays what it is, whatever becomes of it; but nothing else is begun meanwhile, since the server
+// would do it behind this.
+void Pool::migrate(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord& record = demandRunning(who, id, "moved");
+  if (record.change == Change::migrating) return;  // the answer follows
+  if (record.change != Change::none) refuseNow(record);
+  if (record.state == LeaseState::suspended)
+    refuse(record, "cannot be moved: it is suspended, and has to be resumed first");
+  demandServer(record, "moved", now);
+  record.change = Change::migrating;
+  record.order = ++orders_;
+  events_.migrate(record.server().name, id, drainMs, record.order);
+}
+
+void Pool::migrateDone(const Id& id, uint64_t order, const MigrateResult& result, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::migrating, order);
+  if (record == nullptr) return;
+  record->change = Change::none;
+  events_.migrated(id, result);
+}
+
+void Pool::migrateFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::migrating, order);
+  if (record == nullptr) return;
+  endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
+}
+
 // Nobody waits any more for what was under way.
 void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   const Change was = record.change;
@@ -261,6 +313,7 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   record.change = Change::none;
   record.notResumed.clear();
   if (was == Change::suspending || was == Change::storing) events_.notSuspended(record.id, failure);
+  if (was == Change::migrating) events_.notMigrated(record.id, failure);
   if (resumed) events_.notResumed(record.id, failure);
 }
 
@@ -275,6 +328,9 @@ void Pool::disconnected(const std::string& server) {
       endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
                                                         "; what the lease is now, `gpupool leases` "
                                                         "shows when the server is back"});
+    if (record.change == Change::migrating)
+      endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
+                                                        "; whether its sessions have moved is not known"});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <capnp/serialize.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <stdexcept>
 
@@ -112,6 +113,22 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   return lease;
 } catch (const kj::Exception& error) {
   throw std::runtime_error(std::string("store: a lease cannot be read: ") + error.getDescription().cStr());
+}
+
+std::string encodeCordon(const Cordon& cordon) {
+  return std::to_string(cordon.sinceS) + "\n" + cordon.by + "\n" + cordon.reason;
+}
+
+Cordon decodeCordon(const std::string& text) {
+  const size_t first = text.find('\n');
+  const size_t second = first == std::string::npos ? first : text.find('\n', first + 1);
+  Cordon cordon{text, "", 0};
+  if (second == std::string::npos) return cordon;
+  if (std::from_chars(text.data(), text.data() + first, cordon.sinceS).ptr != text.data() + first)
+    return {text, "", 0};
+  cordon.by = text.substr(first + 1, second - first - 1);
+  cordon.reason = text.substr(second + 1);
+  return cordon;
 }
 
 }  // namespace gpupool::pool

@@ -1,5 +1,6 @@
 #pragma once
-// A lease as it lies in the store: schema::StoredLease under "lease/<id>".
+// What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
+// Cordon under "cordon/<name>".
 
 #include <string>
 #include <vector>
@@ -43,6 +44,17 @@ struct StoredLease {
   Placement& primary();
   const Server& server() const { return primary().server; }
 };
+
+// Why nothing new is placed on a server, on whose word, and since when. For people.
+struct Cordon {
+  std::string reason, by;
+  uint64_t sinceS = 0;  // since 1970; 0: unknown
+};
+
+// Three lines: since when, by whom, why. Texts are printable (model.h), and so have no line ends.
+std::string encodeCordon(const Cordon& cordon);
+// Never fails: what is no such text is a reason.
+Cordon decodeCordon(const std::string& text);
 
 // What its holder and its server are told of it.
 Lease wireLease(const StoredLease& lease);

@@ -3,6 +3,7 @@
 #include <capnp/rpc-twoparty.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <span>
 #include <stdexcept>
@@ -35,6 +36,8 @@ std::span<const std::byte> view(capnp::Data::Reader from) {
 [[noreturn]] void refuse(const std::string& why) {
   kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, why));
 }
+
+uint64_t calendarS() { return static_cast<uint64_t>(std::time(nullptr)); }
 
 // Failures are counted by address: a port is as good as the next one.
 std::string withoutPort(std::string address) {
@@ -173,7 +176,8 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> cordon(CordonContext context) override {
     demand(Right::list);
     const auto params = context.getParams();
-    const std::string server = text(params.getServer()), reason = text(params.getReason());
+    const std::string server = text(params.getServer());
+    const Cordon cordon{text(params.getReason()), text(params.getBy()), calendarS()};
     auto stored = kj::newPromiseAndFulfiller<void>();
     // Shared, for a std::function is copied.
     auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
@@ -183,7 +187,7 @@ class Service::Session final : public schema::Manager::Server {
     };
     guarded([&] {
       Pool& pool = service().pool_;
-      params.getCordoned() ? pool.cordon(principal(), server, reason, done)
+      params.getCordoned() ? pool.cordon(principal(), server, cordon, done)
                            : pool.uncordon(principal(), server, done);
     });
     return service().timer_.timeoutAfter(service().limits_.call, kj::mv(stored.promise));
@@ -206,6 +210,16 @@ class Service::Session final : public schema::Manager::Server {
     return service().resumeLease(principal(), read(params.getId()), params.getWaitMs());
   }
 
+  kj::Promise<void> migrate(MigrateContext context) override {
+    demand(Right::lease);
+    context.allowCancellation();  // what was begun goes on
+    const auto params = context.getParams();
+    return service()
+        .migrateLease(principal(), read(params.getId()), params.getDrainMs())
+        .then(
+            [context](MigrateResult&& result) mutable { write(result, context.getResults().initResult()); });
+  }
+
   kj::Promise<void> devices(DevicesContext context) override {
     demand(Right::list);
     const auto now = service().clock_.now();
@@ -223,7 +237,11 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::list);
     const auto now = service().clock_.now();
     const auto& servers = service().pool_.servers();
-    auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
+    const auto& cordons = service().pool_.cordons();
+    std::vector<std::string> absent;
+    for (const auto& [name, cordon] : cordons)
+      if (!servers.contains(name)) absent.push_back(name);
+    auto list = context.getResults().initServers(static_cast<unsigned>(servers.size() + absent.size()));
     unsigned at = 0;
     for (const auto& [name, server] : servers) {
       auto one = list[at++];
@@ -233,12 +251,14 @@ class Service::Session final : public schema::Manager::Server {
       one.setLastBeatMs(now - server.beatMs);
       one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);
-      const auto& cordons = service().pool_.cordons();
-      if (const auto cordon = cordons.find(name); cordon != cordons.end()) {
-        one.setCordoned(true);
-        one.setCordonReason(cordon->second);
-      }
+      if (const auto cordon = cordons.find(name); cordon != cordons.end()) tell(cordon->second, one);
       fabric::write(server.fabric, one.getInfo().initFabric());
+    }
+    for (const std::string& name : absent) {
+      auto one = list[at++];
+      one.initInfo().setName(name);
+      one.setAbsent(true);
+      tell(cordons.at(name), one);
     }
     return kj::READY_NOW;
   }
@@ -266,6 +286,14 @@ class Service::Session final : public schema::Manager::Server {
           if (placement.server.name == server.name && leased.info.uuid == device.info.uuid) ids.push_back(id);
     auto list = out.initLeases(static_cast<unsigned>(ids.size()));
     for (unsigned i = 0; i < ids.size(); ++i) write(ids[i], list[i]);
+  }
+
+  static void tell(const Cordon& cordon, schema::ServerState::Builder out) {
+    out.setCordoned(true);
+    out.setCordonReason(cordon.reason);
+    out.setCordonedBy(cordon.by);
+    const uint64_t now = calendarS();
+    if (cordon.sinceS != 0) out.setCordonedS(std::max<uint64_t>(1, now - std::min(now, cordon.sinceS)));
   }
 
   enum class Right { list, lease, serve };
@@ -322,8 +350,7 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
       clock_(kj::mv(now), limits.mostStepMs),
       connections_("connections", limits.connections),
       store_(store),
-      pool_(store, *this, times,
-            {bootId(), clock_.now(), static_cast<uint64_t>(std::time(nullptr)), Id::random().text()}),
+      pool_(store, *this, times, {bootId(), clock_.now(), calendarS(), Id::random().text()}),
       tie_(kj::refcounted<Tie>(this)),
       tasks_(*this) {
   tasks_.add(deliverStore());

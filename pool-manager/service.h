@@ -74,6 +74,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   template <class T>
   kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
   kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs);
+  kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
@@ -82,10 +83,13 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void revoke(const ServerLife& server, const Id& id, const std::string& reason) override;
   void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
   void resume(const std::string& server, const Id& id, uint64_t order) override;
+  void migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
   void suspended(const Id& id, const SuspendResult& result) override;
   void notSuspended(const Id& id, const Failure& failure) override;
   void resumed(const Id& id) override;
   void notResumed(const Id& id, const Failure& failure) override;
+  void migrated(const Id& id, const MigrateResult& result) override;
+  void notMigrated(const Id& id, const Failure& failure) override;
   bool resumeWanted(const Id& id) override;
   void granted(const Lease& lease) override;
   void failed(const Id& id, const Failure& failure) override;
@@ -109,6 +113,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   Answers<Lease> waiting_;
   Answers<void> ending_, resuming_;
   Answers<SuspendResult> suspending_;
+  Answers<MigrateResult> migrating_;
   std::set<std::pair<ServerLife, Id>> revoking_;  // orders under way
   Store& store_;
   Pool pool_;

@@ -1,5 +1,5 @@
 // What the pool orders and answers (PoolEvents), as calls to servers and answers to callers; and the calls
-// that suspend and resume leases.
+// that suspend, resume and move leases.
 #include <algorithm>
 
 #include "base/log.h"
@@ -11,16 +11,19 @@ namespace gpupool::pool {
 namespace {
 
 constexpr uint32_t kMostDrainMs = 3'600'000;
-constexpr kj::Duration kMove = 300 * kj::SECONDS;  // a server moves a lease's memory within this
+constexpr kj::Duration kMove = 300 * kj::SECONDS;      // a server moves a lease's memory within this
+constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one after the other, within this
 
 kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
 
-constexpr char kSilent[] = "it does not answer";
+constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases";
 
-// Why an order to suspend or resume was not carried out.
-std::string refusal(const kj::Exception& error) {
+kj::Exception notConnected() { return rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected"); }
+
+// Why an order was not carried out. what: "suspend leases".
+std::string refusal(const kj::Exception& error, const char* what) {
   if (error.getType() == kj::Exception::Type::UNIMPLEMENTED)
-    return "it cannot suspend leases (it runs another version of gpupool)";
+    return std::string("it cannot ") + what + " (it runs another version of gpupool)";
   if (error.getType() == kj::Exception::Type::DISCONNECTED && errorText(error) != kSilent)
     return "lost the connection to it";
   return errorText(error);
@@ -86,6 +89,11 @@ kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint3
   return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now); });
 }
 
+kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs) {
+  return ask(migrating_, id,
+             [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), now); });
+}
+
 // An order that is not answered in time is told from one that was refused: it may be carried out still.
 template <class T>
 kj::Promise<T> Service::within(kj::Duration limit, kj::Promise<T>&& answer) {
@@ -97,7 +105,7 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
   const auto control = controls_.find(server);
   kj::Promise<SuspendResult> answer = nullptr;
   if (control == controls_.end()) {
-    answer = rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected");
+    answer = notConnected();
   } else {
     auto request = control->second.control.suspendRequest();
     write(id, request.initId());
@@ -109,7 +117,7 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
                  .then([this, id, order](
                            SuspendResult&& result) { pool_.suspendDone(id, order, result, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
-                         pool_.suspendFailed(id, order, refusal(error), clock_.now());
+                         pool_.suspendFailed(id, order, refusal(error, kSuspends), clock_.now());
                        }));
 }
 
@@ -117,7 +125,7 @@ void Service::resume(const std::string& server, const Id& id, uint64_t order) {
   const auto control = controls_.find(server);
   kj::Promise<void> answer = nullptr;
   if (control == controls_.end()) {
-    answer = rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected");
+    answer = notConnected();
   } else {
     auto request = control->second.control.resumeRequest();
     write(id, request.initId());
@@ -127,7 +135,27 @@ void Service::resume(const std::string& server, const Id& id, uint64_t order) {
                  .then([this, id, order]() { pool_.resumeDone(id, order, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
                          const bool refused = error.getType() != kj::Exception::Type::DISCONNECTED;
-                         pool_.resumeFailed(id, order, refusal(error), refused, clock_.now());
+                         pool_.resumeFailed(id, order, refusal(error, kSuspends), refused, clock_.now());
+                       }));
+}
+
+void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) {
+  const auto control = controls_.find(server);
+  kj::Promise<MigrateResult> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = notConnected();
+  } else {
+    auto request = control->second.control.migrateRequest();
+    write(id, request.initId());
+    request.setDrainMs(drainMs);
+    answer = request.send().then([](auto&& response) { return read(response.getResult()); });
+  }
+  const kj::Duration limit = drainMs * kj::MILLISECONDS + kMigrate + limits_.call;
+  tasks_.add(within(limit, kj::mv(answer))
+                 .then([this, id, order](
+                           MigrateResult&& result) { pool_.migrateDone(id, order, result, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         pool_.migrateFailed(id, order, refusal(error, "move sessions"), clock_.now());
                        }));
 }
 
@@ -135,6 +163,8 @@ void Service::suspended(const Id& id, const SuspendResult& result) { suspending_
 void Service::notSuspended(const Id& id, const Failure& failure) { suspending_.reject(id, toError(failure)); }
 void Service::resumed(const Id& id) { resuming_.fulfill(id); }
 void Service::notResumed(const Id& id, const Failure& failure) { resuming_.reject(id, toError(failure)); }
+void Service::migrated(const Id& id, const MigrateResult& result) { migrating_.fulfill(id, result); }
+void Service::notMigrated(const Id& id, const Failure& failure) { migrating_.reject(id, toError(failure)); }
 bool Service::resumeWanted(const Id& id) { return resuming_.wanted(id); }
 
 }  // namespace gpupool::pool

@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 3;
+inline constexpr uint32_t kProtocolVersion = 4;
 
 struct Frame {
   enum Flag : uint32_t {
@@ -59,23 +59,49 @@ enum class NoticeType : uint32_t {
   failed = 2,     // status, text: the session is over or sticky (a posted call failed, a device fault)
   callback = 3,   // callback id, status: run the host function, then answer callbackDone
   output = 4,     // device printf text
-  moved = 5,      // reserved for failover: resume elsewhere
-  drain = 6,      // the server asks to checkpoint and leave
-  prepare = 7,    // prepare a checkpoint
+  moved = 5,      // MovedBody: the session goes on at another worker, as that epoch (see "A move" below)
+  prepare = 6,    // a move begins: send no frame any more, and answer `stopped`
+  drained = 7,    // all frames are done: send nothing at all any more, and answer `quiet`
   errors = 8,     // device output for stderr (text of failed assertions), possibly empty; nothing follows it
   suspended = 9,  // no frame is served before `resumed`
   resumed = 10,
+  stay = 11,  // the move has failed: go on as before
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
   watch = 66,    // word, value: wake me when it is reached
   aside = 67,    // Frame, arguments: an aside call
+  stopped = 68,  // StoppedBody: the last frame; the control channel goes on
+  quiet = 69,    // StoppedBody: the last aside call; nothing follows before `stay` or `moved`
+  left = 70,     // the client goes on at the other worker; nothing follows
+  stays = 71,    // the client could not reach the other worker, and goes on at this one
 };
+
+// A move: the session goes on at another worker, which rebuilds it from what this one sends. The client stops
+// sending first, so that nothing is under way when the state is read:
+//
+//   old worker -> client   prepare
+//   client -> old worker   stopped     behind the last frame; no thread of the client sends a frame from here
+//                                      on. Host functions and aside calls go on: work under way may need them
+//   old worker -> client   drained     every frame is served, every device idle, no host function runs
+//   client -> old worker   quiet       behind the last message of the control channel
+//   old worker -> client   moved       the other worker has rebuilt the session; or at any time since
+//                                      `prepare`: stay
+//   client                             asks its holder for the session's next epoch (schema/holder.h), and
+//                                      exchanges hellos with the new worker (schema/hello.h)
+//   client -> old worker   left        from here on the client accepts nothing of the old worker. It closes
+//                                      this connection and sends again to the new one whatever it still
+//                                      watches; or, where it could not reach it: stays
+//
+// What the client says of a move repeats the number of the `prepare` that it answers (Notice.effect): an
+// answer to one that was taken back counts nothing. Frames and aside calls keep their numbers, and words
+// their values, across a move.
 
 struct Notice {
   NoticeType type{};
   uint32_t epoch = 0;
-  uint64_t effect = 0;  // number of this effect, from 1 (worker -> client)
+  uint64_t effect = 0;  // number of this effect, from 1 (worker -> client); of what a client says of a move:
+                        // that of the `prepare` that it answers
 };
 static_assert(sizeof(Notice) == 16);
 
@@ -88,6 +114,14 @@ struct FailedBody {
   uint32_t status = 0;
   uint32_t call = 0;
   // then: blob with text
+};
+struct MovedBody {
+  uint32_t epoch = 0;  // the next one
+  uint32_t reserved = 0;
+};
+struct StoppedBody {
+  uint64_t last =
+      0;  // number of the last frame (stopped) or aside call (quiet, without kAside) sent; 0: none
 };
 struct CallbackBody {
   uint64_t id = 0;

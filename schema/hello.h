@@ -77,4 +77,15 @@ struct WorkerHello {
   DeviceProperties devices[kMaxDevices];
 };
 
+// Behind the WorkerHello of a moved session (epoch above 1), as one further message of the call channel: how
+// the new connection names the worker's pinned memory. Count × MovedRegion, by ascending address; where there
+// is no pinned memory, one of address 0. The client offers only the address space that the session has, and
+// keeps its words, staging memory and pinned memory where they are: on one host the new worker has adopted
+// the same memory, on a network it has copies.
+struct MovedRegion {
+  uint64_t address = 0;
+  RegionName region;
+};
+static_assert(sizeof(MovedRegion) == 16);
+
 }  // namespace gpupool::schema

@@ -39,7 +39,7 @@ inline socklen_t socketAddress(const char* name, sockaddr_un& address) {
 }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 3;
+inline constexpr uint32_t kVersion = 4;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
@@ -49,6 +49,9 @@ struct OpenRequest {
   uint32_t reserved = 0;
   char transport[16] = {};  // of base/transport_names.h; empty: the holder chooses
   char command[128] = {};   // for people
+  // Of a session that has moved (schema/frame.h): its id and its next epoch. All zero: a new session.
+  uint64_t sessionHigh = 0, sessionLow = 0;
+  uint64_t epoch = 0;
 };
 
 enum class Status : uint32_t {
@@ -82,6 +85,6 @@ struct OpenReply {
   // lease, for the program's user.
   char text[512] = {};
 };
-static_assert(sizeof(OpenRequest) == 168 && sizeof(OpenReply) == 672);
+static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 672);
 
 }  // namespace gpupool::holder

@@ -29,6 +29,8 @@ class MirrorBase {
     if (!bytes.empty()) std::memcpy(base_.data() + offset, bytes.data(), bytes.size());
   }
 
+  std::span<const std::byte> base() const { return base_; }
+
   // The peer's content is unknown: the next collect sends everything.
   void distrust() { agreed_ = false; }
   bool agreed() const { return agreed_; }

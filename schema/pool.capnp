@@ -187,7 +187,9 @@ interface Manager {
   prove @10 (proof :Data) -> (proof :Data);
 
   # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
-  cordon @11 (server :Text, cordoned :Bool, reason :Text) -> ();
+  # From then on Manager.leases names every lease that the server will have before that ends. Idempotent. by: whose word
+  # it is, "user@host"; for people, like the reason.
+  cordon @11 (server :Text, cordoned :Bool, reason :Text, by :Text) -> ();
 
   # The lease's owner, and operators. Takes the memory of the lease's sessions off its devices and keeps it in the
   # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
@@ -197,6 +199,10 @@ interface Manager {
   # Brings it back to the same devices, as soon as there is room: waits for it as a lease does, at most waitMs. Fails with
   # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
   resume @13 (id :Id128, waitMs :UInt32) -> ();
+
+  # The lease's owner, and operators. As ServerControl.migrate, by the lease's server. The manager keeps nothing of it:
+  # one that ends meanwhile changes nothing, and the server goes on.
+  migrate @14 (id :Id128, drainMs :UInt32) -> (result :MigrateResult);
 }
 
 struct SuspendResult {
@@ -217,6 +223,9 @@ struct ServerState {
   warmWorkers @3 :UInt32;
   cordoned @4 :Bool;
   cordonReason @5 :Text;
+  cordonedBy @6 :Text;
+  cordonedS @7 :UInt64;       # seconds ago; 0: unknown
+  absent @8 :Bool;            # it is not in the pool now: only its name, and that it is cordoned, is known
 }
 
 interface ServerControl {   # not "Server": generated C++ has a class Server in every interface
@@ -229,6 +238,17 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   suspend @3 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
   # Fails if the memory is not there: the lease is still suspended then.
   resume @4 (id :Id128) -> ();
+  # Moves all sessions of the lease, one after the other, each to another worker process of this server. Its devices and
+  # its memory stay the lease's. Programs see that calls take longer and nothing else. Fails with the first reason: each
+  # session then runs where it was or, where it had been moved before, in its new worker. Of a suspended lease: refused.
+  # drainMs: as in Manager.suspend.
+  migrate @5 (id :Id128, drainMs :UInt32) -> (result :MigrateResult);
+}
+
+struct MigrateResult {
+  sessions @0 :UInt32;          # moved
+  movedBytes @1 :UInt64;        # of device memory, of all together
+  longestPauseMs @2 :UInt32;    # for which a session's program stood still
 }
 
 struct SessionState {
@@ -252,7 +272,7 @@ struct SessionHello {
   rowsHash @1 :UInt64;
   lease @2 :Id128;
   session @3 :Id128;
-  epoch @4 :UInt64;           # 1 for a new session
+  epoch @4 :UInt64;           # 1 for a new session; of one that has moved: its next
   clientNonce @5 :Data;       # 32 bytes
   transport @6 :Text;         # "shm" or "ucx"
   pid @7 :UInt32;             # of the application, for people
@@ -283,7 +303,17 @@ struct WorkerOrder {   # server -> worker
     suspend @3 :SuspendOrder;         # a socket to the copier comes with it (server/copier/protocol.h)
     resume @4 :Void;
     serve @5 :Void;                   # to the copier: a worker's end of such a socket comes with it
+    move @6 :MoveOrder;               # to the old worker: a socket to the copier and its end of the state socket come
+                                      # with it, in this order
+    client @7 :Void;                  # to the new worker: the client's socket comes with it
   }
+}
+# Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
+# old one sends what the session is, and the new one says whether it has rebuilt it. Old and new worker answer the
+# server with `moved` and `rebuilt`.
+struct MoveOrder {
+  drainMs @0 :UInt32;                 # as in Manager.suspend
+  epoch @1 :UInt64;                   # the session's next
 }
 struct SuspendOrder {
   drainMs @0 :UInt32;                 # as in Manager.suspend
@@ -301,6 +331,7 @@ enum Descriptor {
   clientSocket @0;                    # the session's bootstrap socket; always there
   moduleCache @1;                     # the tenant's folder; absent: no cache
   deviceLock @2;                      # of a device of the lease: held until the worker's process has ended
+  state @3;                           # the state socket (MoveOrder); with WorkerStart.rebuild, and only there
 }
 struct WorkerStart {
   session @0 :Id128;
@@ -313,6 +344,8 @@ struct WorkerStart {
   moduleCacheBytes @7 :UInt64;      # files in the cache's folder may be so much together
   clientPid @6 :UInt32;
   reportActivity @9 :Bool;          # WorkerReport.activity is wanted: the lease takes turns
+  rebuild @10 :Bool;                # the session moves here: the state socket comes instead of the client's, which
+                                    # follows with the order `client`
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -325,9 +358,18 @@ struct WorkerReport {
     lost @6 :DeviceLost;            # a device of the session broke; the session goes on to its end
     memory @7 :MemoryRequest;
     suspended @8 :SuspendReport;
-    disturb @9 :Void;               # tests: suspend this session now and resume it (GPUPOOL_DISTURB)
+    disturb @9 :Void;               # tests: suspend this session now and resume it, or move it (GPUPOOL_DISTURB)
     activity @10 :Activity;         # when it changes; at the start of a session it is busy
+    rebuilt @11 :Text;              # of a new worker, once: not empty: it could not rebuild the session, and why
+    moved @12 :MoveReport;          # the answer to `move`, when it is done or has failed
   }
+}
+struct MoveReport {
+  error @0 :Text;                   # not empty: the session stays where it was, and why. Empty: its client has gone
+                                    # over, and this worker exits
+  movedBytes @1 :UInt64;            # of device memory
+  drainMs @2 :UInt32;               # until client and device stood still
+  pauseMs @3 :UInt32;               # from then until the client had gone over
 }
 enum Activity {
   busy @0;                          # calls of its program have arrived within the last half second

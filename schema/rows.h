@@ -30,14 +30,18 @@
 //                 beside the executor, so that only its caller waits
 //     Aside       needs nothing of the driver: travels on the control channel, past all other calls
 //                 (schema/frame.h)
-//     Recorded    changes an object or setting that a rebuilt session must have: kept in the record of
-//                 the session. Creations (Mints, DeviceValue) are always kept, and dropped by Frees.
+//     Recorded    changes an object that a rebuilt session must have: kept in the record of the session
+//                 (server/worker/record.h). Creations (Mints, DeviceValue) are always kept.
+//     Setting     likewise, and it replaces an earlier call that had the same handles, the same device and
+//                 the same arguments of enum types
+//     Loads       may have the driver load code, which may place variables of modules: the first call with
+//                 the same handles, device and text is kept, and no other call that loads runs meanwhile
 //
 // The roles say what each parameter is, in the order of the prototype; they are checked against cuda.h:
 //
 //     CALL(cuStreamGetId, Local, None)
-//     CALL(cuEventDestroy_v2, Policy | Cleanup, Generated, Frees<"hEvent">)
-//     CALL(cuCtxSetLimit, Policy, Generated | Recorded, In<"limit">, In<"value">)
+//     CALL(cuStreamDestroy_v2, Policy | Cleanup, Generated, Frees<"hStream">)
+//     CALL(cuCtxSetLimit, Policy, Generated | Setting, In<"limit">, In<"value">)
 
 #include <algorithm>
 #include <array>
@@ -62,7 +66,16 @@ enum class Client : uint32_t {
   InHostFunction = 32,
   Cleanup = 64
 };
-enum class Worker : uint32_t { None = 1, Generated = 2, Checked = 4, Beside = 16, Aside = 32, Recorded = 64 };
+enum class Worker : uint32_t {
+  None = 1,
+  Generated = 2,
+  Checked = 4,
+  Beside = 16,
+  Aside = 32,
+  Recorded = 64,
+  Setting = 128,
+  Loads = 256
+};
 template <class W>
 concept RowWord = std::is_same_v<W, Client> || std::is_same_v<W, Worker>;
 template <RowWord W>
@@ -214,6 +227,8 @@ struct Row {
   static constexpr bool beside = says(W, Worker::Beside);
   static constexpr bool aside = says(W, Worker::Aside);
   static constexpr bool recorded = says(W, Worker::Recorded);
+  static constexpr bool setting = says(W, Worker::Setting);
+  static constexpr bool loads = says(W, Worker::Loads);
   using Function = F;
   using Arguments = typename Signature<F>::Arguments;
   using RoleList = std::tuple<Roles...>;
@@ -233,6 +248,7 @@ struct Row {
                 "a call that is sent by its row travels");
   static_assert(!travels || !inHostFunction, "while a host function runs, nothing may wait for a message");
   static_assert(!beside || !aside, "beside the executor or past it, not both");
+  static_assert(recorded + setting + loads <= 1, "a call is kept in one way");
 };
 
 // Index of the parameter called `name`; a row that names none does not compile.

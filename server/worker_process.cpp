@@ -27,6 +27,7 @@ namespace {
 // The handler's only way out; one WorkerProcess a process.
 volatile int signalDescriptor = -1;
 constexpr uint64_t kTerminated = 1, kServerDied = uint64_t{1} << 32;  // in the eventfd's sum
+const char kNonsenseText[] = "the GPU server sent nonsense";
 const char kServerDiedText[] = "the GPU server died: its process was killed or crashed";
 
 void onSignal(int signal) {
@@ -41,6 +42,9 @@ bool isSeqpacket(int descriptor) {
   socklen_t bytes = sizeof type;
   return getsockopt(descriptor, SOL_SOCKET, SO_TYPE, &type, &bytes) == 0 && type == SOCK_SEQPACKET;
 }
+
+// The server's event loop used it without blocking; transports here block and poll.
+void makeBlocking(int socket) { fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK); }
 
 bool sendReport(int descriptor, capnp::MessageBuilder& message, int flags = 0) {
   const auto words = capnp::messageToFlatArray(message);
@@ -84,8 +88,14 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
     if (kind == schema::Descriptor::CLIENT_SOCKET) session.socket = descriptors[i];
     if (kind == schema::Descriptor::MODULE_CACHE) session.moduleCache = descriptors[i];
     if (kind == schema::Descriptor::DEVICE_LOCK) session.deviceLocks.push_back(descriptors[i]);
+    if (kind == schema::Descriptor::STATE) session.state = descriptors[i];
   }
-  if (session.socket < 0) throw std::runtime_error("no socket came with it");
+  session.rebuild = start.getRebuild();
+  if ((session.socket < 0) != session.rebuild)
+    throw std::runtime_error(session.rebuild ? "a client's socket came with it" : "no socket came with it");
+  if ((session.state >= 0) != session.rebuild)
+    throw std::runtime_error(session.rebuild ? "no state socket came with it"
+                                             : "a state socket came with it");
   session.session = schema::read(start.getSession());
   session.epoch = start.getEpoch();
   session.transport = start.getTransport();
@@ -112,7 +122,7 @@ void print(const std::string& driver, std::span<const Device> devices) {
 
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
-    "                      [--disturb SEED]                           started by gpupool-server\n"
+    "                      [--disturb SEED | --disturb-moves SEED]    started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
     "       gpupool-worker --copier --budget BYTES [--driver PATH] [--folder DIR] [--touch-ahead BYTES]\n"
     "       [--verify]                               keeps suspended sessions' memory\n";
@@ -139,7 +149,8 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
         throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
     } else if (word == "--client-stall-time") {
       arguments.clientStallTime = std::chrono::milliseconds(std::strtoll(value().c_str(), nullptr, 10));
-    } else if (word == "--disturb") {
+    } else if (word == "--disturb" || word == "--disturb-moves") {
+      arguments.disturbMoves = word == "--disturb-moves";
       arguments.disturb = std::strtoull(value().c_str(), nullptr, 10);
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");
@@ -247,6 +258,8 @@ WorkerProcess::~WorkerProcess() {
     signalDescriptor = -1;
   }
   if (done_ >= 0) close(done_);
+  if (news_ >= 0) close(news_);
+  if (client_ >= 0) close(client_);
   close(descriptor_);
 }
 
@@ -309,6 +322,26 @@ bool WorkerProcess::reportSuspended(const SuspendOutcome& outcome) {
   return sendReport(descriptor_, message);
 }
 
+bool WorkerProcess::reportMoved(const MoveOutcome& outcome) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto moved = report.initMoved();
+  moved.setError(outcome.error);
+  moved.setMovedBytes(outcome.movedBytes);
+  moved.setDrainMs(outcome.drainMs);
+  moved.setPauseMs(outcome.pauseMs);
+  return sendReport(descriptor_, message);
+}
+
+bool WorkerProcess::reportRebuilt(const std::string& error) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  report.setRebuilt(error);
+  return sendReport(descriptor_, message);
+}
+
 bool WorkerProcess::reportDisturb() {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
@@ -343,8 +376,7 @@ std::optional<SessionStart> WorkerProcess::waitForSession() {
     if (!order.isStart()) throw std::runtime_error("it is none");
     if (order.getStart().getDevices().size() == 0) throw std::runtime_error("no devices");
     auto session = parseStart(order.getStart(), datagram.descriptors);
-    // The server's event loop used it without blocking; transports here block and poll.
-    fcntl(session.socket, F_SETFL, fcntl(session.socket, F_GETFL) & ~O_NONBLOCK);
+    makeBlocking(session.rebuild ? session.state : session.socket);
     return session;
   } catch (const kj::Exception& error) {
     datagram.closeDescriptors();
@@ -418,8 +450,10 @@ void WorkerProcess::answer(uint64_t ticket, MemoryAnswer memory) {
 void WorkerProcess::watchServer(std::function<void(const std::string&)> stop, std::chrono::milliseconds grace,
                                 int clientGone) {
   done_ = eventfd(0, EFD_CLOEXEC);
+  news_ = eventfd(0, EFD_CLOEXEC);
   signalDescriptor = eventfd(0, EFD_CLOEXEC);
-  if (done_ < 0 || signalDescriptor < 0) throw std::runtime_error("eventfd: " + std::string(strerror(errno)));
+  if (done_ < 0 || news_ < 0 || signalDescriptor < 0)
+    throw std::runtime_error("eventfd: " + std::string(strerror(errno)));
   struct sigaction action{};
   action.sa_handler = onSignal;
   action.sa_flags = SA_RESTART;
@@ -440,6 +474,43 @@ bool WorkerProcess::endsWithin(std::chrono::milliseconds time) const {
   }
 }
 
+void WorkerProcess::watchClient(int clientGone) {
+  clientGone_.store(clientGone);
+  const uint64_t one = 1;
+  if (write(news_, &one, sizeof one) < 0) GPUPOOL_WARNING("the client is not watched: %s", strerror(errno));
+}
+
+std::optional<int> WorkerProcess::waitForClient(std::chrono::milliseconds bound) {
+  std::unique_lock lock(memoryMutex_);
+  answered_.wait_for(lock, bound, [&] { return client_ >= 0 || stopping(); });
+  if (client_ < 0 || stopping()) return std::nullopt;
+  return std::exchange(client_, -1);
+}
+
+// Takes the descriptor. Of a worker that has had one, it is nobody's.
+void WorkerProcess::takeClient(std::vector<int>& descriptors) {
+  std::lock_guard lock(memoryMutex_);
+  if (descriptors.size() != 1 || std::exchange(clientCame_, true)) return;
+  client_ = descriptors[0];
+  descriptors.clear();
+  makeBlocking(client_);
+  answered_.notify_all();
+}
+
+// Takes the descriptors that it can use.
+void WorkerProcess::move(uint32_t drainMs, uint64_t epoch, std::vector<int>& descriptors) {
+  if (descriptors.size() == 2 && orders_.move) {
+    makeBlocking(descriptors[1]);
+    orders_.move(std::chrono::milliseconds(drainMs), epoch, descriptors[0], descriptors[1]);
+    descriptors.clear();
+    return;
+  }
+  MoveOutcome refused;
+  refused.error =
+      orders_.move ? "the order came without its two connections" : "this worker cannot move its session";
+  reportMoved(refused);
+}
+
 // Takes the descriptors that it can use.
 void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
   if (descriptors.size() == 1 && orders_.suspend) {
@@ -453,30 +524,49 @@ void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
   reportSuspended(refused);
 }
 
+struct WorkerProcess::Order {
+  schema::WorkerOrder::Reader reader;
+  std::vector<int>& descriptors;
+};
+
+// Takes the descriptors that it can use; why the session ends, or empty.
+std::string WorkerProcess::carryOut(const Order& given) {
+  const auto& [order, descriptors] = given;
+  switch (order.which()) {
+    case schema::WorkerOrder::STOP:
+      return order.getStop().size() != 0 ? order.getStop().cStr() : "stopped";
+    case schema::WorkerOrder::MEMORY: {
+      const auto memory = order.getMemory();
+      answer(memory.getTicket(),
+             {memory.getGranted(), true, memory.getOthersBytes(), memory.getError().cStr()});
+      return "";
+    }
+    case schema::WorkerOrder::SUSPEND:
+      suspend(order.getSuspend().getDrainMs(), descriptors);
+      return "";
+    case schema::WorkerOrder::RESUME:
+      if (orders_.resume) orders_.resume();
+      return "";
+    case schema::WorkerOrder::MOVE:
+      move(order.getMove().getDrainMs(), order.getMove().getEpoch(), descriptors);
+      return "";
+    case schema::WorkerOrder::CLIENT:
+      takeClient(descriptors);
+      return "";
+    default:
+      return kNonsenseText;
+  }
+}
+
 std::string WorkerProcess::obey() {
   Datagram datagram = receive(descriptor_);
-  const char* const nonsense = "the GPU server sent nonsense";
-  std::string why = datagram.bytes <= 0 ? kServerDiedText : nonsense;
+  std::string why = datagram.bytes <= 0 ? kServerDiedText : kNonsenseText;
   if (datagram.bytes > 0) {
     try {
       capnp::FlatArrayMessageReader reader(datagram.words.slice(0, datagram.bytes / sizeof(capnp::word)));
-      const auto order = reader.getRoot<schema::WorkerOrder>();
-      if (order.isStop()) {
-        why = order.getStop().size() != 0 ? order.getStop().cStr() : "stopped";
-      } else if (order.isMemory()) {
-        const auto memory = order.getMemory();
-        answer(memory.getTicket(),
-               {memory.getGranted(), true, memory.getOthersBytes(), memory.getError().cStr()});
-        why.clear();
-      } else if (order.isSuspend()) {
-        suspend(order.getSuspend().getDrainMs(), datagram.descriptors);
-        why.clear();
-      } else if (order.isResume()) {
-        if (orders_.resume) orders_.resume();
-        why.clear();
-      }
+      why = carryOut({reader.getRoot<schema::WorkerOrder>(), datagram.descriptors});
     } catch (const kj::Exception&) {
-      why = nonsense;
+      why = kNonsenseText;
     }
   }
   datagram.closeDescriptors();
@@ -485,12 +575,20 @@ std::string WorkerProcess::obey() {
 
 void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
                           std::chrono::milliseconds grace, int clientGone) {
-  pollfd waiting[4] = {
-      {descriptor_, POLLIN, 0}, {signalDescriptor, POLLIN, 0}, {done_, POLLIN, 0}, {clientGone, POLLIN, 0}};
+  pollfd waiting[5] = {{descriptor_, POLLIN, 0},
+                       {signalDescriptor, POLLIN, 0},
+                       {done_, POLLIN, 0},
+                       {clientGone, POLLIN, 0},
+                       {news_, POLLIN, 0}};
   std::string reason;
   while (reason.empty()) {
-    if (poll(waiting, 4, -1) < 0) continue;
+    if (poll(waiting, 5, -1) < 0) continue;
     if (waiting[2].revents != 0) return;
+    if (waiting[4].revents != 0) {
+      uint64_t count = 0;
+      if (::read(news_, &count, sizeof count) < 0) waiting[4].fd = -1;
+      waiting[3] = {clientGone_.load(), POLLIN, 0};
+    }
     if (waiting[3].revents != 0) {
       if (endsWithin(grace)) return;
       GPUPOOL_WARNING("the client is gone, and the driver does not return from a call");

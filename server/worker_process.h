@@ -6,6 +6,9 @@
 //   answers about memory and perhaps the order to stop. One datagram is one flat Cap'n Proto message of at
 //   most kMaxDatagram bytes. A worker serves one session and exits.
 //
+//   A worker to which a session moves gets its start with one end of the state socket instead of the client's
+//   socket (SessionStart.rebuild), reports `rebuilt`, and gets the client's socket later (waitForClient).
+//
 // A worker's main, in order: parseWorkerArguments; with --inventory runInventory and exit; WorkerProcess;
 // Driver::load and warmUp, where they throw reportFailed and exit; reportReady; waitForSession; watchServer;
 // the session; reportEnded; exit.
@@ -49,6 +52,7 @@ struct WorkerArguments {
   std::chrono::milliseconds clientStallTime{
       0};                           // --client-stall-time MS: server/front/options.h; 0: for ever
   std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
+  bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);
@@ -74,8 +78,10 @@ struct SessionStart {
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
   bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
+  bool rebuild = false;         // the session moves here from another worker, as `epoch`
   // The receiver's to close; all close-on-exec.
-  int socket = -1;       // the client's bootstrap socket, blocking
+  int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
+  int state = -1;        // with rebuild, and only there: the state socket, blocking
   int moduleCache = -1;  // the cache's folder; -1: none
   // Nobody closes them: the process's end does, and says with it that the devices are free.
   std::vector<int> deviceLocks;
@@ -101,11 +107,21 @@ struct SuspendOutcome {
 // schema::Activity.
 enum class Activity : uint16_t { busy, quiet, waiting };
 
-// What the server may order besides the end; called on the watching thread, which must not be held up.
-struct SuspendOrders {
-  // copier: the callee's to close.
+// What became of an order to move the session: schema::MoveReport.
+struct MoveOutcome {
+  std::string error;
+  uint64_t movedBytes = 0;
+  uint32_t drainMs = 0, pauseMs = 0;
+};
+
+// What the server may order besides the end; called on the watching thread, which must not be held up. The
+// descriptors are the callee's to close, all close-on-exec. What is not set is refused.
+struct WorkerOrders {
   std::function<void(std::chrono::milliseconds drain, int copier)> suspend;
   std::function<void()> resume;
+  // The session goes to another worker, as `epoch`. state: this worker's end of the state socket, blocking.
+  // Answered once by reportMoved.
+  std::function<void(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state)> move = nullptr;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -129,13 +145,20 @@ class WorkerProcess {
   bool reportLost(uint32_t ordinal, const std::string& error);
 
   bool reportSuspended(const SuspendOutcome& outcome);
-  // Tests: asks to be suspended and resumed.
+  // The answer to the order to move. Without an error the session is the other worker's from here on: nothing
+  // else of this one counts, and the server waits for its exit as after reportEnded.
+  bool reportMoved(const MoveOutcome& outcome);
+  // Of a worker that rebuilds, once: whether it has done so. error: empty, or why not.
+  bool reportRebuilt(const std::string& error);
+  // Tests: asks to be suspended and resumed, or to be moved.
   bool reportDisturb();
   bool reportActivity(Activity activity);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server
-  // is gone. After watchServer; any thread.
+  // is gone. After watchServer; any thread. Of a worker that rebuilds, a take on a device is answered, and a
+  // give counts, from when the session is its own (the old worker has reported that it has moved, or is
+  // gone): what the old one had of the account is this one's then.
   MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
   void giveMemory(uint32_t place, uint64_t bytes);
   static constexpr std::chrono::seconds kMemoryBound{60};  // a server that is stopped for a while costs time
@@ -145,7 +168,12 @@ class WorkerProcess {
   std::optional<SessionStart> waitForSession();
 
   // Before watchServer; without it such orders are refused.
-  void onSuspend(SuspendOrders orders) { orders_ = std::move(orders); }
+  void onOrders(WorkerOrders orders) { orders_ = std::move(orders); }
+
+  // Of a worker that rebuilds, after watchServer; any thread. The client's bootstrap socket, blocking, the
+  // caller's to close: it may have come before. Empty: it did not come within `bound`, or the session is to
+  // end.
+  std::optional<int> waitForClient(std::chrono::milliseconds bound);
 
   static constexpr std::chrono::milliseconds kGrace{1500};
 
@@ -156,6 +184,9 @@ class WorkerProcess {
   // not keep the device. Call once, after waitForSession.
   void watchServer(std::function<void(const std::string& reason)> stop,
                    std::chrono::milliseconds grace = kGrace, int clientGone = -1);
+  // From now on that one is watched instead of watchServer's clientGone: of a worker that had no client yet.
+  // Once, after watchServer.
+  void watchClient(int clientGone);
   bool stopping() const { return stopping_.load(std::memory_order_acquire); }
 
   static constexpr int kExitStopped = 75;
@@ -166,18 +197,26 @@ class WorkerProcess {
   bool endsWithin(std::chrono::milliseconds time) const;
   // The server's next order; why the session ends, or empty: it goes on.
   std::string obey();
+  struct Order;
+  std::string carryOut(const Order& given);
   void suspend(uint32_t drainMs, std::vector<int>& descriptors);
+  void move(uint32_t drainMs, uint64_t epoch, std::vector<int>& descriptors);
+  void takeClient(std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
 
   int descriptor_;
   int done_ = -1;  // eventfd: ends the watcher
+  int news_ = -1;  // eventfd: clientGone_ has been set
+  std::atomic<int> clientGone_{-1};
   uint64_t rowsHash_;
   std::atomic<bool> stopping_{false};
   std::thread watcher_;
-  SuspendOrders orders_;
+  WorkerOrders orders_;
   std::mutex memoryMutex_;
   std::condition_variable answered_;
   bool told_ = false;  // the session knows that it is to end
+  int client_ = -1;    // came with the order `client`, and waitForClient has not taken it
+  bool clientCame_ = false;
   uint64_t nextTicket_ = 1;
   struct Asked {
     uint32_t place = 0;

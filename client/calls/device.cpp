@@ -16,7 +16,9 @@
 #include "client/export_tables.h"
 #include "client/lookup.h"
 #include "client/memory/device.h"
+#include "client/memory/host.h"
 #include "client/memory/registered.h"
+#include "client/memory/staging.h"
 #include "client/streams.h"
 #include "client/visible_devices.h"
 
@@ -103,6 +105,16 @@ CUresult initialise() {
   if (status != CUDA_SUCCESS) return status;
   visible = chosen;
   startDeviceMemory();
+  static constexpr Session::MoveHooks moves{
+      [] { return hostMemory().regions(); },
+      [](transport::Connection& next, std::span<const schema::MovedRegion> regions, std::string& why) {
+        return hostMemory().prepareMove(next, regions, why);
+      },
+      [] {
+        staging().moved();
+        hostMemory().moved();
+      }};
+  Session::get().hookMoves(moves);
   hookStreams({&settleHostMemory, &captureAccepts});
   startContexts(deviceCount());
   static constexpr ExportTableHooks hooks{&streamIdOf,  &functionsOfModule, &loadModule,

@@ -108,6 +108,7 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   const bool alone = bytes > kSharedPiece / 4 || mirrored || use == Use::target;
   size_t size = up(bytes, alone ? kPage : kBlock);
   {
+    const Transfers::Inside inside(Session::get().transfers(), Transfers::named);
     std::lock_guard order(growing_);
     PieceAt piece = alone ? pieces_.end() : pieceWithRoom(context, size, address);
     if (piece == pieces_.end()) {
@@ -147,6 +148,7 @@ bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {
   removeMirror(address);
+  std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
   std::unique_lock growing(growing_);
   Piece gone;
   uint64_t start = 0;
@@ -165,12 +167,13 @@ CUresult HostMemory::release(CUcontext context, uint64_t address) {
     gone = std::move(piece->second);
     pieces_.erase(piece);
   }
-  return unmap(growing, context, start, std::move(gone));
+  return unmap(growing, inside, context, start, std::move(gone));
 }
 
 void HostMemory::contextEnds(CUcontext context) {
-  std::unique_lock growing(growing_);
   while (true) {
+    std::optional<Transfers::Inside> inside(std::in_place, Session::get().transfers(), Transfers::named);
+    std::unique_lock growing(growing_);
     std::unique_lock lock(mutex_);
     auto kept = std::find_if(pieces_.begin(), pieces_.end(), [&](const auto& piece) {
       return piece.second.context == context && piece.second.used == 0;
@@ -180,15 +183,16 @@ void HostMemory::contextEnds(CUcontext context) {
     Piece gone = std::move(kept->second);
     pieces_.erase(kept);
     lock.unlock();
-    unmap(growing, context, start, std::move(gone));
+    unmap(growing, inside, context, start, std::move(gone));
   }
 }
 
-// The piece is in no list any more. It lets go of growing_ while it waits.
-CUresult HostMemory::unmap(std::unique_lock<std::mutex>& growing, CUcontext context, uint64_t start,
-                           Piece gone) {
+// The piece is in no list any more. It lets go of growing_ while it waits, and is not inside any more.
+CUresult HostMemory::unmap(std::unique_lock<std::mutex>& growing, std::optional<Transfers::Inside>& inside,
+                           CUcontext context, uint64_t start, Piece gone) {
   CUresult status = Session::get().post<"sessionHostUnmap">(context, CUdeviceptr{start});
   if (gone.lent != transport::Region{}) Session::get().connection().unshare(gone.lent);
+  inside.reset();
   parked_.push_back({start, gone.bytes, std::move(gone.memory)});
   // The worker may be in the middle of a transfer to it, over RDMA: some microseconds until it has let go.
   for (auto end = transport::Clock::now() + kLettingGo; !unmapParked() && transport::Clock::now() < end;) {
@@ -228,14 +232,14 @@ bool HostMemory::holds(uint64_t address, size_t bytes) const {
 
 // ---- copies over a network ----
 
-CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes) {
-  Session& session = Session::get();
-  if (session.mapsMemory() || bytes == 0) return CUDA_SUCCESS;
-  uint64_t address = reinterpret_cast<uint64_t>(from);
-  CUresult status = awaitLandings(address, bytes);
+CUresult HostMemory::awaitUpload(const void* from, size_t bytes) {
+  CUresult status = awaitLandings(reinterpret_cast<uint64_t>(from), bytes);
   // A put lands as soon as it arrives: changes that are not applied yet would undo it.
-  if (status == CUDA_SUCCESS) status = session.awaitAsides();
-  if (status != CUDA_SUCCESS) return status;
+  return status == CUDA_SUCCESS ? Session::get().awaitAsides() : status;
+}
+
+CUresult HostMemory::upload(const Stream& stream, const void* from, size_t bytes) {
+  const auto address = reinterpret_cast<uint64_t>(from);
   {
     std::lock_guard lock(mutex_);
     if (!openFunctions_.empty()) note(stream, address, bytes);
@@ -299,6 +303,7 @@ bool HostMemory::regionAt(uint64_t address, transport::Region& region, uint64_t&
 
 CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool landed) {
   Session& session = Session::get();
+  const Transfers::Inside inside(session.transfers(), Transfers::alone);
   transport::Region region;
   uint64_t start = 0;
   if (!regionAt(to, region, start)) return CUDA_ERROR_INVALID_VALUE;
@@ -312,6 +317,7 @@ CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool lande
 
 CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
   Session& session = Session::get();
+  const Transfers::Inside inside(session.transfers(), Transfers::alone);
   transport::Region region;
   uint64_t start = 0;
   if (!regionAt(from, region, start)) return CUDA_ERROR_INVALID_VALUE;
@@ -321,6 +327,16 @@ CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
   return good ? CUDA_SUCCESS : session.transferFailed();
 }
 
+// Where we have lent the worker the arena memory at `address`, and where that starts.
+bool HostMemory::lentAt(uint64_t address, transport::Region& region, uint64_t& start) const {
+  std::lock_guard lock(mutex_);
+  auto piece = pieceOf(address);
+  if (piece == pieces_.end()) return false;
+  region = piece->second.lent;
+  start = piece->first;
+  return true;
+}
+
 CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   Session& session = Session::get();
   transport::Region region;
@@ -328,21 +344,24 @@ CUresult HostMemory::download(const StreamRef& ref, uint64_t to, uint64_t from, 
   {
     std::lock_guard order(resending_);
     std::lock_guard lock(mutex_);
-    auto piece = pieceOf(to);
-    if (piece == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (pieceOf(to) == pieces_.end()) return CUDA_ERROR_INVALID_VALUE;
     for (Upload& upload : uploads_) upload.overtaken |= upload.overlaps(to, bytes);
-    region = piece->second.lent;
-    start = piece->first;
     std::erase_if(landings_, [&](const Landing& l) { return session.words().reached(l.word, l.value); });
   }
   for (size_t at = 0; at < bytes; at += kTravel) {
     size_t n = std::min(kTravel, bytes - at);
     uint64_t value = 0;
-    CUresult status = postWithWord(ref, value, [&](uint64_t word) {
-      return session.post<"sessionRead">(
-          ref.context, ref.wire, CUdeviceptr{to + at}, CUdeviceptr{from + at}, n, ref.stream->word, word,
-          schema::RegionName{region.id, region.generation}, to + at - start, nullptr, nullptr);
-    });
+    CUresult status = CUDA_ERROR_INVALID_VALUE;  // released meanwhile
+    {
+      const Transfers::Inside inside(session.transfers(), Transfers::named);
+      if (lentAt(to, region, start))
+        status = sendWithWord(ref, value, [&](uint64_t word) {
+          return session.post<"sessionRead">(
+              ref.context, ref.wire, CUdeviceptr{to + at}, CUdeviceptr{from + at}, n, ref.stream->word, word,
+              schema::RegionName{region.id, region.generation}, to + at - start, nullptr, nullptr);
+        });
+    }
+    if (status == CUDA_SUCCESS) status = keepCredit(ref);
     if (status != CUDA_SUCCESS) return status;
     std::lock_guard lock(mutex_);
     landings_.push_back({ref.stream->word, value, to + at, n});
@@ -364,6 +383,50 @@ CUresult HostMemory::awaitLandings(uint64_t address, size_t bytes) {
     if (status != CUDA_SUCCESS) return status;
   }
   return CUDA_SUCCESS;
+}
+
+// ---- moves ----
+
+size_t HostMemory::regions() const {
+  std::lock_guard lock(mutex_);
+  return pieces_.size();
+}
+
+bool HostMemory::prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
+                             std::string& why) {
+  std::lock_guard lock(mutex_);
+  arrivals_.clear();
+  for (const schema::MovedRegion& named : regions) {
+    auto piece = pieces_.find(named.address);
+    Arrival arrival{{named.region.id, named.region.generation}, {}};
+    if (piece == pieces_.end() || !arrivals_.emplace(named.address, arrival).second) {
+      why = "the new worker names pinned memory that the session does not have";
+      return false;
+    }
+  }
+  if (arrivals_.size() != pieces_.size()) {
+    why = "the new worker does not name all of the session's pinned memory";
+    return false;
+  }
+  if (next.mapsMemory()) return true;
+  for (auto& [address, arrival] : arrivals_) {
+    arrival.lent = next.share(pieces_.find(address)->second.memory);
+    if (arrival.lent == transport::Region{}) {
+      why = "pinned memory cannot be shared with the new worker";
+      return false;
+    }
+  }
+  return true;
+}
+
+void HostMemory::moved() {
+  std::lock_guard lock(mutex_);
+  for (auto& [address, arrival] : arrivals_) {
+    Piece& piece = pieces_.find(address)->second;
+    piece.region = arrival.region;
+    piece.lent = arrival.lent;
+  }
+  arrivals_.clear();
 }
 
 CUresult HostMemory::settleSlow() {

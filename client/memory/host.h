@@ -22,11 +22,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/streams.h"
+#include "schema/hello.h"
 #include "schema/mirror.h"
 #include "transports/transport.h"
 
@@ -47,7 +50,9 @@ class HostMemory {
   // True if [address, + bytes) is arena memory.
   bool holds(uint64_t address, size_t bytes) const;
 
-  // For a copy that is to be posted in `stream` next.
+  // Network: for a copy that is to be posted in `stream` next: first awaitUpload, which may wait for the
+  // device, and then, inside Transfers::named until the copy is sent, upload.
+  CUresult awaitUpload(const void* from, size_t bytes);
   CUresult upload(const Stream& stream, const void* from, size_t bytes);
   // While host functions are under way on a network, uploads are noted: a function may change bytes that a
   // copy behind it was to take, so they are sent again before its stream goes on.
@@ -76,18 +81,26 @@ class HostMemory {
   // there; otherwise `from` stays as it is until then. And the way back, which waits.
   CUresult put(const void* from, uint64_t to, size_t bytes, bool landed = false);
   CUresult get(void* to, uint64_t from, size_t bytes);
+  // A move (Session::MoveHooks): regions() is the number of pieces, of which the new worker names each.
+  size_t regions() const;
+  bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
+                   std::string& why);
+  void moved();
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:
   struct Piece {  // one mapping of the arena, cut into allocations of one context
     CUcontext context = nullptr;
     size_t bytes = 0;
-    transport::Region region;  // the worker's
+    transport::Region region;  // the worker's; this and the next change with a move
     transport::Region lent;    // network: ours, which the worker puts into
     std::shared_ptr<transport::SharedMemory> memory;
     unsigned flags = 0;
     size_t used = 0;
     std::map<uint64_t, size_t> free;
+  };
+  struct Arrival {  // of a piece at the new worker
+    transport::Region region, lent;
   };
   struct Parked {  // released, and held by the transport perhaps
     uint64_t address = 0;
@@ -107,7 +120,8 @@ class HostMemory {
   using PieceAt = std::map<uint64_t, Piece>::iterator;
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made);
   PieceAt pieceWithRoom(CUcontext context, size_t bytes, uint64_t& address);
-  CUresult unmap(std::unique_lock<std::mutex>& growing, CUcontext context, uint64_t start, Piece gone);
+  CUresult unmap(std::unique_lock<std::mutex>& growing, std::optional<Transfers::Inside>& inside,
+                 CUcontext context, uint64_t start, Piece gone);
   // Gives a block back to its piece. True: the piece is free now and not kept.
   bool freeBlock(PieceAt piece, uint64_t address, size_t bytes);
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
@@ -117,7 +131,8 @@ class HostMemory {
   CUresult collect(std::span<Mirror* const> mirrors);
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
-  // Held across the calls that make and drop pieces; taken before every other lock here. Who holds it reads
+  // Held across the calls that make and drop pieces, inside Transfers::named; taken before every other lock
+  // here. Who holds it reads
   // pieces_ and blocks_ without mutex_.
   std::mutex growing_;
   mutable std::mutex mutex_;
@@ -126,11 +141,13 @@ class HostMemory {
   uint64_t nextAddress_ = 0;  // this and the next two under growing_
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::vector<Parked> parked_;
+  std::map<uint64_t, Arrival> arrivals_;  // between prepareMove() and moved(), by address
   std::deque<Landing> landings_;
   std::map<uint64_t, Mirror> mirrors_;  // by host address
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   bool regionAt(uint64_t address, transport::Region& region, uint64_t& start) const;
+  bool lentAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
   void insertMirror(Mirror mirror);
   std::vector<Mirror*> allMirrors();

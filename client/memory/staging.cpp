@@ -1,6 +1,7 @@
 #include "client/memory/staging.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 
 namespace gpupool::client {
@@ -21,20 +22,22 @@ bool Staging::start() {
   started_ = true;
   const schema::WorkerHello& hello = session.hello();
   region_ = {hello.staging.id, hello.staging.generation};
+  address_ = hello.stagingAddress;
   if (session.mapsMemory()) {
     memory_ = session.connection().map(region_, nullptr, bound());
     if (memory_ == nullptr || memory_->size() < hello.stagingBytes) return false;  // what it is cut by
     mapped_ = memory_->data();
   }
   uint64_t cut = hello.stagingBytes / kSmallShare;
-  for (uint64_t at = 0; at + kSmall <= cut; at += kSmall)
-    small_.free.push_back({at, kSmall, hello.stagingAddress + at});
+  for (uint64_t at = 0; at + kSmall <= cut; at += kSmall) small_.free.push_back({at, kSmall});
   for (uint64_t at = cut; at + kLarge <= hello.stagingBytes; at += kLarge)
-    large_.free.push_back({at, kLarge, hello.stagingAddress + at});
+    large_.free.push_back({at, kLarge});
   return true;
 }
 
 bool Staging::tryAcquire(size_t bytes, Slot& slot) {
+  std::optional<Transfers::Inside> inside;  // the first time: the worker's memory is named and mapped
+  if (!started_) inside.emplace(Session::get().transfers(), Transfers::named);
   std::lock_guard lock(mutex_);
   if (!start()) return false;
   Shelf& shelf = this->shelf(bytes);
@@ -91,6 +94,7 @@ CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transp
 }
 
 CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
+  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
   return finish(Session::get().connection().get(to, region_, slot.offset, bytes));
 }
 
@@ -99,6 +103,12 @@ CUresult Staging::finish(transport::Transfer transfer) {
   if (transfer == 0) return CUDA_SUCCESS;
   bool arrived = transfer != transport::kRefused && session.connection().wait(transfer, transport::kForever);
   return arrived ? CUDA_SUCCESS : session.transferFailed();
+}
+
+void Staging::moved() {
+  const schema::WorkerHello& hello = Session::get().hello();
+  region_ = {hello.staging.id, hello.staging.generation};
+  address_ = hello.stagingAddress;
 }
 
 }  // namespace gpupool::client

@@ -1,8 +1,10 @@
 #pragma once
 // Slots of the worker's pinned staging memory, for copies of ordinary memory. The client hands them out; a
 // slot is free again when the stream has done the copy. On one host slots are mapped here; on a network bytes
-// travel by put and get. Threads: any.
+// travel by put and get. Slots and what they hold outlive a move; their addresses in the worker do not.
+// Threads: any.
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -19,7 +21,6 @@ class Staging {
   struct Slot {
     uint64_t offset = 0;
     size_t bytes = 0;
-    uint64_t address = 0;  // in the worker: what copy frames name
   };
 
   // A slot of at least min(bytes, kLarge). Waits for one; an error only when the session is lost.
@@ -31,10 +32,16 @@ class Staging {
 
   // One host: where an acquired slot's bytes are in this process.
   std::byte* mapped(const Slot& slot) const { return mapped_ + slot.offset; }
-  // A network: into the slot, under way until finish(); and out of it.
+  // In the worker: what copy frames name. Of a thread inside Transfers::named until the frame is sent.
+  uint64_t address(const Slot& slot) const { return address_ + slot.offset; }
+  // A network: into the slot, under way until finish(), for a thread inside Transfers::named all the time;
+  // and out of it.
   CUresult write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer);
   CUresult read(const Slot& slot, void* to, size_t bytes);
   CUresult finish(transport::Transfer transfer);
+
+  // The session is at another worker (Session::MoveHooks).
+  void moved();
 
  private:
   struct Pending {
@@ -46,14 +53,15 @@ class Staging {
     std::vector<Slot> free;
     std::vector<Pending> pending;
   };
-  bool start();  // under the mutex; false: there is no staging memory
+  bool start();  // under the mutex and inside Transfers::named; false: there is no staging memory
   Shelf& shelf(size_t bytes) { return bytes <= kSmall ? small_ : large_; }
 
   std::mutex mutex_;
-  bool started_ = false;
+  std::atomic<bool> started_{false};
   std::byte* mapped_ = nullptr;
   std::shared_ptr<transport::SharedMemory> memory_;
   transport::Region region_;
+  uint64_t address_ = 0;  // in the worker
   Shelf large_, small_;
 };
 

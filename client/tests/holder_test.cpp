@@ -111,3 +111,111 @@ TEST_CASE("of the sockets that come with replies one is kept, and the others are
   }
   CHECK(written == 1);
 }
+
+namespace {
+
+// What a holder answers to a request for a session's next epoch.
+struct MovingHolder : Pair {
+  const NextEpoch wish{0x11, 0x22, 2, "shm"};
+  int owed = 0;
+  std::string text;
+  OpenedSession opened;
+
+  holder::OpenRequest request() const {
+    holder::OpenRequest asked;
+    if (recv(ends[1], &asked, sizeof asked, 0) != ssize_t{sizeof asked}) abort();
+    return asked;
+  }
+  holder::OpenReply reply(holder::Status status) const {
+    holder::OpenReply answer;
+    answer.status = status;
+    answer.sessionHigh = wish.sessionHigh;
+    answer.sessionLow = wish.sessionLow;
+    answer.epoch = wish.epoch;
+    std::strcpy(answer.transport, "shm");
+    std::strcpy(answer.text, status == holder::Status::ok ? "" : "no");
+    return answer;
+  }
+  // With a socket; the other end of it.
+  int give(const holder::OpenReply& answer) const {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) abort();
+    if (sendWithDescriptors(ends[1], std::as_bytes(std::span(&answer, 1)), {&pair[1], 1}) < 0) abort();
+    close(pair[1]);
+    return pair[0];
+  }
+  static bool isClosed(int end) {
+    char byte;
+    return recv(end, &byte, 1, MSG_DONTWAIT) == 0;
+  }
+  CUresult ask(
+      const std::function<bool()>& cancelled = [] { return false; },
+      milliseconds bound = milliseconds(5000)) {
+    opened = {};
+    return openNextEpoch(ends[0], 0x1234, wish, opened, owed, bound, cancelled, text);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("the next epoch of a session is asked for by its id and its transport") {
+  MovingHolder holder;
+  auto waiting = holder.reply(holder::Status::waiting);
+  REQUIRE(send(holder.ends[1], &waiting, sizeof waiting, 0) == ssize_t{sizeof waiting});
+  const int end = holder.give(holder.reply(holder::Status::ok));
+  CHECK(holder.ask() == CUDA_SUCCESS);
+  const auto asked = holder.request();
+  CHECK(asked.rowsHash == 0x1234);
+  CHECK(asked.sessionHigh == 0x11);
+  CHECK(asked.sessionLow == 0x22);
+  CHECK(asked.epoch == 2);
+  CHECK(std::string(asked.transport) == "shm");
+  CHECK(holder.opened.bootstrap >= 0);
+  CHECK(holder.owed == 0);
+  close(holder.opened.bootstrap);
+  close(end);
+}
+
+TEST_CASE("a holder's answer about another session, or none, is no next epoch") {
+  MovingHolder holder;
+  auto answer = holder.reply(holder::Status::ok);
+  SECTION("another epoch") { answer.epoch = 3; }
+  SECTION("another session") { answer.sessionLow = 7; }
+  SECTION("another transport") { std::strcpy(answer.transport, "ucx"); }
+  SECTION("refused") { answer.status = holder::Status::serverLost; }
+  SECTION("another version") { answer.version = 3; }
+  const int end = holder.give(answer);
+  CHECK(holder.ask() != CUDA_SUCCESS);
+  CHECK_FALSE(holder.text.empty());
+  CHECK(holder.opened.bootstrap < 0);
+  CHECK(MovingHolder::isClosed(end));
+  close(end);
+}
+
+TEST_CASE("a request that was given up is answered late, and not taken for the next one's answer") {
+  MovingHolder holder;
+  CHECK(holder.ask([] { return true; }) == CUDA_ERROR_DEVICE_UNAVAILABLE);
+  CHECK(holder.ask([] { return false; }, milliseconds(200)) == CUDA_ERROR_DEVICE_UNAVAILABLE);
+  CHECK(holder.text.find("has not answered within 200 ms") != std::string::npos);
+  CHECK(holder.owed == 2);
+  const int first = holder.give(holder.reply(holder::Status::ok));
+  auto second = holder.reply(holder::Status::serverLost);
+  REQUIRE(send(holder.ends[1], &second, sizeof second, 0) == ssize_t{sizeof second});
+  const int third = holder.give(holder.reply(holder::Status::ok));
+  CHECK(holder.ask() == CUDA_SUCCESS);
+  CHECK(holder.owed == 0);
+  CHECK(MovingHolder::isClosed(first));
+  CHECK_FALSE(MovingHolder::isClosed(third));
+  close(holder.opened.bootstrap);
+  close(first);
+  close(third);
+}
+
+TEST_CASE("a holder that is gone opens no epoch, and does not signal") {
+  MovingHolder holder;
+  shutdown(holder.ends[1], SHUT_RDWR);
+  CHECK(holder.ask() == CUDA_ERROR_DEVICE_UNAVAILABLE);
+  CHECK(openNextEpoch(
+            -1, 1, holder.wish, holder.opened, holder.owed, milliseconds(100), [] { return false; },
+            holder.text) == CUDA_ERROR_DEVICE_UNAVAILABLE);
+}

@@ -43,6 +43,8 @@ int runSuspend(const Words& words);
 int runResume(const Words& words);
 int runCordon(const Words& words);
 int runUncordon(const Words& words);
+int runDrain(const Words& words);
+int runMigrate(const Words& words);
 
 // The texts of a command's --help around its options.
 struct Help {

@@ -64,9 +64,18 @@ std::string oneLine(const std::string& text) {
   return line;
 }
 
-OpenReply failureReply(const OpenFailure& failure) {
+// What a request named, which its answer repeats.
+struct Moving {
+  Id session;
+  uint64_t epoch = 0;
+};
+
+OpenReply failureReply(const OpenFailure& failure, const Moving& moving = {}) {
   OpenReply reply;
   reply.status = failure.status;
+  reply.sessionHigh = moving.session.high;
+  reply.sessionLow = moving.session.low;
+  reply.epoch = moving.epoch;
   setField(reply.text, oneLine(failure.text));
   return reply;
 }
@@ -101,12 +110,20 @@ std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
                                              "; use both from one installation"};
   if (size != sizeof request || request.magic != holder::kMagic)
     return OpenFailure{Status::refused, "that was no request to open a session"};
+  const bool named = (request.sessionHigh | request.sessionLow) != 0;
+  if (named ? request.epoch < 2 || request.transport[0] == 0 : request.epoch != 0)
+    return OpenFailure{Status::refused,
+                       "a session that moves is named by its id, its next epoch and its transport"};
   return std::nullopt;
 }
 
 SessionWish wishOf(const OpenRequest& request) {
-  return {request.rowsHash, field(request.transport), static_cast<uint32_t>(request.pid),
-          pool::printable(field(request.command), sizeof request.command)};
+  return {request.rowsHash,
+          field(request.transport),
+          static_cast<uint32_t>(request.pid),
+          pool::printable(field(request.command), sizeof request.command),
+          Id{request.sessionHigh, request.sessionLow},
+          request.epoch};
 }
 
 struct Holder::Peer {
@@ -324,29 +341,35 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   if (wish.transport.empty()) wish.transport = settings_.transport;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
-  auto opening =
-      openPatiently(peer, wish)
-          .then(
-              [this, &peer](OpenSession&& session) {
-                OpenReply reply;
-                reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
-                reply.sessionHigh = session.id.high;
-                reply.sessionLow = session.id.low;
-                reply.epoch = session.epoch;
-                setField(reply.transport, session.transport);
-                setField(reply.networkDevice, settings_.networkDevice);
-                reply.stallMs = settings_.stallMs;
-                setField(reply.server, lease_ ? lease_->server.name : "");
-                opened_ = true;
-                sendReply(peer.socket, reply, session.socket);
-              },
-              [&peer](kj::Exception&& error) { sendReply(peer.socket, failureReply(toFailure(error)), -1); });
+  auto opening = openPatiently(peer, wish)
+                     .then(
+                         [this, &peer](OpenSession&& session) {
+                           OpenReply reply;
+                           reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
+                           reply.sessionHigh = session.id.high;
+                           reply.sessionLow = session.id.low;
+                           reply.epoch = session.epoch;
+                           setField(reply.transport, session.transport);
+                           setField(reply.networkDevice, settings_.networkDevice);
+                           reply.stallMs = settings_.stallMs;
+                           setField(reply.server, lease_ ? lease_->server.name : "");
+                           opened_ = true;
+                           sendReply(peer.socket, reply, session.socket);
+                         },
+                         [&peer, moving = Moving{wish.session, wish.epoch}](kj::Exception&& error) {
+                           sendReply(peer.socket, failureReply(toFailure(error), moving), -1);
+                         });
   return opening.exclusiveJoin(sayWaiting(peer));
 }
 
 kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wish) {
   // evalNow: what acquire() throws at once is an answer too.
-  return kj::evalNow([&]() { return acquire(); })
+  return kj::evalNow([&]() {
+           // A session moves within its lease: it gets no other one.
+           if (wish.moves() && !lease_ && lost_.empty())
+             kj::throwFatalException(toException({Status::leaseEnded, "the session's lease has ended"}));
+           return acquire();
+         })
       .then([this, wish]() {
         // The lease may end while the session opens.
         auto lease = kj::heap<pool::Lease>(*lease_);
@@ -354,7 +377,12 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
         return opened.attach(kj::mv(lease));
       })
       .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
-        if (toFailure(error).status != Status::waiting) return kj::mv(error);
+        const OpenFailure failure = toFailure(error);
+        if (failure.status != Status::waiting) return kj::mv(error);
+        // Its worker is there and waits for it, or the move has failed: the client goes on where it was.
+        if (wish.moves())
+          kj::throwFatalException(
+              toException({Status::serverLost, "the session cannot move: " + failure.text}));
         return waitForResume(peer, wish);
       });
 }
@@ -406,12 +434,15 @@ void refuseApplication(int socket, const std::string& text) {
   sendReply(socket, failureReply({Status::refused, text}), -1);
 }
 
-std::string holderName(int pid, const std::string& command) {
+std::string userAndHost() {
   char host[HOST_NAME_MAX + 1] = "?";
   ::gethostname(host, sizeof host - 1);
   const passwd* user = ::getpwuid(::geteuid());
-  const std::string name = user != nullptr ? user->pw_name : std::to_string(::geteuid());
-  return name + "@" + host + " pid " + std::to_string(pid) + (command.empty() ? "" : " " + command);
+  return (user != nullptr ? user->pw_name : std::to_string(::geteuid())) + "@" + host;
+}
+
+std::string holderName(int pid, const std::string& command) {
+  return userAndHost() + " pid " + std::to_string(pid) + (command.empty() ? "" : " " + command);
 }
 
 }  // namespace gpupool::cli

@@ -66,7 +66,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
-  // Asks again while the lease is suspended, for as long as it and the application live.
+  // Asks again while the lease is suspended, for as long as it and the application live; once only for a
+  // session that moves.
   kj::Promise<OpenSession> openPatiently(Peer& peer, const SessionWish& wish);
   kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
   kj::Promise<void> sayWaiting(Peer& peer);
@@ -96,5 +97,6 @@ SessionWish wishOf(const holder::OpenRequest& request);
 
 // "user@host pid N name", as `gpupool leases` shows it.
 std::string holderName(int pid, const std::string& command);
+std::string userAndHost();  // "eve@head"
 
 }  // namespace gpupool::cli

@@ -50,7 +50,8 @@ std::vector<ListedServer> ManagerQuery::servers() {
     for (auto server : response.getServers()) {
       const auto info = server.getInfo();
       list.push_back({pool::read(info), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers(),
-                      server.getCordoned(), server.getCordonReason().cStr(),
+                      server.getCordoned(), pool::text(server.getCordonReason()),
+                      pool::text(server.getCordonedBy()), server.getCordonedS(), server.getAbsent(),
                       pool::read(info.getFabric(), info.getDevices().size())});
     }
     return list;
@@ -72,11 +73,13 @@ void ManagerQuery::drop(const Id& id) {
   await(request.send().ignoreResult());
 }
 
-void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::string& reason) {
+void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::string& reason,
+                          const std::string& by) {
   auto request = connection_->manager().cordonRequest();
   request.setServer(server);
   request.setCordoned(cordoned);
   request.setReason(reason);
+  request.setBy(by);
   await(request.send().ignoreResult());
 }
 
@@ -93,6 +96,14 @@ void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs) {
   pool::write(id, request.initId());
   request.setWaitMs(waitMs);
   await(request.send().ignoreResult(), limitMs);
+}
+
+pool::MigrateResult ManagerQuery::migrate(const Id& id, unsigned drainMs, uint64_t limitMs) {
+  auto request = connection_->manager().migrateRequest();
+  pool::write(id, request.initId());
+  request.setDrainMs(drainMs);
+  return await(request.send().then([](auto&& response) { return pool::read(response.getResult()); }),
+               limitMs);
 }
 
 Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {

@@ -24,7 +24,9 @@ struct ListedServer {
   bool alive = false;
   uint32_t warmWorkers = 0;
   bool cordoned = false;
-  std::string cordonReason;
+  std::string cordonReason, cordonedBy;
+  uint64_t cordonedS = 0;  // ago; 0: unknown
+  bool absent = false;     // it is not in the pool now: nothing else is known of it
   fabric::Fabric fabric;
 };
 
@@ -41,10 +43,12 @@ class ManagerQuery {
   std::vector<pool::Lease> leases();
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
-  void cordon(const std::string& server, bool cordoned, const std::string& reason);
-  // Both return when it is done, and fail after limitMs.
+  // by: "user@host".
+  void cordon(const std::string& server, bool cordoned, const std::string& reason, const std::string& by);
+  // All three return when it is done, and fail after limitMs.
   pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs);
   void resume(const Id& id, unsigned waitMs, uint64_t limitMs);
+  pool::MigrateResult migrate(const Id& id, unsigned drainMs, uint64_t limitMs);
 
  private:
   template <class T>

@@ -38,7 +38,8 @@ class Handshake {
         wish_(std::move(wish)),
         transport_(std::move(transport)),
         stream_(kj::mv(stream)),
-        session_(Id::random()),
+        session_(wish_.moves() ? wish_.session : Id::random()),
+        epoch_(wish_.moves() ? wish_.epoch : 1),
         nonce_(schema::kNonceBytes, '\0') {
     randomBytes(std::as_writable_bytes(std::span(nonce_)));
   }
@@ -61,7 +62,7 @@ class Handshake {
           if (!verdict.getOk())
             fail(verdict.getSuspended() ? Status::waiting : Status::serverLost,
                  pool::text(verdict.getError()));
-          return OpenSession{detach(), session_, 1, transport_};
+          return OpenSession{detach(), session_, epoch_, transport_};
         });
   }
 
@@ -71,7 +72,7 @@ class Handshake {
     hello.setRowsHash(wish_.rowsHash);
     pool::write(lease_.id, hello.initLease());
     pool::write(session_, hello.initSession());
-    hello.setEpoch(1);
+    hello.setEpoch(epoch_);
     hello.setClientNonce(pool::data(nonce_));
     hello.setTransport(transport_);
     hello.setPid(wish_.pid);
@@ -92,7 +93,7 @@ class Handshake {
     const std::string proof = pool::bytes(challenge.getProof());
     if (serverNonce.size() != schema::kNonceBytes)
       fail(Status::refused, "server " + lease_.server.name + " sent a malformed challenge");
-    const schema::HandshakeFacts facts{session_, 1, view(nonce_), view(serverNonce), lease_.server.name};
+    const schema::HandshakeFacts facts{session_, epoch_, view(nonce_), view(serverNonce), lease_.server.name};
     const auto expected = schema::handshakeProof(view(lease_.key), schema::kRoleServer, facts);
     if (!equalConstantTime(expected, view(proof)))
       fail(Status::refused,
@@ -117,7 +118,8 @@ class Handshake {
   SessionWish wish_;
   std::string transport_;
   kj::Own<kj::AsyncIoStream> stream_;
-  Id session_;
+  const Id session_;
+  const uint64_t epoch_;
   std::string nonce_;
 };
 

@@ -25,11 +25,15 @@ struct SessionWish {
   std::string transport;  // of base/transport_names.h; empty: the first that reaches the server
   uint32_t pid = 0;
   std::string command;
+  // A session that moves (schema/frame.h): its id and its next epoch. Epoch 0: a new session.
+  Id session;
+  uint64_t epoch = 0;
+  bool moves() const { return epoch != 0; }
 };
 
 struct OpenSession {
   kj::AutoCloseFd socket;  // connected, blocking, nothing read beyond the handshake
-  Id id;
+  Id id;                   // as wished, or a fresh one
   uint64_t epoch = 1;
   std::string transport;
 };

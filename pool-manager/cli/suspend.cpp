@@ -87,7 +87,7 @@ int onServer(ManagerQuery& query, const std::string& server, const Order& order)
     if (lease.server.name != server || !order.concerns(lease)) continue;
     any = true;
     try {
-      std::cout << "gpupool: " << order.carryOut(query, lease) << std::endl;
+      std::cout << "gpupool: " + order.carryOut(query, lease) << std::endl;
     } catch (const kj::Exception& error) {
       failed = true;
       std::cout.flush();
@@ -114,7 +114,7 @@ int run(const Words& words, const Order& order) {
   const auto leases = query.leases();
   const Id id = findLease(leases, parsed.rest[0]);
   for (const pool::Lease& lease : leases)
-    if (lease.id == id) std::cout << "gpupool: " << order.carryOut(query, lease) << "\n";
+    if (lease.id == id) std::cout << "gpupool: " + order.carryOut(query, lease) + "\n";
   return 0;
 }
 

@@ -58,6 +58,14 @@ json toJson(const Device& device) {
       {"driverVersion", device.driverVersion}};
 }
 
+// "node7 is cordoned: a new fan (by eve@head, 2h3m ago)"
+std::string describeCordon(const ListedServer& server) {
+  std::string said = server.cordonedBy.empty() ? "" : "by " + server.cordonedBy;
+  if (server.cordonedS != 0) said += (said.empty() ? "" : ", ") + age(server.cordonedS * 1000) + " ago";
+  return server.info.name + " is cordoned" + (server.cordonReason.empty() ? "" : ": " + server.cordonReason) +
+         (said.empty() ? "" : " (" + said + ")");
+}
+
 struct Listing {
   ClientOptions client;
   bool json = false;
@@ -188,7 +196,15 @@ json toJson(const pool::Lease& lease) {
   return entry;
 }
 
-// Of `gpupool leases`.
+}  // namespace
+
+std::vector<std::string> leaseHeading(bool verbose) {
+  std::vector<std::string> row = {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE"};
+  if (verbose) row.insert(row.end(), {"SHARE", "PRIORITY", "SERVED", "TURNS"});
+  row.insert(row.end(), {"AGE", "TENANT", "HOLDER"});
+  return row;
+}
+
 std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
   std::string ordinals;
   bool whole = true;
@@ -209,8 +225,6 @@ std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
   row.insert(row.end(), {age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
   return row;
 }
-
-}  // namespace
 
 int runDevices(const Words& words) {
   const Listing listing = parse(
@@ -259,7 +273,7 @@ int runServers(const Words& words) {
   const Listing listing = parse(
       words, "gpupool servers [options]",
       "Lists the servers of the pool: whether each is alive, its number of GPUs and waiting workers, and the "
-      "addresses for sessions.",
+      "addresses for sessions. A cordoned one is listed also when it is not in the pool, as absent.",
       "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
       "Also -v. Lists each server's RDMA devices, the state and addresses of their ports, their PCI distance "
       "from each GPU (PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo` shows it), and whether they can "
@@ -281,6 +295,9 @@ int runServers(const Words& words) {
              {"alive", server.alive},
              {"cordoned", server.cordoned},
              {"cordonReason", server.cordonReason},
+             {"cordonedBy", server.cordonedBy},
+             {"cordonedSeconds", server.cordonedS},
+             {"absent", server.absent},
              {"lastBeatMs", server.lastBeatMs},
              {"warmWorkers", server.warmWorkers},
              {"pid", server.info.pid},
@@ -293,10 +310,10 @@ int runServers(const Words& words) {
     if (server.info.overcommitPercent > 100) entry["overcommitPercent"] = server.info.overcommitPercent;
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
-    const std::string state = server.alive ? "alive" : "lost";
+    const std::string state = server.alive ? "alive" : server.absent ? "absent" : "lost";
     rows.push_back({server.info.name, state + (server.cordoned ? ", cordoned" : ""),
                     std::to_string(server.info.devices.size()), std::to_string(server.warmWorkers),
-                    age(server.lastBeatMs) + " ago", at});
+                    server.absent ? "-" : age(server.lastBeatMs) + " ago", at});
   }
   if (listing.json) {
     print(list);
@@ -304,8 +321,7 @@ int runServers(const Words& words) {
   }
   printTable(rows);
   for (const ListedServer& server : servers)
-    if (!server.cordonReason.empty())
-      std::cout << "\n" << server.info.name << " is cordoned: " << server.cordonReason << "\n";
+    if (server.cordoned) std::cout << "\n" << describeCordon(server) << "\n";
   if (listing.verbose)
     for (const ListedServer& server : servers) {
       if (server.info.overcommitPercent > 100)
@@ -332,9 +348,7 @@ int runLeases(const Words& words) {
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
-  std::vector<std::vector<std::string>> rows = {{"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE"}};
-  if (listing.verbose) rows[0].insert(rows[0].end(), {"SHARE", "PRIORITY", "SERVED", "TURNS"});
-  rows[0].insert(rows[0].end(), {"AGE", "TENANT", "HOLDER"});
+  std::vector<std::vector<std::string>> rows = {leaseHeading(listing.verbose)};
   const auto leases = query.leases();
   for (const pool::Lease& lease : leases) {
     list.push_back(toJson(lease));

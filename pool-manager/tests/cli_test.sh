@@ -38,7 +38,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases release suspend resume cordon uncordon; do
+for command in up down run hold devices servers leases release suspend resume migrate cordon uncordon drain; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -225,15 +225,73 @@ check "and its lease is released" lost
 case="cordon"
 text=$(gpupool cordon nobody); check "no such server" test $? -eq 1
 check "says so" has "$text" "there is no server nobody"
+text=$(gpupool uncordon nobody); check "nor to uncordon" test $? -eq 1
+check "says so, too" has "$text" "there is no server nobody"
+text=$(gpupool uncordon node); check "in service already" test $? -eq 0
 text=$(gpupool cordon --reason "a new fan" node); check "cordon" test $? -eq 0
 text=$(gpupool servers)
 check "servers shows it" has "$text" "alive, cordoned"
-check "and why" has "$text" "node is cordoned: a new fan"
+check "and why" has "$text" "node is cordoned: a new fan (by $(id -un)@"
+check "and since when" has "$text" "s ago)"
 check "devices shows it" has "$(gpupool devices)" "cordoned"
 text=$(gpupool run -- true); check "nothing is leased" test $? -eq 125
 check "for that reason" has "$text" "cordoned by an operator: a new fan"
+text=$(gpupool drain node); check "drain of an empty server" test $? -eq 0
+check "says so" has "$text" "server node is cordoned and has no leases"
+check "the reason is that of before" has "$(gpupool servers)" "node is cordoned: a new fan (by"
 text=$(gpupool uncordon node); check "uncordon" test $? -eq 0
+text=$(gpupool uncordon node); check "again" test $? -eq 0
 text=$(gpupool run -- true); check "in service again" test $? -eq 0
+
+case="drain"
+text=$(gpupool drain nobody); check "no such server" test $? -eq 1
+check "says so" has "$text" "there is no server nobody"
+text=$(gpupool drain); check "no server" test $? -eq 2
+text=$(gpupool drain --wait 21d node); check "too long" test $? -eq 2
+: > "$folder/output"
+"$bin/gpupool" run -- "$bin/fake_application" sleep 60 > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
+text=$(gpupool drain --reason "a new fan" node); check "drain" test $? -eq 1
+check "says how many" has "$text" "server node is cordoned and has 1 lease still:"
+check "and which" has "$text" "$lease"
+check "it is cordoned" has "$(gpupool servers)" "alive, cordoned"
+text=$(gpupool drain --wait 1s node); check "not within a second" test $? -eq 1
+check "it has waited" has "$text" "waiting for the end of 1 lease"
+gpupool suspend "$lease" > /dev/null; check "suspend on a cordoned server" test $? -eq 0
+text=$(gpupool drain node); check "a suspended lease is there" test $? -eq 1
+check "says so" has "$text" "suspended"
+gpupool resume "$lease" > /dev/null; check "and resume" test $? -eq 0
+gpupool drain --wait 1m node > "$folder/drained" & drain=$!
+check "it waits" until_true grep -q "waiting for the end of 1 lease" "$folder/drained"
+kill -KILL "$(pid_of manager)"
+check "the manager comes back" until_true has_alive
+check "and knows the cordon" has "$(gpupool servers)" "node is cordoned: a new fan"
+kill -TERM $tool; wait $tool
+wait $drain; check "until the lease has ended" test $? -eq 0
+check "says so" has "$(cat "$folder/drained")" "server node is cordoned and has no leases"
+old=$(pid_of server); kill -KILL "$old"
+check "the server comes back" until_true replaced
+check "and is cordoned still" has "$(gpupool servers)" "alive, cordoned"
+gpupool uncordon node > /dev/null; check "uncordon" test $? -eq 0
+
+case="migrate"
+text=$(gpupool migrate 0123); check "no such lease" test $? -eq 1
+check "says so" has "$text" "there is no lease 0123"
+text=$(gpupool migrate); check "no lease" test $? -eq 2
+text=$(gpupool migrate --drain 2h 0123); check "too long" test $? -eq 2
+: > "$folder/output"
+"$bin/gpupool" run -- sh -c 'echo ready; exec sleep 60' > "$folder/output" 2>&1 &
+tool=$!
+check "a program runs" until_true grep -q ready "$folder/output"
+lease=$(gpupool leases --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
+text=$(gpupool migrate "$lease"); check "a lease without a session" test $? -eq 0
+check "says so" has "$text" "has no session: there is nothing to move"
+gpupool suspend "$lease" > /dev/null; check "suspend" test $? -eq 0
+text=$(gpupool migrate "$lease"); check "a suspended lease" test $? -eq 1
+check "says so" has "$text" "it is suspended, and has to be resumed first"
+kill -TERM $tool; wait $tool
 
 case="supervisor killed"
 kill_supervisor

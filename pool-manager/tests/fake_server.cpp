@@ -55,6 +55,16 @@ class FakeServer::Control final : public schema::ServerControl::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> migrate(MigrateContext context) override {
+    if (server_.oldServer) return schema::ServerControl::Server::migrate(context);
+    server_.migrations.push_back(context.getParams().getDrainMs());
+    if (!server_.refuseMigrate.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseMigrate));
+    if (server_.muteMigrate) return kj::NEVER_DONE;
+    pool::write(pool::MigrateResult{2, uint64_t{3} << 30, 700}, context.getResults().initResult());
+    return kj::READY_NOW;
+  }
+
  private:
   FakeServer& server_;
 };
@@ -89,6 +99,17 @@ void FakeServer::disconnect() {
   membership_ = kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this));
   connection_ = nullptr;
   isJoined_ = false;
+}
+
+kj::Promise<void> FakeServer::leave() {
+  auto request = connection_->manager().leaveRequest();
+  request.setName(facts.name);
+  pool::write(facts.incarnation, request.initIncarnation());
+  return request.send().ignoreResult().then([this] {
+    leases.clear();
+    suspended.clear();
+    disconnect();
+  });
 }
 
 kj::Promise<void> FakeServer::membership(const std::string& address) {
@@ -205,7 +226,11 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
           out.setSuspended(true);
           out.setError("the lease is suspended");
         }
-        if (out.getOk()) ++sessions;
+        if (out.getOk()) {
+          ++sessions;
+          lastSession = exchange.facts.session;
+          lastEpoch = exchange.facts.epoch;
+        }
         return capnp::writeMessage(stream, exchange.answer);
       })
       .then([&stream, &exchange]() { return stream.read(&exchange.byte, 1); })

@@ -29,7 +29,10 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   std::vector<uint32_t> drains;                   // that it was told
   std::string refuseSuspend, refuseResume;        // not empty: fails with this
   bool muteSuspend = false;                       // never answers a suspend
-  bool oldServer = false;                         // knows neither
+  bool oldServer = false;                         // knows neither, nor migrate
+  std::string refuseMigrate;                      // not empty: fails with this
+  bool muteMigrate = false;                       // never answers a migrate
+  std::vector<uint32_t> migrations;               // orders to migrate: the drains that it was told
   std::string refuseGrants;                       // not empty: every grant fails with this
   Credentials credentials;                        // for a manager that wants a token
   bool muteRevokes = false;                       // never answers a revoke
@@ -41,10 +44,13 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   uint32_t sessions = 0;
   bool sessionsSuspended = false;  // who proves the key is told that the lease is suspended
   uint32_t toldSuspended = 0;
+  Id lastSession;  // that was proven
+  uint64_t lastEpoch = 0;
 
   // Joins and beats, on a connection of its own, until leave(); comes back if the manager goes away.
   void join(const std::string& managerAddress);
-  void disconnect();  // as if it had died
+  void disconnect();          // as if it had died
+  kj::Promise<void> leave();  // as it ends well; it does not come back by itself
   kj::Promise<void> joined();
   kj::Promise<void> beatNow();
 

@@ -160,6 +160,60 @@ TEST_CASE_METHOD(Fixture, "an application gets a session's socket, proven on bot
   CHECK(server->sessions == 2);
 }
 
+TEST_CASE_METHOD(Fixture, "a session that moves is opened by its own id, with its next epoch") {
+  startAll();
+  makeHolder();
+  const Opened first = open(request());
+  REQUIRE(first.reply.status == Status::ok);
+  OpenRequest next = request();
+  next.sessionHigh = first.reply.sessionHigh;
+  next.sessionLow = first.reply.sessionLow;
+  next.epoch = 2;
+  std::strcpy(next.transport, "shm");
+  const Opened moved = open(next);
+  INFO(moved.reply.text);
+  REQUIRE(moved.reply.status == Status::ok);
+  CHECK(moved.session.get() >= 0);
+  CHECK(moved.reply.sessionHigh == first.reply.sessionHigh);
+  CHECK(moved.reply.sessionLow == first.reply.sessionLow);
+  CHECK(moved.reply.epoch == 2);
+  CHECK(server->lastSession == Id{first.reply.sessionHigh, first.reply.sessionLow});
+  CHECK(server->lastEpoch == 2);
+  CHECK(server->leases.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "a session that moves neither waits for its lease nor gets another one") {
+  startAll();
+  makeHolder();
+  OpenRequest next = request();
+  next.sessionLow = 7;
+  next.epoch = 3;
+  std::strcpy(next.transport, "shm");
+  const Opened without = open(next);
+  CHECK(without.reply.status == Status::leaseEnded);
+  CHECK(without.reply.sessionLow == 7);
+  CHECK(without.reply.epoch == 3);
+  CHECK(server->leases.empty());
+
+  REQUIRE(open(request()).reply.status == Status::ok);
+  server->sessionsSuspended = true;
+  const Opened suspended = open(next);
+  CHECK(suspended.reply.status == Status::serverLost);
+  CHECK(suspended.reply.epoch == 3);
+  CHECK(server->toldSuspended == 1);
+
+  for (const uint64_t epoch : {0, 1}) {
+    next.epoch = epoch;
+    CHECK(open(next).reply.status == Status::refused);
+  }
+  next.epoch = 2;
+  next.transport[0] = 0;
+  CHECK(open(next).reply.status == Status::refused);
+  next = request();
+  next.epoch = 2;
+  CHECK(open(next).reply.status == Status::refused);
+}
+
 TEST_CASE_METHOD(Fixture, "the end of the application's socket ends the service, and release frees") {
   startAll();
   makeHolder();
@@ -281,7 +335,7 @@ TEST_CASE_METHOD(Fixture, "malformed requests are answered, not obeyed") {
   old.version = 9;
   const Opened version = open(old);
   CHECK(version.reply.status == Status::mismatch);
-  CHECK(contains(version.reply.text, "speaks holder protocol 9, this gpupool speaks 3"));
+  CHECK(contains(version.reply.text, "speaks holder protocol 9, this gpupool speaks 4"));
   CHECK(send("short", 5).reply.status == Status::refused);
   CHECK(send(std::string(5000, 'x').data(), 5000).reply.status == Status::refused);
   CHECK(server->leases.empty());

@@ -415,3 +415,16 @@ TEST_CASE("whatever is placed, nothing exceeds the overcommit and every lease ca
   CHECK(refused > 500);
   CHECK(resumed > 100);
 }
+
+TEST_CASE("whether a wish waits for cordoned servers only") {
+  ServerUse large{"large", "cordoned by an operator", {device(0, 80, 80), device(1, 80, 80)}, true};
+  ServerUse small{"small", "", {device(0, 80, 0, {"somebody"})}, false};
+  const std::vector<ServerUse> both{large, small};
+  CHECK(onlyCordoned({2, 0, "", 0}, both));
+  CHECK(onlyCordoned({1, 0, "large", 0}, both));
+  CHECK_FALSE(onlyCordoned({1, 0, "", 0}, both));  // small's is only in use
+  CHECK_FALSE(onlyCordoned({1, 0, "small", 0}, both));
+  CHECK(place({1, 0, "", 0}, both).server.empty());
+  CHECK(place({1, 0, "", 0}, both).missing.find("large: cordoned by an operator") != std::string::npos);
+  CHECK_FALSE(place({2, 0, "", 0}, both).never);
+}

@@ -30,10 +30,15 @@ struct Recorder final : PoolEvents {
   void resume(const std::string&, const Id& id, uint64_t order) override {
     resumes.push_back({id, order, 0});
   }
+  void migrate(const std::string&, const Id& id, uint32_t drainMs, uint64_t order) override {
+    migrates.push_back({id, order, drainMs});
+  }
   void suspended(const Id& id, const SuspendResult& result) override { results[id] = result; }
   void notSuspended(const Id& id, const Failure& failure) override { suspendFailures[id] = failure.text; }
   void resumed(const Id& id) override { running.insert(id); }
   void notResumed(const Id& id, const Failure& failure) override { resumeFailures[id] = failure.text; }
+  void migrated(const Id& id, const MigrateResult& result) override { moved[id] = result; }
+  void notMigrated(const Id& id, const Failure& failure) override { moveFailures[id] = failure.text; }
   bool resumeWanted(const Id& id) override { return !gone.contains(id); }
   void granted(const Lease& lease) override { leases[lease.id] = lease; }
   void failed(const Id& id, const Failure& failure) override { failures[id] = failure; }
@@ -53,9 +58,10 @@ struct Recorder final : PoolEvents {
     uint64_t number;
     uint32_t drainMs;
   };
-  std::vector<Order> suspends, resumes;
+  std::vector<Order> suspends, resumes, migrates;
   std::map<Id, SuspendResult> results;
-  std::map<Id, std::string> suspendFailures, resumeFailures;
+  std::map<Id, MigrateResult> moved;
+  std::map<Id, std::string> suspendFailures, resumeFailures, moveFailures;
   std::set<Id> running;
   std::vector<Lease> grants;
   std::vector<Revoke> revokes;

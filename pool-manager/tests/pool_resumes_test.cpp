@@ -231,7 +231,15 @@ TEST_CASE_METHOD(Suspends, "what lies on a cordoned server is resumed; on a brok
   lease(1, 40 * kGiB);
   suspended(1);
   SECTION("cordoned") {
-    pool->cordon(kAdmin, "a", "", [](const std::string&) {});
+    pool->cordon(kAdmin, "a", {}, [](const std::string&) {});
+    resume(1);
+    CHECK(events.resumes.size() == 1);
+  }
+  SECTION("cordoned, while others wait for whatever comes free") {
+    pool->cordon(kAdmin, "a", {}, [](const std::string&) {});
+    joinAndBeat(server("b", 2));
+    pool->request(kAdmin, request(7), now);
+    pool->request(kAdmin, request(8, 60'000), now);
     resume(1);
     CHECK(events.resumes.size() == 1);
   }

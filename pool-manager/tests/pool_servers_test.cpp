@@ -298,15 +298,18 @@ TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no ne
   std::string why = "not said yet";
   const auto tell = [&](const std::string& text) { why = text; };
   const Principal user{Principal::Role::user, ""};
-  CHECK(contains(thrown([&] { pool->cordon(user, "a", "", tell); }), "operator"));
-  CHECK(contains(thrown([&] { pool->cordon(kAdmin, "b", "", tell); }), "there is no server b"));
-  CHECK(contains(thrown([&] { pool->uncordon(kAdmin, "a", tell); }), "not cordoned"));
+  CHECK(contains(thrown([&] { pool->cordon(user, "a", {}, tell); }), "operator"));
+  CHECK(contains(thrown([&] { pool->cordon(kAdmin, "b", {}, tell); }), "there is no server b"));
+  CHECK(contains(thrown([&] { pool->uncordon(kAdmin, "b", tell); }), "there is no server b"));
+  pool->uncordon(kAdmin, "a", tell);
+  CHECK(why.empty());  // it is in service already
   disk->full = true;
-  pool->cordon(kAdmin, "a", "on Friday", tell);
+  pool->cordon(kAdmin, "a", {"on Friday", "", 0}, tell);
   CHECK(contains(why, "full"));
   CHECK(pool->cordons().empty());
   disk->full = false;
-  pool->cordon(kAdmin, "a", "on\nFriday", tell);
+  pool->cordon(kAdmin, "a", {"on Thursday", "bob@head", 6}, tell);
+  pool->cordon(kAdmin, "a", {"on\nFriday", "eve\n@head", 7}, tell);
   REQUIRE(why.empty());
   beat(1, {{1, 1}});
   CHECK(pool->renew(kAdmin, {1, 1}, now, &why));
@@ -315,6 +318,9 @@ TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no ne
     restart();
     joinAndBeat(server("a", 1, 2), {{1, 1}});
   }
+  CHECK(pool->cordons().at("a").reason == "on?Friday");
+  CHECK(pool->cordons().at("a").by == "eve?@head");
+  CHECK(pool->cordons().at("a").sinceS == 7);
   pool->request(kAdmin, request(2), now);
   CHECK(contains(failure(2), "cordoned by an operator: on?Friday"));
   pool->request(kAdmin, request(3, 60'000), now);  // this one waits
@@ -331,9 +337,81 @@ TEST_CASE_METHOD(DiskFixture, "a cordoned server keeps its leases and gets no ne
 TEST_CASE_METHOD(Fixture, "beside a cordoned server the others are leased") {
   joinAndBeat(server("a", 1));
   joinAndBeat(server("b", 2));
-  pool->cordon(kAdmin, "a", "", [](const std::string&) {});
+  pool->cordon(kAdmin, "a", {}, [](const std::string&) {});
   CHECK(leaseNow(1).server.name == "b");
   pool->request(kAdmin, request(2), now);
   CHECK(contains(failure(2), "a: cordoned by an operator"));
   CHECK(contains(failure(2), "held by holder1"));
+}
+
+TEST_CASE_METHOD(DiskFixture, "nothing is placed on a server whose cordon the store is about to accept") {
+  joinAndBeat(server("a", 1, 2));
+  std::string why = "not said yet";
+  Pool& direct = *pool.pool;  // whose store writes only when it is told to
+  direct.cordon(kAdmin, "a", {"a fan", "", 0}, [&](const std::string& text) { why = text; });
+  SECTION("it does") {
+    direct.request(kAdmin, request(1), now);
+    CHECK(contains(failure(1), "cordoned by an operator"));
+    CHECK(direct.leases().empty());
+  }
+  SECTION("it does not: who waits is served") {
+    disk->full = true;
+    direct.request(kAdmin, request(1, 60'000), now);
+    CHECK(direct.leases().empty());
+    while (store->deliver()) {
+    }
+    CHECK(contains(why, "full"));
+    CHECK(direct.leases().size() == 1);
+  }
+}
+
+TEST_CASE_METHOD(DiskFixture, "a cordon that the disk has although it said otherwise is lifted, too") {
+  joinAndBeat(server("a", 1));
+  std::string why;
+  const auto tell = [&](const std::string& text) { why = text; };
+  disk->unsure = true;
+  pool->cordon(kAdmin, "a", {}, tell);
+  CHECK(contains(why, "I/O error"));
+  disk->unsure = false;
+  SECTION("by uncordon") {
+    pool->uncordon(kAdmin, "a", tell);
+    restart();
+    CHECK(pool->cordons().empty());
+  }
+  SECTION("which a manager that was started again needs") {
+    restart();
+    CHECK(pool->cordons().size() == 1);
+    pool->uncordon(kAdmin, "a", tell);  // the server is away
+    CHECK(pool->cordons().empty());
+    CHECK(contains(thrown([&] { pool->uncordon(kAdmin, "a", tell); }), "there is no server a"));
+  }
+}
+
+TEST_CASE_METHOD(Fixture, "who waits for a cordoned server holds back nobody") {
+  joinAndBeat(server("a", 1, 2));
+  joinAndBeat(server("b", 2));
+  pool->cordon(kAdmin, "a", {}, [](const std::string&) {});
+  LeaseRequest there = request(1, 60'000);
+  there.server = "a";
+  pool->request(kAdmin, there, now);
+  pool->request(kAdmin, request(2, 60'000, 0, 2), now);  // only a has two
+  CHECK(leaseNow(3).server.name == "b");
+  CHECK_FALSE(has(1));
+  pool->request(kAdmin, request(4), now);
+  CHECK(contains(failure(4), "is held by holder3"));
+  CHECK_FALSE(contains(failure(4), "waiting"));
+  pool->uncordon(kAdmin, "a", [](const std::string&) {});
+  pool->granted({1, 1}, now);
+  CHECK(has(1));
+}
+
+TEST_CASE("what an earlier version has stored of a cordon is its reason") {
+  CHECK(decodeCordon("a new fan").reason == "a new fan");
+  CHECK(decodeCordon("").reason.empty());
+  const Cordon cordon = decodeCordon(encodeCordon({"why", "who", 12}));
+  CHECK(cordon.reason == "why");
+  CHECK(cordon.by == "who");
+  CHECK(cordon.sinceS == 12);
+  CHECK(decodeCordon(encodeCordon({"", "", 0})).reason.empty());
+  CHECK(decodeCordon("x\nwho\nwhy").sinceS == 0);
 }

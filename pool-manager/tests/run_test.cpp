@@ -461,6 +461,42 @@ TEST_CASE_METHOD(Fixture, "where more is leased than there is, leases and device
 }
 
 // A shell with job control on a terminal of its own.
+TEST_CASE_METHOD(Fixture,
+                 "migrate says what has moved, or why not; interrupted, it leaves the lease as it is") {
+  Program program;
+  start(program, {TOOL, "run", "--", APPLICATION, "sleep", "60"});
+  const pid_t pid = sleeper(program);
+  const std::string lease = server->leases.begin()->first.text().substr(0, 8);
+  CHECK(said({"migrate", "--drain", "5s", lease}) ==
+        "gpupool: lease " + lease + ": 2 sessions moved with 3.0 GiB; the longest pause was 0.7 s\n");
+  CHECK(server->migrations == std::vector<uint32_t>{5000});
+
+  server->refuseMigrate = "process 7 (train): a capture is open";
+  Program refused;
+  start(refused, {TOOL, "migrate", lease});
+  finish(refused);
+  CHECK(refused.exitStatus() == 1);
+  CHECK(refused.text == "gpupool: server a: process 7 (train): a capture is open\n");
+
+  server->refuseSuspend = server->refuseMigrate;
+  Program kept;
+  start(kept, {TOOL, "suspend", lease});
+  finish(kept);
+  CHECK(kept.text == refused.text);
+  server->refuseMigrate.clear();
+  server->muteMigrate = true;
+  Program interrupted;
+  start(interrupted, {TOOL, "migrate", lease});
+  REQUIRE(until([&] { return server->migrations.size() == 3; }));
+  ::kill(interrupted.pid, SIGINT);
+  finish(interrupted);
+  CHECK(interrupted.signal() == SIGINT);
+  CHECK(contains(said({"leases"}), "active"));
+  ::kill(pid, SIGTERM);
+  finish(program);
+  CHECK(soonFree());
+}
+
 TEST_CASE_METHOD(Fixture, "Ctrl-Z, fg and Ctrl-C work as without the tool, and the lease outlives the stop") {
   Program shell;
   environment.push_back("PS1=% ");

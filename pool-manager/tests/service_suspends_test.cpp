@@ -1,4 +1,4 @@
-// Suspending and resuming through the manager's RPC.
+// Suspending, resuming and moving through the manager's RPC, and cordons.
 #include "service_fixture.h"
 
 using namespace gpupool;
@@ -18,6 +18,22 @@ kj::Promise<void> resume(ManagerConnection& connection, const Id& id, uint32_t w
   auto request = connection.manager().resumeRequest();
   write(id, request.initId());
   request.setWaitMs(waitMs);
+  return request.send().ignoreResult();
+}
+
+kj::Promise<MigrateResult> migrate(ManagerConnection& connection, const Id& id, uint32_t drainMs = 1000) {
+  auto request = connection.manager().migrateRequest();
+  write(id, request.initId());
+  request.setDrainMs(drainMs);
+  return request.send().then([](auto&& response) { return read(response.getResult()); });
+}
+
+kj::Promise<void> cordon(ManagerConnection& connection, const char* server, bool cordoned) {
+  auto request = connection.manager().cordonRequest();
+  request.setServer(server);
+  request.setCordoned(cordoned);
+  request.setReason("a fan");
+  request.setBy("eve@head");
   return request.send().ignoreResult();
 }
 
@@ -180,4 +196,85 @@ TEST_CASE_METHOD(ServiceFixture, "terms reach the server, and its turns whoever 
   CHECK(shown.turn->note == "why");
   CHECK_FALSE(listed(other.id).turn.has_value());
   CHECK(listed(other.id).terms.priority == Priority::normal);
+}
+
+TEST_CASE_METHOD(Suspends, "sessions are moved through the manager") {
+  const MigrateResult result = await(migrate(*holder, held.id, 4'000'000'000));
+  CHECK(result.sessions == 2);
+  CHECK(result.movedBytes == uint64_t{3} << 30);
+  CHECK(result.longestPauseMs == 700);
+  CHECK(server.migrations == std::vector<uint32_t>{3'600'000});  // an hour at most
+  CHECK(state() == "active");
+  const auto moving = [&] { return refusal(migrate(*holder, held.id).ignoreResult()); };
+  server.refuseMigrate = "the session uses graphs of another process";
+  CHECK(contains(moving(), "server node: the session uses graphs of another process"));
+  server.refuseMigrate.clear();
+  server.oldServer = true;
+  CHECK(contains(moving(), "server node: it cannot move sessions (it runs another version of gpupool)"));
+  server.oldServer = false;
+  await(suspend(*holder, held.id));
+  CHECK(contains(moving(), "has to be resumed first"));
+  CHECK(contains(refusal(migrate(*holder, Id::random()).ignoreResult()), "there is no lease"));
+  CHECK(server.migrations.size() == 2);
+}
+
+TEST_CASE_METHOD(Suspends, "who asked for a move may go away, and what was begun goes on") {
+  server.muteMigrate = true;
+  {
+    auto gone = connect();
+    auto asked = migrate(*gone, held.id);
+    pause(50);
+  }
+  CHECK(server.migrations.size() == 1);
+  auto second = migrate(*holder, held.id);  // joins it
+  pause(50);
+  CHECK(server.migrations.size() == 1);
+  CHECK(contains(refusal(suspend(*holder, held.id).ignoreResult()), "is being moved at this moment"));
+  server.disconnect();
+  CHECK(contains(refusal(second.ignoreResult()), "lost the connection to"));
+  server.muteMigrate = false;
+  server.join(address);
+  await(server.joined());
+  CHECK(state() == "active");
+  CHECK(await(migrate(*holder, held.id)).sessions == 2);
+}
+
+TEST_CASE_METHOD(Suspends, "a cordon is told with who, why and since when, also of a server that is absent") {
+  const auto told = [&](const std::function<void(schema::ServerState::Reader)>& look) {
+    await(holder->manager().serversRequest().send().then([&](auto&& response) {
+      REQUIRE(response.getServers().size() == 1);
+      look(response.getServers()[0]);
+    }));
+  };
+  const auto cordoned = [](schema::ServerState::Reader one) {
+    CHECK(one.getCordoned());
+    CHECK(text(one.getCordonReason()) == "a fan");
+    CHECK(text(one.getCordonedBy()) == "eve@head");
+    CHECK(one.getCordonedS() >= 1);
+    CHECK(one.getCordonedS() < 60);
+    CHECK(text(one.getInfo().getName()) == "node");
+  };
+  CHECK(contains(refusal(cordon(*holder, "nobody", true)), "there is no server nobody"));
+  CHECK(contains(refusal(cordon(*holder, "nobody", false)), "there is no server nobody"));
+  await(cordon(*holder, "node", true));
+  await(cordon(*holder, "node", true));
+  told([&](auto one) {
+    cordoned(one);
+    CHECK_FALSE(one.getAbsent());
+  });
+  await(server.leave());
+  told([&](auto one) {
+    cordoned(one);
+    CHECK(one.getAbsent());
+    CHECK_FALSE(one.getAlive());
+  });
+  server.join(address);
+  await(server.joined());
+  LeaseRequest other = wish();
+  CHECK(contains(errorText(failure(*this, lease(*holder, other))), "node: cordoned by an operator: a fan"));
+  await(cordon(*holder, "node", false));
+  await(cordon(*holder, "node", false));
+  told([&](auto one) { CHECK_FALSE(one.getCordoned()); });
+  other.id = Id::random();
+  await(lease(*holder, other));
 }

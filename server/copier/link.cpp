@@ -95,6 +95,19 @@ std::string CopierLink::send(CopierVerb verb, uint32_t count, std::span<const st
   }
 }
 
+void CopierLink::goOn(uint32_t sequence) { sequence_ = overheard_ = std::max(sequence_, sequence); }
+
+std::unique_ptr<CopierLink> CopierLink::takeOver(Descriptor socket, std::function<bool()> stopping,
+                                                 std::vector<CopierPiece> pieces, uint32_t sequence) {
+  auto link = std::make_unique<CopierLink>(std::move(socket), std::move(stopping));
+  link->order_ = takeTurns(pieces);
+  link->taken_.assign(pieces.size(), true);
+  link->pieces_ = std::move(pieces);
+  link->reserved_ = link->takeOutBegun_ = true;
+  link->goOn(sequence);
+  return link;
+}
+
 std::string CopierLink::answer(uint32_t sequence) {
   std::array<std::byte, sizeof(CopierMessage) + kMostRefusalText> room;
   if (!waitFor(POLLIN)) return broken_;
@@ -106,6 +119,7 @@ std::string CopierLink::answer(uint32_t sequence) {
   if (received.whole && static_cast<size_t>(received.bytes) >= sizeof message) {
     std::memcpy(&message, room.data(), sizeof message);
     const size_t text = static_cast<size_t>(received.bytes) - sizeof message;
+    if (message.magic == kCopierMagic && message.sequence <= overheard_) return answer(sequence);
     const bool right = message.magic == kCopierMagic && message.sequence == sequence && message.count == text;
     if (right && message.verb == CopierVerb::done && text == 0) return "";
     if (right && message.verb == CopierVerb::refused && text != 0)

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -48,6 +49,18 @@ class CopierLink {
   // copier keeps its copy until the link ends. Memory for it is best made by `exported`: a copier that runs
   // with --verify holds on to what was freed until it is asked for the first time.
   std::string bringIn(const Export& exported);
+  // Another process goes on with this link: it takes a copy of the descriptor over, what was planned, and the
+  // number of the last message. One of the two speaks to the copier at a time. When this one is to speak
+  // again, it goes on behind the other one's last message, and overhears answers to what that one did not
+  // wait for.
+  int descriptor() const { return socket_; }
+  const std::vector<CopierPiece>& pieces() const { return pieces_; }
+  uint32_t sequence() const { return sequence_; }
+  void goOn(uint32_t sequence);
+  // Every piece was taken out.
+  static std::unique_ptr<CopierLink> takeOver(Descriptor socket, std::function<bool()> stopping,
+                                              std::vector<CopierPiece> pieces, uint32_t sequence);
+
   // True: the copier has died, or closed the connection: what it kept is lost. Does not wait.
   bool lost() const;
 
@@ -76,6 +89,7 @@ class CopierLink {
   std::vector<bool> taken_;
   bool reserved_ = false, takeOutBegun_ = false;
   uint32_t sequence_ = 0;
+  uint32_t overheard_ = 0;  // answers up to this number are another process's
 };
 
 }  // namespace gpupool::server

@@ -4,11 +4,8 @@
 #include <capnp/serialize-async.h>
 #include <capnp/serialize.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "base/log.h"
 #include "base/transport_names.h"
@@ -46,7 +43,6 @@ struct Admission::Attempt {
   kj::Own<kj::AsyncIoStream> stream;
   std::string peer;
   SessionFacts facts;
-  std::string transport;
   std::string clientNonce;
   std::byte serverNonce[schema::kNonceBytes];
   std::vector<std::byte> key;
@@ -58,6 +54,12 @@ struct Admission::Attempt {
   kj::Own<kj::PromiseFulfiller<void>> displaced;
   kj::Own<void> beginning;  // SessionTable's: the holder is told that it has a session
 
+  int socket() const {
+    KJ_IF_MAYBE (descriptor, stream->getFd()) {
+      return *descriptor;
+    }
+    KJ_FAIL_REQUIRE("the stream has no descriptor");
+  }
   schema::HandshakeFacts handshake(const std::string& server) const {
     return {facts.session, facts.epoch, std::as_bytes(std::span(clientNonce)), serverNonce, server};
   }
@@ -70,6 +72,7 @@ Admission::Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& session
       sessions_(sessions),
       pool_(pool),
       settings_(std::move(settings)),
+      starts_(leases, settings_.starts),
       limit_(settings_.failureBurst, settings_.failureInterval),
       tasks_(*this) {}
 
@@ -177,7 +180,7 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
   const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
   if (last != grant->sessionEpochs.end() && hello.getEpoch() <= last->second)
     return "this session was opened before with epoch " + std::to_string(last->second);
-  if (sessions_.living(id) >= settings_.sessionsPerLease) return tooManySessions();
+  if (hello.getEpoch() == 1 && sessions_.living(id) >= settings_.sessionsPerLease) return tooManySessions();
   return "";
 }
 
@@ -197,8 +200,9 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
                    hello.getPid(),
                    std::string(hello.getCommand().cStr()).substr(0, kCommandBytes),
                    {},
+                   {},
                    {}};
-  attempt.transport = hello.getTransport().cStr();
+  attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
   const Grant& grant = *leases_.admissible(attempt.facts.lease);
@@ -238,7 +242,8 @@ kj::Promise<void> Admission::readProof(Attempt& attempt) {
 kj::Promise<void> Admission::begin(Attempt& attempt) {
   leavePlace(attempt);
   const Id lease = attempt.facts.lease;
-  // No earlier: it concerns those alone who have the key.
+  // This and what follows no earlier: it concerns those alone who have the key.
+  if (attempt.facts.epoch != 1) return arrive(attempt);
   if (const Grant* grant = leases_.admissible(lease); grant != nullptr && grant->paused)
     return answerPaused(attempt, *grant);
   const auto waiting = proven_.find(lease);
@@ -280,17 +285,9 @@ kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> wor
 kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worker) {
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return kj::READY_NOW;  // the closed socket tells it
-  capnp::MallocMessageBuilder message;
-  auto start = message.initRoot<schema::WorkerOrder>().initStart();
-  fillStart(attempt, *grant, start);
-  int socket = -1;
-  KJ_IF_MAYBE (descriptor, attempt.stream->getFd()) {
-    socket = *descriptor;
-  }
-  KJ_REQUIRE(socket >= 0, "the stream has no descriptor");
-  const kj::AutoCloseFd cache = cacheFolder(grant->tenant);
+  const int socket = attempt.socket();
   sessions_.announce(attempt.facts, worker->pid());
-  if (worker->send(message, describeDescriptors(start, *grant, socket, cache))) {
+  if (starts_.send(*worker, attempt.facts, *grant, socket)) {
     kj::AutoCloseFd client(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     attempt.stream = nullptr;
     sessions_.add(attempt.facts, kj::mv(worker), kj::mv(client));
@@ -305,6 +302,27 @@ kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
   KJ_REQUIRE(++attempt.workersLost < 3, "three workers in a row died before the session began");
   return pool_.take(attempt.ordinals, settings_.workerBound)
       .then([this, &attempt](kj::Own<WorkerChild> worker) { return launch(attempt, kj::mv(worker)); });
+}
+
+// Of a session that moves: its new worker waits for it. So it begins none, also where the lease is paused.
+kj::Promise<void> Admission::arrive(Attempt& attempt) {
+  Grant* grant = leases_.admissible(attempt.facts.lease);
+  if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
+  if (const std::string why = sessions_.refusesClient(attempt.facts); !why.empty()) {
+    GPUPOOL_WARNING("session %s from %s refused: %s", attempt.facts.session.text().c_str(),
+                    attempt.peer.c_str(), why.c_str());
+    return answer(attempt, why);
+  }
+  uint64_t& epoch = grant->sessionEpochs[attempt.facts.session];
+  if (attempt.facts.epoch <= epoch)
+    return answer(attempt, "this session was opened by somebody else meanwhile");
+  epoch = attempt.facts.epoch;
+  return answer(attempt, "").then([this, &attempt] {
+    const int socket = attempt.socket();
+    // If it could not: the closed socket tells the client.
+    sessions_.giveClient(attempt.facts, socket, kj::AutoCloseFd(fcntl(socket, F_DUPFD_CLOEXEC, 0)));
+    attempt.stream = nullptr;
+  });
 }
 
 kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why, bool unknownLease) {
@@ -329,60 +347,17 @@ kj::Promise<void> Admission::answer(Attempt& attempt, const std::string& error, 
 
 kj::Promise<void> Admission::answerPaused(Attempt& attempt, const Grant& grant) {
   settings_.told(grant.id);
-  return answer(attempt, grant.aside ? "the lease waits for its turn" : "the lease is suspended", true);
+  return answer(attempt,
+                grant.aside    ? "the lease waits for its turn"
+                : grant.moving ? "a session of the lease is moving"
+                               : "the lease is suspended",
+                true);
 }
 
 kj::Promise<void> Admission::send(Attempt& attempt, capnp::MessageBuilder& message) {
   auto words = capnp::messageToFlatArray(message);
   auto write = attempt.stream->write(words.asBytes().begin(), words.asBytes().size());
   return timer_.timeoutAfter(settings_.messageBound, write.attach(kj::mv(words)));
-}
-
-void Admission::fillStart(const Attempt& attempt, const Grant& grant, schema::WorkerStart::Builder start) {
-  schema::write(attempt.facts.session, start.initSession());
-  start.setEpoch(attempt.facts.epoch);
-  start.setTransport(attempt.transport);
-  auto list = start.initDevices(static_cast<unsigned>(grant.devices.size()));
-  for (unsigned i = 0; i < list.size(); ++i) {
-    const auto& [index, memoryBytes] = grant.devices[i];
-    schema::write(LeasedDevice{leases_.devices()[index], memoryBytes}, list[i]);
-  }
-  start.setNetworkDevice(settings_.networkDevice);
-  start.setNetworkWire(settings_.networkWire);
-  start.setModuleCacheBytes(settings_.moduleCacheBytes);
-  start.setClientPid(attempt.facts.clientPid);
-  start.setReportActivity(settings_.reportActivity);
-}
-
-std::vector<int> Admission::describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant,
-                                                int socket, int cache) const {
-  std::vector<std::pair<schema::Descriptor, int>> list{{schema::Descriptor::CLIENT_SOCKET, socket}};
-  if (cache >= 0) list.emplace_back(schema::Descriptor::MODULE_CACHE, cache);
-  for (const auto& device : grant.devices)
-    if (const int lock = settings_.deviceLock(device.index); lock >= 0)
-      list.emplace_back(schema::Descriptor::DEVICE_LOCK, lock);
-  auto kinds = start.initDescriptors(static_cast<unsigned>(list.size()));
-  std::vector<int> descriptors;
-  for (const auto& [kind, descriptor] : list) {
-    kinds.set(static_cast<unsigned>(descriptors.size()), kind);
-    descriptors.push_back(descriptor);
-  }
-  return descriptors;
-}
-
-// Code is never shared between tenants; their names come from outside, so the folder's is a digest.
-kj::AutoCloseFd Admission::cacheFolder(const std::string& tenant) const {
-  if (settings_.moduleCache.empty()) return nullptr;
-  const Digest digest = sha256(std::as_bytes(std::span(tenant)));
-  uint64_t name = 0;
-  std::memcpy(&name, digest.data(), sizeof name);
-  const std::string folder = settings_.moduleCache + "/" + hex(name);
-  int opened = -1;
-  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST)
-    opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-  if (opened < 0)
-    GPUPOOL_WARNING("module cache %s: %s; the session runs without it", folder.c_str(), strerror(errno));
-  return kj::AutoCloseFd(opened);
 }
 
 void Admission::taskFailed(kj::Exception&& exception) {

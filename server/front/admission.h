@@ -9,8 +9,9 @@
 // for a while. Who has proven nothing yet has no claim to its place: of one peer `perPeer` handshakes run at
 // a time and of all `atOnce`; one more displaces the oldest of that peer, or of the peer that has the most.
 // So a slow or hostile peer costs another one nothing. While a lease is suspended, who has proven its key is
-// told so, and to ask again. Every refusal tells the peer why, as far as that helps
-// nobody to guess. Belongs to the event loop's thread.
+// told so, and to ask again. A session that moves comes with its next epoch, and goes to the worker that
+// waits for it (SessionTable). Every refusal tells the peer why, as far as that helps nobody to guess.
+// Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/io.h>
@@ -24,6 +25,7 @@
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
 #include "server/front/worker_pool.h"
+#include "server/front/worker_starts.h"
 
 namespace gpupool::server {
 
@@ -34,15 +36,9 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     std::string server;  // ServerInfo.name
     uint32_t protocol = schema::PROTOCOL_VERSION;
     uint64_t rowsHash = 0;
-    std::string networkDevice;
-    std::string networkWire;
-    std::string moduleCache;  // folder for all tenants; empty: no cache
-    // Of a device (index into the inventory), for the workers that use it; -1: none.
-    std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
+    WorkerStarts::Settings starts;
     // Called when a holder has proven its key and is told to ask again, since its lease is paused.
     std::function<void(const Id& lease)> told = [](const Id&) {};
-    bool reportActivity = false;  // WorkerStart's
-    uint64_t moduleCacheBytes = 0;
     kj::Duration messageBound = 2 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;
     uint32_t perPeer = 64;
@@ -64,6 +60,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   size_t underWay() const { return underWay_; }
   // A session of the lease waits for a worker, or is about to have it.
   bool opening(const Id& lease) const { return proven_.contains(lease); }
+  const WorkerStarts& starts() const { return starts_; }
 
  private:
   struct Attempt;
@@ -76,6 +73,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> challenge(Attempt& attempt, schema::SessionHello::Reader hello);
   kj::Promise<void> readProof(Attempt& attempt);
   kj::Promise<void> begin(Attempt& attempt);
+  kj::Promise<void> arrive(Attempt& attempt);
   kj::Promise<void> start(Attempt& attempt);
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
@@ -87,11 +85,6 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   // Why this hello is refused; empty: it is not.
   std::string judge(schema::SessionHello::Reader hello);
   std::string tooManySessions() const;
-  void fillStart(const Attempt& attempt, const Grant& grant, schema::WorkerStart::Builder start);
-  // What goes with the start, in the order in which it says so.
-  std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant, int socket,
-                                       int cache) const;
-  kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -99,6 +92,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   SessionTable& sessions_;
   WorkerPool& pool_;
   Settings settings_;
+  WorkerStarts starts_;
   FailureLimit limit_;
   std::list<Attempt*> unproven_;            // the oldest first
   std::map<std::string, uint32_t> places_;  // of unproven_, by peer

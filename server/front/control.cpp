@@ -58,6 +58,19 @@ kj::Promise<void> Control::resume(ResumeContext context) {
   return suspension_.resume(id).then([this, id] { hooks_.resumed(id); });
 }
 
+kj::Promise<void> Control::migrate(MigrateContext context) {
+  const Id id = schema::read(context.getParams().getId());
+  const uint32_t drainMs = context.getParams().getDrainMs();
+  context.releaseParams();
+  if (!hooks_.migrate) return KJ_EXCEPTION(FAILED, "this server moves no session");
+  return hooks_.migrate(id, drainMs).then([context](const Migrated& migrated) mutable {
+    auto result = context.getResults().initResult();
+    result.setSessions(migrated.sessions);
+    result.setMovedBytes(migrated.movedBytes);
+    result.setLongestPauseMs(migrated.longestPauseMs);
+  });
+}
+
 void Control::taskFailed(kj::Exception&& exception) {
   GPUPOOL_ERROR("control: %s", exception.getDescription().cStr());
 }

@@ -1,11 +1,12 @@
 #pragma once
-// What the manager may ask of this server: grant, revoke, suspend, resume, list sessions. Called on the
-// connection the server made.
+// What the manager may ask of this server: grant, revoke, suspend, resume, migrate, list sessions. Called on
+// the connection the server made.
 
 #include <functional>
 #include <string>
 
 #include "server/front/leases.h"
+#include "server/front/migration.h"
 #include "server/front/sessions.h"
 #include "server/front/suspension.h"
 
@@ -19,6 +20,8 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     // Called when an order to resume a lease has been carried out: where leases take turns it may be aside
     // still.
     std::function<void(const Id&)> resumed = [](const Id&) {};
+    // Migration::migrate. Not set: refused.
+    std::function<kj::Promise<Migrated>(const Id&, uint32_t drainMs)> migrate = nullptr;
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };
@@ -35,6 +38,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   kj::Promise<void> sessions(SessionsContext context) override;
   kj::Promise<void> suspend(SuspendContext context) override;
   kj::Promise<void> resume(ResumeContext context) override;
+  kj::Promise<void> migrate(MigrateContext context) override;
 
  private:
   void taskFailed(kj::Exception&& exception) override;

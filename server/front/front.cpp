@@ -33,31 +33,34 @@ std::string hostOf(const std::string& address) {
   return host;
 }
 
-// For tests: "suspend:SEED" has workers ask for their sessions to be suspended and resumed, at moments that
-// the seed chooses.
-std::optional<std::string> disturbSeed() {
-  const char* text = std::getenv("GPUPOOL_DISTURB");
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  constexpr std::string_view kSuspend = "suspend:";
-  const std::string_view value(text);
-  const std::string_view seed = value.substr(std::min(value.size(), kSuspend.size()));
-  if (!value.starts_with(kSuspend) || seed.empty() || seed.find_first_not_of("0123456789") != seed.npos)
-    throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) + "' is not suspend:NUMBER");
-  return std::string(seed);
-}
-
 }  // namespace
 
 Front::Front(kj::AsyncIoContext& io, ServerOptions options)
     : io_(io),
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
-      disturb_(disturbSeed()),
+      disturb_(disturbance()),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
       tasks_(*this),
       accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
 
 Front::~Front() = default;
+
+// "suspend:SEED" has workers ask for their sessions to be suspended and resumed, "move:SEED" to be moved to
+// another worker, at moments that the seed chooses.
+std::optional<Front::Disturbance> Front::disturbance() {
+  const char* text = std::getenv("GPUPOOL_DISTURB");
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  const std::string_view value(text);
+  const size_t colon = std::min(value.find(':'), value.size());
+  const std::string_view what = value.substr(0, colon),
+                         seed = value.substr(std::min(colon + 1, value.size()));
+  if ((what != "suspend" && what != "move") || seed.empty() ||
+      seed.find_first_not_of("0123456789") != seed.npos)
+    throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
+                               "' is neither suspend:NUMBER nor move:NUMBER");
+  return Disturbance{what == "move", std::string(seed)};
+}
 
 kj::Promise<void> Front::start() {
   return kj::evalNow([this] {
@@ -93,6 +96,9 @@ kj::Promise<void> Front::start() {
         Control::Hooks hooks;
         hooks.granted = [this] { store(); };
         if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
+        hooks.migrate = [this](const Id& lease, uint32_t drainMs) {
+          return migration_->migrate(lease, drainMs);
+        };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -171,19 +177,8 @@ void Front::run(Inventory found) {
   startTurns();
   startWorkers();
 
-  Admission::Settings admission;
-  admission.server = options_.name;
-  admission.rowsHash = inventory_.rowsHash;
-  admission.networkDevice = options_.networkDevice;
-  admission.networkWire = options_.networkWire;
-  if (openCache()) admission.moduleCache = options_.moduleCache;
-  admission.moduleCacheBytes = options_.moduleCacheSize.value;
-  admission.messageBound = duration(options_.handshakeTime);
-  if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
-  admission.reportActivity = turns_.get() != nullptr;
-  admission.deviceLock = [this](size_t device) { return claims_->lock(device); };
-  admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
-
+  startAdmission();
+  startMigration();
   if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
 }
 
@@ -203,8 +198,34 @@ void Front::startSuspension() {
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " suspends no lease: its option --suspend-memory (suspend_memory in server.yaml) is 0";
-  settings.disturb = disturb_.has_value();
+  settings.disturb = disturb_.has_value() && !disturb_->moves;
   suspension_ = kj::heap<Suspension>(timer_, *leases_, *sessions_, std::move(settings));
+}
+
+void Front::startAdmission() {
+  Admission::Settings admission;
+  admission.server = options_.name;
+  admission.rowsHash = inventory_.rowsHash;
+  admission.starts.networkDevice = options_.networkDevice;
+  admission.starts.networkWire = options_.networkWire;
+  if (openCache()) admission.starts.moduleCache = options_.moduleCache;
+  admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
+  admission.messageBound = duration(options_.handshakeTime);
+  if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
+  admission.starts.reportActivity = turns_.get() != nullptr;
+  admission.starts.deviceLock = [this](size_t device) { return claims_->lock(device); };
+  admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
+}
+
+void Front::startMigration() {
+  Migration::Settings settings;
+  settings.copier = [this] { return copier_->connect(); };
+  if (options_.suspendBytes == 0)
+    settings.refusal = "server " + options_.name +
+                       " moves no session: its option --suspend-memory (suspend_memory in server.yaml) is 0";
+  settings.disturb = disturb_.has_value() && disturb_->moves;
+  migration_ = kj::heap<Migration>(*leases_, *sessions_, *suspension_, *pool_, admission_->starts(),
+                                   std::move(settings));
 }
 
 void Front::startTurns() {
@@ -237,7 +258,9 @@ void Front::startWorkers() {
   // The very library the inventory found: a search could end elsewhere once a device is gone.
   workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
                        std::to_string(options_.clientStallTime.count())};
-  if (disturb_) workers.arguments.insert(workers.arguments.end(), {"--disturb", *disturb_});
+  if (disturb_)
+    workers.arguments.insert(workers.arguments.end(),
+                             {disturb_->moves ? "--disturb-moves" : "--disturb", disturb_->seed});
   workers.warm = options_.warm;
   if (options_.warmContexts)
     for (const auto& device : inventory_.devices)
@@ -381,6 +404,7 @@ kj::Promise<void> Front::stop() {
   if (pool_.get() == nullptr) return kj::READY_NOW;  // the inventory never came
   accepting_ = nullptr;
   admission_->stop();
+  migration_->stop();
   if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;

@@ -14,6 +14,7 @@
 #include "server/front/inventory.h"
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
+#include "server/front/migration.h"
 #include "server/front/options.h"
 #include "server/front/server_state.h"
 #include "server/front/suspension.h"
@@ -44,6 +45,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void run(Inventory inventory);
   void startWorkers();
   void startSuspension();
+  void startAdmission();
+  void startMigration();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
   // False: no cache of modules, and the log says why.
@@ -64,7 +67,12 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   kj::Timer& timer_;
   ServerOptions options_;
-  std::optional<std::string> disturb_;  // GPUPOOL_DISTURB's seed
+  struct Disturbance {
+    bool moves = false;  // else suspensions
+    std::string seed;
+  };
+  static std::optional<Disturbance> disturbance();
+  std::optional<Disturbance> disturb_;  // GPUPOOL_DISTURB, for tests
   Id incarnation_ = Id::random();
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
@@ -81,6 +89,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<WorkerPool> pool_;
   kj::Own<Admission> admission_;
+  kj::Own<Migration> migration_;
   kj::Own<LocalListener> local_;
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;

@@ -150,10 +150,15 @@ void LeaseTable::pause(const Id& id, bool aside) {
   lease->aside = aside;
 }
 
+void LeaseTable::pauseToMove(const Id& id) {
+  pause(id);
+  if (Grant* lease = admissible(id)) lease->moving = true;
+}
+
 void LeaseTable::unpause(const Id& id) {
   Grant* lease = admissible(id);
   if (lease == nullptr) return;
-  lease->paused = lease->aside = lease->resuming = false;
+  lease->paused = lease->aside = lease->moving = lease->resuming = false;
   lease->suspended.reset();
 }
 

@@ -7,7 +7,8 @@
 // until `remove`, which comes after its workers are gone. Renewal is the manager's task: here a lease runs
 // until it is revoked, also while the manager is unreachable.
 //
-// A lease is paused from the moment when it is to be suspended until it runs again: no session of it begins.
+// A lease is paused from the moment when it is to be suspended until it runs again, and while its sessions
+// move to other workers: no session of it begins.
 // While it is suspended it reserves what its sessions keep on their devices; whoever resumes it first has its
 // whole reservation back, or learns what is missing.
 //
@@ -52,7 +53,8 @@ struct Grant {
   schema::Priority priority = schema::Priority::NORMAL;
   bool closing = false;
   bool paused = false;
-  bool aside = false;  // paused, so that others have their turn, and not by order
+  bool aside = false;   // paused, so that others have their turn, and not by order
+  bool moving = false;  // paused, while its sessions move to other workers
   std::optional<Suspended> suspended;
   bool resuming = false;                 // suspended, with its whole reservation
   std::vector<uint64_t> lastKept;        // when it was last suspended or aside; empty: it never was
@@ -91,6 +93,8 @@ class LeaseTable {
   // The following are for leases that are admissible; of others they do nothing.
   // aside: what is done with it is not by order.
   void pause(const Id& id, bool aside = false);
+  // As pause, while its sessions move to other workers: it keeps its whole reservation.
+  void pauseToMove(const Id& id);
   // It runs, with its whole reservation.
   void unpause(const Id& id);
   // From here on it reserves `suspended.kept` alone, which has a number for each of its devices.

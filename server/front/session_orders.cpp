@@ -91,7 +91,8 @@ kj::Promise<Outcome> SessionTable::resume(uint64_t number, kj::Duration bound) {
 kj::Promise<Outcome> SessionTable::order(Session& session, capnp::MessageBuilder& message,
                                          std::span<const int> descriptors, bool toSuspend,
                                          kj::Duration bound) {
-  KJ_REQUIRE(session.answer.get() == nullptr, "a session has one order at a time");
+  KJ_REQUIRE(session.answer.get() == nullptr && session.moved.get() == nullptr,
+             "a session has one order at a time");
   auto pair = kj::newPromiseAndFulfiller<Outcome>();
   session.answer = kj::mv(pair.fulfiller);
   session.toSuspend = toSuspend;

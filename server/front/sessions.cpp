@@ -8,6 +8,11 @@
 #include "transports/last_words.h"
 
 namespace gpupool::server {
+namespace {
+
+constexpr size_t kMostAsked = 4096;  // of one worker; one that rebuilds has some threads that ask
+
+}  // namespace
 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
     : timer_(timer), bounds_(bounds), lost_(std::move(lost)), tasks_(*this) {}
@@ -27,41 +32,56 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   session->facts = std::move(facts);
   session->worker = kj::mv(worker);
   session->client = kj::mv(client);
-  session->worker->onLost(lost_);
-  session->startTicks = processStartTicks(session->worker->pid());
   session->number = nextNumber_++;
   accounts_.try_emplace(session->facts.lease, session->facts.memoryLimits);
-  // The worker is the session's: it asks no more when that is gone.
-  session->worker->onMemory(
-      [this, &kept = *session](schema::MemoryRequest::Reader request) { serveMemory(kept, request); });
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
-  tasks_.add(listen(kj::addRef(*session)));
-  auto exit = session->worker->exited();
-  tasks_.add(exit.then(
-      [this, kept = kj::addRef(*session)](const WorkerChild::Exit& exit) mutable { finish(*kept, exit); }));
+  watch(*session);
   living_.push_back(kj::mv(session));
   announced_.reset();
   changed_();
 }
 
+void SessionTable::watch(Session& session) {
+  session.worker->onLost(lost_);
+  session.startTicks = processStartTicks(session.worker->pid());
+  // The worker is the session's: it asks no more when that is gone.
+  session.worker->onMemory(
+      [this, &session](schema::MemoryRequest::Reader request) { serveMemory(session, request); });
+  session.worker->onMoved([this, &session](schema::MoveReport::Reader report) { moved(session, report); });
+  tasks_.add(listen(kj::addRef(session)));
+  auto exit = session.worker->exited();
+  tasks_.add(exit.then(
+      [this, kept = kj::addRef(session)](const WorkerChild::Exit& exit) mutable { finish(*kept, exit); }));
+}
+
 void SessionTable::serveMemory(Session& session, schema::MemoryRequest::Reader request) {
+  const Asked asked{request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
+  const bool host = asked.place == schema::HOST_MEMORY;  // no session's, but the machine's
+  if (session.role == Role::serving || (host && session.role == Role::next))
+    return serveMemory(session, asked);
+  // What an old one had is the session's.
+  if (session.role == Role::old || session.dropped) return;
+  session.asked.push_back(asked);
+  if (session.asked.size() > kMostAsked) session.worker->kill();
+}
+
+void SessionTable::serveMemory(Session& session, const Asked& asked) {
   const auto account = accounts_.find(session.facts.lease);
   if (account == accounts_.end()) return;
-  const uint32_t place = request.getPlace();
-  const bool host = place == schema::HOST_MEMORY;
-  if (!host && request.getGive() != 0) account->second.give(session.number, place, request.getGive());
-  if (request.getTicket() == 0) return;
+  const bool host = asked.place == schema::HOST_MEMORY;
+  if (!host && asked.give != 0) account->second.give(session.number, asked.place, asked.give);
+  if (asked.ticket == 0) return;
   capnp::MallocMessageBuilder message;
   auto answer = message.initRoot<schema::WorkerOrder>().initMemory();
-  answer.setTicket(request.getTicket());
+  answer.setTicket(asked.ticket);
   if (host) {
-    answer.setGranted(hostRoom_(request.getTake()));
+    answer.setGranted(hostRoom_(asked.take));
     if (!answer.getGranted()) answer.setError("this server's own memory is nearly used up");
   } else {
-    answer.setGranted(account->second.take(session.number, place, request.getTake()));
-    answer.setOthersBytes(account->second.others(session.number, place));
+    answer.setGranted(account->second.take(session.number, asked.place, asked.take));
+    answer.setOthersBytes(account->second.others(session.number, asked.place));
   }
   session.worker->send(message);
 }
@@ -91,12 +111,18 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
     killAfter(session, bounds_.exit, "did not exit after its session ended");
     return false;
   }
-  if (report.isSuspended()) answered(session, report.getSuspended());
-  if (report.isDisturb()) disturb_(session.facts.lease, session.number);
+  // What becomes of the session then is its old worker's to say.
+  if (report.isRebuilt() && session.role == Role::next && report.getRebuilt().size() != 0)
+    GPUPOOL_INFO("session %s: its next worker %d could not rebuild it: %s",
+                 session.facts.session.text().c_str(), session.worker->pid(), report.getRebuilt().cStr());
+  if (session.role == Role::old) return true;
   if (report.isActivity()) {
     session.activity = report.getActivity();
     heardActivity_();
   }
+  if (report.isDisturb()) disturb_(session.facts.lease, session.number);
+  if (session.role == Role::next) return true;
+  if (report.isSuspended()) answered(session, report.getSuspended());
   return true;
 }
 
@@ -117,6 +143,7 @@ void SessionTable::killAfter(Session& session, kj::Duration bound, const char* w
 }
 
 kj::Promise<void> SessionTable::end(Session& session, const std::string& reason) {
+  if (session.exit) return kj::READY_NOW;
   auto pair = kj::newPromiseAndFulfiller<void>();
   session.gone.add(kj::mv(pair.fulfiller));
   if (!session.ordered) {
@@ -133,14 +160,16 @@ kj::Promise<void> SessionTable::end(Session& session, const std::string& reason)
 
 kj::Promise<void> SessionTable::end(const Id& lease, const std::string& reason) {
   kj::Vector<kj::Promise<void>> gone;
-  for (auto& session : living_)
-    if (session->facts.lease == lease) gone.add(end(*session, reason));
+  for (auto* list : {&living_, &next_, &old_})
+    for (auto& session : *list)
+      if (session->facts.lease == lease) gone.add(end(*session, reason));
   return kj::joinPromises(gone.releaseAsArray());
 }
 
 kj::Promise<void> SessionTable::endAll(const std::string& reason) {
   kj::Vector<kj::Promise<void>> gone;
-  for (auto& session : living_) gone.add(end(*session, reason));
+  for (auto* list : {&living_, &next_, &old_})
+    for (auto& session : *list) gone.add(end(*session, reason));
   return kj::joinPromises(gone.releaseAsArray());
 }
 
@@ -151,17 +180,34 @@ size_t SessionTable::living(const Id& lease) const {
 }
 
 void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
-  // Its last report may lie in the socket or on the way to `listen`: the exit is seen on another descriptor.
+  // Its last reports may lie in the socket or on the way to `listen`: the exit is seen on another descriptor.
   kj::runCatchingExceptions([&] {
-    if (session.text.empty()) session.text = session.worker->lastWords();
+    const std::string said = session.worker->lastWords();
+    if (session.text.empty()) session.text = said;
   });
-  const bool said = !session.text.empty();
-  std::string text = said ? session.text : "the worker " + exit.text;
-  if (said && !exit.clean && !session.ordered) text += "; the worker " + exit.text;
+  switch (session.role) {
+    case Role::serving:
+      return finishServing(session, exit);
+    case Role::next:
+      return finishNext(session, exit);
+    case Role::old:
+      return finishOld(session, exit);
+  }
+}
+
+std::string SessionTable::endText(const Session& session, const WorkerChild::Exit& exit) {
+  if (session.text.empty()) return "the worker " + exit.text;
+  return exit.clean || session.ordered ? session.text : session.text + "; the worker " + exit.text;
+}
+
+// Of the session: there is nobody else who serves it.
+void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std::string text) {
   // Of a clean end too: where the worker's own words did not get through in its time to close, as to a busy
   // client over a network, these do. Who has heard, or has left, does not read them.
   transport::sayLastWords(session.client, text);
   session.client = nullptr;
+  if (session.formerClient.get() >= 0) transport::sayLastWords(session.formerClient, session.formerEnd);
+  session.formerClient = nullptr;
   const auto level = exit.clean || session.ordered ? log::Level::info : log::Level::warning;
   if (log::enabled(level))
     log::write(level, "session %s: ended: %s", session.facts.session.text().c_str(), text.c_str());
@@ -172,6 +218,7 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
     account->second.forget(session.number);
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
   if (session.answer.get() != nullptr) session.answer->fulfill(Outcome{.gone = true});
+  if (session.moved.get() != nullptr) session.moved->fulfill(MoveAnswer{.gone = true});
   living_.remove_if([&](const kj::Own<Session>& other) { return other.get() == &session; });
   if (living(lease) == 0) accounts_.erase(lease);
   changed_();
@@ -179,9 +226,11 @@ void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
 
 std::vector<StoredWorker> SessionTable::workers() const {
   std::vector<StoredWorker> list;
-  for (const auto& session : living_)
-    list.push_back(
-        {session->worker->pid(), session->startTicks, session->facts.lease, session->facts.devices});
+  for (const auto* sessions : {&living_, &next_, &old_})
+    for (const auto& session : *sessions)
+      if (!session->worker->gone())
+        list.push_back(
+            {session->worker->pid(), session->startTicks, session->facts.lease, session->facts.devices});
   if (announced_) list.push_back(*announced_);
   return list;
 }

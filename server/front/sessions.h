@@ -11,7 +11,13 @@
 // after `exitBound`. The reason of every end is logged and the last kHistory are kept.
 //
 // What a worker is asked to do with its session beside that, to suspend it and to resume it, is passed on
-// here; what that means for a lease is suspension.h's. Belongs to the event loop's thread.
+// here; what that means for a lease is suspension.h's.
+//
+// A session that moves has two workers: the old one, which serves it, and the next one, to which it goes. The
+// next one becomes its worker, with its number and its account, when the old one reports that the client has
+// gone over, or ends after the next one was given the client. Else, and always where the old one reports an
+// error, the next one is killed and nothing has changed. The old one's exit after that is no end of the
+// session. Whatever ends a session ends both. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
@@ -38,6 +44,7 @@ struct SessionFacts {
   std::string command;
   std::vector<std::string> devices;    // uuids of the lease's
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
+  std::string transport;
 };
 
 // What a session has made of an order to suspend or to resume it.
@@ -46,6 +53,15 @@ struct Outcome {
   bool suspended = false;  // what the session is now
   std::string error;       // not empty: the order was not carried out, and why
   Suspended facts;         // of an order to suspend; kept has one number a device of the lease
+};
+
+// What a session has made of an order to move.
+struct MoveAnswer {
+  bool gone = false;  // its processes are: what follows says nothing
+  std::string
+      error;  // not empty: it is where it was, and why; the next worker is gone, or was killed a while ago
+  uint64_t movedBytes = 0;
+  uint32_t drainMs = 0, pauseMs = 0;
 };
 
 class SessionTable final : private kj::TaskSet::ErrorHandler {
@@ -90,9 +106,21 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // but for the amounts.
   kj::Promise<Outcome> suspend(uint64_t number, uint32_t drainMs, kj::AutoCloseFd copier, kj::Duration bound);
   kj::Promise<Outcome> resume(uint64_t number, kj::Duration bound);
+  // Null: it is gone, or is to end. The epoch is its worker's.
+  const SessionFacts* facts(uint64_t number) const;
+  // Begins a move to `next`, which has been sent its start as `epoch` and was announced; that is the
+  // session's from here on. copier: the old worker's connection to the copier; state: its end of the state
+  // socket. One order at a time, as above. If there is no answer within `bound`, the old worker is ended.
+  kj::Promise<MoveAnswer> move(uint64_t number, kj::Own<WorkerChild> next, uint64_t epoch, uint32_t drainMs,
+                               kj::AutoCloseFd copier, kj::AutoCloseFd state, kj::Duration bound);
+  // Why a client that says that it comes from there is none for a next worker; empty: one waits for it.
+  std::string refusesClient(const SessionFacts& client) const;
+  // Gives that worker the client's socket. `kept`: the same one. Does nothing where refusesClient has a
+  // reason by now.
+  void giveClient(const SessionFacts& client, int socket, kj::AutoCloseFd kept);
   // Resolves when its process is gone.
   kj::Promise<void> endOne(uint64_t number, const std::string& reason);
-  // Called when a worker asks for it to be suspended and resumed (WorkerReport.disturb).
+  // Called when a worker asks for it to be suspended and resumed, or moved (WorkerReport.disturb).
   void onDisturb(std::function<void(const Id& lease, uint64_t number)> disturb) {
     disturb_ = std::move(disturb);
   }
@@ -107,7 +135,18 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
 
  private:
+  enum class Role {
+    serving,  // in living_: its worker is the session's
+    next,     // in next_: the session moves here
+    old,      // in old_: the session has moved away
+  };
+  struct Asked {  // schema::MemoryRequest, of a device
+    uint64_t ticket = 0, take = 0, give = 0;
+    uint32_t place = 0;
+  };
+  // A session and one of its workers. Of a session that moves there are two, with one number.
   struct Session : kj::Refcounted {
+    Role role = Role::serving;
     SessionFacts facts;
     kj::Own<WorkerChild> worker;
     kj::AutoCloseFd client;
@@ -116,9 +155,17 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t startTicks = 0;
     uint64_t number = 0;  // its name in the account
     bool ordered = false;
-    std::optional<schema::Activity> activity;       // as last said
-    kj::Own<kj::PromiseFulfiller<Outcome>> answer;  // to an order; null: none is under way
-    bool toSuspend = false;                         // that order
+    std::optional<schema::Activity> activity;         // as last said
+    kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
+    bool toSuspend = false;                           // that order
+    kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
+    // Of a next one.
+    bool dropped = false;                   // the session does not come here
+    std::optional<WorkerChild::Exit> exit;  // it is gone, and the session may come here still
+    std::vector<Asked> asked;               // answered when the session is here
+    // Its client, and why the old worker ended, where that had not said that the client has come here.
+    kj::AutoCloseFd formerClient;
+    std::string formerEnd;
     kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> gone;
   };
   struct Ended {
@@ -129,6 +176,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   };
 
   Session* find(uint64_t number) const;
+  Session* next(uint64_t number) const;
+  // Its worker is heard, and its exit seen, from here on.
+  void watch(Session& session);
   kj::Promise<void> listen(kj::Own<Session> session);
   // False: it was the last report.
   bool hear(Session& session, schema::WorkerReport::Reader report);
@@ -139,7 +189,19 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> end(Session& session, const std::string& reason);
   void killAfter(Session& session, kj::Duration bound, const char* why);
   void finish(Session& session, const WorkerChild::Exit& exit);
+  void finishServing(Session& session, const WorkerChild::Exit& exit);
+  void finishNext(Session& session, const WorkerChild::Exit& exit);
+  void finishOld(Session& session, const WorkerChild::Exit& exit);
+  static std::string endText(const Session& session, const WorkerChild::Exit& exit);
+  void conclude(Session& session, const WorkerChild::Exit& exit, std::string text);
+  void moved(Session& session, schema::MoveReport::Reader report);
+  // The next one becomes the session's worker.
+  void takeOver(Session& old, Session& next);
+  // The session does not come to its next worker. Resolves when that is gone.
+  kj::Promise<void> drop(Session& next, const std::string& reason);
+  kj::Promise<void> moveLate(uint64_t number);
   void serveMemory(Session& session, schema::MemoryRequest::Reader request);
+  void serveMemory(Session& session, const Asked& asked);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -151,7 +213,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
   uint64_t nextNumber_ = 1;
-  std::list<kj::Own<Session>> living_;
+  std::list<kj::Own<Session>> living_, next_, old_;
   std::optional<StoredWorker> announced_;
   struct Beginnings {
     size_t count = 0;

@@ -38,7 +38,12 @@ std::map<uint64_t, Outcome> byNumber(const std::vector<uint64_t>& numbers, kj::A
 }  // namespace
 
 Suspension::Suspension(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Settings settings)
-    : timer_(timer), leases_(leases), sessions_(sessions), settings_(std::move(settings)), tasks_(*this) {
+    : timer_(timer),
+      leases_(leases),
+      sessions_(sessions),
+      settings_(std::move(settings)),
+      lanes_(*this),
+      tasks_(*this) {
   sessions_.onDisturb([this](const Id& lease, uint64_t number) {
     if (!settings_.disturb) return;
     tasks_.add(queue<void>(lease, [this, lease, number] { return disturbNow(lease, number); }));
@@ -49,23 +54,10 @@ Suspension::~Suspension() noexcept {
   sessions_.onDisturb([](const Id&, uint64_t) {});
 }
 
-// The tasks keep the order going: a manager that goes away meanwhile must not leave a lease half suspended.
 template <class Result>
 kj::Promise<Result> Suspension::queue(const Id& lease, kj::Function<kj::Promise<Result>()> work) {
   std::erase_if(last_, [this](const auto& entry) { return !leases_.contains(entry.first); });
-  auto& lane = lanes_[lease];
-  if (lane.get() == nullptr) {
-    lane = kj::heap<Lane>();
-    lane->last = kj::Promise<void>(kj::READY_NOW).fork();
-  }
-  auto result = lane->last.addBranch().then(kj::mv(work)).fork();
-  lane->last = result.addBranch().then([](auto&&...) {}, [](kj::Exception&&) {}).fork();
-  ++lane->orders;
-  tasks_.add(lane->last.addBranch().then([this, lease] {
-    const auto found = lanes_.find(lease);
-    if (--found->second->orders == 0) lanes_.erase(found);
-  }));
-  return result.addBranch();
+  return lanes_.queue<Result>(lease, kj::mv(work));
 }
 
 kj::Promise<Suspended> Suspension::suspend(const Id& lease, uint32_t drainMs) {
@@ -106,7 +98,7 @@ kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs, bool a
 }
 
 // A session whose holder has been told that it is open is one of those to be suspended.
-kj::Promise<void> Suspension::awaitBeginnings(Id lease) {
+kj::Promise<void> Suspension::awaitBeginnings(const Id& lease) {
   return timer_.timeoutAfter(settings_.beginBound, sessions_.begun(lease))
       .catch_([](kj::Exception&& exception) {
         if (exception.getType() != kj::Exception::Type::OVERLOADED)

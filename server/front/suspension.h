@@ -11,9 +11,9 @@
 // way. An order to suspend a lease that is aside moves nothing: it is suspended by order from then on. An
 // order to resume one where there is no room now makes it one that is aside.
 //
-// Orders for one lease are carried out one after the other, also when nobody waits for the answer any more. A
-// lease that is revoked meanwhile ends its sessions as always; the order then fails. Belongs to the event
-// loop's thread.
+// Orders for one lease are carried out one after the other (lease_lanes.h), also when nobody waits for the
+// answer any more. A lease that is revoked meanwhile ends its sessions as always; the order then fails.
+// Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "server/front/lease_lanes.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
 
@@ -53,10 +54,15 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Suspended> putAside(const Id& lease, uint32_t drainMs);
   kj::Promise<void> bringBack(const Id& lease);
 
+  // For orders of another kind (migration.h): they take their turn with these.
+  LeaseLanes& lanes() { return lanes_; }
+  // Of a lease that is paused: resolves when every session whose holder has been told that it is open is
+  // there. Rejects, saying why, after beginBound.
+  kj::Promise<void> awaitBeginnings(const Id& lease);
+
  private:
   using Outcomes = std::map<uint64_t, Outcome>;  // by session's number
 
-  // Carries `work` out when the lease's earlier orders are done.
   template <class Result>
   kj::Promise<Result> queue(const Id& lease, kj::Function<kj::Promise<Result>()> work);
   kj::Promise<Suspended> suspendNow(Id lease, uint32_t drainMs, bool aside);
@@ -67,7 +73,6 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> concludeResume(Id lease, const Outcomes& outcomes);
   kj::Promise<void> disturbNow(Id lease, uint64_t number);
 
-  kj::Promise<void> awaitBeginnings(Id lease);
   // Rejects before any order is given if there are not connections for all.
   kj::Promise<Outcomes> suspendAll(const std::vector<uint64_t>& numbers, uint32_t drainMs);
   kj::Promise<Outcomes> resumeAll(const std::vector<uint64_t>& numbers);
@@ -91,11 +96,7 @@ class Suspension final : private kj::TaskSet::ErrorHandler {
     uint32_t drainMs = 0;
   };
   std::map<Id, Last> last_;  // of suspended leases, and some that are no more
-  struct Lane {
-    kj::ForkedPromise<void> last = nullptr;
-    size_t orders = 0;  // not done
-  };
-  std::map<Id, kj::Own<Lane>> lanes_;  // of leases with orders that are not done
+  LeaseLanes lanes_;
   kj::TaskSet tasks_;
 };
 

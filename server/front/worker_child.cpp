@@ -147,6 +147,7 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
   if (report.isEnded()) lastWords_ = report.getEnded().cStr();
   if (report.isLost() && lost_) lost_(report.getLost().getOrdinal(), report.getLost().getText().cStr());
   if (report.isMemory() && memory_) memory_(report.getMemory());
+  if (report.isMoved() && moved_) moved_(report.getMoved());
   message = kj::mv(heard);
   return Heard::message;
 }

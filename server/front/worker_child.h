@@ -59,6 +59,9 @@ class WorkerChild {
   // Called for every such report as it is read.
   using Memory = std::function<void(schema::MemoryRequest::Reader)>;
   void onMemory(Memory memory) { memory_ = std::move(memory); }
+  // The same: of a worker that exits behind it, the exit may be heard first.
+  using Moved = std::function<void(schema::MoveReport::Reader)>;
+  void onMoved(Moved moved) { moved_ = std::move(moved); }
   // A WorkerOrder, and descriptors of which the worker gets its own copies. False: the worker is gone, or has
   // left so many orders unread that it takes no more.
   bool send(capnp::MessageBuilder& order, std::span<const int> descriptors = {});
@@ -90,6 +93,7 @@ class WorkerChild {
   std::string lastWords_;
   Lost lost_;
   Memory memory_;
+  Moved moved_;
   kj::ForkedPromise<Exit> exited_;
 };
 

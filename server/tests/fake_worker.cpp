@@ -13,13 +13,18 @@
 //   B, Q, W  report that it is busy, quiet, waiting; answer "told", or "unwanted" if the start did not ask
 //   for
 //      that
-// What it needs of the server for that is in fake_suspension.h, also what it does as a copier.
-// GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails until that
-// file exists.
+//   V and a digit: of the next order to move: 1 refuse it, 2 do not answer, 3 die; or the next worker, while
+//   it
+//      rebuilds the session: 4 dies, 5 cannot
+//   L  say that the client has left for the next worker, and end    S  that it stays
+// What it needs of the server for that is in fake_suspension.h and fake_move.h, also what it does as a
+// copier. GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails
+// until that file exists.
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +32,7 @@
 #include <thread>
 
 #include "server/driver.h"
+#include "server/tests/fake_move.h"
 #include "server/tests/fake_suspension.h"
 #include "server/worker_process.h"
 
@@ -65,7 +71,8 @@ std::string tokens() {
 }
 
 // Why the session ended.
-std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeSuspension& suspension) {
+std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeSuspension& suspension,
+                  test::FakeMove& move) {
   for (char order; read(start.socket, &order, 1) == 1;) {
     std::string ordinals = "e";
     for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
@@ -92,6 +99,15 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
     }
     if (std::strchr("BQW", order) != nullptr)
       answer(start.socket, suspension.reportActivity(order) ? "told" : "unwanted");
+    if (order == 'V') {
+      if (read(start.socket, &order, 1) == 1) move.misbehave(order);
+      answer(start.socket, "will do");
+    }
+    if (order == 'L') {
+      move.left();
+      return "the session has moved";
+    }
+    if (order == 'S') move.stays();
     if (order == 'q') return "client closed";
     if (order == 'l') {
       process.reportLost(start.devices[0].info.ordinal, "CUDA_ERROR_FAKE (999)");
@@ -118,15 +134,28 @@ int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension
     return 1;
   }
   process.reportReady(driver->path());
-  const auto start = process.waitForSession();
+  auto start = process.waitForSession();
   if (!start) return 0;
+  test::FakeMove move(process, start->socket);
+  process.onOrders(
+      {.suspend = {}, .resume = {}, .move = [&](auto drain, uint64_t epoch, int copier, int state) {
+         move.order(drain, epoch, copier, state);
+       }});
+  std::atomic<int> client = start->socket;
   process.watchServer(
       [&](const std::string& reason) {
-        answer(start->socket, "stop: " + reason);
-        shutdown(start->socket, SHUT_RDWR);
+        if (client < 0) return;
+        answer(client, "stop: " + reason);
+        shutdown(client, SHUT_RDWR);
       },
       std::chrono::milliseconds(500));
-  process.reportEnded(serve(process, *start, suspension));
+  if (start->rebuild) {
+    const auto came = test::rebuildSession(process, start->state);
+    if (!came) return 0;
+    client = start->socket = *came;
+    move.serves(*came);
+  }
+  process.reportEnded(serve(process, *start, suspension, move));
   return 0;
 }
 
@@ -135,7 +164,7 @@ int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension
 int main(int count, char** words) {
   if (count > 1 && std::strcmp(words[1], "--copier") == 0) return test::runFakeCopier();
   for (int i = 1; i + 1 < count; ++i)  // GPUPOOL_DISTURB's: here the test says when
-    if (std::strcmp(words[i], "--disturb") == 0) {
+    if (std::strncmp(words[i], "--disturb", 9) == 0) {
       std::rotate(words + i, words + i + 2, words + count);
       count -= 2;
     }

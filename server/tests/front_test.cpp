@@ -628,5 +628,70 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
   CHECK(state == "running 1");
   Environment nonsense("GPUPOOL_DISTURB", "often");
   CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
-                    "GPUPOOL_DISTURB: 'often' is not suspend:NUMBER");
+                    "GPUPOOL_DISTURB: 'often' is neither suspend:NUMBER nor move:NUMBER");
+}
+
+TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
+  Environment disturb("GPUPOOL_DISTURB", "move:42");
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one, two;
+  REQUIRE(bench.open(one).empty());
+  std::ifstream file("/proc/" + one.order('p').wait(bench.io.waitScope) + "/cmdline");
+  std::string words(std::istreambuf_iterator<char>(file), {});
+  std::replace(words.begin(), words.end(), '\0', ' ');
+  CHECK(contains(words, "--disturb-moves 42"));
+  CHECK(one.order('t').wait(bench.io.waitScope) == "done");
+  CHECK(one.hear().wait(bench.io.waitScope) == "moved 2");
+  two.epoch = 2;
+  REQUIRE(bench.open(two).empty());
+  CHECK(one.order('L').wait(bench.io.waitScope).empty());
+  CHECK(two.order('e').wait(bench.io.waitScope) == "e0");
+  Environment nonsense("GPUPOOL_DISTURB", "move:");
+  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
+                    "GPUPOOL_DISTURB: 'move:' is neither suspend:NUMBER nor move:NUMBER");
+}
+
+TEST_CASE("the manager has a lease's sessions moved, and its next life knows both workers") {
+  Bench bench(true, false, [](ServerOptions& options) { options.suspendMemory = "1GiB"; });
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one, two;
+  REQUIRE(bench.open(one).empty());
+  auto request = bench.control().migrateRequest();
+  schema::write(Id{1, 1}, request.initId());
+  request.setDrainMs(1000);
+  auto order = request.send();
+  REQUIRE(one.hear().wait(bench.io.waitScope) == "moved 2");
+  two.epoch = 2;
+  REQUIRE(bench.open(two).empty());
+  const pid_t next = std::stoi(two.order('p').wait(bench.io.waitScope));
+  StateFile stored(bench.folder.path + "/server-" + kServer + ".state", [] {
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::string line;
+    std::getline(file, line);
+    return line;
+  }());
+  CHECK(stored.read().workers.size() == 2);
+  CHECK(one.order('L').wait(bench.io.waitScope).empty());
+  auto response = order.wait(bench.io.waitScope);
+  CHECK(response.getResult().getSessions() == 1);
+  CHECK(response.getResult().getMovedBytes() == kGiB);
+  CHECK(response.getResult().getLongestPauseMs() == 11);
+  bench.until([&] { return stored.read().workers.size() == 1; });
+  CHECK(stored.read().workers[0].pid == next);
+  auto unknown = bench.control().migrateRequest();
+  schema::write(Id{7, 7}, unknown.initId());
+  CHECK(contains(failure([&] { unknown.send().wait(bench.io.waitScope); }), "is not known here"));
+}
+
+TEST_CASE("a server without memory to suspend to moves nothing, and says so") {
+  Bench bench(true, false, [](ServerOptions& options) { options.suspendMemory = "0"; });
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  auto request = bench.control().migrateRequest();
+  schema::write(Id{1, 1}, request.initId());
+  CHECK(contains(failure([&] { request.send().wait(bench.io.waitScope); }),
+                 "server node1 moves no session: its option --suspend-memory"));
 }

@@ -92,7 +92,7 @@ struct Bench {
     settings.server = kServer;
     settings.rowsHash = kRows;
     settings.told = [this](const Id& lease) { turns.asked(lease); };
-    settings.reportActivity = true;
+    settings.starts.reportActivity = true;
     return settings;
   }
 
@@ -194,6 +194,21 @@ TEST_CASE("two leases of which one fits take turns, and nothing is told as suspe
   CHECK(bench.told(1).kept == 2);
   bench.turns.stop();
   CHECK(bench.leases.active().size() == 2);
+}
+
+TEST_CASE("a lease whose sessions move to other workers is left alone, and has its turns later") {
+  Bench bench;
+  bench.grant(1);
+  Opening one = bench.open(1);
+  bench.leases.pauseToMove(bench.lease(1));
+  bench.grant(2);
+  const kj::TimePoint until = bench.timer.now() + 500 * kj::MILLISECONDS;
+  bench.askUntil(2, [&] { return bench.timer.now() >= until; });
+  CHECK(bench.is(2, kWaiting));
+  CHECK(bench.order(one, 's') == "running 0");
+  bench.leases.unpause(bench.lease(1));
+  Opening two = bench.open(2);
+  bench.until([&] { return bench.order(one, 's') != "running 0"; });
 }
 
 TEST_CASE("a lease that does nothing yields, and comes back when it has something to do") {

@@ -90,6 +90,12 @@ struct Worker {
     if (report.isReady()) return std::string("ready ") + report.getDriver().cStr();
     if (report.isEnded()) return std::string("ended: ") + report.getEnded().cStr();
     if (report.isFailed()) return std::string("failed: ") + report.getFailed().cStr();
+    if (report.isRebuilt()) return std::string("rebuilt: ") + report.getRebuilt().cStr();
+    if (report.isMoved()) {
+      const auto moved = report.getMoved();
+      return std::string("moved: ") + moved.getError().cStr() + " " + std::to_string(moved.getMovedBytes()) +
+             " " + std::to_string(moved.getDrainMs()) + " " + std::to_string(moved.getPauseMs());
+    }
     return "devices";
   }
   struct Memory {
@@ -106,15 +112,15 @@ struct Worker {
     const auto request = report.getMemory();
     return {request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
   }
-  void send(std::span<const std::byte> bytes, int descriptor = -1) {
-    const std::span<const int> with(&descriptor, descriptor >= 0 ? 1 : 0);
-    REQUIRE(sendWithDescriptors(socket, bytes, with) == static_cast<ssize_t>(bytes.size()));
+  void send(std::span<const std::byte> bytes, std::span<const int> descriptors = {}) {
+    REQUIRE(sendWithDescriptors(socket, bytes, descriptors) == static_cast<ssize_t>(bytes.size()));
   }
-  void send(capnp::MessageBuilder& message, int descriptor = -1) {
+  void send(capnp::MessageBuilder& message, std::span<const int> descriptors = {}) {
     const auto words = capnp::messageToFlatArray(message);
     const auto bytes = words.asBytes();
-    send(std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptor);
+    send(std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptors);
   }
+  void send(capnp::MessageBuilder& message, int descriptor) { send(message, std::span(&descriptor, 1)); }
   void order(const char* stop) {
     capnp::MallocMessageBuilder message;
     message.initRoot<schema::WorkerOrder>().setStop(stop);
@@ -187,6 +193,138 @@ TEST_CASE("malformed starts are errors, not sessions") {
   fillStart(message);
   socketless.send(message);
   CHECK(socketless.wait() == 98);
+}
+
+TEST_CASE("a start to rebuild needs the state socket and no client's, any other the reverse") {
+  using enum schema::Descriptor;
+  const auto body = [](WorkerProcess& process) {
+    const auto start = process.waitForSession();
+    return start && start->rebuild == (start->state >= 0) && start->rebuild == (start->socket < 0) ? 0 : 1;
+  };
+  const auto status = [&](bool rebuild, std::vector<schema::Descriptor> kinds) {
+    Worker worker(body);
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    capnp::MallocMessageBuilder message;
+    fillStart(message);
+    auto start = message.getRoot<schema::WorkerOrder>().getStart();
+    start.setRebuild(rebuild);
+    auto list = start.initDescriptors(static_cast<unsigned>(kinds.size()));
+    for (unsigned i = 0; i < list.size(); ++i) list.set(i, kinds[i]);
+    worker.send(message, std::span(ends).first(kinds.size()));
+    const int status = worker.wait();
+    close(ends[0]);
+    close(ends[1]);
+    return status;
+  };
+  CHECK(status(true, {STATE}) == 0);
+  CHECK(status(false, {CLIENT_SOCKET}) == 0);
+  CHECK(status(true, {CLIENT_SOCKET}) == 98);
+  CHECK(status(true, {STATE, CLIENT_SOCKET}) == 98);
+  CHECK(status(true, {}) == 98);
+  CHECK(status(false, {STATE}) == 98);
+  CHECK(status(false, {CLIENT_SOCKET, STATE}) == 98);
+}
+
+TEST_CASE("an order to move comes with its connections, and is answered") {
+  Worker worker([](WorkerProcess& process) {
+    process.onOrders(
+        {.suspend = {},
+         .resume = {},
+         .move = [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
+           if (write(copier, "copier", 6) != 6 || write(state, "state", 5) != 5) _exit(70);
+           if ((fcntl(state, F_GETFL) & O_NONBLOCK) != 0 || (fcntl(state, F_GETFD) & FD_CLOEXEC) == 0)
+             _exit(71);
+           process.reportMoved({"a capture is open", epoch, static_cast<uint32_t>(drain.count()), 9});
+           close(copier);
+           close(state);
+         }});
+    process.watchServer([](const std::string&) { _exit(0); });
+    for (;;) sleep(1);
+    return 1;
+  });
+  int copier[2], state[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, copier) == 0);
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, state) == 0);
+  capnp::MallocMessageBuilder message;
+  auto move = message.initRoot<schema::WorkerOrder>().initMove();
+  move.setDrainMs(55);
+  move.setEpoch(4);
+  worker.send(message, copier[1]);
+  CHECK(worker.report() == "moved: the order came without its two connections 0 0 0");
+  worker.send(message, std::array{copier[1], state[1]});
+  CHECK(worker.report() == "moved: a capture is open 4 55 9");
+  char text[16] = "";
+  CHECK(read(copier[0], text, sizeof text) == 6);
+  CHECK(read(state[0], text, sizeof text) == 5);
+  CHECK(std::string(text, 5) == "state");
+  for (int end : {copier[0], copier[1], state[0], state[1]}) close(end);
+}
+
+TEST_CASE("a worker that cannot move its session says so") {
+  Worker worker([](WorkerProcess& process) {
+    process.watchServer([](const std::string&) { _exit(0); });
+    for (;;) sleep(1);
+    return 1;
+  });
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().initMove();
+  worker.send(message, std::array{STDERR_FILENO, STDERR_FILENO});
+  CHECK(worker.report() == "moved: this worker cannot move its session 0 0 0");
+}
+
+TEST_CASE("the client's socket of a session that moved here is waited for within a bound") {
+  using namespace std::chrono_literals;
+  Worker worker([](WorkerProcess& process) {
+    process.watchServer([](const std::string&) {}, 10s);
+    if (process.waitForClient(20ms)) return 1;
+    process.reportRebuilt("");
+    const auto client = process.waitForClient(20s);
+    if (!client || (fcntl(*client, F_GETFL) & O_NONBLOCK) != 0) return 2;
+    process.reportRebuilt("first");
+    if (process.waitForClient(500ms)) return 3;  // another one is nobody's
+    char byte;
+    process.reportRebuilt(read(*client, &byte, 1) == 1 ? std::string(1, byte) : "nothing");
+    if (process.waitForClient(20s)) return 4;  // until the session is to end
+    return process.stopping() ? 0 : 5;
+  });
+  int client[2], other[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, client) == 0);
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, other) == 0);
+  capnp::MallocMessageBuilder message;
+  message.initRoot<schema::WorkerOrder>().setClient();
+  CHECK(worker.report() == "rebuilt: ");
+  worker.send(message);  // without a socket
+  worker.send(message, client[1]);
+  CHECK(worker.report() == "rebuilt: first");
+  worker.send(message, other[1]);
+  REQUIRE(write(client[0], "x", 1) == 1);
+  CHECK(worker.report() == "rebuilt: x");
+  close(other[1]);
+  char byte;
+  CHECK(read(other[0], &byte, 1) == 0);  // the worker has closed it
+  worker.order("enough");
+  CHECK(worker.wait() == 0);
+  for (int end : {client[0], client[1], other[0]}) close(end);
+}
+
+TEST_CASE("a client that came later is watched too") {
+  using namespace std::chrono_literals;
+  int client[2];
+  REQUIRE(pipe2(client, O_CLOEXEC) == 0);
+  Worker stuck([&](WorkerProcess& process) {
+    close(client[1]);
+    process.watchServer([](const std::string&) {}, 100ms);
+    process.watchClient(client[0]);
+    process.reportRebuilt("");
+    for (;;) sleep(1);
+    return 0;
+  });
+  CHECK(stuck.report() == "rebuilt: ");
+  close(client[1]);
+  CHECK(stuck.report() == "ended: client gone; the driver did not come back from a call");
+  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
+  close(client[0]);
 }
 
 TEST_CASE("while a session runs, the server's death, its order and SIGTERM stop it once, with the reason") {
@@ -351,6 +489,10 @@ TEST_CASE("a worker's arguments") {
   CHECK(parse({"--driver", "/d"}).driver == "/d");
   CHECK(parse({"--warm-context", "3"}).warmDevice == 3);
   CHECK(parse({}).warmDevice == -1);
+  CHECK(parse({"--disturb", "3"}).disturb == 3);
+  CHECK_FALSE(parse({"--disturb", "3"}).disturbMoves);
+  CHECK(parse({"--disturb-moves", "4"}).disturb == 4);
+  CHECK(parse({"--disturb-moves", "4"}).disturbMoves);
   CHECK_THROWS_WITH(parse({"--driver"}), "--driver needs a value");
   CHECK_THROWS_WITH(parse({"--warm-context", "x"}), "--warm-context: 'x' is no device ordinal");
   CHECK_THROWS_WITH(parse({"--turbo"}), "unknown argument '--turbo'");

@@ -13,6 +13,7 @@ struct Handler {
   bool beside = false;  // on a thread of its own lane
   bool aside = false;   // on the control thread: may never call the driver, or wait for who does
   std::string_view name;
+  bool verified = false;  // a rebuilt session must answer the same
 };
 
 // Null for an id without a handler: calls the client answers itself never come.

@@ -1,5 +1,6 @@
 #include "server/worker/disturbance.h"
 
+#include <algorithm>
 #include <memory>
 #include <random>
 
@@ -25,17 +26,24 @@ uint64_t draw(Plan& plan) {
 
 }  // namespace
 
-void disturb(Session& session, Suspender& suspender, uint64_t seed, std::function<void()> ask) {
+void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, std::function<void()> ask) {
   auto plan = std::make_shared<Plan>();
-  plan->random.seed(seed);
+  // A session that has moved goes on where its plan was.
+  const auto moved = static_cast<unsigned>(std::max<uint64_t>(session.start().epoch, 1) - 1);
+  plan->random.seed(seed + moved);
+  plan->done = std::min(moved, kMost);
   plan->next = draw(*plan);
-  session.beforeFrames([plan, &suspender, ask = std::move(ask)] {
+  session.beforeFrames([plan, &suspender, moves, ask = std::move(ask)] {
     if (++plan->frame < plan->next || plan->done == kMost) return;
     // With a capture open the next frames must come first.
     if (suspender.captureOpen()) return;
     ++plan->done;
     const uint64_t seen = suspender.carriedOut();
     ask();
+    if (moves) {
+      plan->next = plan->frame + draw(*plan);
+      return;
+    }
     const bool ran = suspender.awaitCycle(seen, kBound);
     GPUPOOL_INFO("disturbed before frame %llu: %s", static_cast<unsigned long long>(plan->frame),
                  ran ? "suspended and resumed" : "no answer");

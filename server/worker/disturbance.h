@@ -1,6 +1,7 @@
 #pragma once
-// Tests (GPUPOOL_DISTURB=suspend:SEED at the server): suspends a session in the middle of its work and brings
-// it back, before frames that the seed chooses. A program's results must not show it.
+// Tests (GPUPOOL_DISTURB=suspend:SEED or move:SEED at the server): suspends a session in the middle of its
+// work and brings it back, or moves it to another worker, at frames that the seed chooses. A program's
+// results must not show it.
 
 #include <cstdint>
 #include <functional>
@@ -10,8 +11,9 @@
 
 namespace gpupool::server {
 
-// Before session.run(). ask: asks the server for one suspension and the resumption behind it. The executor
-// waits for both, with no frame under way; a suspension that the server or the device refuses is passed over.
-void disturb(Session& session, Suspender& suspender, uint64_t seed, std::function<void()> ask);
+// Before session.run(). ask: asks the server for one suspension and the resumption behind it, or for a move.
+// The executor waits for a suspension, with no frame under way; a move needs the frames that follow, until
+// the client has stopped. What the server or the device refuses is passed over.
+void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, std::function<void()> ask);
 
 }  // namespace gpupool::server

@@ -1,5 +1,8 @@
 #include "server/worker/images.h"
 
+#include "schema/wire.h"
+#include "server/fatbin/fatbin.h"
+
 namespace gpupool::server {
 
 bool Images::reserve(uint64_t bytes) {
@@ -77,6 +80,20 @@ std::shared_ptr<Image> Images::take(const schema::ImageName& name) {
   return image;
 }
 
+std::vector<Images::Pending> Images::pending() {
+  std::lock_guard lock(mutex_);
+  std::vector<Pending> all;
+  for (const auto& [wanted, held] : held_) {
+    Pending& one = all.emplace_back();
+    std::memcpy(one.name.words, wanted.digest.data(), sizeof one.name.words);
+    one.name.bytes = wanted.bytes;
+    one.loads = held.owed;
+    one.here = held.image != nullptr;
+    one.arriving = held.writer != nullptr;
+  }
+  return all;
+}
+
 void Images::keep(uint64_t owner, std::shared_ptr<const void> code) {
   std::lock_guard lock(mutex_);
   kept_[owner] = std::move(code);
@@ -89,6 +106,39 @@ void Images::release(uint64_t owner) {
   if (found == kept_.end()) return;
   code = std::move(found->second);
   kept_.erase(found);
+}
+
+bool Images::readLinked(std::span<const std::byte> bytes, std::vector<std::span<const std::byte>>& parts) {
+  schema::Reader in(bytes);
+  const uint64_t count = in.value<uint64_t>();
+  if (count == 0 || count > kMostParts) return false;
+  for (uint64_t i = 0; i < count; ++i) {
+    parts.push_back(in.blob());
+    if (in.bad() || !fatbin::fits(parts.back())) return false;
+  }
+  return true;
+}
+
+const Images::Contents* Images::contents(const schema::ImageName& name, unsigned kind,
+                                         unsigned architecture) {
+  const ImageKey wanted = key(name);
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto known = contents_.find(wanted); known != contents_.end()) return &known->second;
+  }
+  const std::shared_ptr<Image> image = cache_.open(wanted);
+  if (image == nullptr) return nullptr;
+  Contents found;
+  std::vector<std::span<const std::byte>> parts;
+  if (kind == 2 ? !readLinked(image->bytes(), parts) ||
+                      !fatbin::readLinkedSymbols(parts, architecture, found.variables)
+                : !fatbin::readSymbols(image->bytes(), architecture, found.variables))
+    return nullptr;
+  found.mayAllocate = kind == 2 ? fatbin::linkedMayAllocate(parts, architecture)
+                                : fatbin::mayAllocate(image->bytes(), architecture);
+  image->settle();
+  std::lock_guard lock(mutex_);
+  return &contents_.emplace(wanted, std::move(found)).first->second;
 }
 
 }  // namespace gpupool::server

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "schema/session_calls.h"
+#include "server/fatbin/symbols.h"
 #include "server/images/image_cache.h"
 
 namespace gpupool::server {
@@ -32,6 +33,27 @@ class Images {
   void keepNote(const schema::ImageName& name, Image& image, const ImageNote& note) {
     cache_.keepNote(key(name), image, note);
   }
+
+  // The fatbins of a device-linked program: the linked one first, then those it was linked from. False: they
+  // do not lie within the bytes.
+  static constexpr uint64_t kMostParts = 4096;
+  static bool readLinked(std::span<const std::byte> bytes, std::vector<std::span<const std::byte>>& parts);
+
+  // What is in the code of an image that is in the cache, read once; it stays here. Null: the image is not in
+  // the cache, or cannot be read. kind: as in sessionModuleLoad.
+  struct Contents {
+    std::vector<fatbin::Symbol> variables;
+    bool mayAllocate = false;  // kernels may use the device's heap
+  };
+  const Contents* contents(const schema::ImageName& name, unsigned kind, unsigned architecture);
+
+  // What was offered and not loaded yet. arriving: its bytes are on their way.
+  struct Pending {
+    schema::ImageName name;
+    unsigned loads = 0;  // that were announced
+    bool here = false, arriving = false;
+  };
+  std::vector<Pending> pending();
 
   // What the driver may read until `owner` (a library) is unloaded.
   void keep(uint64_t owner, std::shared_ptr<const void> code);
@@ -57,6 +79,7 @@ class Images {
   std::map<ImageKey, Held> held_;
   uint64_t heldBytes_ = 0;  // of images and of those being written, as their names say
   std::map<uint64_t, std::shared_ptr<const void>> kept_;
+  std::map<ImageKey, Contents> contents_;
 };
 
 }  // namespace gpupool::server

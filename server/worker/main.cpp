@@ -16,6 +16,7 @@
 #include "server/worker/activity_watch.h"
 #include "server/worker/disturbance.h"
 #include "server/worker/loss.h"
+#include "server/worker/rebuild.h"
 #include "server/worker/server_account.h"
 #include "server/worker/session.h"
 #include "server/worker/suspender.h"
@@ -40,6 +41,17 @@ void checkLeaks() {
 #endif
 }
 
+std::unique_ptr<transport::Connection> connect(const server::WorkerArguments& arguments,
+                                               const server::SessionStart& start, int socket) {
+  transport::Options options;
+  options.networkDevice = start.networkDevice;
+  options.wire = transport::wireNamed(start.networkWire.empty() ? "auto" : start.networkWire);
+  // A client may be stopped at any time, and for as long as somebody likes: in a debugger, from the terminal.
+  options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
+  options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
+  return transport::accept(start.transport, socket, options);
+}
+
 int serve(const server::WorkerArguments& arguments) {
   server::preferForOutOfMemory();
   transport::expeditedBarrier();  // registering takes 17 ms once the driver's threads are there
@@ -60,23 +72,33 @@ int serve(const server::WorkerArguments& arguments) {
   if (!start) return 0;
   std::string why;
   try {
-    transport::Options options;
-    options.networkDevice = start->networkDevice;
-    options.wire = transport::wireNamed(start->networkWire.empty() ? "auto" : start->networkWire);
-    // A client may be stopped at any time, and for as long as somebody likes: in a debugger, from the
-    // terminal.
-    options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
-    options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
-    auto connection = transport::accept(start->transport, start->socket, options);
-    const int clientGone = connection->wakeupDescriptor();
-    server::Session session(*driver, *start, std::move(connection), std::move(pages),
-                            std::make_unique<server::ServerAccount>(process));
+    server::Descriptor state(start->state);
+    server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });
+    server::Rebuild rebuild(*driver, stateSocket, [&] { return process.stopping(); });
+    auto account = std::make_unique<server::RebuildAccount>(std::make_unique<server::ServerAccount>(process));
+    server::RebuildAccount& memory = *account;
+    std::unique_ptr<transport::Connection> connection;
+    if (start->rebuild) {
+      const server::HostPages own = pages;
+      why = rebuild.receive(pages);
+      if (own.registeredIn != nullptr) server::exchangeHostPages(*driver, own, pages);
+    } else {
+      connection = connect(arguments, *start, start->socket);
+    }
+    if (!start->rebuild) memory.settle();
+    const int clientGone = connection != nullptr ? connection->wakeupDescriptor() : -1;
+    server::Session session(*driver, *start, std::move(connection), std::move(pages), std::move(account));
     server::Suspender suspender(
-        session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); });
-    process.onSuspend({[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
-                       [&] { suspender.resume(); }});
+        session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); },
+        [&](const server::MoveOutcome& outcome) { process.reportMoved(outcome); });
+    process.onOrders({[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
+                      [&] { suspender.resume(); },
+                      [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
+                        suspender.move(drain, epoch, copier, socket);
+                      }});
     if (arguments.disturb)
-      server::disturb(session, suspender, *arguments.disturb, [&] { process.reportDisturb(); });
+      server::disturb(session, suspender, *arguments.disturb, arguments.disturbMoves,
+                      [&] { process.reportDisturb(); });
     std::optional<server::ActivityWatch> activity;
     if (start->reportActivity)
       activity.emplace(session, [&](server::Activity now) { process.reportActivity(now); });
@@ -85,7 +107,20 @@ int serve(const server::WorkerArguments& arguments) {
         server::WorkerProcess::kGrace, clientGone);
     server::onDeviceLost(
         [&](uint32_t ordinal, const std::string& error) { process.reportLost(ordinal, error); });
+    if (start->rebuild) {
+      if (why.empty()) why = rebuild.make(session);
+      rebuild.answer(why);
+      process.reportRebuilt(why);
+      if (!why.empty()) _exit(0);
+      const auto client = process.waitForClient(kForEver);
+      if (!client) _exit(0);  // the session goes on where it was, or has ended
+      memory.settle();
+      auto made = connect(arguments, *start, *client);
+      process.watchClient(made->wakeupDescriptor());
+      session.connect(std::move(made));
+    }
     why = session.run();
+    suspender.settle(std::chrono::seconds(5));
     auto traffic = session.connection().traffic();
     if (traffic.copiedBytes + traffic.movedBytes != 0)
       GPUPOOL_INFO("puts and gets: %llu bytes copied by a processor, %llu bytes moved by RDMA alone",

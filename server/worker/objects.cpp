@@ -1,6 +1,38 @@
 #include "server/worker/objects.h"
 
+#include <algorithm>
+
 namespace gpupool::server {
+namespace {
+
+thread_local Objects::Naming* naming = nullptr;
+
+}  // namespace
+
+Objects::Naming::Naming(std::vector<uint64_t>& made, std::span<const uint64_t> given)
+    : made_(made), given_(given), outer_(naming) {
+  if (given_.empty() && outer_ != nullptr) given_ = outer_->given_;
+  naming = this;
+}
+
+Objects::Naming::~Naming() {
+  if (outer_ != nullptr) {
+    outer_->given_ = given_;
+    outer_->made_.insert(outer_->made_.end(), made_.begin(), made_.end());
+  }
+  naming = outer_;
+}
+
+std::vector<uint32_t> Objects::named() const {
+  std::lock_guard lock(mutex_);
+  return {std::begin(nextServerIndex_), std::end(nextServerIndex_)};
+}
+
+void Objects::setNamed(std::span<const uint32_t> counts) {
+  std::lock_guard lock(mutex_);
+  for (size_t kind = 0; kind < counts.size() && kind < handles::kKindCount; ++kind)
+    nextServerIndex_[kind] = std::max(nextServerIndex_[kind], counts[kind]);
+}
 
 bool Objects::findRaw(HandleKind kind, uint64_t id, uint64_t& real) {
   if (id == 0 || (kind == HandleKind::stream && id <= 2)) {
@@ -46,8 +78,15 @@ uint64_t Objects::nameRaw(HandleKind kind, uint64_t real) {
   if (found == id_.end() && kind == HandleKind::function)
     found = id_.find(reverseKey(HandleKind::kernel, real));
   if (found != id_.end()) return found->second;
-  uint32_t index = ++nextServerIndex_[static_cast<int>(kind)];
-  uint64_t id = handles::makeHandle(kind, schema::kServerIndexBit | index, 1);
+  uint64_t id = 0;
+  if (naming != nullptr && !naming->given_.empty() && handles::kindOf(naming->given_.front()) == kind) {
+    id = naming->given_.front();
+    naming->given_ = naming->given_.subspan(1);
+  } else {
+    const uint32_t index = ++nextServerIndex_[static_cast<int>(kind)];
+    id = handles::makeHandle(kind, schema::kServerIndexBit | index, 1);
+  }
+  if (naming != nullptr) naming->made_.push_back(id);
   real_[id] = real;
   id_[reverseKey(kind, real)] = id;
   return id;

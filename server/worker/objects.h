@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -42,6 +43,25 @@ class Objects {
   uint64_t name(T real) {
     return nameRaw(schema::handleKind<T>, reinterpret_cast<uint64_t>(real));
   }
+  // While one exists, this thread's new names are noted in `made`. Where `given` are not used up, they are
+  // the new names, in their order: a session that is rebuilt has the names that it had.
+  class Naming {
+   public:
+    explicit Naming(std::vector<uint64_t>& made, std::span<const uint64_t> given = {});
+    ~Naming();
+    Naming(const Naming&) = delete;
+    Naming& operator=(const Naming&) = delete;
+
+   private:
+    friend class Objects;
+    std::vector<uint64_t>& made_;
+    std::span<const uint64_t> given_;
+    Naming* outer_;
+  };
+  // How many handles of each kind were named; and as many are taken for named.
+  std::vector<uint32_t> named() const;
+  void setNamed(std::span<const uint32_t> counts);
+
   // The id of a handle the driver returned, or 0: it has none yet.
   template <class T>
   uint64_t known(T real) {
@@ -81,7 +101,7 @@ class Objects {
     return real ^ static_cast<uint64_t>(kind) << 57;  // user addresses end at bit 47
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_map<uint64_t, uint64_t> real_;  // id -> driver handle
   std::unordered_map<uint64_t, uint64_t> id_;    // reverseKey -> id
   uint32_t nextServerIndex_[handles::kKindCount] = {};

@@ -4,6 +4,7 @@
 // handlers (calls/) use `open` and `close` around what they do themselves.
 
 #include "server/worker/codec.h"
+#include "server/worker/deed.h"
 #include "server/worker/dispatch.h"
 
 namespace gpupool::server {
@@ -21,14 +22,34 @@ class Served {
       return false;
     }
     call_.status = arguments_.wrong();
-    return call_.status == CUDA_SUCCESS;
+    if (call_.status != CUDA_SUCCESS) return false;
+    if (__builtin_expect(capturing(), 0)) capture_ = captureNow();
+    if constexpr (R::loads) placing_ = session_.holdPlacing();
+    return true;
   }
   void close(CUresult status) {
     call_.status = status;
-    bool success = status == CUDA_SUCCESS;
-    keep(success);
+    const bool success = status == CUDA_SUCCESS;
+    std::vector<uint64_t> named;
+    // What the record needs of the arguments is read while their handles are known.
+    std::optional<DeedOf<R>> deed;
+    if (success && (DeedOf<R>::kept || namesHandles || capture_ != 0 || capturing()))
+      deed.emplace(session_, call_, arguments_);
+    if constexpr (DeedOf<R>::beginsCapture)
+      if (success) beginCapture();
+    if constexpr (DeedOf<R>::endsCapture)
+      if (const uint64_t begun = session_.record().captureEnds(streamId()); begun != 0) capture_ = begun;
+    const uint64_t capture = deed && capture_ == 0 ? captureNow() : capture_;
     arguments_.finish(success, session_.objects());
-    arguments_.write(call_.out, session_.objects());
+    if constexpr (namesHandles) {
+      Objects::Naming naming(named);
+      arguments_.write(call_.out, session_.objects());
+    } else {
+      arguments_.write(call_.out, session_.objects());
+    }
+    if (deed && (DeedOf<R>::kept || !named.empty() || capture != 0)) keep(*deed, capture, std::move(named));
+    if constexpr (DeedOf<R>::endsCapture) endCapture(success);
+    placing_ = {};
   }
   template <schema::Name N>
   auto& get() {
@@ -40,44 +61,67 @@ class Served {
   }
 
  private:
-  template <template <schema::Name> class Wanted>
-  static consteval bool hasRole() {
-    return []<class... Roles>(std::tuple<Roles...>*) {
-      return (schema::isRole<Wanted, Roles> || ... || false);
-    }(static_cast<typename R::RoleList*>(nullptr));
-  }
-  // The record: creations by the handle they mint, settings by the handle they change, DeviceValues for ever.
-  void keep(bool success) {
-    if (!success) return;
-    if constexpr (hasRole<schema::Frees>()) {
-      forEachSlot([&](auto role, auto& slot) {
-        if constexpr (schema::isRole<schema::Frees, decltype(role)>) session_.record().forget(slot.id());
-      });
-    } else if constexpr (hasRole<schema::Mints>() || hasRole<schema::DeviceValue>() || R::recorded) {
-      Record::Entry entry;
-      entry.frame = call_.frame;
-      entry.bytes = call_.bytes;
-      forEachSlot([&](auto role, auto& slot) {
-        using Role = decltype(role);
-        if constexpr (schema::isRole<schema::Mints, Role>) entry.subject = slot.id();
-        if constexpr (schema::isRole<schema::Handle, Role>)
-          if (entry.subject == 0 && !hasRole<schema::DeviceValue>()) entry.subject = slot.id();
-        if constexpr (schema::isRole<schema::DeviceValue, Role>)
-          entry.values.push_back(static_cast<uint64_t>(slot.plain()));
-      });
-      session_.record().append(std::move(entry));
-    }
-  }
   template <class F>
   void forEachSlot(F&& f) {
     [&]<class... Roles>(std::tuple<Roles...>*) {
       (f(Roles{}, arguments_.template get<Roles::name>()), ...);
     }(static_cast<typename R::RoleList*>(nullptr));
   }
+  static constexpr bool namesHandles = []<class... Roles, class... A>(std::tuple<Roles...>*,
+                                                                      std::tuple<A...>*) {
+    return ((schema::isRole<schema::OutHandle, Roles> ||
+             (schema::isArrayRole<schema::OutArray, Roles> && schema::isHandle<std::remove_pointer_t<A>>)) ||
+            ... || false);
+  }(static_cast<typename R::RoleList*>(nullptr), static_cast<typename R::Arguments*>(nullptr));
+
+  bool capturing() const { return session_.record().capturing(); }
+  // The capture that the call's stream belongs to now; 0: none, or the call has no stream.
+  uint64_t captureNow() {
+    uint64_t id = 0;
+    if (!capturing()) return id;
+    forEachSlot([&](auto, auto& slot) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(slot.value())>, CUstream>)
+        if (id == 0) id = session_.captureOf(slot.value());
+    });
+    return id;
+  }
+  void keep(DeedOf<R>& deed, uint64_t capture, std::vector<uint64_t> named) {
+    Record::Entry entry;
+    entry.frame = call_.frame;
+    entry.arguments = call_.bytes;
+    const auto out = call_.out.span();
+    entry.outputs.assign(out.begin(), out.end());
+    const Record::Deed made = deed.make(capture, named);
+    entry.names = std::move(named);
+    session_.record().add(std::move(entry), made);
+    if constexpr (R::name.view() == "cuStreamBeginCaptureToGraph")
+      session_.record().alias(Record::capture(capture), arguments_.template get<"hGraph">().id());
+    if constexpr (R::name.view() == "sessionGraphMoveChild")
+      session_.record().consume(arguments_.template get<"child">().id());
+  }
+  uint64_t streamId() { return arguments_.template get<"hStream">().id(); }
+  void beginCapture() {
+    capture_ = session_.captureOf(arguments_.template get<"hStream">().value());
+    session_.record().captureBegins(streamId(), capture_);
+  }
+  // The graph that was captured is what was recorded of its capture.
+  void endCapture(bool success) {
+    if constexpr (DeedOf<R>::endsCapture) {
+      if (capture_ == 0) return;
+      const uint64_t graph =
+          success ? session_.objects().known(*arguments_.template get<"phGraph">().pass()) : 0;
+      if (graph != 0)
+        session_.record().alias(graph, Record::capture(capture_));
+      else
+        session_.record().abandon(Record::capture(capture_));
+    }
+  }
 
   Session& session_;
   Call& call_;
   Arguments<R> arguments_;
+  uint64_t capture_ = 0;                  // that the call's stream belonged to when it arrived
+  std::unique_lock<std::mutex> placing_;  // rows that load code
 };
 
 template <class R, auto Member>
@@ -96,7 +140,7 @@ class HandlerTable {
   }
   template <class R>
   void put(void (*serve)(Session&, Call&)) {
-    insert(R::id, {serve, R::beside, R::aside, R::name.view()});
+    insert(R::id, {serve, R::beside, R::aside, R::name.view(), DeedOf<R>::verified});
   }
   const Handler* find(uint32_t id) const;
 

@@ -125,6 +125,9 @@ void Session::end(const std::string& reason) {
 }
 
 void Session::stop(const std::string& reason) {
+  // Its words are the client's still where another worker of it runs: before it came here, and when it has
+  // left.
+  if (connection_ == nullptr || clientLeft_) return end(reason);
   schema::FailedBody body{completed_, CUDA_ERROR_DEVICE_UNAVAILABLE, 0};
   notice(NoticeType::failed, &body, sizeof body, reason);
   words_.setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
@@ -163,6 +166,19 @@ void Session::describeDevices(schema::WorkerHello& hello) {
   }
 }
 
+// Why this greeting is refused; empty: it is not.
+std::string Session::judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const {
+  if (message.size() != sizeof client) return "the client's greeting is not gpupool's";
+  std::memcpy(&client, message.data(), sizeof client);
+  if (client.magic != schema::kClientMagic) return "the client's greeting is not gpupool's";
+  if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
+    return "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
+           std::to_string(schema::kProtocolVersion) +
+           ", or their call rows differ; install the same gpupool on both";
+  if (client.epoch != start_.epoch) return "the client's epoch is not the session's";
+  return "";
+}
+
 bool Session::greet(std::string& reason) {
   std::span<const std::byte> message;
   while (message.empty() && waitsFor(*connection_, stopping_))
@@ -176,22 +192,13 @@ bool Session::greet(std::string& reason) {
   if (message.empty()) {
     reason = stopping_ ? endReason() : "the client sent no greeting";
     refusal = CUDA_ERROR_DEVICE_UNAVAILABLE;
-  } else if (message.size() != sizeof client) {
-    reason = "the client's greeting is not gpupool's";
+  } else {
+    reason = judgeGreeting(message, client);
   }
   if (reason.empty()) {
-    std::memcpy(&client, message.data(), sizeof client);
-    if (client.magic != schema::kClientMagic)
-      reason = "the client's greeting is not gpupool's";
-    else if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
-      reason = "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
-               std::to_string(schema::kProtocolVersion) +
-               ", or their call rows differ; install the same gpupool on both";
-    else if (client.epoch != start_.epoch)
-      reason = "the client's epoch is not the session's";
-  }
-  if (reason.empty()) {
-    int space = space_.reserve(client.spaces, reason);
+    const int has = space_.reserved();  // of a session that was rebuilt
+    const int space = has >= 0 ? has : space_.reserve(client.spaces, reason);
+    if (has >= 0 && client.spaces != 1u << has) reason = "the client's address space is not the session's";
     if (space >= 0) hello->space = static_cast<uint32_t>(space);
     if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
   }
@@ -216,11 +223,23 @@ bool Session::greet(std::string& reason) {
   }
   std::memcpy(out, hello.get(), sizeof *hello);
   connection_->commit(Channel::call, sizeof *hello);
+  if (!reason.empty() || !start_.rebuild) return reason.empty();
+  if (!nameHostRegions())
+    reason = "the client went away while greeting, or its pinned memory is in too many pieces";
   return reason.empty();
 }
 
+namespace {
+thread_local uint64_t current = 0;  // the id of the context that makeCurrent left current on this thread
+}  // namespace
+
+CUresult Session::makeCurrentAgain(uint64_t id) {
+  current = 0;
+  return makeCurrent(id);
+}
+
 CUresult Session::makeCurrent(uint64_t id, const HostView** view) {
-  thread_local uint64_t current = 0, seen = 0;
+  thread_local uint64_t seen = 0;
   thread_local const HostView* currentView = nullptr;
   thread_local bool relaxed = false;
   const uint64_t ended = contextsEnded_.load(std::memory_order_acquire);
@@ -396,6 +415,14 @@ bool Session::passGate() {
   return true;
 }
 
+uint64_t Session::captureOf(CUstream stream) const {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t id = 0;
+  const CUresult result =
+      driver_.cuStreamGetCaptureInfo_v3(stream, &status, &id, nullptr, nullptr, nullptr, nullptr);
+  return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE ? id : 0;
+}
+
 bool Session::besideIdle() {
   std::lock_guard lock(besideMutex_);
   return beside_.empty() && besideBusy_ == 0;
@@ -407,6 +434,14 @@ std::vector<uint64_t> Session::keptBytes() const {
   for (unsigned device = 0; device < start_.devices.size(); ++device)
     bytes.push_back(objectMemory_.bytes(device));
   return bytes;
+}
+
+unsigned Session::architecture() const {
+  int major = 0, minor = 0;
+  const CUdevice device = objects_.devices().at(0);
+  driver_.cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
+  driver_.cuDeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
+  return static_cast<unsigned>(major * 10 + minor);
 }
 
 void Session::makeAnyCurrent() {

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "schema/mirror.h"
 #include "schema/wire.h"
 #include "server/driver.h"
+#include "server/worker/event_times.h"
 #include "server/worker/frame_gate.h"
 #include "server/worker/host_views.h"
 #include "server/worker/images.h"
@@ -92,10 +94,49 @@ class Session {
   // By device of the lease: what a suspended session keeps there, besides contexts and code.
   std::vector<uint64_t> keptBytes() const;
   uint32_t ordinal(unsigned device) const { return start_.devices.at(device).info.ordinal; }
+  // Compute capability × 10 of its first device: code is chosen by it.
+  unsigned architecture() const;
   // Some context of the session, for calls that belong to none.
   void makeAnyCurrent();
+  void parkWords(bool parked) { words_.park(parked); }
+  // The client has gone to another worker: the session ends here, and the client is told nothing.
+  void leave() {
+    clientLeft_ = true;
+    end("the session has moved");
+  }
   // Tests: called on the executor before each frame, outside the gate.
   void beforeFrames(std::function<void()> call) { beforeFrame_ = std::move(call); }
+
+  // ---- for a move (session_move.cpp, session_state.h, rebuild.h)
+  // Each waits until the client has done it, or the deadline: it sends no frame any more, and all it has sent
+  // are served; it sends nothing at all any more. "" or why not.
+  std::string stopClient(std::chrono::steady_clock::time_point deadline);
+  std::string quietClient(std::chrono::steady_clock::time_point deadline);
+  // What kernels have printed goes to the client: all of it has been written.
+  void tellOutput();
+  // The client may go on here.
+  void letClientStay();
+  // The client is told to go on at the other worker, as `epoch`. True: it has gone; false: it stays, or the
+  // session ends.
+  bool sendClientAway(uint64_t epoch);
+  // Where the numbers of frames, aside calls and effects stand.
+  struct Numbers {
+    uint64_t lastFrame = 0, lastAside = 0, completed = 0, effects = 0;
+  };
+  Numbers numbers();
+  void setNumbers(const Numbers& numbers);
+  std::map<uint64_t, schema::MirrorBase> mirrors() {
+    auto lock = holdMirrors();
+    return mirrors_;
+  }
+  const SessionStart& start() const { return start_; }
+  // Of a session that was made without one, before run.
+  void connect(std::unique_ptr<transport::Connection> connection) {
+    std::lock_guard lock(noticeMutex_);
+    connection_ = std::move(connection);
+  }
+  // Pinned memory that was adopted is to be registered by the next context.
+  void registerHost() { hostLost_ = true; }
 
   // ---- for handlers
   const Driver& driver() const { return driver_; }
@@ -107,12 +148,15 @@ class Session {
   HostViews& views() { return views_; }
   Images& images() { return images_; }
   Record& record() { return record_; }
+  EventTimes& eventTimes() { return eventTimes_; }
   std::shared_ptr<LinkTable>& links() { return links_; }
   // Body graphs of conditional nodes, which the driver names only once; executor only.
   std::map<CUgraphNode, std::vector<CUgraph>>& bodies() { return bodies_; }
   transport::Connection& connection() { return *connection_; }
   // Makes the context with handle `id` current on this thread.
   CUresult makeCurrent(uint64_t id, const HostView** view = nullptr);
+  // The same on a thread that has had other contexts current by itself.
+  CUresult makeCurrentAgain(uint64_t id);
   // The driver's primary context of each device, once it is known. Executor only.
   std::map<CUdevice, CUcontext>& primaries() { return primaries_; }
   // The context is gone, and with it what it had registered and its arrays.
@@ -131,6 +175,11 @@ class Session {
   // Regions of pinned memory by address, to be withdrawn with it.
   void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
   void dropRegion(uint64_t address);
+  // Calls that may have the driver load code are served one after the other, each with its entry in the
+  // record: their order decides where the variables of modules lie.
+  std::unique_lock<std::mutex> holdPlacing() { return std::unique_lock(placingMutex_); }
+  // The capture that the stream belongs to, as the driver numbers it; 0: none.
+  uint64_t captureOf(CUstream stream) const;
   // While it is held no module whose memory is mirrored is unloaded.
   std::unique_lock<std::mutex> holdMirrors() { return std::unique_lock(mirrorsMutex_); }
   schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }  // under holdMirrors
@@ -157,6 +206,10 @@ class Session {
 
  private:
   bool greet(std::string& reason);
+  std::string judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const;
+  // Behind the hello of a session that has moved here.
+  bool nameHostRegions();
+  void hearMove(const schema::Notice& said, uint64_t last);
   std::string endReason();
   void describeDevices(schema::WorkerHello& hello);
   friend struct SessionSeam;  // tests/fuzz: a session without its threads
@@ -174,7 +227,8 @@ class Session {
   std::string sendOutput(const Call& call);  // under replyMutex_
   void sendErrors(CUresult status);
   void postFailed(const Call& call);
-  void notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
+  // Its number.
+  uint64_t notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);
@@ -198,6 +252,7 @@ class Session {
   Images images_;
   Output output_;
   Record record_;
+  EventTimes eventTimes_;
   std::shared_ptr<LinkTable> links_;  // calls/module.cpp
   std::map<CUgraphNode, std::vector<CUgraph>> bodies_;
 
@@ -205,6 +260,7 @@ class Session {
   std::mutex deliveriesMutex_;
   std::deque<std::pair<transport::Transfer, std::shared_ptr<transport::SharedMemory>>> deliveries_;
   std::map<uint64_t, transport::Region> regions_;  // executor only
+  std::mutex placingMutex_;
   std::mutex mirrorsMutex_;
   std::map<uint64_t, schema::MirrorBase> mirrors_;  // by the worker's address
   Call asideCall_;                                  // control thread only; its buffers keep their room
@@ -228,6 +284,13 @@ class Session {
   std::mutex callbackMutex_;
   std::condition_variable callbackDone_;
   std::map<uint64_t, unsigned> callbacksOpen_;  // id -> runs not yet answered
+
+  // What the client has said of a move.
+  std::mutex moveMutex_;
+  std::condition_variable moveHeard_;
+  std::optional<uint64_t> stoppedAt_, quietAt_;  // numbers of the last frame and aside call
+  std::optional<bool> left_;
+  uint64_t asked_ = 0;  // number of the notice `prepare` that began the move; 0: none is under way
 
   FrameGate gate_;
   std::function<void()> beforeFrame_;

@@ -137,17 +137,19 @@ void Session::postFailed(const Call& call) {
   notice(NoticeType::failed, &body, sizeof body, text);
 }
 
-void Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {
+uint64_t Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {
   std::lock_guard lock(noticeMutex_);
+  if (connection_ == nullptr) return 0;  // a session that is being rebuilt has nobody to tell yet
   size_t whole =
       sizeof(Notice) + schema::padded(bytes) + (text.empty() ? 0 : 8 + schema::padded(text.size()));
   std::byte* out = reserveFor(*connection_, stopping_, Channel::control, whole);
-  if (out == nullptr) return;
+  if (out == nullptr) return 0;
   schema::Writer writer(out, whole);
   writer.value(Notice{type, static_cast<uint32_t>(start_.epoch), ++effects_});
   writer.raw(body, bytes);
   if (!text.empty()) writer.text(text);
   connection_->commit(Channel::control, whole);
+  return effects_;
 }
 
 void Session::runCallback(uint64_t callback, CUresult status) {
@@ -197,6 +199,10 @@ bool Session::control(std::span<const std::byte> message) {
       endMalformed(reason);
       return false;
     }
+  } else if (header.type >= NoticeType::stopped && header.type <= NoticeType::stays) {
+    const bool numbered = header.type == NoticeType::stopped || header.type == NoticeType::quiet;
+    const auto body = numbered ? in.value<schema::StoppedBody>() : schema::StoppedBody{};
+    if (!in.bad()) hearMove(header, body.last);
   } else if (header.type == NoticeType::goodbye) {
     clientLeft_ = true;
     end("client closed the session");

@@ -61,7 +61,7 @@ int Space::reserve(uint32_t offered, std::string& reason) {
     }
     if (good) {
       layout_ = space;
-      return i;
+      return reserved_ = i;
     }
     for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, space.windowBytes);
     windows_.clear();
@@ -308,19 +308,22 @@ CUresult Space::allowPeer(unsigned device, unsigned peer) {
   return CUDA_SUCCESS;
 }
 
-CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
-                        std::shared_ptr<transport::SharedMemory>& memory) {
+bool Space::inArena(uint64_t address, size_t bytes) const {
   if (bytes == 0 || bytes % kHostUnit || address % kHostUnit || address < layout_.hostBase ||
       bytes > layout_.hostBytes || address - layout_.hostBase > layout_.hostBytes - bytes)
-    return CUDA_ERROR_INVALID_VALUE;
+    return false;
+  auto after = host_.lower_bound(address);
+  if (after != host_.end() && after->first < address + bytes) return false;
+  if (after == host_.begin()) return true;
+  auto& [start, before] = *std::prev(after);
+  return start + before.memory->size() <= address;
+}
+
+CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
+                        std::shared_ptr<transport::SharedMemory>& memory) {
   if (CUresult room = account_.take(Account::kHost, bytes); room != CUDA_SUCCESS) return room;
   std::lock_guard order(mapping_);
-  auto after = host_.lower_bound(address);
-  if (after != host_.end() && after->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  if (after != host_.begin()) {
-    auto& [start, before] = *std::prev(after);
-    if (start + before.memory->size() > address) return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (!inArena(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
   try {
     memory = transport::SharedMemory::create(bytes, reinterpret_cast<void*>(address));
   } catch (const std::exception& e) {
@@ -411,18 +414,24 @@ std::shared_ptr<transport::SharedMemory> Space::hostMemory(uint64_t address, siz
   return holds(memory) ? memory : nullptr;
 }
 
-bool Space::owns(uint64_t address, size_t bytes) const {
-  std::lock_guard lock(mutex_);
-  for (CUdeviceptr window : windows_)
-    if (address >= window && address - window <= layout_.windowBytes &&
-        bytes <= layout_.windowBytes - (address - window))
-      return true;
-  return inRanges(hostRanges_, address, bytes) || inRanges(globals_, address, bytes);
+bool Space::owns(uint64_t address, size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    for (CUdeviceptr window : windows_)
+      if (address >= window && address - window <= layout_.windowBytes &&
+          bytes <= layout_.windowBytes - (address - window))
+        return true;
+    if (inRanges(globals_, address, bytes)) return true;
+  }
+  return ownsHost(address, bytes);
 }
 
-bool Space::ownsHost(uint64_t address, size_t bytes) const {
-  std::lock_guard lock(mutex_);
-  return inRanges(hostRanges_, address, bytes);
+bool Space::ownsHost(uint64_t address, size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (inRanges(hostRanges_, address, bytes)) return true;
+  }
+  return repeating_ && lend(address, bytes);
 }
 
 uint64_t Space::physicalBytes(unsigned device) const {

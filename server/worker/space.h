@@ -33,6 +33,9 @@ class Space {
   // `reason`.
   int reserve(uint32_t offered, std::string& reason);
 
+  // The index of what was reserved; -1: nothing yet.
+  int reserved() const { return reserved_; }
+
   // A context is about to end: nothing of ours may live there.
   void contextEnds();
   // It has ended. True: pinned memory has lost its registration.
@@ -78,9 +81,9 @@ class Space {
   std::vector<Global> takeGlobals(uint64_t owner);
 
   // True if [address, + bytes) is the session's: inside one window, host piece or global.
-  bool owns(uint64_t address, size_t bytes) const;
+  bool owns(uint64_t address, size_t bytes);
   // True if it is host memory of the session (arena or staging).
-  bool ownsHost(uint64_t address, size_t bytes) const;
+  bool ownsHost(uint64_t address, size_t bytes);
   void addStaging(std::shared_ptr<transport::SharedMemory> memory);
   // The piece of the arena or the staging memory that holds [address, + bytes); null if none does. As long as
   // it is held, the bytes can be read, whatever the client unmaps.
@@ -105,6 +108,32 @@ class Space {
   // New memory for everything that was let go of, mapped and accessible as before, with undefined bytes. All
   // or nothing.
   CUresult comeBack();
+
+  // --- moving to another worker (space_move.cpp). There, before anything else was mapped.
+  struct MappingState {
+    CUdeviceptr address = 0;
+    bool ofClient = false;
+    std::map<unsigned, CUmemAccess_flags> access;
+  };
+  struct PieceState {
+    unsigned device = 0;
+    size_t bytes = 0;
+    uint64_t name = 0;  // 0: none
+    std::vector<MappingState> mappings;
+  };
+  // In the order of takeStock, which came before.
+  std::vector<PieceState> describe() const;
+  std::vector<uint32_t> peers() const { return peers_; }
+  // As if everything had been let go of: comeBack makes the memory. False: no worker has said so.
+  bool adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers);
+  // Pinned memory by address.
+  std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> hostPieces() const;
+  // Registered in the next context that becomes current. False: it does not fit the arena.
+  bool adoptHost(uint64_t address, int descriptor, size_t bytes);
+  // While a session is rebuilt: a call that is repeated may name pinned memory that is gone, a copy node,
+  // say, that was given another address later. It gets memory for as long as `repeating` is set. Needs a
+  // current context.
+  void setRepeating(bool repeating);
 
  private:
   struct HostPiece {
@@ -135,6 +164,8 @@ class Space {
   void endUnused(Physical& physical);
   void dropReleased();
 
+  bool lend(uint64_t address, size_t bytes);
+  bool inArena(uint64_t address, size_t bytes) const;  // and free there; under mapping_
   bool inWindow(CUdeviceptr address, size_t bytes) const;
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_
   CUresult map(const std::shared_ptr<Physical>& physical, CUdeviceptr address, bool ofClient);
@@ -148,6 +179,7 @@ class Space {
   std::vector<CUdevice> devices_;
   Account& account_;
   schema::AddressSpace layout_{};
+  int reserved_ = -1;
   std::vector<CUdeviceptr> windows_;
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
   mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change mappings_ and host_
@@ -158,6 +190,8 @@ class Space {
   std::map<CUcontext, Scrubber> scrubbers_;  // under mapping_
   std::vector<uint64_t> used_;               // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
+  bool repeating_ = false;
+  std::vector<uint64_t> lent_;                                      // of host_: while repeating_
   std::vector<std::shared_ptr<transport::SharedMemory>> released_;  // under mapping_: perhaps held still
   std::shared_ptr<transport::SharedMemory> staging_;
   std::map<uint64_t, size_t> hostRanges_;

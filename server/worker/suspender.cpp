@@ -1,8 +1,11 @@
 #include "server/worker/suspender.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/worker/session_state.h"
 
 namespace gpupool::server {
 namespace {
@@ -10,6 +13,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookAtCopier{1000};
 constexpr std::chrono::microseconds kFirstLook{20};
 constexpr std::chrono::milliseconds kLongestLook{2};
+constexpr std::chrono::seconds kOtherEnds{30};
+constexpr char kCaptureOpen[] = "a stream capture is open";
 
 uint32_t millisecondsSince(std::chrono::steady_clock::time_point begin) {
   const auto time = std::chrono::steady_clock::now() - begin;
@@ -43,8 +48,11 @@ struct Suspender::Idle {
   CUresult status = CUDA_SUCCESS;
 };
 
-Suspender::Suspender(Session& session, Report report)
-    : session_(session), report_(std::move(report)), thread_([this] { run(); }) {}
+Suspender::Suspender(Session& session, Report report, ReportMove reportMove)
+    : session_(session),
+      report_(std::move(report)),
+      reportMove_(std::move(reportMove)),
+      thread_([this] { run(); }) {}
 
 Suspender::~Suspender() {
   {
@@ -64,7 +72,7 @@ void Suspender::suspend(std::chrono::milliseconds drain, int copier) {
   auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({true, drain, std::move(link)});
+    orders_.push_back({true, drain, std::move(link), 0, -1});
   }
   changed_.notify_all();
 }
@@ -75,6 +83,20 @@ void Suspender::resume() {
     orders_.push_back({});
   }
   changed_.notify_all();
+}
+
+void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
+  auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({false, drain, std::move(link), epoch, state});
+  }
+  changed_.notify_all();
+}
+
+void Suspender::settle(std::chrono::milliseconds time) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, time, [this] { return !busy_; });
 }
 
 uint64_t Suspender::carriedOut() const {
@@ -114,17 +136,24 @@ void Suspender::run() {
     }
     Order order = std::move(orders_.front());
     orders_.pop_front();
+    busy_ = true;
     lock.unlock();
-    const SuspendOutcome outcome = carryOut(order);
+    const MoveOutcome moved = order.epoch != 0 ? carryOutMove(order) : MoveOutcome{};
+    const SuspendOutcome outcome = order.epoch != 0 ? SuspendOutcome{} : carryOut(order);
     // The program may destroy the context that was current here; the driver must not meet it again.
     session_.driver().cuCtxSetCurrent(nullptr);
     lock.lock();
-    suspended_ = outcome.suspended;
+    suspended_ = order.epoch != 0 ? link_ != nullptr : outcome.suspended;
     ++carriedOut_;
     lock.unlock();
-    report_(outcome);
-    changed_.notify_all();
+    if (order.epoch == 0)
+      report_(outcome);
+    else
+      reportMove_(moved);
+    if (order.epoch != 0 && moved.error.empty()) session_.leave();
     lock.lock();
+    busy_ = false;
+    changed_.notify_all();
   }
 }
 
@@ -192,7 +221,7 @@ std::string Suspender::takeAside(SuspendOutcome& outcome) {
                                      ++taken;
                                    });
   if (why.empty() || taken == 0) return why;
-  const std::string lost = bringBack();
+  const std::string lost = bringPiecesIn(session_, *link_);
   if (lost.empty() || stopping()) return why;
   why = "the session's memory was lost on its way to the copier: " + why;
   GPUPOOL_ERROR("what the copier had does not come back: %s", lost.c_str());
@@ -200,17 +229,16 @@ std::string Suspender::takeAside(SuspendOutcome& outcome) {
   return why;
 }
 
-// New memory for all that the copier has, and its bytes. "" or why not, and then it is the copier's still.
-std::string Suspender::bringBack() {
-  Space& space = session_.space();
+std::string bringPiecesIn(Session& session, CopierLink& link) {
+  Space& space = session.space();
   // Not before the copier has let go of what it may hold of the device (--verify): when it asks for a piece.
   CUresult made = CUDA_ERROR_NOT_READY;
-  std::string why = link_->bringIn([&](size_t index) {
+  std::string why = link.bringIn([&](size_t index) {
     if (made == CUDA_ERROR_NOT_READY) made = space.comeBack();
     return made == CUDA_SUCCESS ? space.exportPiece(index) : -1;
   });
   if (made != CUDA_SUCCESS && made != CUDA_ERROR_NOT_READY)
-    why = "no memory for the session on its GPU: " + session_.driver().describe(made);
+    why = "no memory for the session on its GPU: " + session.driver().describe(made);
   return why;
 }
 
@@ -221,7 +249,7 @@ SuspendOutcome Suspender::comeBack() {
   const auto began = Clock::now();
   Space& space = session_.space();
   session_.makeAnyCurrent();
-  if (movedBytes_ != 0) outcome.error = bringBack();
+  if (movedBytes_ != 0) outcome.error = bringPiecesIn(session_, *link_);
   if (!outcome.error.empty()) {
     for (size_t i = space.pieces(); i-- > 0;) space.letGo(i);
     return outcome;
@@ -236,10 +264,98 @@ SuspendOutcome Suspender::comeBack() {
   return outcome;
 }
 
-std::string Suspender::quiesce(Clock::time_point deadline) {
+MoveOutcome Suspender::carryOutMove(Order& order) {
+  MoveOutcome outcome;
+  Descriptor state(order.state);
+  const auto began = Clock::now();
+  if (link_ != nullptr) {
+    outcome.error = "the session is suspended";
+    return outcome;
+  }
+  outcome.error = standStill(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (outcome.error.empty()) {
+    const auto still = Clock::now();
+    order.state = state;
+    outcome.error = handOver(order, outcome);
+    outcome.pauseMs = millisecondsSince(still);
+  }
+  if (outcome.error.empty()) {
+    GPUPOOL_INFO("moved: %llu bytes, %u ms after %u ms of waiting for the device",
+                 static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, outcome.drainMs);
+    return outcome;
+  }
+  GPUPOOL_WARNING("not moved: %s", outcome.error.c_str());
+  session_.letClientStay();
+  return outcome;
+}
+
+// The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then
+// the gate is open.
+std::string Suspender::standStill(Clock::time_point deadline) {
+  std::string why;
+  // A capture cannot be ended by a client that has stopped: it is let go on for a moment.
+  for (bool first = true; first || (why == kCaptureOpen && Clock::now() < deadline); first = false) {
+    if (!first) {
+      session_.letClientStay();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    why = session_.stopClient(deadline);
+    if (!why.empty()) return why;
+    why = quiesce(deadline, false);
+  }
+  if (!why.empty()) return why;
+  why = session_.quietClient(deadline);
+  if (!why.empty()) session_.gate().open();
+  return why;
+}
+
+// Everything stands still. "" or why the session goes on here.
+std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
+  session_.tellOutput();
+  session_.parkWords(true);
+  link_ = std::move(order.link);
+  SuspendOutcome aside;
+  std::string why = takeAside(aside);
+  const bool away = why.empty() && aside.movedBytes != 0;
+  outcome.movedBytes = aside.movedBytes;
+  movedBytes_ = away ? aside.movedBytes : 0;
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  uint32_t sequence = 0;
+  if (why.empty()) why = sendState(session_, socket, away ? link_.get() : nullptr, sequence);
+  if (why.empty() && session_.sendClientAway(order.epoch)) return "";
+  if (why.empty()) why = stopping() ? "the session is ending" : "the program does not reach the other worker";
+  if (stopping()) return why;
+  if (away) {
+    link_->goOn(sequence);
+    if (const std::string lost = comeHome(); !lost.empty()) {
+      session_.stop("the session's memory was lost in a move (" + lost + "); start the program again");
+      return why;
+    }
+  }
+  link_ = nullptr;
+  movedBytes_ = 0;
+  session_.parkWords(false);
+  session_.gate().open();
+  return why;
+}
+
+// The other worker may hold some of the device's memory for a moment longer: its process ends.
+std::string Suspender::comeHome() {
+  const auto deadline = Clock::now() + kOtherEnds;
+  session_.makeAnyCurrent();
+  std::string why = bringPiecesIn(session_, *link_);
+  while (!why.empty() && !stopping() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    why = bringPiecesIn(session_, *link_);
+  }
+  return why;
+}
+
+std::string Suspender::quiesce(Clock::time_point deadline, bool waits) {
   FrameGate& gate = session_.gate();
   std::string why;
-  for (bool first = true; first || Clock::now() < deadline; first = false) {
+  for (bool first = true; first || (waits && Clock::now() < deadline); first = false) {
     gate.close();
     why = awaitFrames(deadline);
     if (why.empty() && !captureOpen()) {
@@ -248,7 +364,7 @@ std::string Suspender::quiesce(Clock::time_point deadline) {
       break;
     }
     if (!why.empty()) break;
-    why = "a stream capture is open";
+    why = kCaptureOpen;
     gate.open();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

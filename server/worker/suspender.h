@@ -9,6 +9,10 @@
 // that the copier has are back; only if they cannot be, the session ends. A capture cannot be waited for with
 // the gate closed, and streams of one cannot be asked anything: the gate closes only when none is open.
 //
+// To move: the client stops sending first, then all this, and the other worker takes the copier's pieces over
+// (session_state.h). When the client has gone over to it, the session has ended here. Until then it can go on
+// here at any time.
+//
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
 
@@ -27,11 +31,16 @@
 
 namespace gpupool::server {
 
+// New memory for all that the copier has of the session, and its bytes. "" or why not, and then it is the
+// copier's still.
+std::string bringPiecesIn(Session& session, CopierLink& link);
+
 class Suspender {
  public:
-  // Called on the thread of its own, once for each order.
+  // Called on the thread of its own, once for each order: of moves the one, of the others the other.
   using Report = std::function<void(const SuspendOutcome&)>;
-  Suspender(Session& session, Report report);
+  using ReportMove = std::function<void(const MoveOutcome&)>;
+  Suspender(Session& session, Report report, ReportMove reportMove = nullptr);
   // Before the session ends: what is with the copier is forgotten.
   ~Suspender();
   Suspender(const Suspender&) = delete;
@@ -40,6 +49,12 @@ class Suspender {
   // Any thread. copier: a connection to it, which this takes.
   void suspend(std::chrono::milliseconds drain, int copier);
   void resume();
+  // state: the state socket. Both are taken.
+  void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
+
+  // Waits until no order is under way and what came of it is reported, for `time` at most: of a session that
+  // ends because it has moved.
+  void settle(std::chrono::milliseconds time);
 
   // Some stream of the session captures.
   bool captureOpen();
@@ -54,28 +69,35 @@ class Suspender {
     bool suspend = false;
     std::chrono::milliseconds drain{};
     std::unique_ptr<CopierLink> link;
+    uint64_t epoch = 0;  // of a move; else 0
+    int state = -1;
   };
   struct Idle;
   using Clock = std::chrono::steady_clock;
 
   void run();
   SuspendOutcome carryOut(Order& order);
+  MoveOutcome carryOutMove(Order& order);
+  std::string standStill(Clock::time_point deadline);
+  std::string handOver(Order& order, MoveOutcome& outcome);
+  std::string comeHome();
   SuspendOutcome goAside(Order& order);
   SuspendOutcome comeBack();
   // "" when no frame or call beside is under way, no capture is open and the device is idle; the gate is
   // closed then. Else why not; it is open.
-  std::string quiesce(Clock::time_point deadline);
+  // waits: for a capture to end, too.
+  std::string quiesce(Clock::time_point deadline, bool waits = true);
   std::string awaitFrames(Clock::time_point deadline);
   std::string awaitDevice(Clock::time_point deadline);
   std::string whatRuns();
   template <class Ask>
   void askStreams(Ask&& ask);
   std::string takeAside(SuspendOutcome& outcome);
-  std::string bringBack();
   bool stopping() const;
 
   Session& session_;
   Report report_;
+  ReportMove reportMove_;
   std::unique_ptr<CopierLink> link_;  // while suspended
   std::shared_ptr<Idle> idle_;        // a wait for the device that was given up, and goes on
   uint64_t movedBytes_ = 0;           // thread_'s own
@@ -84,7 +106,7 @@ class Suspender {
   std::deque<Order> orders_;
   bool suspended_ = false;
   uint64_t carriedOut_ = 0;
-  bool ending_ = false;
+  bool ending_ = false, busy_ = false;
   std::thread thread_;
 };
 

@@ -29,4 +29,13 @@ void registerHostPages(const Driver& driver, CUcontext context, HostPages& pages
   driver.cuCtxPopCurrent_v2(&context);
 }
 
+void exchangeHostPages(const Driver& driver, const HostPages& own, HostPages& pages) {
+  CUcontext context = own.registeredIn;
+  if (driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+    for (const auto& memory : {own.staging, own.words}) driver.cuMemHostUnregister(memory->data());
+    driver.cuCtxPopCurrent_v2(&context);
+  }
+  registerHostPages(driver, own.registeredIn, pages);
+}
+
 }  // namespace gpupool::server

@@ -25,4 +25,7 @@ HostPages makeHostPages();
 // What fails here is tried again, and reported, when the session has its context.
 void registerHostPages(const Driver& driver, CUcontext context, HostPages& pages);
 
+// `pages` take the place of `own`, which were registered.
+void exchangeHostPages(const Driver& driver, const HostPages& own, HostPages& pages);
+
 }  // namespace gpupool::server

@@ -45,7 +45,7 @@ PY
 started+=($!)
 until_true test -S "$folder/holder"
 GPUPOOL_HOLDER=$folder/holder says 803 \
-  "version mismatch: this libcuda.so.1 and the lease holder are of different builds of gpupool \(holder protocol 3 here, 7 there\)" alone
+  "version mismatch: this libcuda.so.1 and the lease holder are of different builds of gpupool \(holder protocol 4 here, 7 there\)" alone
 
 case_of "holder protocol: a holder with a library of another version"
 said=$(python3 - "$bin/gpupool" <<'PY'
@@ -63,4 +63,4 @@ theirs.close()
 holder.wait(10)
 PY
 )
-check "it is told so" has "$said" "6 version mismatch: libcuda.so.1 speaks holder protocol 9, this gpupool speaks 3; use both"
+check "it is told so" has "$said" "6 version mismatch: libcuda.so.1 speaks holder protocol 9, this gpupool speaks 4; use both"

@@ -1,8 +1,9 @@
 // What a worker, perhaps a hostile one, sends a client: its greeting, replies, notices, and the outputs of
 // every row into buffers of the application.
 //
-// Input: u8 what: 0 greeting, 1 replies and notices {u8 channel, u16 length, bytes}, else the outputs of one
-// row: u32 the row's id (another number: a row all the same), u8 room of its arrays, bytes.
+// Input: u8 what: 0 greeting, 1 replies and notices {u8 channel (bit 1: what the client does in a move goes
+// on), u16 length, bytes}, else the outputs of one row: u32 the row's id (another number: a row all the
+// same), u8 room of its arrays, bytes.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -22,13 +23,31 @@ struct SessionSeam {
     std::memset(page->data(), 0, schema::kWordsOffset);
     session->words_ = std::make_unique<Words>(page);
     session->hostThread_ = true;  // host functions are queued, none is run
+    session->moverRuns_ = true;   // the course of a move is kept; carryOn() is what follows from it
     return session;
   }
 
   static bool acceptHello(Session& session, std::span<const std::byte> answer) {
     CUresult status{};
     std::string text;
-    return session.acceptHello(answer, status, text);
+    session.hello_ = std::make_unique<schema::WorkerHello>();
+    if (!session.acceptHello(answer, *session.hello_, status, text)) return false;
+    // Of a new worker that is like it: it fits.
+    if (!session.fits(*session.hello_, *session.hello_, text)) __builtin_trap();
+    return true;
+  }
+  // The mover's next step, as far as it touches nothing but the course.
+  static void carryOn(Session& session) {
+    using Stage = MoveCourse::Stage;
+    MoveCourse& course = session.course_;
+    const Stage before = course.stage();
+    for (Stage stage : {Stage::stopped, Stage::quiet, Stage::going})
+      if (course.reach(stage)) {
+        if (static_cast<int>(course.stage()) != static_cast<int>(before) + 1) __builtin_trap();
+        return;
+      }
+    if (course.stage() == Stage::going) return course.arrive();
+    if (course.stage() == Stage::ending && !course.end() && course.stage() != Stage::none) __builtin_trap();
   }
   static void deliver(Session& session, std::span<const std::byte> message) { session.deliver(message); }
   static void notice(Session& session, std::span<const std::byte> message) { session.handleNotice(message); }
@@ -157,7 +176,9 @@ void messages(Input& input) {
     client::SessionSeam::wait(*session, waiters[i]);
   }
   while (!input.empty()) {
-    const bool control = (input.value<uint8_t>() & 1) != 0;
+    const auto channel = input.value<uint8_t>();
+    const bool control = (channel & 1) != 0;
+    if ((channel & 2) != 0) client::SessionSeam::carryOn(*session);
     auto bytes = input.blob();
     std::vector<std::byte> message(bytes.begin(), bytes.end());
     if (control)

@@ -21,7 +21,7 @@ endfunction()
 set(worker ${CMAKE_SOURCE_DIR}/server/worker)
 add_library(fuzz_worker STATIC
   ${worker}/account.cpp ${worker}/calls/array.cpp ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp
-  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/session.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
+  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/event_times.cpp ${worker}/session.cpp ${worker}/session_move.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_move.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
   ${worker}/host_views.cpp ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp ${worker}/array_scrub.cpp
   ${worker}/calls/graph.cpp ${worker}/calls/graph_text.cpp ${worker}/calls/launch.cpp ${worker}/calls/memory.cpp
   ${worker}/calls/module.cpp ${worker}/calls/stream.cpp ${worker}/calls/texture.cpp worker/bench.cpp
@@ -33,8 +33,8 @@ fuzzer(frames LIBS fuzz_worker)
 fuzzer(call_rows LIBS fuzz_worker)
 
 set(client ${CMAKE_SOURCE_DIR}/client)
-fuzzer(client_replies SOURCES ${client}/session.cpp ${client}/session_notices.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp
-  LIBS transports call_rows)
+fuzzer(client_replies SOURCES ${client}/session.cpp ${client}/session_move.cpp ${client}/session_notices.cpp
+  ${client}/move_course.cpp ${client}/transfers.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp LIBS transports call_rows)
 target_compile_definitions(fuzz_client_replies PRIVATE __CUDA_API_VERSION_INTERNAL)
 fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 
@@ -42,7 +42,8 @@ fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 set(front ${CMAKE_SOURCE_DIR}/server/front)
 add_library(fuzz_pool STATIC
   ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/memory_account.cpp
-  ${front}/session_orders.cpp ${front}/sessions.cpp ${front}/suspension.cpp ${front}/worker_child.cpp ${front}/worker_pool.cpp
+  ${front}/session_moves.cpp ${front}/session_orders.cpp ${front}/sessions.cpp ${front}/suspension.cpp
+  ${front}/worker_child.cpp ${front}/worker_pool.cpp ${front}/worker_starts.cpp
   ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
 target_link_libraries(fuzz_pool PUBLIC pool_service transports)
 target_compile_options(pool_schema PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/kj_and_clang.h")

@@ -35,17 +35,24 @@ void put(char (&field)[N], const char* text) {
 }  // namespace
 
 TEST_CASE("the protocol's version and magic numbers") {
-  CHECK(kProtocolVersion == 3);
+  CHECK(kProtocolVersion == 4);
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 3);
-  CHECK(static_cast<uint32_t>(NoticeType::prepare) == 7);
+  CHECK(holder::kVersion == 4);
+  CHECK(static_cast<uint32_t>(NoticeType::moved) == 5);
+  CHECK(static_cast<uint32_t>(NoticeType::prepare) == 6);
+  CHECK(static_cast<uint32_t>(NoticeType::drained) == 7);
   CHECK(static_cast<uint32_t>(NoticeType::errors) == 8);
   CHECK(static_cast<uint32_t>(NoticeType::suspended) == 9);
   CHECK(static_cast<uint32_t>(NoticeType::resumed) == 10);
+  CHECK(static_cast<uint32_t>(NoticeType::stay) == 11);
   CHECK(static_cast<uint32_t>(NoticeType::watch) == 66);
   CHECK(static_cast<uint32_t>(NoticeType::aside) == 67);
+  CHECK(static_cast<uint32_t>(NoticeType::stopped) == 68);
+  CHECK(static_cast<uint32_t>(NoticeType::quiet) == 69);
+  CHECK(static_cast<uint32_t>(NoticeType::left) == 70);
+  CHECK(static_cast<uint32_t>(NoticeType::stays) == 71);
   CHECK(kAside == uint64_t{1} << 63);
   CHECK(kWordsOffset == 64);
 }
@@ -103,6 +110,10 @@ TEST_CASE("notices") {
   CHECK(pin("failed_body", "schema::FailedBody: seq, status, call", failed).call == failed.call);
   const CallbackBody callback{0x0102030405060708, 0x11121314, 0};
   CHECK(pin("callback_body", "schema::CallbackBody: id, status", callback).status == callback.status);
+  const MovedBody moved{0x01020304, 0};
+  CHECK(pin("moved_body", "schema::MovedBody: epoch", moved).epoch == moved.epoch);
+  const StoppedBody stopped{0x0102030405060708};
+  CHECK(pin("stopped_body", "schema::StoppedBody: last", stopped).last == stopped.last);
   const WordsHeader words{0x01020304, 0x11121314, 0x21222324, 0};
   CHECK(pin("words_header", "schema::WordsHeader: sticky, bell, waiters", words).waiters == words.waiters);
 }
@@ -174,14 +185,26 @@ TEST_CASE("the worker's hello") {
   CHECK(decoded.devices[kMaxDevices - 1].canAccessPeer[kMaxDevices - 1] == 40 + kMaxDevices - 1);
 }
 
+TEST_CASE("a region of a session that has moved") {
+  const MovedRegion region{0x0102030405060708, {0x11121314, 0x21222324}};
+  const auto decoded =
+      pin("moved_region", "schema::MovedRegion: address, region's id and generation", region);
+  CHECK(decoded.address == region.address);
+  CHECK(decoded.region.generation == region.region.generation);
+}
+
 TEST_CASE("between an application and its lease's holder") {
   holder::OpenRequest request;
   request.rowsHash = 0x0102030405060708;
   request.pid = 0x11121314;
   put(request.transport, "shm");
   put(request.command, "command");
-  CHECK(pin("open_request", "holder::OpenRequest: magic, version, rowsHash, pid, transport, command", request)
-            .pid == request.pid);
+  request.sessionHigh = 0x2122232425262728;
+  request.sessionLow = 0x3132333435363738;
+  request.epoch = 0x4142434445464748;
+  CHECK(pin("open_request",
+            "holder::OpenRequest: magic, version, rowsHash, pid, transport, command, session, epoch", request)
+            .epoch == request.epoch);
   holder::OpenReply reply;
   reply.status = holder::Status::internal;
   reply.deviceCount = 2;

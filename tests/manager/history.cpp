@@ -41,7 +41,8 @@ bool findsPlantedBugs() {
               {Bug::earlySuspends, "a server that says that a lease is suspended before its memory is gone"},
               {Bug::hidesResuming, "a beat that says of a lease that is being resumed that it is suspended"},
               {Bug::overstates, "a server that says that it overcommits more than it does"},
-              {Bug::hidesContexts, "a server that says of real GPUs that they are software GPUs"}};
+              {Bug::hidesContexts, "a server that says of real GPUs that they are software GPUs"},
+              {Bug::losesCordons, "a disk that loses that servers are cordoned"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -61,7 +62,7 @@ void add(Result& sum, const Result& one) {
   sum.leases += one.leases, sum.restarts += one.restarts, sum.stalls += one.stalls, sum.kills += one.kills;
   sum.partitions += one.partitions, sum.fullDisks += one.fullDisks, sum.lostStores += one.lostStores;
   sum.twins += one.twins, sum.suspends += one.suspends, sum.resumes += one.resumes;
-  sum.crowded += one.crowded;
+  sum.crowded += one.crowded, sum.cordons += one.cordons, sum.migrations += one.migrations;
 }
 
 }  // namespace
@@ -91,11 +92,12 @@ int main(int count, char** words) {
       "%llu histories, %llu leases (%llu that take turns), %llu manager restarts, %llu stalls, %llu servers "
       "killed, %llu "
       "partitions, "
-      "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions: %llu "
-      "faults, in %.1f s\n",
+      "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions, "
+      "%llu cordons, %llu moves: %llu faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
       number(sum.kills), number(sum.partitions), number(sum.fullDisks), number(sum.lostStores),
-      number(sum.twins), number(sum.suspends), number(sum.resumes), number(faults),
+      number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
+      number(sum.migrations), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

@@ -36,7 +36,7 @@ PoolTimes times() {
 // The disk outlives the manager's process.
 struct Disk {
   std::unique_ptr<Medium> medium = makeMemoryMedium();
-  bool full = false, unsure = false, forgets = false;
+  bool full = false, unsure = false, forgets = false, losesCordons = false;
 };
 
 class OnDisk final : public Medium {
@@ -51,12 +51,20 @@ class OnDisk final : public Medium {
       for (size_t i = 0; i < group.size(); ++i) lies.push_back({Outcome::Kind::committed, ++revision_, {}});
       return lies;
     }
+    if (disk_.losesCordons) return applyWithoutCordons(group);
     auto outcomes = disk_.medium->apply(group);
     if (disk_.unsure) throw std::runtime_error("store: I/O error");
     return outcomes;
   }
 
  private:
+  std::vector<Outcome> applyWithoutCordons(std::span<const Transaction> group) {
+    std::vector<Transaction> kept(group.begin(), group.end());
+    for (Transaction& one : kept)
+      std::erase_if(one.writes, [](const Write& write) { return write.key.starts_with("cordon/"); });
+    return disk_.medium->apply(kept);
+  }
+
   Disk& disk_;
   int writes_ = 0;
   uint64_t revision_ = 1'000'000;
@@ -96,8 +104,11 @@ struct Holder {
 
 class World final : private PoolEvents {
  public:
-  World(uint64_t seed, Bug bug) : random_(seed), moves_(~seed), turns_(seed * 2 + 1), bug_(bug) {
+  World(uint64_t seed, Bug bug)
+      : random_(seed), moves_(~seed), turns_(seed * 2 + 1), marks_(~seed * 2 + 1), bug_(bug) {
     loseStores_ = chance(25);
+    // Other bugs are rare enough without it.
+    administrated_ = bug == Bug::losesCordons || (bug == Bug::none && pickMark(100) < 40);
     build();
     startManager();
   }
@@ -119,6 +130,7 @@ class World final : private PoolEvents {
   // Of their own numbers: what else happens in the history of a seed does not depend on them.
   uint64_t pickMove(uint64_t below) { return moves_() % below; }
   uint64_t pickTurn(uint64_t below) { return turns_() % below; }
+  uint64_t pickMark(uint64_t below) { return marks_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -180,6 +192,7 @@ class World final : private PoolEvents {
     if (managerRuns()) managerRan_ += kStep, managerStep();
     for (Holder& holder : holders_) holderStep(holder);
     operatorStep();
+    cordonStep();
     wires();
     check();
   }
@@ -202,6 +215,7 @@ class World final : private PoolEvents {
   }
 
   void heal() {
+    healed_ = true;
     disk_.full = disk_.unsure = false;
     managerStalledUntil_ = 0;
     if (!pool_) managerStartAt_ = now_;
@@ -248,6 +262,7 @@ class World final : private PoolEvents {
   void startManager() {
     clock_.emplace([this] { return now_; }, bug_ == Bug::countsGaps ? 3'600'000 : 250);
     disk_.forgets = bug_ == Bug::forgetsStore;
+    disk_.losesCordons = bug_ == Bug::losesCordons;
     store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
     try {
       pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
@@ -280,6 +295,7 @@ class World final : private PoolEvents {
       ++result_.lostStores;
       ++stores_;
       disk_.medium = makeMemoryMedium();
+      cordoned_.clear();
     }
   }
 
@@ -300,7 +316,7 @@ class World final : private PoolEvents {
     checkExpiries();
   }
 
-  enum class Asks { grant, revoke, suspend, resume };
+  enum class Asks { grant, revoke, suspend, resume, migrate };
   struct Call {
     uint64_t number;
     Asks asks;
@@ -318,6 +334,8 @@ class World final : private PoolEvents {
         return pool_->suspendFailed(call.id, call.order, why, clock_->now());
       case Asks::resume:
         return pool_->resumeFailed(call.id, call.order, why, false, clock_->now());
+      case Asks::migrate:
+        return pool_->migrateFailed(call.id, call.order, why, clock_->now());
       case Asks::revoke:
         revoking_.erase({call.server, call.id});
         return pool_->revokeFailed(call.server, call.id, clock_->now());
@@ -338,6 +356,9 @@ class World final : private PoolEvents {
     if (connection == nullptr) return;
     if (lastJoined(lease.server.name) != lease.server.incarnation)
       return fault("a grant for another life of its server");
+    if (const auto cordoned = cordoned_.find(lease.server.name);
+        cordoned != cordoned_.end() && !cordoned->second.contains(lease.id))
+      return fault("a lease came to be on a cordoned server");
     const uint64_t number = ++callNumber_;
     calls_.push_back({number, Asks::grant, lease.id, connection, clock_->now() + kCallMs});
     connection->toServer.send(soon(), [this, connection, lease, number, store = stores_] {
@@ -409,6 +430,27 @@ class World final : private PoolEvents {
     });
   }
 
+  // Between a server's workers: whether it can be done is all that matters here.
+  void migrate(const std::string& server, const Id& id, uint32_t, uint64_t order) override {
+    Connection* connection = connectionOf(server);
+    if (connection == nullptr) return fault("an order for a server that is not connected");
+    const uint64_t number = ++callNumber_;
+    calls_.push_back({number, Asks::migrate, id, connection, clock_->now() + kOrderMs, order});
+    connection->toServer.send(now_ + pickMark(80), [this, connection, id, number, order] {
+      SimulatedServer& at = servers_[connection->server];
+      const auto lease = at.leases.find(id);
+      const bool done = lease != at.leases.end() && !lease->second.closing &&
+                        lease->second.moving.is == Moving::Is::running;
+      connection->toManager.send(now_ + pickMark(900), [this, id, number, order, done] {
+        if (!take(number)) return;
+        if (done)
+          pool_->migrateDone(id, order, {}, clock_->now());
+        else
+          pool_->migrateFailed(id, order, "it cannot", clock_->now());
+      });
+    });
+  }
+
   void beginMove(Running& running, bool suspends, const std::function<void(bool)>& answer) {
     using Is = Moving::Is;
     Moving& moving = running.moving;
@@ -436,6 +478,8 @@ class World final : private PoolEvents {
   void notSuspended(const Id&, const Failure&) override {}
   void resumed(const Id&) override {}
   void notResumed(const Id&, const Failure&) override {}
+  void migrated(const Id&, const MigrateResult&) override { ++result_.migrations; }
+  void notMigrated(const Id&, const Failure&) override {}
   bool resumeWanted(const Id&) override { return pickMove(100) != 0; }
 
   void granted(const Lease& lease) override {
@@ -686,6 +730,47 @@ class World final : private PoolEvents {
     });
   }
 
+  // In some worlds, somebody who takes servers out of service, and back; and moves sessions. A server that
+  // he was told to be cordoned has no leases but those that there were when he asked for it.
+  void cordonStep() {
+    if (!pool_ || !administrated_) return;
+    if (!pool_->leases().empty() && pickMark(1500) < kStep) {
+      auto at = pool_->leases().begin();
+      std::advance(at, static_cast<std::ptrdiff_t>(pickMark(pool_->leases().size())));
+      toManager_.send(now_ + pickMark(80), [this, id = at->first] {
+        try {
+          pool_->migrate({}, id, 1000, clock_->now());
+        } catch (const std::invalid_argument&) {
+          return;  // not in the state for it
+        }
+      });
+    }
+    if (pickMark(1500) >= kStep) return;
+    const size_t at = pickMark(servers_.size());
+    const bool cordons = pickMark(3) == 0;
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      if (!healed_ && i != at) continue;
+      toManager_.send(now_ + pickMark(80), [this, server = servers_[i].facts.name,
+                                            cordons = cordons && !healed_] { setCordon(server, cordons); });
+    }
+  }
+  void setCordon(const std::string& server, bool cordons) {
+    const uint64_t order = ++cordonOrders_[server];
+    if (!cordons) cordoned_.erase(server);  // whatever comes of it
+    try {
+      if (!cordons) return pool_->uncordon({}, server, [](const std::string&) {});
+      std::set<Id> there;
+      for (const auto& [id, record] : pool_->leases()) there.insert(id);
+      pool_->cordon({}, server, {"why", "who", 1}, [this, server, order, there](const std::string& why) {
+        if (!why.empty() || cordonOrders_[server] != order) return;
+        ++result_.cordons;
+        cordoned_[server] = there;
+      });
+    } catch (const std::invalid_argument&) {
+      return;  // it is not there
+    }
+  }
+
   LeaseRequest wish(const Holder& holder) const {
     LeaseRequest request;
     request.id = holder.id;
@@ -832,9 +917,9 @@ class World final : private PoolEvents {
             " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_, turns_;
+  std::mt19937_64 random_, moves_, turns_, marks_;
   const Bug bug_;
-  bool loseStores_ = false, probing_ = false, overcommits_ = false;
+  bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
   const uint64_t start_ = 1'000'000;
   uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
@@ -848,6 +933,8 @@ class World final : private PoolEvents {
   std::vector<Call> calls_;
   std::set<std::pair<ServerLife, Id>> revoking_;
   std::set<Id> expired_;
+  std::map<std::string, std::set<Id>> cordoned_;  // by server: the leases that there were then
+  std::map<std::string, uint64_t> cordonOrders_;  // by server: how many orders to cordon it or not there were
   uint64_t callNumber_ = 0;
   Pipe toManager_;
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request

@@ -60,19 +60,22 @@ std::vector<uint64_t> streamsOf(Session& session, CUcontext context) {
 
 // end: the driver's call, of which the context does not come back whatever it says.
 template <class End>
-void endContext(Session& session, CUcontext context, End&& end) {
+void endContext(Session& session, const Call& call, CUcontext context, End&& end) {
   auto unasked = session.words().contextEnds();
   session.space().contextEnds();
   const std::vector<uint64_t> streams = streamsOf(session, context);
+  const uint64_t name = session.objects().known(context);
   end();
   for (const uint64_t id : streams) session.objects().retire(id);
+  session.eventTimes().contextEnded(name);
   session.contextEnded(context);
+  if (call.status == CUDA_SUCCESS) session.record().endContext(name, {call.frame, call.bytes, {}, {}});
 }
 
 void destroyContext(Session& session, Call& call) {
   Served<CtxDestroy> served(session, call);
   if (!served.open()) return;
-  endContext(session, served.get<"ctx">().value(),
+  endContext(session, call, served.get<"ctx">().value(),
              [&] { served.close(served.invoke(session.driver().cuCtxDestroy_v2)); });
 }
 
@@ -88,7 +91,7 @@ void retainPrimary(Session& session, Call& call) {
 void resetPrimary(Session& session, Call& call) {
   Served<PrimaryReset> served(session, call);
   if (!served.open()) return;
-  endContext(session, session.primaries()[served.get<"dev">().value()],
+  endContext(session, call, session.primaries()[served.get<"dev">().value()],
              [&] { served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2)); });
   dropPrimaryMemory(session);
 }

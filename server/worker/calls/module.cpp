@@ -33,9 +33,6 @@ using LinkComplete = GPUPOOL_ROW(sessionLinkComplete);
 using LinkRead = GPUPOOL_ROW(sessionLinkRead);
 using LinkDestroy = GPUPOOL_ROW(cuLinkDestroy);
 
-// Loads run beside the executor, but the order in which globals are placed decides their addresses.
-std::mutex placing;
-
 void offerImage(Session& session, Call& call) {
   Served<ImageOffer> served(session, call);
   if (!served.open()) return;
@@ -80,14 +77,8 @@ class DriverImage {
 
  private:
   bool readLinked(std::span<const std::byte> bytes) {
-    Reader in(bytes);
-    uint64_t count = in.value<uint64_t>();
-    if (count == 0 || count > 4096) return false;
-    for (uint64_t i = 0; i < count; ++i) {
-      parts_.push_back(in.blob());
-      if (in.bad() || !fatbin::fits(parts_.back())) return false;
-      if (i != 0) linked_.push_back(parts_.back().data());
-    }
+    if (!Images::readLinked(bytes, parts_)) return false;
+    for (size_t i = 1; i < parts_.size(); ++i) linked_.push_back(parts_[i].data());
     linked_.push_back(nullptr);
     wrapper_.version = 2;
     wrapper_.auxiliary = linked_.data();
@@ -101,19 +92,9 @@ class DriverImage {
   const void* pointer_ = nullptr;
 };
 
-// Of the session's first device: an image that prints does so on all of them.
-unsigned architecture(Session& session) {
-  int major = 0, minor = 0;
-  CUdevice device = session.objects().devices().at(0);
-  auto ask = session.driver().cuDeviceGetAttribute;
-  ask(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device);
-  ask(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-  return static_cast<unsigned>(major * 10 + minor);
-}
-
 // Found out once per image and kept with it: unpacking costs as much as loading.
 bool mayPrint(Session& session, const schema::ImageName& name, const DriverImage& code) {
-  const unsigned arch = architecture(session);
+  const unsigned arch = session.architecture();
   if (auto& note = code.image().note; note && note->architecture == arch) return note->mayPrint != 0;
   const bool prints = code.mayPrint(arch);
   session.images().keepNote(name, code.image(), {arch, prints});
@@ -179,7 +160,6 @@ void load(Session& session, Call& call, bool keep, Make&& make) {
   options.log(CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, error.array(), error.wanted());
   CUresult status;
   {
-    std::lock_guard lock(placing);
     PlaceGlobals place;
     status = make(code->pointer(), options, served);
   }
@@ -214,6 +194,15 @@ void loadLibrary(Session& session, Call& call) {
       });
 }
 
+// The driver loads code when it is first needed: left to itself, at a launch, whenever that is. Loaded here,
+// with the call in the record, its variables lie where a rebuilt session has them.
+void loadNow(const Driver& driver, CUfunction function, bool kernel) {
+  CUfunction loaded = kernel ? nullptr : function;
+  if (kernel && driver.cuKernelGetFunction(&loaded, reinterpret_cast<CUkernel>(function)) != CUDA_SUCCESS)
+    return;
+  if (driver.cuFuncLoad != nullptr) driver.cuFuncLoad(loaded);  // what fails here fails at the launch
+}
+
 void functionInfo(Session& session, Call& call) {
   Served<FunctionInfo> served(session, call);
   if (!served.open()) return;
@@ -223,6 +212,7 @@ void functionInfo(Session& session, Call& call) {
   CUdevice device = served.get<"device">().value();
   schema::FunctionInfo& info = served.get<"info">().plain();
   PlaceGlobals place;
+  loadNow(driver, function, kernel);
   for (int a = 0; a < schema::kFunctionAttributes; ++a) {
     auto attribute = static_cast<CUfunction_attribute>(a);
     CUresult status = kernel ? driver.cuKernelGetAttribute(&info.attributes[a], attribute,
@@ -297,7 +287,6 @@ void global(Session& session, Call& call) {
   if (!served.open()) return;
   CUresult status;
   {
-    std::lock_guard lock(placing);
     PlaceGlobals place;
     CUdeviceptr address = 0;
     size_t bytes = 0;

@@ -9,6 +9,8 @@ using Word = GPUPOOL_ROW(sessionWord);
 using Gate = GPUPOOL_ROW(sessionGate);
 using GateOpen = GPUPOOL_ROW(sessionGateOpen);
 using EventRecord = GPUPOOL_ROW(sessionEventRecord);
+using EventDestroy = GPUPOOL_ROW(cuEventDestroy_v2);
+using EventElapsed = GPUPOOL_ROW(cuEventElapsedTime_v2);
 using HostFunction = GPUPOOL_ROW(sessionHostFunction);
 using Drain = GPUPOOL_ROW(sessionDrain);
 using Printed = GPUPOOL_ROW(sessionOutput);
@@ -53,6 +55,25 @@ void eventRecord(Session& session, Call& call) {
   if (status == CUDA_SUCCESS && served.get<"word">().value() != 0)
     status =
         session.words().write(call.view, stream, served.get<"word">().value(), served.get<"value">().value());
+  served.close(status);
+}
+
+void eventDestroy(Session& session, Call& call) {
+  Served<EventDestroy> served(session, call);
+  if (!served.open()) return;
+  session.eventTimes().forget(served.get<"hEvent">().id());
+  served.close(served.invoke(session.driver().cuEventDestroy_v2));
+}
+
+void eventElapsed(Session& session, Call& call) {
+  Served<EventElapsed> served(session, call);
+  if (!served.open()) return;
+  auto& start = served.get<"hStart">();
+  auto& end = served.get<"hEnd">();
+  CUresult status = served.invoke(session.driver().cuEventElapsedTime_v2);
+  if (status == CUDA_ERROR_INVALID_HANDLE)  // one was not recorded here
+    session.eventTimes().elapsed(session.driver(), start.id(), start.value(), end.id(), end.value(),
+                                 call.frame.context, served.get<"pMilliseconds">().plain(), status);
   served.close(status);
 }
 
@@ -133,6 +154,8 @@ void addStreamHandlers(HandlerTable& table) {
   table.add<Gate>(&gate);
   table.add<GateOpen>(&openGate);
   table.add<EventRecord>(&eventRecord);
+  table.add<EventDestroy>(&eventDestroy);
+  table.add<EventElapsed>(&eventElapsed);
   table.add<HostFunction>(&hostFunction);
   table.add<Drain>(&drain);
   table.add<Printed>(&printed);

@@ -1,4 +1,4 @@
-// The worker's books without a session: objects, record, images, mirrors, captured output.
+// The worker's books without a session: objects, images, mirrors, captured output.
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,7 +16,6 @@
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
 #include "server/worker/output.h"
-#include "server/worker/record.h"
 
 #include "catch.h"
 
@@ -124,6 +123,35 @@ TEST_CASE("objects: handles the driver made") {
   CHECK(objects.name(real<CUfunction>(0x200)) == kernel);
 }
 
+TEST_CASE("objects: what the worker names is noted, and named again as it was") {
+  Objects objects({0});
+  std::vector<uint64_t> made, again;
+  {
+    Objects::Naming naming(made);
+    objects.name(real<CUgraphNode>(0x100));
+    objects.name(real<CUgraphNode>(0x200));
+    objects.name(real<CUgraphNode>(0x100));
+  }
+  objects.name(real<CUgraphNode>(0x300));
+  REQUIRE(made.size() == 2);
+  Objects other({0});
+  const std::vector<uint64_t> given{made[1], made[0]};
+  {
+    Objects::Naming outer(again, given);
+    std::vector<uint64_t> inner;
+    {
+      Objects::Naming naming(inner);
+      CHECK(other.name(real<CUgraphNode>(0x1000)) == made[1]);
+    }
+    CHECK(inner == std::vector<uint64_t>{made[1]});
+    CHECK(other.name(real<CUgraphNode>(0x2000)) == made[0]);
+  }
+  CHECK(again == std::vector<uint64_t>{made[1], made[0]});
+  other.setNamed(objects.named());
+  const uint64_t next = other.name(real<CUgraphNode>(0x3000));
+  CHECK(handles::indexOf(next) == handles::indexOf(made[0]) + 3);
+}
+
 TEST_CASE("objects: devices are the lease's") {
   Objects objects({4, 9});
   CUdevice device = -1;
@@ -131,36 +159,6 @@ TEST_CASE("objects: devices are the lease's") {
   CHECK(device == 9);
   CHECK_FALSE(objects.device(2, device));
   CHECK_FALSE(objects.device(~uint64_t{0}, device));
-}
-
-TEST_CASE("record: an end takes its beginning along, values stay") {
-  Record record;
-  auto entry = [](uint64_t subject, size_t bytes, std::vector<uint64_t> values = {}) {
-    Record::Entry e;
-    e.subject = subject;
-    e.bytes.resize(bytes);
-    e.values = std::move(values);
-    return e;
-  };
-  record.append(entry(1, 8));
-  record.append(entry(2, 16));
-  record.append(entry(1, 32));  // a setting of 1
-  record.append(entry(0, 64, {0x1234}));
-  CHECK(record.size() == 4);
-  CHECK(record.bytes() == 120);
-  record.forget(1);
-  record.forget(1);
-  record.forget(99);
-  CHECK(record.size() == 2);
-  CHECK(record.bytes() == 80);
-  auto left = record.entries();
-  CHECK(left[0].subject == 2);
-  CHECK(left[1].values == std::vector<uint64_t>{0x1234});
-  record.forget(0);
-  CHECK(record.size() == 2);
-  record.unrestorable("a");
-  record.unrestorable("a");
-  CHECK(record.reasons().size() == 1);
 }
 
 TEST_CASE("images: pieces, in order, checked, held for the loads that were announced") {

@@ -171,10 +171,10 @@ TEST_CASE("the record holds what lives") {
               .status() == CUDA_SUCCESS);
   REQUIRE(record.size() == before + 1);
   auto last = record.entries().back();
-  CHECK(last.subject == kStream);
+  CHECK(record.knows(kStream));
   CHECK(last.frame.call == ROW("cuStreamCreateWithPriority"));
   CHECK(last.frame.context == kContext);
-  CHECK(last.bytes.size() == 24);
+  CHECK(last.arguments.size() == 24);
 
   REQUIRE(client.await(ROW("cuStreamDestroy_v2"), Arguments().value(kStream)).status() == CUDA_SUCCESS);
   CHECK(record.size() == before);
@@ -253,10 +253,45 @@ TEST_CASE("values that kernels hold stay in the record") {
   uint64_t object = 0;
   std::memcpy(&object, made.outputs.data(), sizeof object);
   REQUIRE(record.size() == before + 1);
-  CHECK(record.entries().back().values == std::vector<uint64_t>{object});
-  CHECK(record.entries().back().subject == 0);
+  CHECK(record.knows(server::Record::texture(object)));
+  CHECK(record.entries().back().outputs.size() == made.outputs.size());
   REQUIRE(client.await(ROW("cuTexObjectDestroy"), Arguments().value(object)).status() == CUDA_SUCCESS);
-  CHECK(record.entries()[before].values == std::vector<uint64_t>{object});
+  CHECK(record.size() == before);
+}
+
+TEST_CASE("a captured graph is recorded as the calls that made it, and goes with its last exec") {
+  Client client;
+  client.open();
+  auto& record = client.session->record();
+  const uint64_t device = client.space().deviceBase;
+  REQUIRE(
+      client.await(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB)).status() ==
+      CUDA_SUCCESS);
+  REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0))
+              .status() == CUDA_SUCCESS);
+  const size_t before = record.size();
+  const auto memset = Arguments().value(device).value(0).value(64).value(kStream);
+  REQUIRE(client.await(ROW("cuMemsetD8Async"), memset).status() == CUDA_SUCCESS);
+  CHECK(record.size() == before);  // what is done is in the memory
+  REQUIRE(client.await(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0)).status() ==
+          CUDA_SUCCESS);
+  for (int i = 0; i < 3; ++i) REQUIRE(client.await(ROW("cuMemsetD8Async"), memset).status() == CUDA_SUCCESS);
+  const auto captured = client.await(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1));
+  REQUIRE(captured.status() == CUDA_SUCCESS);
+  uint64_t graph = 0;
+  std::memcpy(&graph, captured.outputs.data(), sizeof graph);
+  CHECK(record.size() == before + 5);
+  CHECK(record.knows(graph));
+  const uint64_t exec = makeHandle(handles::Kind::graphExec, 1, 1);
+  REQUIRE(client
+              .await(ROW("sessionGraphInstantiate"),
+                     Arguments().value(exec).value(graph).value(0).value(0).value(1))
+              .status() == CUDA_SUCCESS);
+  // A graph that is destroyed has made the exec.
+  REQUIRE(client.await(ROW("cuGraphDestroy"), Arguments().value(graph)).status() == CUDA_SUCCESS);
+  CHECK(record.size() == before + 7);
+  REQUIRE(client.await(ROW("cuGraphExecDestroy"), Arguments().value(exec)).status() == CUDA_SUCCESS);
+  CHECK(record.size() == before);
 }
 
 TEST_CASE("words: the watcher publishes what was reached and nothing else") {

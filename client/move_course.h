@@ -1,0 +1,57 @@
+#pragma once
+// Where a move of the session stands (schema/frame.h, "A move"), as its client knows it: what the worker has
+// said, what was answered, and what fits next. No clock, no I/O, no threads: the session asks it under a
+// lock.
+
+#include <cstdint>
+
+#include "schema/frame.h"
+
+namespace gpupool::client {
+
+class MoveCourse {
+ public:
+  enum class Stage : uint8_t {
+    none,      // no move
+    prepared,  // the worker has asked for it
+    stopped,   // said
+    drained,   // the worker has served every frame
+    quiet,     // said
+    moved,     // the other worker waits
+    going,     // decided: the session goes on there
+    ending,    // decided, and being wound up
+  };
+
+  // A notice of the worker's. False: it does not fit, and changes nothing.
+  bool hear(schema::NoticeType type, uint64_t effect, uint32_t epoch);
+
+  // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
+  bool reach(Stage stage);
+  // The client could not reach the other worker. False: the worker said first that the session stays.
+  bool fails();
+  // Nothing comes from the worker any more. What only it could go on with ends.
+  void lose();
+  // The program ends: so does the move, unless it is decided, and no other one begins.
+  void leave();
+  // The session is at the other worker; the rest is winding up.
+  void arrive();
+  // All is wound up. True: the worker has asked for the next move already.
+  bool end();
+
+  Stage stage() const { return stage_; }
+  bool over() const { return stage_ == Stage::none || stage_ == Stage::ending; }
+  // Where the session goes on is being found out: the old worker may go without ending it.
+  bool open() const { return stage_ == Stage::moved || stage_ == Stage::going; }
+  // `quiet` was said to a worker that has not answered, and the program ends: it is told nothing more.
+  bool mute() const { return mute_; }
+  uint64_t effect() const { return effect_; }  // of the `prepare` that is obeyed
+  uint32_t epoch() const { return epoch_; }    // as `moved` said
+
+ private:
+  Stage stage_ = Stage::none;
+  bool again_ = false, leaving_ = false, mute_ = false;
+  uint64_t effect_ = 0, nextEffect_ = 0;
+  uint32_t epoch_ = 0;
+};
+
+}  // namespace gpupool::client

@@ -1,0 +1,347 @@
+// The session goes to another worker (schema/frame.h, "A move"). The service thread hears what the worker
+// says, and a thread of its own, the mover, carries it out: it may wait, while host functions and aside calls
+// are served as always. What it holds keeps every other thread from sending, and lets go of them all at once.
+#include <algorithm>
+#include <system_error>
+
+#include "base/log.h"
+#include "base/signals.h"
+#include "client/holder.h"
+#include "client/session.h"
+#include "transports/waiting.h"
+
+namespace gpupool::client {
+
+using schema::Notice;
+using schema::NoticeType;
+using transport::Channel;
+using transport::Peer;
+
+namespace {
+
+constexpr std::chrono::seconds kReachBound{60};     // until the new worker must have greeted
+constexpr std::chrono::seconds kPartingBound{1};    // how long a worker that is left may take to read it
+constexpr std::chrono::seconds kExitBound{1};       // what a move may hold up the program's end
+constexpr std::chrono::milliseconds kStayLook{50};  // whether the worker has said that the session stays
+
+transport::Deadline within(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
+
+// What tells a device from another one of its kind, and what the machine around it is like.
+bool belongsToOne(int attribute) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
+    case CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID:
+    case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
+    case CU_DEVICE_ATTRIBUTE_MULTI_GPU_BOARD_GROUP_ID:
+    case CU_DEVICE_ATTRIBUTE_NUMA_ID:
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// ---- what the worker says ----
+
+void Session::hearMove(const Notice& notice, uint32_t epoch) {
+  std::lock_guard lock(moveMutex_);
+  if (!course_.hear(notice.type, notice.effect, epoch)) {
+    GPUPOOL_WARNING("the worker sent a notice of a move out of its order: type %u",
+                    static_cast<unsigned>(notice.type));
+    return;
+  }
+  moveChanged_.notify_all();
+  if (moverRuns_ || course_.stage() == Stage::none) return;
+  try {
+    SignalsBlocked blocked;
+    std::thread([this] { moveLoop(); }).detach();
+    moverRuns_ = true;
+  } catch (const std::system_error& error) {
+    GPUPOOL_WARNING("no thread to move the session by: %s", error.what());
+    course_.lose();  // the worker hears nothing and gives the move up
+    course_.end();
+  }
+}
+
+bool Session::wentOver(const transport::Connection* gone) {
+  std::unique_lock lock(moveMutex_);
+  course_.lose();
+  moveChanged_.notify_all();
+  // The mover's waits are bounded, and so is this one.
+  while (course_.open() && link().get() == gone && !closing_) moveChanged_.wait_for(lock, kTick);
+  lock.unlock();
+  return link().get() != gone;
+}
+
+bool Session::leaveMove() {
+  std::unique_lock lock(moveMutex_);
+  course_.leave();
+  moveChanged_.notify_all();
+  for (transport::TimeLeft time(kExitBound); course_.stage() != Stage::none && time.any();)
+    moveChanged_.wait_for(lock, kStayLook);
+  return course_.stage() == Stage::none && !course_.mute();
+}
+
+// ---- the mover ----
+
+void Session::moveLoop() {
+  while (true) {
+    carryOutMove();
+    std::lock_guard lock(moveMutex_);
+    moveChanged_.notify_all();
+    if (course_.end()) continue;
+    moverRuns_ = false;
+    return;
+  }
+}
+
+bool Session::moveIsOver() const {
+  std::lock_guard lock(moveMutex_);
+  return course_.over();
+}
+
+bool Session::mayNotSpeak() const {
+  std::lock_guard lock(moveMutex_);
+  return course_.mute();
+}
+
+bool Session::awaitStage(Stage stage) {
+  std::unique_lock lock(moveMutex_);
+  while (course_.stage() != stage && !course_.over()) moveChanged_.wait_for(lock, kTick);
+  return course_.stage() == stage;
+}
+
+bool Session::sayControl(NoticeType type, const void* body, size_t bytes, transport::Deadline deadline,
+                         uint64_t effect) {
+  const size_t whole = sizeof(Notice) + bytes;
+  std::byte* room = deadline == transport::kForever ? reserve(whole, Channel::control)
+                                                    : connection_->reserve(Channel::control, whole, deadline);
+  if (room == nullptr) return false;
+  const Notice notice{type, epoch_, effect};
+  std::memcpy(room, &notice, sizeof notice);
+  if (bytes != 0) std::memcpy(room + sizeof notice, body, bytes);
+  connection_->commit(Channel::control, whole);
+  return true;
+}
+
+bool Session::sayStage(Stage stage, NoticeType type, uint64_t last) {
+  uint64_t effect = 0;
+  {
+    std::lock_guard lock(moveMutex_);  // first: the worker's answer may come at once
+    if (!course_.reach(stage)) return false;
+    effect = course_.effect();
+  }
+  const schema::StoppedBody body{last};
+  return sayControl(type, &body, sizeof body, transport::kForever, effect);
+}
+
+// Each line holds back more of the other threads, in the order in which they may wait for one another.
+void Session::carryOutMove() {
+  const auto cancelled = [this] { return moveIsOver(); };
+  const Transfers::Closed named(transfers_, Transfers::named, cancelled);
+  if (!named) return;
+  std::lock_guard frames(enqueueMutex_);
+  {
+    std::lock_guard control(controlMutex_);
+    if (!sayStage(Stage::stopped, NoticeType::stopped, seq_)) return;
+  }
+  if (!awaitStage(Stage::drained)) return;
+  const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
+  if (!alone) return;
+  std::lock_guard control(controlMutex_);
+  setStill(kMoving, true);
+  if (readReplies() && sayStage(Stage::quiet, NoticeType::quiet, asides_.load(std::memory_order_relaxed)) &&
+      awaitStage(Stage::moved))
+    goOver();
+  if (mayNotSpeak()) {  // the program ends, and the others must not get through before that
+    closing_ = true;
+    connection_->close();
+  }
+  setStill(kMoving, false);
+}
+
+// Every frame is served, so every reply is on its way; what was asked by a thread that now waits for us is
+// read here.
+bool Session::readReplies() {
+  std::unique_lock lock(replyMutex_);
+  while (receiving_ || !waiters_.empty()) {
+    if (lost_ || moveIsOver()) return false;
+    if (receiving_)
+      replied_.wait_for(lock, kTick);
+    else
+      readReply(lock);
+  }
+  return true;
+}
+
+void Session::goOver() {
+  NextWorker next;
+  std::string why;
+  const bool reached = reachNext(next, why);
+  bool decided = false;
+  uint64_t effect = 0;
+  {
+    std::lock_guard lock(moveMutex_);
+    effect = course_.effect();
+    decided = reached ? course_.reach(Stage::going) : course_.open();
+  }
+  if (reached && decided) {
+    sayControl(NoticeType::left, nullptr, 0, within(kPartingBound),
+               effect);  // or it learns it by the connection's end
+    switchTo(next);
+    return;
+  }
+  if (next.connection != nullptr) next.connection->close();
+  beside_ = nullptr;
+  if (!decided) return;  // the worker said first that the session stays, or the program ends
+  GPUPOOL_INFO("the session stays with its worker: %s", why.c_str());
+  const bool said = sayControl(NoticeType::stays, nullptr, 0, within(kPartingBound), effect);
+  if (!said || connection_->peer() != Peer::alive)
+    tellReason("the session's worker is gone, and it could not go on at the next one: " + why +
+               "; start the program again");
+  std::lock_guard lock(moveMutex_);
+  course_.fails();
+}
+
+// ---- the new worker ----
+
+std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, std::string& why) {
+  if (dial_) return dial_(epoch, why);
+  OpenedSession opened;
+  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_};
+  const CUresult status = openNextEpoch(
+      holder_, schema::rowsHash(), wish, opened, owedReplies_, kReachBound, [this] { return moveIsOver(); },
+      why);
+  if (status != CUDA_SUCCESS) return nullptr;
+  CUresult ignored = CUDA_SUCCESS;
+  return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
+}
+
+bool Session::reachNext(NextWorker& next, std::string& why) {
+  {
+    std::lock_guard lock(moveMutex_);
+    next.epoch = course_.epoch();
+  }
+  if (next.epoch != epoch_ + 1) {
+    why = "the worker named epoch " + std::to_string(next.epoch) + " behind " + std::to_string(epoch_);
+    return false;
+  }
+  next.connection = dial(next.epoch, why);
+  if (next.connection == nullptr) return false;
+  beside_ = next.connection.get();
+  if (next.connection->mapsMemory() != mapsMemory_) {
+    why = "the new worker is reached in another way than the old one";
+    return false;
+  }
+  if (!greetNext(next, why)) return false;
+  const MoveHooks* hooks = moveHooks_;
+  return hooks == nullptr || hooks->prepare(*next.connection, next.regions, why);
+}
+
+bool Session::greetNext(NextWorker& next, std::string& why) const {
+  const auto answer =
+      exchangeHellos(*next.connection, next.epoch, 1u << hello_->space, [this] { return moveIsOver(); }, why);
+  if (answer.empty()) return false;
+  CUresult ignored = CUDA_SUCCESS;
+  if (!acceptHello(answer, next.hello, ignored, why) || !fits(*hello_, next.hello, why)) return false;
+  if (next.hello.epoch != next.epoch) {
+    why = "the new worker greets as epoch " + std::to_string(next.hello.epoch);
+    return false;
+  }
+  const MoveHooks* hooks = moveHooks_;
+  const size_t expected = hooks == nullptr ? 0 : hooks->regions();
+  std::span<const std::byte> list;
+  bool over = false;
+  for (transport::TimeLeft time(kReachBound); list.empty() && !over && !moveIsOver() && time.any();)
+    list = next.connection->next(Channel::call, within(kStayLook), over);
+  // No message is empty: where there is no pinned memory, one region has address 0.
+  next.regions.resize(std::max<size_t>(expected, 1));
+  if (list.size() != next.regions.size() * sizeof(schema::MovedRegion)) {
+    why = "the new worker names " + std::to_string(list.size() / sizeof(schema::MovedRegion)) + " of " +
+          std::to_string(expected) + " regions of pinned memory";
+    return false;
+  }
+  std::memcpy(next.regions.data(), list.data(), list.size());
+  if (expected != 0) return true;
+  if (next.regions[0].address != 0) why = "the new worker names pinned memory that the session does not have";
+  next.regions.clear();
+  return why.empty();
+}
+
+// The program keeps the devices that it has seen: they must be like the new ones in all that it may rely on.
+bool Session::fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why) {
+  if (next.deviceCount != now.deviceCount || next.softwareDriver != now.softwareDriver) {
+    why = "the new worker has other devices";
+    return false;
+  }
+  if (next.space != now.space || next.stagingBytes != now.stagingBytes) {
+    why = "the new worker keeps the session's memory elsewhere";
+    return false;
+  }
+  for (uint32_t d = 0; d < now.deviceCount; ++d) {
+    const schema::DeviceProperties &old = now.devices[d], &fresh = next.devices[d];
+    if (std::strcmp(old.name, fresh.name) != 0) {
+      why = "device " + std::to_string(d) + " is a " + old.name + ", and at the new worker a " + fresh.name;
+      return false;
+    }
+    for (int a = 0; a < schema::kDeviceAttributes; ++a)
+      if (!belongsToOne(a) && (old.attributeKnown[a] != fresh.attributeKnown[a] ||
+                               (old.attributeKnown[a] != 0 && old.attributes[a] != fresh.attributes[a]))) {
+        why = "device " + std::to_string(d) + " has another attribute " + std::to_string(a) +
+              " at the new worker: " + std::to_string(fresh.attributes[a]) + " instead of " +
+              std::to_string(old.attributes[a]);
+        return false;
+      }
+  }
+  return true;
+}
+
+// Under both channels' locks, and with nobody inside transfers_. Nobody reads replies, for none is awaited.
+void Session::switchTo(NextWorker& next) {
+  const auto old = link();
+  const auto traffic = old->traffic();
+  epoch_ = next.epoch;
+  hello_->words = next.hello.words;
+  hello_->staging = next.hello.staging;
+  hello_->stagingAddress = next.hello.stagingAddress;
+  if (const MoveHooks* hooks = moveHooks_) hooks->finish();
+  beside_ = old.get();
+  use(next.connection);
+  {
+    std::lock_guard lock(linkMutex_);
+    earlierTraffic_.copiedBytes += traffic.copiedBytes;
+    earlierTraffic_.movedBytes += traffic.movedBytes;
+  }
+  ++moves_;
+  setStill(kSuspended, false);  // what the old worker said of itself
+  {
+    std::lock_guard lock(moveMutex_);  // the service thread goes over
+    course_.arrive();
+    moveChanged_.notify_all();
+  }
+  old->close();
+  repeatWatches();
+  words_->ring();     // who sleeps looks again
+  beside_ = nullptr;  // before the last user of it drops it
+  if (closing_) next.connection->close();
+}
+
+// ---- watches ----
+
+void Session::noteWatch(schema::WordUpdate watch) {
+  if (watches_.size() >= sweepWatches_) {
+    std::erase_if(watches_, [&](const auto& known) { return words_->reached(known.index, known.value); });
+    sweepWatches_ = std::max<size_t>(64, 2 * watches_.size());
+  }
+  watches_.push_back(watch);
+}
+
+void Session::repeatWatches() {
+  std::erase_if(watches_, [&](const auto& known) { return words_->reached(known.index, known.value); });
+  for (const schema::WordUpdate& watch : watches_)
+    if (!sayControl(NoticeType::watch, &watch, sizeof watch, transport::kForever)) return;
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,121 @@
+// The order to move a lease's sessions: what the pool makes of it, and that it keeps nothing of it.
+#include "suspends_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+struct Moves : Suspends {
+  Moves() { lease(1, 40 * kGiB); }
+  void migrate(uint64_t id, uint32_t drainMs = 30'000) { pool->migrate(kAdmin, {id, id}, drainMs, now); }
+  std::string refused(uint64_t id) {
+    return thrown([&] { migrate(id); });
+  }
+  void serverMoves() {
+    const auto order = events.migrates.back();
+    pool->migrateDone(order.id, order.number, {2, 10 * kGiB, 700}, now);
+  }
+  bool moved() { return events.moved.contains({1, 1}); }
+  std::string notMoved() { return events.moveFailures[{1, 1}]; }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Moves, "an order to move is the server's, and changes nothing of the lease") {
+  const uint64_t free = freeBytes();
+  const std::string before = store->range("lease/").at(0).value;
+  migrate(1, 4000);
+  REQUIRE(events.migrates.size() == 1);
+  CHECK(events.migrates[0].drainMs == 4000);
+  migrate(1);  // joins it
+  CHECK(events.migrates.size() == 1);
+  CHECK(state(1) == LeaseState::active);
+  CHECK(freeBytes() == free);
+  beat(1, {{1, 1}});
+  serverMoves();
+  CHECK(events.moved[{1, 1}].sessions == 2);
+  CHECK(events.moved[{1, 1}].longestPauseMs == 700);
+  CHECK(state(1) == LeaseState::active);
+  CHECK(store->range("lease/").at(0).value == before);
+  migrate(1);
+  CHECK(events.migrates.size() == 2);
+  pool->migrateFailed({1, 1}, events.migrates[0].number, "late", now);  // of the first order
+  CHECK(notMoved().empty());
+  pool->migrateFailed({1, 1}, events.migrates[1].number, "a capture is open", now);
+  CHECK(notMoved() == "server a: a capture is open");
+  CHECK(record(1).change == Change::none);
+}
+
+TEST_CASE_METHOD(Moves, "what cannot be moved is refused with the reason") {
+  SECTION("suspended") {
+    suspended(1);
+    CHECK(contains(refused(1), "it is suspended, and has to be resumed first"));
+  }
+  SECTION("waiting") {
+    pool->request(kAdmin, request(2, 60'000), now);
+    CHECK(contains(refused(2), "cannot be moved: it waits for its devices still"));
+  }
+  SECTION("unknown") { CHECK(contains(refused(9), "there is no lease")); }
+  SECTION("granting") {
+    pool->request(kAdmin, request(2, 0, kGiB), now);
+    CHECK(contains(refused(2), "cannot be moved: it is granting"));
+  }
+  SECTION("another tenant's") {
+    const Principal other{Principal::Role::user, "other"};
+    CHECK(contains(thrown([&] { pool->migrate(other, {1, 1}, 0, now); }), "another tenant's"));
+  }
+  SECTION("its server is away") {
+    pool->left("a", {1, 0}, false, now);
+    CHECK(contains(refused(1), "cannot be moved: server a: not connected"));
+  }
+  SECTION("being suspended, and being resumed") {
+    suspend(1);
+    CHECK(contains(refused(1), "is being suspended at this moment"));
+    serverSuspends();
+    resume(1);
+    CHECK(contains(refused(1), "is being resumed at this moment"));
+  }
+  CHECK(events.migrates.empty());
+}
+
+TEST_CASE_METHOD(Moves, "while a lease is being moved it is not suspended, and it runs") {
+  migrate(1);
+  CHECK(contains(refusal(1, false), "is being moved at this moment"));
+  resume(1);
+  CHECK(isRunning(1));
+  serverMoves();
+  suspend(1);
+  CHECK(events.suspends.size() == 1);
+}
+
+TEST_CASE_METHOD(Moves, "whoever waits for a move is answered") {
+  migrate(1);
+  SECTION("when the connection ends") {
+    pool->left("a", {1, 0}, false, now);
+    CHECK(contains(notMoved(), "lost the connection to server a"));
+  }
+  SECTION("when the server joins anew") {
+    pool->join(kAdmin, server("a", 1), {}, now);
+    CHECK(contains(notMoved(), "lost the connection to server a"));
+  }
+  SECTION("when the lease ends") {
+    pool->release(kAdmin, {1, 1}, now);
+    CHECK(contains(notMoved(), "the lease has ended"));
+  }
+  serverMoves();  // late
+  CHECK_FALSE(moved());
+}
+
+TEST_CASE_METHOD(Moves, "a manager that ends meanwhile knows nothing of it") {
+  migrate(1);
+  restart();
+  joinAndBeat(server("a", 1), {{1, 1}});
+  CHECK(state(1) == LeaseState::active);
+  CHECK(record(1).change == Change::none);
+  serverMoves();
+  CHECK_FALSE(moved());
+  suspend(1);
+  CHECK(events.suspends.size() == 1);
+}

@@ -1,0 +1,76 @@
+#include "server/front/worker_starts.h"
+
+#include <capnp/message.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/log.h"
+#include "schema/convert.h"
+
+namespace gpupool::server {
+
+bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Grant& grant, int socket,
+                        bool rebuild) const {
+  capnp::MallocMessageBuilder message;
+  auto start = message.initRoot<schema::WorkerOrder>().initStart();
+  fill(facts, grant, start);
+  start.setRebuild(rebuild);
+  const kj::AutoCloseFd cache = cacheFolder(grant.tenant);
+  return worker.send(message, describeDescriptors(start, grant, socket, cache));
+}
+
+void WorkerStarts::fill(const SessionFacts& facts, const Grant& grant,
+                        schema::WorkerStart::Builder start) const {
+  schema::write(facts.session, start.initSession());
+  start.setEpoch(facts.epoch);
+  start.setTransport(facts.transport);
+  auto list = start.initDevices(static_cast<unsigned>(grant.devices.size()));
+  for (unsigned i = 0; i < list.size(); ++i) {
+    const auto& [index, memoryBytes] = grant.devices[i];
+    schema::write(LeasedDevice{leases_.devices()[index], memoryBytes}, list[i]);
+  }
+  start.setNetworkDevice(settings_.networkDevice);
+  start.setNetworkWire(settings_.networkWire);
+  start.setModuleCacheBytes(settings_.moduleCacheBytes);
+  start.setClientPid(facts.clientPid);
+  start.setReportActivity(settings_.reportActivity);
+}
+
+std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant,
+                                                   int socket, int cache) const {
+  std::vector<std::pair<schema::Descriptor, int>> list{
+      {start.getRebuild() ? schema::Descriptor::STATE : schema::Descriptor::CLIENT_SOCKET, socket}};
+  if (cache >= 0) list.emplace_back(schema::Descriptor::MODULE_CACHE, cache);
+  for (const auto& device : grant.devices)
+    if (const int lock = settings_.deviceLock(device.index); lock >= 0)
+      list.emplace_back(schema::Descriptor::DEVICE_LOCK, lock);
+  auto kinds = start.initDescriptors(static_cast<unsigned>(list.size()));
+  std::vector<int> descriptors;
+  for (const auto& [kind, descriptor] : list) {
+    kinds.set(static_cast<unsigned>(descriptors.size()), kind);
+    descriptors.push_back(descriptor);
+  }
+  return descriptors;
+}
+
+// Code is never shared between tenants; their names come from outside, so the folder's is a digest.
+kj::AutoCloseFd WorkerStarts::cacheFolder(const std::string& tenant) const {
+  if (settings_.moduleCache.empty()) return nullptr;
+  const Digest digest = sha256(std::as_bytes(std::span(tenant)));
+  uint64_t name = 0;
+  std::memcpy(&name, digest.data(), sizeof name);
+  char hex[17];
+  std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(name));
+  const std::string folder = settings_.moduleCache + "/" + hex;
+  int opened = -1;
+  if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST)
+    opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (opened < 0)
+    GPUPOOL_WARNING("module cache %s: %s; the session runs without it", folder.c_str(), strerror(errno));
+  return kj::AutoCloseFd(opened);
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,46 @@
+#pragma once
+// What a worker is sent to begin a session with (WorkerStart), whether its client is there already or the
+// session moves to it from another worker. Belongs to the event loop's thread.
+
+#include <kj/io.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "server/front/leases.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+
+class WorkerStarts {
+ public:
+  struct Settings {
+    std::string networkDevice;
+    std::string networkWire;
+    std::string moduleCache;  // folder for all tenants; empty: no cache
+    // Of a device (index into the inventory), for the workers that use it; -1: none.
+    std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
+    bool reportActivity = false;  // WorkerStart's
+    uint64_t moduleCacheBytes = 0;
+  };
+  WorkerStarts(LeaseTable& leases, Settings settings) : leases_(leases), settings_(std::move(settings)) {}
+  KJ_DISALLOW_COPY(WorkerStarts);
+
+  // socket: the client's or, with rebuild, the new worker's end of the state socket; the worker gets a copy.
+  // False: the worker is gone.
+  bool send(WorkerChild& worker, const SessionFacts& facts, const Grant& grant, int socket,
+            bool rebuild = false) const;
+
+ private:
+  void fill(const SessionFacts& facts, const Grant& grant, schema::WorkerStart::Builder start) const;
+  // What goes with the start, in the order in which it says so.
+  std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant, int socket,
+                                       int cache) const;
+  kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
+
+  LeaseTable& leases_;
+  Settings settings_;
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,78 @@
+#include "server/tests/fake_move.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+namespace gpupool::server::test {
+namespace {
+
+void say(int socket, const std::string& text) {
+  if (::send(socket, text.data(), text.size(), MSG_NOSIGNAL) < 0) _exit(9);
+}
+
+}  // namespace
+
+FakeMove::~FakeMove() {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ >= 0) shutdown(state_, SHUT_RDWR);
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void FakeMove::order(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
+  if (thread_.joinable()) thread_.join();
+  drainMs_ = static_cast<uint32_t>(drain.count());
+  {
+    std::lock_guard lock(mutex_);
+    copier_ = copier;
+    state_ = state;
+  }
+  thread_ = std::thread([this, epoch] { carryOut(epoch); });
+}
+
+void FakeMove::carryOut(uint64_t epoch) {
+  const char how = behaviour_.exchange(0);
+  if (how == '1') return refuse("a stream capture is open");
+  if (how == '2') return;
+  if (how == '3') abort();
+  char asked[] = "take", answer[16] = "";
+  if (::send(copier_, asked, 4, MSG_NOSIGNAL) != 4 || ::recv(copier_, answer, sizeof answer, 0) <= 0)
+    return refuse("the copier is gone");
+  say(state_, std::string(1, how == 0 ? 'g' : how));
+  if (::recv(state_, answer, 1, 0) != 1) return refuse("the next worker is gone");
+  if (answer[0] != 'y') return refuse("the next worker could not rebuild the session");
+  say(client_, "moved " + std::to_string(epoch));
+}
+
+void FakeMove::refuse(const std::string& why) {
+  {
+    std::lock_guard lock(mutex_);
+    close(std::exchange(copier_, -1));
+    close(std::exchange(state_, -1));
+  }
+  process_.reportMoved({.error = why});
+}
+
+void FakeMove::left() { process_.reportMoved({"", uint64_t{1} << 30, drainMs_, 11}); }
+
+void FakeMove::stays() { refuse("the client could not reach the next worker"); }
+
+std::optional<int> rebuildSession(WorkerProcess& process, int state) {
+  char how = 0;
+  if (::recv(state, &how, 1, 0) != 1) return std::nullopt;
+  if (how == '4') abort();
+  if (how == '5') {
+    process.reportRebuilt("an array cannot be made");
+    say(state, "n");
+    return std::nullopt;
+  }
+  process.reportRebuilt("");
+  say(state, "y");
+  return process.waitForClient(std::chrono::seconds(60));
+}
+
+}  // namespace gpupool::server::test

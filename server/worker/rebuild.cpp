@@ -1,0 +1,351 @@
+#include "server/worker/rebuild.h"
+
+#include <capnp/serialize.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+#include "schema/record.capnp.h"
+#include "schema/rows.h"
+#include "server/worker/dispatch.h"
+#include "server/worker/session_state.h"
+#include "server/worker/suspender.h"
+
+namespace gpupool::server {
+namespace {
+
+using schema::SessionRecord;
+
+std::string hex(uint64_t value) {
+  char text[24];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+// Of a call that answers otherwise: the first value that differs.
+std::string difference(std::span<const std::byte> now, std::span<const std::byte> then) {
+  if (now.size() != then.size()) return "";
+  for (size_t at = 0; at + 8 <= now.size(); at += 8) {
+    uint64_t a = 0, b = 0;
+    std::memcpy(&a, now.data() + at, sizeof a);
+    std::memcpy(&b, then.data() + at, sizeof b);
+    if (a != b) return ": " + hex(a) + " and not " + hex(b);
+  }
+  return "";
+}
+
+constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
+constexpr uint32_t kMostLoads = 4096;
+
+std::span<const std::byte> bytesOf(capnp::Data::Reader data) {
+  return {reinterpret_cast<const std::byte*>(data.begin()), data.size()};
+}
+
+std::string nameOfDevice(const Driver& driver, CUdevice device) {
+  char name[256] = {};
+  driver.cuDeviceGetName(name, sizeof name - 1, device);
+  return name;
+}
+
+// The name of an image inside the arguments of a call that takes one, for the cache to fetch it.
+std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments) {
+  schema::Reader in(arguments);
+  if (call == schema::RowOf<"sessionModuleLoad">::id || call == schema::RowOf<"sessionLibraryLoad">::id) {
+    in.value<uint64_t>();
+  } else if (call == schema::RowOf<"sessionLinkAdd">::id) {
+    in.value<uint64_t>();
+    in.value<uint64_t>();
+  } else {
+    return std::nullopt;
+  }
+  const auto name = in.value<schema::ImageName>();
+  return in.bad() ? std::nullopt : std::optional(name);
+}
+
+}  // namespace
+
+struct Rebuild::State {
+  std::vector<std::byte> bytes;
+  std::unique_ptr<capnp::FlatArrayMessageReader> message;
+  std::vector<Descriptor> host;
+  SessionRecord::Reader record() { return message->getRoot<SessionRecord>(); }
+};
+
+Rebuild::Rebuild(const Driver& driver, StateSocket& socket, std::function<bool()> stopping)
+    : driver_(driver), socket_(socket), stopping_(std::move(stopping)), state_(std::make_unique<State>()) {}
+
+Rebuild::~Rebuild() = default;
+
+std::string Rebuild::judge() const {
+  const auto record = state_->record();
+  int version = 0;
+  driver_.cuDriverGetVersion(&version);
+  if (record.getRowsHash() != schema::rowsHash()) return "the other worker is of another build of gpupool";
+  if (record.getSoftwareDriver() != driver_.software() || record.getDriverVersion() != version)
+    return "the other worker has another driver";
+  if (record.getSpace() >= schema::kMaxSpaces) return "the other worker's record is damaged";
+  return "";
+}
+
+std::string Rebuild::receive(HostPages& pages) {
+  if (!socket_.receiveBlock(state_->bytes, kMostRecordBytes)) return socket_.error();
+  if (state_->bytes.size() % sizeof(capnp::word) != 0) return "the other worker's record is damaged";
+  capnp::ReaderOptions options;
+  options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
+  try {
+    state_->message = std::make_unique<capnp::FlatArrayMessageReader>(
+        kj::arrayPtr(reinterpret_cast<const capnp::word*>(state_->bytes.data()),
+                     state_->bytes.size() / sizeof(capnp::word)),
+        options);
+    if (std::string why = judge(); !why.empty()) return why;
+    const auto record = state_->record();
+    const bool pieces = record.getPieces().size() != 0;
+    std::vector<Descriptor> first;
+    if (!socket_.receiveDescriptors(first, 2 + pieces + record.getHost().size())) return socket_.error();
+    const auto release = [](Descriptor& descriptor) {
+      const int number = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+      descriptor = Descriptor();
+      return number;
+    };
+    const size_t staging = pages.staging->size();
+    pages.words = transport::SharedMemory::adopt(release(first[0]), schema::kWordsBytes);
+    pages.staging = transport::SharedMemory::adopt(release(first[1]), staging);
+    pages.registeredIn = nullptr;
+    if (pieces) {
+      std::vector<CopierPiece> planned;
+      for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
+      link_ = CopierLink::takeOver(std::move(first[2]), stopping_, std::move(planned),
+                                   record.getCopierSequence());
+    }
+    for (size_t i = 2 + pieces; i < first.size(); ++i) state_->host.push_back(std::move(first[i]));
+    return "";
+  } catch (const kj::Exception& e) {
+    return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+std::string Rebuild::make(Session& session) {
+  try {
+    if (std::string why = makeMemory(session); !why.empty()) return why;
+    if (std::string why = bringIn(session); !why.empty()) return why;
+    session.space().setRepeating(true);
+    std::string repeated = repeatCalls(session);
+    session.space().setRepeating(false);
+    if (!repeated.empty()) return repeated;
+    if (std::string why = receiveContents(session); !why.empty()) return why;
+    if (std::string why = adoptTimes(session); !why.empty()) return why;
+    if (std::string why = offerImages(session); !why.empty()) return why;
+    const auto record = state_->record();
+    std::vector<uint32_t> named;
+    for (const uint32_t count : record.getNamed()) named.push_back(count);
+    session.objects().setNamed(named);
+    session.setNumbers(
+        {record.getLastFrame(), record.getLastAside(), record.getCompleted(), record.getEffects()});
+    return "";
+  } catch (const kj::Exception& e) {
+    return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
+  }
+}
+
+std::string Rebuild::makeMemory(Session& session) {
+  const auto record = state_->record();
+  const auto devices = record.getDevices();
+  if (devices.size() != session.objects().devices().size()) return "the other worker's record is damaged";
+  for (unsigned d = 0; d < devices.size(); ++d) {
+    const std::string here = nameOfDevice(driver_, session.objects().devices()[d]);
+    if (here != devices[d].getName().cStr())
+      return "the GPU is a " + here + ", not a " + devices[d].getName().cStr();
+  }
+  std::string why;
+  if (session.space().reserve(1u << record.getSpace(), why) < 0) return why;
+  std::vector<Space::PieceState> pieces;
+  for (const auto from : record.getPieces()) {
+    Space::PieceState& piece = pieces.emplace_back();
+    piece.device = from.getDevice();
+    piece.bytes = from.getBytes();
+    piece.name = from.getName();
+    for (const auto mapped : from.getMappings()) {
+      Space::MappingState& mapping = piece.mappings.emplace_back();
+      mapping.address = mapped.getAddress();
+      mapping.ofClient = mapped.getOfClient();
+      for (const auto access : mapped.getAccess())
+        mapping.access[access.getDevice()] = static_cast<CUmemAccess_flags>(access.getFlags());
+    }
+  }
+  std::vector<uint32_t> peers;
+  for (const uint32_t bits : record.getPeers()) peers.push_back(bits);
+  if (!session.space().adopt(pieces, peers)) return "the session's device memory does not fit its addresses";
+  const auto host = record.getHost();
+  for (unsigned i = 0; i < host.size(); ++i) {
+    const int descriptor = fcntl(state_->host[i], F_DUPFD_CLOEXEC, 3);
+    if (descriptor < 0 || !session.space().adoptHost(host[i].getAddress(), descriptor, host[i].getBytes()))
+      return "the session's pinned memory cannot be taken over";
+  }
+  if (host.size() != 0) session.registerHost();
+  auto lock = session.holdMirrors();
+  for (const auto mirror : record.getMirrors())
+    session.mirror(mirror.getAddress()).apply(0, bytesOf(mirror.getBase()));
+  return "";
+}
+
+// The memory comes before the calls: a texture, say, is made of memory that is there.
+std::string Rebuild::bringIn(Session& session) {
+  return link_ == nullptr ? "" : bringPiecesIn(session, *link_);
+}
+
+std::string Rebuild::repeatCalls(Session& session) {
+  const auto entries = state_->record().getEntries();
+  for (unsigned i = 0; i < entries.size(); ++i)
+    if (std::string why = repeatCall(session, i); !why.empty()) return why;
+  return "";
+}
+
+std::string Rebuild::repeatCall(Session& session, size_t index) {
+  const auto entry = state_->record().getEntries()[static_cast<unsigned>(index)];
+  const auto frame = bytesOf(entry.getFrame()), arguments = bytesOf(entry.getArguments()),
+             outputs = bytesOf(entry.getOutputs());
+  Call call;
+  if (frame.size() != sizeof call.frame) return "the other worker's record is damaged";
+  std::memcpy(&call.frame, frame.data(), sizeof call.frame);
+  call.bytes.assign(arguments.begin(), arguments.end());
+  const Handler* handler = findHandler(call.frame.call);
+  if (handler == nullptr || handler->aside) return "the other worker's record is damaged";
+  const std::string name(handler->name);
+  if (const auto image = imageNamed(call.frame.call, arguments))
+    if (!session.images().offer(*image)) return name + ": the code is not in the server's cache (--cache)";
+  std::vector<uint64_t> given, made;
+  for (const uint64_t id : entry.getNames()) given.push_back(id);
+  {
+    Objects::Naming naming(made, given);
+    call.status = session.makeCurrent(call.frame.context, &call.view);
+    if (call.status == CUDA_SUCCESS) handler->serve(session, call);
+  }
+  GPUPOOL_DEBUG("repeats %llu %s -> %d", static_cast<unsigned long long>(call.frame.seq), name.c_str(),
+                call.status);
+  if (call.malformed != nullptr) return name + ": " + call.malformed;
+  if (call.status != CUDA_SUCCESS) return name + " gives " + driver_.describe(call.status);
+  if (made != given) return name + " makes other objects than it did";
+  if (!handler->verified) return "";
+  const auto out = call.out.span();
+  if (std::equal(out.begin(), out.end(), outputs.begin(), outputs.end())) return "";
+  return settleView(session, call, outputs);
+}
+
+// The driver gives textures and surfaces the lowest number that is free; what took a lower one has ended. In
+// its place others are made until the number is right, and destroyed again.
+std::string Rebuild::settleView(Session& session, Call& call, std::span<const std::byte> wanted) {
+  const Handler* handler = findHandler(call.frame.call);
+  const std::string name(handler->name);
+  const bool texture = call.frame.call == schema::RowOf<"cuTexObjectCreate">::id;
+  if (!texture && call.frame.call != schema::RowOf<"cuSurfObjectCreate">::id)
+    return name + " answers other values than it did" + difference(call.out.span(), wanted);
+  std::vector<uint64_t> others;
+  bool found = false;
+  while (!found && others.size() < kMostTried) {
+    uint64_t value = 0;
+    std::memcpy(&value, call.out.span().data(), sizeof value);
+    others.push_back(value);
+    call.out.clear();
+    handler->serve(session, call);
+    if (call.status != CUDA_SUCCESS) break;
+    const auto out = call.out.span();
+    found = std::equal(out.begin(), out.end(), wanted.begin(), wanted.end());
+  }
+  for (const uint64_t value : others) {
+    Call end;
+    end.frame = call.frame;
+    end.frame.call =
+        texture ? schema::RowOf<"cuTexObjectDestroy">::id : schema::RowOf<"cuSurfObjectDestroy">::id;
+    end.bytes.resize(sizeof value);
+    std::memcpy(end.bytes.data(), &value, sizeof value);
+    findHandler(end.frame.call)->serve(session, end);
+  }
+  return found ? "" : name + " answers another value than it did";
+}
+
+// What the client has been told of code that it has not loaded yet holds here, too.
+std::string Rebuild::offerImages(Session& session) {
+  for (const auto image : state_->record().getImages()) {
+    schema::ImageName name;
+    const auto bytes = bytesOf(image.getName());
+    if (bytes.size() != sizeof name || image.getLoads() > kMostLoads)
+      return "the other worker's record is damaged";
+    std::memcpy(&name, bytes.data(), sizeof name);
+    for (uint32_t load = 0; load < image.getLoads(); ++load)
+      if (!session.images().offer(name) && image.getHere())
+        return "code is not in the server's cache (--cache)";
+  }
+  return "";
+}
+
+std::string Rebuild::adoptTimes(Session& session) {
+  const auto record = state_->record();
+  std::vector<EventTimes::Time> times;
+  for (const auto event : record.getEvents())
+    times.push_back({event.getEvent(), event.getContext(), event.getAgoMs()});
+  const double gap =
+      static_cast<double>(bootTimeNs() - std::min(record.getCutBootTimeNs(), bootTimeNs())) / 1e6;
+  const CUresult status = session.eventTimes().adopt(session, times, gap);
+  return status == CUDA_SUCCESS ? "" : "events cannot be timed: " + driver_.describe(status);
+}
+
+std::string Rebuild::receiveContents(Session& session) {
+  std::string why = receiveVariables(session);
+  return why.empty() ? receiveArrays(session) : why;
+}
+
+std::string Rebuild::receiveVariables(Session& session) {
+  std::vector<std::byte> bytes, again;
+  for (const auto variable : state_->record().getVariables()) {
+    const std::string name = variable.getName().cStr();
+    if (!socket_.receiveBlock(bytes, kMostContentBytes)) return socket_.error();
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    CUresult status = session.makeCurrent(variable.getContext());
+    if (status != CUDA_SUCCESS || !findVariable(session, variable.getOwner(), name, address, size))
+      return "variable " + name + " is not there";
+    if (address != variable.getAddress() || size != bytes.size())
+      return "variable " + name + " lies at another address than it did: " + hex(address) + " and not " +
+             hex(variable.getAddress());
+    again.resize(size);
+    status = driver_.cuMemcpyDtoH_v2(again.data(), address, size);
+    // What is as the code has it is not written: it may be read-only.
+    if (status == CUDA_SUCCESS && again != bytes)
+      status = driver_.cuMemcpyHtoD_v2(address, bytes.data(), size);
+    if (status != CUDA_SUCCESS) return "variable " + name + " cannot be written: " + driver_.describe(status);
+  }
+  return "";
+}
+
+std::string Rebuild::receiveArrays(Session& session) {
+  std::vector<std::byte> bytes;
+  for (const auto array : state_->record().getArrays()) {
+    if (!socket_.receiveBlock(bytes, kMostContentBytes)) return socket_.error();
+    CUresult status = session.makeCurrent(array.getContext());
+    size_t at = 0;
+    for (CUarray level : levelsOf(driver_, session.objects(), array.getArray(), array.getLevels())) {
+      const size_t part = arrayBytes(driver_, level);
+      if (part > bytes.size() - at) return "an array has another shape than it had";
+      if (status == CUDA_SUCCESS)
+        status = copyArray(driver_, level, std::span(bytes).subspan(at, part), false);
+      at += part;
+    }
+    if (status != CUDA_SUCCESS || at != bytes.size())
+      return "an array cannot be written: " + driver_.describe(status);
+  }
+  return "";
+}
+
+bool Rebuild::answer(const std::string& why) {
+  const uint32_t sequence = link_ != nullptr ? link_->sequence() : 0;
+  link_ = nullptr;
+  const std::string text = why.substr(0, kMostRefusalBytes);
+  return socket_.send(std::as_bytes(std::span(&sequence, 1))) &&
+         socket_.sendBlock(std::as_bytes(std::span(text)));
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,77 @@
+#pragma once
+// Makes a session again in this worker from what its old one sends (session_state.h). Everything that comes
+// is checked: against this build and this device, and, as in any session, call by call. Where the driver
+// answers another value than the old one's did, for one that kernels may hold, the session is refused:
+// nothing here continues with addresses that are not the program's.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/copier/link.h"
+#include "server/worker/account.h"
+#include "server/worker/session.h"
+#include "server/worker/state_socket.h"
+
+namespace gpupool::server {
+
+// While a session is rebuilt, its memory is on the account already, as the old worker's. From `settle` on the
+// account is the server's.
+class RebuildAccount final : public Account {
+ public:
+  explicit RebuildAccount(std::unique_ptr<Account> account) : account_(std::move(account)) {}
+  void settle() { settled_ = true; }
+  CUresult take(unsigned place, uint64_t bytes) override {
+    return settled_ ? account_->take(place, bytes) : CUDA_SUCCESS;
+  }
+  void give(unsigned place, uint64_t bytes) override {
+    if (settled_) account_->give(place, bytes);
+  }
+  uint64_t others(unsigned place) override { return settled_ ? account_->others(place) : 0; }
+
+ private:
+  std::unique_ptr<Account> account_;
+  std::atomic<bool> settled_{false};
+};
+
+class Rebuild {
+ public:
+  // Both live as long as this. stopping: a wait for the copier ends.
+  Rebuild(const Driver& driver, StateSocket& socket, std::function<bool()> stopping);
+  ~Rebuild();
+  Rebuild(const Rebuild&) = delete;
+  Rebuild& operator=(const Rebuild&) = delete;
+
+  // In this order. Each: "" or why not, for people.
+  //
+  // What the session is, without the contents of arrays and variables; in `pages` its words and its staging
+  // memory, not registered.
+  std::string receive(HostPages& pages);
+  // In a session that has no connection yet.
+  std::string make(Session& session);
+  // Tells the old worker what has become of it.
+  bool answer(const std::string& why);
+
+ private:
+  struct State;
+  std::string judge() const;
+  std::string makeMemory(Session& session);
+  std::string bringIn(Session& session);
+  std::string repeatCalls(Session& session);
+  std::string repeatCall(Session& session, size_t index);
+  std::string settleView(Session& session, Call& call, std::span<const std::byte> wanted);
+  std::string offerImages(Session& session);
+  std::string adoptTimes(Session& session);
+  std::string receiveContents(Session& session);
+  std::string receiveVariables(Session& session);
+  std::string receiveArrays(Session& session);
+
+  const Driver& driver_;
+  StateSocket& socket_;
+  std::function<bool()> stopping_;
+  std::unique_ptr<State> state_;
+  std::unique_ptr<CopierLink> link_;
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,112 @@
+// What session and client say to each other when the session goes to another worker (schema/frame.h, "A
+// move").
+#include <cstring>
+
+#include "base/log.h"
+#include "server/worker/session.h"
+#include "server/worker/session_wire.h"
+
+namespace gpupool::server {
+
+using schema::NoticeType;
+using transport::Channel;
+
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(1);
+constexpr size_t kTextAtOnce = size_t{16} << 10;
+
+}  // namespace
+
+// What answers a move that has been given up meanwhile is passed over.
+void Session::hearMove(const schema::Notice& said, uint64_t last) {
+  std::lock_guard lock(moveMutex_);
+  if (asked_ == 0 || said.effect != asked_) return;
+  if (said.type == NoticeType::stopped) stoppedAt_ = last;
+  if (said.type == NoticeType::quiet) quietAt_ = last;
+  if (said.type == NoticeType::left || said.type == NoticeType::stays) left_ = said.type == NoticeType::left;
+  moveHeard_.notify_all();
+}
+
+std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) {
+  std::unique_lock lock(moveMutex_);
+  stoppedAt_ = quietAt_ = std::nullopt;
+  left_ = std::nullopt;
+  asked_ = notice(NoticeType::prepare, nullptr, 0, {});
+  while (!stopping_) {
+    if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
+    if (std::chrono::steady_clock::now() >= deadline)
+      return stoppedAt_ ? "frames of the program are still under way" : "the program does not stop sending";
+    moveHeard_.wait_for(lock, kLook);
+  }
+  return "the session is ending";
+}
+
+std::string Session::quietClient(std::chrono::steady_clock::time_point deadline) {
+  notice(NoticeType::drained, nullptr, 0, {});
+  std::unique_lock lock(moveMutex_);
+  while (!stopping_) {
+    if (quietAt_ && asides_ >= *quietAt_) return "";
+    if (std::chrono::steady_clock::now() >= deadline) return "the program does not become quiet";
+    moveHeard_.wait_for(lock, kLook);
+  }
+  return "the session is ending";
+}
+
+void Session::tellOutput() {
+  std::lock_guard lock(replyMutex_);
+  for (std::string text = output_.take(); !text.empty(); text = output_.take())
+    for (size_t at = 0; at < text.size(); at += kTextAtOnce)
+      notice(NoticeType::output, nullptr, 0, std::string_view(text).substr(at, kTextAtOnce));
+  sendErrors(CUDA_SUCCESS);
+}
+
+void Session::letClientStay() {
+  {
+    std::lock_guard lock(moveMutex_);
+    asked_ = 0;
+  }
+  notice(NoticeType::stay, nullptr, 0, {});
+}
+
+// No bound: a client may be stopped for as long as somebody likes, and only it knows where it goes on. It
+// ends with the connection.
+bool Session::sendClientAway(uint64_t epoch) {
+  const schema::MovedBody body{static_cast<uint32_t>(epoch), 0};
+  notice(NoticeType::moved, &body, sizeof body, {});
+  std::unique_lock lock(moveMutex_);
+  while (!left_ && !stopping_) moveHeard_.wait_for(lock, kTick);
+  asked_ = 0;
+  return left_.value_or(false);
+}
+
+Session::Numbers Session::numbers() {
+  std::lock_guard lock(noticeMutex_);
+  return {lastSeq_, asides_, completed_, effects_};
+}
+
+void Session::setNumbers(const Numbers& numbers) {
+  std::lock_guard lock(noticeMutex_);
+  lastSeq_ = numbers.lastFrame;
+  asides_ = numbers.lastAside;
+  completed_ = numbers.completed;
+  effects_ = numbers.effects;
+}
+
+bool Session::nameHostRegions() {
+  std::vector<schema::MovedRegion> regions;
+  for (const auto& [address, memory] : space_.hostPieces()) {
+    const transport::Region region = connection_->share(memory);
+    keepRegion(address, region);
+    regions.push_back({address, {region.id, region.generation}});
+  }
+  if (regions.empty()) regions.emplace_back();  // no message is empty
+  const size_t bytes = regions.size() * sizeof(schema::MovedRegion);
+  std::byte* out = reserveFor(*connection_, stopping_, Channel::call, bytes);
+  if (out == nullptr) return false;
+  std::memcpy(out, regions.data(), bytes);
+  connection_->commit(Channel::call, bytes);
+  return true;
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,114 @@
+#include "server/worker/state_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "base/descriptor_passing.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr int kLookAgainMs = 50;  // how often `stopping` is looked at
+constexpr size_t kReceivedAtOnce = size_t{16} << 20;
+constexpr char kGone[] = "the other worker has ended";
+
+}  // namespace
+
+StateSocket::StateSocket(Descriptor socket, std::function<bool()> stopping)
+    : socket_(std::move(socket)), stopping_(std::move(stopping)) {}
+
+bool StateSocket::fail(std::string why) {
+  if (error_.empty()) error_ = std::move(why);
+  return false;
+}
+
+bool StateSocket::await(short events) {
+  if (!error_.empty()) return false;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(kSilenceSeconds);
+  while (!stopping_()) {
+    pollfd waiting{socket_, events, 0};
+    const int ready = poll(&waiting, 1, kLookAgainMs);
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return fail("poll: " + std::string(strerror(errno)));
+    if (std::chrono::steady_clock::now() > until) return fail("the other worker does not answer");
+  }
+  return fail("the session is ending");
+}
+
+bool StateSocket::send(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (!await(POLLOUT)) return false;
+    const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) return fail(kGone);
+  }
+  return true;
+}
+
+bool StateSocket::receive(std::span<std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (!await(POLLIN)) return false;
+    const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) bytes = bytes.subspan(static_cast<size_t>(got));
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return fail(kGone);
+  }
+  return true;
+}
+
+bool StateSocket::sendBlock(std::span<const std::byte> bytes) {
+  const uint64_t length = bytes.size();
+  return send(std::as_bytes(std::span(&length, 1))) && send(bytes);
+}
+
+// The room grows with what has come: a length alone takes no memory.
+bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
+  uint64_t length = 0;
+  if (!receive(std::as_writable_bytes(std::span(&length, 1)))) return false;
+  if (length > most) return fail("the other worker sends more than a session can be");
+  bytes.clear();
+  while (bytes.size() < length) {
+    const size_t before = bytes.size();
+    bytes.resize(std::min<uint64_t>(length, before + kReceivedAtOnce));
+    if (!receive(std::span(bytes).subspan(before))) return false;
+  }
+  return true;
+}
+
+bool StateSocket::sendDescriptors(std::span<const int> descriptors) {
+  while (!descriptors.empty()) {
+    const size_t count = std::min(kMostDescriptors, descriptors.size());
+    if (!await(POLLOUT)) return false;
+    const std::byte mark{static_cast<unsigned char>(count)};
+    const ssize_t sent =
+        sendWithDescriptors(socket_, std::span(&mark, 1), descriptors.first(count), MSG_DONTWAIT);
+    if (sent == 1) descriptors = descriptors.subspan(count);
+    // ETOOMANYREFS: too many descriptors are on their way, of all processes of this user.
+    if (sent < 0 && (errno == ETOOMANYREFS || errno == ENOBUFS))
+      poll(nullptr, 0, 1);
+    else if (sent < 0 && errno != EAGAIN)
+      return fail(kGone);
+  }
+  return true;
+}
+
+bool StateSocket::receiveDescriptors(std::vector<Descriptor>& descriptors, size_t count) {
+  while (descriptors.size() < count) {
+    if (!await(POLLIN)) return false;
+    std::byte mark{};
+    auto received = receiveWithDescriptors(socket_, std::span(&mark, 1), MSG_DONTWAIT);
+    const size_t expected = std::min(kMostDescriptors, count - descriptors.size());
+    const size_t came = received.descriptors.size();
+    for (const int descriptor : received.descriptors) descriptors.emplace_back(descriptor);
+    if (received.bytes < 0 && errno == EAGAIN) continue;
+    if (received.bytes <= 0) return fail(kGone);
+    if (came != expected) return fail("the other worker sends other descriptors than it said");
+  }
+  return true;
+}
+
+}  // namespace gpupool::server

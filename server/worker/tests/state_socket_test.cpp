@@ -1,0 +1,96 @@
+// The stream between two workers: blocks, descriptors, and a peer that lies or goes.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "server/worker/state_socket.h"
+
+#include "catch.h"
+
+using namespace gpupool::server;
+
+namespace {
+
+struct Pair {
+  Pair() {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    mine = std::make_unique<StateSocket>(Descriptor(ends[0]), [this] { return stopping.load(); });
+    theirs = std::make_unique<StateSocket>(Descriptor(ends[1]), [] { return false; });
+    raw = ends[1];
+  }
+  std::atomic<bool> stopping{false};
+  std::unique_ptr<StateSocket> mine, theirs;
+  int raw = -1;
+};
+
+}  // namespace
+
+TEST_CASE("state socket: blocks and many descriptors arrive whole") {
+  Pair pair;
+  std::vector<std::byte> large(5'000'000);
+  for (size_t i = 0; i < large.size(); ++i) large[i] = static_cast<std::byte>(i * 7);
+  std::vector<int> pipes;
+  for (int i = 0; i < 75; ++i) {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    pipes.insert(pipes.end(), {ends[0], ends[1]});
+  }
+  bool sent = false;
+  std::thread sender([&] {
+    sent = pair.mine->sendBlock(large) && pair.mine->sendDescriptors(pipes) && pair.mine->sendBlock({});
+  });
+  std::vector<std::byte> got;
+  std::vector<Descriptor> descriptors;
+  CHECK(pair.theirs->receiveBlock(got, large.size()));
+  CHECK(got == large);
+  CHECK(pair.theirs->receiveDescriptors(descriptors, pipes.size()));
+  CHECK(pair.theirs->receiveBlock(got, 0));
+  sender.join();
+  CHECK(sent);
+  REQUIRE(descriptors.size() == pipes.size());
+  // They are the same pipes, in their order.
+  for (size_t i = 0; i < descriptors.size(); i += 2) {
+    const char mark = static_cast<char>(i);
+    char back = 0;
+    REQUIRE(write(descriptors[i + 1], &mark, 1) == 1);
+    REQUIRE(read(pipes[i], &back, 1) == 1);
+    CHECK(back == mark);
+  }
+  for (const int end : pipes) close(end);
+}
+
+TEST_CASE("state socket: a length is not believed, an end is told, a stop is obeyed") {
+  Pair pair;
+  std::vector<std::byte> got;
+  SECTION("a length beyond the bound") {
+    const uint64_t vast = uint64_t{1} << 62;
+    REQUIRE(pair.mine->send(std::as_bytes(std::span(&vast, 1))));
+    CHECK_FALSE(pair.theirs->receiveBlock(got, 1000));
+    CHECK(pair.theirs->error().find("more than") != std::string::npos);
+  }
+  SECTION("the end, in the middle of a block") {
+    const uint64_t length = 100;
+    REQUIRE(pair.mine->send(std::as_bytes(std::span(&length, 1))));
+    pair.mine.reset();
+    CHECK_FALSE(pair.theirs->receiveBlock(got, 1000));
+    CHECK(pair.theirs->error() == "the other worker has ended");
+    CHECK_FALSE(pair.theirs->send(std::as_bytes(std::span(&length, 1))));
+  }
+  SECTION("other descriptors than were said") {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    REQUIRE(pair.mine->sendDescriptors(ends));
+    std::vector<Descriptor> descriptors;
+    CHECK_FALSE(pair.theirs->receiveDescriptors(descriptors, 1));
+    close(ends[0]);
+    close(ends[1]);
+  }
+  SECTION("a stop ends a wait") {
+    pair.stopping = true;
+    CHECK_FALSE(pair.mine->receiveBlock(got, 1000));
+    CHECK(pair.mine->error() == "the session is ending");
+  }
+}
