@@ -6,7 +6,7 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 3;
+const protocolVersion :UInt32 = 4;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -137,6 +137,7 @@ struct Lease {
   state @9 :Text;             # LeaseState's name
   terms @10 :TurnTerms;
   turn @11 :LeaseTurn;        # in Manager.leases: as its server's last beat said; null: it takes no turns
+  movesTo @12 :Text;          # in Manager.leases, of one that is moving: "node8 GPU 1"; for people
 }
 
 # Where a lease of an overcommitted server is.
@@ -200,9 +201,28 @@ interface Manager {
   # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
   resume @13 (id :Id128, waitMs :UInt32) -> ();
 
-  # The lease's owner, and operators. As ServerControl.migrate, by the lease's server. The manager keeps nothing of it:
-  # one that ends meanwhile changes nothing, and the server goes on.
-  migrate @14 (id :Id128, drainMs :UInt32) -> (result :MigrateResult);
+  # The lease's owner, and operators. Moves the lease's sessions to where `to` says; programs see that calls take longer
+  # and nothing else. Returns when all of them have moved.
+  # Without a target the lease keeps its devices, and its sessions go to other workers of its server: the manager stores
+  # nothing of that, and one that ends meanwhile changes nothing.
+  # With one, devices are reserved for the lease there before its first session moves, and stored: the lease is `moving`,
+  # and has both placements until all of its sessions are on one of them. Where a session cannot be moved, the command
+  # fails with the reason; sessions that have moved run where they are now, the others where they were, and the lease
+  # stays `moving`. Asked again, with the same target or none, it goes on. Of a lease that nothing of has moved: it is
+  # again what it was.
+  migrate @14 (id :Id128, drainMs :UInt32, to :MoveTarget) -> (result :MigrateResult);
+
+  # The lease's holder. Where a session of the lease that moves finds its next worker first, and where new sessions begin
+  # last: one server, or two while the lease is moving. The lease's key is the same on both.
+  places @15 (id :Id128) -> (servers :List(ServerInfo));
+}
+
+# Where a lease is to go. All empty: to other workers on the same devices.
+struct MoveTarget {
+  server @0 :Text;              # its name; empty: the lease's own, or with `elsewhere` any other that has room
+  devices @1 :List(UInt32);     # ordinals there, one for each device of the lease; empty: any that fit and are not the
+                                # lease's
+  elsewhere @2 :Bool;           # any other server
 }
 
 struct SuspendResult {
@@ -238,17 +258,25 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   suspend @3 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
   # Fails if the memory is not there: the lease is still suspended then.
   resume @4 (id :Id128) -> ();
-  # Moves all sessions of the lease, one after the other, each to another worker process of this server. Its devices and
-  # its memory stay the lease's. Programs see that calls take longer and nothing else. Fails with the first reason: each
-  # session then runs where it was or, where it had been moved before, in its new worker. Of a suspended lease: refused.
-  # drainMs: as in Manager.suspend.
-  migrate @5 (id :Id128, drainMs :UInt32) -> (result :MigrateResult);
+  # Moves all sessions of the lease that are here, one after the other, each to another worker process. Programs see that
+  # calls take longer and nothing else. Fails with the first reason: each session then runs where it was or, where it had
+  # been moved before, in its new worker. Of a suspended lease: refused. drainMs: as in Manager.suspend.
+  # target: null: workers of this server, with the devices that the lease has. Else the placement that the lease has as
+  # its target: on this server (addTarget came before) or on another one (which has had grant).
+  migrate @5 (id :Id128, drainMs :UInt32, target :Lease) -> (result :MigrateResult);
+  # Reserves other devices of this server for a lease that is here: target.devices, with target.deviceEpoch. Refused as a
+  # grant would be. From then on sessions of the lease may move to them. Idempotent.
+  addTarget @6 (target :Lease) -> ();
+  # Ends that: the lease's devices are from now on those of addTarget (moved), or those that it had. Refused while a
+  # session of the lease uses the others. Of a lease without a target: does nothing.
+  settle @7 (id :Id128, moved :Bool) -> ();
 }
 
 struct MigrateResult {
   sessions @0 :UInt32;          # moved
   movedBytes @1 :UInt64;        # of device memory, of all together
   longestPauseMs @2 :UInt32;    # for which a session's program stood still
+  server @3 :Text;              # where the lease is now; from the manager
 }
 
 struct SessionState {
@@ -277,6 +305,9 @@ struct SessionHello {
   transport @6 :Text;         # "shm" or "ucx"
   pid @7 :UInt32;             # of the application, for people
   command @8 :Text;           # for people
+  arrives @9 :Bool;           # not from a holder: from the server that the session leaves, which knows the lease's key,
+                              # too. After `ok` this socket is the state stream (MoveOrder) of the worker that rebuilds
+                              # the session; its client comes later, with the same session and epoch.
 }
 struct SessionChallenge {
   serverNonce @0 :Data;
@@ -303,8 +334,8 @@ struct WorkerOrder {   # server -> worker
     suspend @3 :SuspendOrder;         # a socket to the copier comes with it (server/copier/protocol.h)
     resume @4 :Void;
     serve @5 :Void;                   # to the copier: a worker's end of such a socket comes with it
-    move @6 :MoveOrder;               # to the old worker: a socket to the copier and its end of the state socket come
-                                      # with it, in this order
+    move @6 :MoveOrder;               # to the old worker: a socket to the copier (not with MoveOrder.stream) and its end
+                                      # of the state socket come with it, in this order
     client @7 :Void;                  # to the new worker: the client's socket comes with it
   }
 }
@@ -314,6 +345,8 @@ struct WorkerOrder {   # server -> worker
 struct MoveOrder {
   drainMs @0 :UInt32;                 # as in Manager.suspend
   epoch @1 :UInt64;                   # the session's next
+  stream @2 :Bool;                    # the other worker is on another machine: no descriptor can be passed, and all bytes
+                                      # go over the state socket, which is a TCP connection
 }
 struct SuspendOrder {
   drainMs @0 :UInt32;                 # as in Manager.suspend
@@ -346,6 +379,7 @@ struct WorkerStart {
   reportActivity @9 :Bool;          # WorkerReport.activity is wanted: the lease takes turns
   rebuild @10 :Bool;                # the session moves here: the state socket comes instead of the client's, which
                                     # follows with the order `client`
+  stream @11 :Bool;                 # with rebuild: as in MoveOrder
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
