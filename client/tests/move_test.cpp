@@ -305,8 +305,8 @@ struct Pool {
     if (greeting.joinable()) greeting.join();
   }
 
-  // One thread's calls: the worker answers with the context's number, which the enumeration can hold and which is
-  // no fault of a device.
+  // One thread's calls: the worker answers with the context's number, which the enumeration can hold and
+  // which is no fault of a device.
   void use(uint64_t thread) {
     for (uint64_t i = 0; !stop; ++i) {
       const uint64_t token = 740 + thread * 90 + i % 90;
