@@ -39,7 +39,9 @@ class Served {
       if (success) beginCapture();
     if constexpr (DeedOf<R>::endsCapture)
       if (const uint64_t begun = session_.record().captureEnds(streamId()); begun != 0) capture_ = begun;
-    const uint64_t capture = deed && capture_ == 0 ? captureNow() : capture_;
+    // A stream that the call has destroyed is not asked about: the driver takes its handle for a pointer.
+    const bool joined = deed && capture_ == 0 && !DeedOf<R>::frees;
+    const uint64_t capture = joined ? captureNow() : capture_;
     arguments_.finish(success, session_.objects());
     if constexpr (namesHandles) {
       Objects::Naming naming(named);

@@ -294,6 +294,38 @@ TEST_CASE("a captured graph is recorded as the calls that made it, and goes with
   CHECK(record.size() == before);
 }
 
+// NVIDIA's driver takes a stream's handle for a pointer, also when that stream has been destroyed: it crashed
+// on an H200. The software GPU looks handles up.
+TEST_CASE("a stream that has been destroyed is not asked about, also while another one captures") {
+  static const server::Driver* real = nullptr;
+  static std::atomic<CUstream> destroyed{nullptr};
+  static std::atomic<int> asked{0};
+  const auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);  // the test's own, that nobody reads yet
+  real = &softDriver();
+  table.cuStreamDestroy_v2 = [](CUstream stream) {
+    destroyed = stream;
+    return real->cuStreamDestroy_v2(stream);
+  };
+  table.cuStreamGetCaptureInfo_v3 = [](CUstream stream, auto... rest) {
+    asked += stream == destroyed;
+    return real->cuStreamGetCaptureInfo_v3(stream, rest...);
+  };
+  Client client(*driver);
+  client.open();
+  const uint64_t other = makeHandle(handles::Kind::stream, 9, 1);
+  for (const uint64_t stream : {kStream, other})
+    REQUIRE(client.await(ROW("cuStreamCreateWithPriority"), Arguments().value(stream).value(1).value(0))
+                .status() == CUDA_SUCCESS);
+  REQUIRE(client.await(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0)).status() ==
+          CUDA_SUCCESS);
+  REQUIRE(client.await(ROW("cuStreamDestroy_v2"), Arguments().value(other)).status() == CUDA_SUCCESS);
+  CHECK(destroyed.load() != nullptr);
+  CHECK(asked == 0);
+  CHECK(client.await(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1)).status() ==
+        CUDA_SUCCESS);
+}
+
 TEST_CASE("words: the watcher publishes what was reached and nothing else") {
   server::Objects objects({0});
   std::mutex mutex;
