@@ -20,17 +20,25 @@ FakeMove::~FakeMove() {
     std::lock_guard lock(mutex_);
     if (state_ >= 0) shutdown(state_, SHUT_RDWR);
   }
-  if (thread_.joinable()) thread_.join();
+  joinLast();
+}
+
+// Orders come on the thread that watches the server, the end on another.
+void FakeMove::joinLast() {
+  std::thread last;
+  {
+    std::lock_guard lock(mutex_);
+    last = std::move(thread_);
+  }
+  if (last.joinable()) last.join();
 }
 
 void FakeMove::order(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
-  if (thread_.joinable()) thread_.join();
+  joinLast();
   drainMs_ = static_cast<uint32_t>(drain.count());
-  {
-    std::lock_guard lock(mutex_);
-    copier_ = copier;
-    state_ = state;
-  }
+  std::lock_guard lock(mutex_);
+  copier_ = copier;
+  state_ = state;
   thread_ = std::thread([this, epoch] { carryOut(epoch); });
 }
 

@@ -32,6 +32,7 @@ class FakeMove {
 
  private:
   void carryOut(uint64_t epoch);
+  void joinLast();
   void refuse(const std::string& why);
 
   WorkerProcess& process_;
@@ -39,7 +40,7 @@ class FakeMove {
   int copier_ = -1, state_ = -1;  // while it moves
   std::atomic<char> behaviour_{0};
   uint32_t drainMs_ = 0;
-  std::mutex mutex_;  // of the two descriptors
+  std::mutex mutex_;  // of all below
   std::thread thread_;
 };
 
