@@ -40,7 +40,7 @@ class FakeMove {
   int copier_ = -1, state_ = -1;  // while it moves
   std::atomic<char> behaviour_{0};
   uint32_t drainMs_ = 0;
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // of copier_, state_ and thread_
   std::thread thread_;
 };
 

@@ -3,8 +3,14 @@
 #include <algorithm>
 
 namespace gpupool::server {
+namespace {
+
+constexpr size_t kOwnBytes = size_t{2} << 20;  // the driver's smallest piece: none of it is for others
+
+}  // namespace
 
 Scrubber::~Scrubber() {
+  if (own_ != 0) driver_.cuMemFree_v2(own_);
   if (exec_ != nullptr) driver_.cuGraphExecDestroy(exec_);
   if (graph_ != nullptr) driver_.cuGraphDestroy(graph_);
   if (stream_ != nullptr) driver_.cuStreamDestroy_v2(stream_);
@@ -32,6 +38,11 @@ CUresult Scrubber::start(CUdeviceptr address, size_t bytes, CUcontext context) {
   CUresult result = exec_ == nullptr ? make(fill, context) : CUDA_SUCCESS;
   if (result == CUDA_SUCCESS) result = driver_.cuGraphExecMemsetNodeSetParams(exec_, node_, &fill, context);
   return result == CUDA_SUCCESS ? driver_.cuGraphLaunch(exec_, stream_) : result;
+}
+
+CUresult Scrubber::prepare() {
+  CUresult result = own_ == 0 ? driver_.cuMemAlloc_v2(&own_, kOwnBytes) : CUDA_SUCCESS;
+  return result == CUDA_SUCCESS ? clear(own_, kOwnBytes) : result;
 }
 
 CUresult Scrubber::clear(CUdeviceptr address, size_t bytes) {

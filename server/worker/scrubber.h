@@ -24,6 +24,11 @@ class Scrubber {
 
   // Writes zeros and waits for them; bytes is a multiple of 4. The same context is current at each call.
   CUresult clear(CUdeviceptr address, size_t bytes);
+  // Does so with memory of its own, which it keeps. In a context that has done this driver 580 places
+  // variables of code that is loaded later in another of its address pools than in one that has not
+  // (0x400210800000, not 0x40022de00000): who needs them at the same addresses does it in each context before
+  // anything is loaded.
+  CUresult prepare();
 
  private:
   CUresult make(const CUDA_MEMSET_NODE_PARAMS& fill, CUcontext context);
@@ -35,6 +40,7 @@ class Scrubber {
   CUgraph graph_ = nullptr;
   CUgraphNode node_ = nullptr;
   CUgraphExec exec_ = nullptr;
+  CUdeviceptr own_ = 0;
 };
 
 }  // namespace gpupool::server

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/reserve.h"
+#include "server/arena_mmap.h"
 #include "server/worker/warm.h"
 
 namespace gpupool::server {
@@ -149,6 +150,18 @@ CUresult Space::scrubElsewhere(const Physical& physical, CUdeviceptr address) {
   }
   driver_.cuDevicePrimaryCtxRelease_v2(device);
   return result;
+}
+
+// A rebuilt session's memory is not cleared, so its contexts would be without what clearing makes in them.
+void Space::contextMade(CUcontext context) {
+  if (driver_.software()) return;
+  std::lock_guard lock(mapping_);
+  const auto [at, made] = scrubbers_.try_emplace(context, driver_);
+  if (!made || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  PlaceGlobals place;
+  if (const CUresult result = at->second.prepare(); result != CUDA_SUCCESS)
+    GPUPOOL_WARNING("a context could not be prepared: %s", driver_.describe(result).c_str());
+  driver_.cuCtxPopCurrent_v2(&context);
 }
 
 void Space::contextEnds() {

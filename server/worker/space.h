@@ -38,6 +38,8 @@ class Space {
 
   // A context is about to end: nothing of ours may live there.
   void contextEnds();
+  // The session has this context, made now or known before; nothing has been loaded in a new one.
+  void contextMade(CUcontext context);
   // It has ended. True: pinned memory has lost its registration.
   bool contextEnded(CUcontext context);
 

@@ -20,6 +20,7 @@ void createContext(Session& session, Call& call) {
   CUresult status = served.invoke(session.driver().cuCtxCreate_v2);
   CUcontext made = nullptr;
   if (status == CUDA_SUCCESS) session.driver().cuCtxPopCurrent_v2(&made);
+  if (made != nullptr) session.space().contextMade(made);
   served.close(status);
 }
 
@@ -84,8 +85,10 @@ void retainPrimary(Session& session, Call& call) {
   Served<PrimaryRetain> served(session, call);
   if (!served.open()) return;
   served.close(served.invoke(session.driver().cuDevicePrimaryCtxRetain));
-  if (call.status == CUDA_SUCCESS)
-    session.primaries()[served.get<"dev">().value()] = *served.get<"pctx">().pass();
+  if (call.status != CUDA_SUCCESS) return;
+  const CUcontext context = *served.get<"pctx">().pass();
+  session.primaries()[served.get<"dev">().value()] = context;
+  session.space().contextMade(context);
 }
 
 void resetPrimary(Session& session, Call& call) {

@@ -38,3 +38,37 @@ TEST_CASE("a scrubber clears what it is told, wherever and however much, and no 
   driver.cuCtxPopCurrent_v2(&context);
   driver.cuDevicePrimaryCtxRelease_v2(0);
 }
+
+TEST_CASE("a scrubber that was prepared keeps its own memory until it ends, and clears as any other") {
+  const Driver& driver = softDriver();
+  CUcontext context = nullptr;
+  REQUIRE(driver.cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+  REQUIRE(driver.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS);
+  const auto freeBytes = [&] {
+    size_t bytes = 0, total = 0;
+    CHECK(driver.cuMemGetInfo_v2(&bytes, &total) == CUDA_SUCCESS);
+    return bytes;
+  };
+  constexpr size_t kBytes = 4096;
+  CUdeviceptr memory = 0;
+  REQUIRE(driver.cuMemAlloc_v2(&memory, kBytes) == CUDA_SUCCESS);
+  const size_t before = freeBytes();
+  {
+    Scrubber scrubber(driver);
+    REQUIRE(scrubber.prepare() == CUDA_SUCCESS);
+    const size_t prepared = freeBytes();
+    CHECK(prepared < before);
+    REQUIRE(scrubber.prepare() == CUDA_SUCCESS);
+    CHECK(freeBytes() == prepared);
+    REQUIRE(driver.cuMemsetD8_v2(memory, 0xab, kBytes) == CUDA_SUCCESS);
+    REQUIRE(driver.cuCtxSynchronize() == CUDA_SUCCESS);
+    REQUIRE(scrubber.clear(memory, kBytes) == CUDA_SUCCESS);
+    std::vector<unsigned char> seen(kBytes, 1);
+    REQUIRE(driver.cuMemcpyDtoH_v2(seen.data(), memory, kBytes) == CUDA_SUCCESS);
+    CHECK(std::all_of(seen.begin(), seen.end(), [](unsigned char byte) { return byte == 0; }));
+  }
+  CHECK(freeBytes() == before);
+  CHECK(driver.cuMemFree_v2(memory) == CUDA_SUCCESS);
+  driver.cuCtxPopCurrent_v2(&context);
+  driver.cuDevicePrimaryCtxRelease_v2(0);
+}
