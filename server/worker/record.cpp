@@ -208,6 +208,7 @@ void Record::abandon(uint64_t capture) {
 void Record::alias(uint64_t name, uint64_t known) {
   std::lock_guard lock(mutex_);
   const Life life = find(known);
+  if (life == nullptr) return;
   objects_[name] = life;
   life->names.push_back(name);
 }

@@ -170,6 +170,13 @@ TEST_CASE("record: a graph that was moved into another one ends with it") {
   CHECK(record.size() == 0);
 }
 
+TEST_CASE("record: a name of nothing names nothing") {
+  Record record;
+  record.alias(kGraphA, 0);
+  CHECK(!record.knows(kGraphA));
+  CHECK(!record.knows(0));
+}
+
 TEST_CASE("record: a capture becomes its graph, or nothing") {
   Record record;
   const uint64_t capture = Record::capture(17);

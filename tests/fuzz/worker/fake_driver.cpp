@@ -37,6 +37,7 @@ void DriverState::reset(uint64_t seed) {
   host.clear();
   managed.clear();
   globals.clear();
+  own.clear();
   words.clear();
   current = nullptr;
   children = 0;
@@ -70,7 +71,8 @@ void DriverState::needHost(uint64_t address, size_t bytes) const {
   if (!isHost(address, bytes)) broken("host memory that is not the session's", address, bytes);
 }
 void DriverState::needDevice(uint64_t address, size_t bytes) const {
-  if (!within(windows, address, bytes) && !within(globals, address, bytes) && !isHost(address, bytes))
+  if (!within(windows, address, bytes) && !within(globals, address, bytes) && !within(own, address, bytes) &&
+      !isHost(address, bytes))
     broken("memory that is not the session's", address, bytes);
 }
 
@@ -293,6 +295,16 @@ CUresult setSetNode(CUgraphNode, const CUDA_MEMSET_NODE_PARAMS* params) { return
 CUresult execSetSetNode(CUgraphExec, CUgraphNode, const CUDA_MEMSET_NODE_PARAMS* params, CUcontext) {
   return setNode(params);
 }
+
+// ---- what the worker has for itself: no call of a client comes here
+constexpr CUdeviceptr kOwnMemory = 0x7f00'0000'0000;
+CUresult memAlloc(CUdeviceptr* address, size_t bytes) {
+  if (noContext()) return CUDA_ERROR_INVALID_CONTEXT;
+  *address = kOwnMemory;
+  state().own[kOwnMemory] = bytes;
+  return state().chance();
+}
+CUresult memFree(CUdeviceptr) { return CUDA_SUCCESS; }
 
 // ---- words
 CUresult write64(CUstream, CUdeviceptr address, cuuint64_t value, unsigned) {
@@ -586,6 +598,8 @@ const std::unordered_map<std::string_view, void*>& table() {
         FUNCTION(cuMemAddressReserve, addressReserve),
         FUNCTION(cuMemAddressFree, addressFree),
         FUNCTION(cuMemMap, memMap),
+        FUNCTION(cuMemAlloc_v2, memAlloc),
+        FUNCTION(cuMemFree_v2, memFree),
         FUNCTION(cuMemHostRegister_v2, hostRegister),
         FUNCTION(cuMemHostUnregister, hostUnregister),
         FUNCTION(cuMemHostGetDevicePointer_v2, hostPointer),

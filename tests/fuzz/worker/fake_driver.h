@@ -30,6 +30,7 @@ class DriverState {
   bool isWord(uint64_t address) const;
 
   std::map<uint64_t, size_t> windows, host, globals, managed;
+  std::map<uint64_t, size_t> own;    // device memory that the worker has for itself
   std::map<uint64_t, size_t> words;  // pages of completion words: for the driver's own writes and waits
   CUcontext current = nullptr;
   unsigned children = 0;  // graphs within graphs, told so far
