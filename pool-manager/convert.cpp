@@ -85,6 +85,7 @@ Lease read(schema::Lease::Reader from) {
   to.state = text(from.getState());
   to.terms = read(from.getTerms());
   if (from.hasTurn()) to.turn = read(from.getTurn());
+  to.movesTo = text(from.getMovesTo());
   return to;
 }
 
@@ -99,7 +100,13 @@ SuspendResult read(schema::SuspendResult::Reader from) {
 }
 
 MigrateResult read(schema::MigrateResult::Reader from) {
-  return {from.getSessions(), from.getMovedBytes(), from.getLongestPauseMs()};
+  return {from.getSessions(), from.getMovedBytes(), from.getLongestPauseMs(), text(from.getServer())};
+}
+
+MoveTarget read(schema::MoveTarget::Reader from) {
+  MoveTarget to{text(from.getServer()), {}, from.getElsewhere()};
+  for (const uint32_t ordinal : devicesOf(from.getDevices())) to.devices.push_back(ordinal);
+  return to;
 }
 
 SuspendedLease read(schema::SuspendedLease::Reader from) {
@@ -160,6 +167,7 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setState(from.state);
   write(from.terms, to.initTerms());
   if (from.turn) write(*from.turn, to.initTurn());
+  to.setMovesTo(from.movesTo);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
@@ -173,6 +181,14 @@ void write(const MigrateResult& from, schema::MigrateResult::Builder to) {
   to.setSessions(from.sessions);
   to.setMovedBytes(from.movedBytes);
   to.setLongestPauseMs(from.longestPauseMs);
+  to.setServer(from.server);
+}
+
+void write(const MoveTarget& from, schema::MoveTarget::Builder to) {
+  to.setServer(from.server);
+  auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
+  for (unsigned i = 0; i < devices.size(); ++i) devices.set(i, from.devices[i]);
+  to.setElsewhere(from.elsewhere);
 }
 
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to) {

@@ -87,6 +87,7 @@ struct Lease {
   std::string state;
   TurnTerms terms = {};
   std::optional<LeaseTurn> turn;  // none: it takes no turns
+  std::string movesTo;            // as in pool.capnp; for people
 };
 
 // What the server says when it has suspended a lease.
@@ -96,11 +97,21 @@ struct SuspendResult {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
-// What the server says when it has moved a lease's sessions to other workers.
+// What the server says when it has moved a lease's sessions.
 struct MigrateResult {
   uint32_t sessions = 0;
   uint64_t movedBytes = 0;  // of all together
   uint32_t longestPauseMs = 0;
+  std::string server = {};  // where the lease is now; from the manager, for people
+};
+
+// Where a lease is to go, as in pool.capnp. All empty: to other workers on the same devices.
+struct MoveTarget {
+  std::string server = {};             // empty: the lease's own, or with `elsewhere` any other
+  std::vector<uint32_t> devices = {};  // ordinals; empty: any that fit and are not the lease's
+  bool elsewhere = false;
+
+  bool empty() const { return server.empty() && devices.empty() && !elsewhere; }
 };
 
 // A lease that a server's beat says is suspended.

@@ -62,6 +62,14 @@ struct Choice {
   bool never = false;   // not placed, and would not be if every device were free
 };
 
+// Where a lease that runs is to go.
+struct MoveWish {
+  std::string from;                // the server that it is on
+  std::vector<Claim> claims;       // what it has there
+  std::string server;              // only this one; empty: any but `from`
+  std::vector<uint32_t> ordinals;  // there, one for each claim; empty: any that fit
+};
+
 using schema::leasableBytes;
 // What a lease takes from the device's free memory.
 uint64_t reservedBytes(const LeasedDevice& device);
@@ -72,6 +80,10 @@ uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept);
 void occupy(const Claim& claim, DeviceUse& device);
 
 Choice place(const Wish& wish, std::span<const ServerUse> servers);
+// Devices that are free at once, each like the one that it stands for (model, memory, driver, hardware or
+// software) and none of the lease's own; in the order of the claims. The inventory has the lease in it. Not
+// on servers that overcommit: their leases take turns. `never` says nothing here.
+Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers);
 
 // Whether the wish could be served if every device were free and in order. With no servers: false.
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);

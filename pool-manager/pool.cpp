@@ -55,6 +55,19 @@ std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64
   return kept;
 }
 
+Placement* livesBeside(LeaseRecord& record, const std::string& server) {
+  for (Placement& one : record.placements)
+    if (!one.gone && one.server.name != server &&
+        (one.role == PlacementRole::primary || one.role == PlacementRole::target))
+      return &one;
+  return nullptr;
+}
+
+bool anyGone(const LeaseRecord& record) {
+  return std::any_of(record.placements.begin(), record.placements.end(),
+                     [](const Placement& one) { return one.gone; });
+}
+
 std::string age(uint64_t ms) {
   if (ms < 1000) return std::to_string(ms) + " ms";
   const uint64_t s = ms / 1000;
@@ -82,7 +95,9 @@ void Pool::load(Store& store, const PoolStart& start) {
   for (const Entry& entry : store.range(kLeasePrefix)) {
     LeaseRecord record{decodeLease(entry.value, bootId_)};
     // Its server says whether it has it.
-    if (record.state == LeaseState::active) record.state = LeaseState::granting;
+    const bool moves = record.state == LeaseState::moving && record.target() != nullptr;
+    if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
+      record.state = LeaseState::granting;
     record.suspension.kept = record.primary().kept;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = start.nowMs;
@@ -117,6 +132,7 @@ void Pool::tick(uint64_t now) {
   for (auto& [id, record] : leases_) {
     expire(record, now);
     storeAgain(record, now);
+    storePlacementsAgain(record, now);
   }
   forgetTombstones(now);
   std::erase_if(servers_, [&](const auto& one) {
@@ -135,6 +151,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.ageMs = now - record.grantedMs;
     lease.state = name(record.state);
     if (record.state == LeaseState::active) lease.turn = record.turn;
+    if (record.target() != nullptr) lease.movesTo = describe(*record.target());
     if (who.owns(record.tenant)) continue;
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
@@ -151,6 +168,7 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
       " (" + (record.tenant.empty() ? "" : "tenant " + record.tenant + ", ") + age(now - record.grantedMs);
   if (record.state == LeaseState::revoking) text += ", ending";
   if (record.state == LeaseState::suspended) text += ", suspended";
+  if (record.state == LeaseState::moving) text += ", moving";
   if (record.state == LeaseState::lost) text += ", ended; its server has not said that nothing of it runs";
   return text + ")";
 }

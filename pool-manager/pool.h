@@ -52,30 +52,48 @@ enum class Change {
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
-  migrating,   // its server moves its sessions to other workers; nothing of its reservation changes
+  placing,     // it is to move to its target; the store has not accepted that yet
+  preparing,   // its target's server reserves the devices
+  migrating,   // its server moves its sessions, to its target or, if it has none, to other workers
+  returning,   // a session could not be moved: is the target unused, so that it can be given back?
+  settling,    // it is on one of its placements; the store has not accepted that yet
 };
+constexpr bool isMove(Change change) { return change >= Change::placing; }
 
 struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;  // of the holder's right
   uint64_t grantedMs = 0;
-  uint64_t revokingMs = 0;  // since when
-  bool ordered = false;     // a grant or revoke is on its way to the server
-  bool unborn = false;      // the store has not accepted it yet
-  bool gone = false;        // nothing of it runs any more: it may be forgotten
-  bool closing = false;     // its end is on its way to the store
-  uint64_t triedMs = 0;     // when that was tried last
+  uint64_t revokingMs = 0;        // since when
+  std::set<std::string> ordered;  // servers that a grant or revoke is on its way to
+  bool unborn = false;            // the store has not accepted it yet
+  bool closing = false;           // its end is on its way to the store
+  uint64_t triedMs = 0;           // when that was tried last
 
   Change change = Change::none;
-  uint64_t order = 0;  // suspending, resuming, migrating: the number of the order, which the answer repeats
+  uint64_t order = 0;        // the number of the order that is under way, which the answer repeats
+  std::string orderedAt;     // the server that carries it out
   SuspendResult suspension;  // storing, suspended: what the server said
   std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
   bool unheard = false;      // the server may still have an order to resume before it
 
+  uint32_t drainMs = 0;            // preparing: of the order to migrate that follows
+  MigrateResult moved;             // settling: the answer, if it is not `failure`
+  std::optional<Failure> failure;  // returning, settling
+  uint64_t settleOrder = 0;        // to give up the devices that it has left on its own server; 0: none
+  // The store has other placements than these. What has been left is told of it when it has not.
+  bool rewrite = false, rewriting = false;
+  uint64_t rewrittenMs = 0;
+
   std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
+
+  bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
 };
 
+// Where sessions of the lease may be, besides that server; null: nowhere.
+Placement* livesBeside(LeaseRecord& record, const std::string& server);
+bool anyGone(const LeaseRecord& record);
 // What the lease has on that device of the placement. whole: as if it were not suspended.
 Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole);
 // One value a device; what the server did not say, or says too high, is the whole reservation.
@@ -89,10 +107,18 @@ class PoolEvents {
   // Tell the server; answer with revoked() or revokeFailed(). Also for leases the pool does not know.
   virtual void revoke(const ServerLife& server, const Id& id, const std::string& reason) = 0;
   // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(),
-  // migrateDone() or migrateFailed(), and `order`.
+  // migrateDone() or migrateFailed(), and `order`. target: null: other workers on the same devices.
   virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
   virtual void resume(const std::string& server, const Id& id, uint64_t order) = 0;
-  virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
+  virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
+                       uint64_t order) = 0;
+  // Tell the target's server, on which the lease is already (here) or not: that it reserves these devices;
+  // that they are given back if no session uses them; that the lease now has these devices instead of those
+  // that it had there. Answer with prepareDone() or prepareFailed(), returned() or returnFailed(),
+  // settled() or settleFailed(), and `order`.
+  virtual void prepare(const Lease& target, bool here, uint64_t order) = 0;
+  virtual void giveBack(const Lease& target, bool here, uint64_t order) = 0;
+  virtual void settle(const std::string& server, const Id& id, uint64_t order) = 0;
   // The answer to every suspend(), resume() or migrate() of this lease so far.
   virtual void suspended(const Id& id, const SuspendResult& result) = 0;
   virtual void notSuspended(const Id& id, const Failure& failure) = 0;
@@ -195,9 +221,11 @@ class Pool {
   // Brings it back to its devices, when there is room: takes its place in the queue for at most waitMs.
   // PoolEvents::resumed or notResumed, now or later. Of a lease that is active: nothing to do.
   void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now);
-  // Has its server move its sessions to other workers: PoolEvents::migrated or notMigrated, now or later. The
-  // store hears nothing of it. Of one that is being moved: joins that.
-  void migrate(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now);
+  // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
+  // that is being moved there: joins that.
+  void migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now);
+  // Where its sessions are, and the target first. Throws as those above, and if the lease has ended.
+  std::vector<Server> places(const Principal& who, const Id& id) const;
 
   // --- what the servers answered
   void granted(const Id& id, uint64_t now);
@@ -212,7 +240,15 @@ class Pool {
   // refused: the server said no (so it is suspended still); else it is unknown what happened.
   void resumeFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
   void migrateDone(const Id& id, uint64_t order, const MigrateResult& result, uint64_t now);
-  void migrateFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
+  // refused: the server said no, and has ended the order; else it is unknown what happened.
+  void migrateFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
+  void prepareDone(const Id& id, uint64_t order, uint64_t now);
+  void prepareFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
+  // unused: no session of the lease has the target's devices, and on its own server they are given back.
+  void returned(const Id& id, uint64_t order, bool unused, uint64_t now);
+  void returnFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
+  void settled(const Id& id, uint64_t order, uint64_t now);
+  void settleFailed(const Id& id, uint64_t order, uint64_t now);
 
   // Expiry, silence, waiters' deadlines. Call every 100 ms or so.
   void tick(uint64_t now);
@@ -263,6 +299,8 @@ class Pool {
   void endElsewhere(const std::string& uuid, const std::string& server, uint64_t now);
   void compareLeases(ServerRecord& server, const std::set<Id>& reported,
                      const std::vector<SuspendedLease>& suspended, uint64_t now);
+  void comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* suspended, uint64_t now);
+  void compareOther(LeaseRecord& record, const Placement& there, bool held);
   void noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns);
   void setProblem(Server& server, size_t index, const std::string& said);
   bool isCordoned(const std::string& server) const;
@@ -279,7 +317,9 @@ class Pool {
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);
-  void demandServer(const LeaseRecord& record, const char* what, uint64_t now) const;
+  void demandArrived(const LeaseRecord& record, const char* what) const;
+  void demandServer(const LeaseRecord& record, const Placement& placement, const char* what,
+                    uint64_t now) const;
   LeaseRecord* ordered(const Id& id, Change change, uint64_t order);
   void storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t now);
   void storeAgain(LeaseRecord& record, uint64_t now);
@@ -292,19 +332,39 @@ class Pool {
   void sendResume(LeaseRecord& record);
   void endChange(LeaseRecord& record, const Failure& failure);
   void disconnected(const std::string& server);
+  void orderLost(LeaseRecord& record, const std::string& server);
   void compareSuspended(LeaseRecord& record, const SuspendedLease* reported, uint64_t now);
+
+  // pool_moves.cpp
+  Choice chooseTarget(const LeaseRecord& record, const Principal& who, const MoveTarget& to,
+                      uint64_t now) const;
+  void addTarget(LeaseRecord& record, Choice choice);
+  void placed(const Id& id, const std::string& why);
+  void sendPrepare(LeaseRecord& record);
+  void sendMigrate(LeaseRecord& record);
+  void sendGiveBack(LeaseRecord& record, const Failure& failure);
+  void keepBoth(LeaseRecord& record, const std::string& why);
+  void stayOn(LeaseRecord& record, Placement& kept);
+  void stayAfter(LeaseRecord& record, Placement& kept, const Failure& failure);
+  void abandon(LeaseRecord& record, const std::string& server, const std::string& reason);
+  void storePlacements(LeaseRecord& record);
+  void storePlacementsAgain(LeaseRecord& record, uint64_t now);
+  void placementsStored(const Id& id, const std::set<uint64_t>& gone, const std::string& why);
+  void answerMove(LeaseRecord& record);
+  void tellLeft(LeaseRecord& record, const Placement& left);
 
   // pool_ends.cpp
   void sendGrant(LeaseRecord& record);
   void startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
-  void sendRevoke(LeaseRecord& record);
+  void sendRevoke(LeaseRecord& record, const std::string& server, const std::string& reason);
   void end(const Id& id, LeaseState as, const std::string& reason, uint64_t now);
-  bool ofEarlierLife(const LeaseRecord& record) const;
-  void outlive(LeaseRecord& record, const std::string& reason, uint64_t now);
+  void vacate(const Id& id, const std::string& server, const std::string& reason, uint64_t now);
+  bool ofEarlierLife(const Placement& placement) const;
+  void outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now);
   void answerEnded(const LeaseRecord& record, const std::string& reason);
   void beginEnd(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
-  void close(LeaseRecord& record, uint64_t now);
-  void closed(const Id& id, bool forgotten, const std::string& why);
+  void close(LeaseRecord& record, uint64_t now, bool givenUp = false);
+  void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why);
   void expire(LeaseRecord& record, uint64_t now);
   void forgetTombstones(uint64_t now);
 

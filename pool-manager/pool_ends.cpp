@@ -10,13 +10,18 @@ namespace {
 constexpr uint64_t kRetryMs = 1000;     // an end that the store refused is tried again after this
 constexpr size_t kMostForgotten = 256;  // tombstones at once
 
+bool allGone(const LeaseRecord& record) {
+  return std::all_of(record.placements.begin(), record.placements.end(),
+                     [](const Placement& one) { return one.gone; });
+}
+
 }  // namespace
 
 void Pool::sendGrant(LeaseRecord& record) {
   const auto server = servers_.find(record.server().name);
   // Its deadline takes it from here, or the first beat of another process of its server.
-  if (server == servers_.end() || !server->second.connected || ofEarlierLife(record)) return;
-  record.ordered = true;
+  if (server == servers_.end() || !server->second.connected || ofEarlierLife(record.primary())) return;
+  record.ordered.insert(record.server().name);
   events_.grant(wireLease(record));
 }
 
@@ -26,7 +31,7 @@ void Pool::granted(const Id& id, uint64_t now) {
   if (at == leases_.end() || at->second.state != LeaseState::granting) return;
   LeaseRecord& record = at->second;
   setState(record, LeaseState::active);
-  record.ordered = false;
+  record.ordered.erase(record.server().name);
   record.deadlineMs = now + record.ttlMs;
   record.grantedMs = now;
   events_.granted(wireLease(record));
@@ -38,7 +43,7 @@ void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint6
   if (at == leases_.end() || at->second.state != LeaseState::granting) return;
   const std::string server = at->second.server().name;
   if (const auto known = servers_.find(server); known != servers_.end()) known->second.suspect = why;
-  at->second.ordered = false;
+  at->second.ordered.erase(server);
   events_.failed(id, {Failure::Kind::serverLost, "server " + server + " did not take the lease: " + why});
   // Also where it was refused: the server may be ending that very lease, by order of this manager's earlier
   // life.
@@ -54,17 +59,19 @@ void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& re
   record.ending = as;
   record.reason = reason;
   record.revokingMs = now;
-  record.ordered = false;
+  record.ordered.clear();
   journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
                  [](const std::string&) {});
-  sendRevoke(record);
+  for (const Placement& placement : record.placements)
+    if (!placement.gone && !record.ordered.contains(placement.server.name))
+      sendRevoke(record, placement.server.name, reason);
 }
 
-void Pool::sendRevoke(LeaseRecord& record) {
-  const auto server = servers_.find(record.server().name);
+void Pool::sendRevoke(LeaseRecord& record, const std::string& name, const std::string& reason) {
+  const auto server = servers_.find(name);
   if (server == servers_.end() || !server->second.connected) return;
-  record.ordered = true;
-  events_.revoke(server->second.facts.life(), record.id, record.reason);
+  record.ordered.insert(name);
+  events_.revoke(server->second.facts.life(), record.id, reason);
 }
 
 // After a lost store two servers may hold a lease of the same name: each answers for its own.
@@ -73,9 +80,13 @@ void Pool::revoked(const ServerLife& server, const Id& id, uint64_t now) {
   const auto asked = servers_.find(server.name);
   if (asked != servers_.end() && asked->second.facts.life() == server) asked->second.strangers.erase(id);
   const auto at = leases_.find(id);
-  if (at == leases_.end() || at->second.server().life() != server) return serveWaiters(now);
-  const bool ends = at->second.state == LeaseState::revoking || at->second.state == LeaseState::lost;
-  if (ends && !ofEarlierLife(at->second)) end(id, at->second.ending, at->second.reason, now);
+  const Placement* there = at == leases_.end() ? nullptr : at->second.on(server.name);
+  if (there == nullptr || there->server.life() != server) return serveWaiters(now);
+  LeaseRecord& record = at->second;
+  const bool hasLeft = there->role == PlacementRole::left && record.server().name != server.name;
+  if ((record.runs() && !hasLeft) || ofEarlierLife(*there)) return;
+  record.ordered.erase(server.name);
+  vacate(id, server.name, record.reason, now);
 }
 
 void Pool::revokeFailed(const ServerLife& server, const Id& id, uint64_t now) {
@@ -83,21 +94,23 @@ void Pool::revokeFailed(const ServerLife& server, const Id& id, uint64_t now) {
   // The next beat, or the clock, takes it from here. Another process of the server may have been told since.
   const auto asked = servers_.find(server.name);
   const auto at = leases_.find(id);
-  if (at == leases_.end() || at->second.server().name != server.name) return;
-  if (asked == servers_.end() || asked->second.facts.life() == server) at->second.ordered = false;
+  if (at == leases_.end()) return;
+  if (asked == servers_.end() || asked->second.facts.life() == server) at->second.ordered.erase(server.name);
 }
 
 // Its server was started again: it knows nothing of the lease, but the workers that it finds.
-bool Pool::ofEarlierLife(const LeaseRecord& record) const {
-  const auto server = servers_.find(record.server().name);
-  return server != servers_.end() && server->second.facts.incarnation != record.server().incarnation;
+bool Pool::ofEarlierLife(const Placement& placement) const {
+  const auto server = servers_.find(placement.server.name);
+  return server != servers_.end() && server->second.facts.incarnation != placement.server.incarnation;
 }
 
-// Its server was started again, and its workers still run: over for its holder, and kept.
-void Pool::outlive(LeaseRecord& record, const std::string& reason, uint64_t now) {
+// That server was started again, and its workers still run: over for its holder, and kept; but if the lease
+// is elsewhere, too, it goes on, and what it has here is kept until nothing of it runs any more.
+void Pool::outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now) {
+  if (record.runs() && livesBeside(record, server) != nullptr) return;
   answerEnded(record, reason);
   beginEnd(record, LeaseState::lost, reason, now);
-  if (!isEnd(record.state)) close(record, now);
+  if (!isEnd(record.state)) close(record, now, true);
 }
 
 void Pool::answerEnded(const LeaseRecord& record, const std::string& reason) {
@@ -117,32 +130,53 @@ void Pool::beginEnd(LeaseRecord& record, LeaseState as, const std::string& reaso
 // Nothing of the lease runs: it is over as soon as the store has accepted that.
 void Pool::end(const Id& id, LeaseState as, const std::string& reason, uint64_t now) {
   LeaseRecord& record = leases_.at(id);
+  for (Placement& placement : record.placements) placement.gone = true;
   answerEnded(record, reason);
   beginEnd(record, as, reason, now);
-  record.gone = true;
   close(record, now);
 }
 
-void Pool::close(LeaseRecord& record, uint64_t now) {
+// Nothing of the lease runs on that server, or will. It lives on where it is besides; else it is over.
+void Pool::vacate(const Id& id, const std::string& server, const std::string& reason, uint64_t now) {
+  LeaseRecord& record = leases_.at(id);
+  bool lived = false;
+  for (Placement& placement : record.placements) {
+    if (placement.server.name != server) continue;
+    placement.gone = true;
+    lived = lived || placement.role != PlacementRole::left;
+  }
+  if (record.runs() && livesBeside(record, server) != nullptr)
+    return lived ? abandon(record, server, reason) : storePlacements(record);
+  if (record.runs() && !allGone(record)) {  // what it has left elsewhere has to be confirmed still
+    answerEnded(record, reason);
+    return startRevoke(record, LeaseState::lost, reason, now);
+  }
+  answerEnded(record, reason);
+  beginEnd(record, LeaseState::lost, reason, now);
+  close(record, now);
+}
+
+// Writes what is left of it: nothing, or, given up or lost before, where something of it may run still.
+void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
   if (record.closing) return;  // closed() looks again
+  StoredLease lost = record;
+  const std::set<uint64_t> gone = record.goneEpochs();
+  lost.forget(gone);
+  lost.state = LeaseState::lost;
+  const bool forgotten = lost.placements.empty();
+  if (!forgotten && !givenUp && !isEnd(record.state)) return;  // its other server has not answered yet
   record.closing = true;
   record.triedMs = now;
   const std::string key = kLeasePrefix + record.id.text();
   std::vector<Write> writes;
   if (!isEnd(record.state)) writes.push_back({kEndedPrefix + record.id.text(), record.reason});
-  if (record.gone) {
-    writes.push_back({key, std::nullopt});
-  } else {
-    StoredLease lost = record;
-    lost.state = LeaseState::lost;
-    writes.push_back({key, encodeLease(lost, bootId_)});
-  }
-  journal_.write(std::move(writes), [this, id = record.id, forgotten = record.gone](const std::string& why) {
-    closed(id, forgotten, why);
+  writes.push_back({key, forgotten ? std::nullopt : std::optional(encodeLease(lost, bootId_))});
+  journal_.write(std::move(writes), [this, id = record.id, gone, forgotten](const std::string& why) {
+    closed(id, gone, forgotten, why);
   });
 }
 
-void Pool::closed(const Id& id, bool forgotten, const std::string& why) {
+void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why) {
   const auto at = leases_.find(id);
   if (at == leases_.end()) return;
   LeaseRecord& record = at->second;
@@ -153,16 +187,18 @@ void Pool::closed(const Id& id, bool forgotten, const std::string& why) {
     tombstones_[id] = {record.reason, latestMs_};
     events_.ended(id);
   }
-  if (!forgotten && record.gone) return close(record, latestMs_);  // its server was heard of meanwhile
   if (forgotten) {
     leases_.erase(at);
     events_.ended(id);  // whoever dropped a lost one waits for it
+  } else {
+    record.forget(gone);
+    if (anyGone(record)) return close(record, latestMs_);  // its server was heard of meanwhile
   }
   serveWaiters(latestMs_);
 }
 
 void Pool::expire(LeaseRecord& record, uint64_t now) {
-  const bool runs = record.state != LeaseState::revoking && !isEnd(record.state);
+  const bool runs = record.runs();
   if (runs && now > record.deadlineMs + times_.driftMs) {
     if (record.state == LeaseState::granting) {
       const std::string server = "server " + record.server().name;
@@ -177,7 +213,8 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
   }
   const bool tooLate = record.state == LeaseState::revoking &&
                        now > std::max(record.deadlineMs, record.revokingMs) + times_.driftMs + times_.killMs;
-  if ((record.gone || tooLate) && now >= record.triedMs + kRetryMs) close(record, now);
+  if ((anyGone(record) || tooLate) && !record.runs() && now >= record.triedMs + kRetryMs)
+    close(record, now, tooLate);
 }
 
 void Pool::forgetTombstones(uint64_t now) {

@@ -40,9 +40,9 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   if (const auto dead = tombstones_.find(request.id); dead != tombstones_.end())
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
-    if (at->second.state == LeaseState::active || at->second.state == LeaseState::suspended)
-      events_.granted(wireLease(at->second));
-    if (at->second.state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
+    const LeaseState state = at->second.state;
+    if (at->second.runs() && state != LeaseState::granting) events_.granted(wireLease(at->second));
+    if (state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
     return;  // granting: the answer follows
   }
   if (std::find(unknownReleased_.begin(), unknownReleased_.end(), request.id) != unknownReleased_.end())
@@ -118,7 +118,7 @@ bool Pool::tooLate(const Waiter& waiter, uint64_t now) const {
 bool Pool::ending(uint64_t now) const {
   return std::any_of(leases_.begin(), leases_.end(), [&](const auto& one) {
     const LeaseRecord& record = one.second;
-    return record.state == LeaseState::revoking && (record.ordered || record.gone) &&
+    return record.state == LeaseState::revoking && (!record.ordered.empty() || anyGone(record)) &&
            record.ending == LeaseState::released && now < record.revokingMs + kEndingMs;
   });
 }
@@ -215,13 +215,14 @@ bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   LeaseRecord& record = at->second;
   if (who.role != Principal::Role::admin)
     throw std::invalid_argument("a lost lease is dropped by the pool's operator only");
-  const std::string& name = record.server().name;
-  const auto server = servers_.find(name);
-  if (server != servers_.end() && server->second.connected)
-    throw std::invalid_argument("server " + name +
-                                " is connected: it says itself when nothing of the lease runs any more");
+  for (const Placement& placement : record.placements) {
+    const auto server = servers_.find(placement.server.name);
+    if (server != servers_.end() && server->second.connected)
+      throw std::invalid_argument("server " + placement.server.name +
+                                  " is connected: it says itself when nothing of the lease runs any more");
+  }
   GPUPOOL_WARNING("lease %s, lost with server %s, is dropped by an operator", id.text().c_str(),
-                  name.c_str());
+                  record.server().name.c_str());
   end(id, LeaseState::lost, record.reason, now);
   return true;
 }

@@ -56,11 +56,17 @@ bool uses(const Placement& placement, const std::string& uuid) {
 }
 
 // A device that the server does not offer may still be used there.
-bool hasProblem(const Server& server, const Placement& placement) {
-  return std::any_of(placement.devices.begin(), placement.devices.end(), [&](const LeasedDevice& leased) {
+bool hasProblem(const Server& server, const std::vector<LeasedDevice>& devices) {
+  return std::any_of(devices.begin(), devices.end(), [&](const LeasedDevice& leased) {
     const auto at = std::find_if(server.devices.begin(), server.devices.end(),
                                  [&](const Device& one) { return one.uuid == leased.info.uuid; });
     return at == server.devices.end() || !at->problem.empty();
+  });
+}
+
+bool hasProblem(const Server& server, const StoredLease& lease) {
+  return std::any_of(lease.placements.begin(), lease.placements.end(), [&](const Placement& one) {
+    return one.server.name == server.name && hasProblem(server, one.devices);
   });
 }
 
@@ -91,8 +97,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
   server.duplicates.resize(facts.devices.size());
   disconnected(facts.name);  // orders that went over an earlier connection
-  for (auto& [id, record] : leases_)
-    if (record.server().name == facts.name) record.ordered = false;
+  for (auto& [id, record] : leases_) record.ordered.erase(facts.name);
 }
 
 // Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
@@ -102,17 +107,18 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
   const std::string restarted = "its server " + server.facts.name + " was restarted";
   std::vector<Id> lost;
   for (auto& [id, record] : leases_) {
-    if (record.server().name != server.facts.name) continue;
-    if (record.server().incarnation != server.facts.incarnation) {
-      if (server.running.contains(id) && record.server().bootId == server.facts.bootId)
-        outlive(record, restarted, now);
+    const Placement* there = record.on(server.facts.name);
+    if (there == nullptr) continue;
+    if (there->server.incarnation != server.facts.incarnation) {
+      if (server.running.contains(id) && there->server.bootId == server.facts.bootId)
+        outlive(record, server.facts.name, restarted, now);
       else
         lost.push_back(id);
     }
     server.running.erase(id);
   }
   server.strangers = std::exchange(server.running, {});
-  for (const Id& id : lost) end(id, LeaseState::lost, restarted, now);
+  for (const Id& id : lost) vacate(id, server.facts.name, restarted, now);
 }
 
 // One UUID is one device. It stays with the server that offered it first while that one is connected, or
@@ -169,10 +175,12 @@ std::string Pool::strangerOn(const ServerRecord& server, size_t device) const {
 
 // The GPU has come up in another server: on another boot of its machine, or in another machine.
 void Pool::endElsewhere(const std::string& uuid, const std::string& server, uint64_t now) {
-  std::vector<Id> over;
+  std::vector<std::pair<Id, std::string>> over;
   for (const auto& [id, record] : leases_)
-    if (record.server().name != server && uses(record.primary(), uuid)) over.push_back(id);
-  for (const Id& id : over) end(id, LeaseState::lost, "its GPU is now one of server " + server, now);
+    for (const Placement& placement : record.placements)
+      if (placement.server.name != server && uses(placement, uuid))
+        over.emplace_back(id, placement.server.name);
+  for (const auto& [id, was] : over) vacate(id, was, "its GPU is now one of server " + server, now);
 }
 
 void Pool::setProblem(Server& server, size_t index, const std::string& said) {
@@ -214,7 +222,7 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
   const std::string& name = server.facts.name;
   for (const Id& id : reported) {
     const auto lease = leases_.find(id);
-    if (lease != leases_.end() && lease->second.server().name == name) continue;
+    if (lease != leases_.end() && lease->second.on(name) != nullptr) continue;
     if (server.strangers.try_emplace(id).second)
       GPUPOOL_WARNING("server %s holds a lease that this manager does not know; revoking it", name.c_str());
   }
@@ -223,33 +231,53 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
     events_.revoke(server.facts.life(), id, "the manager does not know this lease");
   std::vector<Id> over;
   for (auto& [id, record] : leases_) {
-    if (record.server().name != name) continue;
-    if (record.server().incarnation != server.facts.incarnation) {
+    const Placement* there = record.on(name);
+    if (there == nullptr) continue;
+    if (there->server.incarnation != server.facts.incarnation) {
       // The server says of a device that workers of an earlier life run there, for as long as they do.
-      if (!hasProblem(server.facts, record.primary())) over.push_back(id);
+      if (!hasProblem(server.facts, record)) over.push_back(id);
       continue;
     }
-    const bool held = reported.contains(id);
-    const bool ends = record.state == LeaseState::revoking || record.state == LeaseState::lost;
-    if (ends && !record.ordered && !record.gone) sendRevoke(record);
-    if (record.state == LeaseState::granting && !record.ordered && !record.unborn) {
-      // Left over from an earlier life of this manager: the server has it already, or is told again.
-      if (held)
-        setState(record, LeaseState::active);
-      else
-        sendGrant(record);
-      if (held) events_.granted(wireLease(record));
-    } else if (!held && (record.state == LeaseState::active || record.state == LeaseState::suspended) &&
-               now > record.grantedMs + uint64_t{2} * times_.beatMs) {
-      startRevoke(record, LeaseState::lost, "its server " + name + " no longer holds it", now);
-    }
-    if (held) {
-      const auto at = std::find_if(suspended.begin(), suspended.end(),
-                                   [&](const SuspendedLease& one) { return one.id == record.id; });
-      compareSuspended(record, at == suspended.end() ? nullptr : &*at, now);
-    }
+    if (!record.runs() && !record.ordered.contains(name) && !there->gone)
+      sendRevoke(record, name, record.reason);
+    const auto at = std::find_if(suspended.begin(), suspended.end(),
+                                 [&](const SuspendedLease& one) { return one.id == record.id; });
+    if (record.server().name == name)
+      comparePrimary(record, reported.contains(id), at == suspended.end() ? nullptr : &*at, now);
+    else
+      compareOther(record, *there, reported.contains(id));
   }
-  for (const Id& id : over) end(id, LeaseState::lost, "its server " + name + " was restarted", now);
+  for (const Id& id : over) vacate(id, name, "its server " + name + " was restarted", now);
+}
+
+void Pool::comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* suspended, uint64_t now) {
+  const std::string lost = "its server " + record.server().name + " no longer holds it";
+  if (record.state == LeaseState::granting && !record.ordered.contains(record.server().name) &&
+      !record.unborn) {
+    // Left over from an earlier life of this manager: the server has it already, or is told again.
+    if (held)
+      setState(record, LeaseState::active);
+    else
+      sendGrant(record);
+    if (held) events_.granted(wireLease(record));
+  } else if (!held && record.runs() && record.state != LeaseState::granting &&
+             now > record.grantedMs + uint64_t{2} * times_.beatMs) {
+    if (livesBeside(record, record.server().name) != nullptr)
+      return abandon(record, record.server().name, lost);
+    startRevoke(record, LeaseState::lost, lost, now);
+  }
+  if (held) compareSuspended(record, suspended, now);
+  for (const Placement& placement : record.placements)
+    if (placement.role == PlacementRole::left && placement.server.name == record.server().name)
+      tellLeft(record, placement);
+}
+
+// Where the lease is to go, or has been. Its server names what it was granted from its answer on.
+void Pool::compareOther(LeaseRecord& record, const Placement& there, bool held) {
+  if (there.role == PlacementRole::left) return tellLeft(record, there);
+  const bool told = record.change != Change::placing && record.change != Change::preparing;
+  if (record.state == LeaseState::moving && !held && told)
+    abandon(record, there.server.name, "server " + there.server.name + " no longer holds it");
 }
 
 // For people; but for what stays when a lease is aside, which every other lease has to fit beside. A lease
@@ -286,8 +314,7 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   const bool settled = at->second.reported;
   at->second.connected = false;
   at->second.reported = false;
-  for (auto& [id, record] : leases_)
-    if (record.server().name == name) record.ordered = false;
+  for (auto& [id, record] : leases_) record.ordered.erase(name);
   disconnected(name);
   if (!goodbye) {
     GPUPOOL_WARNING("lost the connection to server %s", name.c_str());
@@ -296,9 +323,10 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   servers_.erase(at);
   std::vector<Id> lost;
   for (const auto& [id, record] : leases_)
-    if (record.server().name == name && (settled || record.server().incarnation == incarnation))
+    if (const Placement* there = record.on(name);
+        there != nullptr && (settled || there->server.incarnation == incarnation))
       lost.push_back(id);
-  for (const Id& id : lost) end(id, LeaseState::lost, "its server " + name + " left the pool", now);
+  for (const Id& id : lost) vacate(id, name, "its server " + name + " left the pool", now);
 }
 
 bool Pool::alive(const ServerRecord& server, uint64_t now) const {

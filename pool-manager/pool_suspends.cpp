@@ -1,5 +1,4 @@
-// Suspending and resuming: a lease whose memory leaves its devices, and comes back. And moving: a lease whose
-// sessions go to other workers of its server, of which only that server keeps anything.
+// Suspending and resuming: a lease whose memory leaves its devices, and comes back.
 //
 // Free for others is that memory only when its server has said that it is gone and the store has accepted
 // that. Taken it is again before the server hears that it may bring it back. Whatever was under way when the
@@ -10,6 +9,7 @@
 
 #include "base/log.h"
 #include "pool-manager/pool.h"
+#include "pool-manager/refusal.h"
 
 namespace gpupool::pool {
 namespace {
@@ -17,24 +17,9 @@ namespace {
 constexpr size_t kMaxQueued = 4096;
 constexpr uint64_t kStoreAgainMs = 1000;  // what the store refused is tried again after this
 
-std::string shortId(const Id& id) { return id.text().substr(0, 8); }
-
-[[noreturn]] void refuse(const LeaseRecord& record, const std::string& why) {
-  throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
-}
-
-// Something else is under way.
-[[noreturn]] void refuseNow(const LeaseRecord& record) {
-  const Change change = record.change;
-  refuse(record, change == Change::migrating ? "is being moved at this moment"
-                 : change == Change::suspending || change == Change::storing
-                     ? "is being suspended at this moment"
-                     : "is being resumed at this moment");
-}
-
 }  // namespace
 
-// Throws unless the lease is active or suspended, and the asker's.
+// Throws unless the lease is active, suspended or moving, and the asker's.
 LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char* what) {
   demandOwner(who, id);
   const auto at = leases_.find(id);
@@ -51,16 +36,28 @@ LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char*
   const std::string why = std::string("cannot be ") + what + ": it is ";
   if (record.state == LeaseState::granting)
     refuse(record, why + "granting: its server has not confirmed it yet");
+  if (record.target() != nullptr && record.runs()) return record;
   if (record.state != LeaseState::active && record.state != LeaseState::suspended)
     refuse(record, why + std::string(name(record.state)) + " (" + record.reason + ")");
   return record;
 }
 
-// Throws if its server cannot be told anything now.
-void Pool::demandServer(const LeaseRecord& record, const char* what, uint64_t now) const {
-  const std::string& server = record.server().name;
+// Throws for a lease that has two places: it is on neither alone.
+void Pool::demandArrived(const LeaseRecord& record, const char* what) const {
+  if (record.state != LeaseState::moving) return;
+  if (record.change != Change::none) refuseNow(record);
+  refuse(record, std::string("cannot be ") + what + ": it is moving to " + describe(*record.target()) +
+                     ", and has to arrive there first (gpupool migrate " + shortId(record.id) + ")");
+}
+
+// Throws if the server of that placement cannot be told anything of it now.
+void Pool::demandServer(const LeaseRecord& record, const Placement& placement, const char* what,
+                        uint64_t now) const {
+  const std::string& server = placement.server.name;
   const auto at = servers_.find(server);
-  const std::string absent = at == servers_.end() ? "not connected" : absence(at->second, now);
+  const std::string absent = at == servers_.end()       ? "not connected"
+                             : ofEarlierLife(placement) ? "it was restarted"
+                                                        : absence(at->second, now);
   if (!absent.empty())
     refuse(record, std::string("cannot be ") + what + ": server " + server + ": " + absent);
 }
@@ -68,12 +65,14 @@ void Pool::demandServer(const LeaseRecord& record, const char* what, uint64_t no
 void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "suspended");
+  demandArrived(record, "suspended");
   if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
-  demandServer(record, "suspended", now);
+  demandServer(record, record.primary(), "suspended", now);
   record.change = Change::suspending;
   record.order = ++orders_;
+  record.orderedAt = record.server().name;
   events_.suspend(record.server().name, id, drainMs, record.order);
 }
 
@@ -144,8 +143,9 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
 void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "resumed");
+  demandArrived(record, "resumed");
   if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
-  if (record.change == Change::migrating) return events_.resumed(id);
+  if (isMove(record.change)) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
   if (record.state == LeaseState::active) return events_.resumed(id);
   const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
@@ -249,6 +249,7 @@ void Pool::sendResume(LeaseRecord& record) {
   }
   record.change = Change::resuming;
   record.order = ++orders_;
+  record.orderedAt = server;
   events_.resume(server, record.id, record.order);
 }
 
@@ -276,44 +277,15 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
   endChange(*record, {Failure::Kind::serverLost, text});
 }
 
-// The lease stays what it is, whatever becomes of it; but nothing else is begun meanwhile, since the server
-// would do it behind this.
-void Pool::migrate(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
-  latestMs_ = now;
-  LeaseRecord& record = demandRunning(who, id, "moved");
-  if (record.change == Change::migrating) return;  // the answer follows
-  if (record.change != Change::none) refuseNow(record);
-  if (record.state == LeaseState::suspended)
-    refuse(record, "cannot be moved: it is suspended, and has to be resumed first");
-  demandServer(record, "moved", now);
-  record.change = Change::migrating;
-  record.order = ++orders_;
-  events_.migrate(record.server().name, id, drainMs, record.order);
-}
-
-void Pool::migrateDone(const Id& id, uint64_t order, const MigrateResult& result, uint64_t now) {
-  latestMs_ = now;
-  LeaseRecord* record = ordered(id, Change::migrating, order);
-  if (record == nullptr) return;
-  record->change = Change::none;
-  events_.migrated(id, result);
-}
-
-void Pool::migrateFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
-  latestMs_ = now;
-  LeaseRecord* record = ordered(id, Change::migrating, order);
-  if (record == nullptr) return;
-  endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
-}
-
 // Nobody waits any more for what was under way.
 void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   const Change was = record.change;
   const bool resumed = was == Change::reserving || was == Change::resuming || !record.notResumed.empty();
   record.change = Change::none;
   record.notResumed.clear();
+  if (was == Change::placing && record.target() != nullptr) record.target()->gone = true;  // nobody knows it
   if (was == Change::suspending || was == Change::storing) events_.notSuspended(record.id, failure);
-  if (was == Change::migrating) events_.notMigrated(record.id, failure);
+  if (isMove(was)) events_.notMigrated(record.id, failure);
   if (resumed) events_.notResumed(record.id, failure);
 }
 
@@ -321,17 +293,25 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
 // read of them it will not read.
 void Pool::disconnected(const std::string& server) {
   for (auto& [id, record] : leases_) {
+    orderLost(record, server);
     if (record.server().name != server) continue;
     record.unheard = false;
     record.turn.reset();
-    if (record.change == Change::suspending || record.change == Change::resuming)
-      endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
-                                                        "; what the lease is now, `gpupool leases` "
-                                                        "shows when the server is back"});
-    if (record.change == Change::migrating)
-      endChange(record, {Failure::Kind::serverLost, "lost the connection to server " + server +
-                                                        "; whether its sessions have moved is not known"});
+    record.settleOrder = 0;
   }
+}
+
+void Pool::orderLost(LeaseRecord& record, const std::string& server) {
+  const Change change = record.change;
+  const bool suspends = change == Change::suspending || change == Change::resuming;
+  const bool moves =
+      change == Change::preparing || change == Change::migrating || change == Change::returning;
+  if ((!suspends && !moves) || record.orderedAt != server) return;
+  const std::string lost = "lost the connection to server " + server;
+  endChange(record,
+            {Failure::Kind::serverLost,
+             lost + (suspends ? "; what the lease is now, `gpupool leases` shows when the server is back"
+                              : "; whether its sessions have moved is not known")});
 }
 
 // What a beat says of a lease that its server holds: it is suspended, or (null) it is not.

@@ -16,9 +16,15 @@ namespace {
 constexpr unsigned kMostPlacements = 16;
 
 template <class List>
-auto findPrimary(List& placements) {
+auto find(List& placements, PlacementRole role) {
   return std::find_if(placements.begin(), placements.end(),
-                      [](const Placement& one) { return one.role == PlacementRole::primary; });
+                      [role](const Placement& one) { return one.role == role; });
+}
+
+template <class List>
+auto findTarget(List& placements) {
+  const auto at = find(placements, PlacementRole::target);
+  return at == placements.end() ? nullptr : &*at;
 }
 
 void writePlacement(const Placement& from, schema::StoredPlacement::Builder to) {
@@ -32,10 +38,10 @@ void writePlacement(const Placement& from, schema::StoredPlacement::Builder to) 
 }
 
 Placement readPlacement(schema::StoredPlacement::Reader from) {
-  Placement to{pool::read(from.getServer()), {}, from.getEpoch(), bytes(from.getKey()), {}, {}};
+  Placement to{pool::read(from.getServer()), {}, from.getEpoch(), bytes(from.getKey()), {}, {}, false};
   to.devices = readLeasedDevices(from.getDevices());
   to.role = static_cast<PlacementRole>(from.getRole());
-  if (to.role > PlacementRole::standby)
+  if (to.role > PlacementRole::left)
     throw std::runtime_error("store: a lease has a placement of unknown role");
   to.kept = readKept(from.getKept());
   if (!to.kept.empty() && to.kept.size() != to.devices.size())
@@ -58,11 +64,40 @@ LeaseState readState(schema::LeaseState from) {
 
 }  // namespace
 
-const Placement& StoredLease::primary() const { return *findPrimary(placements); }
-Placement& StoredLease::primary() { return *findPrimary(placements); }
+const Placement& StoredLease::primary() const { return *find(placements, PlacementRole::primary); }
+Placement& StoredLease::primary() { return *find(placements, PlacementRole::primary); }
+const Placement* StoredLease::target() const { return findTarget(placements); }
+Placement* StoredLease::target() { return findTarget(placements); }
 
-Lease wireLease(const StoredLease& lease) {
-  const Placement& placement = lease.primary();
+const Placement* StoredLease::on(const std::string& server) const {
+  const auto at = std::find_if(placements.begin(), placements.end(),
+                               [&](const Placement& one) { return one.server.name == server; });
+  return at == placements.end() ? nullptr : &*at;
+}
+
+std::set<uint64_t> StoredLease::goneEpochs() const {
+  std::set<uint64_t> epochs;
+  for (const Placement& one : placements)
+    if (one.gone) epochs.insert(one.epoch);
+  return epochs;
+}
+
+void StoredLease::forget(const std::set<uint64_t>& epochs) {
+  std::erase_if(placements, [&](const Placement& one) { return epochs.contains(one.epoch); });
+  if (!placements.empty() && find(placements, PlacementRole::primary) == placements.end())
+    placements.front().role = PlacementRole::primary;
+}
+
+std::string describe(const Placement& placement) {
+  std::string ordinals;
+  for (const LeasedDevice& device : placement.devices)
+    ordinals += (ordinals.empty() ? "" : ",") + std::to_string(device.info.ordinal);
+  return placement.server.name + (placement.devices.size() == 1 ? " GPU " : " GPUs ") + ordinals;
+}
+
+Lease wireLease(const StoredLease& lease) { return wireLease(lease, lease.primary()); }
+
+Lease wireLease(const StoredLease& lease, const Placement& placement) {
   return {lease.id,      placement.server, placement.devices, lease.ttlMs, placement.epoch,
           placement.key, lease.holder,     lease.tenant,      0,           {},
           lease.terms};

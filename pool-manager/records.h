@@ -2,6 +2,7 @@
 // What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
 // Cordon under "cordon/<name>".
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,9 +14,9 @@ namespace gpupool::pool {
 inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch",
                          kCordonPrefix = "cordon/";
 
-// Holds the session; is to hold it when it has moved; would hold it if the primary were lost. As in
-// pool.capnp.
-enum class PlacementRole : uint32_t { primary, target, standby };
+// Holds the sessions; is to hold them when they have moved; would hold them if the primary were lost; held
+// them or was to, and its server has not said yet that it has given the devices up. As in pool.capnp.
+enum class PlacementRole : uint32_t { primary, target, standby, left };
 
 // Devices of one server, and the epoch and key with which that server admits the lease's sessions.
 struct Placement {
@@ -27,6 +28,7 @@ struct Placement {
   // By device: what stays there while the lease is suspended (SuspendResult::kept). Empty: its reservation is
   // whole.
   std::vector<uint64_t> kept;
+  bool gone = false;  // not stored: nothing of the lease runs there any more
 };
 
 struct StoredLease {
@@ -42,6 +44,14 @@ struct StoredLease {
 
   const Placement& primary() const;
   Placement& primary();
+  // Null: it does not move.
+  const Placement* target() const;
+  Placement* target();
+  // Any one on that server; null: none. All of a lease on one server are of one life of it.
+  const Placement* on(const std::string& server) const;
+  std::set<uint64_t> goneEpochs() const;  // of the placements that are gone
+  // Without these placements; of the others, if there are any, one is the primary then.
+  void forget(const std::set<uint64_t>& epochs);
   const Server& server() const { return primary().server; }
 };
 
@@ -58,6 +68,10 @@ Cordon decodeCordon(const std::string& text);
 
 // What its holder and its server are told of it.
 Lease wireLease(const StoredLease& lease);
+Lease wireLease(const StoredLease& lease, const Placement& placement);
+
+// "node8 GPU 1", "node8 GPUs 0,1".
+std::string describe(const Placement& placement);
 
 // bootId: of now; what the store says of processes holds within one boot.
 std::string encodeLease(const StoredLease& lease, const std::string& bootId);

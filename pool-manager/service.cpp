@@ -215,9 +215,18 @@ class Service::Session final : public schema::Manager::Server {
     context.allowCancellation();  // what was begun goes on
     const auto params = context.getParams();
     return service()
-        .migrateLease(principal(), read(params.getId()), params.getDrainMs())
+        .migrateLease(principal(), read(params.getId()), params.getDrainMs(), read(params.getTo()))
         .then(
             [context](MigrateResult&& result) mutable { write(result, context.getResults().initResult()); });
+  }
+
+  kj::Promise<void> places(PlacesContext context) override {
+    demand(Right::lease);
+    const Id id = read(context.getParams().getId());
+    const auto servers = guarded([&] { return service().pool_.places(principal(), id); });
+    auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
+    for (unsigned i = 0; i < list.size(); ++i) write(servers[i], list[i]);
+    return kj::READY_NOW;
   }
 
   kj::Promise<void> devices(DevicesContext context) override {

@@ -74,7 +74,9 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   template <class T>
   kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
   kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs);
-  kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs);
+  kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                          const MoveTarget& to);
+  kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
@@ -83,7 +85,11 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void revoke(const ServerLife& server, const Id& id, const std::string& reason) override;
   void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
   void resume(const std::string& server, const Id& id, uint64_t order) override;
-  void migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
+  void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
+               uint64_t order) override;
+  void prepare(const Lease& target, bool here, uint64_t order) override;
+  void giveBack(const Lease& target, bool here, uint64_t order) override;
+  void settle(const std::string& server, const Id& id, uint64_t order) override;
   void suspended(const Id& id, const SuspendResult& result) override;
   void notSuspended(const Id& id, const Failure& failure) override;
   void resumed(const Id& id) override;

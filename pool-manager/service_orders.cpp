@@ -16,9 +16,13 @@ constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one 
 
 kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
 
-constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases";
+constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases", kMoves[] = "move sessions";
+constexpr kj::Duration kBetweenLooks = 100 * kj::MILLISECONDS;
 
 kj::Exception notConnected() { return rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected"); }
+
+// Else it is unknown what became of the order.
+bool isRefusal(const kj::Exception& error) { return error.getType() != kj::Exception::Type::DISCONNECTED; }
 
 // Why an order was not carried out. what: "suspend leases".
 std::string refusal(const kj::Exception& error, const char* what) {
@@ -89,9 +93,10 @@ kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint3
   return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now); });
 }
 
-kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs) {
+kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                                 const MoveTarget& to) {
   return ask(migrating_, id,
-             [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), now); });
+             [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), to, now); });
 }
 
 // An order that is not answered in time is told from one that was refused: it may be carried out still.
@@ -134,12 +139,15 @@ void Service::resume(const std::string& server, const Id& id, uint64_t order) {
   tasks_.add(within(kMove + limits_.call, kj::mv(answer))
                  .then([this, id, order]() { pool_.resumeDone(id, order, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
-                         const bool refused = error.getType() != kj::Exception::Type::DISCONNECTED;
-                         pool_.resumeFailed(id, order, refusal(error, kSuspends), refused, clock_.now());
+                         pool_.resumeFailed(id, order, refusal(error, kSuspends), isRefusal(error),
+                                            clock_.now());
                        }));
 }
 
-void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) {
+// --- moves
+
+void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
+                      uint64_t order) {
   const auto control = controls_.find(server);
   kj::Promise<MigrateResult> answer = nullptr;
   if (control == controls_.end()) {
@@ -148,6 +156,7 @@ void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs,
     auto request = control->second.control.migrateRequest();
     write(id, request.initId());
     request.setDrainMs(drainMs);
+    if (target != nullptr) write(*target, request.initTarget(), Secrets::include);
     answer = request.send().then([](auto&& response) { return read(response.getResult()); });
   }
   const kj::Duration limit = drainMs * kj::MILLISECONDS + kMigrate + limits_.call;
@@ -155,7 +164,93 @@ void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs,
                  .then([this, id, order](
                            MigrateResult&& result) { pool_.migrateDone(id, order, result, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
-                         pool_.migrateFailed(id, order, refusal(error, "move sessions"), clock_.now());
+                         pool_.migrateFailed(id, order, refusal(error, kMoves), isRefusal(error),
+                                             clock_.now());
+                       }));
+}
+
+void Service::prepare(const Lease& target, bool here, uint64_t order) {
+  const Id id = target.id;
+  const auto control = controls_.find(target.server.name);
+  kj::Promise<void> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = notConnected();
+  } else if (here) {
+    auto request = control->second.control.addTargetRequest();
+    write(target, request.initTarget(), Secrets::include);
+    answer = request.send().ignoreResult();
+  } else {
+    auto request = control->second.control.grantRequest();
+    write(target, request.initLease(), Secrets::include);
+    answer = request.send().ignoreResult();
+  }
+  tasks_.add(within(limits_.call, kj::mv(answer))
+                 .then([this, id, order]() { pool_.prepareDone(id, order, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         pool_.prepareFailed(id, order, refusal(error, kMoves), isRefusal(error),
+                                             clock_.now());
+                       }));
+}
+
+// How many sessions of the lease are there. One that was to arrive and did not may be there for a moment.
+kj::Promise<uint32_t> Service::sessionsOf(const std::string& server, const Id& id, kj::TimePoint until) {
+  const auto control = controls_.find(server);
+  if (control == controls_.end()) return notConnected();
+  return control->second.control.sessionsRequest().send().then(
+      [this, server, id, until](auto&& response) -> kj::Promise<uint32_t> {
+        uint32_t count = 0;
+        for (auto session : response.getSessions())
+          count += read(session.getLease()) == id && !session.getEnded();
+        if (count == 0 || timer_.now() >= until) return count;
+        return timer_.afterDelay(kBetweenLooks).then([this, server, id, until]() {
+          return sessionsOf(server, id, until);
+        });
+      });
+}
+
+void Service::giveBack(const Lease& target, bool here, uint64_t order) {
+  const Id id = target.id;
+  const auto control = controls_.find(target.server.name);
+  kj::Promise<bool> unused = nullptr;
+  if (control == controls_.end()) {
+    unused = notConnected();
+  } else if (here) {
+    auto request = control->second.control.settleRequest();
+    write(id, request.initId());
+    unused = request.send().then([](auto&&) { return true; },
+                                 [](kj::Exception&& error) -> kj::Promise<bool> {
+                                   if (isRefusal(error)) return false;
+                                   return kj::mv(error);
+                                 });
+  } else {
+    unused = sessionsOf(target.server.name, id, timer_.now() + limits_.call / 2).then([](uint32_t count) {
+      return count == 0;
+    });
+  }
+  tasks_.add(within(limits_.call, kj::mv(unused))
+                 .then([this, id, order](bool is) { pool_.returned(id, order, is, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         pool_.returnFailed(id, order, refusal(error, kMoves), clock_.now());
+                       }));
+}
+
+void Service::settle(const std::string& server, const Id& id, uint64_t order) {
+  const auto control = controls_.find(server);
+  kj::Promise<void> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = notConnected();
+  } else {
+    auto request = control->second.control.settleRequest();
+    write(id, request.initId());
+    request.setMoved(true);
+    answer = request.send().ignoreResult();
+  }
+  tasks_.add(within(limits_.call, kj::mv(answer))
+                 .then([this, id, order]() { pool_.settled(id, order, clock_.now()); },
+                       [this, id, order](kj::Exception&& error) {
+                         GPUPOOL_WARNING("a server did not confirm that a lease has left its devices: %s",
+                                         errorText(error).c_str());
+                         pool_.settleFailed(id, order, clock_.now());
                        }));
 }
 

@@ -480,4 +480,6 @@ struct StoredPlacement {
 enum LeaseState {
   queued @0; granting @1; active @2; suspended @3; moving @4; revoking @5; released @6; expired @7; revoked @8; lost @9;
 }
-enum PlacementRole { primary @0; target @1; standby @2; }  # holds the session; is to hold it; would hold it
+# Holds the sessions; is to hold them; would hold them; held them or was to, and its server has not said yet that it has
+# given the devices up.
+enum PlacementRole { primary @0; target @1; standby @2; left @3; }

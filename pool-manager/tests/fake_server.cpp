@@ -58,10 +58,38 @@ class FakeServer::Control final : public schema::ServerControl::Server {
   kj::Promise<void> migrate(MigrateContext context) override {
     if (server_.oldServer) return schema::ServerControl::Server::migrate(context);
     server_.migrations.push_back(context.getParams().getDrainMs());
+    if (context.getParams().hasTarget())
+      server_.movedTo.push_back(pool::read(context.getParams().getTarget()));
     if (!server_.refuseMigrate.empty())
       kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseMigrate));
     if (server_.muteMigrate) return kj::NEVER_DONE;
     pool::write(pool::MigrateResult{2, uint64_t{3} << 30, 700}, context.getResults().initResult());
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> addTarget(AddTargetContext context) override {
+    if (!server_.refuseTargets.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseTargets));
+    const auto target = pool::read(context.getParams().getTarget());
+    server_.targets[target.id] = target;
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> settle(SettleContext context) override {
+    const Id id = pool::read(context.getParams().getId());
+    const bool moved = context.getParams().getMoved();
+    server_.settles.push_back(moved);
+    if (!moved && !server_.refuseSettle.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseSettle));
+    const auto target = server_.targets.extract(id);
+    if (moved && !target.empty()) server_.leases[id] = target.mapped();
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> sessions(SessionsContext context) override {
+    ++server_.asked;
+    auto list = context.getResults().initSessions(static_cast<unsigned>(server_.living.size()));
+    for (unsigned i = 0; i < list.size(); ++i) {
+      pool::write(server_.living[i], list[i].initLease());
+      list[i].setEnded(server_.livingEnded);
+    }
     return kj::READY_NOW;
   }
 

@@ -33,6 +33,13 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   std::string refuseMigrate;                      // not empty: fails with this
   bool muteMigrate = false;                       // never answers a migrate
   std::vector<uint32_t> migrations;               // orders to migrate: the drains that it was told
+  std::vector<pool::Lease> movedTo;               // and their targets, of those that had one
+  std::map<Id, pool::Lease> targets;              // other devices of leases that are here
+  std::vector<bool> settles;                      // orders to settle: whether the lease had moved
+  std::string refuseTargets, refuseSettle;        // not empty: addTarget, and settle(false), fail with this
+  std::vector<Id> living;                         // the leases of the sessions that it says it has
+  bool livingEnded = false;                       // they have ended lately
+  uint32_t asked = 0;                             // for its sessions
   std::string refuseGrants;                       // not empty: every grant fails with this
   Credentials credentials;                        // for a manager that wants a token
   bool muteRevokes = false;                       // never answers a revoke

@@ -30,8 +30,18 @@ struct Recorder final : PoolEvents {
   void resume(const std::string&, const Id& id, uint64_t order) override {
     resumes.push_back({id, order, 0});
   }
-  void migrate(const std::string&, const Id& id, uint32_t drainMs, uint64_t order) override {
-    migrates.push_back({id, order, drainMs});
+  void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
+               uint64_t order) override {
+    migrates.push_back({id, order, drainMs, server, target != nullptr ? *target : Lease()});
+  }
+  void prepare(const Lease& target, bool here, uint64_t order) override {
+    prepares.push_back({target.id, order, 0, target.server.name, target, here});
+  }
+  void giveBack(const Lease& target, bool here, uint64_t order) override {
+    returns.push_back({target.id, order, 0, target.server.name, target, here});
+  }
+  void settle(const std::string& server, const Id& id, uint64_t order) override {
+    settles.push_back({id, order, 0, server});
   }
   void suspended(const Id& id, const SuspendResult& result) override { results[id] = result; }
   void notSuspended(const Id& id, const Failure& failure) override { suspendFailures[id] = failure.text; }
@@ -57,8 +67,11 @@ struct Recorder final : PoolEvents {
     Id id;
     uint64_t number;
     uint32_t drainMs;
+    std::string server = {};
+    Lease target = {};
+    bool here = false;
   };
-  std::vector<Order> suspends, resumes, migrates;
+  std::vector<Order> suspends, resumes, migrates, prepares, returns, settles;
   std::map<Id, SuspendResult> results;
   std::map<Id, MigrateResult> moved;
   std::map<Id, std::string> suspendFailures, resumeFailures, moveFailures;

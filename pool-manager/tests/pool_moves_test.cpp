@@ -1,4 +1,5 @@
-// The order to move a lease's sessions: what the pool makes of it, and that it keeps nothing of it.
+// The order to move a lease's sessions to other workers: what the pool makes of it, and that it keeps nothing
+// of it. To other devices: pool_targets_test.cpp.
 #include "suspends_fixture.h"
 
 using namespace gpupool;
@@ -9,7 +10,7 @@ namespace {
 
 struct Moves : Suspends {
   Moves() { lease(1, 40 * kGiB); }
-  void migrate(uint64_t id, uint32_t drainMs = 30'000) { pool->migrate(kAdmin, {id, id}, drainMs, now); }
+  void migrate(uint64_t id, uint32_t drainMs = 30'000) { pool->migrate(kAdmin, {id, id}, drainMs, {}, now); }
   std::string refused(uint64_t id) {
     return thrown([&] { migrate(id); });
   }
@@ -41,9 +42,9 @@ TEST_CASE_METHOD(Moves, "an order to move is the server's, and changes nothing o
   CHECK(store->range("lease/").at(0).value == before);
   migrate(1);
   CHECK(events.migrates.size() == 2);
-  pool->migrateFailed({1, 1}, events.migrates[0].number, "late", now);  // of the first order
+  pool->migrateFailed({1, 1}, events.migrates[0].number, "late", true, now);  // of the first order
   CHECK(notMoved().empty());
-  pool->migrateFailed({1, 1}, events.migrates[1].number, "a capture is open", now);
+  pool->migrateFailed({1, 1}, events.migrates[1].number, "a capture is open", true, now);
   CHECK(notMoved() == "server a: a capture is open");
   CHECK(record(1).change == Change::none);
 }
@@ -64,7 +65,7 @@ TEST_CASE_METHOD(Moves, "what cannot be moved is refused with the reason") {
   }
   SECTION("another tenant's") {
     const Principal other{Principal::Role::user, "other"};
-    CHECK(contains(thrown([&] { pool->migrate(other, {1, 1}, 0, now); }), "another tenant's"));
+    CHECK(contains(thrown([&] { pool->migrate(other, {1, 1}, 0, {}, now); }), "another tenant's"));
   }
   SECTION("its server is away") {
     pool->left("a", {1, 0}, false, now);

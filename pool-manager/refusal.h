@@ -1,0 +1,26 @@
+#pragma once
+// How the pool says that a lease is in no state for what is asked. Part of its implementation.
+
+#include <stdexcept>
+#include <string>
+
+#include "pool-manager/pool.h"
+
+namespace gpupool::pool {
+
+inline std::string shortId(const Id& id) { return id.text().substr(0, 8); }
+
+[[noreturn]] inline void refuse(const LeaseRecord& record, const std::string& why) {
+  throw std::invalid_argument("lease " + shortId(record.id) + " " + why);
+}
+
+// Something else is under way.
+[[noreturn]] inline void refuseNow(const LeaseRecord& record) {
+  const Change change = record.change;
+  refuse(record, isMove(change) ? "is being moved at this moment"
+                 : change == Change::suspending || change == Change::storing
+                     ? "is being suspended at this moment"
+                     : "is being resumed at this moment");
+}
+
+}  // namespace gpupool::pool
