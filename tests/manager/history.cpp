@@ -42,7 +42,9 @@ bool findsPlantedBugs() {
               {Bug::hidesResuming, "a beat that says of a lease that is being resumed that it is suspended"},
               {Bug::overstates, "a server that says that it overcommits more than it does"},
               {Bug::hidesContexts, "a server that says of real GPUs that they are software GPUs"},
-              {Bug::losesCordons, "a disk that loses that servers are cordoned"}};
+              {Bug::losesCordons, "a disk that loses that servers are cordoned"},
+              {Bug::hidesSessions, "a server that says that no session has moved to it"},
+              {Bug::keepsDevices, "a server that keeps the devices that a lease has left"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -63,6 +65,7 @@ void add(Result& sum, const Result& one) {
   sum.partitions += one.partitions, sum.fullDisks += one.fullDisks, sum.lostStores += one.lostStores;
   sum.twins += one.twins, sum.suspends += one.suspends, sum.resumes += one.resumes;
   sum.crowded += one.crowded, sum.cordons += one.cordons, sum.migrations += one.migrations;
+  sum.arrivals += one.arrivals;
 }
 
 }  // namespace
@@ -93,11 +96,11 @@ int main(int count, char** words) {
       "killed, %llu "
       "partitions, "
       "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions, "
-      "%llu cordons, %llu moves: %llu faults, in %.1f s\n",
+      "%llu cordons, %llu moves (%llu sessions to other GPUs): %llu faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
       number(sum.kills), number(sum.partitions), number(sum.fullDisks), number(sum.lostStores),
       number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
-      number(sum.migrations), number(faults),
+      number(sum.migrations), number(sum.arrivals), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

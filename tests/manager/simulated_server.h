@@ -3,8 +3,10 @@
 // may outlive it. Times are milliseconds of the simulated world.
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,9 +28,20 @@ struct Moving {
   }
 };
 
+// An order to move the lease's sessions, which are moved one after the other.
+struct MoveOrder {
+  pool::Lease target;
+  uint64_t nextAt = 0;  // of the first one in the queue: when the next session is there
+  std::function<void(bool done)> answer;
+};
+
 struct Running {
   pool::Lease lease;
   Moving moving;
+  uint32_t sessions = 0;              // on the lease's devices
+  std::optional<pool::Lease> target;  // other devices of this server
+  uint32_t onTarget = 0;              // sessions there
+  std::deque<MoveOrder> orders;
   bool closing = false;
   uint64_t goneAt = 0;  // closing: when its workers are gone
   std::vector<std::function<void()>> confirm;
@@ -82,7 +95,10 @@ struct SimulatedServer {
                           turns ? all : 0, turns ? lease.terms.sharePercent : 0};
       }
     };
-    for (const auto& [id, one] : leases) add(one.lease, one.moving);
+    for (const auto& [id, one] : leases) {
+      add(one.lease, one.moving);
+      if (one.target) add(*one.target, one.moving);
+    }
     for (const Orphan& one : orphans) add(one.lease, one.moving);
     return uses;
   }

@@ -105,10 +105,17 @@ struct Holder {
 class World final : private PoolEvents {
  public:
   World(uint64_t seed, Bug bug)
-      : random_(seed), moves_(~seed), turns_(seed * 2 + 1), marks_(~seed * 2 + 1), bug_(bug) {
+      : random_(seed),
+        moves_(~seed),
+        turns_(seed * 2 + 1),
+        marks_(~seed * 2 + 1),
+        targets_(seed * 3 + 7),
+        bug_(bug) {
     loseStores_ = chance(25);
     // Other bugs are rare enough without it.
-    administrated_ = bug == Bug::losesCordons || (bug == Bug::none && pickMark(100) < 40);
+    const bool aboutMoves = bug == Bug::hidesSessions || bug == Bug::keepsDevices;
+    administrated_ = bug == Bug::losesCordons || aboutMoves || (bug == Bug::none && pickMark(100) < 40);
+    roomy_ = aboutMoves || (administrated_ && pickTarget(2) == 0);
     build();
     startManager();
   }
@@ -131,6 +138,7 @@ class World final : private PoolEvents {
   uint64_t pickMove(uint64_t below) { return moves_() % below; }
   uint64_t pickTurn(uint64_t below) { return turns_() % below; }
   uint64_t pickMark(uint64_t below) { return marks_() % below; }
+  uint64_t pickTarget(uint64_t below) { return targets_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -145,14 +153,16 @@ class World final : private PoolEvents {
       server.facts.name = std::string(1, static_cast<char>('a' + i));
       server.facts.localPath = "/s";
       server.facts.bootId = "boot 0 of " + std::to_string(i);
-      if (pickTurn(100) < 40) {
+      if (pickTurn(100) < 40 && !roomy_) {
         overcommits_ = true;
         server.overcommitPercent = 100 + static_cast<uint32_t>(1 + pickTurn(8)) * 50;
         server.real = pickTurn(2) == 0;
       }
       server.facts.overcommitPercent = server.overcommitPercent + (bug_ == Bug::overstates ? 100 : 0);
-      for (uint32_t d = 0; d < 1 + pick(2); ++d)
-        addDevice(server, std::to_string(i) + "/" + std::to_string(d));
+      uint32_t devices = 0;
+      for (; devices < 1 + pick(2); ++devices) addDevice(server, gpuName(i, devices));
+      for (const uint32_t all = devices + (roomy_ ? 2 : 0); devices < all; ++devices)
+        addDevice(server, gpuName(i, devices));
     }
     // Without a common manager's store only the host's own lock keeps two servers apart.
     if (!loseStores_ && chance(40)) {
@@ -174,6 +184,9 @@ class World final : private PoolEvents {
     for (Holder& holder : holders_) holder.nextAt = now_ + pick(2000);
   }
 
+  static std::string gpuName(int host, uint32_t index) {
+    return std::to_string(host) + "/" + std::to_string(index);
+  }
   void addDevice(SimulatedServer& server, const std::string& gpu) {
     Device device;
     device.uuid = ("gpu " + gpu + std::string(16, '.')).substr(0, 16);
@@ -238,8 +251,10 @@ class World final : private PoolEvents {
     ++result_.kills;
     server.alive = false;
     server.startAt = now_ + pick(4000);
-    for (auto& [id, one] : server.leases)
+    for (auto& [id, one] : server.leases) {
       server.orphans.push_back({one.lease, one.moving, now_ + pick(4000)});
+      if (one.target) server.orphans.push_back({*one.target, one.moving, now_ + pickTarget(4000)});
+    }
     server.leases.clear();
     if (server.connection >= 0) closeAtServer(*connections_[server.connection]);
     server.connection = -1;
@@ -316,7 +331,7 @@ class World final : private PoolEvents {
     checkExpiries();
   }
 
-  enum class Asks { grant, revoke, suspend, resume, migrate };
+  enum class Asks { grant, revoke, suspend, resume, migrate, prepare, giveBack, settle };
   struct Call {
     uint64_t number;
     Asks asks;
@@ -335,7 +350,13 @@ class World final : private PoolEvents {
       case Asks::resume:
         return pool_->resumeFailed(call.id, call.order, why, false, clock_->now());
       case Asks::migrate:
-        return pool_->migrateFailed(call.id, call.order, why, clock_->now());
+        return pool_->migrateFailed(call.id, call.order, why, false, clock_->now());
+      case Asks::prepare:
+        return pool_->prepareFailed(call.id, call.order, why, false, clock_->now());
+      case Asks::giveBack:
+        return pool_->returnFailed(call.id, call.order, why, clock_->now());
+      case Asks::settle:
+        return pool_->settleFailed(call.id, call.order, clock_->now());
       case Asks::revoke:
         revoking_.erase({call.server, call.id});
         return pool_->revokeFailed(call.server, call.id, clock_->now());
@@ -356,9 +377,7 @@ class World final : private PoolEvents {
     if (connection == nullptr) return;
     if (lastJoined(lease.server.name) != lease.server.incarnation)
       return fault("a grant for another life of its server");
-    if (const auto cordoned = cordoned_.find(lease.server.name);
-        cordoned != cordoned_.end() && !cordoned->second.contains(lease.id))
-      return fault("a lease came to be on a cordoned server");
+    checkCordon(lease);
     const uint64_t number = ++callNumber_;
     calls_.push_back({number, Asks::grant, lease.id, connection, clock_->now() + kCallMs});
     connection->toServer.send(soon(), [this, connection, lease, number, store = stores_] {
@@ -373,9 +392,27 @@ class World final : private PoolEvents {
     });
   }
 
+  void checkCordon(const Lease& lease) {
+    if (const auto cordoned = cordoned_.find(lease.server.name);
+        cordoned != cordoned_.end() && !cordoned->second.contains(lease.id))
+      fault("a lease came to be on a cordoned server");
+  }
+
+  // A manager that has lost its store may take another lease for this one.
+  void checkRevoke(const SimulatedServer& server, const ServerLife& life, const Id& id) {
+    const auto record = pool_->leases().find(id);
+    const auto there = server.leases.find(id);
+    if (stores_ != 0 || record == pool_->leases().end() || !record->second.runs() ||
+        there == server.leases.end() || server.facts.life() != life)
+      return;
+    if (there->second.sessions + there->second.onTarget != 0)
+      fault("sessions are ended although their lease goes on");
+  }
+
   void revoke(const ServerLife& server, const Id& id, const std::string&) override {
     Connection* connection = connectionOf(server.name);
     if (connection == nullptr || !revoking_.insert({server, id}).second) return;
+    checkRevoke(servers_[connection->server], server, id);
     const uint64_t number = ++callNumber_;
     calls_.push_back({number, Asks::revoke, id, connection, clock_->now() + kCallMs, 0, server});
     const auto confirm = [this, connection, server, id, number] {
@@ -391,6 +428,7 @@ class World final : private PoolEvents {
       if (lease == at.leases.end()) return confirm();
       if (!lease->second.closing) lease->second.goneAt = now_ + pick(1500);
       lease->second.closing = true;
+      endOrders(lease->second);
       if (bug_ == Bug::believesRevoke) return confirm();
       lease->second.confirm.push_back(confirm);
     });
@@ -425,30 +463,145 @@ class World final : private PoolEvents {
     connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, answer] {
       SimulatedServer& at = servers_[connection->server];
       const auto lease = at.leases.find(id);
-      if (lease == at.leases.end() || lease->second.closing) return answer(false);
+      if (lease == at.leases.end() || lease->second.closing || !lease->second.orders.empty())
+        return answer(false);
       beginMove(lease->second, suspends, answer);
     });
   }
 
-  // Between a server's workers: whether it can be done is all that matters here.
-  void migrate(const std::string& server, const Id& id, uint32_t, uint64_t order) override {
+  // An order to move, or to reserve devices for that: the server does `carry`, which gives the answer once,
+  // and that is told the pool.
+  using Answer = std::function<void(bool done)>;
+  void sendMoveOrder(const std::string& server, const Call& order, const Answer& tell,
+                     const std::function<void(SimulatedServer&, const Answer&)>& carry) {
     Connection* connection = connectionOf(server);
     if (connection == nullptr) return fault("an order for a server that is not connected");
     const uint64_t number = ++callNumber_;
-    calls_.push_back({number, Asks::migrate, id, connection, clock_->now() + kOrderMs, order});
-    connection->toServer.send(now_ + pickMark(80), [this, connection, id, number, order] {
-      SimulatedServer& at = servers_[connection->server];
-      const auto lease = at.leases.find(id);
-      const bool done = lease != at.leases.end() && !lease->second.closing &&
-                        lease->second.moving.is == Moving::Is::running;
-      connection->toManager.send(now_ + pickMark(900), [this, id, number, order, done] {
-        if (!take(number)) return;
-        if (done)
-          pool_->migrateDone(id, order, {}, clock_->now());
-        else
-          pool_->migrateFailed(id, order, "it cannot", clock_->now());
+    Call& call = calls_.emplace_back(order);
+    call.number = number, call.connection = connection, call.untilMs = clock_->now() + kOrderMs;
+    const Answer answer = [this, connection, number, tell](bool done) {
+      if (!connection->openAtServer) return;
+      connection->toManager.send(now_ + pickTarget(300), [this, number, tell, done] {
+        if (take(number)) tell(done);
       });
+    };
+    connection->toServer.send(now_ + pickTarget(80), [this, connection, carry, answer] {
+      carry(servers_[connection->server], answer);
     });
+  }
+  static Call orderOf(Asks asks, const Id& id, uint64_t order) {
+    return {0, asks, id, nullptr, 0, order, {}};
+  }
+
+  void migrate(const std::string& server, const Id& id, uint32_t, const Lease* target,
+               uint64_t order) override {
+    const auto tell = [this, id, order](bool done) {
+      if (done) return pool_->migrateDone(id, order, {}, clock_->now());
+      pool_->migrateFailed(id, order, "it cannot", true, clock_->now());
+    };
+    const Lease to = target != nullptr ? *target : Lease();
+    sendMoveOrder(server, orderOf(Asks::migrate, id, order), tell,
+                  [this, id, to](SimulatedServer& at, const Answer& answer) {
+                    const auto lease = at.leases.find(id);
+                    if (lease == at.leases.end() || lease->second.closing ||
+                        lease->second.moving.is != Moving::Is::running)
+                      return answer(false);
+                    lease->second.orders.push_back({to, now_ + pickTarget(600), answer});
+                  });
+  }
+
+  void endOrders(Running& running) {
+    for (const MoveOrder& order : std::exchange(running.orders, {})) order.answer(false);
+  }
+
+  // The next one, with some luck; between workers of the same devices it changes nothing.
+  void moveSession(Running& running) {
+    MoveOrder& order = running.orders.front();
+    order.nextAt = now_ + pickTarget(600);
+    const bool stays = order.target.devices.empty() || running.sessions == 0;
+    const bool moved = stays || (pickTarget(100) < 80 && arrive(running, order.target));
+    if (moved && !stays) {
+      ++result_.arrivals;
+      if (--running.sessions != 0) return;
+    }
+    const auto answer = std::move(order.answer);
+    running.orders.pop_front();
+    if (!running.orders.empty()) running.orders.front().nextAt = now_ + pickTarget(600);
+    answer(moved);
+  }
+
+  bool arrive(Running& running, const Lease& target) {
+    if (running.lease.server.name == target.server.name) {
+      if (!running.target || running.target->epoch != target.epoch) return false;
+      ++running.onTarget;
+      return true;
+    }
+    for (SimulatedServer& server : servers_) {
+      const auto there = server.leases.find(target.id);
+      if (server.facts.name != target.server.name || !server.runs(now_) || there == server.leases.end())
+        continue;
+      if (there->second.closing || there->second.lease.epoch != target.epoch) return false;
+      ++there->second.sessions;
+      return true;
+    }
+    return false;
+  }
+
+  void prepare(const Lease& target, bool here, uint64_t order) override {
+    checkCordon(target);
+    wentOn_.insert({stores_, target.id});
+    const auto tell = [this, id = target.id, order](bool done) {
+      if (done) return pool_->prepareDone(id, order, clock_->now());
+      pool_->prepareFailed(id, order, "no", true, clock_->now());
+    };
+    sendMoveOrder(target.server.name, orderOf(Asks::prepare, target.id, order), tell,
+                  [this, target, here, store = stores_](SimulatedServer& at, const Answer& answer) {
+                    if (!here) return answer(admit(at, target, store, true).empty());
+                    answer(reserve(at, target));
+                  });
+  }
+
+  bool reserve(SimulatedServer& server, const Lease& target) {
+    const auto at = server.leases.find(target.id);
+    if (at == server.leases.end() || at->second.closing) return false;
+    if (at->second.target) return at->second.target->epoch == target.epoch;
+    for (const auto& device : target.devices)
+      if (target.epoch <= server.epochs[device.info.uuid]) return false;
+    for (const auto& device : target.devices) server.epochs[device.info.uuid] = target.epoch;
+    at->second.target = target;
+    return true;
+  }
+
+  void giveBack(const Lease& target, bool here, uint64_t order) override {
+    const auto tell = [this, id = target.id, order](bool unused) {
+      pool_->returned(id, order, unused, clock_->now());
+    };
+    sendMoveOrder(target.server.name, orderOf(Asks::giveBack, target.id, order), tell,
+                  [this, id = target.id, here](SimulatedServer& server, const Answer& answer) {
+                    const auto at = server.leases.find(id);
+                    if (at == server.leases.end() || bug_ == Bug::hidesSessions) return answer(true);
+                    if (!here) return answer(at->second.sessions == 0);
+                    if (at->second.onTarget == 0) at->second.target.reset();
+                    answer(at->second.onTarget == 0);
+                  });
+  }
+
+  void settle(const std::string& server, const Id& id, uint64_t order) override {
+    const auto tell = [this, id, order](bool done) {
+      if (done) return pool_->settled(id, order, clock_->now());
+      pool_->settleFailed(id, order, clock_->now());
+    };
+    sendMoveOrder(server, orderOf(Asks::settle, id, order), tell,
+                  [this, id](SimulatedServer& at, const Answer& answer) {
+                    const auto lease = at.leases.find(id);
+                    if (lease == at.leases.end() || !lease->second.target || bug_ == Bug::keepsDevices)
+                      return answer(true);
+                    Running& running = lease->second;
+                    if (running.sessions != 0) return answer(false);
+                    running.lease = *std::exchange(running.target, std::nullopt);
+                    running.sessions = std::exchange(running.onTarget, 0);
+                    answer(true);
+                  });
   }
 
   void beginMove(Running& running, bool suspends, const std::function<void(bool)>& answer) {
@@ -508,20 +661,23 @@ class World final : private PoolEvents {
   // --- servers
   uint64_t soon() { return now_ + pick(80); }
 
-  std::string admit(SimulatedServer& server, const Lease& lease, int store) {
+  std::string admit(SimulatedServer& server, const Lease& lease, int store, bool isTarget = false) {
     if (const auto at = server.leases.find(lease.id); at != server.leases.end())
       return at->second.closing ? "it is being revoked" : "";
     for (const auto& device : lease.devices)
       if (lease.epoch <= server.epochs[device.info.uuid]) return "its epoch is too low";
     const auto [before, first] = granted_.try_emplace({store, lease.id}, lease.epoch);
-    if (!first && before->second != lease.epoch) fault("a request was granted twice");
+    if (!first && before->second != lease.epoch && !isTarget && !wentOn_.contains({store, lease.id}))
+      fault("a request was granted twice");
     for (const Holder& holder : holders_)
       if (holder.id == lease.id && (holder.terms.sharePercent != lease.terms.sharePercent ||
                                     holder.terms.priority != lease.terms.priority))
         fault("a lease was granted on other terms than were asked for");
     for (const auto& device : lease.devices) server.epochs[device.info.uuid] = lease.epoch;
-    server.leases[lease.id].lease = lease;
-    ++result_.leases;
+    Running& running = server.leases[lease.id];
+    running.lease = lease;
+    running.sessions = isTarget ? 0 : static_cast<uint32_t>(pickTarget(3));
+    result_.leases += !isTarget;
     result_.crowded += std::any_of(lease.devices.begin(), lease.devices.end(), [&](const auto& device) {
       uint64_t sum = 0;
       for (const auto& [id, use] : server.on(device.info.uuid)) sum += use.now;
@@ -540,6 +696,7 @@ class World final : private PoolEvents {
     }
     if (!server.runs(now_)) return;
     for (auto& [id, one] : server.leases) {
+      if (!one.closing && !one.orders.empty() && now_ >= one.orders.front().nextAt) moveSession(one);
       const bool moves = one.moving.is == Moving::Is::suspending || one.moving.is == Moving::Is::resuming;
       if (moves && !one.closing && now_ >= one.moving.doneAt) endMove(one.moving);
     }
@@ -734,12 +891,12 @@ class World final : private PoolEvents {
   // he was told to be cordoned has no leases but those that there were when he asked for it.
   void cordonStep() {
     if (!pool_ || !administrated_) return;
-    if (!pool_->leases().empty() && pickMark(1500) < kStep) {
+    if (!pool_->leases().empty() && pickMark(roomy_ ? 300 : 1500) < kStep) {
       auto at = pool_->leases().begin();
       std::advance(at, static_cast<std::ptrdiff_t>(pickMark(pool_->leases().size())));
-      toManager_.send(now_ + pickMark(80), [this, id = at->first] {
+      toManager_.send(now_ + pickMark(80), [this, id = at->first, to = whereTo()] {
         try {
-          pool_->migrate({}, id, 1000, clock_->now());
+          pool_->migrate({}, id, 1000, to, clock_->now());
         } catch (const std::invalid_argument&) {
           return;  // not in the state for it
         }
@@ -754,6 +911,19 @@ class World final : private PoolEvents {
                                             cordons = cordons && !healed_] { setCordon(server, cordons); });
     }
   }
+  MoveTarget whereTo() {
+    switch (pickTarget(5)) {
+      case 0:
+        return {};
+      case 1:
+        return {servers_[pickTarget(servers_.size())].facts.name};
+      case 2:
+        return {"", {static_cast<uint32_t>(pickTarget(2))}};
+      default:
+        return {"", {}, true};
+    }
+  }
+
   void setCordon(const std::string& server, bool cordons) {
     const uint64_t order = ++cordonOrders_[server];
     if (!cordons) cordoned_.erase(server);  // whatever comes of it
@@ -882,8 +1052,8 @@ class World final : private PoolEvents {
     if (server == pool_->servers().end()) return ", which is not there";
     std::string text = server->second.connected ? ", connected" : ", away";
     if (server->second.facts.incarnation != record.server().incarnation) text += ", of an earlier life";
-    if (record.ordered) text += ", told";
-    if (record.gone) text += ", gone";
+    if (!record.ordered.empty()) text += ", told";
+    if (anyGone(record)) text += ", gone";
     if (record.closing) text += ", closing";
     for (const LeasedDevice& device : record.primary().devices)
       for (const Device& one : server->second.facts.devices)
@@ -917,9 +1087,10 @@ class World final : private PoolEvents {
             " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_, turns_, marks_;
+  std::mt19937_64 random_, moves_, turns_, marks_, targets_;
   const Bug bug_;
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
+  bool roomy_ = false;  // there are GPUs for leases that move
   const uint64_t start_ = 1'000'000;
   uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
@@ -938,6 +1109,7 @@ class World final : private PoolEvents {
   uint64_t callNumber_ = 0;
   Pipe toManager_;
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request
+  std::set<std::pair<int, Id>> wentOn_;  // those that were given a target, and are granted there again
   std::string fault_;
   Result result_;
   std::optional<Pool> pool_;  // last: it goes before what it tells
