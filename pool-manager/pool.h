@@ -343,7 +343,7 @@ class Pool {
   void sendPrepare(LeaseRecord& record);
   void sendMigrate(LeaseRecord& record);
   void sendGiveBack(LeaseRecord& record, const Failure& failure);
-  void keepBoth(LeaseRecord& record, const std::string& why);
+  void keepBoth(LeaseRecord& record, Failure failure);
   void stayOn(LeaseRecord& record, Placement& kept);
   void stayAfter(LeaseRecord& record, Placement& kept, const Failure& failure);
   void abandon(LeaseRecord& record, const std::string& server, const std::string& reason);

@@ -142,7 +142,7 @@ void Pool::prepareFailed(const Id& id, uint64_t order, const std::string& why, b
   if (record == nullptr) return;
   const std::string text = "server " + record->target()->server.name + ": " + why;
   if (refused) return sendGiveBack(*record, {Failure::Kind::refused, text});
-  endChange(*record, {Failure::Kind::serverLost, text});
+  keepBoth(*record, {Failure::Kind::serverLost, text});
 }
 
 // The lease stays what it is, whatever becomes of it; but nothing else is begun meanwhile, since the server
@@ -173,8 +173,8 @@ void Pool::migrateFailed(const Id& id, uint64_t order, const std::string& why, b
   if (record == nullptr) return;
   const Failure failure{refused ? Failure::Kind::refused : Failure::Kind::serverLost,
                         "server " + record->server().name + ": " + why};
-  if (record->target() != nullptr && refused) return sendGiveBack(*record, failure);
-  endChange(*record, failure);
+  if (record->target() == nullptr) return endChange(*record, failure);
+  refused ? sendGiveBack(*record, failure) : keepBoth(*record, failure);
 }
 
 // The order was refused. Where no session has moved, now or when it was given before, the lease is again what
@@ -185,7 +185,7 @@ void Pool::sendGiveBack(LeaseRecord& record, const Failure& failure) {
   record.change = Change::returning;
   record.failure = failure;
   if (server == servers_.end() || !server->second.connected || ofEarlierLife(target))
-    return keepBoth(record, "");
+    return keepBoth(record, failure);
   record.order = ++orders_;
   record.orderedAt = target.server.name;
   events_.giveBack(wireLease(record, target), isHere(record, target), record.order);
@@ -195,7 +195,7 @@ void Pool::returned(const Id& id, uint64_t order, bool unused, uint64_t now) {
   latestMs_ = now;
   LeaseRecord* record = ordered(id, Change::returning, order);
   if (record == nullptr) return;
-  if (!unused) return keepBoth(*record, "");
+  if (!unused) return keepBoth(*record, record->failure.value());
   record->target()->gone = isHere(*record, *record->target());
   stayOn(*record, record->primary());
 }
@@ -203,14 +203,15 @@ void Pool::returned(const Id& id, uint64_t order, bool unused, uint64_t now) {
 void Pool::returnFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
   latestMs_ = now;
   LeaseRecord* record = ordered(id, Change::returning, order);
-  if (record != nullptr)
-    keepBoth(*record, "; server " + record->target()->server.name + " does not say what is there: " + why);
+  if (record == nullptr) return;
+  Failure failure = record->failure.value();
+  failure.text += "; server " + record->target()->server.name + " does not say what is there: " + why;
+  keepBoth(*record, failure);
 }
 
-void Pool::keepBoth(LeaseRecord& record, const std::string& why) {
-  Failure failure = std::exchange(record.failure, std::nullopt).value();
+void Pool::keepBoth(LeaseRecord& record, Failure failure) {
   failure.text +=
-      why + "; the lease may have sessions in both places: it is moving to " + describe(*record.target()) +
+      "; the lease may have sessions in both places: it is moving to " + describe(*record.target()) +
       " still, and goes on when it is asked to again (gpupool migrate " + shortId(record.id) + ")";
   endChange(record, failure);
 }

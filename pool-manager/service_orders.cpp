@@ -217,7 +217,7 @@ void Service::giveBack(const Lease& target, bool here, uint64_t order) {
   } else if (here) {
     auto request = control->second.control.settleRequest();
     write(id, request.initId());
-    unused = request.send().then([](auto&&) { return true; },
+    unused = request.send().then([](auto&&) -> kj::Promise<bool> { return true; },
                                  [](kj::Exception&& error) -> kj::Promise<bool> {
                                    if (isRefusal(error)) return false;
                                    return kj::mv(error);

@@ -352,7 +352,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            setField(reply.transport, session.transport);
                            setField(reply.networkDevice, settings_.networkDevice);
                            reply.stallMs = settings_.stallMs;
-                           setField(reply.server, lease_ ? lease_->server.name : "");
+                           setField(reply.server, session.server);
                            opened_ = true;
                            sendReply(peer.socket, reply, session.socket);
                          },
@@ -370,12 +370,7 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
              kj::throwFatalException(toException({Status::leaseEnded, "the session's lease has ended"}));
            return acquire();
          })
-      .then([this, wish]() {
-        // The lease may end while the session opens.
-        auto lease = kj::heap<pool::Lease>(*lease_);
-        auto opened = openSession(io_, *lease, wish, settings_.sessionLimit);
-        return opened.attach(kj::mv(lease));
-      })
+      .then([this, wish]() { return wish.moves() ? openMoved(wish) : openNew(wish); })
       .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
         const OpenFailure failure = toFailure(error);
         if (failure.status != Status::waiting) return kj::mv(error);
@@ -385,6 +380,78 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
               toException({Status::serverLost, "the session cannot move: " + failure.text}));
         return waitForResume(peer, wish);
       });
+}
+
+kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
+  return places().then([this, wish](std::vector<pool::Server>&& servers) { return openAt(servers, wish); },
+                       [](kj::Exception&& error) -> kj::Promise<OpenSession> {
+                         return toException({Status::noManager,
+                                             "the session cannot move: the manager does not say where to: " +
+                                                 pool::errorText(error)});
+                       });
+}
+
+kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
+  const pool::ServerLife tried = lease_->server.life();
+  return openAt({lease_->server}, wish)
+      .catch_([this, wish, tried](kj::Exception&& error) -> kj::Promise<OpenSession> {
+        const Status status = toFailure(error).status;
+        if (status != Status::leaseEnded && status != Status::serverLost) return kj::mv(error);
+        return places().then(
+            [this, wish, tried,
+             why = kj::cp(error)](std::vector<pool::Server>&& servers) mutable -> kj::Promise<OpenSession> {
+              std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
+              if (servers.empty() || !lease_) return kj::mv(why);
+              return openAt({servers.rbegin(), servers.rend()}, wish);
+            },
+            [why = kj::cp(error)](kj::Exception&&) mutable -> kj::Promise<OpenSession> {
+              return kj::mv(why);
+            });
+      });
+}
+
+kj::Promise<OpenSession> Holder::openAt(std::vector<pool::Server> servers, const SessionWish& wish) {
+  if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+  // The lease may end while the session opens.
+  auto lease = kj::heap<pool::Lease>(*lease_);
+  lease->server = servers.front();
+  servers.erase(servers.begin());
+  auto opened = kj::evalNow([&] { return openSession(io_, *lease, wish, settings_.sessionLimit); });
+  return opened.attach(kj::mv(lease))
+      .catch_([this, servers = std::move(servers),
+               wish](kj::Exception&& error) mutable -> kj::Promise<OpenSession> {
+        if (servers.empty()) return kj::mv(error);
+        return openAt(std::move(servers), wish);
+      });
+}
+
+kj::Promise<std::vector<pool::Server>> Holder::places() {
+  return io_.getTimer().timeoutAfter(settings_.placesLimit, askPlaces());
+}
+
+kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
+  if (!lease_) return KJ_EXCEPTION(FAILED, "the lease has ended");
+  return connect(0, "")
+      .then([this]() {
+        auto request = connection_->manager().placesRequest();
+        pool::write(lease_->id, request.initId());
+        return request.send();
+      })
+      .then(
+          [this](capnp::Response<schema::Manager::PlacesResults>&& response)
+              -> kj::Promise<std::vector<pool::Server>> {
+            std::vector<pool::Server> servers;
+            for (auto server : response.getServers()) servers.push_back(pool::read(server));
+            if (servers.empty()) return KJ_EXCEPTION(FAILED, "the lease is nowhere");
+            if (servers.size() == 1 && lease_) lease_->server = servers.front();  // it has arrived
+            return kj::mv(servers);
+          },
+          [this](kj::Exception&& error) -> kj::Promise<std::vector<pool::Server>> {
+            if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED)
+              return kj::mv(error);
+            connection_ = nullptr;
+            return io_.getTimer().afterDelay(settings_.placesPause).then([this]() { return askPlaces(); });
+          });
 }
 
 kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wish) {

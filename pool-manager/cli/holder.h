@@ -24,7 +24,9 @@ struct HolderSettings {
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
-  kj::Duration releaseLimit = 7 * kj::SECONDS;   // one attempt to give the lease back
+  kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is
+  kj::Duration placesPause = 200 * kj::MILLISECONDS;
+  kj::Duration releaseLimit = 7 * kj::SECONDS;  // one attempt to give the lease back
   kj::Duration releasePause = 200 * kj::MILLISECONDS;
   // The server of a lease whose memory is off its devices is asked again after this, and then ever more
   // rarely. A lease that takes turns waits only while it is asked.
@@ -69,6 +71,15 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // Asks again while the lease is suspended, for as long as it and the application live; once only for a
   // session that moves.
   kj::Promise<OpenSession> openPatiently(Peer& peer, const SessionWish& wish);
+  // Where the lease is now, or is going: a session that moves looks there first where it goes to. A new one
+  // begins where the lease was last known to be, and asks only if it cannot.
+  kj::Promise<OpenSession> openMoved(const SessionWish& wish);
+  kj::Promise<OpenSession> openNew(const SessionWish& wish);
+  // At the first of these servers that does not refuse it.
+  kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
+  // Manager.places, within placesLimit, also of a manager that is just being started again.
+  kj::Promise<std::vector<pool::Server>> places();
+  kj::Promise<std::vector<pool::Server>> askPlaces();
   kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
   kj::Promise<void> sayWaiting(Peer& peer);
   void taskFailed(kj::Exception&& error) override;

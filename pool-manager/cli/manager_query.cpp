@@ -98,9 +98,11 @@ void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs) {
   await(request.send().ignoreResult(), limitMs);
 }
 
-pool::MigrateResult ManagerQuery::migrate(const Id& id, unsigned drainMs, uint64_t limitMs) {
+pool::MigrateResult ManagerQuery::migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to,
+                                          uint64_t limitMs) {
   auto request = connection_->manager().migrateRequest();
   pool::write(id, request.initId());
+  pool::write(to, request.initTo());
   request.setDrainMs(drainMs);
   return await(request.send().then([](auto&& response) { return pool::read(response.getResult()); }),
                limitMs);

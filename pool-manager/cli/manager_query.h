@@ -48,7 +48,7 @@ class ManagerQuery {
   // All three return when it is done, and fail after limitMs.
   pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs);
   void resume(const Id& id, unsigned waitMs, uint64_t limitMs);
-  pool::MigrateResult migrate(const Id& id, unsigned drainMs, uint64_t limitMs);
+  pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);
 
  private:
   template <class T>

@@ -1,7 +1,10 @@
-// gpupool migrate: a lease's sessions in other worker processes, while their programs run.
+// gpupool migrate: a lease's sessions in other worker processes, on its GPUs or on others, while their
+// programs run.
 
+#include <charconv>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/manager_query.h"
@@ -18,27 +21,58 @@ constexpr milliseconds kMostDrain = std::chrono::hours(1);
 
 const Help kMigrate = {
     "gpupool migrate [options] LEASE",
-    "Moves the sessions of a lease, one after the other, each to another worker process of its server. The "
-    "programs run on: a CUDA call that comes meanwhile takes longer, and they notice nothing else. It "
-    "replaces "
-    "workers, for example after the worker's program on the server was updated, and it shows whether a "
-    "program "
-    "can be moved. The lease keeps its GPUs and its server: moving to other ones comes with a later version. "
-    "Where a session cannot be moved it runs on where it is, and the command says why. A suspended lease has "
-    "to be resumed first. The lease, named as `gpupool leases` prints it or by more of its digits, has to be "
-    "your own, or you the pool's operator. See docs/sessions.md.",
+    "Moves the sessions of a lease, one after the other, each to another worker process: with --to on other "
+    "GPUs of its server or of another server, without on the same GPUs. The programs run on: a CUDA call "
+    "that "
+    "comes meanwhile takes longer, and they notice nothing else. The other GPUs have to be of the same "
+    "model, "
+    "with the same driver, and free at once; until all sessions are there the lease has both. Where a "
+    "session "
+    "cannot be moved it runs on where it is, and the command says why; asked again, it goes on. A suspended "
+    "lease has to be resumed first, and one that takes turns stays where it is. Sessions over shared memory "
+    "(shm) stay on their server. The lease, named as `gpupool leases` prints it or by more of its digits, "
+    "has "
+    "to be your own, or you the pool's operator. See docs/sessions.md.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: all sessions have moved. 1: there is no such lease, or a session could not be moved. 2: the command "
     "line is wrong.",
-    "  gpupool migrate 3f2a91c4\n  gpupool migrate --drain 5m 3f2a91c4\n"};
+    "  gpupool migrate 3f2a91c4\n  gpupool migrate --to 1 3f2a91c4\n  gpupool migrate --to node8 --drain 5m "
+    "3f2a91c4\n  gpupool migrate --to node8:0,1 3f2a91c4\n"};
+
+// "1", "0,1". None: it is no such list.
+std::optional<std::vector<uint32_t>> readOrdinals(const std::string& text) {
+  std::vector<uint32_t> ordinals;
+  for (const char* at = text.data();; ++at) {
+    uint32_t ordinal = 0;
+    const auto [end, error] = std::from_chars(at, text.data() + text.size(), ordinal);
+    if (error != std::errc()) return std::nullopt;
+    ordinals.push_back(ordinal);
+    if (end == text.data() + text.size()) return ordinals;
+    if (*end != ',') return std::nullopt;
+    at = end;
+  }
+}
+
+// "1", "0,1", "node8", "node8:1".
+pool::MoveTarget readTarget(const std::string& text) {
+  if (text.empty()) return {};
+  if (auto own = readOrdinals(text)) return {"", std::move(*own), false};
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return {text, {}, false};
+  auto ordinals = readOrdinals(text.substr(colon + 1));
+  if (colon == 0 || !ordinals)
+    throw options::OptionError("--to: '" + text +
+                               "' is neither GPU[,GPU...], SERVER nor SERVER:GPU[,GPU...]");
+  return {text.substr(0, colon), std::move(*ordinals), false};
+}
 
 std::string describe(const Id& id, const pool::MigrateResult& result) {
-  const std::string lease = "lease " + id.text().substr(0, 8);
-  if (result.sessions == 0) return lease + " has no session: there is nothing to move";
+  const std::string lease = "lease " + id.text().substr(0, 8), where = "; it is on " + result.server;
+  if (result.sessions == 0) return lease + " has no session: there is nothing to move" + where;
   char pause[32];
   std::snprintf(pause, sizeof pause, "%.1f s", result.longestPauseMs / 1000.0);
   return lease + ": " + std::to_string(result.sessions) + (result.sessions == 1 ? " session" : " sessions") +
-         " moved with " + options::formatSize(result.movedBytes) + "; the longest pause was " + pause;
+         " moved with " + options::formatSize(result.movedBytes) + "; the longest pause was " + pause + where;
 }
 
 }  // namespace
@@ -46,21 +80,28 @@ std::string describe(const Id& id, const pool::MigrateResult& result) {
 int runMigrate(const Words& words) {
   ClientOptions client;
   milliseconds drain{30'000};
-  const Parsed parsed =
-      parseCommand(words, kMigrate, &client, {"manager", "tenant", "token-file"},
-                   {{"drain", drain, "TIME",
-                     "What runs on the GPUs has so long to finish, for each session. If it does not, the "
-                     "program goes on as before, and the command fails.",
-                     true}});
+  std::string to;
+  const Parsed parsed = parseCommand(
+      words, kMigrate, &client, {"manager", "tenant", "token-file"},
+      {{"to", to, "PLACE",
+        "Where to: GPU[,GPU...] of its own server (their numbers, as `gpupool devices` prints them, "
+        "one for each GPU of the lease), SERVER, or SERVER:GPU[,GPU...]. Empty: the GPUs that it "
+        "has.",
+        true},
+       {"drain", drain, "TIME",
+        "What runs on the GPUs has so long to finish, for each session. If it does not, the "
+        "program goes on as before, and the command fails.",
+        true}});
   if (parsed.helped) return 0;
   if (drain > kMostDrain) throw options::OptionError("--drain: at most 1h");
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one lease is expected; `gpupool leases` lists them");
+  const pool::MoveTarget target = readTarget(to);
   ManagerQuery query(managerAddresses(client.manager), kListMs,
                      credentialsOf(client.tokenFile, client.tenant));
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
-  const pool::MigrateResult result = query.migrate(id, drainMs, drainMs + kMigrateMs);
+  const pool::MigrateResult result = query.migrate(id, drainMs, target, drainMs + kMigrateMs);
   std::cout << "gpupool: " << describe(id, result) << "\n";
   return 0;
 }

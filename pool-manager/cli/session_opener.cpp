@@ -62,7 +62,7 @@ class Handshake {
           if (!verdict.getOk())
             fail(verdict.getSuspended() ? Status::waiting : Status::serverLost,
                  pool::text(verdict.getError()));
-          return OpenSession{detach(), session_, epoch_, transport_};
+          return OpenSession{detach(), session_, epoch_, transport_, lease_.server.name};
         });
   }
 

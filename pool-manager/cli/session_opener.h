@@ -36,6 +36,7 @@ struct OpenSession {
   Id id;                   // as wished, or a fresh one
   uint64_t epoch = 1;
   std::string transport;
+  std::string server = {};  // its name
 };
 
 // An OpenFailure as an exception of KJ's (schema/fault.h), and back.

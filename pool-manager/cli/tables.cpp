@@ -188,6 +188,7 @@ json toJson(const pool::Lease& lease) {
   if (lease.server.overcommitPercent > 100 || lease.terms.sharePercent != 0 ||
       lease.terms.priority != pool::Priority::normal)
     entry["terms"] = {{"sharePercent", lease.terms.sharePercent}, {"priority", name(lease.terms.priority)}};
+  if (!lease.movesTo.empty()) entry["movesTo"] = lease.movesTo;
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},
                      {"servedMs", lease.turn->servedMs},
@@ -341,10 +342,13 @@ int runLeases(const Words& words) {
       "is over, and its GPUs are not free: its server has not said that nothing of it runs (see `gpupool "
       "release --help`). A suspended one has left its GPUs until it is resumed. Where more is leased than "
       "there is, leases take turns: resident, its memory is on its GPUs; aside, it is not, and its programs "
-      "want nothing; waiting, they do, and it comes back by itself when it is its turn.",
+      "want nothing; waiting, they do, and it comes back by itself when it is its turn. A moving one has "
+      "other "
+      "GPUs, too, until all of its sessions are there (see `gpupool migrate --help`).",
       "  gpupool leases\n  gpupool leases -v\n",
       "Also -v. Shows the share and the priority of each lease; how long those that take turns have been on "
-      "their GPUs, and how often they have come back there; and why one could not be put aside.");
+      "their GPUs, and how often they have come back there; why one could not be put aside; and where those "
+      "that move are going.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
@@ -360,9 +364,12 @@ int runLeases(const Words& words) {
   }
   printTable(rows);
   if (listing.verbose)
-    for (const pool::Lease& lease : leases)
+    for (const pool::Lease& lease : leases) {
+      if (!lease.movesTo.empty())
+        std::cout << "\n" << shortId(lease.id) << " is moving to " << lease.movesTo << "\n";
       if (lease.turn && !lease.turn->note.empty())
         std::cout << "\n" << shortId(lease.id) << " was not put aside: " << lease.turn->note << "\n";
+    }
   return 0;
 }
 

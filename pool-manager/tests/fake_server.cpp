@@ -225,6 +225,11 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         auto out = exchange.challenge.initRoot<schema::SessionChallenge>();
         const auto lease = leases.find(pool::read(hello.getLease()));
         if (hello.getRowsHash() != rowsHash) out.setError("rows differ");
+        if (!refuseSessions.empty()) {
+          out.setError(refuseSessions);
+          out.setProtocol(schema::poolProtocol());
+          out.setRowsHash(rowsHash);
+        }
         if (lease == leases.end()) {
           out.setError("unknown lease");
           out.setUnknownLease(true);

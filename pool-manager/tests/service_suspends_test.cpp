@@ -21,11 +21,23 @@ kj::Promise<void> resume(ManagerConnection& connection, const Id& id, uint32_t w
   return request.send().ignoreResult();
 }
 
-kj::Promise<MigrateResult> migrate(ManagerConnection& connection, const Id& id, uint32_t drainMs = 1000) {
+kj::Promise<MigrateResult> migrate(ManagerConnection& connection, const Id& id, uint32_t drainMs = 1000,
+                                   const MoveTarget& to = {}) {
   auto request = connection.manager().migrateRequest();
   write(id, request.initId());
   request.setDrainMs(drainMs);
+  write(to, request.initTo());
   return request.send().then([](auto&& response) { return read(response.getResult()); });
+}
+
+kj::Promise<std::string> places(ManagerConnection& connection, const Id& id) {
+  auto request = connection.manager().placesRequest();
+  write(id, request.initId());
+  return request.send().then([](auto&& response) {
+    std::string names;
+    for (auto server : response.getServers()) names += (names.empty() ? "" : " ") + text(server.getName());
+    return names;
+  });
 }
 
 kj::Promise<void> cordon(ManagerConnection& connection, const char* server, bool cordoned) {
@@ -237,6 +249,130 @@ TEST_CASE_METHOD(Suspends, "who asked for a move may go away, and what was begun
   await(server.joined());
   CHECK(state() == "active");
   CHECK(await(migrate(*holder, held.id)).sessions == 2);
+}
+
+TEST_CASE_METHOD(Suspends, "a lease is moved to another server through the manager") {
+  FakeServer other(io, "other", 2, folder.path + "/other");
+  other.join(address);
+  await(other.joined());
+  const MoveTarget to{"other", {1}, false};
+  CHECK(await(places(*holder, held.id)) == "node");
+
+  server.muteMigrate = true;
+  auto moving = migrate(*holder, held.id, 1000, to);
+  pause(50);
+  CHECK(state() == "moving");
+  CHECK(await(places(*holder, held.id)) == "other node");
+  CHECK(await(holder->manager().leasesRequest().send().then(
+            [](auto&& response) { return text(response.getLeases()[0].getMovesTo()); })) == "other GPU 1");
+  REQUIRE(other.leases.contains(held.id));
+  CHECK(other.leases.at(held.id).key == held.key);
+  CHECK(other.leases.at(held.id).epoch > held.epoch);
+  REQUIRE(server.movedTo.size() == 1);
+  CHECK(server.movedTo[0].server.name == "other");
+  CHECK(server.movedTo[0].key == held.key);
+  CHECK(server.movedTo[0].devices.at(0).info.ordinal == 1);
+  CHECK(contains(refusal(suspend(*holder, held.id).ignoreResult()), "is being moved at this moment"));
+  server.disconnect();
+  CHECK(contains(refusal(moving.ignoreResult()), "lost the connection to"));
+  CHECK(state() == "moving");
+  server.muteMigrate = false;
+  server.join(address);
+  await(server.joined());
+  CHECK(contains(refusal(migrate(*holder, held.id, 1000, {"other", {0}, false}).ignoreResult()),
+                 "is moving to other GPU 1 already"));
+
+  const MigrateResult result = await(migrate(*holder, held.id));  // goes on
+  CHECK(result.sessions == 2);
+  CHECK(result.server == "other GPU 1");
+  CHECK(await(places(*holder, held.id)) == "other");
+  for (int i = 0; i < 400 && !server.leases.empty(); ++i) pause(5);
+  CHECK(server.leases.empty());
+  CHECK(server.revokeReasons == std::vector<std::string>{"its sessions have moved to another server"});
+  CHECK(state() == "active");
+  await(server.beatNow());
+  await(other.beatNow());
+  CHECK(state() == "active");
+  CHECK(contains(refusal(places(*holder, Id::random()).ignoreResult()), "the lease has ended"));
+}
+
+TEST_CASE_METHOD(Suspends, "a lease of which nothing could be moved is given back by the target's server") {
+  FakeServer other(io, "other", 1, folder.path + "/other");
+  other.join(address);
+  await(other.joined());
+  server.refuseMigrate = "a capture is open";
+  const auto moving = [&] { return refusal(migrate(*holder, held.id, 1000, {"", {}, true}).ignoreResult()); };
+  SECTION("no session is there") {
+    other.living = {Id::random()};
+    CHECK(moving() == "server node: a capture is open");
+    CHECK(other.asked == 1);
+  }
+  SECTION("one has ended there") {
+    other.living = {held.id};
+    other.livingEnded = true;
+    CHECK(moving() == "server node: a capture is open");
+  }
+  SECTION("one is there, and goes") {
+    other.living = {held.id};
+    auto asked = migrate(*holder, held.id, 1000, {"", {}, true});
+    for (int i = 0; i < 400 && other.asked == 0; ++i) pause(5);
+    other.living.clear();
+    CHECK(refusal(asked.ignoreResult()) == "server node: a capture is open");
+    CHECK(other.asked == 2);
+  }
+  SECTION("one is there") {
+    other.living = {held.id};
+    CHECK(contains(moving(), "server node: a capture is open; the lease may have sessions in both places"));
+    CHECK(state() == "moving");
+    CHECK(other.leases.contains(held.id));
+    return;
+  }
+  SECTION("the target's server refuses the lease") {
+    other.refuseGrants = "its device is broken";
+    CHECK(moving() == "server other: its device is broken");
+  }
+  CHECK(state() == "active");
+  for (int i = 0; i < 400 && !other.leases.empty(); ++i) pause(5);
+  CHECK(other.leases.empty());
+  CHECK(server.leases.contains(held.id));
+}
+
+TEST_CASE_METHOD(ServiceFixture, "a lease is moved to another device of its server through the manager") {
+  FakeServer server(io, "node", 2, folder.path + "/sessions");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease held = await(lease(*holder, wish()));
+  const auto moving = [&] { return migrate(*holder, held.id, 1000, {"", {1}, false}); };
+  SECTION("all") {
+    const MigrateResult result = await(moving());
+    CHECK(result.server == "node GPU 1");
+    for (int i = 0; i < 400 && server.settles.empty(); ++i) pause(5);
+    CHECK(server.settles == std::vector<bool>{true});
+    CHECK(server.leases.at(held.id).devices.at(0).info.ordinal == 1);
+    CHECK(server.movedTo.at(0).devices.at(0).info.ordinal == 1);
+  }
+  SECTION("none") {
+    server.refuseMigrate = "a capture is open";
+    CHECK(errorText(failure(*this, moving())) == "server node: a capture is open");
+    CHECK(server.settles == std::vector<bool>{false});
+    CHECK(server.targets.empty());
+  }
+  SECTION("some") {
+    server.refuseMigrate = "a capture is open";
+    server.refuseSettle = "a session is there";
+    CHECK(contains(errorText(failure(*this, moving())),
+                   "a capture is open; the lease may have sessions in both"));
+    CHECK(server.targets.size() == 1);
+    server.refuseMigrate.clear();
+    CHECK(await(migrate(*holder, held.id)).server == "node GPU 1");
+  }
+  SECTION("it refuses the devices") {
+    server.refuseTargets = "no";
+    CHECK(errorText(failure(*this, moving())) == "server node: no");
+    CHECK(server.migrations.empty());
+  }
+  CHECK(server.revokeReasons.empty());
 }
 
 TEST_CASE_METHOD(Suspends, "a cordon is told with who, why and since when, also of a server that is absent") {
