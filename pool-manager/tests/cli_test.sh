@@ -254,9 +254,13 @@ tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
 text=$(gpupool drain --reason "a new fan" node); check "drain" test $? -eq 1
+check "nowhere to go" has "$text" "lease $lease stays: lease $lease cannot be moved: there is no other server"
 check "says how many" has "$text" "server node is cordoned and has 1 lease still:"
 check "and which" has "$text" "$lease"
 check "it is cordoned" has "$(gpupool servers)" "alive, cordoned"
+text=$(gpupool drain --no-move node); check "without moving" test $? -eq 1
+has_not() { [[ $1 != *"$2"* ]]; }
+check "says nothing of that" has_not "$text" "stays"
 text=$(gpupool drain --wait 1s node); check "not within a second" test $? -eq 1
 check "it has waited" has "$text" "waiting for the end of 1 lease"
 gpupool suspend "$lease" > /dev/null; check "suspend on a cordoned server" test $? -eq 0
@@ -287,7 +291,12 @@ tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[0]["id"])')
 text=$(gpupool migrate "$lease"); check "a lease without a session" test $? -eq 0
-check "says so" has "$text" "has no session: there is nothing to move"
+check "says so" has "$text" "has no session: there is nothing to move; it is on node GPU"
+text=$(gpupool migrate --to node8:x "$lease"); check "what is no place" test $? -eq 2
+text=$(gpupool migrate --to node8 "$lease"); check "no such server" test $? -eq 1
+check "says so" has "$text" "there is no server named node8"
+text=$(gpupool migrate --to 7 "$lease"); check "no such GPU" test $? -eq 1
+check "says so" has "$text" "node: there is no such GPU"
 gpupool suspend "$lease" > /dev/null; check "suspend" test $? -eq 0
 text=$(gpupool migrate "$lease"); check "a suspended lease" test $? -eq 1
 check "says so" has "$text" "it is suspended, and has to be resumed first"

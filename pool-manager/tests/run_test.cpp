@@ -1,5 +1,4 @@
-// `gpupool run` and `gpupool hold` as a user sees them: the real programs against a manager and a server in
-// this process, whose event loop turns while they run.
+// `gpupool run` and `gpupool hold` as a user sees them.
 #include <fcntl.h>
 #include <poll.h>
 #include <pty.h>
@@ -9,152 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <fstream>
-
-#include "catch.h"
-#include "fake_server.h"
-#include "pool-manager/service.h"
-#include "support.h"
+#include "tool_fixture.h"
 
 using namespace gpupool;
 using namespace gpupool::pool;
 using namespace gpupool::test;
-
-namespace {
-
-struct Program {
-  pid_t pid = -1;
-  int output = -1;  // stdout and stderr
-  std::string text;
-  int status = -1;
-  bool ended = false;
-
-  void read() {
-    char part[4096];
-    for (ssize_t size; (size = ::read(output, part, sizeof part)) > 0;)
-      text.append(part, static_cast<size_t>(size));
-  }
-  bool poll() {
-    read();
-    if (!ended && ::waitpid(pid, &status, WNOHANG) == pid) ended = true;
-    if (ended) read();
-    return ended;
-  }
-  int exitStatus() const { return WIFEXITED(status) ? WEXITSTATUS(status) : -1; }
-  int signal() const { return WIFSIGNALED(status) ? WTERMSIG(status) : 0; }
-  ~Program() {
-    if (!ended && pid > 0) ::kill(pid, SIGKILL), ::waitpid(pid, nullptr, 0);
-    if (output >= 0) ::close(output);
-  }
-};
-
-struct Fixture {
-  Fixture()
-      : io(kj::setupAsyncIo()), store(makeMemoryStore()), address("unix:" + folder.path + "/manager.sock") {
-    PoolTimes times;
-    times.beatMs = 100;
-    ServiceLimits limits;
-    limits.tick = 10 * kj::MILLISECONDS;
-    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
-    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
-    service->serve(parsed->listen(), true);
-    housekeeping = service->run().eagerlyEvaluate(nullptr);
-    server = kj::heap<FakeServer>(io, "a", 1, folder.path + "/server");
-    server->join(address);
-    server->joined().wait(io.waitScope);
-    ::mkdir((folder.path + "/lib").c_str(), 0700);
-    std::ofstream(folder.path + "/lib/libcuda.so.1") << "not looked at";
-    environment = {"PATH=/usr/bin:/bin",
-                   "GPUPOOL_STATE=" + folder.path,
-                   "GPUPOOL_LIBRARY_DIR=" + folder.path + "/lib",
-                   "GPUPOOL_TTL=1s",
-                   "LD_LIBRARY_PATH=/before",
-                   "HOME=" + folder.path,
-                   "LC_ALL=C"};
-  }
-
-  [[noreturn]] void become(const std::vector<std::string>& words) {
-    std::vector<char*> arguments, variables;
-    for (const auto& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-    for (const auto& entry : environment) variables.push_back(const_cast<char*>(entry.c_str()));
-    arguments.push_back(nullptr);
-    variables.push_back(nullptr);
-    ::signal(SIGPIPE, SIG_DFL);  // KJ ignores it
-    ::execve(arguments[0], arguments.data(), variables.data());
-    ::_exit(99);
-  }
-  void start(Program& program, const std::vector<std::string>& words) {
-    int pipe[2];
-    REQUIRE(::pipe2(pipe, O_CLOEXEC) == 0);
-    program.pid = ::fork();
-    if (program.pid == 0) {
-      ::dup2(pipe[1], 1);
-      ::dup2(pipe[1], 2);
-      become(words);
-    }
-    ::close(pipe[1]);
-    program.output = pipe[0];
-    ::fcntl(pipe[0], F_SETFL, O_NONBLOCK);
-  }
-  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
-  bool until(const std::function<bool()>& condition, int ms = 8000) {
-    for (; ms > 0; ms -= 5) {
-      if (condition()) return true;
-      pause(5);
-    }
-    return condition();
-  }
-  void finish(Program& program) {
-    REQUIRE(until([&] { return program.poll(); }));
-  }
-  // `gpupool run WORDS` to its end.
-  void run(Program& program, std::vector<std::string> words) {
-    words.insert(words.begin(), {TOOL, "run"});
-    start(program, words);
-    finish(program);
-  }
-  bool free() { return server->leases.empty() && service->pool().leases().empty(); }
-  // The manager has taken the lease back when the wrapper returns; the server hears of it a moment later.
-  bool soonFree() {
-    return until([&] { return free(); });
-  }
-  // What `gpupool WORDS` prints.
-  std::string said(std::vector<std::string> words) {
-    words.insert(words.begin(), TOOL);
-    Program program;
-    start(program, words);
-    finish(program);
-    CHECK(program.exitStatus() == 0);
-    return program.text;
-  }
-  // The server comes back, and leases so much of its memory.
-  void overcommit(uint32_t percent) {
-    server->disconnect();
-    server->facts.incarnation = Id::random();
-    server->facts.overcommitPercent = percent;
-    server->join(address);
-    server->joined().wait(io.waitScope);
-  }
-  // The pid that `application sleep` printed.
-  pid_t sleeper(Program& program) {
-    REQUIRE(until([&] {
-      program.poll();
-      return contains(program.text, "ready ") && program.text.back() == '\n';
-    }));
-    return static_cast<pid_t>(std::stol(program.text.substr(program.text.find("ready ") + 6)));
-  }
-
-  Folder folder;
-  kj::AsyncIoContext io;
-  std::unique_ptr<Store> store;
-  std::string address;
-  kj::Own<Service> service;
-  kj::Promise<void> housekeeping = nullptr;
-  kj::Own<FakeServer> server;
-  std::vector<std::string> environment;
-};
-
-}  // namespace
+using Fixture = ToolFixture;
 
 TEST_CASE_METHOD(Fixture, "the exit status is the program's") {
   for (int status : {0, 7, 255}) {
@@ -468,7 +327,8 @@ TEST_CASE_METHOD(Fixture,
   const pid_t pid = sleeper(program);
   const std::string lease = server->leases.begin()->first.text().substr(0, 8);
   CHECK(said({"migrate", "--drain", "5s", lease}) ==
-        "gpupool: lease " + lease + ": 2 sessions moved with 3.0 GiB; the longest pause was 0.7 s\n");
+        "gpupool: lease " + lease +
+            ": 2 sessions moved with 3.0 GiB; the longest pause was 0.7 s; it is on a GPU 0\n");
   CHECK(server->migrations == std::vector<uint32_t>{5000});
 
   server->refuseMigrate = "process 7 (train): a capture is open";
