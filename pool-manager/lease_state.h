@@ -8,9 +8,10 @@
 //                 ▼           ▼           ▼
 //                      revoking              ─►  released | expired | revoked | lost
 //
-// granting: its server is being told. revoking: its server is being told that it ends; its devices are not
-// free. released: by its holder. expired: its holder did not renew it, or died. revoked: the manager took it
-// back. lost: its server went away, refused it, or does not say that it has ended it.
+// granting: its server is being told. moving: it has a second placement, where its sessions are to go, and
+// has both until they are on one of them. revoking: its server is being told that it ends; its devices are
+// not free. released: by its holder. expired: its holder did not renew it, or died. revoked: the manager took
+// it back. lost: its server went away, refused it, or does not say that it has ended it.
 
 #include <cstdint>
 #include <string_view>

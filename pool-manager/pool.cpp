@@ -56,9 +56,10 @@ std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64
 }
 
 Placement* livesBeside(LeaseRecord& record, const std::string& server) {
+  const bool told = record.change != Change::placing;  // the target's server, that is
   for (Placement& one : record.placements)
     if (!one.gone && one.server.name != server &&
-        (one.role == PlacementRole::primary || one.role == PlacementRole::target))
+        (one.role == PlacementRole::primary || (one.role == PlacementRole::target && told)))
       return &one;
   return nullptr;
 }

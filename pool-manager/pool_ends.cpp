@@ -65,6 +65,7 @@ void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& re
   for (const Placement& placement : record.placements)
     if (!placement.gone && !record.ordered.contains(placement.server.name))
       sendRevoke(record, placement.server.name, reason);
+  close(record, now);  // if nobody has to be told
 }
 
 void Pool::sendRevoke(LeaseRecord& record, const std::string& name, const std::string& reason) {

@@ -614,6 +614,34 @@ TEST_CASE_METHOD(Targets, "the lease lives on where its server is not gone") {
   }
 }
 
+TEST_CASE_METHOD(Targets, "a target that its server has not been told of does not save the lease") {
+  SECTION("the store has not accepted it") {
+    pool.pool->migrate(kAdmin, kLease, 0, {"b"}, now);
+    CHECK(state() == LeaseState::moving);
+    SECTION("its server leaves") { pool.pool->left("a", kA.incarnation, true, now); }
+    SECTION("its server does not hold it any more") {
+      now += 5000;
+      REQUIRE(pool.pool->beat("a", kA.incarnation, {}, {}, 1, now));
+      CHECK(state() == LeaseState::revoking);
+      pool->revoked(kA, kLease, now);
+    }
+    pool->tick(now);
+    CHECK(revokesOf("b") == 0);
+  }
+  SECTION("it is told, and has it not") {
+    migrate({"b"});
+    pool->left("a", kA.incarnation, true, now);
+    CHECK(state() == LeaseState::active);
+    now += 5000;
+    REQUIRE(pool->beat("b", kB.incarnation, {}, {}, 1, now));
+    CHECK(state() == LeaseState::revoking);
+    pool->revoked(kB, kLease, now);
+  }
+  CHECK(events.over.contains(kLease));
+  CHECK(freeOn("b") == 2);
+  CHECK_FALSE(stored());
+}
+
 TEST_CASE_METHOD(Targets, "a lease that has moved ends with its server, whatever it has left elsewhere") {
   ordered({"b"});
   moves();
