@@ -1,127 +1,53 @@
 #include "pool-manager/cli/session_opener.h"
 
-#include <capnp/message.h>
-#include <capnp/serialize-async.h>
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <span>
 
 #include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/rpc.h"
 #include "schema/fault.h"
-#include "schema/handshake.h"
-#include "schema/protocol.h"
+#include "schema/session_opening.h"
 
 namespace gpupool::cli {
 namespace {
 
 using holder::Status;
 
-constexpr capnp::ReaderOptions kSmall{.traversalLimitInWords = 8192, .nestingLimit = 8};
-
 [[noreturn]] void fail(Status status, const std::string& text) {
   kj::throwFatalException(toException({status, text}));
 }
 
-std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
-
-// One handshake: its state lives here until the promise of run() is done.
-class Handshake {
- public:
-  Handshake(const pool::Lease& lease, SessionWish wish, std::string transport,
-            kj::Own<kj::AsyncIoStream> stream)
-      : lease_(lease),
-        wish_(std::move(wish)),
-        transport_(std::move(transport)),
-        stream_(kj::mv(stream)),
-        session_(wish_.moves() ? wish_.session : Id::random()),
-        epoch_(wish_.moves() ? wish_.epoch : 1),
-        nonce_(schema::kNonceBytes, '\0') {
-    randomBytes(std::as_writable_bytes(std::span(nonce_)));
+Status statusOf(schema::OpeningVerdict verdict) {
+  switch (verdict) {
+    case schema::OpeningVerdict::open:
+      return Status::ok;
+    case schema::OpeningVerdict::waiting:
+      return Status::waiting;
+    case schema::OpeningVerdict::refused:
+      return Status::refused;
+    case schema::OpeningVerdict::mismatch:
+      return Status::mismatch;
+    case schema::OpeningVerdict::unknownLease:
+      return Status::leaseEnded;
+    case schema::OpeningVerdict::failed:
+      return Status::serverLost;
   }
+  return Status::internal;
+}
 
-  kj::Promise<OpenSession> run() {
-    auto hello = kj::heap<capnp::MallocMessageBuilder>();
-    fillHello(hello->initRoot<schema::SessionHello>());
-    auto sent = capnp::writeMessage(*stream_, *hello);
-    return sent.attach(kj::mv(hello))
-        .then([this]() { return capnp::readMessage(*stream_, kSmall); })
-        .then([this](kj::Own<capnp::MessageReader> message) {
-          auto proof = kj::heap<capnp::MallocMessageBuilder>();
-          answer(message->getRoot<schema::SessionChallenge>(), proof->initRoot<schema::SessionProof>());
-          auto written = capnp::writeMessage(*stream_, *proof);
-          return written.attach(kj::mv(proof));
-        })
-        .then([this]() { return capnp::readMessage(*stream_, kSmall); })
-        .then([this](kj::Own<capnp::MessageReader> message) {
-          const auto verdict = message->getRoot<schema::SessionAnswer>();
-          if (!verdict.getOk())
-            fail(verdict.getSuspended() ? Status::waiting : Status::serverLost,
-                 pool::text(verdict.getError()));
-          return OpenSession{detach(), session_, epoch_, transport_, lease_.server.name};
-        });
-  }
-
- private:
-  void fillHello(schema::SessionHello::Builder hello) {
-    hello.setProtocol(schema::poolProtocol());
-    hello.setRowsHash(wish_.rowsHash);
-    pool::write(lease_.id, hello.initLease());
-    pool::write(session_, hello.initSession());
-    hello.setEpoch(epoch_);
-    hello.setClientNonce(pool::data(nonce_));
-    hello.setTransport(transport_);
-    hello.setPid(wish_.pid);
-    hello.setCommand(wish_.command);
-  }
-
-  // The server shows first that it knows the key; only then does it see ours.
-  void answer(schema::SessionChallenge::Reader challenge, schema::SessionProof::Builder out) {
-    const std::string error = pool::text(challenge.getError());
-    const bool mismatch =
-        challenge.getProtocol() != schema::poolProtocol() || challenge.getRowsHash() != wish_.rowsHash;
-    if (!error.empty() && !mismatch && challenge.getUnknownLease())
-      fail(Status::leaseEnded, "the lease has ended: server " + lease_.server.name +
-                                   " does not know it any more; start the program again");
-    if (!error.empty())
-      fail(mismatch ? Status::mismatch : Status::refused, "server " + lease_.server.name + ": " + error);
-    const std::string serverNonce = pool::bytes(challenge.getServerNonce());
-    const std::string proof = pool::bytes(challenge.getProof());
-    if (serverNonce.size() != schema::kNonceBytes)
-      fail(Status::refused, "server " + lease_.server.name + " sent a malformed challenge");
-    const schema::HandshakeFacts facts{session_, epoch_, view(nonce_), view(serverNonce), lease_.server.name};
-    const auto expected = schema::handshakeProof(view(lease_.key), schema::kRoleServer, facts);
-    if (!equalConstantTime(expected, view(proof)))
-      fail(Status::refused,
-           "whoever answers at server " + lease_.server.name + "'s address does not know this lease's key");
-    const auto mine = schema::handshakeProof(view(lease_.key), schema::kRoleHolder, facts);
-    out.setProof(kj::arrayPtr(reinterpret_cast<const kj::byte*>(mine.data()), mine.size()));
-  }
-
-  kj::AutoCloseFd detach() {
-    int raw = -1;
-    KJ_IF_MAYBE (descriptor, stream_->getFd()) raw = ::fcntl(*descriptor, F_DUPFD_CLOEXEC, 3);
-    if (raw < 0)
-      fail(Status::internal, std::string("cannot pass on the session's socket: ") + std::strerror(errno));
-    kj::AutoCloseFd socket(raw);
-    // The application's library waits with poll and blocking calls; KJ had made the socket non-blocking.
-    ::fcntl(raw, F_SETFL, ::fcntl(raw, F_GETFL) & ~O_NONBLOCK);
-    stream_ = nullptr;
-    return socket;
-  }
-
-  const pool::Lease& lease_;
-  SessionWish wish_;
-  std::string transport_;
-  kj::Own<kj::AsyncIoStream> stream_;
-  const Id session_;
-  const uint64_t epoch_;
-  std::string nonce_;
-};
+kj::AutoCloseFd detach(kj::AsyncIoStream& stream) {
+  int raw = -1;
+  KJ_IF_MAYBE (descriptor, stream.getFd()) raw = ::fcntl(*descriptor, F_DUPFD_CLOEXEC, 3);
+  if (raw < 0)
+    fail(Status::internal, std::string("cannot pass on the session's socket: ") + std::strerror(errno));
+  // The application's library waits with poll and blocking calls; KJ had made the socket non-blocking.
+  ::fcntl(raw, F_SETFL, ::fcntl(raw, F_GETFL) & ~O_NONBLOCK);
+  return kj::AutoCloseFd(raw);
+}
 
 kj::Promise<kj::Own<kj::AsyncIoStream>> connectTo(kj::AsyncIoProvider& io, const std::string& address) {
   return io.getNetwork().parseAddress(address.c_str()).then([](kj::Own<kj::NetworkAddress> parsed) {
@@ -193,9 +119,25 @@ OpenFailure toFailure(const kj::Exception& error) {
 
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport) {
-  auto handshake = kj::heap<Handshake>(lease, std::move(wish), std::move(transport), kj::mv(stream));
-  auto done = handshake->run();
-  return done.attach(kj::mv(handshake));
+  auto opening = kj::heap<schema::SessionOpening>();
+  opening->lease = lease.id;
+  opening->key = lease.key;
+  opening->server = lease.server.name;
+  opening->session = wish.moves() ? wish.session : Id::random();
+  opening->epoch = wish.moves() ? wish.epoch : 1;
+  opening->rowsHash = wish.rowsHash;
+  opening->transport = std::move(transport);
+  opening->pid = wish.pid;
+  opening->command = std::move(wish.command);
+  auto answered = schema::openSession(*stream, *opening);
+  return answered.then(
+      [stream = kj::mv(stream), opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
+        const bool ended = answer.verdict == schema::OpeningVerdict::unknownLease;
+        if (answer.verdict != schema::OpeningVerdict::open)
+          fail(statusOf(answer.verdict), answer.text + (ended ? "; start the program again" : ""));
+        return OpenSession{detach(*stream), opening->session, opening->epoch, opening->transport,
+                           opening->server};
+      });
 }
 
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
