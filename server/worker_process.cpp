@@ -91,6 +91,8 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
     if (kind == schema::Descriptor::STATE) session.state = descriptors[i];
   }
   session.rebuild = start.getRebuild();
+  session.stream = start.getStream();
+  if (session.stream && !session.rebuild) throw std::runtime_error("a stream, and nothing to rebuild");
   if ((session.socket < 0) != session.rebuild)
     throw std::runtime_error(session.rebuild ? "a client's socket came with it" : "no socket came with it");
   if ((session.state >= 0) != session.rebuild)
@@ -498,20 +500,6 @@ void WorkerProcess::takeClient(std::vector<int>& descriptors) {
 }
 
 // Takes the descriptors that it can use.
-void WorkerProcess::move(uint32_t drainMs, uint64_t epoch, std::vector<int>& descriptors) {
-  if (descriptors.size() == 2 && orders_.move) {
-    makeBlocking(descriptors[1]);
-    orders_.move(std::chrono::milliseconds(drainMs), epoch, descriptors[0], descriptors[1]);
-    descriptors.clear();
-    return;
-  }
-  MoveOutcome refused;
-  refused.error =
-      orders_.move ? "the order came without its two connections" : "this worker cannot move its session";
-  reportMoved(refused);
-}
-
-// Takes the descriptors that it can use.
 void WorkerProcess::suspend(uint32_t drainMs, std::vector<int>& descriptors) {
   if (descriptors.size() == 1 && orders_.suspend) {
     orders_.suspend(std::chrono::milliseconds(drainMs), descriptors[0]);
@@ -528,6 +516,25 @@ struct WorkerProcess::Order {
   schema::WorkerOrder::Reader reader;
   std::vector<int>& descriptors;
 };
+
+// Takes the descriptors that it can use.
+void WorkerProcess::move(const Order& given) {
+  const auto order = given.reader.getMove();
+  auto& descriptors = given.descriptors;
+  const bool stream = order.getStream();
+  if (descriptors.size() == (stream ? 1u : 2u) && orders_.move) {
+    makeBlocking(descriptors.back());
+    orders_.move(std::chrono::milliseconds(order.getDrainMs()), order.getEpoch(),
+                 stream ? -1 : descriptors[0], descriptors.back());
+    descriptors.clear();
+    return;
+  }
+  MoveOutcome refused;
+  refused.error = orders_.move == nullptr ? "this worker cannot move its session"
+                  : stream                ? "the order came without its connection"
+                                          : "the order came without its two connections";
+  reportMoved(refused);
+}
 
 // Takes the descriptors that it can use; why the session ends, or empty.
 std::string WorkerProcess::carryOut(const Order& given) {
@@ -548,7 +555,7 @@ std::string WorkerProcess::carryOut(const Order& given) {
       if (orders_.resume) orders_.resume();
       return "";
     case schema::WorkerOrder::MOVE:
-      move(order.getMove().getDrainMs(), order.getMove().getEpoch(), descriptors);
+      move(given);
       return "";
     case schema::WorkerOrder::CLIENT:
       takeClient(descriptors);

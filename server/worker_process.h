@@ -79,6 +79,7 @@ struct SessionStart {
   uint32_t clientPid = 0;
   bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
   bool rebuild = false;         // the session moves here from another worker, as `epoch`
+  bool stream = false;          // with rebuild: from one of another server
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
   int state = -1;        // with rebuild, and only there: the state socket, blocking
@@ -119,8 +120,8 @@ struct MoveOutcome {
 struct WorkerOrders {
   std::function<void(std::chrono::milliseconds drain, int copier)> suspend;
   std::function<void()> resume;
-  // The session goes to another worker, as `epoch`. state: this worker's end of the state socket, blocking.
-  // Answered once by reportMoved.
+  // The session goes to another worker, as `epoch`. copier: -1: to one of another server. state: this
+  // worker's end of the state socket, blocking. Answered once by reportMoved.
   std::function<void(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state)> move = nullptr;
 };
 
@@ -158,7 +159,7 @@ class WorkerProcess {
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server
   // is gone. After watchServer; any thread. Of a worker that rebuilds, a take on a device is answered, and a
   // give counts, from when the session is its own (the old worker has reported that it has moved, or is
-  // gone): what the old one had of the account is this one's then.
+  // gone): what the old one had of the account is this one's then. With SessionStart.stream: at once.
   MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
   void giveMemory(uint32_t place, uint64_t bytes);
   static constexpr std::chrono::seconds kMemoryBound{60};  // a server that is stopped for a while costs time
@@ -200,7 +201,7 @@ class WorkerProcess {
   struct Order;
   std::string carryOut(const Order& given);
   void suspend(uint32_t drainMs, std::vector<int>& descriptors);
-  void move(uint32_t drainMs, uint64_t epoch, std::vector<int>& descriptors);
+  void move(const Order& given);
   void takeClient(std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
 
