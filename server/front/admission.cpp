@@ -46,7 +46,8 @@ struct Admission::Attempt {
   std::string clientNonce;
   std::byte serverNonce[schema::kNonceBytes];
   std::vector<std::byte> key;
-  std::vector<int> ordinals;  // the driver's, of the lease's devices
+  std::vector<int> ordinals;  // the driver's, of the devices where it is to begin
+  bool arrives = false;       // it comes from another server
   int workersLost = 0;
   bool hostile = false;   // counted against the peer
   bool unproven = false;  // in unproven_
@@ -178,14 +179,36 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
   Grant* grant = leases_.admissible(id);
   if (grant == nullptr) return "lease " + id.text() + " is not known on server " + settings_.server;
   const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
-  if (last != grant->sessionEpochs.end() && hello.getEpoch() <= last->second)
-    return "this session was opened before with epoch " + std::to_string(last->second);
-  if (hello.getEpoch() == 1 && sessions_.living(id) >= settings_.sessionsPerLease) return tooManySessions();
+  const uint64_t lastEpoch = last == grant->sessionEpochs.end() ? 0 : last->second;
+  if (hello.getArrives()) return judgeArrival(hello, lastEpoch);
+  if (hello.getEpoch() <= lastEpoch)
+    return "this session was opened before with epoch " + std::to_string(lastEpoch);
+  return hello.getEpoch() == 1 ? crowded(id) : "";
+}
+
+// Of a move that failed the client may have been here with that epoch already; the next try is that one
+// again.
+std::string Admission::judgeArrival(schema::SessionHello::Reader hello, uint64_t lastEpoch) {
+  if (hello.getEpoch() < 2) return "a session that moves has an epoch of 2 at least";
+  if (hello.getEpoch() < lastEpoch)
+    return "this session was opened before with epoch " + std::to_string(lastEpoch);
+  const TransportFacts* transport = findTransport(hello.getTransport().cStr());
+  if (transport->reach == TransportFacts::Reach::sameHost)
+    return "the session shares memory with its server (transport " + std::string(transport->name) + ")";
   return "";
 }
 
-std::string Admission::tooManySessions() const {
+std::string Admission::crowded(const Id& lease) const {
+  const auto waiting = proven_.find(lease);
+  const size_t sessions =
+      sessions_.living(lease) + sessions_.arriving(lease) + (waiting == proven_.end() ? 0 : waiting->second);
+  if (sessions < settings_.sessionsPerLease) return "";
   return "the lease has " + std::to_string(settings_.sessionsPerLease) + " sessions already";
+}
+
+void Admission::place(Attempt& attempt, const Grant& grant) {
+  attempt.facts.place(grant, leases_.devices());
+  attempt.ordinals = leases_.ordinals(grant);
 }
 
 kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::Reader hello) {
@@ -199,20 +222,17 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
                    hello.getEpoch(),
                    hello.getPid(),
                    std::string(hello.getCommand().cStr()).substr(0, kCommandBytes),
+                   0,
                    {},
                    {},
                    {}};
+  attempt.arrives = hello.getArrives();
   attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
   const Grant& grant = *leases_.admissible(attempt.facts.lease);
   attempt.key = grant.key;
-  for (const auto& device : grant.devices) {
-    const Device& known = leases_.devices()[device.index];
-    attempt.ordinals.push_back(static_cast<int>(known.ordinal));
-    attempt.facts.devices.push_back(known.uuid);
-    attempt.facts.memoryLimits.push_back(device.memoryBytes);
-  }
+  place(attempt, grant);
   randomBytes(attempt.serverNonce);
 
   capnp::MallocMessageBuilder message;
@@ -243,13 +263,23 @@ kj::Promise<void> Admission::begin(Attempt& attempt) {
   leavePlace(attempt);
   const Id lease = attempt.facts.lease;
   // This and what follows no earlier: it concerns those alone who have the key.
-  if (attempt.facts.epoch != 1) return arrive(attempt);
+  if (attempt.facts.epoch != 1 && !attempt.arrives) return bringClient(attempt);
   if (const Grant* grant = leases_.admissible(lease); grant != nullptr && grant->paused)
     return answerPaused(attempt, *grant);
-  const auto waiting = proven_.find(lease);
-  if (sessions_.living(lease) + (waiting == proven_.end() ? 0 : waiting->second) >=
-      settings_.sessionsPerLease)
-    return answer(attempt, tooManySessions());
+  return attempt.arrives ? arrive(attempt) : startCounted(attempt);
+}
+
+// What was sent here before of the same session is of a move that has failed.
+kj::Promise<void> Admission::arrive(Attempt& attempt) {
+  return sessions_.displaceArrival(attempt.facts).then([this, &attempt] {
+    const std::string why = sessions_.refusesArrival(attempt.facts);
+    return why.empty() ? startCounted(attempt) : answer(attempt, why);
+  });
+}
+
+kj::Promise<void> Admission::startCounted(Attempt& attempt) {
+  const Id lease = attempt.facts.lease;
+  if (const std::string why = crowded(lease); !why.empty()) return answer(attempt, why);
   ++proven_[lease];
   attempt.proven = true;
   return start(attempt);
@@ -269,10 +299,18 @@ kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> wor
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
   if (grant->paused) return answerPaused(attempt, *grant);
+  if (grant->epoch != attempt.facts.deviceEpoch) {  // the lease has moved to other devices
+    place(attempt, *grant);
+    return start(attempt);
+  }
   uint64_t& epoch = grant->sessionEpochs[attempt.facts.session];
-  if (attempt.facts.epoch <= epoch)
+  if (attempt.facts.epoch + (attempt.arrives ? 1 : 0) <= epoch)
     return answer(attempt, "this session was opened by somebody else meanwhile");
-  epoch = attempt.facts.epoch;
+  if (attempt.arrives) {
+    if (const std::string why = sessions_.refusesArrival(attempt.facts); !why.empty())
+      return answer(attempt, why);
+  }
+  epoch = attempt.facts.epoch - (attempt.arrives ? 1 : 0);  // its client's is yet to come
 
   // From here on it is one of the lease's sessions, also if that is to be suspended now.
   attempt.beginning = sessions_.beginning(attempt.facts.lease);
@@ -287,7 +325,13 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
   if (grant == nullptr || stopped_) return kj::READY_NOW;  // the closed socket tells it
   const int socket = attempt.socket();
   sessions_.announce(attempt.facts, worker->pid());
-  if (starts_.send(*worker, attempt.facts, *grant, socket)) {
+  const auto from = attempt.arrives ? WorkerStarts::From::stream : WorkerStarts::From::client;
+  if (starts_.send(*worker, attempt.facts, *grant, socket, from)) {
+    if (attempt.arrives) {
+      attempt.stream = nullptr;
+      sessions_.arrive(attempt.facts, kj::mv(worker));
+      return kj::READY_NOW;
+    }
     kj::AutoCloseFd client(fcntl(socket, F_DUPFD_CLOEXEC, 0));
     attempt.stream = nullptr;
     sessions_.add(attempt.facts, kj::mv(worker), kj::mv(client));
@@ -305,7 +349,7 @@ kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
 }
 
 // Of a session that moves: its new worker waits for it. So it begins none, also where the lease is paused.
-kj::Promise<void> Admission::arrive(Attempt& attempt) {
+kj::Promise<void> Admission::bringClient(Attempt& attempt) {
   Grant* grant = leases_.admissible(attempt.facts.lease);
   if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
   if (const std::string why = sessions_.refusesClient(attempt.facts); !why.empty()) {

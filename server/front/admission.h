@@ -10,8 +10,9 @@
 // a time and of all `atOnce`; one more displaces the oldest of that peer, or of the peer that has the most.
 // So a slow or hostile peer costs another one nothing. While a lease is suspended, who has proven its key is
 // told so, and to ask again. A session that moves comes with its next epoch, and goes to the worker that
-// waits for it (SessionTable). Every refusal tells the peer why, as far as that helps nobody to guess.
-// Belongs to the event loop's thread.
+// waits for it (SessionTable). A session that comes from another server is announced by that one, with the
+// same proof; the connection becomes the state socket of the worker that waits for its client. Every refusal
+// tells the peer why, as far as that helps nobody to guess. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/io.h>
@@ -59,7 +60,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   void stop() { stopped_ = true; }
   size_t underWay() const { return underWay_; }
   // A session of the lease waits for a worker, or is about to have it.
-  bool opening(const Id& lease) const { return proven_.contains(lease); }
+  bool opening(const Id& lease) const { return proven_.contains(lease) || sessions_.arriving(lease) != 0; }
   const WorkerStarts& starts() const { return starts_; }
 
  private:
@@ -73,7 +74,13 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> challenge(Attempt& attempt, schema::SessionHello::Reader hello);
   kj::Promise<void> readProof(Attempt& attempt);
   kj::Promise<void> begin(Attempt& attempt);
+  kj::Promise<void> bringClient(Attempt& attempt);
   kj::Promise<void> arrive(Attempt& attempt);
+  kj::Promise<void> startCounted(Attempt& attempt);
+  // Where the attempt's session is to begin: the lease's own placement, as it is now.
+  void place(Attempt& attempt, const Grant& grant);
+  // Why the lease has no session more; empty: it may.
+  std::string crowded(const Id& lease) const;
   kj::Promise<void> start(Attempt& attempt);
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
@@ -84,7 +91,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
   // Why this hello is refused; empty: it is not.
   std::string judge(schema::SessionHello::Reader hello);
-  std::string tooManySessions() const;
+  static std::string judgeArrival(schema::SessionHello::Reader hello, uint64_t lastEpoch);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;

@@ -4,6 +4,15 @@
 #include "schema/convert.h"
 
 namespace gpupool::server {
+namespace {
+
+MoveTarget readTarget(schema::Lease::Reader target) {
+  const auto server = target.getServer();
+  return {target.getDeviceEpoch(),
+          {schema::text(server.getName()), schema::text(server.getHost()), server.getPort()}};
+}
+
+}  // namespace
 
 kj::Promise<void> Control::grant(GrantContext context) {
   const auto lease = context.getParams().getLease();
@@ -61,14 +70,37 @@ kj::Promise<void> Control::resume(ResumeContext context) {
 kj::Promise<void> Control::migrate(MigrateContext context) {
   const Id id = schema::read(context.getParams().getId());
   const uint32_t drainMs = context.getParams().getDrainMs();
+  std::optional<MoveTarget> target;
+  if (context.getParams().hasTarget()) target = readTarget(context.getParams().getTarget());
   context.releaseParams();
   if (!hooks_.migrate) return KJ_EXCEPTION(FAILED, "this server moves no session");
-  return hooks_.migrate(id, drainMs).then([context](const Migrated& migrated) mutable {
+  return hooks_.migrate(id, drainMs, std::move(target)).then([context](const Migrated& migrated) mutable {
     auto result = context.getResults().initResult();
     result.setSessions(migrated.sessions);
     result.setMovedBytes(migrated.movedBytes);
     result.setLongestPauseMs(migrated.longestPauseMs);
   });
+}
+
+kj::Promise<void> Control::addTarget(AddTargetContext context) {
+  const auto target = context.getParams().getTarget();
+  const std::string id = schema::read(target.getId()).text();
+  if (const auto refusal = leases_.addTarget(target)) {
+    GPUPOOL_WARNING("other devices for lease %s refused: %s", id.c_str(), refusal->c_str());
+    return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
+                         kj::str("the server refuses the lease other devices: ", *refusal));
+  }
+  hooks_.granted();
+  GPUPOOL_INFO("lease %s may move to other devices", id.c_str());
+  return kj::READY_NOW;
+}
+
+kj::Promise<void> Control::settle(SettleContext context) {
+  const Id id = schema::read(context.getParams().getId());
+  const bool moved = context.getParams().getMoved();
+  context.releaseParams();
+  if (!hooks_.settle) return KJ_EXCEPTION(FAILED, "this server moves no session");
+  return hooks_.settle(id, moved);
 }
 
 void Control::taskFailed(kj::Exception&& exception) {

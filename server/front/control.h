@@ -1,8 +1,9 @@
 #pragma once
-// What the manager may ask of this server: grant, revoke, suspend, resume, migrate, list sessions. Called on
+// What the manager may ask of this server: grant, revoke, suspend, resume, move, list sessions. Called on
 // the connection the server made.
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "server/front/leases.h"
@@ -15,13 +16,15 @@ namespace gpupool::server {
 class Control final : public schema::ServerControl::Server, private kj::TaskSet::ErrorHandler {
  public:
   struct Hooks {
-    // Called after each grant, before the manager hears of it.
+    // Called after each grant and each target, before the manager hears of it.
     std::function<void()> granted = [] {};
     // Called when an order to resume a lease has been carried out: where leases take turns it may be aside
     // still.
     std::function<void(const Id&)> resumed = [](const Id&) {};
-    // Migration::migrate. Not set: refused.
-    std::function<kj::Promise<Migrated>(const Id&, uint32_t drainMs)> migrate = nullptr;
+    // Migration::migrate and settle. Not set: refused.
+    std::function<kj::Promise<Migrated>(const Id&, uint32_t drainMs, std::optional<MoveTarget>)> migrate =
+        nullptr;
+    std::function<kj::Promise<void>(const Id&, bool moved)> settle = nullptr;
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };
@@ -39,6 +42,8 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   kj::Promise<void> suspend(SuspendContext context) override;
   kj::Promise<void> resume(ResumeContext context) override;
   kj::Promise<void> migrate(MigrateContext context) override;
+  kj::Promise<void> addTarget(AddTargetContext context) override;
+  kj::Promise<void> settle(SettleContext context) override;
 
  private:
   void taskFailed(kj::Exception&& exception) override;

@@ -96,9 +96,10 @@ kj::Promise<void> Front::start() {
         Control::Hooks hooks;
         hooks.granted = [this] { store(); };
         if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
-        hooks.migrate = [this](const Id& lease, uint32_t drainMs) {
-          return migration_->migrate(lease, drainMs);
+        hooks.migrate = [this](const Id& lease, uint32_t drainMs, std::optional<MoveTarget> target) {
+          return migration_->migrate(lease, drainMs, std::move(target));
         };
+        hooks.settle = [this](const Id& lease, bool moved) { return migration_->settle(lease, moved); };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -219,13 +220,15 @@ void Front::startAdmission() {
 
 void Front::startMigration() {
   Migration::Settings settings;
+  settings.server = options_.name;
+  settings.rowsHash = inventory_.rowsHash;
   settings.copier = [this] { return copier_->connect(); };
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " moves no session: its option --suspend-memory (suspend_memory in server.yaml) is 0";
   settings.disturb = disturb_.has_value() && disturb_->moves;
-  migration_ = kj::heap<Migration>(*leases_, *sessions_, *suspension_, *pool_, admission_->starts(),
-                                   std::move(settings));
+  migration_ = kj::heap<Migration>(io_.provider->getNetwork(), timer_, *leases_, *sessions_, *suspension_,
+                                   *pool_, admission_->starts(), std::move(settings));
 }
 
 void Front::startTurns() {

@@ -21,7 +21,7 @@ LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, 
 std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   Grant grant;
   grant.id = schema::read(lease.getId());
-  grant.epoch = lease.getDeviceEpoch();
+  grant.epoch = lease.getDeviceEpoch();  // readPlacement's, too
   grant.holder = lease.getHolder().cStr();
   grant.tenant = lease.getTenant().cStr();
   grant.sharePercent = std::min<uint32_t>(lease.getTerms().getSharePercent(), 100);
@@ -36,10 +36,54 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   const auto found = leases_.find(grant.id);
   if (found != leases_.end()) {
     if (found->second.closing) return "it is being revoked";
-    if (found->second.epoch != grant.epoch) return "it was granted before with another epoch";
+    if (found->second.placement(grant.epoch) == nullptr) return "it was granted before with another epoch";
     found->second.key = std::move(grant.key);
     return std::nullopt;
   }
+  if (auto why = readPlacement(lease, grant)) return why;
+  if (auto missing = findRoom(grant)) return missing;
+  for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
+  leases_.emplace(grant.id, std::move(grant));
+  return std::nullopt;
+}
+
+std::optional<std::string> LeaseTable::addTarget(schema::Lease::Reader target) {
+  Grant* lease = admissible(schema::read(target.getId()));
+  if (lease == nullptr) return "it is not known here, or is ending";
+  if (overcommitted())
+    return "leases take turns here (overcommit), and those stay on the GPUs that they have; they can move to "
+           "another server";
+  if (lease->suspended) return "it is suspended: resume it first";
+  if (lease->paused && !lease->moving) return "it is being suspended or resumed";
+  const uint64_t epoch = target.getDeviceEpoch();
+  if (lease->target && lease->target->epoch == epoch) return std::nullopt;
+  if (lease->target) return "it is moving to other GPUs already";
+  if (epoch <= lease->epoch)  // an epoch names one placement
+    return "its epoch " + std::to_string(epoch) + " is not higher than " + std::to_string(lease->epoch) +
+           ", the lease's own";
+  if (target.getDevices().size() != lease->devices.size())
+    return "it has " + std::to_string(lease->devices.size()) + " devices, and would have " +
+           std::to_string(target.getDevices().size());
+  Placement placement;
+  if (auto why = readPlacement(target, placement)) return why;
+  for (const GrantedDevice& device : placement.devices)
+    if (auto missing = lacks(device.index, whole(device))) return missing;
+  for (const GrantedDevice& device : placement.devices) epochs_[device.index] = epoch;
+  lease->target = std::move(placement);
+  return std::nullopt;
+}
+
+void LeaseTable::settle(const Id& id, bool moved) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr || !lease->target) return;
+  if (moved) static_cast<Placement&>(*lease) = std::move(*lease->target);
+  lease->target.reset();
+  lease->lastKept.clear();  // it was of the devices that it had
+}
+
+std::optional<std::string> LeaseTable::readPlacement(schema::Lease::Reader lease,
+                                                     Placement& placement) const {
+  placement.epoch = lease.getDeviceEpoch();
   for (auto wanted : lease.getDevices()) {
     const auto uuid = wanted.getInfo().getUuid();
     const std::string name(reinterpret_cast<const char*>(uuid.begin()), uuid.size());
@@ -50,17 +94,14 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
     if (!problems_[index].empty())
       return "device " + std::to_string(at->ordinal) + " is broken: " + problems_[index];
     if (!busy_[index].empty()) return "device " + std::to_string(at->ordinal) + " is busy: " + busy_[index];
-    for (const auto& other : grant.devices)
+    for (const auto& other : placement.devices)
       if (other.index == index) return "it names a device twice";
-    if (grant.epoch <= epochs_[index])
-      return "its epoch " + std::to_string(grant.epoch) + " is not higher than " +
+    if (placement.epoch <= epochs_[index])
+      return "its epoch " + std::to_string(placement.epoch) + " is not higher than " +
              std::to_string(epochs_[index]) + ", the last one of device " + std::to_string(at->ordinal);
     const uint64_t amount = wanted.getMemoryBytes() != 0 ? wanted.getMemoryBytes() : at->memoryBytes;
-    grant.devices.push_back({index, amount});
+    placement.devices.push_back({index, amount});
   }
-  if (auto missing = findRoom(grant)) return missing;
-  for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
-  leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
 }
 
@@ -192,6 +233,14 @@ std::vector<std::pair<Id, std::vector<uint64_t>>> LeaseTable::suspended() const 
   return list;
 }
 
+std::vector<int> LeaseTable::ordinals(const Placement& placement) const {
+  std::vector<int> list;
+  list.reserve(placement.devices.size());
+  for (const auto& device : placement.devices)
+    list.push_back(static_cast<int>(devices_[device.index].ordinal));
+  return list;
+}
+
 bool LeaseTable::setBroken(uint32_t ordinal, const std::string& problem) {
   for (size_t index = 0; index < devices_.size(); ++index) {
     if (devices_[index].ordinal != ordinal || !problems_[index].empty()) continue;
@@ -222,27 +271,40 @@ std::vector<Id> LeaseTable::active() const {
   return list;
 }
 
+template <class F>
+void LeaseTable::eachDevice(const Grant& lease, F&& see) {
+  for (const auto& device : lease.devices) see(device);
+  if (lease.target)
+    for (const auto& device : lease.target->devices) see(device);
+}
+
 uint64_t LeaseTable::reserved(size_t device) const {
   uint64_t total = 0;
-  for (const auto& [id, lease] : leases_)
+  for (const auto& [id, lease] : leases_) {
     for (size_t place = 0; place < lease.devices.size(); ++place)
       if (lease.devices[place].index == device) total += reserved(lease, place);
+    if (!lease.target) continue;
+    for (const auto& granted : lease.target->devices)
+      if (granted.index == device) total += whole(granted);
+  }
   return total;
 }
 
 uint64_t LeaseTable::promised(size_t device) const {
   uint64_t total = 0;
   for (const auto& [id, lease] : leases_)
-    for (const auto& granted : lease.devices)
+    eachDevice(lease, [&](const GrantedDevice& granted) {
       if (granted.index == device) total += granted.memoryBytes;
+    });
   return total;
 }
 
 std::vector<Id> LeaseTable::holders(size_t device) const {
   std::vector<Id> ids;
   for (const auto& [id, lease] : leases_)
-    for (const auto& granted : lease.devices)
-      if (granted.index == device) ids.push_back(id);
+    eachDevice(lease, [&, id = id](const GrantedDevice& granted) {
+      if (granted.index == device && (ids.empty() || ids.back() != id)) ids.push_back(id);
+    });
   return ids;
 }
 

@@ -12,6 +12,12 @@
 // While it is suspended it reserves what its sessions keep on their devices; whoever resumes it first has its
 // whole reservation back, or learns what is missing.
 //
+// A lease that moves to other devices of this server has two placements until all of its sessions are on one
+// of them: its own, and the target. Both are reserved. A session is on one of the two
+// (SessionFacts.deviceEpoch), and new ones begin on the lease's own. What lies behind a settled move is the
+// sessions' concern: who settles has seen to it that none is left on the side that goes. Leases that take
+// turns have no target.
+//
 // With overcommit, leases take turns (turns.h): one that is `aside` is suspended too, but by the server and
 // not by order. So much may be granted that each lease has room when all others are aside. What a lease takes
 // beside its memory is counted as the manager does (schema/lease_memory.h). Pure bookkeeping, no I/O;
@@ -43,11 +49,18 @@ struct Suspended {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
-struct Grant {
-  Id id;
+// Devices that a lease has together, and the device epoch with which it has them: its name among the
+// placements.
+struct Placement {
   uint64_t epoch = 0;
-  std::vector<std::byte> key;
   std::vector<GrantedDevice> devices;
+};
+
+// A lease, and its own placement, which is the only one unless there is a target.
+struct Grant : Placement {
+  Id id;
+  std::vector<std::byte> key;
+  std::optional<Placement> target;
   std::string holder, tenant;
   uint32_t sharePercent = 0;  // TurnTerms; 0: none is named
   schema::Priority priority = schema::Priority::NORMAL;
@@ -59,6 +72,12 @@ struct Grant {
   bool resuming = false;                 // suspended, with its whole reservation
   std::vector<uint64_t> lastKept;        // when it was last suspended or aside; empty: it never was
   std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
+
+  // Null: none of that epoch.
+  const Placement* placement(uint64_t deviceEpoch) const {
+    if (deviceEpoch == epoch) return this;
+    return target && target->epoch == deviceEpoch ? &*target : nullptr;
+  }
 };
 
 class LeaseTable {
@@ -74,6 +93,12 @@ class LeaseTable {
   // With overcommit: does another lease wait for the device? Then a new one does not take it.
   void onWaitedFor(std::function<bool(size_t device)> waitedFor) { waitedFor_ = std::move(waitedFor); }
   bool overcommitted() const { return overcommitPercent_ > 100; }
+  // Gives a lease that is here its target, as a grant would give it these devices: as many as it has. Again
+  // with the same ones: does nothing. The error: why not.
+  std::optional<std::string> addTarget(schema::Lease::Reader target);
+  // From now on the lease's placement is the target (moved) or its own, and the other one is reserved no
+  // more. Does nothing where there is none.
+  void settle(const Id& id, bool moved);
   // Null if there is none, or it is closing.
   Grant* admissible(const Id& id);
   bool contains(const Id& id) const { return leases_.contains(id); }
@@ -118,12 +143,18 @@ class LeaseTable {
   }
   uint64_t epoch(size_t device) const { return epochs_[device]; }
   const std::vector<Device>& devices() const { return devices_; }
+  std::vector<int> ordinals(const Placement& placement) const;  // the driver's
 
  private:
   // Of one device, beside what is reserved there. The error: what is missing.
   std::optional<std::string> lacks(size_t device, uint64_t amount) const;
   // A lease with this device of it, beside all others: as `crowded`.
   std::optional<std::string> crowds(const Id& id, const GrantedDevice& device) const;
+  // What the lease names, as it could be granted now but for the room. The error: why not.
+  std::optional<std::string> readPlacement(schema::Lease::Reader lease, Placement& placement) const;
+  // Calls `see` with each of its devices, those of its target too.
+  template <class F>
+  static void eachDevice(const Grant& lease, F&& see);
   // Puts the new lease aside if it has to be.
   std::optional<std::string> findRoom(Grant& lease) const;
   uint64_t overhead(size_t device) const;

@@ -28,6 +28,19 @@ void MemoryAccount::forget(uint64_t session) {
   sessions_.erase(found);
 }
 
+bool MemoryAccount::takeAs(const MemoryAccount& other, uint64_t session) {
+  const auto found = other.sessions_.find(session);
+  if (found == other.sessions_.end()) return true;
+  const std::vector<uint64_t>& amounts = found->second;
+  for (size_t place = 0; place < amounts.size(); ++place) {
+    if (amounts[place] == 0 || take(session, static_cast<uint32_t>(place), amounts[place])) continue;
+    for (size_t taken = 0; taken < place; ++taken)
+      give(session, static_cast<uint32_t>(taken), amounts[taken]);
+    return false;
+  }
+  return true;
+}
+
 uint64_t MemoryAccount::freeBytes(uint32_t place) const {
   return place < limits_.size() ? limits_[place] - used_[place] : 0;
 }

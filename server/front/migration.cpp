@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 
 namespace gpupool::server {
 namespace {
@@ -26,9 +27,11 @@ std::pair<kj::AutoCloseFd, kj::AutoCloseFd> stateSocket() {
 
 }  // namespace
 
-Migration::Migration(LeaseTable& leases, SessionTable& sessions, Suspension& suspension, WorkerPool& pool,
-                     const WorkerStarts& starts, Settings settings)
-    : leases_(leases),
+Migration::Migration(kj::Network& network, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
+                     Suspension& suspension, WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+    : network_(network),
+      timer_(timer),
+      leases_(leases),
       sessions_(sessions),
       suspension_(suspension),
       pool_(pool),
@@ -46,21 +49,46 @@ Migration::~Migration() noexcept {
   if (settings_.disturb) sessions_.onDisturb([](const Id&, uint64_t) {});
 }
 
-kj::Promise<Migrated> Migration::migrate(const Id& lease, uint32_t drainMs) {
-  return suspension_.lanes().queue<Migrated>(lease,
-                                             [this, lease, drainMs] { return migrateNow(lease, drainMs); });
+kj::Promise<Migrated> Migration::migrate(const Id& lease, uint32_t drainMs,
+                                         std::optional<MoveTarget> target) {
+  return suspension_.lanes().queue<Migrated>(
+      lease, [this, order = Order{lease, drainMs, std::move(target)}] { return migrateNow(order); });
 }
 
-kj::Promise<Migrated> Migration::migrateNow(Id lease, uint32_t drainMs) {
+bool Migration::isElsewhere(const Order& order) const {
+  return order.target && !order.target->server.name.empty() && order.target->server.name != settings_.server;
+}
+
+std::string Migration::refuses(const Order& order, const Grant& grant) const {
+  if (grant.suspended)
+    return grant.aside ? "the lease waits for its turn, and its memory is not on its devices"
+                       : "the lease is suspended: resume it first";
+  if (isElsewhere(order)) {
+    const Destination& server = order.target->server;
+    if (server.host.empty() || server.port == 0)
+      return "server " + server.name +
+             " takes no network sessions: start it with --listen (gpupool up --transport " +
+             std::string(transportWith(TransportFacts::Reach::anyHost).name) + ")";
+    return "";
+  }
+  if (!settings_.refusal.empty()) return settings_.refusal;
+  if (!order.target) return "";
+  const Placement* placement = grant.placement(order.target->deviceEpoch);
+  if (placement == nullptr) return "the lease has no such devices here: they were not reserved for it";
+  for (const GrantedDevice& device : placement->devices)
+    if (const std::string problem = leases_.problem(device.index); !problem.empty())
+      return "device " + std::to_string(leases_.devices()[device.index].ordinal) + ": " + problem;
+  return "";
+}
+
+kj::Promise<Migrated> Migration::migrateNow(Order order) {
+  const Id lease = order.lease;
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) failMove("lease " + lease.text() + " is not known here, or is ending");
-  if (grant->suspended)
-    failMove(grant->aside ? "the lease waits for its turn, and its memory is not on its devices"
-                          : "the lease is suspended: resume it first");
-  if (!settings_.refusal.empty()) failMove(settings_.refusal);
+  if (const std::string why = refuses(order, *grant); !why.empty()) failMove(why);
   leases_.pauseToMove(lease);
   return suspension_.awaitBeginnings(lease)
-      .then([this, lease, drainMs] { return moveRest(lease, sessions_.numbers(lease), 0, drainMs, {}); })
+      .then([this, order] { return moveRest(order, those(order), 0, {}); })
       .then(
           [this, lease](Migrated total) -> kj::Promise<Migrated> {
             if (leases_.admissible(lease) == nullptr)
@@ -80,69 +108,158 @@ kj::Promise<Migrated> Migration::migrateNow(Id lease, uint32_t drainMs) {
           });
 }
 
-kj::Promise<Migrated> Migration::moveRest(Id lease, std::vector<uint64_t> numbers, size_t at,
-                                          uint32_t drainMs, Migrated total) {
-  if (at == numbers.size() || leases_.admissible(lease) == nullptr)
+// But for those that are there.
+std::vector<uint64_t> Migration::those(const Order& order) const {
+  std::vector<uint64_t> numbers = sessions_.numbers(order.lease);
+  if (!order.target || isElsewhere(order)) return numbers;
+  std::erase_if(numbers, [&](uint64_t number) {
+    const SessionFacts* session = sessions_.facts(number);
+    return session != nullptr && session->deviceEpoch == order.target->deviceEpoch;
+  });
+  return numbers;
+}
+
+kj::Promise<Migrated> Migration::moveRest(Order order, std::vector<uint64_t> numbers, size_t at,
+                                          Migrated total) {
+  if (at == numbers.size() || leases_.admissible(order.lease) == nullptr)
     return kj::evalLater([total] { return total; });
   const uint64_t number = numbers[at];
   const std::string who = sessions_.describe(number);
-  return moveOne(lease, number, drainMs)
+  return kj::evalNow([&] { return moveOne(order, number); })
       .then([](MoveAnswer answer) { return answer; },
             [](kj::Exception&& exception) { return MoveAnswer{.error = exception.getDescription().cStr()}; })
-      .then([this, lease, numbers = std::move(numbers), at, drainMs, total,
-             who](const MoveAnswer& answer) mutable {
+      .then([this, order, numbers = std::move(numbers), at, total, who](const MoveAnswer& answer) mutable {
         if (!answer.gone) {
           if (!answer.error.empty()) failMove(who + ": " + answer.error);
           ++total.sessions;
           total.movedBytes += answer.movedBytes;
           total.longestPauseMs = std::max(total.longestPauseMs, answer.pauseMs);
         }
-        return moveRest(lease, std::move(numbers), at + 1, drainMs, total);
+        return moveRest(order, std::move(numbers), at + 1, total);
       });
 }
 
-kj::Promise<MoveAnswer> Migration::moveOne(Id lease, uint64_t number, uint32_t drainMs) {
-  const Grant* grant = leases_.admissible(lease);
+kj::Promise<MoveAnswer> Migration::moveOne(Order order, uint64_t number) {
+  const Grant* grant = leases_.admissible(order.lease);
+  const SessionFacts* session = sessions_.facts(number);
   if (stopped_) return moveFailure("the server is shutting down");
-  if (grant == nullptr || sessions_.facts(number) == nullptr)
-    return kj::evalLater([] { return MoveAnswer{.gone = true}; });
-  std::vector<int> ordinals;
-  ordinals.reserve(grant->devices.size());
-  for (const auto& device : grant->devices)
-    ordinals.push_back(static_cast<int>(leases_.devices()[device.index].ordinal));
-  return pool_.take(std::move(ordinals), settings_.workerBound)
-      .then([this, lease, number, drainMs](kj::Own<WorkerChild> next) {
+  if (grant == nullptr || session == nullptr) return kj::evalLater([] { return MoveAnswer{.gone = true}; });
+  if (isElsewhere(order)) return moveAway(order, number);
+  const Placement* placement =
+      grant->placement(order.target ? order.target->deviceEpoch : session->deviceEpoch);
+  if (placement == nullptr) return moveFailure("the lease has no such devices here any more");
+  return moveHere(order, number, *placement);
+}
+
+kj::Promise<MoveAnswer> Migration::moveHere(Order order, uint64_t number, const Placement& placement) {
+  SessionFacts facts = *sessions_.facts(number);
+  ++facts.epoch;
+  facts.place(placement, leases_.devices());
+  return pool_.take(leases_.ordinals(placement), settings_.workerBound)
+      .then([this, order, number, facts](kj::Own<WorkerChild> next) {
+        if (order.stream) return moveTo(order, number, facts, kj::mv(next), nullptr);
         return settings_.copier().then(
-            [this, lease, number, drainMs, next = kj::mv(next)](kj::AutoCloseFd copier) mutable {
-              return moveTo(lease, number, drainMs, kj::mv(next), kj::mv(copier));
+            [this, order, number, facts, next = kj::mv(next)](kj::AutoCloseFd copier) mutable {
+              return moveTo(order, number, facts, kj::mv(next), kj::mv(copier));
             });
       });
 }
 
-kj::Promise<MoveAnswer> Migration::moveTo(Id lease, uint64_t number, uint32_t drainMs,
+kj::Promise<MoveAnswer> Migration::moveTo(Order order, uint64_t number, SessionFacts facts,
                                           kj::Own<WorkerChild> next, kj::AutoCloseFd copier) {
   // Anything may have happened while worker and copier were awaited.
-  const Grant* grant = leases_.admissible(lease);
-  const SessionFacts* session = sessions_.facts(number);
+  const Grant* grant = leases_.admissible(order.lease);
   if (stopped_) return moveFailure("the server is shutting down");
-  if (grant == nullptr || session == nullptr) return kj::evalLater([] { return MoveAnswer{.gone = true}; });
-  SessionFacts facts = *session;
-  ++facts.epoch;
+  if (grant == nullptr || sessions_.facts(number) == nullptr)
+    return kj::evalLater([] { return MoveAnswer{.gone = true}; });
   auto [oldEnd, nextEnd] = stateSocket();
   sessions_.announce(facts, next->pid());
-  if (!starts_.send(*next, facts, *grant, nextEnd, true)) {
+  const auto from = order.stream ? WorkerStarts::From::stream : WorkerStarts::From::worker;
+  if (!starts_.send(*next, facts, *grant, nextEnd, from)) {
     sessions_.withdraw();
     return moveFailure("the worker to which it was to move died before");
   }
   nextEnd = nullptr;
-  const auto bound = settings_.bound + drainMs * kj::MILLISECONDS;
-  return sessions_.move(number, kj::mv(next), facts.epoch, drainMs, kj::mv(copier), kj::mv(oldEnd), bound)
-      .then([this, lease, facts](MoveAnswer answer) {
+  SessionTable::MoveMeans means{order.drainMs, kj::mv(copier), kj::mv(oldEnd),
+                                settings_.bound + order.drainMs * kj::MILLISECONDS};
+  return sessions_.move(number, kj::mv(next), facts, kj::mv(means))
+      .then([this, lease = order.lease, facts](MoveAnswer answer) {
         Grant* grant = leases_.admissible(lease);
         if (!answer.gone && !answer.error.empty() && grant != nullptr)
           grant->sessionEpochs[facts.session] = facts.epoch - 1;
         return answer;
       });
+}
+
+// ---- to another server ----
+
+kj::Promise<MoveAnswer> Migration::moveAway(Order order, uint64_t number) {
+  const Grant& grant = *leases_.admissible(order.lease);
+  const SessionFacts& session = *sessions_.facts(number);
+  const TransportFacts* transport = findTransport(session.transport);
+  if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
+    return moveFailure("the session shares memory with this server (transport " + session.transport + ")");
+  schema::SessionOpening opening;
+  opening.lease = order.lease;
+  opening.key.assign(reinterpret_cast<const char*>(grant.key.data()), grant.key.size());
+  opening.server = order.target->server.name;
+  opening.session = session.session;
+  opening.epoch = session.epoch + 1;
+  opening.rowsHash = settings_.rowsHash;
+  opening.transport = session.transport;
+  opening.pid = session.clientPid;
+  opening.command = session.command;
+  opening.arrives = true;
+  const uint64_t epoch = opening.epoch;
+  return announceSession(network_, timer_, order.target->server, std::move(opening), settings_.arrivalBound)
+      .then([this, order, number, epoch](kj::AutoCloseFd state) -> kj::Promise<MoveAnswer> {
+        // Anything may have happened meanwhile. Whoever waits there for the session sees that none comes.
+        if (stopped_) return moveFailure("the server is shutting down");
+        if (leases_.admissible(order.lease) == nullptr || sessions_.facts(number) == nullptr)
+          return kj::evalLater([] { return MoveAnswer{.gone = true}; });
+        SessionTable::MoveMeans means{order.drainMs, nullptr, kj::mv(state),
+                                      settings_.bound + order.drainMs * kj::MILLISECONDS};
+        return sessions_.moveAway(number, order.target->server.name, epoch, kj::mv(means));
+      });
+}
+
+// ---- the end of a move to other devices ----
+
+kj::Promise<void> Migration::settle(const Id& lease, bool moved) {
+  return suspension_.lanes().queue<void>(lease, [this, lease, moved] { return settleNow(lease, moved); });
+}
+
+std::string Migration::refusesSettling(const Grant& grant, bool moved) const {
+  const Placement& goes = moved ? grant : *grant.target;
+  if (!sessions_.uses(grant.id, goes.epoch)) return "";
+  return std::string("a session of the lease is still on the devices that it ") +
+         (moved ? "had" : "was to have");
+}
+
+kj::Promise<void> Migration::settleNow(Id lease, bool moved) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant == nullptr || !grant->target) return kj::READY_NOW;
+  const std::string why = refusesSettling(*grant, moved);
+  if (!why.empty()) failMove(why);
+  const uint64_t goes = moved ? grant->epoch : grant->target->epoch;
+  leases_.pauseToMove(lease);  // one that begins now would begin there
+  return suspension_.awaitBeginnings(lease)
+      .then([this, lease, goes] { return sessions_.oldGone(lease, goes); })
+      .then(
+          [this, lease, moved] {
+            const Grant* grant = leases_.admissible(lease);
+            if (grant == nullptr) return;
+            const std::string why = refusesSettling(*grant, moved);
+            if (why.empty()) leases_.settle(lease, moved);
+            leases_.unpause(lease);
+            if (!why.empty()) failMove(why);
+            GPUPOOL_INFO("lease %s: %s", lease.text().c_str(),
+                         moved ? "has other devices now" : "keeps the devices that it had");
+          },
+          [this, lease](kj::Exception&& exception) {
+            leases_.unpause(lease);
+            kj::throwFatalException(kj::mv(exception));
+          });
 }
 
 // ---- for tests ----
@@ -152,7 +269,7 @@ kj::Promise<void> Migration::disturbNow(Id lease, uint64_t number) {
   if (grant == nullptr || grant->paused) return kj::READY_NOW;
   auto moved = kj::evalNow([&] {
     if (!settings_.refusal.empty()) failMove(settings_.refusal);
-    return moveOne(lease, number, kDisturbMoveDrainMs);
+    return moveOne({lease, kDisturbMoveDrainMs, std::nullopt, settings_.disturbStream}, number);
   });
   return moved
       .then([](const MoveAnswer& answer) { return answer.gone ? "it has ended" : answer.error; },

@@ -1,11 +1,14 @@
 #pragma once
-// Moves the sessions of a lease to other workers of this server, one after the other.
+// Moves the sessions of a lease to other workers, one after the other: of this server, on the devices that
+// the lease has or on those that were reserved as its target, or of another server.
 //
 // From the order on no session of the lease begins (LeaseTable::pauseToMove). For each session a waiting
 // worker is taken, which rebuilds it; the session's worker gets the order to move, with a connection to the
-// copier and with one end of the state socket, of which the other worker has the other end. What they make of
+// copier and with one end of the state socket, of which the other worker has the other end. To another server
+// the state socket is a connection to it, and there is no copier between (departure.h). What they make of
 // it is SessionTable's: the session is in the other worker or where it was, never in both. The lease keeps
-// its devices and its memory. A session that ends meanwhile counts as gone.
+// its devices and its memory, until its move is settled. A session that ends meanwhile counts as gone, one
+// that is at the target already is left alone.
 //
 // Epochs: a session moves as its worker's epoch and one. After a move that failed it is that one again, also
 // where a client had come with it.
@@ -16,9 +19,11 @@
 #include <kj/async-io.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "server/front/departure.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pool.h"
 #include "server/front/worker_starts.h"
@@ -32,42 +37,73 @@ struct Migrated {
   uint32_t longestPauseMs = 0;
 };
 
+// ServerControl.migrate's target, as this server reads it.
+struct MoveTarget {
+  uint64_t deviceEpoch = 0;  // of the lease's placement there
+  Destination server;
+};
+
 class Migration final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
+    std::string server;  // ServerInfo.name
+    uint64_t rowsHash = 0;
     // Each call is a new connection to the copier, for one session. Rejects, saying why there is none.
     std::function<kj::Promise<kj::AutoCloseFd>()> copier;
-    std::string refusal;   // not empty: nothing moves here, and why
-    bool disturb = false;  // workers may ask to be moved (GPUPOOL_DISTURB)
+    std::string refusal;         // not empty: nothing moves from worker to worker of this server, and why
+    bool disturb = false;        // workers may ask to be moved (GPUPOOL_DISTURB)
+    bool disturbStream = false;  // with disturb: as if to another server
     // A worker has so long for an order, besides what its programs have to finish.
     kj::Duration bound = 300 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is another one
+    kj::Duration arrivalBound =
+        25 * kj::SECONDS;  // until another server has one: its Admission's bound, and some
   };
 
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
-  Migration(LeaseTable& leases, SessionTable& sessions, Suspension& suspension, WorkerPool& pool,
-            const WorkerStarts& starts, Settings settings);
+  Migration(kj::Network& network, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
+            Suspension& suspension, WorkerPool& pool, const WorkerStarts& starts, Settings settings);
   ~Migration() noexcept;
   KJ_DISALLOW_COPY(Migration);
 
   // ServerControl.migrate; rejects with a text for people. Sessions that had moved before one that could not
-  // stay where they are then.
-  kj::Promise<Migrated> migrate(const Id& lease, uint32_t drainMs);
+  // stay where they are then. No target: to other workers, where the lease is.
+  kj::Promise<Migrated> migrate(const Id& lease, uint32_t drainMs,
+                                std::optional<MoveTarget> target = std::nullopt);
+  // ServerControl.settle; rejects with a text for people. Resolves when no worker is left on the side that
+  // goes.
+  kj::Promise<void> settle(const Id& lease, bool moved);
   // No session begins to move any more.
   void stop() { stopped_ = true; }
 
  private:
-  kj::Promise<Migrated> migrateNow(Id lease, uint32_t drainMs);
+  // An order under way.
+  struct Order {
+    Id lease;
+    uint32_t drainMs = 0;
+    std::optional<MoveTarget> target;
+    bool stream = false;  // as if to another server (tests)
+  };
+  bool isElsewhere(const Order& order) const;
+  // Why the lease cannot move so now; empty: it can.
+  std::string refuses(const Order& order, const Grant& grant) const;
+  kj::Promise<Migrated> migrateNow(Order order);
+  std::vector<uint64_t> those(const Order& order) const;
   // `numbers` from `at` on.
-  kj::Promise<Migrated> moveRest(Id lease, std::vector<uint64_t> numbers, size_t at, uint32_t drainMs,
-                                 Migrated total);
-  // Rejects where no order was given.
-  kj::Promise<MoveAnswer> moveOne(Id lease, uint64_t number, uint32_t drainMs);
-  kj::Promise<MoveAnswer> moveTo(Id lease, uint64_t number, uint32_t drainMs, kj::Own<WorkerChild> next,
+  kj::Promise<Migrated> moveRest(Order order, std::vector<uint64_t> numbers, size_t at, Migrated total);
+  // Each of these rejects where no order was given.
+  kj::Promise<MoveAnswer> moveOne(Order order, uint64_t number);
+  kj::Promise<MoveAnswer> moveHere(Order order, uint64_t number, const Placement& placement);
+  kj::Promise<MoveAnswer> moveTo(Order order, uint64_t number, SessionFacts facts, kj::Own<WorkerChild> next,
                                  kj::AutoCloseFd copier);
+  kj::Promise<MoveAnswer> moveAway(Order order, uint64_t number);
+  kj::Promise<void> settleNow(Id lease, bool moved);
+  std::string refusesSettling(const Grant& grant, bool moved) const;
   kj::Promise<void> disturbNow(Id lease, uint64_t number);
   void taskFailed(kj::Exception&& exception) override;
 
+  kj::Network& network_;
+  kj::Timer& timer_;
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;

@@ -8,10 +8,9 @@
 #include "transports/last_words.h"
 
 namespace gpupool::server {
-namespace {
 
-template <class Session>
-kj::Own<Session> takeFrom(std::list<kj::Own<Session>>& list, const Session& wanted) {
+kj::Own<SessionTable::Session> SessionTable::takeFrom(std::list<kj::Own<Session>>& list,
+                                                      const Session& wanted) {
   for (auto at = list.begin(); at != list.end(); ++at) {
     if (at->get() != &wanted) continue;
     kj::Own<Session> taken = kj::mv(*at);
@@ -20,8 +19,6 @@ kj::Own<Session> takeFrom(std::list<kj::Own<Session>>& list, const Session& want
   }
   KJ_FAIL_REQUIRE("a session is not in its list");
 }
-
-}  // namespace
 
 const SessionFacts* SessionTable::facts(uint64_t number) const {
   const Session* session = find(number);
@@ -34,36 +31,59 @@ SessionTable::Session* SessionTable::next(uint64_t number) const {
   return nullptr;
 }
 
-kj::Promise<MoveAnswer> SessionTable::move(uint64_t number, kj::Own<WorkerChild> next, uint64_t epoch,
-                                           uint32_t drainMs, kj::AutoCloseFd copier, kj::AutoCloseFd state,
-                                           kj::Duration bound) {
+kj::Promise<MoveAnswer> SessionTable::move(uint64_t number, kj::Own<WorkerChild> next, SessionFacts facts,
+                                           MoveMeans means) {
   Session* old = find(number);
   KJ_REQUIRE(old != nullptr && old->answer.get() == nullptr && old->moved.get() == nullptr,
              "a session has one order at a time");
+  announced_.reset();
+  const auto& from = accounts_.at(accountOf(old->facts));
+  auto& to = accounts_.try_emplace(accountOf(facts), facts.memoryLimits).first->second;
+  if (&to != &from && !to.takeAs(from, number)) {
+    leaveAccount(accountOf(facts), number);
+    changed_();
+    return kj::evalLater([] {
+      return MoveAnswer{.error = "the lease's memory on the other devices is its other sessions' already"};
+    });
+  }
   auto session = kj::refcounted<Session>();
   session->role = Role::next;
-  session->facts = old->facts;
-  session->facts.epoch = epoch;
+  session->facts = std::move(facts);
   session->number = number;
   session->began = old->began;
   session->worker = kj::mv(next);
   watch(*session);
+  const uint64_t epoch = session->facts.epoch;
   next_.push_back(kj::mv(session));
-  announced_.reset();
   changed_();
+  return orderMove(*old, epoch, means);
+}
 
+kj::Promise<MoveAnswer> SessionTable::moveAway(uint64_t number, const std::string& server, uint64_t epoch,
+                                               MoveMeans means) {
+  Session* old = find(number);
+  KJ_REQUIRE(old != nullptr && old->answer.get() == nullptr && old->moved.get() == nullptr,
+             "a session has one order at a time");
+  old->toServer = server;
+  return orderMove(*old, epoch, means);
+}
+
+kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, const MoveMeans& means) {
   auto pair = kj::newPromiseAndFulfiller<MoveAnswer>();
-  old->moved = kj::mv(pair.fulfiller);
+  old.moved = kj::mv(pair.fulfiller);
   capnp::MallocMessageBuilder message;
   auto order = message.initRoot<schema::WorkerOrder>().initMove();
-  order.setDrainMs(drainMs);
+  order.setDrainMs(means.drainMs);
   order.setEpoch(epoch);
-  const int descriptors[] = {copier, state};
-  if (!old->worker->send(message, descriptors)) {
-    if (old->text.empty()) old->text = "its worker took no order any more";
-    old->worker->kill();
+  order.setStream(means.copier.get() < 0);
+  std::vector<int> descriptors;
+  if (means.copier.get() >= 0) descriptors.push_back(means.copier);
+  descriptors.push_back(means.state);
+  if (!old.worker->send(message, descriptors)) {
+    if (old.text.empty()) old.text = "its worker took no order any more";
+    old.worker->kill();
   }
-  auto late = timer_.afterDelay(bound).then([this, number] { return moveLate(number); });
+  auto late = timer_.afterDelay(means.bound).then([this, number = old.number] { return moveLate(number); });
   // Its end is an answer, by `conclude`.
   auto never = late.then([]() -> kj::Promise<MoveAnswer> { return kj::NEVER_DONE; });
   return pair.promise.exclusiveJoin(kj::mv(never));
@@ -76,7 +96,8 @@ kj::Promise<void> SessionTable::moveLate(uint64_t number) {
   GPUPOOL_ERROR("worker %d did not answer the order to be moved in its time: it is ended",
                 session->worker->pid());
   const Session* other = next(number);
-  if (other == nullptr || other->client.get() < 0 || other->exit) return end(*session, why);
+  const bool isHere = other == nullptr || other->client.get() < 0 || other->exit;
+  if (isHere && session->toServer.empty()) return end(*session, why);
   // Its client may be with the next worker. Told to stop, this one would tell it that the session is over.
   if (session->text.empty()) session->text = why;
   session->worker->kill();
@@ -85,17 +106,27 @@ kj::Promise<void> SessionTable::moveLate(uint64_t number) {
 
 void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
   Session* other = next(session.number);
-  if (session.role != Role::serving || session.moved.get() == nullptr || other == nullptr) {
+  const bool asked = session.role == Role::serving && session.moved.get() != nullptr;
+  if (!asked || (other == nullptr && session.toServer.empty())) {
     GPUPOOL_WARNING("session %s: its worker %d says that it has moved or cannot, and nobody asked: ignored",
                     session.facts.session.text().c_str(), session.worker->pid());
     return;
   }
-  if (session.ordered) return;  // its end is the answer
+  const bool away = !session.toServer.empty();
+  // Its end is the answer, unless it is another server's now.
+  if (session.ordered && (!away || report.getError().size() != 0)) return;
   MoveAnswer answer{.gone = false,
                     .error = report.getError().cStr(),
                     .movedBytes = report.getMovedBytes(),
                     .drainMs = report.getDrainMs(),
                     .pauseMs = report.getPauseMs()};
+  if (away && answer.error.empty()) return hasLeft(session, kj::mv(session.moved), std::move(answer));
+  if (away) {
+    session.toServer.clear();
+    auto fulfiller = kj::mv(session.moved);
+    fulfiller->fulfill(kj::mv(answer));
+    return;
+  }
   if (answer.error.empty() && other->client.get() < 0)
     answer.error = "its worker answered nonsense: the session has moved, and its client has not";
   auto fulfiller = kj::mv(session.moved);
@@ -112,6 +143,21 @@ void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
                  }));
 }
 
+void SessionTable::hasLeft(Session& session, kj::Own<kj::PromiseFulfiller<MoveAnswer>> fulfiller,
+                           MoveAnswer answer) {
+  const std::string where = "moved to server " + session.toServer;
+  GPUPOOL_INFO("session %s: has %s", session.facts.session.text().c_str(), where.c_str());
+  session.role = Role::old;
+  old_.push_back(takeFrom(living_, session));
+  session.client = nullptr;
+  remember(session, where);
+  leaveAccount(accountOf(session.facts), session.number);
+  if (!session.worker->gone()) killAfter(session, bounds_.exit, "did not exit after its session had left");
+  changed_();
+  heardActivity_();
+  fulfiller->fulfill(kj::mv(answer));
+}
+
 void SessionTable::takeOver(Session& old, Session& next) {
   GPUPOOL_INFO("session %s: has moved to worker %d as epoch %llu", next.facts.session.text().c_str(),
                next.worker->pid(), static_cast<unsigned long long>(next.facts.epoch));
@@ -120,6 +166,7 @@ void SessionTable::takeOver(Session& old, Session& next) {
   old_.push_back(takeFrom(living_, old));
   living_.push_back(takeFrom(next_, next));
   old.client = nullptr;
+  if (accountOf(old.facts) != accountOf(next.facts)) leaveAccount(accountOf(old.facts), old.number);
   for (const Asked& asked : std::exchange(next.asked, {})) serveMemory(next, asked);
   if (!old.worker->gone()) killAfter(old, bounds_.exit, "did not exit after its session had moved");
   changed_();
@@ -130,6 +177,9 @@ void SessionTable::takeOver(Session& old, Session& next) {
 kj::Promise<void> SessionTable::drop(Session& next, const std::string& reason) {
   next.dropped = true;
   next.asked.clear();
+  const Session* living = find(next.number);
+  if (living == nullptr || accountOf(living->facts) != accountOf(next.facts))
+    leaveAccount(accountOf(next.facts), next.number);
   if (next.text.empty()) next.text = reason;
   if (next.exit) {
     finishNext(next, *next.exit);
@@ -142,43 +192,17 @@ kj::Promise<void> SessionTable::drop(Session& next, const std::string& reason) {
   return kj::mv(pair.promise);
 }
 
-// ---- the client ----
-
-std::string SessionTable::refusesClient(const SessionFacts& client) const {
-  const Session* session = nullptr;
-  for (const auto& one : living_)
-    if (one->facts.lease == client.lease && one->facts.session == client.session) session = one.get();
-  if (session == nullptr) return "the session is not known here, or has ended";
-  const Session* waiting = next(session->number);
-  if (waiting == nullptr) return "the session does not move: no worker waits for its client";
-  if (waiting->facts.epoch != client.epoch)
-    return "the session moves as epoch " + std::to_string(waiting->facts.epoch) + ", not as epoch " +
-           std::to_string(client.epoch);
-  if (waiting->client.get() >= 0) return "the session's client has come to its next worker already";
-  if (waiting->ordered || session->ordered) return "the session is ending";
-  if (waiting->worker->gone()) return "the worker to which the session moves has ended";
-  if (waiting->facts.transport != client.transport)
-    return "the session's transport is " + waiting->facts.transport + ", not " + client.transport;
-  return "";
-}
-
-void SessionTable::giveClient(const SessionFacts& client, int socket, kj::AutoCloseFd kept) {
-  if (const std::string why = refusesClient(client); !why.empty()) {
-    GPUPOOL_WARNING("session %s: its client comes in vain: %s", client.session.text().c_str(), why.c_str());
-    return;
-  }
-  for (auto& session : next_) {
-    if (session->dropped || session->facts.lease != client.lease || session->facts.session != client.session)
-      continue;
-    capnp::MallocMessageBuilder message;
-    message.initRoot<schema::WorkerOrder>().setClient();
-    if (session->worker->send(message, std::span(&socket, 1))) {
-      session->client = kj::mv(kept);
-    } else {
-      session->worker->kill();
+kj::Promise<void> SessionTable::oldGone(const Id& lease, uint64_t deviceEpoch) {
+  kj::Vector<kj::Promise<void>> gone;
+  for (auto* sessions : {&old_, &next_})
+    for (auto& session : *sessions) {
+      if (accountOf(session->facts) != AccountName(lease, deviceEpoch) || session->exit) continue;
+      if (session->role == Role::next && !session->dropped) continue;
+      auto pair = kj::newPromiseAndFulfiller<void>();
+      session->gone.add(kj::mv(pair.fulfiller));
+      gone.add(kj::mv(pair.promise));
     }
-    return;
-  }
+  return kj::joinPromises(gone.releaseAsArray());
 }
 
 // ---- ends ----
@@ -199,12 +223,15 @@ void SessionTable::finishServing(Session& session, const WorkerChild::Exit& exit
     return;
   }
   if (other != nullptr) tasks_.add(drop(*other, text));
+  if (!session.toServer.empty() && !session.ordered && !exit.clean)
+    text += ", while the session moved to server " + session.toServer + ", where its client may be";
   conclude(session, exit, std::move(text));
 }
 
 void SessionTable::finishNext(Session& session, const WorkerChild::Exit& exit) {
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
   session.gone.clear();
+  if (arrives(session)) return finishArriving(session, exit);
   if (!session.dropped) {
     // Its old worker sees that too, and says what becomes of the session.
     GPUPOOL_WARNING("session %s: the worker %d to which it moves has ended: %s",

@@ -8,11 +8,15 @@
 #include "transports/last_words.h"
 
 namespace gpupool::server {
-namespace {
-
-constexpr size_t kMostAsked = 4096;  // of one worker; one that rebuilds has some threads that ask
-
-}  // namespace
+void SessionFacts::place(const Placement& placement, const std::vector<Device>& inventory) {
+  deviceEpoch = placement.epoch;
+  devices.clear();
+  memoryLimits.clear();
+  for (const GrantedDevice& device : placement.devices) {
+    devices.push_back(inventory[device.index].uuid);
+    memoryLimits.push_back(device.memoryBytes);
+  }
+}
 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
     : timer_(timer), bounds_(bounds), lost_(std::move(lost)), tasks_(*this) {}
@@ -33,7 +37,7 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   session->worker = kj::mv(worker);
   session->client = kj::mv(client);
   session->number = nextNumber_++;
-  accounts_.try_emplace(session->facts.lease, session->facts.memoryLimits);
+  accounts_.try_emplace(accountOf(session->facts), session->facts.memoryLimits);
   session->began = timer_.now();
   GPUPOOL_INFO("session %s: began, worker %d, client %u (%s)", session->facts.session.text().c_str(),
                session->worker->pid(), session->facts.clientPid, session->facts.command.c_str());
@@ -54,36 +58,6 @@ void SessionTable::watch(Session& session) {
   auto exit = session.worker->exited();
   tasks_.add(exit.then(
       [this, kept = kj::addRef(session)](const WorkerChild::Exit& exit) mutable { finish(*kept, exit); }));
-}
-
-void SessionTable::serveMemory(Session& session, schema::MemoryRequest::Reader request) {
-  const Asked asked{request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
-  const bool host = asked.place == schema::HOST_MEMORY;  // no session's, but the machine's
-  if (session.role == Role::serving || (host && session.role == Role::next))
-    return serveMemory(session, asked);
-  // What an old one had is the session's.
-  if (session.role == Role::old || session.dropped) return;
-  session.asked.push_back(asked);
-  if (session.asked.size() > kMostAsked) session.worker->kill();
-}
-
-void SessionTable::serveMemory(Session& session, const Asked& asked) {
-  const auto account = accounts_.find(session.facts.lease);
-  if (account == accounts_.end()) return;
-  const bool host = asked.place == schema::HOST_MEMORY;
-  if (!host && asked.give != 0) account->second.give(session.number, asked.place, asked.give);
-  if (asked.ticket == 0) return;
-  capnp::MallocMessageBuilder message;
-  auto answer = message.initRoot<schema::WorkerOrder>().initMemory();
-  answer.setTicket(asked.ticket);
-  if (host) {
-    answer.setGranted(hostRoom_(asked.take));
-    if (!answer.getGranted()) answer.setError("this server's own memory is nearly used up");
-  } else {
-    answer.setGranted(account->second.take(session.number, asked.place, asked.take));
-    answer.setOthersBytes(account->second.others(session.number, asked.place));
-  }
-  session.worker->send(message);
 }
 
 kj::Promise<void> SessionTable::listen(kj::Own<Session> session) {
@@ -112,9 +86,13 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
     return false;
   }
   // What becomes of the session then is its old worker's to say.
-  if (report.isRebuilt() && session.role == Role::next && report.getRebuilt().size() != 0)
-    GPUPOOL_INFO("session %s: its next worker %d could not rebuild it: %s",
-                 session.facts.session.text().c_str(), session.worker->pid(), report.getRebuilt().cStr());
+  if (report.isRebuilt() && session.role == Role::next) {
+    if (report.getRebuilt().size() != 0)
+      GPUPOOL_INFO("session %s: its next worker %d could not rebuild it: %s",
+                   session.facts.session.text().c_str(), session.worker->pid(), report.getRebuilt().cStr());
+    else if (arrives(session))
+      endLateArrival(session, bounds_.arrivingClient, "its client did not come");
+  }
   if (session.role == Role::old) return true;
   if (report.isActivity()) {
     session.activity = report.getActivity();
@@ -179,6 +157,13 @@ size_t SessionTable::living(const Id& lease) const {
   return count;
 }
 
+bool SessionTable::uses(const Id& lease, uint64_t deviceEpoch) const {
+  for (const auto* sessions : {&living_, &next_})
+    for (const auto& session : *sessions)
+      if (!session->dropped && accountOf(session->facts) == AccountName(lease, deviceEpoch)) return true;
+  return false;
+}
+
 void SessionTable::finish(Session& session, const WorkerChild::Exit& exit) {
   // Its last reports may lie in the socket or on the way to `listen`: the exit is seen on another descriptor.
   kj::runCatchingExceptions([&] {
@@ -200,6 +185,11 @@ std::string SessionTable::endText(const Session& session, const WorkerChild::Exi
   return exit.clean || session.ordered ? session.text : session.text + "; the worker " + exit.text;
 }
 
+void SessionTable::remember(const Session& session, std::string text) {
+  ended_.push_front({session.facts, session.worker->pid(), session.began, std::move(text)});
+  if (ended_.size() > kHistory) ended_.pop_back();
+}
+
 // Of the session: there is nobody else who serves it.
 void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std::string text) {
   // Of a clean end too: where the worker's own words did not get through in its time to close, as to a busy
@@ -211,16 +201,12 @@ void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std
   const auto level = exit.clean || session.ordered ? log::Level::info : log::Level::warning;
   if (log::enabled(level))
     log::write(level, "session %s: ended: %s", session.facts.session.text().c_str(), text.c_str());
-  ended_.push_front({session.facts, session.worker->pid(), session.began, std::move(text)});
-  if (ended_.size() > kHistory) ended_.pop_back();
-  const Id lease = session.facts.lease;
-  if (const auto account = accounts_.find(lease); account != accounts_.end())
-    account->second.forget(session.number);
+  remember(session, std::move(text));
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
   if (session.answer.get() != nullptr) session.answer->fulfill(Outcome{.gone = true});
   if (session.moved.get() != nullptr) session.moved->fulfill(MoveAnswer{.gone = true});
-  living_.remove_if([&](const kj::Own<Session>& other) { return other.get() == &session; });
-  if (living(lease) == 0) accounts_.erase(lease);
+  const auto concluded = takeFrom(living_, session);
+  leaveAccount(accountOf(concluded->facts), concluded->number);
   changed_();
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 // The running sessions: one worker each, from the hand-over of the client's socket until the process is gone.
 //
-// They share their lease's memory: the account is kept here, by lease, for all its workers together.
+// They share their lease's memory: the account is kept here, by lease, for all its workers together. A lease
+// that moves to other devices has an account for either of its placements, and a session is in that of its
+// own devices.
 //
 // If a worker ends without giving its client a reason, the server sends one. It keeps a descriptor of the
 // client's socket for that.
@@ -17,7 +19,16 @@
 // next one becomes its worker, with its number and its account, when the old one reports that the client has
 // gone over, or ends after the next one was given the client. Else, and always where the old one reports an
 // error, the next one is killed and nothing has changed. The old one's exit after that is no end of the
-// session. Whatever ends a session ends both. Belongs to the event loop's thread.
+// session. Whatever ends a session ends both.
+//
+// A session that moves to another server has one worker here. When that reports that the client has gone
+// over, the session has left; else it goes on. A worker that ends before it has said either ends the session
+// here: where its client had gone over, nothing of that concerns it, and where not, this server's last words
+// are for it.
+//
+// A session that comes from another server has a next worker here and no old one. It is one of this server's
+// from when its client comes; until then its worker ends quietly, as it does by itself when the other
+// server's is gone. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
@@ -42,9 +53,13 @@ struct SessionFacts {
   uint64_t epoch = 0;
   uint32_t clientPid = 0;
   std::string command;
-  std::vector<std::string> devices;    // uuids of the lease's
+  uint64_t deviceEpoch = 0;            // of the lease's placement where it is
+  std::vector<std::string> devices;    // uuids of its devices
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
+
+  // It is, or is to be, on these.
+  void place(const Placement& placement, const std::vector<Device>& inventory);
 };
 
 // What a session has made of an order to suspend or to resume it.
@@ -59,7 +74,7 @@ struct Outcome {
 struct MoveAnswer {
   bool gone = false;  // its processes are: what follows says nothing
   std::string
-      error;  // not empty: it is where it was, and why; the next worker is gone, or was killed a while ago
+      error;  // not empty: it is where it was, and why; a next worker here is gone, or was killed a while ago
   uint64_t movedBytes = 0;
   uint32_t drainMs = 0, pauseMs = 0;
 };
@@ -70,6 +85,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   struct Bounds {
     kj::Duration stop = 2 * kj::SECONDS;   // from the order to SIGKILL
     kj::Duration exit = 10 * kj::SECONDS;  // from the worker's own report to SIGKILL
+    // Of a session that comes from another server: until its worker has rebuilt it, and from then until its
+    // client comes. Its state socket ends where the other server does; these are for one that says nothing
+    // any more.
+    kj::Duration arrival = 1 * kj::HOURS, arrivingClient = 10 * kj::MINUTES;
   };
 
   // lost: called when a worker reports that a device broke.
@@ -91,6 +110,12 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> endAll(const std::string& reason);
   size_t living() const { return living_.size(); }
   size_t living(const Id& lease) const;
+  // Those that come from another server, and have no client here yet.
+  size_t arriving(const Id& lease) const;
+  // Does a session of the lease use its placement of that epoch? One that moves there does.
+  bool uses(const Id& lease, uint64_t deviceEpoch) const;
+  // Resolves when no worker is left there of a session that has gone on elsewhere.
+  kj::Promise<void> oldGone(const Id& lease, uint64_t deviceEpoch);
   std::vector<StoredWorker> workers() const;
   // A session of the lease is about to be added: until the result is destroyed.
   kj::Own<void> beginning(const Id& lease);
@@ -108,11 +133,30 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Outcome> resume(uint64_t number, kj::Duration bound);
   // Null: it is gone, or is to end. The epoch is its worker's.
   const SessionFacts* facts(uint64_t number) const;
-  // Begins a move to `next`, which has been sent its start as `epoch` and was announced; that is the
-  // session's from here on. copier: the old worker's connection to the copier; state: its end of the state
-  // socket. One order at a time, as above. If there is no answer within `bound`, the old worker is ended.
-  kj::Promise<MoveAnswer> move(uint64_t number, kj::Own<WorkerChild> next, uint64_t epoch, uint32_t drainMs,
-                               kj::AutoCloseFd copier, kj::AutoCloseFd state, kj::Duration bound);
+  // What the old worker gets with an order to move. If there is no answer within `bound`, that worker is
+  // ended.
+  struct MoveMeans {
+    uint32_t drainMs = 0;
+    kj::AutoCloseFd copier;  // a connection to it; none: MoveOrder.stream
+    kj::AutoCloseFd state;   // its end of the state socket
+    kj::Duration bound;
+  };
+  // Begins a move to `next`, which has been sent its start with `facts`, the session's but for epoch and
+  // placement, and was announced; that is the session's from here on. One order at a time, as above. Without
+  // an order, and with `next` killed, where the account of its placement has no room for what the session
+  // has.
+  kj::Promise<MoveAnswer> move(uint64_t number, kj::Own<WorkerChild> next, SessionFacts facts,
+                               MoveMeans means);
+  // Begins a move to another server, as `epoch`. server: its name, for people.
+  kj::Promise<MoveAnswer> moveAway(uint64_t number, const std::string& server, uint64_t epoch,
+                                   MoveMeans means);
+  // Why a session cannot come here from another server; empty: it can.
+  std::string refusesArrival(const SessionFacts& facts) const;
+  // An earlier worker that waits for the same session, and has no client, ends. Resolves when it is gone.
+  kj::Promise<void> displaceArrival(const SessionFacts& facts);
+  // `worker` waits for the session; it has been sent its start and was announced. Where refusesArrival has a
+  // reason by now, it is killed.
+  void arrive(SessionFacts facts, kj::Own<WorkerChild> worker);
   // Why a client that says that it comes from there is none for a next worker; empty: one waits for it.
   std::string refusesClient(const SessionFacts& client) const;
   // Gives that worker the client's socket. `kept`: the same one. Does nothing where refusesClient has a
@@ -138,7 +182,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   enum class Role {
     serving,  // in living_: its worker is the session's
     next,     // in next_: the session moves here
-    old,      // in old_: the session has moved away
+    old,      // in old_: the session has gone on elsewhere
   };
   struct Asked {  // schema::MemoryRequest, of a device
     uint64_t ticket = 0, take = 0, give = 0;
@@ -159,7 +203,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
+    std::string toServer;  // that order's, where the session goes to another server
     // Of a next one.
+    kj::Own<void> beginning;                // of one that comes from another server, until its client is here
     bool dropped = false;                   // the session does not come here
     std::optional<WorkerChild::Exit> exit;  // it is gone, and the session may come here still
     std::vector<Asked> asked;               // answered when the session is here
@@ -175,8 +221,15 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     std::string text;
   };
 
+  using AccountName = std::pair<Id, uint64_t>;  // lease, and the epoch of its placement
+  static AccountName accountOf(const SessionFacts& facts) { return {facts.lease, facts.deviceEpoch}; }
+
   Session* find(uint64_t number) const;
   Session* next(uint64_t number) const;
+  // The next worker that waits for this session, whoever has it now.
+  Session* waiting(const SessionFacts& client) const;
+  // It comes from another server.
+  bool arrives(const Session& next) const { return next.beginning.get() != nullptr; }
   // Its worker is heard, and its exit seen, from here on.
   void watch(Session& session);
   kj::Promise<void> listen(kj::Own<Session> session);
@@ -191,10 +244,18 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void finish(Session& session, const WorkerChild::Exit& exit);
   void finishServing(Session& session, const WorkerChild::Exit& exit);
   void finishNext(Session& session, const WorkerChild::Exit& exit);
+  void finishArriving(Session& session, const WorkerChild::Exit& exit);
   void finishOld(Session& session, const WorkerChild::Exit& exit);
   static std::string endText(const Session& session, const WorkerChild::Exit& exit);
   void conclude(Session& session, const WorkerChild::Exit& exit, std::string text);
+  void remember(const Session& session, std::string text);  // among those that ended
+  static kj::Own<Session> takeFrom(std::list<kj::Own<Session>>& list, const Session& wanted);
+  kj::Promise<MoveAnswer> orderMove(Session& old, uint64_t epoch, const MoveMeans& means);
   void moved(Session& session, schema::MoveReport::Reader report);
+  void hasLeft(Session& session, kj::Own<kj::PromiseFulfiller<MoveAnswer>> fulfiller, MoveAnswer answer);
+  // It has come from another server, and its client is here.
+  void settleHere(Session& arrived);
+  void endLateArrival(Session& next, kj::Duration bound, const char* why);
   // The next one becomes the session's worker.
   void takeOver(Session& old, Session& next);
   // The session does not come to its next worker. Resolves when that is gone.
@@ -202,6 +263,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> moveLate(uint64_t number);
   void serveMemory(Session& session, schema::MemoryRequest::Reader request);
   void serveMemory(Session& session, const Asked& asked);
+  bool takeMemory(const Session& session, uint32_t place, uint64_t bytes);
+  // What the session of that number has there is nobody's any more. Of one that is in living_ or next_ no
+  // more, or is dropped.
+  void leaveAccount(const AccountName& name, uint64_t number);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -211,15 +276,15 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
   std::function<void()> heardActivity_ = [] {};
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
-  std::map<Id, MemoryAccount> accounts_;  // of leases with living sessions
+  std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions
   uint64_t nextNumber_ = 1;
-  std::list<kj::Own<Session>> living_, next_, old_;
-  std::optional<StoredWorker> announced_;
   struct Beginnings {
     size_t count = 0;
     kj::Vector<kj::Own<kj::PromiseFulfiller<void>>> over;
   };
-  std::map<Id, Beginnings> beginnings_;  // of leases with some
+  std::map<Id, Beginnings> beginnings_;  // of leases with some; sessions hold on to it
+  std::list<kj::Own<Session>> living_, next_, old_;
+  std::optional<StoredWorker> announced_;
   std::deque<Ended> ended_;
   kj::TaskSet tasks_;
 };

@@ -85,6 +85,7 @@ kj::Promise<Suspended> Suspension::suspendNow(Id lease, uint32_t drainMs, bool a
     if (!aside) leases_.pause(lease);
     return answer(*grant->suspended);
   }
+  if (grant->target) failOrder("the lease is moving to other devices: end that first (gpupool migrate)");
   if (!settings_.refusal.empty()) failOrder(settings_.refusal);
   leases_.pause(lease, aside);
   return awaitBeginnings(lease)

@@ -13,23 +13,26 @@
 namespace gpupool::server {
 
 bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Grant& grant, int socket,
-                        bool rebuild) const {
+                        From from) const {
+  const Placement* placement = grant.placement(facts.deviceEpoch);
+  KJ_REQUIRE(placement != nullptr, "the lease has no such devices any more");
   capnp::MallocMessageBuilder message;
   auto start = message.initRoot<schema::WorkerOrder>().initStart();
-  fill(facts, grant, start);
-  start.setRebuild(rebuild);
+  fill(facts, *placement, start);
+  start.setRebuild(from != From::client);
+  start.setStream(from == From::stream);
   const kj::AutoCloseFd cache = cacheFolder(grant.tenant);
-  return worker.send(message, describeDescriptors(start, grant, socket, cache));
+  return worker.send(message, describeDescriptors(start, *placement, socket, cache));
 }
 
-void WorkerStarts::fill(const SessionFacts& facts, const Grant& grant,
+void WorkerStarts::fill(const SessionFacts& facts, const Placement& placement,
                         schema::WorkerStart::Builder start) const {
   schema::write(facts.session, start.initSession());
   start.setEpoch(facts.epoch);
   start.setTransport(facts.transport);
-  auto list = start.initDevices(static_cast<unsigned>(grant.devices.size()));
+  auto list = start.initDevices(static_cast<unsigned>(placement.devices.size()));
   for (unsigned i = 0; i < list.size(); ++i) {
-    const auto& [index, memoryBytes] = grant.devices[i];
+    const auto& [index, memoryBytes] = placement.devices[i];
     schema::write(LeasedDevice{leases_.devices()[index], memoryBytes}, list[i]);
   }
   start.setNetworkDevice(settings_.networkDevice);
@@ -39,12 +42,12 @@ void WorkerStarts::fill(const SessionFacts& facts, const Grant& grant,
   start.setReportActivity(settings_.reportActivity);
 }
 
-std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant,
-                                                   int socket, int cache) const {
+std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder start,
+                                                   const Placement& placement, int socket, int cache) const {
   std::vector<std::pair<schema::Descriptor, int>> list{
       {start.getRebuild() ? schema::Descriptor::STATE : schema::Descriptor::CLIENT_SOCKET, socket}};
   if (cache >= 0) list.emplace_back(schema::Descriptor::MODULE_CACHE, cache);
-  for (const auto& device : grant.devices)
+  for (const auto& device : placement.devices)
     if (const int lock = settings_.deviceLock(device.index); lock >= 0)
       list.emplace_back(schema::Descriptor::DEVICE_LOCK, lock);
   auto kinds = start.initDescriptors(static_cast<unsigned>(list.size()));

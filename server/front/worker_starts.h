@@ -27,16 +27,22 @@ class WorkerStarts {
   WorkerStarts(LeaseTable& leases, Settings settings) : leases_(leases), settings_(std::move(settings)) {}
   KJ_DISALLOW_COPY(WorkerStarts);
 
-  // socket: the client's or, with rebuild, the new worker's end of the state socket; the worker gets a copy.
-  // False: the worker is gone.
+  // Where a worker's session comes from, and what `socket` is then.
+  enum class From {
+    client,  // it is new: its client's socket
+    worker,  // another worker of this server: the new one's end of the state socket
+    stream,  // a worker of another server, or as if: a connection to it, which is the state socket
+  };
+  // Of the grant's placements that of the session. The worker gets a copy of the socket. False: the worker is
+  // gone.
   bool send(WorkerChild& worker, const SessionFacts& facts, const Grant& grant, int socket,
-            bool rebuild = false) const;
+            From from = From::client) const;
 
  private:
-  void fill(const SessionFacts& facts, const Grant& grant, schema::WorkerStart::Builder start) const;
+  void fill(const SessionFacts& facts, const Placement& placement, schema::WorkerStart::Builder start) const;
   // What goes with the start, in the order in which it says so.
-  std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Grant& grant, int socket,
-                                       int cache) const;
+  std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Placement& placement,
+                                       int socket, int cache) const;
   kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
 
   LeaseTable& leases_;

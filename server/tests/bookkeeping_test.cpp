@@ -18,17 +18,6 @@ using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 
-namespace {
-
-std::string grant(LeaseTable& table, Id id, uint64_t epoch, std::vector<int> devices, uint64_t memory,
-                  const std::string& key = kKey) {
-  capnp::MallocMessageBuilder message;
-  fillLease(message.initRoot<gpupool::schema::Lease>(), id, epoch, std::move(devices), memory, key);
-  return table.grant(message.getRoot<gpupool::schema::Lease>().asReader()).value_or("");
-}
-
-}  // namespace
-
 TEST_CASE("memory is reserved until the lease is removed, not until it is closed") {
   LeaseTable table(twoDevices());
   CHECK(grant(table, {1, 1}, 1, {0}, 5 * kGiB).empty());

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <utility>
 
@@ -48,9 +49,11 @@ void FakeMove::carryOut(uint64_t epoch) {
   if (how == '2') return;
   if (how == '3') abort();
   char asked[] = "take", answer[16] = "";
-  if (::send(copier_, asked, 4, MSG_NOSIGNAL) != 4 || ::recv(copier_, answer, sizeof answer, 0) <= 0)
+  if (copier_ >= 0 &&
+      (::send(copier_, asked, 4, MSG_NOSIGNAL) != 4 || ::recv(copier_, answer, sizeof answer, 0) <= 0))
     return refuse("the copier is gone");
-  say(state_, std::string(1, how == 0 ? 'g' : how));
+  const char first = how == 0 ? 'g' : how;
+  if (::send(state_, &first, 1, MSG_NOSIGNAL) != 1) return refuse("the next worker is gone");
   if (::recv(state_, answer, 1, 0) != 1) return refuse("the next worker is gone");
   if (answer[0] != 'y') return refuse("the next worker could not rebuild the session");
   say(client_, "moved " + std::to_string(epoch));
@@ -80,7 +83,12 @@ std::optional<int> rebuildSession(WorkerProcess& process, int state) {
   }
   process.reportRebuilt("");
   say(state, "y");
-  return process.waitForClient(std::chrono::seconds(60));
+  // Until the other worker is gone: then nobody sends a client any more.
+  for (char end = 0; !process.stopping();) {
+    if (const auto client = process.waitForClient(std::chrono::milliseconds(20))) return client;
+    if (::recv(state, &end, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR)) break;
+  }
+  return std::nullopt;
 }
 
 }  // namespace gpupool::server::test

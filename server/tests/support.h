@@ -4,7 +4,9 @@
 
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
+#include <capnp/serialize.h>
 #include <kj/async-io.h>
+#include <kj/io.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -86,6 +88,20 @@ inline void fillLease(schema::Lease::Builder lease, Id id, uint64_t epoch, std::
   }
 }
 
+// Why the table refuses; "": it does not.
+inline std::string grant(LeaseTable& table, Id id, uint64_t epoch, std::vector<int> devices,
+                         uint64_t memory = kGiB, const std::string& key = kKey) {
+  capnp::MallocMessageBuilder message;
+  fillLease(message.initRoot<schema::Lease>(), id, epoch, std::move(devices), memory, key);
+  return table.grant(message.getRoot<schema::Lease>().asReader()).value_or("");
+}
+inline std::string addTarget(LeaseTable& table, Id id, uint64_t epoch, std::vector<int> devices,
+                             uint64_t memory = kGiB) {
+  capnp::MallocMessageBuilder message;
+  fillLease(message.initRoot<schema::Lease>(), id, epoch, std::move(devices), memory);
+  return table.addTarget(message.getRoot<schema::Lease>().asReader()).value_or("");
+}
+
 // The holder's side, with everything that a test may want to get wrong.
 struct Opening {
   Id lease{1, 1};
@@ -97,6 +113,8 @@ struct Opening {
   std::string transport = "shm";
   std::string nonce = std::string(32, 'n');
   std::string command = "test";
+  std::string server = kServer;
+  bool arrives = false;
 
   std::string error;          // what the server said; empty: the session is open
   bool unknownLease = false;  // it said so
@@ -117,6 +135,7 @@ struct Opening {
     hello.setTransport(transport);
     hello.setPid(static_cast<uint32_t>(getpid()));
     hello.setCommand(command);
+    hello.setArrives(arrives);
     auto sent = send(message);
     return sent.then([this] { return capnp::readMessage(*stream); })
         .then([this](kj::Own<capnp::MessageReader> reply) {
@@ -135,7 +154,7 @@ struct Opening {
         epoch,
         std::as_bytes(std::span(nonce)),
         std::span(reinterpret_cast<const std::byte*>(serverNonce.begin()), serverNonce.size()),
-        kServer};
+        server};
     const auto secret = std::as_bytes(std::span(key));
     const auto proof = challenge.getProof();
     serverProved =

@@ -1,13 +1,7 @@
 // Leases suspended and resumed, with real processes: workers and a copier that do what a test says.
-#include "server/front/suspension.h"
-
 #include <fstream>
 
-#include "server/front/admission.h"
-#include "server/front/copier_child.h"
-#include "server/tests/support.h"
-
-#include "catch.h"
+#include "server/tests/session_bench.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
@@ -16,80 +10,20 @@ using namespace gpupool::server::test;
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr Id kLease{1, 1};
 
-struct Bench {
-  kj::AsyncIoContext io = kj::setupAsyncIo();
-  kj::Timer& timer = io.provider->getTimer();
-  LeaseTable leases{twoDevices()};
-  SessionTable sessions{
-      timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}, [](uint32_t, const std::string&) {}};
-  WorkerPool pool;
-  Admission admission;
-  CopierChild copier;
-  Suspension suspension;
+SideSettings suspending(std::function<void(Suspension::Settings&)> adjust,
+                        std::function<void(CopierChild::Settings&)> adjustCopier) {
+  SideSettings settings;
+  if (adjust) settings.suspension = std::move(adjust);
+  if (adjustCopier) settings.copier = std::move(adjustCopier);
+  return settings;
+}
 
-  explicit Bench(const std::function<void(Suspension::Settings&)>& adjust = {},
-                 const std::function<void(CopierChild::Settings&)>& adjustCopier = {})
-      : pool(io.unixEventPort, timer, workers()),
-        admission(timer, leases, sessions, pool, admissionSettings()),
-        copier(io.unixEventPort, timer, copierSettings(adjustCopier)),
-        suspension(timer, leases, sessions, settings(adjust)) {
-    grant(kLease, 1, 4 * kGiB);
-  }
-  ~Bench() {
-    sessions.endAll("test over").wait(io.waitScope);
-    pool.stop().wait(io.waitScope);
-    copier.stop().wait(io.waitScope);
-  }
-  static WorkerPool::Settings workers() {
-    WorkerPool::Settings workers;
-    workers.executable = FAKE_WORKER;
-    workers.arguments = {"--driver", FAKE_DRIVER};
-    workers.warm = 1;
-    workers.rowsHash = kRows;
-    return workers;
-  }
-  static Admission::Settings admissionSettings() {
-    Admission::Settings settings;
-    settings.server = kServer;
-    settings.rowsHash = kRows;
-    return settings;
-  }
-  static CopierChild::Settings copierSettings(const std::function<void(CopierChild::Settings&)>& adjust) {
-    CopierChild::Settings settings;
-    settings.executable = FAKE_WORKER;
-    settings.driver = FAKE_DRIVER;
-    settings.budgetBytes = 5 * kGiB;
-    if (adjust) adjust(settings);
-    return settings;
-  }
-  Suspension::Settings settings(const std::function<void(Suspension::Settings&)>& adjust) {
-    Suspension::Settings settings;
-    settings.copier = [this] { return copier.connect(); };
-    if (adjust) adjust(settings);
-    return settings;
-  }
-
-  std::string grant(Id id, uint64_t epoch, uint64_t memory, std::vector<int> devices = {0, 1}) {
-    capnp::MallocMessageBuilder message;
-    fillLease(message.initRoot<gpupool::schema::Lease>(), id, epoch, std::move(devices), memory);
-    return leases.grant(message.getRoot<gpupool::schema::Lease>().asReader()).value_or("");
-  }
-  kj::Promise<void> opening(Opening& opening, Id session) {
-    opening.session = session;
-    auto [client, server] = connection(*io.lowLevelProvider);
-    admission.admit(kj::mv(server), "uid 1");
-    return opening.run(kj::mv(client));
-  }
-  Opening open(uint64_t number, const std::string& command = "test") {
-    Opening one;
-    one.command = command;
-    const size_t before = sessions.living(kLease);
-    opening(one, {2, number}).wait(io.waitScope);
-    REQUIRE(one.error == "");
-    until([&] { return sessions.living(kLease) > before; });
-    return one;
+struct Bench : SessionBench {
+  explicit Bench(std::function<void(Suspension::Settings&)> adjust = {},
+                 std::function<void(CopierChild::Settings&)> adjustCopier = {})
+      : SessionBench(suspending(std::move(adjust), std::move(adjustCopier))) {
+    REQUIRE(grant(kLease, 1, 4 * kGiB) == "");
   }
   // Asks until the session says so.
   bool becomes(Opening& session, const std::string& state) {
@@ -99,7 +33,6 @@ struct Bench {
     }
     return false;
   }
-  std::string order(Opening& session, char letter) { return session.order(letter).wait(io.waitScope); }
   Suspended suspend(uint32_t drainMs = 1000) {
     return suspension.suspend(kLease, drainMs).wait(io.waitScope);
   }
@@ -110,17 +43,6 @@ struct Bench {
   std::string resumeFails() {
     return failure([&] { resume(); });
   }
-  void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
-  // Why the latest session ended.
-  std::string endText() {
-    capnp::MallocMessageBuilder message;
-    auto results = message.initRoot<gpupool::schema::ServerControl::SessionsResults>();
-    sessions.write([&](unsigned count) { return results.initSessions(count); });
-    for (auto session : results.getSessions())
-      if (session.getEnded()) return session.getText().cStr();
-    return "";
-  }
-  bool paused() { return leases.admissible(kLease)->paused; }
   // The running copiers, by their command line.
   static std::map<pid_t, std::string> copiers() {
     std::map<pid_t, std::string> found;
@@ -138,7 +60,7 @@ struct Bench {
 
 TEST_CASE("all sessions of a lease are suspended and resumed together, and run on") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2);
+  Opening one = bench.session(1), two = bench.session(2);
   const Suspended done = bench.suspend();
   CHECK(done.kept == std::vector<uint64_t>{6 * kMiB, 12 * kMiB});
   CHECK(done.movedBytes == 2 * kGiB);
@@ -160,7 +82,7 @@ TEST_CASE("all sessions of a lease are suspended and resumed together, and run o
   CHECK(bench.order(one, 's') == "running 1");
   CHECK(bench.order(two, 's') == "running 1");
   bench.resume();  // nothing
-  Opening three = bench.open(3);
+  Opening three = bench.session(3);
   CHECK(bench.order(three, 'e') == "e01");
   CHECK(Bench::copiers().size() == 1);
 }
@@ -179,7 +101,7 @@ TEST_CASE("a lease without sessions is suspended without a copier, and an unknow
 
 TEST_CASE("if one session cannot be suspended the others run on, and the reason names it") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2, "stubborn");
+  Opening one = bench.session(1), two = bench.session(2, "stubborn");
   bench.order(two, 'r');
   const std::string said = bench.suspendFails();
   CHECK(contains(said, "stubborn (process "));
@@ -196,7 +118,7 @@ TEST_CASE("if one session cannot be suspended the others run on, and the reason 
 
 TEST_CASE("a session that dies meanwhile counts as gone") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2);
+  Opening one = bench.session(1), two = bench.session(2);
   bench.order(two, 'd');
   CHECK(bench.suspend().kept == std::vector<uint64_t>{3 * kMiB, 6 * kMiB});
   CHECK(bench.sessions.living(kLease) == 1);
@@ -209,7 +131,7 @@ TEST_CASE("a session that dies meanwhile counts as gone") {
 
 TEST_CASE("a worker that never answers is ended at the bound, and the order goes on without it") {
   Bench bench([](Suspension::Settings& settings) { settings.bound = 300 * kj::MILLISECONDS; });
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   bench.order(one, 'n');
   CHECK(bench.suspend(10).kept == std::vector<uint64_t>{0, 0});
   CHECK(bench.endText() == "the session's worker did not answer the order to be suspended");
@@ -218,7 +140,7 @@ TEST_CASE("a worker that never answers is ended at the bound, and the order goes
 
 TEST_CASE("a worker's nonsense is a failure, and its wild bytes are its end") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2);
+  Opening one = bench.session(1), two = bench.session(2);
   bench.order(one, 'w');
   CHECK(contains(bench.suspendFails(), "answered nonsense: it keeps memory on 7 devices of 2"));
   CHECK(bench.order(one, 's') == "running 1");
@@ -230,7 +152,7 @@ TEST_CASE("a worker's nonsense is a failure, and its wild bytes are its end") {
 
 TEST_CASE("if one session cannot be resumed the others are suspended again") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2, "large");
+  Opening one = bench.session(1), two = bench.session(2, "large");
   bench.suspend();
   bench.order(two, 'R');
   const std::string said = bench.resumeFails();
@@ -248,7 +170,7 @@ TEST_CASE("if one session cannot be resumed the others are suspended again") {
 
 TEST_CASE("a session that cannot come back is ended where the others cannot go away again either") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2);
+  Opening one = bench.session(1), two = bench.session(2);
   bench.suspend();
   bench.order(one, 'a');
   bench.order(two, 'R');
@@ -262,7 +184,7 @@ TEST_CASE("a session that cannot come back is ended where the others cannot go a
 
 TEST_CASE("a session that says of its resuming what cannot be is suspended still") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   bench.suspend();
   bench.order(one, 'w');
   CHECK(contains(bench.resumeFails(), "answered nonsense: it is suspended and says nothing of why"));
@@ -271,7 +193,7 @@ TEST_CASE("a session that says of its resuming what cannot be is suspended still
 
 TEST_CASE("what a suspended lease has left is leased to others, and is had again only when they are gone") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   CHECK(contains(bench.grant({1, 2}, 2, 5 * kGiB), "bytes free"));
   bench.suspend();
   CHECK(bench.grant({1, 2}, 2, 5 * kGiB, {1}) == "");
@@ -287,7 +209,7 @@ TEST_CASE("what a suspended lease has left is leased to others, and is had again
 
 TEST_CASE("a revoke ends a lease that is being suspended, and the order fails") {
   Bench bench;
-  Opening one = bench.open(1), two = bench.open(2);
+  Opening one = bench.session(1), two = bench.session(2);
   bench.order(one, 'n');
   auto order = bench.suspension.suspend(kLease, 1000).eagerlyEvaluate(nullptr);
   CHECK(bench.becomes(two, "suspended 1"));
@@ -302,7 +224,7 @@ TEST_CASE("a revoke ends a lease that is being suspended, and the order fails") 
 TEST_CASE("a revoke ends a suspended lease, and one that is being resumed") {
   for (const bool resuming : {false, true}) {
     Bench bench;
-    Opening one = bench.open(1);
+    Opening one = bench.session(1);
     bench.suspend();
     kj::Maybe<kj::Promise<void>> order;
     if (resuming) {
@@ -322,7 +244,7 @@ TEST_CASE("a revoke ends a suspended lease, and one that is being resumed") {
 
 TEST_CASE("orders for one lease come one after the other, whoever waits for them") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   auto first = bench.suspension.suspend(kLease, 1000).eagerlyEvaluate(nullptr);
   bench.suspension.resume(kLease).eagerlyEvaluate(nullptr) = nullptr;  // who asked is gone
   auto third = bench.suspension.suspend(kLease, 1000).eagerlyEvaluate(nullptr);
@@ -386,7 +308,7 @@ TEST_CASE("a lease that is suspended while its session awaits a worker begins no
 
 TEST_CASE("what a worker says unasked changes nothing") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   bench.order(one, 'u');
   bench.order(one, 'm');  // the server has read what came before
   CHECK(bench.leases.suspended().empty());
@@ -398,7 +320,7 @@ TEST_CASE("what a worker says unasked changes nothing") {
 TEST_CASE("a session is disturbed where that is asked for, else not") {
   for (const bool disturb : {true, false}) {
     Bench bench([&](Suspension::Settings& settings) { settings.disturb = disturb; });
-    Opening one = bench.open(1), two = bench.open(2);
+    Opening one = bench.session(1), two = bench.session(2);
     bench.order(one, 't');
     CHECK(bench.becomes(one, disturb ? "running 1" : "running 0"));
     CHECK(bench.order(two, 's') == "running 0");
@@ -414,7 +336,7 @@ TEST_CASE("a session is disturbed where that is asked for, else not") {
 TEST_CASE("who asks to be disturbed is answered also where that cannot be") {
   Environment how("GPUPOOL_FAKE_COPIER", "crash");
   Bench bench([](Suspension::Settings& settings) { settings.disturb = true; });
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   bench.order(one, 'd');  // shows that there is an order
   bench.order(one, 't');
   bench.until([&] { return bench.sessions.living(kLease) == 0; });
@@ -446,7 +368,7 @@ TEST_CASE("the copier is told its budget, its folder and the rest") {
 
 TEST_CASE("a copier that does not start fails the suspension with its reason, and is tried again") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   {
     Environment how("GPUPOOL_FAKE_COPIER", "fail");
     CHECK(contains(bench.suspendFails(), "failed to start: no memory can be pinned"));
@@ -465,7 +387,7 @@ TEST_CASE("a copier that does not start fails the suspension with its reason, an
 TEST_CASE("a copier that does not get ready is killed at the bound") {
   Environment how("GPUPOOL_FAKE_COPIER", "mute");
   Bench bench({}, [](CopierChild::Settings& settings) { settings.startBound = 200 * kj::MILLISECONDS; });
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   CHECK(contains(bench.suspendFails(), "did not get ready"));
   CHECK_FALSE(bench.paused());
   CHECK(bench.order(one, 's') == "running 0");
@@ -474,7 +396,7 @@ TEST_CASE("a copier that does not get ready is killed at the bound") {
 
 TEST_CASE("a copier that dies takes with it what it kept, and no more") {
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   bench.suspend();
   const auto first = Bench::copiers();
   REQUIRE(first.size() == 1);
@@ -484,7 +406,7 @@ TEST_CASE("a copier that dies takes with it what it kept, and no more") {
   bench.until([&] { return bench.sessions.living(kLease) == 0; });
   bench.until([&] { return ::kill(pid, 0) != 0; });  // the server knows
   bench.resume();
-  Opening two = bench.open(2);
+  Opening two = bench.session(2);
   bench.suspend();
   CHECK(bench.order(two, 's') == "suspended 1");
   CHECK(Bench::copiers().size() == 1);
@@ -496,7 +418,7 @@ TEST_CASE("a copier that dies takes with it what it kept, and no more") {
 TEST_CASE("a copier that dies before it has a session's memory fails the order alone") {
   Environment how("GPUPOOL_FAKE_COPIER", "crash on take");
   Bench bench;
-  Opening one = bench.open(1);
+  Opening one = bench.session(1);
   CHECK(contains(bench.suspendFails(), "the copier is gone"));
   CHECK(bench.order(one, 's') == "running 0");
   CHECK_FALSE(bench.paused());

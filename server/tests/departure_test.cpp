@@ -1,0 +1,475 @@
+// Sessions that move from one server to another, over a real connection, and what is left where a part dies
+// on the way. Both servers' parts run in this process's event loop; the workers are processes. The test is
+// the client.
+#include "server/tests/session_bench.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+SideSettings sideSettings(const std::string& name) {
+  SideSettings settings;
+  settings.server = name;
+  return settings;
+}
+
+// Servers node1 and node2 with the same lease, as its move has it.
+struct Pair : EventLoop {
+  std::unique_ptr<ServerSide> a, b;
+  Destination there;
+
+  explicit Pair(SideSettings of1 = sideSettings("node1"), SideSettings of2 = sideSettings("node2"))
+      : a(std::make_unique<ServerSide>(io, std::move(of1))),
+        b(std::make_unique<ServerSide>(io, std::move(of2))) {
+    REQUIRE(a->grant(kLease, 1, kGiB, {0, 1}) == "");
+    REQUIRE(b->grant(kLease, 7, kGiB, {1, 0}) == "");
+    there = b->listen();
+  }
+  ~Pair() {
+    if (a) a->stop();
+    if (b) b->stop();
+    // Of a server that died they end by themselves.
+    CHECK(failure([&] {
+            eventually(io.provider->getTimer(), [] { return children().empty(); }, 2000).wait(io.waitScope);
+          }) == "");
+  }
+  MoveTarget target() const { return {7, there}; }
+  Opening session(uint64_t number) { return a->session(number, "test", "ucx"); }
+  kj::Promise<Migrated> migrate(uint32_t drainMs = 1000) { return a->migrate(drainMs, target()); }
+  // The client's way to node2; what that says.
+  std::string come(Opening& opening, uint64_t number, uint64_t epoch = 2) {
+    opening.transport = "ucx";
+    return b->open(opening, number, epoch);
+  }
+  // One session's course; its new connection.
+  Opening follow(Opening& old) {
+    CHECK(a->hear(old) == "moved 2");
+    Opening after;
+    REQUIRE(come(after, old.session.low) == "");
+    b->worker(after);  // it has its client
+    CHECK(a->order(old, 'L').empty());
+    return after;
+  }
+  static void die(std::unique_ptr<ServerSide>& side) {
+    side->dies = true;
+    side.reset();
+  }
+  // Nothing of any session is left there, and of the lease all memory is free.
+  static void isEmpty(ServerSide& side) {
+    side.until([&] { return side.known() == 0; });
+    CHECK(side.sessions.living(kLease) == 0);
+    CHECK(side.sessions.arriving(kLease) == 0);
+    CHECK_FALSE(side.paused());
+    static uint64_t probes = 1000;
+    Opening probe = side.session(probes++);
+    CHECK(side.order(probe, 'm') == "taken, others have 0 MiB");
+    CHECK(contains(side.order(probe, 'q'), "client closed"));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a session moves to another server, and its client with it") {
+  Pair pair;
+  Opening one = pair.session(1);
+  const pid_t old = pair.a->worker(one);
+  CHECK(pair.a->order(one, 'm') == "taken, others have 0 MiB");
+  auto order = pair.migrate(700);
+  REQUIRE(pair.a->hear(one) == "moved 2");
+  CHECK(pair.a->known() == 1);
+  CHECK(pair.b->known() == 1);
+  CHECK(pair.b->sessions.living(kLease) == 0);
+  CHECK(pair.b->sessions.arriving(kLease) == 1);
+  CHECK(pair.a->paused());
+  CHECK_FALSE(pair.b->paused());
+  Opening two;
+  REQUIRE(pair.come(two, 1).empty());
+  const pid_t next = pair.b->worker(two);
+  CHECK(next != old);
+  CHECK(pair.b->sessions.living(kLease) == 1);
+  CHECK(pair.b->sessions.arriving(kLease) == 0);
+  CHECK(pair.a->order(one, 'L').empty());
+  const Migrated done = order.wait(pair.io.waitScope);
+  CHECK(done.sessions == 1);
+  CHECK(done.movedBytes == kGiB);
+  CHECK(done.longestPauseMs == 11);
+  CHECK(pair.b->order(two, 'e') == "e10");  // the other server's lease
+  CHECK(pair.b->order(two, 'm') == "taken, others have 0 MiB");
+  CHECK(pair.a->endText() == "moved to server node2");
+  CHECK(pair.b->endText().empty());
+  CHECK(pair.b->epoch(1) == 2);
+  pair.a->until([&] { return !alive(old); });
+  Pair::isEmpty(*pair.a);
+  CHECK(pair.migrate().wait(pair.io.waitScope).sessions == 0);
+  pair.a->revoke();
+  CHECK(pair.b->order(two, 'e') == "e10");
+  CHECK(contains(pair.b->order(two, 'q'), "client closed"));
+  Pair::isEmpty(*pair.b);
+}
+
+TEST_CASE("sessions move to another server one after the other, and on from there") {
+  Pair pair;
+  Opening one = pair.session(1), two = pair.session(2);
+  auto order = pair.migrate();
+  Opening first = pair.follow(one), second = pair.follow(two);
+  CHECK(order.wait(pair.io.waitScope).sessions == 2);
+  CHECK(pair.b->order(first, 'm') == "taken, others have 0 MiB");
+  CHECK(pair.b->order(second, 'm') == "refused, others have 600 MiB");
+  const Destination home = pair.a->listen();
+  order = pair.b->migrate(1000, MoveTarget{1, home});
+  CHECK(pair.b->hear(first) == "moved 3");
+  Opening back;
+  back.transport = "ucx";
+  REQUIRE(pair.a->open(back, 1, 3) == "");
+  CHECK(pair.a->order(back, 'e') == "e01");
+  CHECK(pair.b->order(first, 'L').empty());
+  CHECK(pair.b->hear(second) == "moved 3");
+  pair.b->say(second, 'S');
+  CHECK(contains(pair.b->fails(order), "could not reach"));
+  CHECK(pair.b->order(second, 'm') == "taken, others have 0 MiB");
+  CHECK(pair.a->order(back, 'm') == "taken, others have 0 MiB");
+  CHECK(pair.a->sessions.living(kLease) == 1);
+}
+
+TEST_CASE("a session that stays may move to the other server later, with the same epoch") {
+  Pair pair;
+  Opening one = pair.session(1);
+  for (const bool came : {false, true}) {
+    auto order = pair.migrate();
+    REQUIRE(pair.a->hear(one) == "moved 2");
+    Opening two;
+    if (came) {
+      REQUIRE(pair.come(two, 1) == "");
+      pair.b->worker(two);
+    }
+    pair.a->say(one, 'S');
+    CHECK(contains(pair.a->fails(order), "could not reach the next worker"));
+    CHECK(pair.a->order(one, 'e') == "e01");
+    CHECK_FALSE(pair.a->paused());
+    if (came) CHECK(contains(pair.b->order(two, 'q'), "client closed"));
+  }
+  auto order = pair.migrate();
+  Opening three = pair.follow(one);
+  CHECK(order.wait(pair.io.waitScope).sessions == 1);
+  CHECK(pair.b->order(three, 'e') == "e10");
+}
+
+TEST_CASE("a next try displaces what waits for a session since the one before") {
+  Pair pair;
+  Opening one = pair.session(1);
+  Opening ghost;  // a server that does not go away, and says nothing
+  ghost.arrives = true;
+  ghost.transport = "ucx";
+  REQUIRE(pair.b->open(ghost, 1, 2) == "");
+  pair.b->until([&] { return pair.b->sessions.arriving(kLease) == 1; });
+  const pid_t waiting = pair.b->sessions.workers()[0].pid;
+  auto order = pair.migrate();
+  Opening two = pair.follow(one);
+  CHECK(order.wait(pair.io.waitScope).sessions == 1);
+  CHECK_FALSE(alive(waiting));
+  CHECK(pair.b->known() == 1);
+  CHECK(pair.b->endText().empty());
+}
+
+TEST_CASE("why the session does not move is said, and it runs on") {
+  Pair pair;
+  Opening shared = pair.a->session(1);
+  auto order = pair.migrate();
+  CHECK(contains(pair.a->fails(order), "the session shares memory with this server (transport shm)"));
+  CHECK(contains(pair.a->order(shared, 'q'), "client closed"));
+  pair.a->until([&] { return pair.a->known() == 0; });
+
+  Opening one = pair.session(2);
+  order = pair.a->migrate(1000, MoveTarget{7, {"node2", "", 0}});
+  CHECK(contains(pair.a->fails(order), "server node2 takes no network sessions"));
+  order = pair.a->migrate(1000, MoveTarget{7, {"node3", pair.there.host, pair.there.port}});
+  CHECK(contains(pair.a->fails(order),
+                 "whoever answers at server node3's address does not know this lease's key"));
+  order = pair.a->migrate(1000, MoveTarget{7, {"node2", "127.0.0.1", 1}});
+  CHECK(contains(pair.a->fails(order), "server node2 at 127.0.0.1:1"));
+  pair.b->leases.pause(kLease);
+  order = pair.migrate();
+  CHECK(contains(pair.a->fails(order), "the lease is suspended"));
+  pair.b->leases.unpause(kLease);
+  pair.b->admission.stop();
+  order = pair.migrate();
+  CHECK(contains(pair.a->fails(order), "shutting down"));
+  CHECK(pair.a->order(one, 'e') == "e01");
+  CHECK_FALSE(pair.a->paused());
+  CHECK(pair.b->known() == 0);
+  pair.b->revoke();
+  order = pair.migrate();
+  pair.a->fails(order);
+  CHECK(pair.a->order(one, 'e') == "e01");
+}
+
+TEST_CASE("a server that does not answer does not hold up a move for ever") {
+  SideSettings impatient = sideSettings("node1");
+  impatient.migration = [](Migration::Settings& settings) { settings.arrivalBound = 300 * kj::MILLISECONDS; };
+  Pair pair(std::move(impatient));
+  auto mute = pair.io.provider->getNetwork().parseAddress("127.0.0.1:0").wait(pair.io.waitScope)->listen();
+  Opening one = pair.session(1);
+  auto order =
+      pair.a->migrate(1000, MoveTarget{7, {"node2", "127.0.0.1", static_cast<uint16_t>(mute->getPort())}});
+  CHECK(contains(pair.a->fails(order), "does not answer"));
+  CHECK(pair.a->order(one, 'e') == "e01");
+}
+
+TEST_CASE("a session that cannot go, or cannot be rebuilt there, runs on where it was") {
+  for (const char how : {'1', '4', '5'}) {
+    Pair pair;
+    Opening one = pair.session(1);
+    CHECK(pair.a->order(one, 'm') == "taken, others have 0 MiB");
+    pair.a->misbehave(one, how);
+    auto order = pair.migrate();
+    CHECK(contains(pair.a->fails(order), how == '1'   ? "a stream capture is open"
+                                         : how == '4' ? "the next worker is gone"
+                                                      : "could not rebuild the session"));
+    CHECK(pair.a->order(one, 'm') == "refused, others have 0 MiB");
+    CHECK_FALSE(pair.a->paused());
+    CHECK(pair.b->endText().empty());
+    Pair::isEmpty(*pair.b);
+  }
+}
+
+TEST_CASE(
+    "a worker that does not answer the order to go is ended, and says nothing to a client that may be gone") {
+  SideSettings impatient = sideSettings("node1");
+  impatient.migration = [](Migration::Settings& settings) { settings.bound = 300 * kj::MILLISECONDS; };
+  for (const bool came : {false, true}) {
+    Pair pair(impatient);
+    Opening one = pair.session(1), two;
+    auto order = pair.migrate(10);
+    REQUIRE(pair.a->hear(one) == "moved 2");
+    if (came) {
+      REQUIRE(pair.come(two, 1) == "");
+      pair.b->worker(two);
+    }
+    CHECK(order.wait(pair.io.waitScope).sessions == 0);
+    CHECK(contains(pair.a->endText(), "did not answer the order to be moved"));
+    CHECK(contains(pair.a->endText(), "server node2, where its client may be"));
+    if (came) {
+      CHECK(pair.b->order(two, 'e') == "e10");
+    } else {
+      CHECK(contains(pair.a->hear(one), "did not answer the order to be moved"));
+      Pair::isEmpty(*pair.b);
+    }
+  }
+}
+
+TEST_CASE("a worker to which no session comes ends after a while") {
+  SideSettings impatient = sideSettings("node2");
+  impatient.bounds.arrivingClient = 200 * kj::MILLISECONDS;
+  {
+    Pair pair(sideSettings("node1"), impatient);
+    Opening one = pair.session(1);
+    auto order = pair.migrate();
+    REQUIRE(pair.a->hear(one) == "moved 2");
+    pair.b->until([&] { return pair.b->known() == 0; });
+    pair.a->say(one, 'S');
+    CHECK(contains(pair.a->fails(order), "could not reach"));
+    CHECK(pair.b->endText().empty());
+  }
+  impatient.bounds.arrivingClient = 1 * kj::HOURS;
+  impatient.bounds.arrival = 200 * kj::MILLISECONDS;
+  Pair pair(sideSettings("node1"), impatient);
+  Opening ghost;
+  ghost.arrives = true;
+  ghost.transport = "ucx";
+  REQUIRE(pair.b->open(ghost, 1, 2) == "");
+  pair.b->until([&] { return pair.b->sessions.arriving(kLease) == 1; });
+  pair.b->until([&] { return pair.b->known() == 0; });
+}
+
+TEST_CASE("a revoke on either side ends what that side has") {
+  for (const bool came : {false, true}) {
+    Pair pair;
+    Opening one = pair.session(1), two;
+    auto order = pair.migrate();
+    REQUIRE(pair.a->hear(one) == "moved 2");
+    if (came) {
+      REQUIRE(pair.come(two, 1) == "");
+      pair.b->worker(two);
+    }
+    pair.b->revoke("over there");
+    CHECK(pair.b->known() == 0);
+    CHECK(pair.b->leases.reserved(0) == 0);
+    if (came) CHECK(contains(pair.b->hear(two), "over there"));
+    CHECK(pair.b->endText() == (came ? "over there" : ""));
+    pair.a->revoke("over here");
+    CHECK(contains(pair.a->hear(one), "over here"));
+    CHECK(pair.a->known() == 0);
+    CHECK(pair.a->fails(order) == "the lease ended while its sessions moved");
+  }
+}
+
+TEST_CASE("no session of the target's lease is suspended or settled while one comes") {
+  SideSettings impatient = sideSettings("node2");
+  impatient.suspension = [](Suspension::Settings& settings) { settings.beginBound = 200 * kj::MILLISECONDS; };
+  Pair pair(sideSettings("node1"), impatient);
+  Opening one = pair.session(1);
+  auto order = pair.migrate();
+  REQUIRE(pair.a->hear(one) == "moved 2");
+  CHECK(contains(failure([&] { pair.b->suspension.suspend(kLease, 1).wait(pair.io.waitScope); }),
+                 "a session of the lease is beginning"));
+  CHECK(pair.b->admission.opening(kLease));
+  Opening two;
+  REQUIRE(pair.come(two, 1) == "");
+  pair.b->worker(two);
+  CHECK(pair.a->order(one, 'L').empty());
+  order.wait(pair.io.waitScope);
+  pair.b->suspension.suspend(kLease, 1000).wait(pair.io.waitScope);
+  CHECK(pair.b->order(two, 's') == "suspended 1");
+}
+
+// ---- deaths ----
+
+namespace {
+
+enum class Step { told, came, left };
+enum class Part { oldWorker, newWorker, oldServer, newServer, client };
+
+// A move up to a step, and the part that dies there.
+struct Death : Pair {
+  Opening one, two;
+  kj::Promise<Migrated> order = nullptr;
+  const Step step;
+  const Part part;
+
+  Death(Step at, Part who) : step(at), part(who) {
+    one = session(1);
+    const pid_t old = a->worker(one);
+    order = migrate();
+    REQUIRE(a->hear(one) == "moved 2");
+    pid_t next = b->sessions.workers().at(0).pid;
+    if (step != Step::told) {
+      REQUIRE(come(two, 1) == "");
+      CHECK(b->worker(two) == next);
+    }
+    if (step == Step::left) {
+      CHECK(a->order(one, 'L').empty());
+      CHECK(order.wait(io.waitScope).sessions == 1);
+      Pair::isEmpty(*a);
+    }
+    if (part == Part::oldWorker) kill(old, SIGKILL);
+    if (part == Part::newWorker) kill(next, SIGKILL);
+    if (part == Part::newWorker) b->until([&] { return !alive(next) && b->known() == 0; });
+    if (part == Part::oldServer) die(a);
+    if (part == Part::newServer) die(b);
+    if (part != Part::client) return;
+    one.stream = nullptr;
+    two.stream = nullptr;
+  }
+  // The client learns that there is nothing for it there.
+  void stays() {
+    a->say(one, 'S');
+    CHECK(contains(a->fails(order), "could not reach the next worker"));
+    CHECK(a->order(one, 'e') == "e01");
+    CHECK(contains(a->order(one, 'q'), "client closed"));
+    Pair::isEmpty(*a);
+  }
+  void livesThere() {
+    CHECK(b->order(two, 'e') == "e10");
+    CHECK(b->sessions.living(kLease) == 1);
+    CHECK(contains(b->order(two, 'q'), "client closed"));
+    Pair::isEmpty(*b);
+  }
+  void endsHere(const char* why) {
+    CHECK(order.wait(io.waitScope).sessions == 0);
+    CHECK(contains(a->endText(), why));
+    Pair::isEmpty(*a);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a part dies when the client knows where to go, and has not gone") {
+  {
+    Death death(Step::told, Part::oldWorker);
+    death.endsHere("killed by signal 9");
+    CHECK(contains(death.a->hear(death.one), "killed by signal 9"));
+    Pair::isEmpty(*death.b);
+    Opening late;
+    CHECK(contains(death.come(late, 1), "not known here"));
+    CHECK(death.b->endTexts().size() == 1);  // isEmpty's own
+  }
+  {
+    Death death(Step::told, Part::newWorker);
+    CHECK(contains(death.come(death.two, 1), "not known here"));
+    death.stays();
+    Pair::isEmpty(*death.b);
+  }
+  {
+    Death death(Step::told, Part::oldServer);
+    CHECK(death.one.hear().wait(death.io.waitScope).empty());
+    Pair::isEmpty(*death.b);
+  }
+  Death(Step::told, Part::newServer).stays();
+  Death death(Step::told, Part::client);
+  death.endsHere("client lost");
+  Pair::isEmpty(*death.b);
+}
+
+TEST_CASE("a part dies when the client has come, and has not said so") {
+  {
+    Death death(Step::came, Part::oldWorker);
+    death.endsHere("where its client may be");
+    death.livesThere();
+  }
+  {
+    Death death(Step::came, Part::newWorker);
+    CHECK(contains(death.b->hear(death.two), "killed by signal 9"));
+    death.stays();
+    Pair::isEmpty(*death.b);
+  }
+  Death(Step::came, Part::oldServer).livesThere();
+  Death(Step::came, Part::newServer).stays();
+  Death death(Step::came, Part::client);
+  death.endsHere("client lost");
+  Pair::isEmpty(*death.b);
+}
+
+TEST_CASE("a part dies when the session has moved to the other server") {
+  {
+    Death death(Step::left, Part::newWorker);
+    CHECK(contains(death.b->hear(death.two), "killed by signal 9"));
+    CHECK(contains(death.b->endText(), "killed by signal 9"));
+    Pair::isEmpty(*death.b);
+  }
+  Death(Step::left, Part::oldServer).livesThere();
+  {
+    Death death(Step::left, Part::newServer);
+    CHECK(death.two.hear().wait(death.io.waitScope).empty());
+    Pair::isEmpty(*death.a);
+  }
+  Death death(Step::left, Part::client);
+  Pair::isEmpty(*death.b);
+}
+
+TEST_CASE("an old worker that dies of the order to go ends its session, and none comes") {
+  Pair pair;
+  Opening one = pair.session(1);
+  pair.a->misbehave(one, '3');
+  auto order = pair.migrate();
+  CHECK(order.wait(pair.io.waitScope).sessions == 0);
+  CHECK(contains(pair.a->hear(one), "killed by signal 6"));
+  Pair::isEmpty(*pair.a);
+  Pair::isEmpty(*pair.b);
+}
+
+TEST_CASE("a server that stops in the middle ends what it has, and the other one goes on") {
+  Pair pair;
+  Opening one = pair.session(1), two;
+  auto order = pair.migrate();
+  REQUIRE(pair.a->hear(one) == "moved 2");
+  REQUIRE(pair.come(two, 1) == "");
+  pair.b->worker(two);
+  pair.a->admission.stop();
+  pair.a->migration.stop();
+  pair.a->sessions.endAll("the GPU server is shutting down").wait(pair.io.waitScope);
+  CHECK(contains(pair.a->hear(one), "shutting down"));
+  CHECK(pair.a->known() == 0);
+  CHECK(pair.b->order(two, 'e') == "e10");
+}

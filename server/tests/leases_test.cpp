@@ -1,0 +1,163 @@
+// Leases that move to other devices of their server: what is reserved, and from when to when.
+#include "server/front/leases.h"
+
+#include "server/front/memory_account.h"
+#include "server/tests/support.h"
+
+#include "catch.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+namespace {
+
+constexpr Id kMoving{1, 1};
+
+std::vector<size_t> indices(const Placement& placement) {
+  std::vector<size_t> list;
+  for (const auto& device : placement.devices) list.push_back(device.index);
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("a lease that moves has both of its placements") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 4, {0}, 3 * kGiB) == "");
+  const Grant& lease = *table.admissible(kMoving);
+  CHECK(lease.placement(5) == nullptr);
+  REQUIRE(addTarget(table, kMoving, 5, {1}, 3 * kGiB) == "");
+  CHECK(table.reserved(0) == 3 * kGiB);
+  CHECK(table.reserved(1) == 3 * kGiB);
+  CHECK(table.promised(1) == 3 * kGiB);
+  CHECK(table.holders(1) == std::vector<Id>{kMoving});
+  CHECK(table.epoch(1) == 5);
+  CHECK(table.epoch(0) == 4);
+  REQUIRE(lease.placement(5) != nullptr);
+  CHECK(indices(*lease.placement(5)) == std::vector<size_t>{1});
+  CHECK(table.ordinals(*lease.placement(5)) == std::vector<int>{1});
+  CHECK(indices(*lease.placement(4)) == std::vector<size_t>{0});
+  CHECK(table.active() == std::vector<Id>{kMoving});
+  CHECK(contains(grant(table, {1, 2}, 6, {1}, 6 * kGiB), "bytes free"));
+  CHECK(grant(table, {1, 2}, 6, {1}, 5 * kGiB) == "");
+  // Granted again as either: a new key, and nothing else.
+  CHECK(grant(table, kMoving, 4, {0}, 3 * kGiB, std::string(32, 'z')) == "");
+  CHECK(grant(table, kMoving, 5, {1}, 3 * kGiB, std::string(32, 'y')) == "");
+  CHECK(static_cast<char>(lease.key[0]) == 'y');
+  CHECK(contains(grant(table, kMoving, 7, {1}, kGiB), "another epoch"));
+  CHECK(table.reserved(0) == 3 * kGiB);
+}
+
+TEST_CASE("a target is refused as a grant is, and nothing of it stays") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 4, {0}, 3 * kGiB) == "");
+  REQUIRE(grant(table, {1, 2}, 5, {1}, 6 * kGiB) == "");
+  CHECK(contains(addTarget(table, {7, 7}, 6, {1}), "not known here"));
+  CHECK(contains(addTarget(table, kMoving, 5, {1}, kGiB), "not higher than 5"));
+  CHECK(contains(addTarget(table, kMoving, 4, {1}, kGiB), "not higher than 4, the lease's own"));
+  CHECK(contains(addTarget(table, kMoving, 6, {1}, 3 * kGiB), "bytes free"));
+  CHECK(contains(addTarget(table, kMoving, 6, {9}), "no device of the uuid"));
+  CHECK(contains(addTarget(table, kMoving, 6, {}), "would have 0"));
+  CHECK(contains(addTarget(table, kMoving, 6, {0, 1}), "would have 2"));
+  table.setBusy(1, "a worker of an earlier life");
+  CHECK(contains(addTarget(table, kMoving, 6, {1}), "busy"));
+  table.setBusy(1, "");
+  CHECK(table.reserved(1) == 6 * kGiB);
+  CHECK(table.epoch(1) == 5);
+  CHECK_FALSE(table.admissible(kMoving)->target.has_value());
+  CHECK(addTarget(table, kMoving, 6, {1}, 2 * kGiB) == "");
+  CHECK(addTarget(table, kMoving, 6, {1}, 2 * kGiB) == "");  // once more
+  CHECK(table.reserved(1) == 8 * kGiB);
+  CHECK(contains(addTarget(table, kMoving, 7, {1}, 2 * kGiB), "moving to other GPUs already"));
+}
+
+TEST_CASE("a target is settled one way or the other") {
+  for (const bool moved : {true, false}) {
+    LeaseTable table(twoDevices());
+    REQUIRE(grant(table, kMoving, 1, {0}, 3 * kGiB) == "");
+    table.settle(kMoving, true);  // nothing to settle
+    CHECK(table.reserved(0) == 3 * kGiB);
+    REQUIRE(addTarget(table, kMoving, 2, {1}, 2 * kGiB) == "");
+    table.settle(kMoving, moved);
+    CHECK(table.reserved(0) == (moved ? 0 : 3 * kGiB));
+    CHECK(table.reserved(1) == (moved ? 2 * kGiB : 0));
+    const Grant& lease = *table.admissible(kMoving);
+    CHECK(lease.epoch == (moved ? 2 : 1));
+    CHECK((lease.placement(moved ? 1 : 2) == nullptr));
+    table.settle(kMoving, !moved);  // nothing to settle any more
+    CHECK(lease.epoch == (moved ? 2 : 1));
+    // The epoch was given away all the same.
+    CHECK(contains(addTarget(table, kMoving, 2, {moved ? 0 : 1}), "not higher than 2"));
+    CHECK(addTarget(table, kMoving, 3, {moved ? 0 : 1}) == "");
+    table.settle({7, 7}, true);
+  }
+}
+
+TEST_CASE("a revoked lease keeps both placements until its workers are gone") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 1, {0}, 3 * kGiB) == "");
+  REQUIRE(addTarget(table, kMoving, 2, {1}, 3 * kGiB) == "");
+  table.close(kMoving);
+  CHECK(contains(addTarget(table, kMoving, 2, {1}), "is ending"));
+  table.settle(kMoving, true);
+  CHECK(table.reserved(0) == 3 * kGiB);
+  CHECK(table.reserved(1) == 3 * kGiB);
+  table.remove(kMoving);
+  CHECK(table.reserved(0) == 0);
+  CHECK(table.reserved(1) == 0);
+}
+
+TEST_CASE("a broken device is no target, and breaks while it is one") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 1, {0}) == "");
+  REQUIRE(addTarget(table, kMoving, 2, {1}) == "");
+  CHECK(table.setBroken(1, "it fell off the bus"));
+  CHECK(addTarget(table, kMoving, 2, {1}) == "");  // it has it already
+  CHECK(table.problem(1) == "it fell off the bus");
+  table.settle(kMoving, false);
+  CHECK(contains(addTarget(table, kMoving, 3, {1}), "is broken: it fell off the bus"));
+}
+
+TEST_CASE("the next life of a server knows the epoch of a target") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 1, {0}) == "");
+  REQUIRE(addTarget(table, kMoving, 9, {1}) == "");
+  LeaseTable next(twoDevices(), {{uuid(0), table.epoch(0)}, {uuid(1), table.epoch(1)}});
+  CHECK(contains(grant(next, kMoving, 9, {1}), "not higher than 9"));
+  CHECK(grant(next, kMoving, 10, {1}) == "");
+}
+
+TEST_CASE("a lease that is suspended, or takes turns, has no target") {
+  LeaseTable table(twoDevices());
+  REQUIRE(grant(table, kMoving, 1, {0}) == "");
+  table.pause(kMoving);
+  CHECK(contains(addTarget(table, kMoving, 2, {1}), "being suspended"));
+  table.setSuspended(kMoving, {{0}, 0, 0, 0});
+  CHECK(contains(addTarget(table, kMoving, 2, {1}), "resume it first"));
+  table.unpause(kMoving);
+  table.pauseToMove(kMoving);  // to other workers
+  CHECK(addTarget(table, kMoving, 2, {1}) == "");
+  LeaseTable crowded(twoDevices(), {}, 200);
+  REQUIRE(grant(crowded, kMoving, 1, {0}) == "");
+  CHECK(contains(addTarget(crowded, kMoving, 2, {1}), "take turns"));
+}
+
+TEST_CASE("a session takes in another account what it has in one, or nothing") {
+  MemoryAccount from({10, 10}), to({10, 5});
+  CHECK(to.takeAs(from, 1));  // it has nothing
+  REQUIRE(from.take(1, 0, 4));
+  REQUIRE(from.take(1, 1, 6));
+  CHECK_FALSE(to.takeAs(from, 1));
+  CHECK(to.freeBytes(0) == 10);
+  CHECK(to.freeBytes(1) == 5);
+  from.give(1, 1, 2);
+  CHECK(to.takeAs(from, 1));
+  CHECK(to.freeBytes(0) == 6);
+  CHECK(to.freeBytes(1) == 1);
+  to.forget(1);
+  CHECK(to.freeBytes(1) == 5);
+  MemoryAccount small({10});  // has fewer places
+  CHECK_FALSE(small.takeAs(from, 1));
+  CHECK(small.freeBytes(0) == 10);
+}
