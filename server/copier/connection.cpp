@@ -18,6 +18,20 @@ constexpr long kFirstPauseNs = 20'000, kLongestPauseNs = 500'000;  // between lo
 constexpr long kHoardPauseNs = 20'000'000;
 constexpr int kAnswerMs = 30'000;  // for a worker to read what it asked for
 
+// What stands behind a message for each that it counts.
+size_t eachBehind(CopierVerb verb) {
+  switch (verb) {
+    case CopierVerb::plan:
+      return sizeof(CopierPlanned);
+    case CopierVerb::takeOut:
+      return sizeof(uint32_t);
+    case CopierVerb::bringIn:
+      return sizeof(CopierPlaced);
+    default:
+      return 0;
+  }
+}
+
 }  // namespace
 
 CopierConnection::CopierConnection(Descriptor socket, CopierDevices& devices, CopierStore& store, bool verify)
@@ -86,7 +100,9 @@ bool CopierConnection::receive() {
   if (request.message.magic != kCopierMagic) return breach("a message is of another version");
   request.behind =
       std::span<const std::byte>(room_).subspan(sizeof request.message, bytes - sizeof request.message);
-  if (lacksDescriptors(request, received.whole)) return refuseInTurn(request);
+  if (lacksDescriptors(request, received.whole))
+    return refuseInTurn(
+        request, "the copier has no file descriptors left for pieces of memory (ulimit -n of the server)");
   if (!received.whole) return breach("a message is too long");
   return handle(request);
 }
@@ -96,21 +112,21 @@ bool CopierConnection::lacksDescriptors(const Request& request, bool whole) cons
   const size_t count = request.message.count;
   const bool batch =
       request.message.verb == CopierVerb::takeOut || request.message.verb == CopierVerb::bringIn;
-  return !whole && batch && count <= kMostInBatch && request.behind.size() == count * sizeof(uint32_t) &&
+  return !whole && batch && count <= kMostInBatch &&
+         request.behind.size() == count * eachBehind(request.message.verb) &&
          request.descriptors.size() < count;
 }
 
-bool CopierConnection::refuseInTurn(const Request& request) {
+bool CopierConnection::refuseInTurn(const Request& request, std::string_view why) {
   while (!underWay_.empty())
     if (!finishOldest()) return false;
-  return answer(request.message.sequence,
-                "the copier has no file descriptors left for pieces of memory (ulimit -n of the server)");
+  return answer(request.message.sequence, why);
 }
 
 bool CopierConnection::handle(Request& request) {
   const CopierVerb verb = request.message.verb;
   const bool batch = verb == CopierVerb::takeOut || verb == CopierVerb::bringIn;
-  const size_t each = batch ? sizeof(uint32_t) : verb == CopierVerb::plan ? sizeof(CopierPlanned) : 0;
+  const size_t each = eachBehind(verb);
   if (request.behind.size() != each * request.message.count && each != 0)
     return breach("a message is not as long as it says");
   if (request.behind.size() != 0 && each == 0) return breach("a message is longer than its kind");
@@ -168,23 +184,40 @@ bool CopierConnection::reserve(const Request& request) {
   return answer(request.message.sequence, why);
 }
 
+std::vector<CopierPlaced> CopierConnection::namedIn(const Request& request) {
+  std::vector<CopierPlaced> named(request.message.count);
+  if (request.message.verb == CopierVerb::bringIn) {
+    std::memcpy(named.data(), request.behind.data(), request.behind.size());
+    return named;
+  }
+  for (size_t i = 0; i < named.size(); ++i)
+    std::memcpy(&named[i].index, request.behind.data() + i * sizeof(uint32_t), sizeof(uint32_t));
+  return named;
+}
+
 bool CopierConnection::startBatch(Request& request) {
   const bool out = request.message.verb == CopierVerb::takeOut;
   const size_t count = request.message.count;
   if (holding_ == nullptr) return breach("pieces before room was reserved");
   if (out == bringsIn_) return breach(out ? "pieces out after pieces in" : "pieces in that were not begun");
   if (count == 0 || count > kMostInBatch) return breach("a batch of too many pieces, or none");
-  std::vector<uint32_t> indices(count);
-  std::memcpy(indices.data(), request.behind.data(), request.behind.size());
+  const std::vector<CopierPlaced> named = namedIn(request);
   const State from = out ? State::onDevice : State::kept;
   std::vector<CopierBatch::Piece> pieces;
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t index = indices[i];
+    const uint32_t index = named[i].index;
     if (index >= states_.size()) return breach("a piece that was not planned");
     if (states_[index] != from) return breach(out ? "a piece out twice" : "a piece in that was not out");
     states_[index] = out ? State::takingOut : State::bringingIn;
-    pieces.push_back({index, planned_[index].ordinal, planned_[index].units * kCopierUnit,
-                      holding_->piece(index), std::move(request.descriptors[i])});
+    const uint32_t ordinal = out ? planned_[index].ordinal : named[i].ordinal;
+    pieces.push_back({index, ordinal, planned_[index].units * kCopierUnit, holding_->piece(index),
+                      std::move(request.descriptors[i])});
+  }
+  for (const auto& piece : pieces) {
+    const std::string why = out ? "" : devices_.use(piece.ordinal);
+    if (why.empty()) continue;
+    for (const auto& refused : pieces) states_[refused.index] = State::kept;
+    return refuseInTurn(request, why);
   }
   for (auto& batch : batches_) {
     if (batch->running()) continue;

@@ -50,7 +50,9 @@ class CopierConnection {
   bool receive();
   bool answer(uint32_t sequence, std::string_view refusal);
   bool lacksDescriptors(const Request& request, bool whole) const;
-  bool refuseInTurn(const Request& request);
+  bool refuseInTurn(const Request& request, std::string_view why);
+  // What a batch names; of one that goes out each piece is where it was planned.
+  static std::vector<CopierPlaced> namedIn(const Request& request);
   bool handle(Request& request);
   bool finishOldest();
 

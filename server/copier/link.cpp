@@ -165,14 +165,14 @@ std::string CopierLink::takeOut(const Export& exported, const Taken& taken) {
   });
 }
 
-std::string CopierLink::bringIn(const Export& exported) {
+std::string CopierLink::bringIn(const Export& exported, const Where& where) {
   if (!broken_.empty()) return broken_;
   if (!takeOutBegun_) return "nothing was taken out";
   if (std::string error = ask(CopierVerb::beginBringIn, 0); !error.empty()) return error;
-  return move(CopierVerb::bringIn, exported, [](size_t) {});
+  return move(CopierVerb::bringIn, exported, [](size_t) {}, where);
 }
 
-std::string CopierLink::sendBatch(CopierVerb verb, const Export& exported, Batch& batch) {
+std::string CopierLink::sendBatch(CopierVerb verb, const Export& exported, const Where& where, Batch& batch) {
   std::vector<Descriptor> owners;
   std::vector<int> descriptors;
   for (uint32_t index : batch.indices) {
@@ -181,8 +181,15 @@ std::string CopierLink::sendBatch(CopierVerb verb, const Export& exported, Batch
     owners.emplace_back(descriptor);
     descriptors.push_back(descriptor);
   }
-  std::string error = send(verb, static_cast<uint32_t>(batch.indices.size()),
-                           std::as_bytes(std::span<const uint32_t>(batch.indices)), descriptors);
+  std::vector<CopierPlaced> placed;
+  if (verb == CopierVerb::bringIn)
+    for (uint32_t index : batch.indices)
+      placed.push_back({index, where ? where(index) : pieces_[index].ordinal});
+  std::string error =
+      send(verb, static_cast<uint32_t>(batch.indices.size()),
+           verb == CopierVerb::bringIn ? std::as_bytes(std::span<const CopierPlaced>(placed))
+                                       : std::as_bytes(std::span<const uint32_t>(batch.indices)),
+           descriptors);
   batch.sequence = sequence_;
   return error;
 }
@@ -197,7 +204,7 @@ std::string CopierLink::finish(std::deque<Batch>& underWay, const std::function<
 }
 
 std::string CopierLink::move(CopierVerb verb, const Export& exported,
-                             const std::function<void(size_t)>& moved) {
+                             const std::function<void(size_t)>& moved, const Where& where) {
   std::deque<Batch> underWay;
   std::string error;
   for (size_t at = 0; at < order_.size() && error.empty();) {
@@ -212,7 +219,7 @@ std::string CopierLink::move(CopierVerb verb, const Export& exported,
     }
     if (batch.indices.empty()) break;
     if (underWay.size() == kCopierBatches) error = finish(underWay, moved);
-    if (error.empty()) error = sendBatch(verb, exported, batch);
+    if (error.empty()) error = sendBatch(verb, exported, where, batch);
     if (error.empty()) underWay.push_back(std::move(batch));
   }
   // Also after an error: what the copier does by then counts, and its answers are nobody else's.

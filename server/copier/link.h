@@ -46,9 +46,11 @@ class CopierLink {
   // Once. After an error some pieces may have been taken, those that `taken` was told of.
   std::string takeOut(const Export& exported, const Taken& taken);
   // Into new memory of the same pieces; asks for those that were taken, and no others. May be repeated. The
-  // copier keeps its copy until the link ends. Memory for it is best made by `exported`: a copier that runs
-  // with --verify holds on to what was freed until it is asked for the first time.
-  std::string bringIn(const Export& exported);
+  // copier keeps its copy until the link ends. where: the ordinal of the device on which the piece is now;
+  // not set: where it was. Memory for it is best made by `exported`: a copier that runs with --verify holds
+  // on to what was freed until it is asked for the first time.
+  using Where = std::function<uint32_t(size_t index)>;
+  std::string bringIn(const Export& exported, const Where& where = nullptr);
   // Another process goes on with this link: it takes a copy of the descriptor over, what was planned, and the
   // number of the last message. One of the two speaks to the copier at a time. When this one is to speak
   // again, it goes on behind the other one's last message, and overhears answers to what that one did not
@@ -76,8 +78,9 @@ class CopierLink {
   // The answer to what was sent last but for what is under way; "" for done.
   std::string answer(uint32_t sequence);
   std::string ask(CopierVerb verb, uint32_t count);
-  std::string move(CopierVerb verb, const Export& exported, const std::function<void(size_t)>& moved);
-  std::string sendBatch(CopierVerb verb, const Export& exported, Batch& batch);
+  std::string move(CopierVerb verb, const Export& exported, const std::function<void(size_t)>& moved,
+                   const Where& where = nullptr);
+  std::string sendBatch(CopierVerb verb, const Export& exported, const Where& where, Batch& batch);
   // Waits for the oldest batch.
   std::string finish(std::deque<Batch>& underWay, const std::function<void(size_t)>& moved);
 

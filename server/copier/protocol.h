@@ -10,14 +10,15 @@
 //     reserve                   -                            -             done | refused
 //     takeOut                   count × uint32, the indices  count         done | refused
 //     beginBringIn              -                            -             done | refused
-//     bringIn                   count × uint32, the indices  count         done | refused
+//     bringIn                   count × CopierPlaced         count         done | refused
 //
 //   In this order: plans, one reserve, batches of takeOut, then beginBringIn and batches of bringIn, which
 //   may be repeated. Descriptor i of a batch is the piece of index i, as cuMemExportToShareableHandle gives
-//   it. A piece is taken out once, and brought in only after that. `count` of reserve: all pieces. Answers
-//   come in the order of what they answer and repeat its `sequence`, which the worker chooses; behind them
-//   stand `count` bytes of text, for people, where they are `refused`. When a batch is answered the copier
-//   holds none of its pieces any more. Of a batch that is refused no piece counts as moved; other batches do.
+//   it. A piece is taken out once, and brought in only after that, perhaps on another device than it was on:
+//   a session that has moved has other ones. `count` of reserve: all pieces. Answers come in the order of
+//   what they answer and repeat its `sequence`, which the worker chooses; behind them stand `count` bytes of
+//   text, for people, where they are `refused`. When a batch is answered the copier holds none of its pieces
+//   any more. Of a batch that is refused no piece counts as moved; other batches do.
 //
 //   kCopierBatches batches may be sent before the first is answered: the copier imports one while it copies
 //   the other. More wait in the socket.
@@ -32,7 +33,7 @@
 
 namespace gpupool::server {
 
-inline constexpr uint32_t kCopierMagic = 0x67705201;  // its last byte grows with every change
+inline constexpr uint32_t kCopierMagic = 0x67705202;  // its last byte grows with every change
 inline constexpr size_t kCopierDatagram = size_t{32} << 10;
 inline constexpr uint64_t kCopierUnit = uint64_t{2} << 20;  // pieces are multiples of it
 inline constexpr uint64_t kMostPieceBytes = uint64_t{1} << 40;
@@ -67,8 +68,14 @@ struct CopierPlanned {
 };
 static_assert(sizeof(CopierPlanned) == 8);
 
+struct CopierPlaced {
+  uint32_t index = 0;
+  uint32_t ordinal = 0;  // where the piece is now
+};
+static_assert(sizeof(CopierPlaced) == 8);
+
 inline constexpr size_t kMostInPlan = (kCopierDatagram - sizeof(CopierMessage)) / sizeof(CopierPlanned);
-static_assert(sizeof(CopierMessage) + kMostInBatch * sizeof(uint32_t) <= kCopierDatagram);
+static_assert(sizeof(CopierMessage) + kMostInBatch * sizeof(CopierPlaced) <= kCopierDatagram);
 static_assert(sizeof(CopierMessage) + kMostRefusalText <= kCopierDatagram);
 
 }  // namespace gpupool::server

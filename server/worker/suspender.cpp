@@ -233,10 +233,13 @@ std::string bringPiecesIn(Session& session, CopierLink& link) {
   Space& space = session.space();
   // Not before the copier has let go of what it may hold of the device (--verify): when it asks for a piece.
   CUresult made = CUDA_ERROR_NOT_READY;
-  std::string why = link.bringIn([&](size_t index) {
-    if (made == CUDA_ERROR_NOT_READY) made = space.comeBack();
-    return made == CUDA_SUCCESS ? space.exportPiece(index) : -1;
-  });
+  const std::vector<Space::PieceState> pieces = space.describe();
+  std::string why = link.bringIn(
+      [&](size_t index) {
+        if (made == CUDA_ERROR_NOT_READY) made = space.comeBack();
+        return made == CUDA_SUCCESS ? space.exportPiece(index) : -1;
+      },
+      [&](size_t index) { return session.ordinal(pieces.at(index).device); });
   if (made != CUDA_SUCCESS && made != CUDA_ERROR_NOT_READY)
     why = "no memory for the session on its GPU: " + session.driver().describe(made);
   return why;

@@ -141,6 +141,25 @@ TEST_CASE("a device that is not there is refused by name") {
   CHECK(contains(link.reserve(std::vector<CopierPiece>{{7, kUnit}}), "no GPU 7"));
 }
 
+TEST_CASE("pieces come back to other devices than those that they left, and again to these") {
+  TestCopier copier(uint64_t{1} << 30, true);
+  Memory memory(manyPieces(20));
+  memory.createAll();
+  memory.fill(3);
+  auto others = memory.pieces();
+  for (auto& piece : others) piece.ordinal = 1 - piece.ordinal;
+  Memory other(others);
+  auto link = linkTo(copier.connect());
+  REQUIRE(takeAll(link, memory).empty());
+  other.createAll();
+  CHECK(contains(link.bringIn(exporting(other), [](size_t) { return 7; }), "no GPU 7"));
+  CHECK(link.bringIn(exporting(other), [&](size_t index) { return others[index].ordinal; }).empty());
+  CHECK(other.wrong(3) == 0);
+  memory.createAll();
+  CHECK(link.bringIn(exporting(memory)).empty());
+  CHECK(memory.wrong(3) == 0);
+}
+
 TEST_CASE("a piece that cannot be exported ends the call; what was taken by then can be brought back") {
   TestCopier copier(uint64_t{1} << 30);
   Memory memory(std::vector<CopierPiece>(200, {0, kUnit}));

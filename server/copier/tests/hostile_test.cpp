@@ -29,6 +29,10 @@ class Raw {
     return send(of(CopierVerb::plan, pieces.size()), std::as_bytes(std::span<const CopierPlanned>(pieces)));
   }
   bool batch(CopierVerb verb, std::vector<uint32_t> indices, std::vector<int> with) {
+    std::vector<CopierPlaced> placed;
+    for (const uint32_t index : indices) placed.push_back({index, 0});
+    if (verb == CopierVerb::bringIn)
+      return send(of(verb, placed.size()), std::as_bytes(std::span<const CopierPlaced>(placed)), with);
     return send(of(verb, indices.size()), std::as_bytes(std::span<const uint32_t>(indices)), with);
   }
   static CopierMessage of(CopierVerb verb, size_t count) {
@@ -156,6 +160,12 @@ TEST_CASE("whoever breaks the protocol is cut off") {
          raw.send(verb(CopierVerb::beginBringIn));
          CHECK(raw.hear() == "done");
          raw.batch(CopierVerb::takeOut, {0}, {p.exported});
+       }},
+      {"in, named as if out",
+       [&](Raw& raw, Piece& p) {
+         raw.send(verb(CopierVerb::beginBringIn));
+         CHECK(raw.hear() == "done");
+         raw.send(verb(CopierVerb::bringIn, 1), std::vector<std::byte>(4), std::vector<int>{p.exported});
        }},
       {"empty batch", [&](Raw& raw, Piece&) { raw.batch(CopierVerb::takeOut, {}, {}); }},
   };
