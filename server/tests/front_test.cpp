@@ -695,3 +695,61 @@ TEST_CASE("a server without memory to suspend to moves nothing, and says so") {
   CHECK(contains(failure([&] { request.send().wait(bench.io.waitScope); }),
                  "server node1 moves no session: its option --suspend-memory"));
 }
+
+TEST_CASE("the manager has a lease moved to other devices of the server, and settles that") {
+  Bench bench(true, false, [](ServerOptions& options) { options.suspendMemory = "1GiB"; });
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one, two, other;
+  REQUIRE(bench.open(one).empty());
+  const auto addTarget = [&](uint64_t epoch) {
+    auto request = bench.control().addTargetRequest();
+    fillLease(request.initTarget(), {1, 1}, epoch, {1});
+    return failure([&] { request.send().ignoreResult().wait(bench.io.waitScope); });
+  };
+  const auto settle = [&](bool moved) {
+    auto request = bench.control().settleRequest();
+    schema::write(Id{1, 1}, request.initId());
+    request.setMoved(moved);
+    return failure([&] { request.send().ignoreResult().wait(bench.io.waitScope); });
+  };
+  const auto order = [&](const char* server) {
+    auto request = bench.control().migrateRequest();
+    schema::write(Id{1, 1}, request.initId());
+    request.setDrainMs(1000);
+    fillLease(request.initTarget(), {1, 1}, 5, {1});
+    request.getTarget().initServer().setName(server);
+    return request.send();
+  };
+  auto early = order(kServer);
+  CHECK(contains(failure([&] { early.wait(bench.io.waitScope); }), "were not reserved for it"));
+  CHECK(
+      contains(addTarget(1), "the server refuses the lease other devices: its epoch 1 is not higher than 1"));
+  CHECK(addTarget(5) == "");
+  CHECK(addTarget(5) == "");
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::string bootId;
+  std::getline(boot, bootId);
+  StateFile stored(bench.folder.path + "/server-" + kServer + ".state", bootId);
+  CHECK(stored.read().epochs == std::map<std::string, uint64_t>{{uuid(0), 1}, {uuid(1), 5}});
+  auto away = order("node9");
+  CHECK(contains(failure([&] { away.wait(bench.io.waitScope); }), "server node9 takes no network sessions"));
+  auto moved = order(kServer);
+  REQUIRE(one.hear().wait(bench.io.waitScope) == "moved 2");
+  two.epoch = 2;
+  REQUIRE(bench.open(two).empty());
+  CHECK(two.order('e').wait(bench.io.waitScope) == "e1");
+  CHECK(one.order('L').wait(bench.io.waitScope).empty());
+  CHECK(moved.wait(bench.io.waitScope).getResult().getSessions() == 1);
+  CHECK(contains(settle(false), "still on the devices that it was to have"));
+  CHECK(settle(true) == "");
+  CHECK(settle(true) == "");
+  // The worker is known to the server's next life by the device that it has now.
+  REQUIRE(stored.read().workers.size() == 1);
+  CHECK(stored.read().workers[0].devices == std::vector<std::string>{uuid(1)});
+  CHECK(bench.seen.activeLeases == std::vector<Id>{{1, 1}});
+  bench.grant({1, 2}, 6, 0);  // all of the device that it had
+  other.session = {2, 9};
+  REQUIRE(bench.open(other).empty());
+  CHECK(other.order('e').wait(bench.io.waitScope) == "e1");
+}
