@@ -322,7 +322,9 @@ kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> wor
 
 kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worker) {
   Grant* grant = leases_.admissible(attempt.facts.lease);
-  if (grant == nullptr || stopped_) return kj::READY_NOW;  // the closed socket tells it
+  // Where not, the closed socket tells it.
+  if (grant == nullptr || stopped_ || grant->placement(attempt.facts.deviceEpoch) == nullptr)
+    return kj::READY_NOW;
   const int socket = attempt.socket();
   sessions_.announce(attempt.facts, worker->pid());
   const auto from = attempt.arrives ? WorkerStarts::From::stream : WorkerStarts::From::client;

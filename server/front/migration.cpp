@@ -170,7 +170,8 @@ kj::Promise<MoveAnswer> Migration::moveTo(Order order, uint64_t number, SessionF
   // Anything may have happened while worker and copier were awaited.
   const Grant* grant = leases_.admissible(order.lease);
   if (stopped_) return moveFailure("the server is shutting down");
-  if (grant == nullptr || sessions_.facts(number) == nullptr)
+  if (grant == nullptr || sessions_.facts(number) == nullptr ||
+      grant->placement(facts.deviceEpoch) == nullptr)
     return kj::evalLater([] { return MoveAnswer{.gone = true}; });
   auto [oldEnd, nextEnd] = stateSocket();
   sessions_.announce(facts, next->pid());
