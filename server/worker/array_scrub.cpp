@@ -74,7 +74,7 @@ bool shapeOf(const CUDA_ARRAY3D_DESCRIPTOR& array, size_t& rowBytes, size_t& row
     rows = (height + 3) / 4;
     return true;
   }
-  rowBytes = array.Width * channelBytes(array.Format) * array.NumChannels;
+  rowBytes = array.Width * arrayElementBytes(array.Format, array.NumChannels);
   rows = height;
   return rowBytes != 0;
 }
@@ -106,6 +106,8 @@ CUresult clearPlanes(const Driver& driver, CUarray array, const CUDA_ARRAY3D_DES
 }
 
 }  // namespace
+
+size_t arrayElementBytes(CUarray_format format, unsigned channels) { return channelBytes(format) * channels; }
 
 // On a stream of its own, as extents are (server/worker/space.cpp).
 CUresult clearArray(const Driver& driver, CUarray array) {

@@ -14,23 +14,10 @@ using MipmapCreate = GPUPOOL_ROW(cuMipmappedArrayCreate);
 using ArrayDestroy = GPUPOOL_ROW(cuArrayDestroy);
 using MipmapDestroy = GPUPOOL_ROW(cuMipmappedArrayDestroy);
 
-// Bytes of an element; of formats with several planes or compressed blocks, no fewer than they take.
+// Of formats with several planes or compressed blocks, no fewer than they take.
 uint64_t elementBytes(CUarray_format format, unsigned channels) {
-  switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-      return channels;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-      return uint64_t{2} * channels;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return uint64_t{4} * channels;
-    default:
-      return uint64_t{4} * std::max(channels, 1u);
-  }
+  const size_t bytes = arrayElementBytes(format, channels);
+  return bytes != 0 ? bytes : uint64_t{4} * std::max(channels, 1u);
 }
 
 // An array of `levels` levels, each half as wide as the one before; as the driver allots it, in pieces of 512
