@@ -20,13 +20,14 @@ struct SessionRecord {
   pieces @11 :List(RecordPiece);  # of device memory, as the copier knows them, in its order
   copierSequence @12 :UInt32;     # of the last message to the copier
   peers @13 :List(UInt32);        # by device: bit p: device p may access its extents
-  host @14 :List(RecordHost);     # pinned memory, by ascending address; their descriptors follow in this order
+  host @14 :List(RecordHost);     # pinned memory, by ascending address; descriptors or contents follow in this order
   mirrors @15 :List(RecordMirror);
   variables @16 :List(RecordVariable); # of modules; their bytes follow, in this order, then those of arrays
   arrays @17 :List(RecordArray);
   events @18 :List(RecordEvent);
   images @20 :List(RecordImage);  # offered, and not loaded yet
   cutBootTimeNs @19 :UInt64;      # CLOCK_BOOTTIME when events were looked at; everything stood still
+  stagingBytes @21 :UInt64;       # of its staging memory
 }
 struct RecordDevice { name @0 :Text; }
 struct RecordEntry {

@@ -124,7 +124,8 @@ void print(const std::string& driver, std::span<const Device> devices) {
 
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
-    "                      [--disturb SEED | --disturb-moves SEED]    started by gpupool-server\n"
+    "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED]\n"
+    "                                                                 started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
     "       gpupool-worker --copier --budget BYTES [--driver PATH] [--folder DIR] [--touch-ahead BYTES]\n"
     "       [--verify]                               keeps suspended sessions' memory\n";
@@ -151,8 +152,9 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
         throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
     } else if (word == "--client-stall-time") {
       arguments.clientStallTime = std::chrono::milliseconds(std::strtoll(value().c_str(), nullptr, 10));
-    } else if (word == "--disturb" || word == "--disturb-moves") {
+    } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams") {
       arguments.disturbMoves = word == "--disturb-moves";
+      arguments.disturbStreams = word == "--disturb-streams";
       arguments.disturb = std::strtoull(value().c_str(), nullptr, 10);
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");

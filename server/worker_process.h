@@ -53,6 +53,7 @@ struct WorkerArguments {
       0};                           // --client-stall-time MS: server/front/options.h; 0: for ever
   std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
+  bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);

@@ -232,7 +232,7 @@ TEST_CASE("an order to move comes with its connections, and is answered") {
         {.suspend = {},
          .resume = {},
          .move = [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
-           if (write(copier, "copier", 6) != 6 || write(state, "state", 5) != 5) _exit(70);
+           if ((copier >= 0 && write(copier, "copier", 6) != 6) || write(state, "state", 5) != 5) _exit(70);
            if ((fcntl(state, F_GETFL) & O_NONBLOCK) != 0 || (fcntl(state, F_GETFD) & FD_CLOEXEC) == 0)
              _exit(71);
            process.reportMoved({"a capture is open", epoch, static_cast<uint32_t>(drain.count()), 9});
@@ -254,9 +254,16 @@ TEST_CASE("an order to move comes with its connections, and is answered") {
   CHECK(worker.report() == "moved: the order came without its two connections 0 0 0");
   worker.send(message, std::array{copier[1], state[1]});
   CHECK(worker.report() == "moved: a capture is open 4 55 9");
+  // To a worker of another server: without a copier.
+  move.setStream(true);
+  worker.send(message, std::array{copier[1], state[1]});
+  CHECK(worker.report() == "moved: the order came without its connection 0 0 0");
+  worker.send(message, state[1]);
+  CHECK(worker.report() == "moved: a capture is open 4 55 9");
   char text[16] = "";
   CHECK(read(copier[0], text, sizeof text) == 6);
-  CHECK(read(state[0], text, sizeof text) == 5);
+  CHECK(read(state[0], text, 5) == 5);
+  CHECK(read(state[0], text, 5) == 5);
   CHECK(std::string(text, 5) == "state");
   for (int end : {copier[0], copier[1], state[0], state[1]}) close(end);
 }
@@ -493,6 +500,9 @@ TEST_CASE("a worker's arguments") {
   CHECK_FALSE(parse({"--disturb", "3"}).disturbMoves);
   CHECK(parse({"--disturb-moves", "4"}).disturb == 4);
   CHECK(parse({"--disturb-moves", "4"}).disturbMoves);
+  CHECK_FALSE(parse({"--disturb-moves", "4"}).disturbStreams);
+  CHECK(parse({"--disturb-streams", "5"}).disturb == 5);
+  CHECK(parse({"--disturb-streams", "5"}).disturbStreams);
   CHECK_THROWS_WITH(parse({"--driver"}), "--driver needs a value");
   CHECK_THROWS_WITH(parse({"--warm-context", "x"}), "--warm-context: 'x' is no device ordinal");
   CHECK_THROWS_WITH(parse({"--turbo"}), "unknown argument '--turbo'");

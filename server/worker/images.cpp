@@ -80,6 +80,15 @@ std::shared_ptr<Image> Images::take(const schema::ImageName& name) {
   return image;
 }
 
+std::shared_ptr<Image> Images::find(const schema::ImageName& name) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = held_.find(key(name));
+    if (found != held_.end() && found->second.image != nullptr) return found->second.image;
+  }
+  return cache_.open(key(name));
+}
+
 std::vector<Images::Pending> Images::pending() {
   std::lock_guard lock(mutex_);
   std::vector<Pending> all;

@@ -30,6 +30,8 @@ class Images {
   CUresult append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data);
   // The image for one load. Null: neither here nor sent.
   std::shared_ptr<Image> take(const schema::ImageName& name);
+  // The image, for another worker: held here, or from the cache. Null: neither.
+  std::shared_ptr<Image> find(const schema::ImageName& name);
   void keepNote(const schema::ImageName& name, Image& image, const ImageNote& note) {
     cache_.keepNote(key(name), image, note);
   }

@@ -32,6 +32,9 @@ using namespace gpupool;
 namespace {
 
 constexpr std::chrono::hours kForEver{24 * 365};
+constexpr std::chrono::seconds kLookAtStream{1};
+// The old worker may die in the moment in which the client is on its way from its holder to this server.
+constexpr std::chrono::seconds kClientsLastTime{60};
 
 // In AddressSanitizer's builds: ends the process if memory was leaked. What the session still owns is not
 // leaked.
@@ -50,6 +53,15 @@ std::unique_ptr<transport::Connection> connect(const server::WorkerArguments& ar
   options.stallTimeout = arguments.clientStallTime.count() != 0 ? arguments.clientStallTime : kForEver;
   options.setupTimeout = std::max(options.setupTimeout, options.stallTimeout);
   return transport::accept(start.transport, socket, options);
+}
+
+// stream: to the worker of another server that the session leaves. When that one is gone, or goes on with the
+// session, a client that has not come does not come: nobody here has heard it say so.
+std::optional<int> waitForClient(server::WorkerProcess& process, const server::StateSocket* stream) {
+  if (stream == nullptr) return process.waitForClient(kForEver);
+  while (!process.stopping() && !stream->ended())
+    if (const auto client = process.waitForClient(kLookAtStream)) return client;
+  return process.waitForClient(kClientsLastTime);
 }
 
 int serve(const server::WorkerArguments& arguments) {
@@ -74,18 +86,19 @@ int serve(const server::WorkerArguments& arguments) {
   try {
     server::Descriptor state(start->state);
     server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });
-    server::Rebuild rebuild(*driver, stateSocket, [&] { return process.stopping(); });
+    server::Rebuild rebuild(*driver, stateSocket, start->stream, [&] { return process.stopping(); });
     auto account = std::make_unique<server::RebuildAccount>(std::make_unique<server::ServerAccount>(process));
     server::RebuildAccount& memory = *account;
     std::unique_ptr<transport::Connection> connection;
     if (start->rebuild) {
       const server::HostPages own = pages;
       why = rebuild.receive(pages);
-      if (own.registeredIn != nullptr) server::exchangeHostPages(*driver, own, pages);
+      if (pages.registeredIn != own.registeredIn) server::exchangeHostPages(*driver, own, pages);
     } else {
       connection = connect(arguments, *start, start->socket);
     }
-    if (!start->rebuild) memory.settle();
+    // With --disturb-streams both workers are of one server, whose account has the memory already.
+    if (!start->rebuild || (start->stream && !arguments.disturbStreams)) memory.settle();
     const int clientGone = connection != nullptr ? connection->wakeupDescriptor() : -1;
     server::Session session(*driver, *start, std::move(connection), std::move(pages), std::move(account));
     server::Suspender suspender(
@@ -97,8 +110,8 @@ int serve(const server::WorkerArguments& arguments) {
                         suspender.move(drain, epoch, copier, socket);
                       }});
     if (arguments.disturb)
-      server::disturb(session, suspender, *arguments.disturb, arguments.disturbMoves,
-                      [&] { process.reportDisturb(); });
+      server::disturb(session, suspender, *arguments.disturb,
+                      arguments.disturbMoves || arguments.disturbStreams, [&] { process.reportDisturb(); });
     std::optional<server::ActivityWatch> activity;
     if (start->reportActivity)
       activity.emplace(session, [&](server::Activity now) { process.reportActivity(now); });
@@ -112,7 +125,7 @@ int serve(const server::WorkerArguments& arguments) {
       rebuild.answer(why);
       process.reportRebuilt(why);
       if (!why.empty()) _exit(0);
-      const auto client = process.waitForClient(kForEver);
+      const auto client = waitForClient(process, start->stream ? &stateSocket : nullptr);
       if (!client) _exit(0);  // the session goes on where it was, or has ended
       memory.settle();
       auto made = connect(arguments, *start, *client);

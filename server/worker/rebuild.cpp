@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/log.h"
-#include "schema/record.capnp.h"
 #include "schema/rows.h"
+#include "server/worker/device_stream.h"
 #include "server/worker/dispatch.h"
 #include "server/worker/session_state.h"
 #include "server/worker/suspender.h"
@@ -38,6 +38,7 @@ std::string difference(std::span<const std::byte> now, std::span<const std::byte
 
 constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
 constexpr uint32_t kMostLoads = 4096;
+constexpr uint32_t kMostLevels = 32;
 
 std::span<const std::byte> bytesOf(capnp::Data::Reader data) {
   return {reinterpret_cast<const std::byte*>(data.begin()), data.size()};
@@ -49,32 +50,23 @@ std::string nameOfDevice(const Driver& driver, CUdevice device) {
   return name;
 }
 
-// The name of an image inside the arguments of a call that takes one, for the cache to fetch it.
-std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments) {
-  schema::Reader in(arguments);
-  if (call == schema::RowOf<"sessionModuleLoad">::id || call == schema::RowOf<"sessionLibraryLoad">::id) {
-    in.value<uint64_t>();
-  } else if (call == schema::RowOf<"sessionLinkAdd">::id) {
-    in.value<uint64_t>();
-    in.value<uint64_t>();
-  } else {
-    return std::nullopt;
-  }
-  const auto name = in.value<schema::ImageName>();
-  return in.bad() ? std::nullopt : std::optional(name);
-}
-
 }  // namespace
 
 struct Rebuild::State {
   std::vector<std::byte> bytes;
   std::unique_ptr<capnp::FlatArrayMessageReader> message;
   std::vector<Descriptor> host;
+  uint64_t cameNs = 0;                  // bootTimeNs, when the record was here
+  std::vector<schema::ImageName> sent;  // code that came with it, and is held until the session is rebuilt
   SessionRecord::Reader record() { return message->getRoot<SessionRecord>(); }
 };
 
-Rebuild::Rebuild(const Driver& driver, StateSocket& socket, std::function<bool()> stopping)
-    : driver_(driver), socket_(socket), stopping_(std::move(stopping)), state_(std::make_unique<State>()) {}
+Rebuild::Rebuild(const Driver& driver, StateSocket& socket, bool stream, std::function<bool()> stopping)
+    : driver_(driver),
+      socket_(socket),
+      stopping_(std::move(stopping)),
+      stream_(stream),
+      state_(std::make_unique<State>()) {}
 
 Rebuild::~Rebuild() = default;
 
@@ -100,27 +92,10 @@ std::string Rebuild::receive(HostPages& pages) {
                      state_->bytes.size() / sizeof(capnp::word)),
         options);
     if (std::string why = judge(); !why.empty()) return why;
-    const auto record = state_->record();
-    const bool pieces = record.getPieces().size() != 0;
-    std::vector<Descriptor> first;
-    if (!socket_.receiveDescriptors(first, 2 + pieces + record.getHost().size())) return socket_.error();
-    const auto release = [](Descriptor& descriptor) {
-      const int number = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
-      descriptor = Descriptor();
-      return number;
-    };
-    const size_t staging = pages.staging->size();
-    pages.words = transport::SharedMemory::adopt(release(first[0]), schema::kWordsBytes);
-    pages.staging = transport::SharedMemory::adopt(release(first[1]), staging);
-    pages.registeredIn = nullptr;
-    if (pieces) {
-      std::vector<CopierPiece> planned;
-      for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
-      link_ = CopierLink::takeOver(std::move(first[2]), stopping_, std::move(planned),
-                                   record.getCopierSequence());
-    }
-    for (size_t i = 2 + pieces; i < first.size(); ++i) state_->host.push_back(std::move(first[i]));
-    return "";
+    state_->cameNs = bootTimeNs();
+    if (state_->record().getStagingBytes() != pages.staging->size())
+      return "the other worker is of another build of gpupool";
+    return stream_ ? "" : receiveDescriptors(pages);
   } catch (const kj::Exception& e) {
     return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
   } catch (const std::exception& e) {
@@ -128,17 +103,46 @@ std::string Rebuild::receive(HostPages& pages) {
   }
 }
 
+std::string Rebuild::receiveDescriptors(HostPages& pages) {
+  const auto record = state_->record();
+  const bool pieces = record.getPieces().size() != 0;
+  std::vector<Descriptor> first;
+  if (!socket_.receiveDescriptors(first, 2 + pieces + record.getHost().size())) return socket_.error();
+  const auto release = [](Descriptor& descriptor) {
+    const int number = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
+    descriptor = Descriptor();
+    return number;
+  };
+  const size_t staging = pages.staging->size();
+  pages.words = transport::SharedMemory::adopt(release(first[0]), schema::kWordsBytes);
+  pages.staging = transport::SharedMemory::adopt(release(first[1]), staging);
+  pages.registeredIn = nullptr;
+  if (pieces) {
+    std::vector<CopierPiece> planned;
+    for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
+    link_ =
+        CopierLink::takeOver(std::move(first[2]), stopping_, std::move(planned), record.getCopierSequence());
+  }
+  for (size_t i = 2 + pieces; i < first.size(); ++i) state_->host.push_back(std::move(first[i]));
+  return "";
+}
+
 std::string Rebuild::make(Session& session) {
   try {
+    if (stream_)
+      if (std::string why = receiveImages(session); !why.empty()) return why;
     if (std::string why = makeMemory(session); !why.empty()) return why;
     if (std::string why = bringIn(session); !why.empty()) return why;
     session.space().setRepeating(true);
     std::string repeated = repeatCalls(session);
     session.space().setRepeating(false);
     if (!repeated.empty()) return repeated;
+    if (stream_)
+      if (std::string why = receiveMemory(session); !why.empty()) return why;
     if (std::string why = receiveContents(session); !why.empty()) return why;
     if (std::string why = adoptTimes(session); !why.empty()) return why;
     if (std::string why = offerImages(session); !why.empty()) return why;
+    for (const schema::ImageName& name : state_->sent) session.images().take(name);
     const auto record = state_->record();
     std::vector<uint32_t> named;
     for (const uint32_t count : record.getNamed()) named.push_back(count);
@@ -178,11 +182,12 @@ std::string Rebuild::makeMemory(Session& session) {
   }
   std::vector<uint32_t> peers;
   for (const uint32_t bits : record.getPeers()) peers.push_back(bits);
-  if (!session.space().adopt(pieces, peers)) return "the session's device memory does not fit its addresses";
+  if (why = session.space().adopt(pieces, peers); !why.empty()) return why;
   const auto host = record.getHost();
   for (unsigned i = 0; i < host.size(); ++i) {
-    const int descriptor = fcntl(state_->host[i], F_DUPFD_CLOEXEC, 3);
-    if (descriptor < 0 || !session.space().adoptHost(host[i].getAddress(), descriptor, host[i].getBytes()))
+    const int descriptor = stream_ ? -1 : fcntl(state_->host[i], F_DUPFD_CLOEXEC, 3);
+    if ((descriptor < 0 && !stream_) ||
+        !session.space().adoptHost(host[i].getAddress(), descriptor, host[i].getBytes()))
       return "the session's pinned memory cannot be taken over";
   }
   if (host.size() != 0) session.registerHost();
@@ -194,7 +199,53 @@ std::string Rebuild::makeMemory(Session& session) {
 
 // The memory comes before the calls: a texture, say, is made of memory that is there.
 std::string Rebuild::bringIn(Session& session) {
-  return link_ == nullptr ? "" : bringPiecesIn(session, *link_);
+  if (!stream_) return link_ == nullptr ? "" : bringPiecesIn(session, *link_);
+  const CUresult made = session.space().comeBack();  // its bytes come later
+  return made == CUDA_SUCCESS ? "" : "no memory for the session on its GPU: " + driver_.describe(made);
+}
+
+// ---- of a stream
+
+bool Rebuild::tell(const std::string& why) {
+  return socket_.sendBlock(
+      std::as_bytes(std::span(why.data(), std::min<size_t>(why.size(), kMostRefusalBytes))));
+}
+
+std::string Rebuild::receiveImages(Session& session) {
+  for (const schema::ImageName& name : imagesOf(state_->record())) {
+    if (session.images().offer(name))
+      session.images().take(name);
+    else
+      state_->sent.push_back(name);
+  }
+  if (!tell("") || !socket_.sendBlock(std::as_bytes(std::span(state_->sent)))) return socket_.error();
+  for (const schema::ImageName& name : state_->sent)
+    if (std::string why = receiveImage(session, name); !why.empty()) return why;
+  return "";
+}
+
+// Hashed and kept as a client's own would be.
+std::string Rebuild::receiveImage(Session& session, const schema::ImageName& name) {
+  if (name.bytes == 0 || name.bytes > Images::kMostBytes) return "the other worker's record is damaged";
+  std::vector<std::byte> bytes(std::min<uint64_t>(name.bytes, kImageAtOnce));
+  for (uint64_t at = 0; at < name.bytes; at += bytes.size()) {
+    bytes.resize(std::min<uint64_t>(name.bytes - at, bytes.size()));
+    if (!socket_.receive(bytes)) return socket_.error();
+    const CUresult status = session.images().append(name, at, bytes);
+    if (status == CUDA_ERROR_INVALID_IMAGE) return kDamagedOnItsWay;
+    if (status != CUDA_SUCCESS) return "no room for the code of the program";
+  }
+  return "";
+}
+
+std::string Rebuild::receiveMemory(Session& session) {
+  if (!tell("")) return socket_.error();
+  const auto receive = [&](const transport::SharedMemory& memory) {
+    return socket_.receiveContent({memory.data(), memory.size()});
+  };
+  bool received = receive(*session.views().words()) && receive(*session.views().staging());
+  for (const auto& [address, memory] : session.space().hostPieces()) received = received && receive(*memory);
+  return received ? DeviceStream(session).receive(socket_) : socket_.error();
 }
 
 std::string Rebuild::repeatCalls(Session& session) {
@@ -287,8 +338,10 @@ std::string Rebuild::adoptTimes(Session& session) {
   std::vector<EventTimes::Time> times;
   for (const auto event : record.getEvents())
     times.push_back({event.getEvent(), event.getContext(), event.getAgoMs()});
-  const double gap =
-      static_cast<double>(bootTimeNs() - std::min(record.getCutBootTimeNs(), bootTimeNs())) / 1e6;
+  // Another machine's clock tells nothing here.
+  const uint64_t now = bootTimeNs(),
+                 cut = stream_ ? state_->cameNs : std::min(record.getCutBootTimeNs(), now);
+  const double gap = static_cast<double>(now - cut) / 1e6;
   const CUresult status = session.eventTimes().adopt(session, times, gap);
   return status == CUDA_SUCCESS ? "" : "events cannot be timed: " + driver_.describe(status);
 }
@@ -302,16 +355,17 @@ std::string Rebuild::receiveVariables(Session& session) {
   std::vector<std::byte> bytes, again;
   for (const auto variable : state_->record().getVariables()) {
     const std::string name = variable.getName().cStr();
-    if (!socket_.receiveBlock(bytes, kMostContentBytes)) return socket_.error();
     CUdeviceptr address = 0;
     size_t size = 0;
     CUresult status = session.makeCurrent(variable.getContext());
     if (status != CUDA_SUCCESS || !findVariable(session, variable.getOwner(), name, address, size))
       return "variable " + name + " is not there";
-    if (address != variable.getAddress() || size != bytes.size())
+    if (address != variable.getAddress() || size != variable.getBytes())
       return "variable " + name + " lies at another address than it did: " + hex(address) + " and not " +
              hex(variable.getAddress());
+    bytes.resize(size);
     again.resize(size);
+    if (!socket_.receiveContent(bytes)) return socket_.error();
     status = driver_.cuMemcpyDtoH_v2(again.data(), address, size);
     // What is as the code has it is not written: it may be read-only.
     if (status == CUDA_SUCCESS && again != bytes)
@@ -324,28 +378,31 @@ std::string Rebuild::receiveVariables(Session& session) {
 std::string Rebuild::receiveArrays(Session& session) {
   std::vector<std::byte> bytes;
   for (const auto array : state_->record().getArrays()) {
-    if (!socket_.receiveBlock(bytes, kMostContentBytes)) return socket_.error();
+    if (array.getLevels() > kMostLevels) return "the other worker's record is damaged";
     CUresult status = session.makeCurrent(array.getContext());
+    const auto levels = levelsOf(driver_, session.objects(), array.getArray(), array.getLevels());
+    uint64_t size = 0;
+    for (CUarray level : levels) size += arrayBytes(driver_, level);
+    if (status != CUDA_SUCCESS || size != array.getBytes()) return "an array has another shape than it had";
+    bytes.resize(size);
+    if (!socket_.receiveContent(bytes)) return socket_.error();
     size_t at = 0;
-    for (CUarray level : levelsOf(driver_, session.objects(), array.getArray(), array.getLevels())) {
+    for (CUarray level : levels) {
       const size_t part = arrayBytes(driver_, level);
-      if (part > bytes.size() - at) return "an array has another shape than it had";
       if (status == CUDA_SUCCESS)
         status = copyArray(driver_, level, std::span(bytes).subspan(at, part), false);
       at += part;
     }
-    if (status != CUDA_SUCCESS || at != bytes.size())
-      return "an array cannot be written: " + driver_.describe(status);
+    if (status != CUDA_SUCCESS) return "an array cannot be written: " + driver_.describe(status);
   }
   return "";
 }
 
 bool Rebuild::answer(const std::string& why) {
+  if (stream_) return tell(why);
   const uint32_t sequence = link_ != nullptr ? link_->sequence() : 0;
   link_ = nullptr;
-  const std::string text = why.substr(0, kMostRefusalBytes);
-  return socket_.send(std::as_bytes(std::span(&sequence, 1))) &&
-         socket_.sendBlock(std::as_bytes(std::span(text)));
+  return socket_.send(std::as_bytes(std::span(&sequence, 1))) && tell(why);
 }
 
 }  // namespace gpupool::server

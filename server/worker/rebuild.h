@@ -16,8 +16,8 @@
 
 namespace gpupool::server {
 
-// While a session is rebuilt, its memory is on the account already, as the old worker's. From `settle` on the
-// account is the server's.
+// While a session of this server is rebuilt, its memory is on the account already, as the old worker's. From
+// `settle` on the account is the server's; for a session of another server, from the beginning.
 class RebuildAccount final : public Account {
  public:
   explicit RebuildAccount(std::unique_ptr<Account> account) : account_(std::move(account)) {}
@@ -37,16 +37,17 @@ class RebuildAccount final : public Account {
 
 class Rebuild {
  public:
-  // Both live as long as this. stopping: a wait for the copier ends.
-  Rebuild(const Driver& driver, StateSocket& socket, std::function<bool()> stopping);
+  // Both live as long as this. stream: the old worker is on another machine (session_state.h). stopping: a
+  // wait for the copier ends.
+  Rebuild(const Driver& driver, StateSocket& socket, bool stream, std::function<bool()> stopping);
   ~Rebuild();
   Rebuild(const Rebuild&) = delete;
   Rebuild& operator=(const Rebuild&) = delete;
 
   // In this order. Each: "" or why not, for people.
   //
-  // What the session is, without the contents of arrays and variables; in `pages` its words and its staging
-  // memory, not registered.
+  // What the session is, without the contents of arrays and variables; in `pages`, but not by a stream, its
+  // words and its staging memory, not registered.
   std::string receive(HostPages& pages);
   // In a session that has no connection yet.
   std::string make(Session& session);
@@ -56,6 +57,12 @@ class Rebuild {
  private:
   struct State;
   std::string judge() const;
+  std::string receiveDescriptors(HostPages& pages);
+  // Of a stream.
+  bool tell(const std::string& why);
+  std::string receiveImages(Session& session);
+  std::string receiveImage(Session& session, const schema::ImageName& name);
+  std::string receiveMemory(Session& session);
   std::string makeMemory(Session& session);
   std::string bringIn(Session& session);
   std::string repeatCalls(Session& session);
@@ -70,6 +77,7 @@ class Rebuild {
   const Driver& driver_;
   StateSocket& socket_;
   std::function<bool()> stopping_;
+  const bool stream_;
   std::unique_ptr<State> state_;
   std::unique_ptr<CopierLink> link_;
 };

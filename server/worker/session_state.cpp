@@ -8,9 +8,10 @@
 #include <cstring>
 #include <map>
 
-#include "schema/record.capnp.h"
 #include "schema/rows.h"
 #include "server/arena_mmap.h"
+#include "server/worker/array_scrub.h"
+#include "server/worker/device_stream.h"
 
 namespace gpupool::server {
 namespace {
@@ -97,6 +98,11 @@ struct ArrayState {
   uint64_t bytes = 0;
 };
 
+struct Contents {
+  std::vector<Variable> variables;
+  std::vector<ArrayState> arrays;
+};
+
 // The image that a module or library was loaded from; arguments as sessionModuleLoad and sessionLibraryLoad
 // have them.
 struct LoadedImage {
@@ -154,19 +160,18 @@ std::string findArrays(Session& session, std::vector<ArrayState>& found) {
   return "";
 }
 
-std::string sendContents(Session& session, StateSocket& socket, const std::vector<Variable>& variables,
-                         const std::vector<ArrayState>& arrays) {
+std::string sendContents(Session& session, StateSocket& socket, const Contents& contents) {
   std::vector<std::byte> bytes;
   const Driver& driver = session.driver();
-  for (const Variable& variable : variables) {
+  for (const Variable& variable : contents.variables) {
     bytes.resize(variable.bytes);
     CUresult status = session.makeCurrentAgain(variable.context);
     if (status == CUDA_SUCCESS) status = driver.cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
     if (status != CUDA_SUCCESS)
       return "variable " + variable.name + " cannot be read: " + driver.describe(status);
-    if (!socket.sendBlock(bytes)) return socket.error();
+    if (!socket.sendContent(bytes)) return socket.error();
   }
-  for (const ArrayState& array : arrays) {
+  for (const ArrayState& array : contents.arrays) {
     bytes.resize(array.bytes);
     CUresult status = session.makeCurrentAgain(array.context);
     size_t at = 0;
@@ -176,7 +181,7 @@ std::string sendContents(Session& session, StateSocket& socket, const std::vecto
       at += part;
     }
     if (status != CUDA_SUCCESS) return "an array cannot be read: " + driver.describe(status);
-    if (!socket.sendBlock(bytes)) return socket.error();
+    if (!socket.sendContent(bytes)) return socket.error();
   }
   return "";
 }
@@ -202,31 +207,27 @@ std::string sendDescriptors(Session& session, StateSocket& socket, CopierLink* l
   return socket.sendDescriptors(descriptors) ? "" : socket.error();
 }
 
-std::string hearAnswer(StateSocket& socket, uint32_t& sequence) {
+std::string hearAnswer(StateSocket& socket) {
   std::vector<std::byte> text;
-  if (!socket.receive(std::as_writable_bytes(std::span(&sequence, 1)))) {
-    sequence += 1u << 20;  // whatever it said: far behind that
-    return socket.error();
-  }
   if (!socket.receiveBlock(text, kMostRefusalBytes)) return socket.error();
   return {reinterpret_cast<const char*>(text.data()), text.size()};
 }
 
-}  // namespace
+// Of a sender that cannot go on: `why`, or what the other worker has said, which then takes no more.
+std::string hearRefusal(StateSocket& socket, const std::string& why) {
+  if (socket.error().empty()) return why;
+  socket.forgetError();
+  const std::string said = hearAnswer(socket);
+  return said.empty() ? why : said;
+}
 
-std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence) {
-  std::vector<Variable> variables;
-  std::vector<ArrayState> arrays;
-  for (const std::string& reason : session.record().reasons()) return reason;
-  if (std::string why = findVariables(session, variables); !why.empty()) return why;
-  if (std::string why = findArrays(session, arrays); !why.empty()) return why;
-  capnp::MallocMessageBuilder message;
-  auto out = message.initRoot<SessionRecord>();
-  writeSelf(session, out);
-  writeEntries(out, session.record().entries());
-  if (std::string why = writeImages(session, out); !why.empty()) return why;
-  writeMemory(out, session.space());
-  if (link != nullptr) out.setCopierSequence(link->sequence());
+bool hearSequence(StateSocket& socket, uint32_t& sequence) {
+  if (socket.receive(std::as_writable_bytes(std::span(&sequence, 1)))) return true;
+  sequence += 1u << 20;  // whatever it said: far behind that
+  return false;
+}
+
+void writeHost(Session& session, SessionRecord::Builder out) {
   const auto pieces = session.space().hostPieces();
   auto host = out.initHost(static_cast<unsigned>(pieces.size()));
   unsigned at = 0;
@@ -234,6 +235,7 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
     host[at].setAddress(address);
     host[at++].setBytes(memory->size());
   }
+  out.setStagingBytes(session.views().staging()->size());
   const auto mirrors = session.mirrors();
   auto bases = out.initMirrors(static_cast<unsigned>(mirrors.size()));
   at = 0;
@@ -241,21 +243,29 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
     bases[at].setAddress(address);
     bases[at++].setBase(asData(mirror.base()));
   }
-  auto names = out.initVariables(static_cast<unsigned>(variables.size()));
+}
+
+void writeContents(const Contents& contents, SessionRecord::Builder out) {
+  auto names = out.initVariables(static_cast<unsigned>(contents.variables.size()));
   for (unsigned i = 0; i < names.size(); ++i) {
-    names[i].setOwner(variables[i].owner);
-    names[i].setContext(variables[i].context);
-    names[i].setName(variables[i].name);
-    names[i].setAddress(variables[i].address);
-    names[i].setBytes(variables[i].bytes);
+    const Variable& variable = contents.variables[i];
+    names[i].setOwner(variable.owner);
+    names[i].setContext(variable.context);
+    names[i].setName(variable.name);
+    names[i].setAddress(variable.address);
+    names[i].setBytes(variable.bytes);
   }
-  auto images = out.initArrays(static_cast<unsigned>(arrays.size()));
+  auto images = out.initArrays(static_cast<unsigned>(contents.arrays.size()));
   for (unsigned i = 0; i < images.size(); ++i) {
-    images[i].setArray(arrays[i].id);
-    images[i].setContext(arrays[i].context);
-    images[i].setLevels(arrays[i].levels);
-    images[i].setBytes(arrays[i].bytes);
+    const ArrayState& array = contents.arrays[i];
+    images[i].setArray(array.id);
+    images[i].setContext(array.context);
+    images[i].setLevels(array.levels);
+    images[i].setBytes(array.bytes);
   }
+}
+
+void writeTimes(Session& session, SessionRecord::Builder out) {
   const auto times = session.eventTimes().measure(session);
   auto events = out.initEvents(static_cast<unsigned>(times.size()));
   for (unsigned i = 0; i < events.size(); ++i) {
@@ -264,17 +274,137 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
     events[i].setAgoMs(times[i].agoMs);
   }
   out.setCutBootTimeNs(bootTimeNs());
+}
+
+// "" or why the session cannot be rebuilt elsewhere.
+std::string describe(Session& session, SessionRecord::Builder out, Contents& contents) {
+  for (const std::string& reason : session.record().reasons()) return reason;
+  if (std::string why = findVariables(session, contents.variables); !why.empty()) return why;
+  if (std::string why = findArrays(session, contents.arrays); !why.empty()) return why;
+  writeSelf(session, out);
+  writeEntries(out, session.record().entries());
+  if (std::string why = writeImages(session, out); !why.empty()) return why;
+  writeMemory(out, session.space());
+  writeHost(session, out);
+  writeContents(contents, out);
+  writeTimes(session, out);
+  return "";
+}
+
+bool sendRecord(capnp::MessageBuilder& message, StateSocket& socket) {
   const auto words = capnp::messageToFlatArray(message);
-  if (!socket.sendBlock(std::as_bytes(std::span(words.begin(), words.size())))) return socket.error();
-  if (std::string why = sendDescriptors(session, socket, link); !why.empty()) return why;
-  if (link != nullptr) sequence = link->sequence();
-  if (std::string why = sendContents(session, socket, variables, arrays); !why.empty()) {
-    // A worker that cannot rebuild the session has said so, and takes no more.
-    socket.forgetError();
-    const std::string said = hearAnswer(socket, sequence);
-    return said.empty() ? why : said;
+  return socket.sendBlock(std::as_bytes(std::span(words.begin(), words.size())));
+}
+
+// ---- the stream
+
+bool same(const schema::ImageName& a, const schema::ImageName& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// The other worker may ask for what the record names, and for each once.
+std::string sendImages(Session& session, StateSocket& socket, std::vector<schema::ImageName> may) {
+  std::vector<std::byte> asked;
+  if (!socket.receiveBlock(asked, may.size() * sizeof(schema::ImageName))) return socket.error();
+  for (size_t at = 0; at + sizeof(schema::ImageName) <= asked.size(); at += sizeof(schema::ImageName)) {
+    schema::ImageName name;
+    std::memcpy(&name, asked.data() + at, sizeof name);
+    const auto known = std::find_if(may.begin(), may.end(), [&](const auto& one) { return same(one, name); });
+    if (known == may.end()) return "the other worker asks for code that is not the session's";
+    may.erase(known);
+    const auto image = session.images().find(name);
+    if (image == nullptr) return "a code image of the program is not in the server's cache any more";
+    const bool sent = socket.send(image->bytes());
+    image->settle();
+    if (!sent) return socket.error();
   }
-  return hearAnswer(socket, sequence);
+  return "";
+}
+
+std::string sendMemory(Session& session, StateSocket& socket) {
+  const auto send = [&](const transport::SharedMemory& memory) {
+    return socket.sendContent({memory.data(), memory.size()});
+  };
+  bool sent = send(*session.views().words()) && send(*session.views().staging());
+  for (const auto& [address, memory] : session.space().hostPieces()) sent = sent && send(*memory);
+  return sent ? DeviceStream(session).send(socket) : socket.error();
+}
+
+}  // namespace
+
+std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence) {
+  Contents contents;
+  capnp::MallocMessageBuilder message;
+  auto out = message.initRoot<SessionRecord>();
+  if (std::string why = describe(session, out, contents); !why.empty()) return why;
+  if (link != nullptr) out.setCopierSequence(sequence = link->sequence());
+  if (!sendRecord(message, socket)) return socket.error();
+  std::string why = sendDescriptors(session, socket, link);
+  if (why.empty()) why = sendContents(session, socket, contents);
+  if (!why.empty()) {
+    // A worker that cannot rebuild the session has said so, and takes no more. One that waits for more is
+    // told that nothing follows: what it has said to the copier must be known.
+    if (socket.error().empty()) socket.endSending();
+    socket.forgetError();
+    const std::string said = hearSequence(socket, sequence) ? hearAnswer(socket) : "";
+    return said.empty() || said == kOtherEnded ? why : said;
+  }
+  return hearSequence(socket, sequence) ? hearAnswer(socket) : socket.error();
+}
+
+std::string streamState(Session& session, StateSocket& socket) {
+  Contents contents;
+  capnp::MallocMessageBuilder message;
+  auto out = message.initRoot<SessionRecord>();
+  if (std::string why = describe(session, out, contents); !why.empty()) return why;
+  std::string why = sendRecord(message, socket) ? hearAnswer(socket) : socket.error();
+  if (why.empty()) why = sendImages(session, socket, imagesOf(out.asReader()));
+  if (why.empty()) why = hearAnswer(socket);
+  if (why.empty()) why = sendMemory(session, socket);
+  if (why.empty()) why = sendContents(session, socket, contents);
+  return why.empty() ? hearAnswer(socket) : hearRefusal(socket, why);
+}
+
+std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments) {
+  schema::Reader in(arguments);
+  if (call == schema::RowOf<"sessionModuleLoad">::id || call == schema::RowOf<"sessionLibraryLoad">::id) {
+    in.value<uint64_t>();
+  } else if (call == schema::RowOf<"sessionLinkAdd">::id) {
+    in.value<uint64_t>();
+    in.value<uint64_t>();
+  } else {
+    return std::nullopt;
+  }
+  const auto name = in.value<schema::ImageName>();
+  return in.bad() ? std::nullopt : std::optional(name);
+}
+
+std::vector<schema::ImageName> imagesOf(SessionRecord::Reader record) {
+  std::vector<schema::ImageName> names;
+  const auto bytesOf = [](capnp::Data::Reader data) {
+    return std::span(reinterpret_cast<const std::byte*>(data.begin()), data.size());
+  };
+  for (const auto entry : record.getEntries()) {
+    schema::Frame frame;
+    const auto header = bytesOf(entry.getFrame());
+    if (header.size() != sizeof frame) continue;  // who serves it again refuses it
+    std::memcpy(&frame, header.data(), sizeof frame);
+    if (const auto name = imageNamed(frame.call, bytesOf(entry.getArguments()))) names.push_back(*name);
+  }
+  for (const auto image : record.getImages()) {
+    schema::ImageName& name = names.emplace_back();
+    const auto bytes = bytesOf(image.getName());
+    if (!image.getHere() || bytes.size() != sizeof name)
+      names.pop_back();
+    else
+      std::memcpy(&name, bytes.data(), sizeof name);
+  }
+  const auto less = [](const schema::ImageName& a, const schema::ImageName& b) {
+    return std::memcmp(&a, &b, sizeof a) < 0;
+  };
+  std::sort(names.begin(), names.end(), less);
+  names.erase(std::unique(names.begin(), names.end(), same), names.end());
+  return names;
 }
 
 uint64_t bootTimeNs() {
@@ -283,33 +413,13 @@ uint64_t bootTimeNs() {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-size_t arrayElementBytes(const CUDA_ARRAY3D_DESCRIPTOR_v2& shape) {
-  switch (shape.Format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-    case CU_AD_FORMAT_UNORM_INT8X1:
-    case CU_AD_FORMAT_SNORM_INT8X1:
-      return shape.NumChannels;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-      return size_t{2} * shape.NumChannels;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return size_t{4} * shape.NumChannels;
-    default:
-      return 0;
-  }
-}
-
 uint64_t arrayBytes(const Driver& driver, CUarray array) {
   CUDA_ARRAY3D_DESCRIPTOR_v2 shape{};
   if (driver.cuArray3DGetDescriptor_v2(&shape, array) != CUDA_SUCCESS ||
       (shape.Flags & (CUDA_ARRAY3D_DEFERRED_MAPPING | CUDA_ARRAY3D_SPARSE)) != 0)
     return 0;
-  return shape.Width * arrayElementBytes(shape) * std::max<size_t>(shape.Height, 1) *
-         std::max<size_t>(shape.Depth, 1);
+  return shape.Width * arrayElementBytes(shape.Format, shape.NumChannels) *
+         std::max<size_t>(shape.Height, 1) * std::max<size_t>(shape.Depth, 1);
 }
 
 CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> bytes, bool out) {
@@ -317,7 +427,7 @@ CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> byt
   const CUresult status = driver.cuArray3DGetDescriptor_v2(&shape, array);
   if (status != CUDA_SUCCESS) return status;
   CUDA_MEMCPY3D_v2 copy{};
-  copy.WidthInBytes = shape.Width * arrayElementBytes(shape);
+  copy.WidthInBytes = shape.Width * arrayElementBytes(shape.Format, shape.NumChannels);
   copy.Height = std::max<size_t>(shape.Height, 1);
   copy.Depth = std::max<size_t>(shape.Depth, 1);
   if (copy.WidthInBytes * copy.Height * copy.Depth != bytes.size()) return CUDA_ERROR_INVALID_VALUE;

@@ -1,16 +1,33 @@
 #pragma once
 // What a session is, for another worker (schema/record.capnp): read from the session while everything stands
-// still and its device memory is with the copier, and sent.
+// still, and sent. What has a length in the record goes as contents (StateSocket::sendContent).
+//
+// To a worker of the same server; the device memory is with the copier:
 //
 //   old worker -> new worker   SessionRecord, as one block
 //                              descriptors: words, staging memory, the link to the copier (if there are
 //                              pieces), pinned memory by ascending address
-//                              the bytes of variables and arrays, one block each, in the record's order
-//   new worker -> old worker   one block: empty, the session is rebuilt; or why not, for people. Before it,
-//                              4 bytes: the number of its last message to the copier
+//                              contents of variables and arrays, in the record's order
+//   new worker -> old worker   4 bytes: the number of its last message to the copier; its answer
+//
+// To a worker of another server, as a stream; the device memory is where it was:
+//
+//   old worker -> new worker   SessionRecord, as one block
+//   new worker -> old worker   its answer; one block: the names of the code images that it lacks
+//   old worker -> new worker   these images, in that order
+//   new worker -> old worker   its answer, when it has served the recorded calls again
+//   old worker -> new worker   contents of words, staging memory, pinned memory by ascending address, device
+//                              memory (device_stream.h), variables and arrays
+//   new worker -> old worker   its answer
+//
+// An answer is one block: empty, all is well; or why the session cannot be rebuilt, for people, and it is the
+// last. The staging memory's bytes count: a program may stand between a copy into it and the read of them.
 
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "schema/record.capnp.h"
 #include "server/copier/link.h"
 #include "server/worker/session.h"
 #include "server/worker/state_socket.h"
@@ -18,17 +35,22 @@
 namespace gpupool::server {
 
 inline constexpr uint64_t kMostRecordBytes = uint64_t{2} << 30;
-inline constexpr uint64_t kMostContentBytes = uint64_t{256} << 30;  // of one array
 inline constexpr uint64_t kMostRefusalBytes = 4096;
+inline constexpr size_t kImageAtOnce = size_t{4} << 20;
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
 // no device memory. In `sequence`: the number of the copier's last message, by whoever spoke to it last.
 std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence);
+// The same as a stream. The session is as it was, whatever comes of it.
+std::string streamState(Session& session, StateSocket& socket);
+
+// The code image that a recorded call names in its arguments, if it is one that does.
+std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments);
+// All that the record's calls load, and what is here of those announced: each once.
+std::vector<schema::ImageName> imagesOf(schema::SessionRecord::Reader record);
 
 uint64_t bootTimeNs();
 
-// Elements of an array, as its copies count them; 0: of a format that cannot be copied here.
-size_t arrayElementBytes(const CUDA_ARRAY3D_DESCRIPTOR_v2& shape);
 // All of it to host memory, or from it; its context is current.
 CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> bytes, bool out);
 // How much that is; 0: it cannot be copied.

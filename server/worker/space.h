@@ -126,12 +126,17 @@ class Space {
   // In the order of takeStock, which came before.
   std::vector<PieceState> describe() const;
   std::vector<uint32_t> peers() const { return peers_; }
-  // As if everything had been let go of: comeBack makes the memory. False: no worker has said so.
-  bool adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers);
+  // As if everything had been let go of: comeBack makes the memory. "" or why not.
+  std::string adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers);
   // Pinned memory by address.
   std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> hostPieces() const;
-  // Registered in the next context that becomes current. False: it does not fit the arena.
+  // Registered in the next context that becomes current. descriptor: -1: fresh memory. False: it does not fit
+  // the arena, or there is none.
   bool adoptHost(uint64_t address, int descriptor, size_t bytes);
+  // An address at which the piece's own device reads and writes it, until closePiece: one of its mappings, or
+  // one made for this where all of them are closed to it.
+  CUresult openPiece(size_t index, CUdeviceptr& address);
+  void closePiece(size_t index, CUdeviceptr address);
   // While a session is rebuilt: a call that is repeated may name pinned memory that is gone, a copy node,
   // say, that was given another address later. It gets memory for as long as `repeating` is set. Needs a
   // current context.

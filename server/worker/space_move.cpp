@@ -1,4 +1,6 @@
 // The session's memory as another worker takes it over.
+#include <algorithm>
+
 #include "base/log.h"
 #include "server/worker/space.h"
 
@@ -23,21 +25,23 @@ std::vector<Space::PieceState> Space::describe() const {
   return pieces;
 }
 
-bool Space::adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers) {
+std::string Space::adopt(const std::vector<PieceState>& pieces, const std::vector<uint32_t>& peers) {
+  constexpr char kMisfit[] = "the session's device memory does not fit its addresses";
   std::lock_guard order(mapping_);
-  if (!mappings_.empty() || !named_.empty() || peers.size() != devices_.size()) return false;
+  if (!mappings_.empty() || !named_.empty() || peers.size() != devices_.size()) return kMisfit;
   peers_ = peers;
   stock_.clear();
   for (const PieceState& piece : pieces) {
     if (piece.device >= devices_.size() || piece.bytes == 0 || piece.bytes % (size_t{2} << 20) != 0)
-      return false;
-    if (account_.take(piece.device, piece.bytes) != CUDA_SUCCESS) return false;
+      return kMisfit;
+    if (account_.take(piece.device, piece.bytes) != CUDA_SUCCESS)
+      return "the lease has no room for the session's device memory";
     auto physical = std::make_shared<Physical>();
     physical->device = piece.device;
     physical->bytes = piece.bytes;
     physical->clean = true;  // its bytes are the session's own
     if (piece.name != 0) {
-      if (named_.contains(piece.name)) return false;
+      if (named_.contains(piece.name)) return kMisfit;
       physical->named = true;
       named_[piece.name] = physical;
     }
@@ -45,15 +49,49 @@ bool Space::adopt(const std::vector<PieceState>& pieces, const std::vector<uint3
     std::lock_guard lock(mutex_);
     used_[piece.device] += piece.bytes;
     for (const MappingState& mapping : piece.mappings) {
-      if (!inWindow(mapping.address, piece.bytes) || !isFree(mapping.address, piece.bytes)) return false;
+      if (!inWindow(mapping.address, piece.bytes) || !isFree(mapping.address, piece.bytes)) return kMisfit;
       for (const auto& [device, flags] : mapping.access)
-        if (device >= devices_.size()) return false;
+        if (device >= devices_.size()) return kMisfit;
       ++physical->mappings;
       stock.mappedAt.push_back(mapping.address);
       mappings_[mapping.address] = {physical, mapping.ofClient, mapping.access};
     }
   }
-  return true;
+  return "";
+}
+
+CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
+  std::lock_guard order(mapping_);
+  const Stock& stock = stock_.at(index);
+  const Physical& physical = *stock.physical;
+  for (const CUdeviceptr mapped : stock.mappedAt) {
+    const Mapping& mapping = mappings_.at(mapped);
+    const auto access = mapping.access.find(physical.device);
+    address = mapped;
+    if (!mapping.ofClient ||
+        (access != mapping.access.end() && access->second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+      return CUDA_SUCCESS;
+  }
+  CUresult result = driver_.cuMemAddressReserve(&address, physical.bytes, 0, 0, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = driver_.cuMemMap(address, physical.bytes, 0, physical.handle, 0);
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[physical.device]}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  if (result == CUDA_SUCCESS) {
+    result = driver_.cuMemSetAccess(address, physical.bytes, &access, 1);
+    if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, physical.bytes);
+  }
+  if (result != CUDA_SUCCESS) driver_.cuMemAddressFree(address, physical.bytes);
+  return result;
+}
+
+void Space::closePiece(size_t index, CUdeviceptr address) {
+  std::lock_guard order(mapping_);
+  const Stock& stock = stock_.at(index);
+  if (std::find(stock.mappedAt.begin(), stock.mappedAt.end(), address) != stock.mappedAt.end()) return;
+  driver_.cuMemUnmap(address, stock.physical->bytes);
+  driver_.cuMemAddressFree(address, stock.physical->bytes);
 }
 
 std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> Space::hostPieces() const {
@@ -67,7 +105,9 @@ bool Space::adoptHost(uint64_t address, int descriptor, size_t bytes) {
   std::lock_guard order(mapping_);
   if (!inArena(address, bytes) || account_.take(Account::kHost, bytes) != CUDA_SUCCESS) return false;
   try {
-    auto memory = transport::SharedMemory::adopt(descriptor, bytes, reinterpret_cast<void*>(address));
+    void* place = reinterpret_cast<void*>(address);
+    auto memory = descriptor >= 0 ? transport::SharedMemory::adopt(descriptor, bytes, place)
+                                  : transport::SharedMemory::create(bytes, place);
     std::lock_guard lock(mutex_);
     host_[address] = {std::move(memory), nullptr};
     hostRanges_[address] = bytes;

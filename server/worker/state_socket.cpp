@@ -1,5 +1,7 @@
 #include "server/worker/state_socket.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -15,12 +17,21 @@ namespace {
 
 constexpr int kLookAgainMs = 50;  // how often `stopping` is looked at
 constexpr size_t kReceivedAtOnce = size_t{16} << 20;
-constexpr char kGone[] = "the other worker has ended";
+
+void setOption(int socket, int level, int name, int value) {
+  setsockopt(socket, level, name, &value, sizeof value);  // a Unix socket has none of them, and needs none
+}
 
 }  // namespace
 
 StateSocket::StateSocket(Descriptor socket, std::function<bool()> stopping)
-    : socket_(std::move(socket)), stopping_(std::move(stopping)) {}
+    : socket_(std::move(socket)), stopping_(std::move(stopping)) {
+  setOption(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
+  setOption(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnreachableSeconds * 1000);
+  setOption(socket_, IPPROTO_TCP, TCP_KEEPIDLE, kUnreachableSeconds / 3);
+  setOption(socket_, IPPROTO_TCP, TCP_KEEPINTVL, kUnreachableSeconds / 6);
+  setOption(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
+}
 
 bool StateSocket::fail(std::string why) {
   if (error_.empty()) error_ = std::move(why);
@@ -45,7 +56,7 @@ bool StateSocket::send(std::span<const std::byte> bytes) {
     if (!await(POLLOUT)) return false;
     const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));
-    if (sent < 0 && errno != EAGAIN && errno != EINTR) return fail(kGone);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) return fail(kOtherEnded);
   }
   return true;
 }
@@ -55,7 +66,7 @@ bool StateSocket::receive(std::span<std::byte> bytes) {
     if (!await(POLLIN)) return false;
     const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0) bytes = bytes.subspan(static_cast<size_t>(got));
-    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return fail(kGone);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return fail(kOtherEnded);
   }
   return true;
 }
@@ -79,6 +90,43 @@ bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
   return true;
 }
 
+bool StateSocket::sendPart(std::span<const std::byte> bytes, const Digest& digest) {
+  return sendBlock(bytes) && send(digest);
+}
+
+bool StateSocket::receivePart(std::span<std::byte> bytes, Digest& digest) {
+  uint64_t length = 0;
+  if (!receive(std::as_writable_bytes(std::span(&length, 1)))) return false;
+  if (length != bytes.size()) return fail("the other worker sends other contents than it said");
+  return receive(bytes) && receive(digest);
+}
+
+bool StateSocket::sendContent(std::span<const std::byte> bytes) {
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPartBytes, bytes.size()))) {
+    const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
+    if (!sendPart(part, contentDigest(part))) return false;
+  }
+  return true;
+}
+
+bool StateSocket::receiveContent(std::span<std::byte> bytes) {
+  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPartBytes, bytes.size()))) {
+    const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
+    Digest digest{};
+    if (!receivePart(part, digest)) return false;
+    if (contentDigest(part) != digest) return fail(kDamagedOnItsWay);
+  }
+  return true;
+}
+
+void StateSocket::endSending() { shutdown(socket_, SHUT_WR); }
+
+bool StateSocket::ended() const {
+  char next = 0;
+  const ssize_t got = ::recv(socket_, &next, 1, MSG_DONTWAIT | MSG_PEEK);
+  return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
 bool StateSocket::sendDescriptors(std::span<const int> descriptors) {
   while (!descriptors.empty()) {
     const size_t count = std::min(kMostDescriptors, descriptors.size());
@@ -91,7 +139,7 @@ bool StateSocket::sendDescriptors(std::span<const int> descriptors) {
     if (sent < 0 && (errno == ETOOMANYREFS || errno == ENOBUFS))
       poll(nullptr, 0, 1);
     else if (sent < 0 && errno != EAGAIN)
-      return fail(kGone);
+      return fail(kOtherEnded);
   }
   return true;
 }
@@ -105,7 +153,7 @@ bool StateSocket::receiveDescriptors(std::vector<Descriptor>& descriptors, size_
     const size_t came = received.descriptors.size();
     for (const int descriptor : received.descriptors) descriptors.emplace_back(descriptor);
     if (received.bytes < 0 && errno == EAGAIN) continue;
-    if (received.bytes <= 0) return fail(kGone);
+    if (received.bytes <= 0) return fail(kOtherEnded);
     if (came != expected) return fail("the other worker sends other descriptors than it said");
   }
   return true;

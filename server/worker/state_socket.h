@@ -1,8 +1,9 @@
 #pragma once
 // The stream between the worker that a session leaves and the one that rebuilds it: blocks of bytes with
-// their length, and descriptors. Whoever is at the other end is taken for hostile: no length is believed
-// beyond what the caller allows, and every wait ends with `stopping`, with the peer, or after kSilence
-// without a byte.
+// their length, contents whose length both know, and, on one machine, descriptors. Whoever is at the other
+// end is taken for hostile: no length is believed beyond what the caller allows, and every wait ends with
+// `stopping`, with the peer, or after kSilence without a byte. Over TCP a machine that is gone without a word
+// counts as an end of the peer after kUnreachable.
 //
 // One thread at a time. Every function: false, and `error` says why; the stream is of no use from then on.
 
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/content.h"
 #include "server/images/image_cache.h"  // Descriptor
 
 namespace gpupool::server {
@@ -19,6 +21,8 @@ namespace gpupool::server {
 class StateSocket {
  public:
   static constexpr int kSilenceSeconds = 300;
+  static constexpr int kUnreachableSeconds = 30;
+  static constexpr size_t kPartBytes = size_t{16} << 20;
 
   // socket: SOCK_STREAM, which this takes.
   StateSocket(Descriptor socket, std::function<bool()> stopping);
@@ -27,9 +31,20 @@ class StateSocket {
   bool receive(std::span<std::byte> bytes);          // exactly as many
   bool sendBlock(std::span<const std::byte> bytes);  // behind their number
   bool receiveBlock(std::vector<std::byte>& bytes, uint64_t most);
+  // Contents travel in parts of kPartBytes, the last one perhaps shorter: its length, the bytes, their
+  // digest. A part of another length than is expected is refused before a byte of it is taken.
+  bool sendPart(std::span<const std::byte> bytes, const Digest& digest);
+  bool receivePart(std::span<std::byte> bytes, Digest& digest);  // not compared
+  bool sendContent(std::span<const std::byte> bytes);
+  bool receiveContent(std::span<std::byte> bytes);  // compared
   bool sendDescriptors(std::span<const int> descriptors);
   // Exactly `count`, close-on-exec.
   bool receiveDescriptors(std::vector<Descriptor>& descriptors, size_t count);
+
+  // Nothing follows: the peer, which waits for more, says what it has to say.
+  void endSending();
+  // True: the peer is gone, or sends nothing more. Does not wait.
+  bool ended() const;
 
   const std::string& error() const { return error_; }
   // What the peer sent before it went may still be read.
@@ -43,5 +58,8 @@ class StateSocket {
   std::function<bool()> stopping_;
   std::string error_;
 };
+
+inline constexpr char kOtherEnded[] = "the other worker has ended";
+inline constexpr char kDamagedOnItsWay[] = "what the other worker sent was damaged on its way";
 
 }  // namespace gpupool::server

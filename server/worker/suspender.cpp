@@ -86,7 +86,8 @@ void Suspender::resume() {
 }
 
 void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
-  auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
+  std::unique_ptr<CopierLink> link;
+  if (copier >= 0) link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
     orders_.push_back({false, drain, std::move(link), epoch, state});
@@ -275,6 +276,10 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = "the session is suspended";
     return outcome;
   }
+  if (order.link == nullptr && session_.mapsMemory()) {
+    outcome.error = "the session shares memory with its client";
+    return outcome;
+  }
   outcome.error = standStill(began + order.drain);
   outcome.drainMs = millisecondsSince(began);
   if (outcome.error.empty()) {
@@ -317,6 +322,17 @@ std::string Suspender::standStill(Clock::time_point deadline) {
 std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
   session_.tellOutput();
   session_.parkWords(true);
+  std::string why = order.link != nullptr ? sendByCopier(order, outcome) : sendByStream(order, outcome);
+  if (why.empty() || stopping()) return why;
+  link_ = nullptr;
+  movedBytes_ = 0;
+  session_.parkWords(false);
+  session_.gate().open();
+  return why;
+}
+
+// Both: "" if the client has gone. Else the session's memory is where it was, or the session ends.
+std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   link_ = std::move(order.link);
   SuspendOutcome aside;
   std::string why = takeAside(aside);
@@ -326,21 +342,24 @@ std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
   uint32_t sequence = 0;
   if (why.empty()) why = sendState(session_, socket, away ? link_.get() : nullptr, sequence);
-  if (why.empty() && session_.sendClientAway(order.epoch)) return "";
-  if (why.empty()) why = stopping() ? "the session is ending" : "the program does not reach the other worker";
-  if (stopping()) return why;
-  if (away) {
-    link_->goOn(sequence);
-    if (const std::string lost = comeHome(); !lost.empty()) {
-      session_.stop("the session's memory was lost in a move (" + lost + "); start the program again");
-      return why;
-    }
-  }
-  link_ = nullptr;
-  movedBytes_ = 0;
-  session_.parkWords(false);
-  session_.gate().open();
+  if (why.empty()) why = sendClientAway(order);
+  if (why.empty() || stopping() || !away) return why;
+  link_->goOn(sequence);
+  if (const std::string lost = comeHome(); !lost.empty())
+    session_.stop("the session's memory was lost in a move (" + lost + "); start the program again");
   return why;
+}
+
+std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
+  for (const Space::Piece& piece : session_.space().takeStock()) outcome.movedBytes += piece.bytes;
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  const std::string why = streamState(session_, socket);
+  return why.empty() ? sendClientAway(order) : why;
+}
+
+std::string Suspender::sendClientAway(const Order& order) {
+  if (session_.sendClientAway(order.epoch)) return "";
+  return stopping() ? "the session is ending" : "the program does not reach the other worker";
 }
 
 // The other worker may hold some of the device's memory for a moment longer: its process ends.

@@ -11,7 +11,8 @@
 //
 // To move: the client stops sending first, then all this, and the other worker takes the copier's pieces over
 // (session_state.h). When the client has gone over to it, the session has ended here. Until then it can go on
-// here at any time.
+// here at any time. To a worker on another machine the bytes go as a stream, and there is no copier: the
+// memory stays where it is until the client has gone.
 //
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
@@ -49,7 +50,7 @@ class Suspender {
   // Any thread. copier: a connection to it, which this takes.
   void suspend(std::chrono::milliseconds drain, int copier);
   void resume();
-  // state: the state socket. Both are taken.
+  // state: the state socket. Both are taken. copier: -1: the other worker is on another machine.
   void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
 
   // Waits until no order is under way and what came of it is reported, for `time` at most: of a session that
@@ -69,7 +70,7 @@ class Suspender {
     bool suspend = false;
     std::chrono::milliseconds drain{};
     std::unique_ptr<CopierLink> link;
-    uint64_t epoch = 0;  // of a move; else 0
+    uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
     int state = -1;
   };
   struct Idle;
@@ -80,6 +81,9 @@ class Suspender {
   MoveOutcome carryOutMove(Order& order);
   std::string standStill(Clock::time_point deadline);
   std::string handOver(Order& order, MoveOutcome& outcome);
+  std::string sendByCopier(Order& order, MoveOutcome& outcome);
+  std::string sendByStream(Order& order, MoveOutcome& outcome);
+  std::string sendClientAway(const Order& order);
   std::string comeHome();
   SuspendOutcome goAside(Order& order);
   SuspendOutcome comeBack();

@@ -1,0 +1,65 @@
+#pragma once
+// The bytes of a session's device memory on the state socket: all pieces, in the order of Space::takeStock,
+// as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
+// wire while the other one is copied and its digest made; nothing else is held. Everything stands still.
+//
+// Belongs to one thread, which has the same context current before and behind it.
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/worker/session.h"
+#include "server/worker/state_socket.h"
+
+namespace gpupool::server {
+
+class DeviceStream {
+ public:
+  // Behind takeStock, or adopt and comeBack.
+  explicit DeviceStream(Session& session)
+      : session_(session), space_(session.space()), pieces_(space_.describe()) {}
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+
+  // "" or why not, for people. One of the two, once.
+  std::string send(StateSocket& socket);
+  std::string receive(StateSocket& socket);
+
+ private:
+  struct Range {  // of one piece
+    size_t piece = 0;
+    uint64_t offset = 0, bytes = 0;
+  };
+  struct Part {
+    std::vector<Range> ranges;
+    std::span<std::byte> bytes;
+    Digest digest{};
+  };
+  std::string prepare();
+  // What comes next, in that buffer; without ranges behind the last piece.
+  Part cut(size_t buffer);
+  std::string fill(Part& part);         // from the device
+  std::string store(const Part& part);  // to it
+  std::string copy(const Part& part, bool out);
+  std::string enter(unsigned device);
+  std::string open(size_t piece);
+  void close();
+  std::string failed(const char* call, CUresult result) const;
+
+  Session& session_;
+  Space& space_;
+  const std::vector<Space::PieceState> pieces_;
+  size_t piece_ = 0;  // where the next part begins
+  uint64_t offset_ = 0;
+  CUcontext before_ = nullptr;  // the calling thread's
+  std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
+  std::map<unsigned, CUcontext> contexts_;  // by device of the lease
+  std::vector<CUdevice> retained_;
+  size_t open_ = SIZE_MAX;  // the piece that is open, and where
+  CUdeviceptr address_ = 0;
+};
+
+}  // namespace gpupool::server
