@@ -47,7 +47,7 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
 Front::~Front() = default;
 
 // "suspend:SEED" has workers ask for their sessions to be suspended and resumed, "move:SEED" to be moved to
-// another worker, at moments that the seed chooses.
+// another worker, "stream:SEED" likewise, but as if to another server, at moments that the seed chooses.
 std::optional<Front::Disturbance> Front::disturbance() {
   const char* text = std::getenv("GPUPOOL_DISTURB");
   if (text == nullptr || *text == '\0') return std::nullopt;
@@ -55,11 +55,11 @@ std::optional<Front::Disturbance> Front::disturbance() {
   const size_t colon = std::min(value.find(':'), value.size());
   const std::string_view what = value.substr(0, colon),
                          seed = value.substr(std::min(colon + 1, value.size()));
-  if ((what != "suspend" && what != "move") || seed.empty() ||
+  if ((what != "suspend" && what != "move" && what != "stream") || seed.empty() ||
       seed.find_first_not_of("0123456789") != seed.npos)
     throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
-                               "' is neither suspend:NUMBER nor move:NUMBER");
-  return Disturbance{what == "move", std::string(seed)};
+                               "' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
+  return Disturbance{std::string(what), std::string(seed)};
 }
 
 kj::Promise<void> Front::start() {
@@ -199,7 +199,7 @@ void Front::startSuspension() {
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " suspends no lease: its option --suspend-memory (suspend_memory in server.yaml) is 0";
-  settings.disturb = disturb_.has_value() && !disturb_->moves;
+  settings.disturb = disturb_.has_value() && disturb_->kind == "suspend";
   suspension_ = kj::heap<Suspension>(timer_, *leases_, *sessions_, std::move(settings));
 }
 
@@ -226,7 +226,8 @@ void Front::startMigration() {
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " moves no session: its option --suspend-memory (suspend_memory in server.yaml) is 0";
-  settings.disturb = disturb_.has_value() && disturb_->moves;
+  settings.disturbStream = disturb_.has_value() && disturb_->kind == "stream";
+  settings.disturb = settings.disturbStream || (disturb_.has_value() && disturb_->kind == "move");
   migration_ = kj::heap<Migration>(io_.provider->getNetwork(), timer_, *leases_, *sessions_, *suspension_,
                                    *pool_, admission_->starts(), std::move(settings));
 }
@@ -262,8 +263,10 @@ void Front::startWorkers() {
   workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
                        std::to_string(options_.clientStallTime.count())};
   if (disturb_)
-    workers.arguments.insert(workers.arguments.end(),
-                             {disturb_->moves ? "--disturb-moves" : "--disturb", disturb_->seed});
+    workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "move"     ? "--disturb-moves"
+                                                       : disturb_->kind == "stream" ? "--disturb-streams"
+                                                                                    : "--disturb",
+                                                       disturb_->seed});
   workers.warm = options_.warm;
   if (options_.warmContexts)
     for (const auto& device : inventory_.devices)

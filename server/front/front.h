@@ -68,7 +68,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServerOptions options_;
   struct Disturbance {
-    bool moves = false;  // else suspensions
+    std::string kind;  // "suspend", "move" or "stream"
     std::string seed;
   };
   static std::optional<Disturbance> disturbance();

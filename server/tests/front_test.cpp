@@ -628,7 +628,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
   CHECK(state == "running 1");
   Environment nonsense("GPUPOOL_DISTURB", "often");
   CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
-                    "GPUPOOL_DISTURB: 'often' is neither suspend:NUMBER nor move:NUMBER");
+                    "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
@@ -650,7 +650,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   CHECK(two.order('e').wait(bench.io.waitScope) == "e0");
   Environment nonsense("GPUPOOL_DISTURB", "move:");
   CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
-                    "GPUPOOL_DISTURB: 'move:' is neither suspend:NUMBER nor move:NUMBER");
+                    "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
 }
 
 TEST_CASE("the manager has a lease's sessions moved, and its next life knows both workers") {
