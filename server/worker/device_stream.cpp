@@ -108,8 +108,10 @@ std::string DeviceStream::copy(const Part& part, bool out) {
     if (why.empty()) why = open(range.piece);
     if (!why.empty()) return why;
     const CUdeviceptr address = address_ + range.offset;
-    const CUresult result = out ? driver.cuMemcpyDtoH_v2(at, address, range.bytes)
-                                : driver.cuMemcpyHtoD_v2(address, at, range.bytes);
+    CUresult result = out ? driver.cuMemcpyDtoH_v2(at, address, range.bytes)
+                          : driver.cuMemcpyHtoD_v2(address, at, range.bytes);
+    // The copy may be under way still where the buffer could not be registered.
+    if (result == CUDA_SUCCESS && !out) result = driver.cuStreamSynchronize(nullptr);
     if (result != CUDA_SUCCESS) return failed(out ? "cuMemcpyDtoH" : "cuMemcpyHtoD", result);
     at += range.bytes;
   }

@@ -39,6 +39,7 @@ std::string difference(std::span<const std::byte> now, std::span<const std::byte
 constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
 constexpr uint32_t kMostLoads = 4096;
 constexpr uint32_t kMostLevels = 32;
+constexpr std::chrono::seconds kHearOut{10};  // of a part that is on its way, over a slow network
 
 std::span<const std::byte> bytesOf(capnp::Data::Reader data) {
   return {reinterpret_cast<const std::byte*>(data.begin()), data.size()};
@@ -82,7 +83,10 @@ std::string Rebuild::judge() const {
 }
 
 std::string Rebuild::receive(HostPages& pages) {
-  if (!socket_.receiveBlock(state_->bytes, kMostRecordBytes)) return socket_.error();
+  Digest digest{};
+  if (!socket_.receiveBlock(state_->bytes, kMostRecordBytes) || !socket_.receive(digest))
+    return socket_.error();
+  if (contentDigest(state_->bytes) != digest) return kDamagedOnItsWay;
   if (state_->bytes.size() % sizeof(capnp::word) != 0) return "the other worker's record is damaged";
   capnp::ReaderOptions options;
   options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
@@ -399,7 +403,14 @@ std::string Rebuild::receiveArrays(Session& session) {
 }
 
 bool Rebuild::answer(const std::string& why) {
-  if (stream_) return tell(why);
+  if (!why.empty()) socket_.forgetError();  // it may be of what came, and the other worker hears what it was
+  if (stream_) {
+    const bool told = tell(why);
+    if (why.empty()) return told;
+    socket_.endSending();
+    socket_.hearOut(kHearOut);
+    return told;
+  }
   const uint32_t sequence = link_ != nullptr ? link_->sequence() : 0;
   link_ = nullptr;
   return socket_.send(std::as_bytes(std::span(&sequence, 1))) && tell(why);

@@ -293,7 +293,8 @@ std::string describe(Session& session, SessionRecord::Builder out, Contents& con
 
 bool sendRecord(capnp::MessageBuilder& message, StateSocket& socket) {
   const auto words = capnp::messageToFlatArray(message);
-  return socket.sendBlock(std::as_bytes(std::span(words.begin(), words.size())));
+  const auto bytes = std::as_bytes(std::span(words.begin(), words.size()));
+  return socket.sendBlock(bytes) && socket.send(contentDigest(bytes));
 }
 
 // ---- the stream

@@ -4,7 +4,7 @@
 //
 // To a worker of the same server; the device memory is with the copier:
 //
-//   old worker -> new worker   SessionRecord, as one block
+//   old worker -> new worker   SessionRecord, as one block; its digest
 //                              descriptors: words, staging memory, the link to the copier (if there are
 //                              pieces), pinned memory by ascending address
 //                              contents of variables and arrays, in the record's order
@@ -12,7 +12,7 @@
 //
 // To a worker of another server, as a stream; the device memory is where it was:
 //
-//   old worker -> new worker   SessionRecord, as one block
+//   old worker -> new worker   SessionRecord, as one block; its digest
 //   new worker -> old worker   its answer; one block: the names of the code images that it lacks
 //   old worker -> new worker   these images, in that order
 //   new worker -> old worker   its answer, when it has served the recorded calls again

@@ -91,6 +91,7 @@ bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
 }
 
 bool StateSocket::sendPart(std::span<const std::byte> bytes, const Digest& digest) {
+  if (readable()) return fail(kOtherEnded);
   return sendBlock(bytes) && send(digest);
 }
 
@@ -120,6 +121,23 @@ bool StateSocket::receiveContent(std::span<std::byte> bytes) {
 }
 
 void StateSocket::endSending() { shutdown(socket_, SHUT_WR); }
+
+void StateSocket::hearOut(std::chrono::milliseconds time) {
+  const auto until = std::chrono::steady_clock::now() + time;
+  std::vector<std::byte> room(size_t{1} << 20);
+  forgetError();
+  while (!stopping_() && std::chrono::steady_clock::now() < until) {
+    pollfd waiting{socket_, POLLIN, 0};
+    if (poll(&waiting, 1, kLookAgainMs) <= 0) continue;
+    const ssize_t got = ::recv(socket_, room.data(), room.size(), MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;
+  }
+}
+
+bool StateSocket::readable() const {
+  pollfd waiting{socket_, POLLIN, 0};
+  return poll(&waiting, 1, 0) > 0;
+}
 
 bool StateSocket::ended() const {
   char next = 0;

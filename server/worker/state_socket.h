@@ -7,6 +7,7 @@
 //
 // One thread at a time. Every function: false, and `error` says why; the stream is of no use from then on.
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <span>
@@ -32,7 +33,8 @@ class StateSocket {
   bool sendBlock(std::span<const std::byte> bytes);  // behind their number
   bool receiveBlock(std::vector<std::byte>& bytes, uint64_t most);
   // Contents travel in parts of kPartBytes, the last one perhaps shorter: its length, the bytes, their
-  // digest. A part of another length than is expected is refused before a byte of it is taken.
+  // digest. A part of another length than is expected is refused before a byte of it is taken. Between parts
+  // a sender fails if the peer, whose turn it is not, has said something.
   bool sendPart(std::span<const std::byte> bytes, const Digest& digest);
   bool receivePart(std::span<std::byte> bytes, Digest& digest);  // not compared
   bool sendContent(std::span<const std::byte> bytes);
@@ -43,15 +45,19 @@ class StateSocket {
 
   // Nothing follows: the peer, which waits for more, says what it has to say.
   void endSending();
+  // Behind the last word to a peer that sends still: passes over what comes until it has ended, for `time` at
+  // most. A connection that is closed with bytes unread may take with it what was said.
+  void hearOut(std::chrono::milliseconds time);
   // True: the peer is gone, or sends nothing more. Does not wait.
   bool ended() const;
 
   const std::string& error() const { return error_; }
-  // What the peer sent before it went may still be read.
+  // What the peer sent before it went may still be read, and it may be told why nothing more is.
   void forgetError() { error_.clear(); }
 
  private:
   bool await(short events);
+  bool readable() const;
   bool fail(std::string why);
 
   Descriptor socket_;

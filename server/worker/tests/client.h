@@ -72,6 +72,22 @@ class KeptOutput {
   int saved_[2] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
 };
 
+inline SessionStart sessionStart(int moduleCache = -1) {
+  SessionStart start;
+  start.epoch = kEpoch;
+  start.devices.resize(1);
+  start.devices[0].memoryBytes = kLimit;
+  start.moduleCache = moduleCache;
+  start.moduleCacheBytes = 64 * kMiB;
+  return start;
+}
+
+// Less staging memory than a worker has: clearing 64 MiB for each session took most of the tests' time.
+inline HostPages hostPages() {
+  return {transport::SharedMemory::create(4 * kMiB), transport::SharedMemory::create(schema::kWordsBytes),
+          nullptr};
+}
+
 // Arguments of a frame, by hand.
 class Arguments {
  public:
@@ -100,19 +116,16 @@ struct Failure {
 
 class Client {
  public:
-  explicit Client(const Driver& driver = softDriver(), std::unique_ptr<Account> account = nullptr) {
+  using Wire = std::unique_ptr<transport::Connection>;
+  // moduleCache: the worker's. wrap: of the worker's end.
+  explicit Client(const Driver& driver = softDriver(), std::unique_ptr<Account> account = nullptr,
+                  int moduleCache = -1, Wire (*wrap)(Wire) = nullptr) {
     auto [mine, theirs] = transport::loopbackPair({});
     wire = std::move(mine);
-    SessionStart start;
-    start.epoch = kEpoch;
-    start.devices.resize(1);
-    start.devices[0].memoryBytes = kLimit;
+    if (wrap != nullptr) theirs = wrap(std::move(theirs));
     KeptOutput kept;
-    // Less staging memory than a worker has: clearing 64 MiB for each session took most of the tests' time.
-    HostPages pages{transport::SharedMemory::create(4 * kMiB),
-                    transport::SharedMemory::create(schema::kWordsBytes), nullptr};
-    session =
-        std::make_unique<Session>(driver, start, std::move(theirs), std::move(pages), std::move(account));
+    session = std::make_unique<Session>(driver, sessionStart(moduleCache), std::move(theirs), hostPages(),
+                                        std::move(account));
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }
   ~Client() {

@@ -1,0 +1,714 @@
+// A session that goes to a worker on another machine: the bytes on the stream, and a peer at either end that
+// lies, damages, goes or says nothing. The other worker is a process of its own, for both have the session's
+// addresses: this program again, with the test case that is hidden.
+#include <capnp/serialize.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "schema/record.capnp.h"
+#include "server/worker/device_stream.h"
+#include "server/worker/rebuild.h"
+#include "server/worker/session_state.h"
+#include "server/worker/suspender.h"
+#include "server/worker/tests/client.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+using namespace std::chrono_literals;
+
+#define ROW(name) schema::RowOf<name>::id
+
+namespace {
+
+constexpr auto kLong = 20s;
+constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
+constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
+constexpr uint64_t kExec = makeHandle(handles::Kind::graphExec, 1, 1);
+constexpr uint64_t kModule = makeHandle(handles::Kind::module, 1, 1);
+constexpr uint64_t kArray = makeHandle(handles::Kind::array, 1, 1);
+constexpr unsigned char kGraphByte = 0x5a;
+constexpr char kCode[] =
+    ".version 9.0\n.target sm_75\n.address_size 64\n.visible .global .align 4 .b8 table[4096];\n";
+
+// As over a network: client and worker share no memory.
+class Network : public transport::Connection {
+ public:
+  explicit Network(std::unique_ptr<transport::Connection> inner) : inner_(std::move(inner)) {}
+  std::byte* reserve(Channel channel, size_t bytes, transport::Deadline deadline) override {
+    return inner_->reserve(channel, bytes, deadline);
+  }
+  void commit(Channel channel, size_t bytes) override { inner_->commit(channel, bytes); }
+  std::span<const std::byte> receive(Channel channel, transport::Deadline deadline) override {
+    return inner_->receive(channel, deadline);
+  }
+  bool pending(Channel channel) override { return inner_->pending(channel); }
+  size_t maxMessage(Channel channel) const override { return inner_->maxMessage(channel); }
+  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) override {
+    return inner_->share(std::move(memory));
+  }
+  void unshare(transport::Region region) override { inner_->unshare(region); }
+  std::shared_ptr<transport::SharedMemory> map(transport::Region, void*, transport::Deadline) override {
+    return nullptr;
+  }
+  bool mapsMemory() const override { return false; }
+  transport::Transfer put(const void* local, transport::Region remote, uint64_t offset,
+                          size_t bytes) override {
+    return inner_->put(local, remote, offset, bytes);
+  }
+  transport::Transfer get(void* local, transport::Region remote, uint64_t offset, size_t bytes) override {
+    return inner_->get(local, remote, offset, bytes);
+  }
+  bool wait(transport::Transfer transfer, transport::Deadline deadline) override {
+    return inner_->wait(transfer, deadline);
+  }
+  transport::Peer peer() const override { return inner_->peer(); }
+  std::string reason() const override { return inner_->reason(); }
+  int wakeupDescriptor() const override { return inner_->wakeupDescriptor(); }
+  void close() override { inner_->close(); }
+  void abandon() override { inner_->abandon(); }
+  const char* name() const override { return inner_->name(); }
+
+ private:
+  std::unique_ptr<transport::Connection> inner_;
+};
+Client::Wire overNetwork(Client::Wire inner) { return std::make_unique<Network>(std::move(inner)); }
+
+std::string hexOf(std::span<const std::byte> bytes) {
+  std::string text;
+  char two[3];
+  for (const std::byte byte : contentDigest(bytes)) {
+    std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(byte));
+    text += two;
+  }
+  return text;
+}
+
+// What a session holds, one line for each part. Everything stands still.
+std::string picture(Session& session) {
+  std::string text;
+  const auto put = [&](const std::string& name, std::span<const std::byte> bytes) {
+    text += name + " " + hexOf(bytes) + "\n";
+  };
+  const auto memory = [&](const std::string& name, const transport::SharedMemory& memory) {
+    put(name, {memory.data(), memory.size()});
+  };
+  const auto& words = *session.views().words();  // but for the bell
+  put("words", std::span(words.data(), words.size()).subspan(schema::kWordsOffset));
+  memory("staging", *session.views().staging());
+  for (const auto& [address, pinned] : session.space().hostPieces())
+    memory("pinned " + std::to_string(address), *pinned);
+  session.makeCurrentAgain(kContext);
+  const auto stock = session.space().takeStock();
+  const auto pieces = session.space().describe();
+  for (size_t i = 0; i < stock.size(); ++i) {
+    CUdeviceptr address = 0;
+    std::vector<std::byte> bytes(stock[i].bytes);
+    if (session.space().openPiece(i, address) != CUDA_SUCCESS ||
+        session.driver().cuMemcpyDtoH_v2(bytes.data(), address, bytes.size()) != CUDA_SUCCESS)
+      text += "a piece cannot be read\n";
+    session.space().closePiece(i, address);
+    std::string name = "piece " + std::to_string(pieces[i].name);
+    for (const auto& mapping : pieces[i].mappings) {
+      name += " at " + std::to_string(mapping.address);
+      for (const auto& [device, flags] : mapping.access) name += " access " + std::to_string(flags);
+    }
+    put(name, bytes);
+  }
+  for (const auto& [owner, context] : session.record().loadedCode()) {
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    if (!findVariable(session, owner, "table", address, size)) continue;
+    std::vector<std::byte> bytes(size);
+    session.driver().cuMemcpyDtoH_v2(bytes.data(), address, size);
+    put("variable at " + std::to_string(address), bytes);
+  }
+  for (const auto& [id, entry] : session.record().living(handles::Kind::array))
+    for (CUarray array : levelsOf(session.driver(), session.objects(), id, 0)) {
+      std::vector<std::byte> bytes(arrayBytes(session.driver(), array));
+      if (copyArray(session.driver(), array, bytes, true) != CUDA_SUCCESS)
+        text += "an array cannot be read\n";
+      put("array", bytes);
+    }
+  const auto numbers = session.numbers();
+  text += "frame " + std::to_string(numbers.lastFrame) + " aside " + std::to_string(numbers.lastAside) + "\n";
+  for (const uint32_t count : session.objects().named()) text += std::to_string(count) + " ";
+  session.driver().cuCtxSetCurrent(nullptr);
+  return text + "\n";
+}
+
+struct Folder {
+  Folder() : path(std::filesystem::temp_directory_path() / ("stream-" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(path);
+    descriptor = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::filesystem::path path;
+  int descriptor = -1;  // the session's
+};
+
+// A program of everything that has contents.
+struct Program {
+  Program() : client(softDriver(), nullptr, folder.descriptor, &overNetwork) {
+    client.open();
+    base = client.space().deviceBase;
+    makeDeviceMemory();
+    pinned = client.space().hostBase + kMiB;
+    run(ROW("sessionHostMap"), Arguments().value(pinned).value(kMiB).value(0).value(1));
+    fillWith(*client.session->space().hostPieces().at(pinned), 3);
+    fillWith(*client.session->views().staging(), 5);
+    makeCode();
+    makeArray();
+    makeGraph();
+    makeStreamWord();
+  }
+  void run(uint32_t row, const Arguments& arguments) {
+    REQUIRE(client.await(row, arguments).status() == CUDA_SUCCESS);
+  }
+  static void fillWith(const transport::SharedMemory& memory, unsigned key) {
+    for (size_t i = 0; i < memory.size(); i += 8) memory.data()[i] = static_cast<std::byte>(i / 8 * key);
+  }
+  // 36 MiB: three parts. Of one piece nobody has an address, of another only a closed one.
+  void makeDeviceMemory() {
+    for (const auto& [at, bytes] : {std::pair{4, 2}, std::pair{8, 30}})
+      run(ROW("sessionExtentMap"), Arguments().value(0).value(base + at * kMiB).value(bytes * kMiB));
+    for (uint64_t name : {1, 2})
+      run(ROW("sessionPhysicalCreate"), Arguments().value(0).value(name).value(2 * kMiB));
+    run(ROW("sessionPhysicalMap"), Arguments().value(1).value(base + 64 * kMiB));
+    run(ROW("sessionExtentAccess"),
+        Arguments().value(base + 64 * kMiB).value(0).value(CU_MEM_ACCESS_FLAGS_PROT_READ));
+    for (const auto& [at, megabytes] : {std::pair{4, 2}, std::pair{8, 30}})
+      for (int i = 0; i < megabytes; ++i)
+        run(ROW("cuMemsetD32Async"),
+            Arguments().value(base + (at + i) * kMiB).value(at * 100 + i).value(kMiB / 4).value(0));
+    run(ROW("sessionDrain"), Arguments().value(0).value(1));
+    Space& space = client.session->space();
+    client.session->makeAnyCurrent();
+    const auto stock = space.takeStock();
+    const auto pieces = space.describe();
+    for (size_t i = 0; i < stock.size(); ++i) {
+      CUdeviceptr address = 0;
+      if (pieces[i].name == 0) continue;
+      REQUIRE(space.openPiece(i, address) == CUDA_SUCCESS);
+      CHECK(softDriver().cuMemsetD32_v2(address, static_cast<unsigned>(pieces[i].name * 77), kMiB / 2) ==
+            CUDA_SUCCESS);
+      CHECK(softDriver().cuCtxSynchronize() == CUDA_SUCCESS);
+      space.closePiece(i, address);
+    }
+    softDriver().cuCtxSetCurrent(nullptr);
+  }
+  // Two modules of one image.
+  void makeCode() {
+    const auto code = std::as_bytes(std::span(kCode));
+    const Digest digest = contentDigest(code);
+    schema::ImageName name;
+    std::memcpy(name.words, digest.data(), sizeof name.words);
+    name.bytes = code.size();
+    for (uint64_t i = 0; i < 2; ++i) {
+      const uint64_t module = makeHandle(handles::Kind::module, 1 + i, 1);
+      run(ROW("sessionImageOffer"), Arguments().structure(name).value(1));
+      if (i == 0)
+        client.post(ROW("sessionImageData"),
+                    Arguments().structure(name).value(0).blob(code.data(), code.size()).value(code.size()));
+      run(ROW("sessionModuleLoad"), Arguments()
+                                        .value(module)
+                                        .structure(name)
+                                        .value(0)
+                                        .blob(nullptr, 0)
+                                        .blob(nullptr, 0)
+                                        .value(0)
+                                        .value(0)
+                                        .value(0)
+                                        .value(0)
+                                        .value(0)
+                                        .value(1));
+      CUdeviceptr address = 0;
+      size_t bytes = 0;
+      client.session->makeAnyCurrent();
+      REQUIRE(findVariable(*client.session, module, "table", address, bytes));
+      CHECK(softDriver().cuMemsetD8_v2(address, static_cast<unsigned char>(31 + i), bytes) == CUDA_SUCCESS);
+      softDriver().cuCtxSetCurrent(nullptr);
+    }
+  }
+  void makeArray() {
+    const CUDA_ARRAY_DESCRIPTOR shape{300, 70, CU_AD_FORMAT_FLOAT, 2};
+    run(ROW("cuArrayCreate_v2"), Arguments().value(kArray).value(1).structure(shape));
+    CUarray array = nullptr;
+    REQUIRE(client.session->objects().find(kArray, array));
+    std::vector<std::byte> bytes(size_t{300} * 70 * 8);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 13);
+    client.session->makeAnyCurrent();
+    REQUIRE(copyArray(softDriver(), array, bytes, false) == CUDA_SUCCESS);
+    softDriver().cuCtxSetCurrent(nullptr);
+  }
+  void makeGraph() {
+    run(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0));
+    run(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0));
+    run(ROW("cuMemsetD8Async"),
+        Arguments().value(base + 4 * kMiB).value(kGraphByte).value(64).value(kStream));
+    const auto captured = client.await(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1));
+    REQUIRE(captured.status() == CUDA_SUCCESS);
+    uint64_t graph = 0;
+    std::memcpy(&graph, captured.outputs.data(), sizeof graph);
+    run(ROW("sessionGraphInstantiate"), Arguments().value(kExec).value(graph).value(0).value(0).value(1));
+  }
+  void makeStreamWord() {
+    client.post(ROW("sessionWord"), Arguments().value(kStream).value(5).value(7));
+    run(ROW("sessionDrain"), Arguments().value(0).value(1));
+    REQUIRE(client.word(5) == 7);
+  }
+
+  Folder folder;
+  Client client;
+  uint64_t base = 0, pinned = 0;
+};
+
+// One for all tests, which leave it as it was but for the last: a variable lies at the same address in
+// another process only if all code that this one has ever loaded is loaded there.
+Program& theProgram() {
+  static std::unique_ptr<Program> program = std::make_unique<Program>();
+  return *program;
+}
+
+// The client's part in a move, on a thread of its own until it has been told what became of it.
+class Course {
+ public:
+  explicit Course(Client& client, NoticeType answer = NoticeType::left)
+      : client_(client), answer_(answer), thread_([this] { run(); }) {}
+  ~Course() { thread_.join(); }
+
+ private:
+  template <class Body>
+  void say(NoticeType type, const Body& body) {
+    schema::ByteBuffer out;
+    out.value(Notice{type, static_cast<uint32_t>(kEpoch), asked_});
+    out.value(body);
+    std::byte* room = client_.wire->reserve(Channel::control, out.span().size(), within(20000));
+    if (room == nullptr) return;
+    std::memcpy(room, out.span().data(), out.span().size());
+    client_.wire->commit(Channel::control, out.span().size());
+  }
+  void run() {
+    for (;;) {
+      const auto message = client_.wire->receive(Channel::control, within(20000));
+      if (message.size() < sizeof(Notice)) return;
+      Notice header;
+      std::memcpy(&header, message.data(), sizeof header);
+      if (header.type == NoticeType::prepare) {
+        asked_ = header.effect;
+        say(NoticeType::stopped, schema::StoppedBody{client_.seq});
+      } else if (header.type == NoticeType::drained) {
+        say(NoticeType::quiet, schema::StoppedBody{client_.asides});
+      } else if (header.type == NoticeType::moved) {
+        say(answer_, uint64_t{0});
+        if (answer_ == NoticeType::left) return;
+      } else if (header.type == NoticeType::stay || header.type == NoticeType::failed) {
+        return;
+      }
+    }
+  }
+
+  Client& client_;
+  const NoticeType answer_;
+  uint64_t asked_ = 0;
+  std::thread thread_;
+};
+
+class Mover {
+ public:
+  explicit Mover(Client& client)
+      : client_(client),
+        suspender_(
+            *client.session, [](const SuspendOutcome&) {},
+            [this](const MoveOutcome& outcome) {
+              {
+                std::lock_guard lock(mutex_);
+                outcome_ = outcome;
+              }
+              came_.notify_all();
+            }) {}
+  MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
+    const Course course(client_, answer);
+    suspender_.move(kLong, kEpoch + 1, -1, state);
+    return outcome();
+  }
+  void begin(int state) { suspender_.move(kLong, kEpoch + 1, -1, state); }
+  MoveOutcome outcome() {
+    std::unique_lock lock(mutex_);
+    REQUIRE(came_.wait_for(lock, 3 * kLong, [this] { return outcome_.has_value(); }));
+    MoveOutcome outcome = std::move(*outcome_);
+    outcome_.reset();
+    return outcome;
+  }
+
+ private:
+  Client& client_;
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::optional<MoveOutcome> outcome_;
+  Suspender suspender_;  // ends first
+};
+
+// Two ends of a TCP connection.
+std::pair<int, int> connection() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  REQUIRE(listen(listener, 1) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
+  const int mine = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  REQUIRE(connect(mine, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  const int theirs = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  REQUIRE(theirs >= 0);
+  close(listener);
+  return {mine, theirs};
+}
+
+// The worker to which the session goes, as a process.
+class Next {
+ public:
+  // state: taken. room: of its lease.
+  explicit Next(int state, uint64_t room = kLimit) {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    report_ = ends[0];
+    child_ = fork();
+    if (child_ == 0) {
+      fcntl(state, F_SETFD, 0);
+      fcntl(ends[1], F_SETFD, 0);
+      setenv(kStateVariable, std::to_string(state).c_str(), 1);
+      setenv(kReportVariable, std::to_string(ends[1]).c_str(), 1);
+      setenv(kRoomVariable, std::to_string(room).c_str(), 1);
+      execl("/proc/self/exe", "worker_stream_test", "stream: the other worker", nullptr);
+      _exit(127);
+    }
+    close(ends[1]);
+    close(state);
+  }
+  ~Next() {
+    close(report_);
+    waitpid(child_, nullptr, 0);
+  }
+  // The picture of its session, or "not rebuilt: " and why.
+  std::string report() {
+    std::string text;
+    char part[4096];
+    for (ssize_t got; (got = read(report_, part, sizeof part)) > 0;)
+      text.append(part, static_cast<size_t>(got));
+    return text;
+  }
+
+ private:
+  int report_ = -1;
+  pid_t child_ = -1;
+};
+
+// Between the two: passes on what goes either way, and does something to one byte of what the old one sends.
+class Between {
+ public:
+  enum How { nothing, flips, ends };
+  Between(How how, uint64_t at) : how_(how), at_(at) {
+    std::tie(olds, old_) = connection();
+    std::tie(news, new_) = connection();
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Between() { thread_.join(); }
+  int olds = -1, news = -1;  // their ends, for them to take
+  uint64_t passed() const { return passed_; }
+
+ private:
+  void run() {
+    std::vector<char> room(1 << 16);
+    pollfd waiting[2] = {{old_, POLLIN, 0}, {new_, POLLIN, 0}};
+    while (poll(waiting, 2, -1) > 0) {
+      if (waiting[1].revents != 0 && !pass(new_, old_, room, false)) break;
+      if (waiting[0].revents != 0 && !pass(old_, new_, room, true)) break;
+    }
+    close(old_);
+    close(new_);
+  }
+  bool pass(int from, int to, std::vector<char>& room, bool counted) {
+    const ssize_t got = recv(from, room.data(), room.size(), 0);
+    auto bytes = static_cast<size_t>(std::max<ssize_t>(got, 0));
+    const uint64_t before = passed_;
+    if (counted) passed_ += bytes;
+    if (how_ == flips && counted && at_ >= before && at_ < passed_) room[at_ - before] ^= 0x10;
+    const bool cut = how_ == ends && counted && at_ < passed_;
+    if (cut) bytes = at_ - before;
+    if (got > 0 && sendAll(to, room, bytes) && !cut) return true;
+    // What the new one still says must reach the old one.
+    shutdown(to, SHUT_WR);
+    ssize_t more = 0;
+    while (counted && (more = recv(new_, room.data(), room.size(), 0)) > 0)
+      if (!sendAll(old_, room, static_cast<size_t>(more))) break;
+    return false;
+  }
+  static bool sendAll(int to, const std::vector<char>& room, size_t bytes) {
+    for (size_t at = 0; at < bytes;) {
+      const ssize_t sent = send(to, room.data() + at, bytes - at, MSG_NOSIGNAL);
+      if (sent <= 0) return false;
+      at += static_cast<size_t>(sent);
+    }
+    return true;
+  }
+
+  const How how_;
+  const uint64_t at_;
+  int old_ = -1, new_ = -1;
+  std::atomic<uint64_t> passed_{0};
+  std::thread thread_;
+};
+
+// Plays the new worker, up to a point.
+enum class Stop {
+  atOnce,
+  inTheRecord,
+  behindTheRecord,
+  refusesAtOnce,
+  asksForOtherCode,
+  asksForMore,
+  endsInItsList,
+  behindTheCode,
+  refusesTheCalls,
+  behindTheWords,
+  inDeviceMemory,
+  refusesDeviceMemory,
+  behindAll,
+  refusesAll,
+  none
+};
+struct Playing {
+  StateSocket& socket;
+  Stop stop;
+  std::vector<std::byte> record;
+  capnp::ReaderOptions options{.traversalLimitInWords = uint64_t{1} << 30};
+
+  void tell(const std::string& text) { socket.sendBlock(std::as_bytes(std::span(text))); }
+  bool content(uint64_t bytes) {
+    std::vector<std::byte> room(bytes);
+    return socket.receiveContent(room);
+  }
+  void play() {
+    if (stop == Stop::atOnce) return;
+    if (stop == Stop::inTheRecord) {
+      record.resize(100);
+      socket.receive(record);
+      return;
+    }
+    Digest digest{};
+    if (!socket.receiveBlock(record, kMostRecordBytes) || !socket.receive(digest)) return;
+    CHECK(contentDigest(record) == digest);
+    if (stop == Stop::behindTheRecord) return;
+    if (stop == Stop::refusesAtOnce) return tell("no such device here");
+    capnp::FlatArrayMessageReader message(kj::arrayPtr(reinterpret_cast<const capnp::word*>(record.data()),
+                                                       record.size() / sizeof(capnp::word)),
+                                          options);
+    const auto root = message.getRoot<schema::SessionRecord>();
+    tell("");
+    if (code(root)) contents(root);
+  }
+  bool code(schema::SessionRecord::Reader root) {
+    auto names = imagesOf(root);
+    CHECK(names.size() == 1);
+    const uint64_t bytes = names[0].bytes;
+    if (stop == Stop::asksForOtherCode) names[0].words[2] ^= 1;
+    if (stop == Stop::asksForMore) names.resize(100, names[0]);
+    const auto list = std::as_bytes(std::span(names));
+    if (stop == Stop::endsInItsList) {
+      const uint64_t length = list.size();
+      socket.send(std::as_bytes(std::span(&length, 1)));
+      socket.send(list.first(7));
+      return false;
+    }
+    if (!socket.sendBlock(list)) return false;
+    std::vector<std::byte> image(bytes);
+    if (names.size() > 1 || !socket.receive(image)) return false;
+    if (stop == Stop::behindTheCode) return false;
+    tell(stop == Stop::refusesTheCalls ? "a texture answers another value" : "");
+    return stop != Stop::refusesTheCalls;
+  }
+  void contents(schema::SessionRecord::Reader root) {
+    if (!content(hostPages().words->size()) || stop == Stop::behindTheWords ||
+        !content(root.getStagingBytes()))
+      return;
+    for (const auto host : root.getHost())
+      if (!content(host.getBytes())) return;
+    uint64_t bytes = 0;
+    for (const auto piece : root.getPieces()) bytes += piece.getBytes();
+    if (stop == Stop::inDeviceMemory || stop == Stop::refusesDeviceMemory) bytes = StateSocket::kPartBytes;
+    const bool came = content(bytes);
+    if (stop == Stop::refusesDeviceMemory) {
+      tell("no such memory here");
+      socket.hearOut(kLong);
+    }
+    if (!came || stop == Stop::inDeviceMemory || stop == Stop::refusesDeviceMemory) return;
+    for (const auto variable : root.getVariables())
+      if (!content(variable.getBytes())) return;
+    for (const auto array : root.getArrays())
+      if (!content(array.getBytes())) return;
+    if (stop == Stop::behindAll) return;
+    tell(stop == Stop::refusesAll ? "an array cannot be written" : "");
+  }
+};
+
+}  // namespace
+
+// Not a test: what Next starts.
+TEST_CASE("stream: the other worker", "[.]") {
+  const auto number = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text == nullptr ? -1 : std::atoi(text);
+  };
+  const int state = number(kStateVariable), report = number(kReportVariable);
+  if (state < 0) return;
+  softDriver();
+  StateSocket socket{Descriptor(state), [] { return false; }};
+  Rebuild rebuild(softDriver(), socket, true, [] { return false; });
+  HostPages pages = hostPages();
+  std::string why = rebuild.receive(pages);
+  auto account =
+      std::make_unique<OwnAccount>(std::vector<uint64_t>{static_cast<uint64_t>(number(kRoomVariable))});
+  Session session(softDriver(), sessionStart(), nullptr, std::move(pages), std::move(account));
+  if (why.empty()) why = rebuild.make(session);
+  std::string text = why.empty() ? picture(session) : "not rebuilt: " + why;
+  if (why.empty()) {
+    CUgraphExec exec = nullptr;
+    CUstream stream = nullptr;
+    session.makeCurrentAgain(kContext);
+    const auto* first = reinterpret_cast<const unsigned char*>(
+        schema::kSpaces[session.space().reserved()].deviceBase + 4 * kMiB);
+    const bool ran = session.objects().find(kExec, exec) && session.objects().find(kStream, stream) &&
+                     softDriver().cuGraphLaunch(exec, stream) == CUDA_SUCCESS &&
+                     softDriver().cuCtxSynchronize() == CUDA_SUCCESS && first[63] == kGraphByte;
+    text += ran ? "the graph runs\n" : "the graph does not run\n";
+    text += session.images().pending().empty() ? "" : "code is held for nobody\n";
+  }
+  rebuild.answer(why);
+  if (write(report, text.data(), text.size()) != static_cast<ssize_t>(text.size())) _exit(1);
+  _exit(0);
+}
+
+TEST_CASE("stream: a lease that has no room there keeps its session here") {
+  Program& program = theProgram();
+  const std::string here = picture(*program.client.session);
+  const auto [mine, theirs] = connection();
+  Next next(theirs, 35 * kMiB);
+  Mover mover(program.client);
+  CHECK(mover.move(mine).error == "the lease has no room for the session's device memory");
+  CHECK(contains(next.report(), "not rebuilt: "));
+  CHECK(picture(*program.client.session) == here);
+}
+
+TEST_CASE("stream: whatever is damaged or missing on the way, the session goes on here") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  uint64_t total = 0;
+  {
+    Between between(Between::nothing, 0);
+    Next next(between.news);
+    CHECK(mover.move(between.olds, NoticeType::stays).error == "the program does not reach the other worker");
+    CHECK(next.report() == here + "the graph runs\n");
+    total = between.passed();
+  }
+  REQUIRE(total > 40 * kMiB);
+  const uint64_t arrays = 300 * 70 * 8;
+  // Length and bytes of the record; what follows it; a device's bytes; a digest, at the end.
+  for (const uint64_t at : {uint64_t{0}, uint64_t{5}, uint64_t{300}, uint64_t{20'000}, total / 8, total / 2,
+                            total - arrays - kMiB, total - arrays / 2, total - 1})
+    for (const auto how : {Between::flips, Between::ends}) {
+      if (at == 0 && how == Between::flips) continue;  // a few bytes more would be awaited
+      CAPTURE(at, how);
+      Between between(how, at);
+      Next next(between.news);
+      const MoveOutcome outcome = mover.move(between.olds);
+      CHECK(outcome.error == (how == Between::ends ? kOtherEnded
+                              : at == 5            ? "the other worker sends more than a session can be"
+                                                   : kDamagedOnItsWay));
+      CHECK(contains(next.report(), "not rebuilt: "));
+      REQUIRE(picture(*program.client.session) == here);
+    }
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+}
+
+TEST_CASE("stream: the other worker goes or refuses at any point, and the session goes on here") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  for (int i = 0; i < static_cast<int>(Stop::none); ++i) {
+    CAPTURE(i);
+    const auto stop = static_cast<Stop>(i);
+    const auto [mine, theirs] = connection();
+    std::thread other([stop, theirs = theirs] {
+      StateSocket socket{Descriptor(theirs), [] { return false; }};
+      Playing playing{socket, stop, {}};
+      playing.play();
+      if (stop == Stop::behindAll || stop == Stop::refusesAll) CHECK(socket.error().empty());
+    });
+    const MoveOutcome outcome = mover.move(mine);
+    other.join();
+    CHECK_FALSE(outcome.error.empty());
+    if (stop == Stop::refusesAtOnce) CHECK(outcome.error == "no such device here");
+    if (stop == Stop::asksForOtherCode)
+      CHECK(outcome.error == "the other worker asks for code that is not the session's");
+    if (stop == Stop::refusesDeviceMemory) CHECK(outcome.error == "no such memory here");
+    if (stop == Stop::refusesTheCalls) CHECK(outcome.error == "a texture answers another value");
+    if (stop == Stop::refusesAll) CHECK(outcome.error == "an array cannot be written");
+    REQUIRE(picture(*program.client.session) == here);
+    program.client.session->numbers();
+  }
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+}
+
+TEST_CASE("stream: a session that shares memory with its client stays") {
+  Client client;
+  client.open();
+  const auto [mine, theirs] = connection();
+  Mover mover(client);
+  mover.begin(mine);
+  CHECK(mover.outcome().error == "the session shares memory with its client");
+  close(theirs);
+}
+
+TEST_CASE("stream: a wait for a silent worker ends when the session does") {
+  Client client(softDriver(), nullptr, -1, &overNetwork);
+  client.open();
+  const auto [mine, theirs] = connection();
+  Mover mover(client);
+  const Course course(client);
+  mover.begin(mine);
+  StateSocket socket{Descriptor(theirs), [] { return false; }};
+  std::vector<std::byte> record;
+  REQUIRE(socket.receiveBlock(record, kMostRecordBytes));
+  const auto began = std::chrono::steady_clock::now();
+  client.session->stop("the lease is over");
+  CHECK(mover.outcome().error == "the session is ending");
+  CHECK(std::chrono::steady_clock::now() - began < kLong);
+}
+
+// The last one: the session leaves.
+TEST_CASE("stream: a session arrives whole, with the code that the other server lacks") {
+  Program& program = theProgram();
+  const std::string here = picture(*program.client.session);
+  const auto [mine, theirs] = connection();
+  Next next(theirs);
+  {
+    Mover mover(program.client);
+    const MoveOutcome outcome = mover.move(mine);
+    CHECK(outcome.error.empty());
+    CHECK(outcome.movedBytes == 36 * kMiB);
+  }
+  CHECK(next.report() == here + "the graph runs\n");
+  CHECK(eventually([&] { return program.client.ended(); }));
+}
