@@ -227,8 +227,13 @@ class Session {
   std::string sendOutput(const Call& call);  // under replyMutex_
   void sendErrors(CUresult status);
   void postFailed(const Call& call);
-  // Its number.
+  // Its number; 0: the session is over.
   uint64_t notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
+  // One without a body, within a bound: a client that is stopped may leave its channel full. committing: with
+  // its number, before the client can answer it. False: it was not sent.
+  bool noticeUntil(schema::NoticeType type, std::chrono::steady_clock::time_point deadline,
+                   const std::function<void(uint64_t)>& committing = nullptr);
+  bool sayStay(std::chrono::steady_clock::time_point deadline);
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);
@@ -291,6 +296,9 @@ class Session {
   std::optional<uint64_t> stoppedAt_, quietAt_;  // numbers of the last frame and aside call
   std::optional<bool> left_;
   uint64_t asked_ = 0;  // number of the notice `prepare` that began the move; 0: none is under way
+  // A `prepare` was sent, and no `stay` since; and that one is to be, as soon as there is room for it.
+  std::atomic<bool> prepared_{false}, stayOwed_{false};
+  std::mutex stayMutex_;  // while it is said: no other notice of a move overtakes it
 
   FrameGate gate_;
   std::function<void()> beforeFrame_;

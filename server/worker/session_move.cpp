@@ -14,7 +14,9 @@ using transport::Channel;
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(1);
+constexpr auto kStay = std::chrono::seconds(2);
 constexpr size_t kTextAtOnce = size_t{16} << 10;
+constexpr char kTakesNothing[] = "the program takes no message of the session";
 
 }  // namespace
 
@@ -29,21 +31,26 @@ void Session::hearMove(const schema::Notice& said, uint64_t last) {
 }
 
 std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) {
+  if (!sayStay(deadline)) return kTakesNothing;  // of the move before
+  const bool told = noticeUntil(NoticeType::prepare, deadline, [this](uint64_t number) {
+    std::lock_guard lock(moveMutex_);
+    stoppedAt_ = quietAt_ = std::nullopt;
+    left_ = std::nullopt;
+    asked_ = number;
+    prepared_ = true;
+  });
   std::unique_lock lock(moveMutex_);
-  stoppedAt_ = quietAt_ = std::nullopt;
-  left_ = std::nullopt;
-  asked_ = notice(NoticeType::prepare, nullptr, 0, {});
-  while (!stopping_) {
+  while (told && !stopping_) {
     if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
     if (std::chrono::steady_clock::now() >= deadline)
       return stoppedAt_ ? "frames of the program are still under way" : "the program does not stop sending";
     moveHeard_.wait_for(lock, kLook);
   }
-  return "the session is ending";
+  return stopping_ ? "the session is ending" : kTakesNothing;
 }
 
 std::string Session::quietClient(std::chrono::steady_clock::time_point deadline) {
-  notice(NoticeType::drained, nullptr, 0, {});
+  if (!noticeUntil(NoticeType::drained, deadline)) return stopping_ ? "the session is ending" : kTakesNothing;
   std::unique_lock lock(moveMutex_);
   while (!stopping_) {
     if (quietAt_ && asides_ >= *quietAt_) return "";
@@ -66,7 +73,35 @@ void Session::letClientStay() {
     std::lock_guard lock(moveMutex_);
     asked_ = 0;
   }
-  notice(NoticeType::stay, nullptr, 0, {});
+  if (prepared_.exchange(false)) stayOwed_ = true;
+  sayStay(std::chrono::steady_clock::now() + kStay);
+}
+
+// Where there is no room for it, the control thread says it later: nothing else of the move waits for it.
+bool Session::sayStay(std::chrono::steady_clock::time_point deadline) {
+  std::lock_guard lock(stayMutex_);
+  if (!stayOwed_.exchange(false)) return true;
+  if (noticeUntil(NoticeType::stay, deadline) || stopping_) return true;
+  stayOwed_ = true;
+  return false;
+}
+
+bool Session::noticeUntil(NoticeType type, std::chrono::steady_clock::time_point deadline,
+                          const std::function<void(uint64_t)>& committing) {
+  const auto late = [&] { return stopping_ || std::chrono::steady_clock::now() >= deadline; };
+  // Whoever holds it may wait for room, too.
+  std::unique_lock lock(noticeMutex_, std::try_to_lock);
+  for (; !lock.owns_lock() && !late(); (void)lock.try_lock()) std::this_thread::sleep_for(kLook);
+  if (!lock.owns_lock() || connection_ == nullptr) return false;
+  std::byte* out = nullptr;
+  while (out == nullptr && !late() && connection_->peer() == transport::Peer::alive)
+    out = connection_->reserve(Channel::control, sizeof(schema::Notice), std::min(deadline, soon(kTick)));
+  if (out == nullptr) return false;
+  const schema::Notice header{type, static_cast<uint32_t>(start_.epoch), ++effects_};
+  std::memcpy(out, &header, sizeof header);
+  if (committing) committing(header.effect);
+  connection_->commit(Channel::control, sizeof header);
+  return true;
 }
 
 // No bound: a client may be stopped for as long as somebody likes, and only it knows where it goes on. It

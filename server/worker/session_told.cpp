@@ -171,6 +171,7 @@ void Session::controlLoop() {
     auto message = connection_->next(Channel::control, soon(kTick), over);
     if (message.empty()) {
       if (over) return;
+      if (stayOwed_) sayStay(soon(std::chrono::milliseconds(10)));
       sendErrors(CUDA_SUCCESS);
       continue;
     }

@@ -326,6 +326,37 @@ TEST_CASE("a stream that has been destroyed is not asked about, also while anoth
         CUDA_SUCCESS);
 }
 
+TEST_CASE("a client that reads nothing holds up no move, and is told later that it stays") {
+  Client client;
+  client.open();
+  auto& session = *client.session;
+  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(100); };
+  CHECK(session.stopClient(soon()) == "the program does not stop sending");
+  // Its channel becomes full, and somebody waits for room there.
+  std::atomic<bool> enough{false};
+  std::thread filler([&] {
+    while (!enough) session.setSuspended(false);
+  });
+  const auto takesNothing = [&] { return contains(session.stopClient(soon()), "takes no message"); };
+  bool full = false;
+  for (const auto end = within(20000); !full && transport::Clock::now() < end;) {
+    session.letClientStay();
+    full = takesNothing();
+  }
+  CHECK(full);
+  enough = true;
+  bool stays = false;
+  for (const auto end = within(20000); !stays && transport::Clock::now() < end;) {
+    const auto message = client.wire->receive(Channel::control, within(1000));
+    Notice header;
+    if (message.size() < sizeof header) continue;
+    std::memcpy(&header, message.data(), sizeof header);
+    stays = header.type == NoticeType::stay;
+  }
+  filler.join();
+  CHECK(stays);
+}
+
 TEST_CASE("words: the watcher publishes what was reached and nothing else") {
   server::Objects objects({0});
   std::mutex mutex;

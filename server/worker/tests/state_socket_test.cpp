@@ -3,12 +3,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstring>
+#include <memory>
 #include <thread>
 
 #include "server/worker/state_socket.h"
 
 #include "catch.h"
 
+using gpupool::Digest;
 using namespace gpupool::server;
 
 namespace {
@@ -91,6 +95,61 @@ TEST_CASE("state socket: a length is not believed, an end is told, a stop is obe
   SECTION("a stop ends a wait") {
     pair.stopping = true;
     CHECK_FALSE(pair.mine->receiveBlock(got, 1000));
+    CHECK(pair.mine->error() == "the session is ending");
+  }
+}
+
+TEST_CASE("state socket: contents come as they are expected, or are refused") {
+  Pair pair;
+  std::vector<std::byte> whole(StateSocket::kPartBytes + 5000);
+  for (size_t i = 0; i < whole.size(); ++i) whole[i] = static_cast<std::byte>(i * 11);
+  std::vector<std::byte> got(whole.size());
+  const auto part = std::span(whole).first(5000);
+  SECTION("in parts") {
+    bool sent = false;
+    std::thread sender([&] { sent = pair.mine->sendContent(whole) && pair.mine->sendContent({}); });
+    CHECK(pair.theirs->receiveContent(got));
+    CHECK(pair.theirs->receiveContent({}));
+    sender.join();
+    CHECK(sent);
+    CHECK(got == whole);
+  }
+  SECTION("of another length: none of it is taken") {
+    REQUIRE(pair.mine->sendContent(part));
+    CHECK_FALSE(pair.theirs->receiveContent(std::span(got).first(4999)));
+    CHECK(pair.theirs->error() == "the other worker sends other contents than it said");
+    CHECK(got == std::vector<std::byte>(whole.size()));
+  }
+  SECTION("with another digest") {
+    Digest digest = gpupool::contentDigest(part);
+    digest[31] ^= std::byte{1};
+    REQUIRE(pair.mine->sendPart(part, digest));
+    CHECK_FALSE(pair.theirs->receiveContent(std::span(got).first(part.size())));
+    CHECK(pair.theirs->error() == kDamagedOnItsWay);
+  }
+  SECTION("cut off anywhere") {
+    const uint64_t length = part.size();
+    const size_t sent = GENERATE(size_t{0}, size_t{3}, size_t{8}, size_t{100}, size_t{5008}, size_t{5039});
+    std::vector<std::byte> bytes(sizeof length + part.size() + sizeof(Digest));
+    std::memcpy(bytes.data(), &length, sizeof length);
+    REQUIRE(pair.mine->send(std::span(bytes).first(sent)));
+    pair.mine.reset();
+    CHECK_FALSE(pair.theirs->receiveContent(std::span(got).first(part.size())));
+    CHECK(pair.theirs->error() == kOtherEnded);
+    CHECK(pair.theirs->ended());
+  }
+  SECTION("while the other one has refused already") {
+    CHECK_FALSE(pair.mine->ended());
+    REQUIRE(pair.theirs->sendBlock(part));
+    CHECK_FALSE(pair.mine->sendContent(part));
+    pair.mine->forgetError();
+    CHECK(pair.mine->receiveBlock(got, part.size()));
+    CHECK(got.size() == part.size());
+  }
+  SECTION("not at all, until a stop") {
+    std::thread stopper([&] { pair.stopping = true; });
+    CHECK_FALSE(pair.mine->receiveContent(got));
+    stopper.join();
     CHECK(pair.mine->error() == "the session is ending");
   }
 }
