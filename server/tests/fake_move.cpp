@@ -62,7 +62,7 @@ void FakeMove::carryOut(uint64_t epoch) {
 void FakeMove::refuse(const std::string& why) {
   {
     std::lock_guard lock(mutex_);
-    close(std::exchange(copier_, -1));
+    if (copier_ >= 0) close(std::exchange(copier_, -1));
     close(std::exchange(state_, -1));
   }
   process_.reportMoved({.error = why});

@@ -632,7 +632,8 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
-  Environment disturb("GPUPOOL_DISTURB", "move:42");
+  const std::string kind = GENERATE("move", "stream");  // the latter without a copier
+  Environment disturb("GPUPOOL_DISTURB", kind + ":42");
   Bench bench;
   bench.until([&] { return bench.seen.beats > 0; });
   bench.grant({1, 1}, 1);
@@ -641,7 +642,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   std::ifstream file("/proc/" + one.order('p').wait(bench.io.waitScope) + "/cmdline");
   std::string words(std::istreambuf_iterator<char>(file), {});
   std::replace(words.begin(), words.end(), '\0', ' ');
-  CHECK(contains(words, "--disturb-moves 42"));
+  CHECK(contains(words, ("--disturb-" + kind + "s 42").c_str()));
   CHECK(one.order('t').wait(bench.io.waitScope) == "done");
   CHECK(one.hear().wait(bench.io.waitScope) == "moved 2");
   two.epoch = 2;
