@@ -1,0 +1,111 @@
+#!/bin/bash
+# A lease that goes to other GPUs of its server and to another server and back while its program runs, and a server that is
+# drained: what the program notices (nothing), what the commands say, and what is left. Two servers on this machine with two
+# software GPUs each.
+. "$(dirname "$0")/../errors/common.sh"
+transport=${!#}
+programs=$(dirname "$3")
+
+# second_server NAME: one more server in this machine's pool, with GPUs of its own.
+second_server() {
+  mkdir -p "$folder/$1" "$folder/$1-locks"
+  GPUPOOL_SOFT_IDENTITY=$1 GPUPOOL_SOFT_DEVICES=2 background "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
+    --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
+    --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1
+  until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
+}
+in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
+lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
+# place_of LEASE: "SERVER GPUS"
+place_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { print $2, $3 }'; }
+is_at() { [ "$(place_of "$1")" = "$2" ]; }
+any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
+all_free() { ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv '2147483648'; }
+# launch: first_error until it is told to end, on a lease of 1 GiB, with 300 MiB of it in use. Sets launched and lease.
+launch() {
+  : >"$folder/program.out"
+  rm -f "$folder/end"
+  "$bin/gpupool" run --transport "$1" --memory 1GiB --server node -- "${first_error[@]}" --device 300 --until "$folder/end" \
+    >"$folder/program.out" 2>"$folder/program.err" &
+  launched=$!
+  started+=("$launched")
+  until_true grep -q ready "$folder/program.out" || fail "the program does not run: $(cat "$folder/program.err")"
+  lease=$(lease_ids | tail -1)
+}
+ends_well() {
+  touch "$folder/end"
+  wait "$launched"
+  status=$?
+  check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+  check "nothing on stderr: $(cat "$folder/program.err")" test ! -s "$folder/program.err"
+  check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+}
+
+gpupool up --detach --software 2 --name node --transport shm >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
+second_server other
+
+case_of "other GPUs of its server"
+launch "$transport"
+from=$(place_of "$lease")
+to="node $((1 - ${from##* }))"
+run gpupool migrate --to "${to##* }" "$lease"
+check "migrate --to ${to##* }: $status $err" test "$status" -eq 0
+check "it says where the lease is: $out" has "$out" "node"
+check "the lease is at $(place_of "$lease"), not $to" is_at "$lease" "$to"
+run gpupool migrate --to "${from##* }" "$lease"
+check "and back: $status $err" test "$status" -eq 0
+check "the lease is back: $(place_of "$lease")" is_at "$lease" "$from"
+ends_well
+
+case_of "another server, and back"
+launch ucx
+run gpupool migrate --to other "$lease"
+check "migrate --to other: $status $err" test "$status" -eq 0
+check "the lease is there: $(place_of "$lease")" has "$(place_of "$lease")" other
+sleep 0.5
+run gpupool migrate --to node "$lease"
+check "and back: $status $err" test "$status" -eq 0
+check "the lease is back: $(place_of "$lease")" has "$(place_of "$lease")" node
+ends_well
+
+case_of "a program in shared memory stays"
+launch shm
+run gpupool migrate --to other "$lease"
+check "refused: $status" test "$status" -eq 1
+check "the reason: $err" has "$err" "shares memory"
+check "the lease stays: $(place_of "$lease")" has "$(place_of "$lease")" node
+ends_well
+
+case_of "a server is drained"
+launch ucx
+run gpupool drain node
+check "drain: $status $out $err" test "$status" -eq 0
+check "the lease has left: $(place_of "$lease")" has "$(place_of "$lease")" other
+gpupool uncordon node >/dev/null || fail "uncordon"
+ends_well
+
+case_of "a program that checks what it computes, from server to server"
+gpupool run --transport ucx --memory 1GiB -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
+  >"$folder/program.out" 2>"$folder/program.err" &
+launched=$!
+started+=("$launched")
+until_true any_lease || fail "no lease"
+lease=$(lease_ids | tail -1)
+sleep 0.5
+for to in other node other; do
+  # Right behind a move the server that was left may not have confirmed it yet.
+  check "to $to" until_true gpupool migrate --to "$to" "$lease" >>"$folder/moves" 2>&1
+done
+wait "$launched"
+status=$?
+check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+check "all results are right" has "$(cat "$folder/program.out")" "all results are right"
+check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+
+case_of "the server that was left dies"
+launch ucx
+run gpupool migrate --to other "$lease"
+check "migrate: $status $err" test "$status" -eq 0
+kill -KILL "$(pid_of server)"
+sleep 1
+ends_well
