@@ -308,8 +308,9 @@ std::string Suspender::standStill(Clock::time_point deadline) {
       session_.letClientStay();
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
-    why = session_.stopClient(deadline);
-    if (!why.empty()) return why;
+    const std::string moves = session_.stopClient(deadline);
+    // With no time left for another look, what the last one saw is still the reason.
+    if (!moves.empty()) return first || stopping() ? moves : why;
     why = quiesce(deadline, false);
   }
   if (!why.empty()) return why;
@@ -367,7 +368,7 @@ std::string Suspender::comeHome() {
   const auto deadline = Clock::now() + kOtherEnds;
   session_.makeAnyCurrent();
   std::string why = bringPiecesIn(session_, *link_);
-  while (!why.empty() && !stopping() && Clock::now() < deadline) {
+  while (!why.empty() && !link_->lost() && !stopping() && Clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     why = bringPiecesIn(session_, *link_);
   }
