@@ -470,6 +470,7 @@ std::string Session::run() {
     bool over = false;
     if (message.empty()) message = connection_->next(Channel::call, soon(kTick), over);
     if (over) {
+      awaitParting();
       const bool closed = connection_->peer() == Peer::closed;
       end(closed ? "client closed the session" : "client lost: " + connection_->reason());
     } else if (!message.empty() && passGate()) {

@@ -119,6 +119,8 @@ class Session {
   // The client is told to go on at the other worker, as `epoch`. True: it has gone; false: it stays, or the
   // session ends.
   bool sendClientAway(uint64_t epoch);
+  // The client is gone: whether it left for the other worker is read to its end first.
+  void awaitParting();
   // Where the numbers of frames, aside calls and effects stand.
   struct Numbers {
     uint64_t lastFrame = 0, lastAside = 0, completed = 0, effects = 0;
@@ -295,7 +297,8 @@ class Session {
   std::condition_variable moveHeard_;
   std::optional<uint64_t> stoppedAt_, quietAt_;  // numbers of the last frame and aside call
   std::optional<bool> left_;
-  uint64_t asked_ = 0;  // number of the notice `prepare` that began the move; 0: none is under way
+  bool controlRead_ = false;  // to its end: the client is gone
+  uint64_t asked_ = 0;        // number of the notice `prepare` that began the move; 0: none is under way
   // A `prepare` was sent, and no `stay` since; and that one is to be, as soon as there is room for it.
   std::atomic<bool> prepared_{false}, stayOwed_{false};
   std::mutex stayMutex_;  // while it is said: no other notice of a move overtakes it

@@ -15,6 +15,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(1);
 constexpr auto kStay = std::chrono::seconds(2);
+constexpr auto kPartingBound = std::chrono::seconds(1);  // an aside call may keep the reader
 constexpr size_t kTextAtOnce = size_t{16} << 10;
 constexpr char kTakesNothing[] = "the program takes no message of the session";
 
@@ -113,6 +114,12 @@ bool Session::sendClientAway(uint64_t epoch) {
   while (!left_ && !stopping_) moveHeard_.wait_for(lock, kTick);
   asked_ = 0;
   return left_.value_or(false);
+}
+
+// A client that has gone over closes this connection at once: its word lies in the control channel still.
+void Session::awaitParting() {
+  std::unique_lock lock(moveMutex_);
+  if (asked_ != 0) moveHeard_.wait_for(lock, kPartingBound, [this] { return controlRead_ || left_; });
 }
 
 Session::Numbers Session::numbers() {

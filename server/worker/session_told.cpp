@@ -170,7 +170,12 @@ void Session::controlLoop() {
     bool over = false;
     auto message = connection_->next(Channel::control, soon(kTick), over);
     if (message.empty()) {
-      if (over) return;
+      if (over) {
+        std::lock_guard lock(moveMutex_);
+        controlRead_ = true;
+        moveHeard_.notify_all();
+        return;
+      }
       if (stayOwed_) sayStay(soon(std::chrono::milliseconds(10)));
       sendErrors(CUDA_SUCCESS);
       continue;
