@@ -56,6 +56,9 @@ kj::Promise<MoveAnswer> SessionTable::move(uint64_t number, kj::Own<WorkerChild>
   const uint64_t epoch = session->facts.epoch;
   next_.push_back(kj::mv(session));
   changed_();
+  const Session& coming = *next_.back();
+  GPUPOOL_INFO("session %s: moves to worker %d as epoch %llu", coming.facts.session.text().c_str(),
+               coming.worker->pid(), static_cast<unsigned long long>(epoch));
   return orderMove(*old, epoch, means);
 }
 
