@@ -9,6 +9,11 @@ import processes
 
 ROLES = ("supervisor", "manager", "server")
 BEGAN = re.compile(rb"session (\w+): began, worker (\d+), client (\d+)")
+MOVES = re.compile(rb"session (\w+): moves to worker (\d+)")
+MOVED = re.compile(rb"session (\w+): has moved to worker (\d+)")
+NOT_MOVED = re.compile(rb"disturbing a session: not moved: (.*) \(\d+ moved")
+# What no server may have to say while sessions move, of a worker that nobody stopped.
+ODD = re.compile(rb".*(?:did not exit after its session|and nobody asked|answered nonsense|out of its order|did not answer).*")
 # What the workers of a pool that is disturbed say (server/worker/suspender.cpp), in the server's log.
 CYCLES = re.compile(rb"\bresumed: \d+ bytes")
 REFUSED = re.compile(rb"not (?:suspended|resumed): (.*)")
@@ -21,9 +26,10 @@ class Broken(Exception):
 
 
 class Pool:
-    def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0, turns=False):
-        """disturb: the seed by which its sessions are suspended and resumed; None: they are not. lease: bytes of one.
-        turns: two of them take turns, for there is no room for both."""
+    def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0, turns=False,
+                 moves=False):
+        """disturb: the seed by which its sessions are suspended and resumed, or moved (moves); None: they are not. lease:
+        bytes of one. turns: two of them take turns, for there is no room for both."""
         self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.state = os.path.join(folder, "state")
@@ -36,9 +42,9 @@ class Pool:
                                 GPUPOOL_STALL_TIME=f"{stall}s")
         if not real:
             self.environment["GPUPOOL_SOFT_MEMORY"] = "2GiB"
-        self.disturb, self.lease = disturb, lease
+        self.disturb, self.lease, self.moves = disturb, lease, moves
         if disturb is not None:  # with room for a program and the bystander: what is not forgotten is missing soon
-            self.environment.update(GPUPOOL_DISTURB=f"suspend:{disturb}",
+            self.environment.update(GPUPOOL_DISTURB=f"{'move' if moves else 'suspend'}:{disturb}",
                                     GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * lease + SUSPEND_AHEAD),
                                     GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
         self.turns = turns
@@ -49,6 +55,9 @@ class Pool:
                                     GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
         self.log_at = 0
         self.workers = {}  # of sessions: client pid -> worker pid and when it started, the latest
+        self.next = {}  # the same of the workers that they move to, or moved to last
+        self.clients = {}  # session: client pid
+        self.taken = set()  # (worker, when it started) of all sessions
         self.base = None
 
     # --- up and down ---
@@ -65,7 +74,7 @@ class Pool:
         if self.disturb is not None or self.turns:
             use()
             if self.suspensions()[0] == 0 or not self.copier():
-                raise Broken("no session was suspended and resumed")
+                raise Broken("no session was moved" if self.moves else "no session was suspended and resumed")
             self.await_rest(30)
         self.base = self.picture()
         if self.real:  # one waiting worker's context
@@ -75,10 +84,13 @@ class Pool:
         """How many in the server's log, and why some were not: {reason: how often}."""
         text = processes.read(os.path.join(self.state, "server.log"))
         refused = {}
-        for match in REFUSED.finditer(text):
+        for match in (NOT_MOVED if self.moves else REFUSED).finditer(text):
             why = match.group(1).decode(errors="replace")
             refused[why] = refused.get(why, 0) + 1
-        return len(CYCLES.findall(text)), refused
+        return len((MOVED if self.moves else CYCLES).findall(text)), refused
+
+    def odd_lines(self):
+        return [line.decode(errors="replace") for line in ODD.findall(processes.read(os.path.join(self.state, "server.log")))]
 
     def down(self):
         status, output, errors = self.tool("down", bound=60)
@@ -118,31 +130,48 @@ class Pool:
         return next(iter(self.copiers()), 0)
 
     def read_log(self):
-        """Learns from the server's log which worker serves which client."""
+        """Learns from the server's log which worker serves which client, and which is the next."""
         with open(os.path.join(self.state, "server.log"), "rb") as file:
             file.seek(self.log_at)
             text = file.read()
         end = text.rfind(b"\n") + 1
-        for match in BEGAN.finditer(text[:end]):
-            worker = int(match.group(2))
-            self.workers[int(match.group(3))] = worker, processes.started_at(worker)
+        text = text[:end]
+        lines = [*BEGAN.finditer(text), *MOVES.finditer(text), *MOVED.finditer(text)]
+        for match in sorted(lines, key=lambda line: line.start()):
+            self.learn(match)
         self.log_at += end
+
+    def learn(self, match):
+        worker = int(match.group(2))
+        if match.re is BEGAN:
+            self.clients[match.group(1)] = int(match.group(3))
+        client = self.clients.get(match.group(1))
+        known = self.next.get(client, (0, 0))  # it may have ended since
+        process = known if known[0] == worker else (worker, processes.started_at(worker))
+        self.taken.add(process)
+        (self.next if match.re is MOVES else self.workers)[client] = process
 
     def forget_sessions(self):
         """All are over: numbers of processes come back."""
         self.read_log()
-        self.workers.clear()
+        for known in (self.workers, self.next, self.clients, self.taken):
+            known.clear()
 
     def worker_of(self, client):
         self.read_log()
         return self.workers.get(client, (0, 0))[0]
+
+    def next_of(self, client):
+        """The worker that its session moves to, or has moved to last; 0: none."""
+        self.read_log()
+        return self.next.get(client, (0, 0))[0]
 
     def idle_workers(self):
         server = self.roles().get("server", 0)
         self.read_log()
         copiers = self.copiers()
         return [pid for pid in processes.children(server) if pid not in copiers
-                and (pid, processes.started_at(pid)) not in self.workers.values()
+                and (pid, processes.started_at(pid)) not in self.taken
                 and processes.executable(pid) == "gpupool-worker"]
 
     # --- at rest ---

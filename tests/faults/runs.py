@@ -1,6 +1,5 @@
-"""One run: a program, who dies or stops when, and what has to be true afterwards. Everything random comes from a seed."""
+"""One run of a plan: the program is started, somebody dies or stops, and this is what has to be true afterwards."""
 import os
-import random
 import re
 import signal
 import time
@@ -8,116 +7,7 @@ import time
 import pace
 import processes
 from partner import RIGHT, Partner, results
-
-# Programs, how often each is chosen, arguments, and whether it waits to be killed once it holds memory.
-PROGRAMS = {
-    "vector_add": (2, [], False),
-    "stress_allocations": (2, [], False),
-    "stress_threads": (2, [], False),
-    "host_callbacks": (3, [], False),
-    "managed_memory": (1, [], False),
-    "mapped_memory": (1, [], False),
-    "async_copies": (3, [], False),
-    "graph_capture": (2, [], False),
-    "memory_pools": (1, [], False),
-    "device_printf": (1, [], False),
-    "hold_memory": (2, ["--mib", "64"], False),
-}
-TURNING_PROGRAMS = {"steady_work": (14, ["--mib", "1", "--rounds", "250", "--pause", "8"], False)}  # several turns long
-ENDLESS = ("hold_memory", ["--hold", "--mib", "64"])
-
-# kind: (signal, who). "run" is `gpupool run`, or the program itself where it started without.
-KINDS = {
-    "kill-client": (signal.SIGKILL, ("client",)),
-    "kill-worker": (signal.SIGKILL, ("worker",)),
-    "kill-server": (signal.SIGKILL, ("server",)),
-    "kill-manager": (signal.SIGKILL, ("manager",)),
-    "kill-holder": (signal.SIGKILL, ("holder",)),
-    "kill-run": (signal.SIGKILL, ("run",)),
-    "kill-client-and-holder": (signal.SIGKILL, ("client", "holder")),
-    "kill-run-and-holder": (signal.SIGKILL, ("run", "holder")),
-    "kill-manager-client-holder": (signal.SIGKILL, ("manager", "client", "holder")),
-    "pause-client": (signal.SIGSTOP, ("client",)),
-    "pause-worker": (signal.SIGSTOP, ("worker",)),
-    "pause-server": (signal.SIGSTOP, ("server",)),
-    "pause-manager": (signal.SIGSTOP, ("manager",)),
-}
-# Only in a pool whose sessions are suspended, or whose leases take turns.
-SUSPENDED_KINDS = {
-    "kill-copier": (signal.SIGKILL, ("copier",)),
-    "pause-copier": (signal.SIGSTOP, ("copier",)),
-}
-# Suspends and resumes all sessions of the server until it is killed, so that it is killed in the middle of that too.
-ORDERS = """while :; do
-  sleep "$2"
-  "$1" suspend --server node
-  sleep "$3"
-  until "$1" resume --server node; do sleep 0.05; done
-done"""
-# What a session's end looks like to the program, as CUDA's runtime names it.
-LOST = ("cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorInitializationError", "cudaErrorUnknown")
-BOUND = 2.0  # from the death to the program's end, and from there to the last trace; seconds as pace.py counts them
-HANG = 30.0  # later than its usual life
-
-
-def is_clear_error(status, output, errors, expected):
-    """A program's end that tells its user that the pool failed it."""
-    if status is None or status <= 0:
-        return False
-    if re.search(r"::\w+\(|EOF", errors):  # a library's words for its authors
-        return False
-    if status == 125:  # gpupool run's own
-        return output == "" and errors.startswith("gpupool: ")
-    head, fail, why = output.partition("FAIL: ")
-    lost = re.search(r"gave (\w+)", why)
-    return bool(fail and lost and lost.group(1) in LOST and expected.startswith(head) and
-                re.search(r"^gpupool( \w+)?: \S", errors, re.MULTILINE))
-
-
-class Plan:
-    """What the seed says."""
-
-    def __init__(self, kind, seed, options):
-        dice = random.Random(f"{kind} {seed}")
-        self.kind, self.seed = kind, seed
-        self.signal, self.victims = {**KINDS, **SUSPENDED_KINDS}[kind]
-        self.program = dice.choices(list(PROGRAMS), [weight for weight, _, _ in PROGRAMS.values()])[0]
-        self.arguments, self.endless = PROGRAMS[self.program][1], False
-        self.transport = dice.choice(options.transports)
-        self.wrapped = dice.random() < 0.6 or "run" in self.victims
-        self.at = dice.random()  # of the program's life
-        # Connecting takes a small part of a life: a third of the runs are struck there.
-        self.early = dice.choice(("holder", "client", "worker")) if dice.random() < 0.35 else ""
-        self.early_delay = dice.random() ** 2 * 0.06
-        if "client" in self.victims and self.signal == signal.SIGKILL and dice.random() < 0.15 and not options.suspend \
-                and not options.turns:
-            (self.program, self.arguments), self.endless, self.early = ENDLESS, True, ""
-        long = dice.random() < 0.2
-        self.pause = options.stall + 0.3 + dice.random() * 1.2 if long else 0.02 + dice.random() * 0.6
-        if options.pause is not None:
-            self.pause = options.pause
-        self.bystander = not {"server"} & set(self.victims) and dice.random() < 0.2
-        # Seconds until it is suspended and until it is resumed, again and again; sessions are disturbed besides.
-        self.orders = None
-        if options.suspend and dice.random() < 0.4:
-            self.orders = [f"{dice.random() ** 2 * 0.4:.3f}", f"{dice.random() ** 2 * 0.4:.3f}"]
-        self.partner = dice.choice(options.transports) if options.turns else None  # its transport
-
-    def __str__(self):
-        moment = f"{self.early_delay * 1000:.0f} ms after its {self.early} appeared" if self.early else f"at {self.at:.2f} of its life"
-        return (f"{self.kind} of {self.program}{' ' + ' '.join(self.arguments) if self.arguments else ''} over {self.transport}, "
-                f"{'with' if self.wrapped else 'without'} gpupool run, {moment}"
-                + (f", paused for {self.pause:.2f} s" if self.signal == signal.SIGSTOP else "")
-                + (f", suspended after {self.orders[0]} s for {self.orders[1]} s" if self.orders else "")
-                + (f", its partner over {self.partner}" if self.partner else ""))
-
-
-class Outcome:
-    def __init__(self, plan):
-        self.plan, self.hit, self.verdict, self.notes, self.left = plan, False, "", [], []
-        self.end_ms = self.clean_ms = 0.0
-        self.status, self.error = None, ""
-        self.turns, self.partner = 0, ""  # what the partner came to: right or error
+from plans import BOUND, HANG, MOVES, ORDERS, Outcome, is_clear_error
 
 
 class Run:
@@ -130,6 +20,7 @@ class Run:
         self.since = {}  # pid: when it started
         self.struck = []
         self.struck_at = self.back_at = None
+        self.moves = []  # (worker, next) of each move that was seen to begin
 
     # --- starting ---
 
@@ -182,6 +73,17 @@ class Run:
             worker = self.pool.worker_of(client)
             if worker and self.known.get("worker") != worker:
                 self.learn("worker", worker)
+            if self.options.moves:
+                self.look_for_moves(client)
+
+    def look_for_moves(self, client):
+        coming = self.pool.next_of(client)
+        if not coming or coming == self.known.get("next"):
+            return
+        self.learn("next", coming)
+        self.moves.append((self.known.get("worker", 0), coming))
+        if len(self.moves) == self.plan.move:
+            self.appeared = time.monotonic()
 
     def look_for_client(self):
         """`gpupool run` was killed; its child may have become the program after that, and even have ended unseen."""
@@ -204,6 +106,8 @@ class Run:
         if role == "copier":
             return self.pool.copier()
         pid = self.known.get(role, 0)
+        if role == "worker" and self.moves and self.there(self.moves[-1][0]):
+            pid = self.moves[-1][0]  # the one that the session leaves, or has just left
         return pid if pid and self.there(pid) else 0
 
     # --- striking ---
@@ -231,7 +135,7 @@ class Run:
             return "holds" in self.started.text(self.started.output)
         if not self.plan.early:
             return now >= self.started.began + self.plan.at * self.life
-        if self.plan.early not in self.known:
+        if self.plan.early not in self.known or len(self.moves) < self.plan.move and self.plan.early == "next":
             return False
         self.appeared = getattr(self, "appeared", now)
         return now >= self.appeared + self.plan.early_delay
@@ -268,7 +172,9 @@ class Run:
     def execute(self):
         outcome, plan = self.outcome, self.plan
         self.pool.forget_sessions()
-        turned = self.pool.suspensions()[0] if self.options.turns else 0
+        counted = self.options.turns or self.options.moves
+        turned = self.pool.suspensions()[0] if counted else 0
+        odd = len(self.pool.odd_lines())
         self.partner = self.start_partner() if self.options.turns else None
         self.started = self.start(plan, "run-files")
         beside = self.start(BYSTANDER, "beside") if plan.bystander else None
@@ -287,7 +193,9 @@ class Run:
             if self.partner:
                 self.end_partner()
             self.await_clean()
-            if self.options.turns:
+            if plan.signal == signal.SIGKILL:  # nobody was slow
+                outcome.notes += [f"SAID: {line}" for line in self.pool.odd_lines()[odd:]]
+            if counted:
                 outcome.turns = self.pool.suspensions()[0] - turned
         finally:
             self.end_all()
@@ -337,7 +245,7 @@ class Run:
     def start_orders(self):
         folder = os.path.join(self.pool.folder, "orders")
         os.makedirs(folder, exist_ok=True)
-        words = ["/bin/bash", "-c", ORDERS, "orders", self.pool.gpupool, *self.plan.orders]
+        words = ["/bin/bash", "-c", MOVES if self.options.moves else ORDERS, "orders", self.pool.gpupool, *self.plan.orders]
         return self.reaper.start(words, self.pool.environment, folder)
 
     def end_orders(self, orders):
@@ -432,8 +340,21 @@ class Run:
             outcome.notes.append(f"NOT NAMED: {errors.strip()[-300:]}")
         if plan.kind in ("pause-client", "kill-run", "pause-copier"):
             outcome.notes.append(f"FAILED: {errors.strip()[-300:]}")
+        if self.options.moves and plan.signal == signal.SIGKILL:
+            self.judge_side(errors)
         if plan.kind.startswith("pause-") and plan.pause < self.options.stall * 0.8:
             outcome.notes.append(f"IMPATIENT: {errors.strip()[-300:]}")
+
+    def judge_side(self, errors):
+        """Of two workers one has the session, and it is known which: only with that one it may end."""
+        workers = {role: self.targets[role] for role in ("worker", "next") if role in self.struck}
+        if not workers or len(self.struck) != len(workers):
+            return
+        serves = self.pool.worker_of(self.known.get("client", 0))
+        if serves not in workers.values():
+            self.outcome.notes.append(f"LOST: worker {serves} had the session, and {workers} died: {errors.strip()[-300:]}")
+        if "worker" not in errors:
+            self.outcome.notes.append(f"NOT NAMED: {errors.strip()[-300:]}")
 
     def judge_bystander(self, beside):
         """Another program of the same pool, which nothing happened to."""
@@ -483,11 +404,12 @@ class Run:
     @staticmethod
     def is_order(pid):
         """One that was killed with what gave it."""
-        return " --server node" in processes.command_line(pid)
+        line = processes.command_line(pid)
+        return " --server node" in line or " migrate " in line or line.endswith(" leases --json")
 
     def own_left(self):
         return [f"its {role}, process {pid} ({processes.state(pid)})" for role, pid in self.known.items()
-                if role not in ("worker",) and self.there(pid)]
+                if role not in ("worker", "next") and self.there(pid)]
 
 
 class _Bystander:

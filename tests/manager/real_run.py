@@ -10,7 +10,7 @@ import time
 import pace
 import processes
 from real_pool import DEVICE_BYTES, NAMES, Broken
-from runs import is_clear_error
+from plans import is_clear_error
 
 KINDS = ("stop-manager", "kill-manager", "stop-server", "kill-server", "mixed")
 PROGRAMS = {"vector_add": [], "async_copies": [], "reduction": [], "managed_memory": [], "host_callbacks": []}
