@@ -40,6 +40,7 @@ ends_well() { # ends_well NAME
 }
 is_right() { check "$1 is right: $(cat "$folder/$1.out")" test "$(tail -1 "$folder/$1.out")" = PASS; }
 program_of() { pgrep -P "${pid[$1]}" steady_work; }
+is_the_command() { [ "$(readlink "/proc/$1/exe")" = "$(readlink -f "$bin/gpupool")" ] || ! kill -0 "$1" 2>/dev/null; }
 migrate() { run gpupool migrate --tenant eve "$@"; } # the shell's pool is its user's: the tenant is only a name
 refuses() { # refuses REGEX WORDS...: one line with the reason, in 20 s
   local regex=$1
@@ -150,6 +151,8 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execv(sys.argv[1], sys.argv[1:])' "$bin/gpupool" migrate "$lease" >"$folder/migrate" 2>&1 &
   command=$!
   started+=($command)
+  # Before that it is a copy of this shell, which would end by `finish`.
+  until_true is_the_command "$command" || fail "the command does not begin"
   sleep "$delay"
   kill -INT "$command" 2>/dev/null
   ends_within_a_minute "$command"
