@@ -72,8 +72,11 @@ class Pool:
             raise Broken(f"gpupool up: {status}: {output}{errors}")
         self.await_rest(30)
         if self.disturb is not None or self.turns:
-            use()
-            if self.suspensions()[0] == 0 or not self.copier():
+            for _ in range(10):  # it may end before its worker has come
+                use()
+                if self.suspensions()[0] != 0 and self.copier():
+                    break
+            else:
                 raise Broken("no session was moved" if self.moves else "no session was suspended and resumed")
             self.await_rest(30)
         self.base = self.picture()
