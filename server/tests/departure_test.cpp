@@ -356,7 +356,10 @@ struct Death : Pair {
     if (part == Part::oldWorker) kill(old, SIGKILL);
     if (part == Part::newWorker) kill(next, SIGKILL);
     if (part == Part::newWorker) b->until([&] { return !alive(next) && b->known() == 0; });
-    if (part == Part::oldServer) die(a);
+    if (part == Part::oldServer) {
+      order = nullptr;  // what is under way ends with the server
+      die(a);
+    }
     if (part == Part::newServer) die(b);
     if (part != Part::client) return;
     one.stream = nullptr;

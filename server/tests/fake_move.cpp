@@ -88,7 +88,8 @@ std::optional<int> rebuildSession(WorkerProcess& process, int state) {
     if (const auto client = process.waitForClient(std::chrono::milliseconds(20))) return client;
     if (::recv(state, &end, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != EAGAIN && errno != EINTR)) break;
   }
-  return std::nullopt;
+  // Unless it was sent before, and is on its way.
+  return process.waitForClient(std::chrono::seconds(3));
 }
 
 }  // namespace gpupool::server::test

@@ -86,6 +86,7 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
     }
     if (order == 'g') {
       process.giveMemory(0, uint64_t{600} << 20);
+      process.takeMemory(0, 0);  // answered behind it: the server has counted it then
       answer(start.socket, "given");
     }
     if (order == 's') answer(start.socket, suspension.state());

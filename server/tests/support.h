@@ -202,10 +202,10 @@ inline std::pair<kj::Own<kj::AsyncIoStream>, kj::Own<kj::AsyncIoStream>> connect
   return {io.wrapSocketFd(kj::AutoCloseFd(ends[0])), io.wrapSocketFd(kj::AutoCloseFd(ends[1]))};
 }
 
-// Resolves when the condition holds; rejects after ten seconds.
-inline kj::Promise<void> eventually(kj::Timer& timer, std::function<bool()> condition, int attempts = 1000) {
+// Resolves when the condition holds; rejects after half a minute.
+inline kj::Promise<void> eventually(kj::Timer& timer, std::function<bool()> condition, int attempts = 3000) {
   if (condition()) return kj::READY_NOW;
-  if (attempts == 0) return KJ_EXCEPTION(FAILED, "it did not happen in ten seconds");
+  if (attempts == 0) return KJ_EXCEPTION(FAILED, "it did not happen in half a minute");
   return timer.afterDelay(10 * kj::MILLISECONDS)
       .then([&timer, condition = std::move(condition), attempts]() mutable {
         return eventually(timer, std::move(condition), attempts - 1);
