@@ -32,6 +32,7 @@ namespace {
 constexpr auto kLong = 20s;
 constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
+constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
 constexpr uint64_t kExec = makeHandle(handles::Kind::graphExec, 1, 1);
 constexpr uint64_t kModule = makeHandle(handles::Kind::module, 1, 1);
 constexpr uint64_t kArray = makeHandle(handles::Kind::array, 1, 1);
@@ -230,6 +231,7 @@ struct Program {
                                         .value(0)
                                         .value(0)
                                         .value(1));
+      run(ROW("cuModuleGetGlobal_v2"), Arguments().value(1).value(1).value(module).blob("table", 5));
       CUdeviceptr address = 0;
       size_t bytes = 0;
       client.session->makeAnyCurrent();
@@ -572,7 +574,14 @@ TEST_CASE("stream: the other worker", "[.]") {
   };
   const int state = number(kStateVariable), report = number(kReportVariable);
   if (state < 0) return;
-  softDriver();
+  static const auto real = softDriver().cuModuleGetGlobal_v2;
+  if (std::getenv(kElsewhereVariable) != nullptr)  // this process's own table
+    const_cast<Driver&>(softDriver()).cuModuleGetGlobal_v2 = [](CUdeviceptr* at, size_t* bytes,
+                                                                CUmodule module, const char* name) {
+      const CUresult result = real(at, bytes, module, name);
+      *at += 256;
+      return result;
+    };
   StateSocket socket{Descriptor(state), [] { return false; }};
   Rebuild rebuild(softDriver(), socket, true, [] { return false; });
   HostPages pages = hostPages();
@@ -607,6 +616,20 @@ TEST_CASE("stream: a lease that has no room there keeps its session here") {
   Mover mover(program.client);
   CHECK(mover.move(mine).error == "the lease has no room for the session's device memory");
   CHECK(contains(next.report(), "not rebuilt: "));
+  CHECK(picture(*program.client.session) == here);
+}
+
+// Kernels hold the values that were answered before.
+TEST_CASE("stream: a driver that answers a recorded call otherwise has no session from elsewhere") {
+  Program& program = theProgram();
+  const std::string here = picture(*program.client.session);
+  const auto [mine, theirs] = connection();
+  setenv(kElsewhereVariable, "1", 1);
+  Next next(theirs);
+  unsetenv(kElsewhereVariable);
+  Mover mover(program.client);
+  CHECK(contains(mover.move(mine).error, "cuModuleGetGlobal_v2 answers other values than it did"));
+  CHECK(contains(next.report(), "not rebuilt: cuModuleGetGlobal_v2 answers other values"));
   CHECK(picture(*program.client.session) == here);
 }
 
