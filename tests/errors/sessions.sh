@@ -79,7 +79,8 @@ down
 case_of "server and manager are both gone under gpupool run"
 up
 launch "$bin/gpupool" run --
-pool=$(for role in supervisor manager server; do pid_of $role; done)
+# The server first: one whose supervisor ends is told to stop, and says so.
+pool=$(for role in server manager supervisor; do pid_of $role; done)
 began=$(date +%s%3N)
 kill -KILL $pool
 ended 46 "the GPU server died: its process was killed or crashed; start the program again"
