@@ -218,8 +218,12 @@ inline bool alive(pid_t pid) {
   std::string line;
   std::getline(file, line);
   const size_t name = line.rfind(')');
-  return name != std::string::npos && line.size() > name + 2 && line[name + 2] != 'Z' &&
-         line[name + 2] != 'X';
+  if (name == std::string::npos || line.size() <= name + 2 || line[name + 2] == 'X') return false;
+  if (line[name + 2] != 'Z') return true;
+  // Its other threads may be ending still, and have its files open.
+  std::error_code gone;
+  const std::filesystem::directory_iterator tasks("/proc/" + std::to_string(pid) + "/task", gone);
+  return !gone && std::distance(begin(tasks), end(tasks)) > 1;
 }
 
 // The running processes that `parent` started.
