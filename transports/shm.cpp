@@ -106,7 +106,8 @@ void Shm::acceptPeer(const Options& options, TimeLeft& time) {
   Record answer;
   Descriptor none;
   if (!bootstrap_.send(hello, backing->descriptor(), time) || !bootstrap_.receive(answer, none, time)) {
-    throw std::runtime_error("shm: the client did not answer the worker's greeting");
+    throw std::runtime_error(time.any() ? "shm: the client went away during the greeting"
+                                        : "shm: the client did not answer the worker's greeting");
   }
   if (answer.kind != RecordKind::hello || answer.id != kShmProtocol) {
     throw std::runtime_error("shm: the client speaks another version of the transport");

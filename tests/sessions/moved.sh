@@ -8,7 +8,7 @@ steady_work=("${launcher[@]}" "$programs/steady_work")
 threads=("${launcher[@]}" "$programs/stress_threads" --threads 4 --rounds 60)
 
 list() { gpupool leases | grep -E '^[0-9a-f]{8}'; }
-list_lasting() { list | sed -E 's/ +[0-9]+[smh] / /'; } # without their age
+list_lasting() { list | sed -E 's/ +[0-9]+[smh] +/ /'; } # without their age, and its width
 lease_of() { list | awk -v tenant="$1" '$0 ~ " " tenant " " { print $1 }'; }
 no_lease() { ! list | grep -q .; }
 free_bytes() { gpupool devices --json | grep -o '"freeBytes": *[0-9]*'; }
