@@ -748,7 +748,7 @@ TEST_CASE("the manager has a lease moved to other devices of the server, and set
   // The worker is known to the server's next life by the device that it has now.
   REQUIRE(stored.read().workers.size() == 1);
   CHECK(stored.read().workers[0].devices == std::vector<std::string>{uuid(1)});
-  CHECK(bench.seen.activeLeases == std::vector<Id>{{1, 1}});
+  bench.until([&] { return bench.seen.activeLeases == std::vector<Id>{{1, 1}}; });
   bench.grant({1, 2}, 6, 0);  // all of the device that it had
   other.session = {2, 9};
   REQUIRE(bench.open(other).empty());
