@@ -10,6 +10,11 @@ find_program(NVCC nvcc
 add_library(cuda_headers INTERFACE)
 target_include_directories(cuda_headers SYSTEM INTERFACE ${CUDA_INCLUDE})
 
+# NVML's header: of a toolkit that has it, or what scripts/dependencies.sh brings from PyPI.
+find_path(NVML_INCLUDE nvml.h HINTS ${CUDA_INCLUDE} ${CMAKE_SOURCE_DIR}/.cache/nvml REQUIRED)
+add_library(nvml_header INTERFACE)
+target_include_directories(nvml_header SYSTEM INTERFACE ${NVML_INCLUDE})
+
 # KJ and Cap'n Proto, yaml-cpp and SQLite are linked statically, so that one build runs on any node.
 find_program(CAPNP capnp REQUIRED)
 find_program(CAPNPC_CXX capnpc-c++ REQUIRED)
@@ -77,7 +82,7 @@ function(gpupool_test name label)
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES LABELS ${label} TIMEOUT ${ARG_TIMEOUT})
 endfunction()
-mark_as_advanced(CUDA_INCLUDE NVCC CCACHE CAPNP CAPNPC_CXX)
+mark_as_advanced(CUDA_INCLUDE NVML_INCLUDE NVCC CCACHE CAPNP CAPNPC_CXX)
 
 if(NOT TARGET catch_main)
   add_library(catch_main STATIC ${CMAKE_SOURCE_DIR}/tests/support/catch_main.cpp)

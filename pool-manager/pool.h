@@ -35,6 +35,7 @@
 #include "pool-manager/placement.h"
 #include "pool-manager/principal.h"
 #include "pool-manager/records.h"
+#include "schema/device_sample.h"
 
 namespace gpupool::pool {
 
@@ -141,8 +142,9 @@ class PoolEvents {
 };
 
 struct PoolTimes {
-  uint32_t beatMs = 1000;    // servers beat this often
-  uint32_t silentMs = 5000;  // and are not placed on after this long without
+  uint32_t beatMs = 1000;      // servers beat this often
+  uint32_t sampleMs = 30'000;  // an older sample says nothing
+  uint32_t silentMs = 5000;    // and are not placed on after this long without
   uint32_t minTtlMs = 1000, maxTtlMs = 3'600'000;
   uint32_t driftMs = 500;  // clocks and message delays, added to every deadline
   uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
@@ -165,6 +167,8 @@ struct ServerRecord {
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
   fabric::Fabric fabric;
+  std::vector<DeviceSample> samples;  // of each device, as of samplesMs; empty: it takes none
+  uint64_t samplesMs = 0;
   // Leases that it runs and this pool does not know, or has ended: where, by index into facts.devices (empty:
   // it did not say). Nothing is placed there until the server has confirmed their end.
   std::map<Id, std::set<size_t>> strangers;
@@ -192,6 +196,10 @@ class Pool {
             const std::vector<SuspendedLease>& suspended = {}, const std::vector<LeaseTurn>& turns = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
+  // Of a server that beats. As many as it has devices, or none.
+  void setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now);
+  // Null: there is none that says anything any more.
+  std::optional<DeviceSample> sample(const std::string& name, const std::string& uuid, uint64_t now) const;
   // An operator takes a server out of service, or back: nothing new is placed there, and its leases go on.
   // Held for a server that is away, too. done: later, with "" when the store has it, else why not; from then
   // on no lease comes to be there that leases() does not name. Both may be repeated.

@@ -83,7 +83,10 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
     throw std::invalid_argument("a server named " + facts.name + " is already in the pool (process " +
                                 std::to_string(at->second.facts.pid) + "): give this one another name");
   ServerRecord& server = servers_[facts.name];
-  if (server.facts.incarnation != facts.incarnation) server.fabric = {};
+  if (server.facts.incarnation != facts.incarnation) {
+    server.fabric = {};
+    server.samples.clear();
+  }
   server.facts = facts;
   server.connected = true;
   server.reported = false;  // its first beat names the leases it holds
@@ -293,6 +296,28 @@ void Pool::noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& t
     noted.note = printable(turn.note, kMostNote);
     if (!turn.kept.empty()) noted.kept = checkedKept(at->second.primary(), turn.kept);
   }
+}
+
+void Pool::setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now) {
+  const auto at = servers_.find(name);
+  if (at == servers_.end() || samples.size() != at->second.facts.devices.size()) return;
+  at->second.samples = std::move(samples);
+  at->second.samplesMs = now;
+}
+
+std::optional<DeviceSample> Pool::sample(const std::string& name, const std::string& uuid,
+                                         uint64_t now) const {
+  const auto at = servers_.find(name);
+  if (at == servers_.end() || at->second.samples.empty()) return std::nullopt;
+  const std::vector<Device>& devices = at->second.facts.devices;
+  const auto device =
+      std::find_if(devices.begin(), devices.end(), [&](const Device& one) { return one.uuid == uuid; });
+  if (device == devices.end()) return std::nullopt;
+  DeviceSample sample = at->second.samples[static_cast<size_t>(device - devices.begin())];
+  const uint64_t ageMs = sample.ageMs + (now - at->second.samplesMs);
+  if (ageMs > times_.sampleMs) return std::nullopt;
+  sample.ageMs = static_cast<uint32_t>(ageMs);
+  return sample;
 }
 
 void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {

@@ -117,6 +117,12 @@ class Service::Session final : public schema::Manager::Server {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
                                       params.getWarmWorkers(), service().clock_.now(), suspended, turns);
         });
+    if (known && params.hasSamples()) {
+      KJ_REQUIRE(params.getSamples().size() <= kMaxDevices);
+      std::vector<DeviceSample> samples;
+      for (auto one : params.getSamples()) samples.push_back(schema::read(one));
+      service().pool_.setSamples(name, std::move(samples), service().clock_.now());
+    }
     if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
     context.getResults().setKnown(known);
     return kj::READY_NOW;
@@ -238,7 +244,12 @@ class Service::Session final : public schema::Manager::Server {
     auto list = context.getResults().initDevices(count);
     unsigned at = 0;
     for (const auto& server : inventory)
-      for (const auto& device : server.devices) fill(list[at++], server, device);
+      for (const auto& device : server.devices) {
+        auto out = list[at++];
+        fill(out, server, device);
+        if (const auto sample = service().pool_.sample(server.name, device.info.uuid, now))
+          schema::write(*sample, out.initSample());
+      }
     return kj::READY_NOW;
   }
 

@@ -28,6 +28,25 @@ struct DeviceState {
   server @1 :Text;            # server name
   freeBytes @2 :UInt64;       # not reserved by any lease
   leases @3 :List(Id128);
+  sample @4 :DeviceSample;    # null: its server takes none, or has not lately
+}
+
+# What a server saw last of one of its GPUs, by NVML (schema/device_sample.h). A default says that the GPU or its driver
+# does not tell.
+struct DeviceSample {
+  ageMs @0 :UInt32;           # since it was taken
+  gpuPercent @1 :Int32 = -1;  # nvmlDeviceGetUtilizationRates
+  memoryPercent @2 :Int32 = -1;
+  usedBytes @3 :UInt64;       # nvmlDeviceGetMemoryInfo
+  totalBytes @4 :UInt64;
+  temperatureC @5 :Int32 = -1000;
+  powerMw @6 :UInt32;
+  powerLimitMw @7 :UInt32;    # nvmlDeviceGetEnforcedPowerLimit
+  smMhz @8 :UInt32;
+  memoryMhz @9 :UInt32;
+  eccErrors @10 :Int64 = -1;  # uncorrected, volatile
+  nvlinks @11 :Int32 = -1;    # that are up
+  xid @12 :UInt32;            # the last critical one since the server was started; 0: none
 }
 
 struct ServerInfo {
@@ -163,9 +182,11 @@ interface Manager {
   # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
   # turns: of every lease on an overcommitted server that is not suspended by order.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
-  # the first. known = false: join again. fabric: null while it is as last told.
+  # the first. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
+  # the server takes none.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
-      fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn)) -> (known :Bool);
+      fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
+      samples :List(DeviceSample)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them

@@ -80,15 +80,20 @@ findCuda() {
   if ! isCuda13 "$nvcc" || [ ! -e "$cudaFolder/include/cudaProfiler.h" ]; then installCuda; fi
 }
 
+# Sets python to one that has pip.
+findPip() {
+  python=python3
+  python3 -m pip --version >/dev/null 2>&1 && return
+  command -v apt-get >/dev/null && aptInstall python3-venv
+  [ -x .cache/pip/bin/python ] || python3 -m venv .cache/pip
+  python=.cache/pip/bin/python
+}
+
 # The compiler and the headers from PyPI, laid out as in a toolkit.
 installCuda() {
   local new=$cudaFolder.new library python=python3
   say "installing the CUDA 13.0 compiler and headers from PyPI into ${cudaFolder#"$PWD"/}"
-  if ! python3 -m pip --version >/dev/null 2>&1; then
-    command -v apt-get >/dev/null && aptInstall python3-venv
-    python3 -m venv .cache/pip
-    python=.cache/pip/bin/python
-  fi
+  findPip
   rm -rf "$new" "$cudaFolder"
   $python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$new" \
     --root-user-action ignore "${cudaWheels[@]/%/==13.0.*}" ||
@@ -107,10 +112,24 @@ installCuda() {
   isCuda13 "$cudaFolder/bin/nvcc" || die "the nvcc from PyPI does not run"
 }
 
+# NVML's header, from PyPI where the toolkit comes without.
+findNvml() {
+  local folder=$PWD/.cache/nvml python=python3
+  [ ! -e "$1/nvml.h" ] && [ ! -e "$folder/nvml.h" ] || return 0
+  say "installing NVML's header from PyPI into .cache/nvml"
+  findPip
+  $python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --target "$folder.new" \
+    --root-user-action ignore "nvidia-nvml-dev==13.0.*" || die "PyPI did not give NVML's header, nvml.h"
+  mkdir -p "$folder"
+  mv "$folder.new"/nvidia/cu13/include/nvml.h "$folder/"
+  rm -rf "$folder.new"
+}
+
 configureRelease() {
   local toolkit headers
   toolkit=$(dirname "$(dirname "$nvcc")")
   headers=$toolkit/include
+  findNvml "$headers"
   [ -e "$headers/cuda.h" ] && [ -e "$headers/cudaProfiler.h" ] || die "$headers lacks cuda.h or cudaProfiler.h"
   mkdir -p build/release
   # Several files of a library at once: two thirds of the time. GPUPOOL_UNITY=OFF: one by one, for work on one of them.

@@ -38,6 +38,7 @@ std::vector<ListedDevice> ManagerQuery::devices() {
       ListedDevice one{
           pool::read(device.getInfo()), pool::text(device.getServer()), device.getFreeBytes(), {}};
       for (auto id : device.getLeases()) one.leases.push_back(pool::read(id));
+      if (device.hasSample()) one.sample = schema::read(device.getSample());
       list.push_back(std::move(one));
     }
     return list;

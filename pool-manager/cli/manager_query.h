@@ -2,12 +2,14 @@
 // Asks a manager and waits for the answer: for commands that do nothing else.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "pool-manager/fabric.h"
 #include "pool-manager/model.h"
 #include "pool-manager/rpc.h"
+#include "schema/device_sample.h"
 
 namespace gpupool::cli {
 
@@ -16,6 +18,7 @@ struct ListedDevice {
   std::string server;
   uint64_t freeBytes = 0;
   std::vector<Id> leases;
+  std::optional<DeviceSample> sample;
 };
 
 struct ListedServer {

@@ -66,6 +66,40 @@ std::string describeCordon(const ListedServer& server) {
          (said.empty() ? "" : " (" + said + ")");
 }
 
+// What NVML does not tell of a GPU is left out.
+json toJson(const DeviceSample& sample) {
+  json entry = {{"ageMs", sample.ageMs}, {"lastXid", sample.xid}};
+  const auto tell = [&](const char* name, auto value, bool known) {
+    if (known) entry[name] = value;
+  };
+  tell("gpuPercent", sample.gpuPercent, sample.gpuPercent >= 0);
+  tell("memoryPercent", sample.memoryPercent, sample.memoryPercent >= 0);
+  tell("usedBytes", sample.usedBytes, sample.totalBytes != 0);
+  tell("totalBytes", sample.totalBytes, sample.totalBytes != 0);
+  tell("temperatureC", sample.temperatureC, sample.temperatureC != DeviceSample::kNoTemperature);
+  tell("powerMilliwatts", sample.powerMw, sample.powerMw != 0);
+  tell("powerLimitMilliwatts", sample.powerLimitMw, sample.powerLimitMw != 0);
+  tell("smMegahertz", sample.smMhz, sample.smMhz != 0);
+  tell("memoryMegahertz", sample.memoryMhz, sample.memoryMhz != 0);
+  tell("uncorrectedEccErrors", sample.eccErrors, sample.eccErrors >= 0);
+  tell("nvlinksUp", sample.nvlinks, sample.nvlinks >= 0);
+  return entry;
+}
+
+const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
+// As many cells as that.
+std::vector<std::string> sampleCells(const std::optional<DeviceSample>& sample) {
+  if (!sample) return {"-", "-", "-", "-"};
+  const auto watts = [](uint32_t milliwatts) { return std::to_string((milliwatts + 500) / 1000); };
+  return {
+      sample->gpuPercent < 0 ? "-" : std::to_string(sample->gpuPercent) + "%",
+      sample->totalBytes == 0 ? "-" : options::formatSize(sample->usedBytes),
+      sample->temperatureC == DeviceSample::kNoTemperature ? "-" : std::to_string(sample->temperatureC) + "C",
+      sample->powerMw == 0        ? "-"
+      : sample->powerLimitMw == 0 ? watts(sample->powerMw) + " W"
+                                  : watts(sample->powerMw) + " of " + watts(sample->powerLimitMw) + " W"};
+}
+
 struct Listing {
   ClientOptions client;
   bool json = false;
@@ -156,6 +190,7 @@ struct PoolView {
     entry["leases"] = json::array();
     entry["cordoned"] = cordoned.contains(device.server);
     entry["suspended"] = json::array();
+    if (device.sample) entry["sample"] = cli::toJson(*device.sample);
     for (const Id& id : device.leases) {
       entry["leases"].push_back(id.text());
       if (isSuspended(id)) entry["suspended"].push_back(id.text());
@@ -233,7 +268,11 @@ int runDevices(const Words& words) {
       "Lists the GPUs of the pool, the free memory of each, and who holds it. Of a suspended lease only "
       "what stays on the GPU counts. Where a server leases more memory than its GPUs have, free is what may "
       "still be leased, and it is shown how much is leased of how much.",
-      "  gpupool devices\n  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n");
+      "  gpupool devices\n  gpupool devices -v\n"
+      "  gpupool devices --json | jq '.[] | select(.freeBytes > 0)'\n",
+      "Also -v. Shows what NVIDIA's management library says of each GPU: its load (the part of the time in "
+      "which a kernel ran), the memory in use by whatever runs there, temperature and power. A - stands for "
+      "what it does not say.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
@@ -241,6 +280,7 @@ int runDevices(const Words& words) {
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {{"SERVER", "GPU", "NAME", "MEMORY", "FREE"}};
   if (view.overcommits) rows[0].emplace_back("LEASED");
+  if (listing.verbose) rows[0].insert(rows[0].end(), kSampleHeading.begin(), kSampleHeading.end());
   rows[0].insert(rows[0].end(), {"STATE", "HELD BY"});
   for (const ListedDevice& device : devices) {
     const std::string held = view.holders(device);
@@ -251,6 +291,8 @@ int runDevices(const Words& words) {
     if (view.overcommits)
       row.push_back(options::formatSize(view.leased(device)) + " of " +
                     options::formatSize(view.leasable(device)));
+    if (listing.verbose)
+      for (std::string& cell : sampleCells(device.sample)) row.push_back(std::move(cell));
     row.emplace_back(!device.info.problem.empty() ? "broken"
                      : !held.empty()              ? (view.allSuspended(device) ? "suspended" : "leased")
                      : view.cordoned.contains(device.server) ? "cordoned"

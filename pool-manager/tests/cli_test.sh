@@ -1,9 +1,9 @@
 #!/bin/bash
 # `gpupool up`, `down` and what lies between, with the real manager and server, and workers that only pretend.
-#   cli_test.sh BIN DRIVER VERBS     BIN: gpupool, gpupool-manager, gpupool-server, fake_worker, fake_application
-#                                    VERBS: the library that stands for libibverbs
+#   cli_test.sh BIN DRIVER VERBS NVML  BIN: gpupool, gpupool-manager, gpupool-server, fake_worker, fake_application
+#                                    VERBS, NVML: the libraries that stand for libibverbs and for NVIDIA's NVML
 set -u
-bin=$1 driver=$2 verbs=$3
+bin=$1 driver=$2 verbs=$3 nvml=$4
 folder=$(mktemp -d /tmp/gpupool-cli-XXXXXX)
 export GPUPOOL_SERVER_DEVICE_LOCKS=$folder  # the fake driver's GPUs are not this machine's
 export GPUPOOL_STATE=$folder/pool GPUPOOL_LIBRARY_DIR=$folder/lib GPUPOOL_SERVER_WORKER=$bin/fake_worker
@@ -113,6 +113,30 @@ check "no adapters, in words" until_true shows "node: no RDMA devices"
 gpupool down > /dev/null
 GPUPOOL_SERVER_FABRIC=libnosuch.so.7 up > /dev/null; check "up without libibverbs" test $? -eq 0
 check "and why there are none" until_true shows "no RDMA devices (no RDMA library: libnosuch.so.7"
+gpupool down > /dev/null
+check "nothing is left" nothing_left
+
+case="health"
+echo "load 37 memory 1024 temperature 41 power 300400 limit 700000" > "$folder/gpus"
+FAKE_NVML_STATE=$folder/gpus GPUPOOL_SERVER_NVML=$nvml up > /dev/null; check "up" test $? -eq 0
+shows() { has "$(gpupool devices -v)" "$1" > /dev/null; }
+check "load, memory, temperature, power" until_true shows "37%   1.0 KiB  41C   300 of 700 W  free"
+check "devices alone has none" test -z "$(gpupool devices | grep LOAD)"
+check "JSON has them" python3 -c '
+import json, sys
+for device in json.loads(sys.argv[1]):
+    sample = device["sample"]
+    assert sample.pop("ageMs") < 30000, sample
+    assert sample == {"gpuPercent": 37, "memoryPercent": 5, "usedBytes": 1024, "totalBytes": 4096, "temperatureC": 41,
+                      "powerMilliwatts": 300400, "powerLimitMilliwatts": 700000, "lastXid": 0}, sample
+' "$(gpupool devices --json)"
+echo "load 37 xid 31 xid 79" > "$folder/new" && mv "$folder/new" "$folder/gpus"
+check "a GPU with an Xid of its own is broken" until_true shows "node GPU 1 is broken: Xid 79: the GPU has fallen off the bus"
+check "what NVML does not say any more is -" until_true shows "37%   -     -"
+gpupool down > /dev/null
+GPUPOOL_SERVER_NVML=libnosuch.so.7 up > /dev/null; check "up without NVML" test $? -eq 0
+check "the log says why" until_true grep -q "no figures of the GPUs: libnosuch.so.7" "$GPUPOOL_STATE/server.log"
+check "and there are none" has "$(gpupool devices -v)" "-     -     -     -      free"
 gpupool down > /dev/null
 check "nothing is left" nothing_left
 

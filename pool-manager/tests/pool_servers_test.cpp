@@ -25,6 +25,36 @@ TEST_CASE_METHOD(Fixture, "a device that broke gets no lease until its server sa
   CHECK(ordinal(3) == 0);
 }
 
+TEST_CASE_METHOD(Fixture, "what a server saw of its devices is known for as long as it says something") {
+  const Server facts = server("a", 1, 2);
+  joinAndBeat(facts);
+  const auto load = [&](size_t device) {
+    const auto sample = pool->sample("a", facts.devices[device].uuid, now);
+    return sample ? sample->gpuPercent : -2;
+  };
+  CHECK(load(0) == -2);
+  std::vector<DeviceSample> samples(2);
+  samples[0].gpuPercent = 37;
+  samples[1].ageMs = 10'000;
+  pool->setSamples("a", samples, now);
+  CHECK(load(0) == 37);
+  CHECK(load(1) == -1);
+  now += 20'001;
+  CHECK(pool->sample("a", facts.devices[0].uuid, now)->ageMs == 20'001);
+  CHECK(load(1) == -2);                      // 30 s old
+  pool->setSamples("a", {samples[0]}, now);  // of one device of two: not taken
+  pool->setSamples("b", samples, now);
+  CHECK(load(1) == -2);
+  pool->setSamples("a", samples, now);
+  CHECK(load(0) == 37);
+  CHECK_FALSE(pool->sample("a", "of no device", now));
+  Server next = facts;
+  next.incarnation = {1, 7};
+  pool->left("a", facts.incarnation, false, now);
+  joinAndBeat(next);
+  CHECK(load(0) == -2);  // another process said that
+}
+
 TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
   CHECK_THROWS_AS(pool->join(kAdmin, server("", 1), {}, now), std::invalid_argument);
   CHECK_THROWS_AS(pool->join(kAdmin, server("bad\nname", 1), {}, now), std::invalid_argument);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/fabric/inventory.h"
+#include "server/watch_thread.h"
 
 namespace gpupool::fabric {
 
@@ -37,6 +38,7 @@ class Watch {
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;
+  std::unique_ptr<WatchThread> thread_;  // null: the report stays
 };
 
 // library: "libibverbs.so.1", or "none": nothing is watched.

@@ -90,7 +90,11 @@ kj::Promise<void> Front::start() {
           facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
             turns_->report([&](unsigned count) { return beat.initTurns(count); });
           };
-        facts.problems = [this] { return problems(); };
+        facts.problems = [this] {
+          lookAtHealth();
+          return problems();
+        };
+        facts.samples = [this] { return health_->latest().samples; };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
         Control::Hooks hooks;
@@ -166,6 +170,7 @@ void Front::run(Inventory found) {
     GPUPOOL_INFO("device %u: %s, %.1f GiB, by %s", device.ordinal, device.name.c_str(),
                  static_cast<double>(device.memoryBytes) / (1u << 30), inventory_.driver.c_str());
   watchFabric();
+  watchHealth();
   leases_ = kj::heap<LeaseTable>(inventory_.devices, storedEpochs_, options_.overcommitPercent);
   sessions_ = kj::heap<SessionTable>(
       timer_, SessionTable::Bounds{.stop = duration(options_.stopTime)},
@@ -282,6 +287,25 @@ void Front::watchFabric() {
   for (const auto& device : inventory_.devices)
     settings.gpus.push_back(device.software ? "" : device.pciBusId);
   fabric_ = fabric::watchFabric(options_.fabric, std::move(settings));
+}
+
+void Front::watchHealth() {
+  std::vector<std::string> uuids;
+  bool software = true;
+  for (const auto& device : inventory_.devices) {
+    uuids.push_back(uuidText(device.uuid));
+    software = software && device.software;
+  }
+  if (software && options_.nvml.empty())
+    health_ = std::make_unique<health::Watch>("software GPUs have none");
+  else
+    health_ = health::watchGpus(options_.nvml, inventory_.driver, uuids);
+}
+
+void Front::lookAtHealth() {
+  const std::vector<std::string> broken = health_->latest().broken;
+  for (size_t device = 0; device < broken.size(); ++device)
+    if (!broken[device].empty()) deviceLost(inventory_.devices[device].ordinal, broken[device]);
 }
 
 bool Front::openCache() {

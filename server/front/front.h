@@ -19,6 +19,7 @@
 #include "server/front/server_state.h"
 #include "server/front/suspension.h"
 #include "server/front/turn_taker.h"
+#include "server/health/watch.h"
 
 namespace gpupool::server {
 
@@ -58,8 +59,11 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> listenNetwork();
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void watchFabric();
+  void watchHealth();
   void describe(schema::Manager::JoinParams::Builder join);
   void deviceLost(uint32_t ordinal, const std::string& error);
+  // Takes devices out of service that NVML calls broken.
+  void lookAtHealth();
   // Of each device: why nothing can run on it; empty: it can.
   std::vector<std::string> problems() const;
   void taskFailed(kj::Exception&& exception) override;
@@ -82,6 +86,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   std::map<std::string, uint64_t> storedEpochs_;
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
+  std::unique_ptr<health::Watch> health_;
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;
   kj::Own<CopierChild> copier_;

@@ -125,6 +125,10 @@ kj::Promise<bool> Membership::beat(Link& link) {
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));
   for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);
   request.setWarmWorkers(facts_.warmWorkers());
+  if (const auto samples = facts_.samples(); !samples.empty()) {
+    auto taken = request.initSamples(static_cast<unsigned>(samples.size()));
+    for (unsigned i = 0; i < taken.size(); ++i) schema::write(samples[i], taken[i]);
+  }
   if (auto now = facts_.fabric(); now != link.fabric) {
     fabric::write(*now, request.initFabric());
     link.fabric = std::move(now);  // a beat that fails ends the link, and the next one begins with a join

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/tokens.h"
+#include "schema/device_sample.h"
 #include "schema/fabric.h"
 #include "schema/id.h"
 
@@ -44,6 +45,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
         [](schema::Manager::BeatParams::Builder) {};
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
+    // One of each device, or none.
+    std::function<std::vector<DeviceSample>()> samples = [] { return std::vector<DeviceSample>{}; };
     // Sent again when it is another object.
     std::function<std::shared_ptr<const fabric::Fabric>()> fabric;
   };

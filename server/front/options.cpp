@@ -108,6 +108,10 @@ std::vector<options::Option> ServerOptions::table() {
       {"fabric", fabric, "LIBRARY",
        "The library that reports the RDMA devices of this machine and the state of their ports, for "
        "`gpupool servers -v`. 'none': do not look for RDMA devices."},
+      {"nvml", nvml, "LIBRARY",
+       "The library that reports the load, memory, temperature, power and errors of the GPUs, for `gpupool "
+       "devices -v`. A GPU with an error that no program causes is leased no more. Empty: "
+       "libnvidia-ml.so.1 beside the CUDA driver, and none for software GPUs. 'none': do not ask."},
       {"network-wire", networkWire, "auto|tcp|rdma",
        "What sessions from the network use: rdma, tcp, or auto (RDMA where this server and the client both "
        "have an RDMA device on the route, else TCP). UCX_TLS in the environment of either side overrides "

@@ -25,6 +25,7 @@ struct ServerOptions {
   bool warmContexts = true;
   std::string networkDevice;
   std::string fabric = "libibverbs.so.1";
+  std::string nvml;
   std::string networkWire = "auto";
   std::string moduleCache;
   options::Bytes moduleCacheSize{uint64_t{8} << 30};

@@ -11,6 +11,7 @@
 
 #include "base/process_name.h"
 #include "schema/convert.h"
+#include "schema/device_sample.h"
 #include "schema/protocol.h"
 #include "server/front/device_lock.h"
 #include "server/tests/support.h"
@@ -45,6 +46,7 @@ struct Seen {
   uint32_t overcommitPercent = 0;
   std::map<Id, schema::TurnPlace> turns;
   std::vector<std::string> problems;
+  std::vector<DeviceSample> samples;
   uint32_t warm = 0;
   bool known = true;
   bool mute = false;  // beats are never answered
@@ -98,6 +100,8 @@ class FakeManager final : public schema::Manager::Server {
     for (auto turn : params.getTurns()) seen_.turns[schema::read(turn.getId())] = turn.getPlace();
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
+    seen_.samples.clear();
+    for (auto sample : params.getSamples()) seen_.samples.push_back(schema::read(sample));
     seen_.warm = params.getWarmWorkers();
     context.getResults().setKnown(seen_.known);
     return kj::READY_NOW;
@@ -235,6 +239,29 @@ TEST_CASE("a device that broke is told to the manager, and no lease on it is acc
     CHECK(contains(error->getDescription().cStr(), "device 0 is broken: CUDA_ERROR_FAKE"));
   else
     FAIL("a lease on a broken device was accepted");
+}
+
+TEST_CASE("what NVML says goes to the manager, and a GPU with an Xid of its own is leased no more") {
+  Folder nvml;
+  Environment state("FAKE_NVML_STATE", nvml.path + "/state");
+  const auto says = [&](const std::string& text) {
+    std::ofstream(nvml.path + "/new") << text;
+    std::filesystem::rename(nvml.path + "/new", nvml.path + "/state");
+  };
+  says("load 37");
+  Bench bench(true, false, [](ServerOptions& options) { options.nvml = FAKE_NVML; });
+  bench.until([&] { return bench.seen.samples.size() == 2 && bench.seen.samples[1].gpuPercent == 37; });
+  CHECK(bench.seen.problems == std::vector<std::string>(2));
+  says("load 37 xid 79");
+  bench.until([&] { return !bench.seen.problems[1].empty(); });
+  CHECK(bench.seen.problems[1] ==
+        "Xid 79: the GPU has fallen off the bus; repair or reset it, and restart gpupool-server");
+  CHECK(bench.seen.problems[0].empty());
+  auto request = bench.control().grantRequest();
+  fillLease(request.initLease(), {1, 1}, 1, {1});
+  CHECK(contains(failure([&] { request.send().ignoreResult().wait(bench.io.waitScope); }),
+                 "is broken: Xid 79"));
+  bench.grant({1, 2}, 2);
 }
 
 TEST_CASE("a granted lease admits sessions until it is revoked, and its memory is free then") {

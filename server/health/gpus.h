@@ -1,0 +1,38 @@
+#pragma once
+// What the driver's management library says of this server's GPUs.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "schema/device_sample.h"
+
+namespace gpupool::health {
+
+struct Event {
+  size_t device = 0;  // index into the GPUs
+  uint64_t xid = 0;
+};
+
+// One thread. Calls may take as long as the driver likes.
+class Gpus {
+ public:
+  virtual ~Gpus() = default;
+  virtual size_t count() const = 0;
+  // lost: set if the driver says that the GPU does not answer any more.
+  virtual DeviceSample sample(size_t device, bool* lost) = 0;
+  // Critical Xids: waits for the first, at most so long.
+  virtual std::vector<Event> events(std::chrono::milliseconds time) = 0;
+};
+
+// library: a path, or a name that the loader finds. uuids: "GPU-...", of each GPU. Null, and `why` filled, if
+// it cannot serve. A GPU that it does not know has empty samples. The library stays loaded.
+std::unique_ptr<Gpus> loadNvml(const std::string& library, const std::vector<std::string>& uuids,
+                               std::string* why);
+
+// The library of the driver that was loaded from `driver` (libcuda.so.1): beside it, or else by its name.
+std::string nvmlBeside(const std::string& driver);
+
+}  // namespace gpupool::health

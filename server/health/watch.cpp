@@ -1,0 +1,121 @@
+#include "server/health/watch.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/log.h"
+#include "server/health/xid.h"
+
+namespace gpupool::health {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// NVML's wait for events cannot be ended from outside: it is taken in pieces.
+constexpr std::chrono::milliseconds kPiece{100};
+
+}  // namespace
+
+struct Watch::Shared {
+  std::unique_ptr<Gpus> gpus;
+  Settings settings;
+  std::mutex lock;
+  Report report;
+  Clock::time_point taken{};
+  std::vector<uint32_t> xids;  // of the thread alone
+
+  void run(const WatchThread::Stop& stop);
+  void sampleAll();
+  void note(const Event& event);
+  void breaks(size_t device, const std::string& why);
+};
+
+void Watch::Shared::breaks(size_t device, const std::string& why) {
+  std::lock_guard guard(lock);
+  if (report.broken[device].empty()) report.broken[device] = why;
+}
+
+void Watch::Shared::note(const Event& event) {
+  xids[event.device] = static_cast<uint32_t>(event.xid);
+  const std::string name = "Xid " + std::to_string(event.xid);
+  if (const char* fatal = fatalXid(event.xid))
+    breaks(event.device, name + ": " + fatal);
+  else
+    GPUPOOL_WARNING("GPU %zu of this server reports %s (see dmesg); it goes on", event.device, name.c_str());
+}
+
+void Watch::Shared::sampleAll() {
+  std::vector<DeviceSample> samples;
+  for (size_t device = 0; device < gpus->count(); ++device) {
+    bool lost = false;
+    samples.push_back(gpus->sample(device, &lost));
+    samples.back().xid = xids[device];
+    if (lost) breaks(device, "NVML: the GPU is lost");
+  }
+  std::lock_guard guard(lock);
+  report.samples = std::move(samples);
+  report.note.clear();
+  taken = Clock::now();
+}
+
+void Watch::Shared::run(const WatchThread::Stop& stop) {
+  for (;;) {
+    sampleAll();
+    const auto next = Clock::now() + settings.period;
+    while (Clock::now() < next) {
+      const auto piece = std::min(kPiece, settings.period);
+      const auto began = Clock::now();
+      for (const Event& event : gpus->events(piece)) note(event);
+      // Where there are no events, or one came, this is not over yet.
+      const auto passed = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - began);
+      if (stop.within(std::max(piece - passed, std::chrono::milliseconds(0)))) return;
+    }
+  }
+}
+
+Watch::Watch(std::unique_ptr<Gpus> gpus, Settings settings) : shared_(std::make_shared<Shared>()) {
+  shared_->report.broken.resize(gpus->count());
+  shared_->report.note = "not asked yet";
+  shared_->xids.resize(gpus->count());
+  shared_->gpus = std::move(gpus);
+  shared_->settings = settings;
+  thread_ = std::make_unique<WatchThread>([shared = shared_](const WatchThread::Stop& stop) {
+    shared->run(stop);
+    shared->gpus = nullptr;
+  });
+}
+
+Watch::Watch(std::string note) : shared_(std::make_shared<Shared>()) {
+  shared_->report.note = std::move(note);
+}
+
+Watch::~Watch() {
+  if (thread_ != nullptr && !thread_->end(shared_->settings.stopBound))
+    GPUPOOL_WARNING("NVML does not answer; its thread is abandoned");
+}
+
+Report Watch::latest() const {
+  std::lock_guard guard(shared_->lock);
+  Report report = shared_->report;
+  const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - shared_->taken);
+  if (!report.samples.empty() && age > shared_->settings.longest) {
+    report.samples.clear();
+    report.note = "NVML does not answer";
+  }
+  for (DeviceSample& sample : report.samples) sample.ageMs = static_cast<uint32_t>(age.count());
+  return report;
+}
+
+std::unique_ptr<Watch> watchGpus(const std::string& library, const std::string& driver,
+                                 const std::vector<std::string>& uuids, Watch::Settings settings) {
+  if (library == "none") return std::make_unique<Watch>("not asked (--nvml none)");
+  std::string why;
+  auto gpus = loadNvml(library.empty() ? nvmlBeside(driver) : library, uuids, &why);
+  if (gpus == nullptr) {
+    GPUPOOL_WARNING("no figures of the GPUs: %s", why.c_str());
+    return std::make_unique<Watch>("no NVML: " + why);
+  }
+  return std::make_unique<Watch>(std::move(gpus), settings);
+}
+
+}  // namespace gpupool::health

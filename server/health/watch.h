@@ -1,0 +1,50 @@
+#pragma once
+// Watches this server's GPUs from a thread of its own: a sample of each once a second, and critical Xids as
+// they come. A driver that is sick answers after seconds or not at all, and the server's loop must not wait
+// for it.
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/health/gpus.h"
+#include "server/watch_thread.h"
+
+namespace gpupool::health {
+
+struct Report {
+  std::vector<DeviceSample> samples;  // of each GPU; empty: none was taken lately
+  std::vector<std::string> broken;    // of each GPU: not empty: nothing can run on it any more, and why
+  std::string note;                   // why there are no samples; for people
+};
+
+class Watch {
+ public:
+  struct Settings {
+    std::chrono::milliseconds period{1000};
+    std::chrono::milliseconds longest{10'000};  // an older sample says nothing
+    std::chrono::milliseconds stopBound{1000};
+  };
+  Watch(std::unique_ptr<Gpus> gpus, Settings settings);
+  // Without a thread: never a sample, and why.
+  explicit Watch(std::string note);
+  // Waits for the thread, within a bound: one that the driver blocks is abandoned.
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // Any thread. The samples' ages are those of now.
+  Report latest() const;
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+  std::unique_ptr<WatchThread> thread_;
+};
+
+// library: empty: that of the driver that was loaded from `driver`; "none": nothing is watched.
+std::unique_ptr<Watch> watchGpus(const std::string& library, const std::string& driver,
+                                 const std::vector<std::string>& uuids, Watch::Settings settings = {});
+
+}  // namespace gpupool::health
