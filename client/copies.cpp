@@ -328,6 +328,7 @@ CUresult uploadArena(const StreamRef& ref, uint64_t to, uint64_t from, size_t by
   for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
     size_t n = std::min(piece, bytes - at);
     bool due = false;
+    if (!shared && carrier().busy()) carrier().await(from + at, n);
     if (!shared) status = hostMemory().awaitUpload(bytesAt(from + at), n);
     if (status != CUDA_SUCCESS) break;
     {
@@ -352,17 +353,15 @@ CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size
   return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
 }
 
-// True if nothing is ahead of the next operation of the stream, in it or in one it is ordered behind.
-bool nothingAhead(const StreamRef& ref) {
-  const auto idle = [](const StreamRef& r) { return isDone(r, r.stream->posted.load()); };
-  if (!idle(ref)) return false;
-  if ((ref.stream->flags & CU_STREAM_NON_BLOCKING) != 0) return true;
-  bool all = true;
-  forEachStream(ref.context, [&](const StreamRef& other) {
-    if (ref.wire == nullptr || other.wire == nullptr)
-      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || idle(other));
-  });
-  return all;
+// Memory that kernels address, too: read where they do, for they may write it ahead in the stream.
+CUresult uploadMirrored(const StreamRef& ref, uint64_t to, uint64_t mirror, size_t bytes, Timing timing) {
+  CUresult status = hostMemory().publish();
+  if (status == CUDA_SUCCESS)
+    status = hostMemory().holds(mirror, bytes)
+                 ? postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(mirror),
+                                                  bytes, ref.wire)
+                 : postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{mirror}, bytes, ref.wire);
+  return status == CUDA_SUCCESS && timing == Timing::sync ? synchronizeStream(ref) : status;
 }
 
 // Registered memory at the host end. A caller who waits is served by the staging slots, and so is a small
@@ -428,6 +427,9 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (ref.stream->capturing.load() && !(toDevice && fromDevice))
     return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
+  uint64_t mirror = 0;
+  if (toDevice && !fromDevice && hostMemory().mirrored(from, bytes, mirror))
+    return uploadMirrored(ref, to, mirror, bytes, timing);
   if (toDevice && fromDevice)
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
   if (fromEnd == End::registered || toEnd == End::registered)

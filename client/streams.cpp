@@ -261,6 +261,18 @@ bool isDone(const StreamRef& ref, uint64_t value) {
   return Session::get().words().reached(ref.stream->word, value);
 }
 
+bool nothingAhead(const StreamRef& ref) {
+  const auto idle = [](const StreamRef& r) { return isDone(r, r.stream->posted.load()); };
+  if (!idle(ref)) return false;
+  if ((ref.stream->flags & CU_STREAM_NON_BLOCKING) != 0) return true;
+  bool all = true;
+  forEachStream(ref.context, [&](const StreamRef& other) {
+    if (ref.wire == nullptr || other.wire == nullptr)
+      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || idle(other));
+  });
+  return all;
+}
+
 static bool sleepsIn(CUcontext handle) {
   Context* context = contexts().find(handle);
   return context != nullptr &&

@@ -92,6 +92,8 @@ CUresult returnBeforeLanding(const StreamRef& ref);
 bool hasCredit(const StreamRef& ref);
 // True if everything sent up to `value` is done.
 bool isDone(const StreamRef& ref, uint64_t value);
+// True if nothing is ahead of the next operation of the stream, in it or in one it is ordered behind.
+bool nothingAhead(const StreamRef& ref);
 // Waits for it; device output and host memory are up to date then.
 CUresult waitFor(const StreamRef& ref, uint64_t value);
 CUresult synchronizeStream(const StreamRef& ref);

@@ -1,12 +1,17 @@
-// Two- and three-dimensional copies: ordinary memory is packed, part by part, into staging slots.
+// Two- and three-dimensional copies. Ordinary memory is packed, part by part, into staging slots when the
+// call is made. Memory that only copies behind others in a stream may read or write, but that the device
+// cannot reach at its place, is carried row by row (client/memory/carrier.h): registered memory, and on a
+// network the arena.
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "client/copies.h"
 #include "client/graphs.h"
-#include "client/memory/carrier.h"
+#include "client/memory/host.h"
+#include "client/memory/registered.h"
 #include "client/memory/staging.h"
 
 namespace gpupool::client {
@@ -33,11 +38,14 @@ uint64_t rowAddress(const Side& side, size_t row, size_t slice) {
   return side.base + ((side.z + slice) * side.height + side.y + row) * side.pitch + side.x;
 }
 
+// From its first row's first byte to its last row's last.
+size_t spanOf(const Side& side, const CUDA_MEMCPY3D_v2& c) {
+  return rowAddress(side, c.Height - 1, c.Depth - 1) + c.WidthInBytes - rowAddress(side, 0, 0);
+}
+
 // Which kind of end a linear side is, by its first and last byte.
 End endOfSide(const Side& side, const CUDA_MEMCPY3D_v2& c) {
-  uint64_t first = rowAddress(side, 0, 0),
-           last = rowAddress(side, c.Height - 1, c.Depth - 1) + c.WidthInBytes;
-  return endOf(first, last - first);
+  return endOf(rowAddress(side, 0, 0), spanOf(side, c));
 }
 
 void complete(Side& side, const CUDA_MEMCPY3D_v2& c) {
@@ -157,6 +165,102 @@ CUresult forEachPart(const CUDA_MEMCPY3D_v2& c, F&& f) {
   return CUDA_SUCCESS;
 }
 
+// The rows of a side at host memory, slice by slice, and their shadow. False: they cannot be carried.
+bool carriesRows(const Side& side, End end, const CUDA_MEMCPY3D_v2& c, std::vector<Carrier::Range>& rows) {
+  const uint64_t first = rowAddress(side, 0, 0);
+  Carrier::Range whole{first, first, spanOf(side, c)};
+  if (end == End::registered && !registeredMemory().carries(first, whole.bytes, whole)) return false;
+  if (end != End::registered && end != End::arena) return false;
+  for (size_t slice = 0; slice < c.Depth; ++slice) {
+    Carrier::Range range = whole.part(0, 1);
+    range.application = rowAddress(side, 0, slice);
+    range.shadow = whole.shadow + (range.application - first);
+    range.bytes = c.WidthInBytes;
+    range.rows = c.Height;
+    range.pitch = side.pitch;
+    if (range.pitch == range.bytes) range.bytes *= std::exchange(range.rows, 1);
+    rows.push_back(range);
+  }
+  return true;
+}
+
+CUresult uploadRows(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, const std::vector<Carrier::Range>& rows) {
+  c.srcHost = reinterpret_cast<const void*>(rows.front().shadow);
+  c.srcXInBytes = c.srcY = c.srcZ = 0;
+  uint64_t ahead = 0;
+  CUresult status = requestWord(ref, ahead);
+  if (status == CUDA_SUCCESS) status = carrier().fill(ref, ahead, rows);
+  return status == CUDA_SUCCESS ? postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire) : status;
+}
+
+CUresult downloadRows(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, const std::vector<Carrier::Range>& rows) {
+  c.dstHost = reinterpret_cast<void*>(rows.front().shadow);
+  c.dstXInBytes = c.dstY = c.dstZ = 0;
+  CUresult status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
+  return status == CUDA_SUCCESS ? carrier().land(ref, rows) : status;
+}
+
+Side moved(Side side, size_t x, size_t row, size_t slice) {
+  side.x += x;
+  side.y += row;
+  side.z += slice;
+  return side;
+}
+
+// Memory that kernels address, too: read where they do, for they may write it ahead in the stream.
+CUresult uploadMirrored(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, uint64_t mirror, Timing timing) {
+  CUresult status = hostMemory().publish();
+  if (!hostMemory().holds(mirror, 1)) c.srcMemoryType = CU_MEMORYTYPE_DEVICE;  // a symbol
+  c.srcHost = reinterpret_cast<const void*>(mirror);
+  c.srcDevice = mirror;
+  c.srcXInBytes = c.srcY = c.srcZ = 0;
+  if (status == CUDA_SUCCESS) status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
+  return status == CUDA_SUCCESS && timing == Timing::sync ? synchronizeStream(ref) : status;
+}
+
+// Host memory of any kind to the device. What may still be written ahead in the stream is read behind that.
+CUresult upload(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& source, End from,
+                Timing timing) {
+  uint64_t mirror = 0;
+  if (hostMemory().mirrored(rowAddress(source, 0, 0), spanOf(source, c), mirror))
+    return uploadMirrored(ref, c, mirror, timing);
+  if (from != End::host) {
+    const bool idle = nothingAhead(ref);
+    const bool small = c.WidthInBytes * c.Height * c.Depth <= Staging::kSmall;
+    std::vector<Carrier::Range> rows;
+    if (timing == Timing::async && !(idle && small) && carriesRows(source, from, c, rows))
+      return uploadRows(ref, c, rows);
+    if (!idle)
+      if (CUresult status = synchronizeStream(ref); status != CUDA_SUCCESS) return status;
+    carrier().settle();
+  }
+  CUresult status = forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
+    return uploadPart(ref, p, moved(source, x, row, slice));
+  });
+  return status == CUDA_SUCCESS && timing == Timing::sync ? returnBeforeLanding(ref) : status;
+}
+
+CUresult download(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& destination, End to,
+                  Timing timing) {
+  std::vector<Carrier::Range> rows;
+  if (timing == Timing::async && carriesRows(destination, to, c, rows)) return downloadRows(ref, c, rows);
+  return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
+    return downloadPart(ref, p, moved(destination, x, row, slice));
+  });
+}
+
+// Host memory on both ends.
+CUresult betweenHosts(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& source,
+                      const Side& destination) {
+  CUresult status = synchronizeStream(ref);
+  if (status != CUDA_SUCCESS) return status;
+  for (size_t slice = 0; slice < c.Depth; ++slice)
+    for (size_t row = 0; row < c.Height; ++row)
+      std::memmove(bytesAt(rowAddress(destination, row, slice)), bytesAt(rowAddress(source, row, slice)),
+                   c.WidthInBytes);
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
@@ -191,38 +295,12 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
     c.dstPitch = destination.pitch;
     c.dstHeight = destination.height;
   }
-  // On a network arena memory is copied like ordinary memory: a pitched copy must not touch the bytes between
-  // its rows.
-  bool shared = Session::get().mapsMemory();
-  if (from == End::registered && carrier().busy())  // the rows are read at once
-    if (CUresult status = synchronizeStream(ref); status != CUDA_SUCCESS) return status;
-  bool stageFrom = from == End::host || from == End::registered || (from == End::arena && !shared);
-  bool stageTo = to == End::host || to == End::registered || (to == End::arena && !shared);
-  if (from != End::device && to != End::device) {
-    CUresult status = synchronizeStream(ref);
-    if (status != CUDA_SUCCESS) return status;
-    for (size_t slice = 0; slice < c.Depth; ++slice)
-      for (size_t row = 0; row < c.Height; ++row)
-        std::memmove(bytesAt(rowAddress(destination, row, slice)), bytesAt(rowAddress(source, row, slice)),
-                     c.WidthInBytes);
-    return CUDA_SUCCESS;
-  }
-  auto moved = [](Side side, size_t x, size_t row, size_t slice) {
-    side.x += x;
-    side.y += row;
-    side.z += slice;
-    return side;
-  };
-  if (stageFrom) {
-    CUresult status = forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
-      return uploadPart(ref, p, moved(source, x, row, slice));
-    });
-    return status == CUDA_SUCCESS && timing == Timing::sync ? returnBeforeLanding(ref) : status;
-  }
-  if (stageTo)
-    return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
-      return downloadPart(ref, p, moved(destination, x, row, slice));
-    });
+  // On a network arena memory is out of reach: what lies between the rows must not be sent along.
+  const bool shared = Session::get().mapsMemory();
+  const auto inReach = [&](End end) { return end == End::device || (end == End::arena && shared); };
+  if (from != End::device && to != End::device) return betweenHosts(ref, c, source, destination);
+  if (!inReach(from)) return upload(ref, c, source, from, timing);
+  if (!inReach(to)) return download(ref, c, destination, to, timing);
   CUresult status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
   bool waits = timing == Timing::sync && (from == End::arena || to == End::arena);
   return status == CUDA_SUCCESS && waits ? synchronizeStream(ref) : status;

@@ -73,6 +73,7 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
     deviceMemory(found.device).release(found.context, address);
     return CUDA_SUCCESS;
   }
+  if (carrier().busy()) carrier().await(address, found.bytes);
   return hostMemory().release(found.context, address);
 }
 

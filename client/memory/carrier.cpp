@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kParallel = size_t{1} << 20;   // from here on several threads copy
 constexpr size_t kStreaming = size_t{4} << 20;  // larger than what a cache keeps of it
-constexpr size_t kBounce = size_t{1} << 20;     // unguarded memory over a network
+constexpr size_t kBounce = size_t{1} << 20;     // unguarded memory, and rows, over a network
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr std::chrono::microseconds kNap{20}, kLongNap{1000};
 
@@ -46,8 +46,8 @@ void writeOwn(uint64_t to, const void* from, size_t bytes) {
   (void)!process_vm_writev(getpid(), &local, 1, &remote, 1, 0);
 }
 
-// False: the session is over.
-bool fillOne(const Carrier::Range& range) {
+// One row. False: the session is over.
+bool fillRow(const Carrier::Range& range) {
   if (Session::get().mapsMemory()) {
     if (range.unguarded)
       readOwn(range.application, bytesAt(range.shadow), range.bytes);
@@ -66,7 +66,13 @@ bool fillOne(const Carrier::Range& range) {
   return true;
 }
 
-bool landOne(const Carrier::Range& range) {
+bool fillOne(const Carrier::Range& range) {
+  for (size_t row = 0; row < range.rows; ++row)
+    if (!fillRow(range.part(row, 1))) return false;
+  return true;
+}
+
+bool landRow(const Carrier::Range& range) {
   if (Session::get().mapsMemory()) {
     if (range.unguarded)
       writeOwn(range.application, bytesAt(range.shadow), range.bytes);
@@ -81,6 +87,26 @@ bool landOne(const Carrier::Range& range) {
     const size_t n = std::min(bounce.size(), range.bytes - at);
     if (hostMemory().get(bounce.data(), range.shadow + at, n) != CUDA_SUCCESS) return false;
     writeOwn(range.application + at, bounce.data(), n);
+  }
+  return true;
+}
+
+// A network: one get brings several rows, and what lies between them is left in the bounce.
+bool landRows(const Carrier::Range& range) {
+  std::vector<std::byte> bounce(range.span());
+  if (hostMemory().get(bounce.data(), range.shadow, bounce.size()) != CUDA_SUCCESS) return false;
+  for (size_t row = 0; row < range.rows; ++row)
+    std::memcpy(bytesAt(range.application + row * range.pitch), bounce.data() + row * range.pitch,
+                range.bytes);
+  return true;
+}
+
+bool landOne(const Carrier::Range& range) {
+  const bool several = range.rows > 1 && !Session::get().mapsMemory();
+  const size_t most = several ? std::max<size_t>(1, kBounce / range.pitch) : 1;
+  for (size_t row = 0; row < range.rows; row += most) {
+    const Carrier::Range part = range.part(row, std::min(most, range.rows - row));
+    if (!(part.rows > 1 ? landRows(part) : landRow(part))) return false;
   }
   return true;
 }
@@ -213,7 +239,7 @@ void Carrier::await(uint64_t application, size_t bytes) {
     std::lock_guard lock(mutex_);
     return std::any_of(moves_.begin(), moves_.end(), [&](const Move& move) {
       return move.range.application < application + bytes &&
-             application < move.range.application + move.range.bytes;
+             application < move.range.application + move.range.span();
     });
   };
   while (open() && Session::get().words().sticky() == CUDA_SUCCESS) Session::get().nap(kNap);

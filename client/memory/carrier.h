@@ -4,12 +4,12 @@
 // device addresses. A thread of ours, the carrier, does it in the order of streams, so that no caller waits:
 //
 //  * Before work that reads the shadow, `fill` posts a gate: a completion word the stream waits for. When
-//  everything
-//    ahead of the gate is done (what a host function wrote included), the carrier copies the application's
-//    bytes into the shadow and opens the gate.
+//    everything ahead of the gate is done (what a host function wrote included), the carrier copies the
+//    application's bytes into the shadow and opens the gate.
 //  * Behind work that writes the shadow, `land` asks for the stream's word. When it is reached, the carrier,
-//  or whoever
-//    synchronises first (`settle`), copies the shadow's bytes into the application's memory.
+//    or whoever synchronises first (`settle`), copies the shadow's bytes into the application's memory.
+//
+// On a network the worker's copy of arena memory is such a shadow, too: at the same address.
 //
 // All frames are sent by the call itself. The carrier sends none: a frame may wait behind a call of the
 // driver that waits for the very gate.
@@ -37,6 +37,17 @@ class Carrier {
     bool written = true;  // by the device: landed after the work
     bool unguarded =
         false;  // ordinary memory, which the application may unmap without a call: moved by the kernel
+    // Rows of `bytes` that begin `pitch` apart; what lies between them is not touched on either side.
+    size_t rows = 1, pitch = 0;
+
+    size_t span() const { return (rows - 1) * pitch + bytes; }
+    Range part(size_t first, size_t count) const {  // of the rows
+      Range some = *this;
+      some.application += first * pitch;
+      some.shadow += first * pitch;
+      some.rows = count;
+      return some;
+    }
   };
   // One launch of a graph that copies ordinary or registered memory: all its ranges are filled before it, so
   // that those a launch leaves alone land as they were.

@@ -452,6 +452,18 @@ bool HostMemory::isMirror(uint64_t host, uint64_t device) const {
   return found != mirrors_.end() && found->second.device == device;
 }
 
+bool HostMemory::mirrored(uint64_t host, size_t bytes, uint64_t& device) const {
+  if (!mirroring()) return false;
+  std::lock_guard lock(mutex_);
+  auto after = mirrors_.upper_bound(host);
+  if (after == mirrors_.begin()) return false;
+  const Mirror& mirror = std::prev(after)->second;
+  const uint64_t at = host - mirror.host;
+  if (at >= mirror.bytes || bytes > mirror.bytes - at) return false;
+  device = mirror.device + at;
+  return true;
+}
+
 void HostMemory::insertMirror(Mirror mirror) {
   std::lock_guard lock(mutex_);
   if (isMirror(mirror.host, mirror.device)) return;

@@ -75,6 +75,9 @@ class HostMemory {
   void dropManagedSymbol(uint64_t address, size_t bytes);
   // Arena memory turned out to be addressed by kernels.
   void mirrorArena(uint64_t address);
+  // Where kernels address [host, + bytes), if it is mirrored. What they wrote there is newer than what is
+  // here until settle(); after publish(), whatever comes next in a stream may read it there.
+  bool mirrored(uint64_t host, size_t bytes, uint64_t& device) const;
   bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }
   CUresult publish();
   // Network: puts the bytes at `from` into the worker's arena memory at `to`. landed: waits until they are

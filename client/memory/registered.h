@@ -4,8 +4,8 @@
 //
 // A kernel cannot address registered memory without having asked for the device's address of it
 // (CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM reads 0). Once it did, the memory is mirrored
-// instead (client/memory/host.h), which costs a comparison at every launch, and its copies are staged.
-// Threads: any.
+// instead (client/memory/host.h), which costs a comparison at every launch. Copies to the device then read
+// the mirror, and copies from it are staged. Threads: any.
 
 #include <atomic>
 #include <cstdint>
