@@ -18,10 +18,10 @@ const std::vector<Command>& commands() {
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
       {"suspend", "take a lease's memory off its GPUs; its programs stand still", runSuspend},
       {"resume", "bring a suspended lease back to its GPUs", runResume},
-      {"migrate", "move a lease's sessions to other worker processes of its server", runMigrate},
+      {"migrate", "move a lease to other GPUs, another server or other workers, as it runs", runMigrate},
       {"cordon", "place nothing new on a server, before it is taken down", runCordon},
       {"uncordon", "let a cordoned server be leased again", runUncordon},
-      {"drain", "cordon a server, and see or await the end of its leases", runDrain},
+      {"drain", "cordon a server, move its leases away, and await those that stay", runDrain},
   };
   return kCommands;
 }
