@@ -1,0 +1,206 @@
+// Mirrors: memory that kernels address and that client and worker cannot share.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/memory/host.h"
+#include "client/session.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr size_t kPage = 4096;
+constexpr size_t kApplyBytes = size_t{64} << 10;     // runs of one message of ours, on the control channel
+constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
+constexpr size_t kMostAsked = 64;                    // mirrors at a time
+// What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
+size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
+
+}  // namespace
+
+void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, Begins begins) {
+  Mirror mirror{host, device, bytes, {}};
+  if (begins == Begins::unknown) mirror.base.distrust();
+  insertMirror(std::move(mirror));
+}
+
+bool HostMemory::isMirror(uint64_t host, uint64_t device) const {
+  auto found = mirrors_.find(host);
+  return found != mirrors_.end() && found->second.device == device;
+}
+
+bool HostMemory::mirrored(uint64_t host, size_t bytes, uint64_t& device) const {
+  if (!mirroring()) return false;
+  std::lock_guard lock(mutex_);
+  auto after = mirrors_.upper_bound(host);
+  if (after == mirrors_.begin()) return false;
+  const Mirror& mirror = std::prev(after)->second;
+  const uint64_t at = host - mirror.host;
+  if (at >= mirror.bytes || bytes > mirror.bytes - at) return false;
+  device = mirror.device + at;
+  return true;
+}
+
+void HostMemory::insertMirror(Mirror mirror) {
+  std::lock_guard lock(mutex_);
+  if (isMirror(mirror.host, mirror.device)) return;
+  mirrors_.emplace(mirror.host, std::move(mirror));
+  mirrorCount_ = mirrors_.size();
+}
+
+// They stay as long as mirrorMutex_ is held: removing one takes it.
+std::vector<HostMemory::Mirror*> HostMemory::allMirrors() {
+  std::vector<Mirror*> all;
+  std::lock_guard lock(mutex_);
+  all.reserve(mirrors_.size());
+  for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
+  return all;
+}
+
+CUresult HostMemory::adoptManagedSymbol(uint64_t address, size_t bytes) {
+  uint64_t first = address / kPage * kPage, end = (address + bytes + kPage - 1) / kPage * kPage;
+  {
+    std::lock_guard lock(mutex_);
+    if (mirrors_.count(address) != 0) return CUDA_SUCCESS;
+  }
+  // Symbols share pages: a page may be there already, from a neighbour.
+  for (uint64_t page = first; page < end; page += kPage) {
+    void* want = reinterpret_cast<void*>(page);
+    void* got =
+        mmap(want, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == MAP_FAILED && errno == EEXIST) {
+      std::lock_guard lock(mutex_);
+      if (symbolPages_.count(page) == 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;  // something else of the application lives there
+    } else if (got != want) {
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    std::lock_guard lock(mutex_);
+    symbolPages_.insert(page);
+  }
+  addMirror(address, address, bytes);
+  std::lock_guard order(mirrorMutex_);
+  Mirror* mirror = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    mirror = &mirrors_.find(address)->second;
+  }
+  Mirror* const one[] = {mirror};
+  return collect(one);  // its initial value
+}
+
+void HostMemory::dropManagedSymbol(uint64_t address, size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (mirrors_.count(address) == 0) return;
+  }
+  removeMirror(address);
+  // The pages stay, for a symbol that comes here next: it starts from zero on both sides.
+  std::memset(reinterpret_cast<void*>(address), 0, bytes);
+}
+
+void HostMemory::removeMirror(uint64_t host, uint64_t device) {
+  if (!mirroring()) return;
+  std::lock_guard order(mirrorMutex_);
+  std::lock_guard lock(mutex_);
+  auto found = mirrors_.find(host);
+  if (found == mirrors_.end() || (device != 0 && found->second.device != device)) return;
+  mirrors_.erase(found);
+  mirrorCount_ = mirrors_.size();
+}
+
+void HostMemory::mirrorArena(uint64_t address) {
+  if (Session::get().mapsMemory()) return;
+  uint64_t start = 0;
+  size_t bytes = 0;
+  {
+    std::lock_guard lock(mutex_);
+    auto block = blocks_.upper_bound(address);
+    if (block == blocks_.begin()) return;
+    --block;
+    if (address - block->first >= block->second || targets_.count(block->first) != 0) return;
+    start = block->first;
+    bytes = block->second;
+    if (isMirror(start, start)) return;
+  }
+  awaitLandings(start, bytes);  // what is sent first must not undo what the device brings
+  addMirror(start, start, bytes, Begins::unknown);
+}
+
+CUresult HostMemory::publish() {
+  if (!mirroring()) return CUDA_SUCCESS;
+  std::lock_guard order(mirrorMutex_);
+  std::vector<unsigned char> runs(kApplyBytes);
+  for (Mirror* mirror : allMirrors())
+    if (CUresult status = sendChanges(*mirror, runs); status != CUDA_SUCCESS) return status;
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& runs) {
+  const std::byte* now = reinterpret_cast<const std::byte*>(mirror.host);
+  do {
+    const size_t bytes = mirror.base.collect(now, mirror.bytes, runs);
+    if (bytes == 0) break;
+    CUresult status =
+        Session::get().post<"sessionMirrorApply">(nullptr, CUdeviceptr{mirror.device}, runs.data(), bytes);
+    if (status != CUDA_SUCCESS) return status;
+  } while (mirror.base.more());
+  return CUDA_SUCCESS;
+}
+
+// All are asked for before the first answer is awaited: one round trip, not one each.
+CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
+  Session& session = Session::get();
+  std::vector<unsigned char> runs(kCollectBytes);
+  std::vector<Session::Waiter> asked(mirrors.size());
+  CUresult status = CUDA_SUCCESS;
+  size_t sent = 0, bytes = 0;
+  for (; sent < mirrors.size(); ++sent) {
+    const Mirror& mirror = *mirrors[sent];
+    bytes = runsBytes(mirror.bytes);
+    status = session.ask<"sessionMirrorCollect">(asked[sent], nullptr, CUdeviceptr{mirror.device},
+                                                 mirror.bytes, bytes, runs.data(), &bytes);
+    if (status != CUDA_SUCCESS) break;
+  }
+  for (size_t i = 0; i < sent; ++i) {  // every one, for the waiters are ours
+    Mirror& mirror = *mirrors[i];
+    const size_t room = runsBytes(mirror.bytes);
+    CUresult answer = session.collect<"sessionMirrorCollect">(
+        asked[i], CUdeviceptr{mirror.device}, mirror.bytes, bytes = room, runs.data(), &bytes);
+    while (answer == CUDA_SUCCESS) {
+      answer = take(mirror, std::span(runs).first(std::min(bytes, room)));
+      if (answer != CUDA_SUCCESS || bytes + 64 < room) break;  // room was left: there is no more
+      answer = session.await<"sessionMirrorCollect">(nullptr, CUdeviceptr{mirror.device}, mirror.bytes,
+                                                     bytes = room, runs.data(), &bytes);
+    }
+    if (status == CUDA_SUCCESS) status = answer;
+  }
+  return status;
+}
+
+// The worker's runs, into the application's copy.
+CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
+  Reader in(std::as_bytes(runs));
+  while (in.remaining() >= 16) {
+    uint64_t offset = in.value<uint64_t>();
+    auto data = in.blob();
+    if (in.bad() || offset > mirror.bytes || data.size() > mirror.bytes - offset) return CUDA_ERROR_UNKNOWN;
+    std::memcpy(reinterpret_cast<void*>(mirror.host + offset), data.data(), data.size());
+    mirror.base.apply(offset, data);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult HostMemory::settleSlow() {
+  CUresult status = CUDA_SUCCESS;
+  std::lock_guard order(mirrorMutex_);
+  std::vector<Mirror*> all = allMirrors();
+  std::erase_if(all, [](const Mirror* mirror) { return !mirror->base.agreed(); });
+  for (size_t first = 0; first < all.size() && status == CUDA_SUCCESS; first += kMostAsked)
+    status = collect(std::span(all).subspan(first, std::min(kMostAsked, all.size() - first)));
+  return status;
+}
+
+}  // namespace gpupool::client
