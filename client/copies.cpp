@@ -353,14 +353,20 @@ CUresult copyArenaAwaited(const StreamRef& ref, uint64_t to, uint64_t from, size
   return status == CUDA_SUCCESS ? waitFor(ref, whole.value) : status;
 }
 
-// Memory that kernels address, too: read where they do, for they may write it ahead in the stream.
-CUresult uploadMirrored(const StreamRef& ref, uint64_t to, uint64_t mirror, size_t bytes, Timing timing) {
+// Host memory that kernels address, too, at `mirror`: what a kernel ahead writes there is what is copied, and
+// what is copied there is what a kernel behind reads. The result comes as a kernel's does.
+CUresult copyMirrored(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes, uint64_t mirror,
+                      Timing timing) {
   CUresult status = hostMemory().publish();
-  if (status == CUDA_SUCCESS)
-    status = hostMemory().holds(mirror, bytes)
-                 ? postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(mirror),
-                                                  bytes, ref.wire)
-                 : postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{mirror}, bytes, ref.wire);
+  if (status != CUDA_SUCCESS) return status;
+  if (!hostMemory().holds(mirror, bytes))  // a symbol
+    status = postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+  else if (mirror == from)
+    status = postTo<"cuMemcpyHtoDAsync_v2">(ref, CUdeviceptr{to}, reinterpret_cast<const void*>(from), bytes,
+                                            ref.wire);
+  else
+    status =
+        postTo<"cuMemcpyDtoHAsync_v2">(ref, reinterpret_cast<void*>(to), CUdeviceptr{from}, bytes, ref.wire);
   return status == CUDA_SUCCESS && timing == Timing::sync ? synchronizeStream(ref) : status;
 }
 
@@ -391,7 +397,7 @@ CUresult betweenHosts(const StreamRef& ref, uint64_t to, uint64_t from, size_t b
 
 // The node reads and writes the application's memory when the graph runs, not now.
 CUresult captureEnd(const StreamRef& ref, uint64_t& address, End end, size_t bytes, bool written) {
-  if (end == End::arena) hostMemory().mirrorArena(address);
+  if (end == End::arena) mirrorArena(address);
   if (end != End::host && end != End::registered) return CUDA_SUCCESS;
   GraphHold hold;
   CUresult status = borrowForGraph(address, bytes, written, ref.context, address, hold);
@@ -427,11 +433,11 @@ CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from,
   if (ref.stream->capturing.load() && !(toDevice && fromDevice))
     return captureLinear(ref, to, toEnd, from, fromEnd, bytes);
   if (!toDevice && !fromDevice) return betweenHosts(ref, to, from, bytes);
-  uint64_t mirror = 0;
-  if (toDevice && !fromDevice && hostMemory().mirrored(from, bytes, mirror))
-    return uploadMirrored(ref, to, mirror, bytes, timing);
   if (toDevice && fromDevice)
     return postTo<"cuMemcpyDtoDAsync_v2">(ref, CUdeviceptr{to}, CUdeviceptr{from}, bytes, ref.wire);
+  uint64_t mirror = 0;
+  if (hostMemory().mirrored(toDevice ? from : to, bytes, mirror))
+    return copyMirrored(ref, toDevice ? to : mirror, toDevice ? mirror : from, bytes, mirror, timing);
   if (fromEnd == End::registered || toEnd == End::registered)
     return copyRegistered(ref, to, from, bytes, toDevice, timing);
   if (toDevice && fromEnd == End::host) {

@@ -139,7 +139,7 @@ CUresult localiseSide(const Side& side, bool written, const CUDA_MEMCPY3D_v2& co
   start = first;
   if (end == End::device) return CUDA_SUCCESS;
   if (end == End::arena) {
-    hostMemory().mirrorArena(first);
+    mirrorArena(first);
     return CUDA_SUCCESS;
   }
   GraphHold hold;

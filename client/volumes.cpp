@@ -207,13 +207,21 @@ Side moved(Side side, size_t x, size_t row, size_t slice) {
   return side;
 }
 
-// Memory that kernels address, too: read where they do, for they may write it ahead in the stream.
-CUresult uploadMirrored(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, uint64_t mirror, Timing timing) {
+// One side is host memory that kernels address, too, at `mirror`: as in copyLinear.
+CUresult copyMirrored(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, bool upload, uint64_t mirror, Timing timing) {
   CUresult status = hostMemory().publish();
-  if (!hostMemory().holds(mirror, 1)) c.srcMemoryType = CU_MEMORYTYPE_DEVICE;  // a symbol
-  c.srcHost = reinterpret_cast<const void*>(mirror);
-  c.srcDevice = mirror;
-  c.srcXInBytes = c.srcY = c.srcZ = 0;
+  const CUmemorytype type = hostMemory().holds(mirror, 1) ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  if (upload) {
+    c.srcMemoryType = type;
+    c.srcHost = reinterpret_cast<const void*>(mirror);
+    c.srcDevice = mirror;
+    c.srcXInBytes = c.srcY = c.srcZ = 0;
+  } else {
+    c.dstMemoryType = type;
+    c.dstHost = reinterpret_cast<void*>(mirror);
+    c.dstDevice = mirror;
+    c.dstXInBytes = c.dstY = c.dstZ = 0;
+  }
   if (status == CUDA_SUCCESS) status = postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire);
   return status == CUDA_SUCCESS && timing == Timing::sync ? synchronizeStream(ref) : status;
 }
@@ -223,7 +231,7 @@ CUresult upload(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& sou
                 Timing timing) {
   uint64_t mirror = 0;
   if (hostMemory().mirrored(rowAddress(source, 0, 0), spanOf(source, c), mirror))
-    return uploadMirrored(ref, c, mirror, timing);
+    return copyMirrored(ref, c, true, mirror, timing);
   if (from != End::host) {
     const bool idle = nothingAhead(ref);
     const bool small = c.WidthInBytes * c.Height * c.Depth <= Staging::kSmall;
@@ -242,6 +250,9 @@ CUresult upload(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& sou
 
 CUresult download(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& destination, End to,
                   Timing timing) {
+  uint64_t mirror = 0;
+  if (hostMemory().mirrored(rowAddress(destination, 0, 0), spanOf(destination, c), mirror))
+    return copyMirrored(ref, c, false, mirror, timing);
   std::vector<Carrier::Range> rows;
   if (timing == Timing::async && carriesRows(destination, to, c, rows)) return downloadRows(ref, c, rows);
   return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {

@@ -70,7 +70,7 @@ void noticeArenaPointers(const std::byte* parameters, size_t bytes) {
     std::memcpy(&word, parameters + at, 8);
     if (word - space.hostBase >= space.hostBytes) continue;
     if (told) registeredMemory().noticeAddress(word);
-    hostMemory().mirrorArena(word);
+    mirrorArena(word);
   }
 }
 

@@ -191,7 +191,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, unsigned 
   if (!allocations().find(host, found)) return CUDA_ERROR_INVALID_VALUE;
   if (found.kind != Kind_::pinned && found.kind != Kind_::managed && found.kind != Kind_::registered)
     return CUDA_ERROR_INVALID_VALUE;
-  if (found.kind == Kind_::pinned) hostMemory().mirrorArena(host);
+  if (found.kind == Kind_::pinned) mirrorArena(host);
   if (found.kind == Kind_::registered) registeredMemory().mirror(host);
   *out = found.deviceAddress + (host - found.address);
   return CUDA_SUCCESS;

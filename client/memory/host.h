@@ -37,7 +37,7 @@ namespace gpupool::client {
 
 class HostMemory {
  public:
-  // What arena memory is used for. copies: only copies so far; mirrorArena() is called when kernels turn out
+  // What arena memory is used for. copies: only copies so far; mirrorBlock() is called when kernels turn out
   // to address it. mirrored: kernels will address it. target: the device's copy of the application's own
   // memory; the caller adds the mirror.
   enum class Use { copies, mirrored, target };
@@ -73,8 +73,11 @@ class HostMemory {
   CUresult adoptManagedSymbol(uint64_t address, size_t bytes);
   // The library of that symbol, if it is one, is about to be unloaded, and the worker's copy goes with it.
   void dropManagedSymbol(uint64_t address, size_t bytes);
-  // Arena memory turned out to be addressed by kernels.
-  void mirrorArena(uint64_t address);
+  // False: there is no arena memory at `address` that kernels may turn out to address (mirrorArena,
+  // registered.h).
+  bool mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const;
+  // Of such: from now on kernels address it.
+  void mirrorBlock(uint64_t start, size_t bytes);
   // Where kernels address [host, + bytes), if it is mirrored. What they wrote there is newer than what is
   // here until settle(); after publish(), whatever comes next in a stream may read it there.
   bool mirrored(uint64_t host, size_t bytes, uint64_t& device) const;

@@ -111,20 +111,19 @@ void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   mirrorCount_ = mirrors_.size();
 }
 
-void HostMemory::mirrorArena(uint64_t address) {
-  if (Session::get().mapsMemory()) return;
-  uint64_t start = 0;
-  size_t bytes = 0;
-  {
-    std::lock_guard lock(mutex_);
-    auto block = blocks_.upper_bound(address);
-    if (block == blocks_.begin()) return;
-    --block;
-    if (address - block->first >= block->second || targets_.count(block->first) != 0) return;
-    start = block->first;
-    bytes = block->second;
-    if (isMirror(start, start)) return;
-  }
+bool HostMemory::mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const {
+  if (Session::get().mapsMemory()) return false;
+  std::lock_guard lock(mutex_);
+  auto block = blocks_.upper_bound(address);
+  if (block == blocks_.begin()) return false;
+  --block;
+  if (address - block->first >= block->second || targets_.count(block->first) != 0) return false;
+  start = block->first;
+  bytes = block->second;
+  return !isMirror(start, start);
+}
+
+void HostMemory::mirrorBlock(uint64_t start, size_t bytes) {
   awaitLandings(start, bytes);  // what is sent first must not undo what the device brings
   addMirror(start, start, bytes, Begins::unknown);
 }

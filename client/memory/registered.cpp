@@ -148,6 +148,14 @@ CUresult RegisteredMemory::download(const StreamRef& ref, uint64_t to, uint64_t 
   return CUDA_SUCCESS;
 }
 
+void mirrorArena(uint64_t address) {
+  uint64_t start = 0;
+  size_t bytes = 0;
+  if (!hostMemory().mirrorable(address, start, bytes)) return;
+  if (carrier().busy()) carrier().await(start, bytes);
+  hostMemory().mirrorBlock(start, bytes);
+}
+
 CUresult settleHostMemory() {
   carrier().settle();
   return hostMemory().settle();

@@ -54,6 +54,8 @@ class RegisteredMemory {
 
 RegisteredMemory& registeredMemory();
 
+// Pinned memory at `address`, if there is any, is addressed by kernels from now on.
+void mirrorArena(uint64_t address);
 // What the device has finished writing to host memory, carried and mirrored, is in this process's when it
 // returns.
 CUresult settleHostMemory();

@@ -144,6 +144,33 @@ static void behindAKernel(const char* name, int* host, cudaStream_t stream) {
   }
 }
 
+// Kernels go on with what a copy has brought; the first of them is called before it is there.
+static void kernelsBehindACopy(const char* name, int* host, cudaStream_t stream) {
+  for (Shape shape : {plane, line, volume}) {
+    Device device;
+    int wrong = 0;
+    for (int round = 0; round < 5; ++round) {
+      Fill late = {host, 2000 + round};
+      fill(host, 1);
+      CUDA(cudaMemsetAsync(device.memory, 0, kCount * sizeof(int), stream));
+      CUDA(cudaLaunchHostFunc(stream, &fillLate, &late));
+      download(shape, host, device.memory, stream);
+      int* addressed = nullptr;
+      CUDA(cudaHostGetDevicePointer(&addressed, host, 0));
+      add<<<8, 128, 0, stream>>>(addressed, kCount, 1);
+      usleep(round * 5000);
+      for (int more = 0; more < 2; ++more) add<<<8, 128, 0, stream>>>(addressed, kCount, 1);
+      CUDA(cudaStreamSynchronize(stream));
+      std::vector<int> expected(kCount);
+      for (int i = 0; i < kCount; ++i) expected[i] = 2000 + round + i + 3;
+      for (int i = 0; i < countOf(shape); ++i) expected[placeOf(shape, i)] = 3;
+      for (int i = 0; i < kCount; ++i) wrong += host[i] != expected[i];
+    }
+    check::say("%s, %s down, then kernels: %d wrong", name, kShapes[shape], wrong);
+    REQUIRE(wrong == 0);
+  }
+}
+
 // Down, and up again from there by the next copy; what lies between the rows stays as it is.
 static void behindACopy(const char* name, int* host, cudaStream_t stream) {
   for (Shape shape : {plane, volume}) {
@@ -254,6 +281,7 @@ static void all(const char* name, int* host, cudaStream_t const* streams) {
   standing(name, host, streams[0]);
   columns(name, host, streams);
   arrays(name, host, streams[0]);
+  kernelsBehindACopy(name, host, streams[0]);
   behindAKernel(name, host, streams[0]);
   // Kernels have addressed it: what is known of it is more, what is right is the same.
   behindAFunction(name, host, streams[0]);
