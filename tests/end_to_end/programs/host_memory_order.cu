@@ -260,18 +260,24 @@ static void arrays(const char* name, int* host, cudaStream_t stream) {
 }
 
 // Managed memory, which a program leaves alone while kernels run.
-static void managed(cudaStream_t stream) {
-  int* values = nullptr;
-  CUDA(cudaMallocManaged(&values, kCount * sizeof(int)));
+__managed__ int symbol[kCount];
+
+static void managed(const char* name, int* values, cudaStream_t stream) {
   for (Shape shape : {line, plane, volume}) {
     Device device;
     fill(values, 30);
     add<<<8, 128, 0, stream>>>(values, kCount, 70);
     upload(shape, device.memory, values, stream);
     CUDA(cudaStreamSynchronize(stream));
-    expectOnDevice("managed", shape, device, 100);
+    expectOnDevice(name, shape, device, 100);
+    download(shape, values, device.memory, stream);
+    for (int more = 0; more < 3; ++more) add<<<8, 128, 0, stream>>>(values, kCount, 1);
+    CUDA(cudaStreamSynchronize(stream));
+    int wrong = 0;
+    for (int i = 0; i < kCount; ++i) wrong += values[i] != 103 + i;
+    check::say("%s, %s down, then kernels: %d wrong", name, kShapes[shape], wrong);
+    REQUIRE(wrong == 0);
   }
-  CUDA(cudaFree(values));
 }
 
 static void all(const char* name, int* host, cudaStream_t const* streams) {
@@ -306,7 +312,11 @@ int main() {
   all("registered", registered, streams);
   CUDA(cudaHostUnregister(registered));
   std::free(registered);
-  managed(streams[0]);
+  int* values = nullptr;
+  CUDA(cudaMallocManaged(&values, kCount * sizeof(int)));
+  managed("managed", values, streams[0]);
+  CUDA(cudaFree(values));
+  managed("symbol", symbol, streams[0]);
   for (cudaStream_t stream : streams) CUDA(cudaStreamDestroy(stream));
   return check::pass();
 }
