@@ -159,7 +159,8 @@ static void acrossDevices() {
   DRIVER(cuDevicePrimaryCtxRelease(owner));
 }
 
-// NCCL asks for the granularity of the host's memory and goes on without it.
+// NCCL asks for the granularity of the host's memory and goes on without it. A device that says it has no
+// such memory makes none.
 static void hostMemory(CUdevice device) {
   CUmemAllocationProp properties = onDevice(device);
   properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
@@ -167,6 +168,13 @@ static void hostMemory(CUdevice device) {
   size_t granularity = 0;
   DRIVER(cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   REQUIRE(granularity != 0 && (granularity & (granularity - 1)) == 0);
+  int supported = 0;
+  DRIVER(cuDeviceGetAttribute(&supported, CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+                              device));
+  CUmemGenericAllocationHandle handle;
+  const CUresult made = cuMemCreate(&handle, granularity, &properties, 0);
+  REQUIRE(supported != 0 || made != CUDA_SUCCESS);
+  if (made == CUDA_SUCCESS) DRIVER(cuMemRelease(handle));
 }
 
 static void accounting(CUdevice device) {
