@@ -46,6 +46,7 @@ HandlerTable build() {
   addContextHandlers(table);
   addMemoryHandlers(table);
   addCopyHandlers(table);
+  addLinkHandlers(table);
   addModuleHandlers(table);
   addTextureHandlers(table);
   addStreamHandlers(table);

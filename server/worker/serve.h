@@ -161,6 +161,7 @@ void addArrayHandlers(HandlerTable&);
 void addContextHandlers(HandlerTable&);
 void addMemoryHandlers(HandlerTable&);
 void addCopyHandlers(HandlerTable&);
+void addLinkHandlers(HandlerTable&);
 void addModuleHandlers(HandlerTable&);
 void addTextureHandlers(HandlerTable&);
 void addStreamHandlers(HandlerTable&);
