@@ -17,6 +17,8 @@
 namespace gpupool::client {
 namespace {
 
+constexpr size_t kMostAround = 8;  // times the width of a row, which travels for it
+
 std::byte* bytesAt(uint64_t address) { return reinterpret_cast<std::byte*>(address); }
 
 struct Side {
@@ -233,10 +235,9 @@ CUresult upload(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& sou
   if (hostMemory().mirrored(rowAddress(source, 0, 0), spanOf(source, c), mirror))
     return copyMirrored(ref, c, true, mirror, timing);
   if (from != End::host) {
-    const bool idle = nothingAhead(ref);
-    const bool small = c.WidthInBytes * c.Height * c.Depth <= Staging::kSmall;
+    const bool idle = nothingAhead(ref);  // the rows may be read at once
     std::vector<Carrier::Range> rows;
-    if (timing == Timing::async && !(idle && small) && carriesRows(source, from, c, rows))
+    if (timing == Timing::async && !idle && carriesRows(source, from, c, rows))
       return uploadRows(ref, c, rows);
     if (!idle)
       if (CUresult status = synchronizeStream(ref); status != CUDA_SUCCESS) return status;
@@ -253,8 +254,11 @@ CUresult download(const StreamRef& ref, const CUDA_MEMCPY3D_v2& c, const Side& d
   uint64_t mirror = 0;
   if (hostMemory().mirrored(rowAddress(destination, 0, 0), spanOf(destination, c), mirror))
     return copyMirrored(ref, c, false, mirror, timing);
+  // Over a network rows come with what lies between them: narrow ones are packed by the worker instead.
+  const bool narrow = !Session::get().mapsMemory() && c.WidthInBytes < destination.pitch / kMostAround;
   std::vector<Carrier::Range> rows;
-  if (timing == Timing::async && carriesRows(destination, to, c, rows)) return downloadRows(ref, c, rows);
+  if (timing == Timing::async && !narrow && carriesRows(destination, to, c, rows))
+    return downloadRows(ref, c, rows);
   return forEachPart(c, [&](const CUDA_MEMCPY3D_v2& p, size_t x, size_t row, size_t slice) {
     return downloadPart(ref, p, moved(destination, x, row, slice));
   });

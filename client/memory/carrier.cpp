@@ -36,6 +36,11 @@ void copyBytes(uint64_t to, uint64_t from, size_t bytes, bool streaming) {
   for (size_t i = 0; i < begun; ++i) copyThreads().finish(jobs[i]);
 }
 
+void copyRows(uint64_t to, uint64_t from, const Carrier::Range& range) {
+  for (size_t row = 0; row < range.rows; ++row)
+    std::memcpy(bytesAt(to + row * range.pitch), bytesAt(from + row * range.pitch), range.bytes);
+}
+
 // Memory that may be gone meanwhile: the kernel answers EFAULT where a plain access would end the process.
 void readOwn(uint64_t from, void* to, size_t bytes) {
   iovec local{to, bytes}, remote{bytesAt(from), bytes};
@@ -67,6 +72,10 @@ bool fillRow(const Carrier::Range& range) {
 }
 
 bool fillOne(const Carrier::Range& range) {
+  if (range.rows > 1 && Session::get().mapsMemory()) {
+    copyRows(range.shadow, range.application, range);
+    return true;
+  }
   for (size_t row = 0; row < range.rows; ++row)
     if (!fillRow(range.part(row, 1))) return false;
   return true;
@@ -95,15 +104,17 @@ bool landRow(const Carrier::Range& range) {
 bool landRows(const Carrier::Range& range) {
   std::vector<std::byte> bounce(range.span());
   if (hostMemory().get(bounce.data(), range.shadow, bounce.size()) != CUDA_SUCCESS) return false;
-  for (size_t row = 0; row < range.rows; ++row)
-    std::memcpy(bytesAt(range.application + row * range.pitch), bounce.data() + row * range.pitch,
-                range.bytes);
+  copyRows(range.application, reinterpret_cast<uint64_t>(bounce.data()), range);
   return true;
 }
 
 bool landOne(const Carrier::Range& range) {
-  const bool several = range.rows > 1 && !Session::get().mapsMemory();
-  const size_t most = several ? std::max<size_t>(1, kBounce / range.pitch) : 1;
+  if (range.rows == 1) return landRow(range);
+  if (Session::get().mapsMemory()) {
+    copyRows(range.application, range.shadow, range);
+    return true;
+  }
+  const size_t most = std::max<size_t>(1, kBounce / range.pitch);
   for (size_t row = 0; row < range.rows; row += most) {
     const Carrier::Range part = range.part(row, std::min(most, range.rows - row));
     if (!(part.rows > 1 ? landRows(part) : landRow(part))) return false;
