@@ -1,11 +1,27 @@
-# Fails if a file of a part includes a header of a part that it may not use. A step of every build (Walls.cmake):
-#   cmake -DSOURCE=<the repository> -DPART=<folder> "-DMAY=<folders>" -DSTAMP=<file> -P walls.cmake
+# Fails if a file of a part includes a header of a part that it may not use, or of a higher layer of its own part. A step
+# of every build (Walls.cmake):
+#   cmake -DSOURCE=<the repository> -DPART=<folder> "-DMAY=<folders>" "-DLAYERS=<patterns>" -DSTAMP=<file> -P walls.cmake
 cmake_minimum_required(VERSION 3.22)
 set(parts base schema transports client server pool-manager tests perf)
 file(GLOB_RECURSE files RELATIVE ${SOURCE} ${SOURCE}/${PART}/*.h ${SOURCE}/${PART}/*.cpp)
 list(JOIN parts "|" any)
 set(bad "")
+
+# The number of the layer that the file is in; 0, the lowest, for what no pattern names.
+function(layer_of file out)
+  set(index 0)
+  set(found 0)
+  foreach(pattern IN LISTS LAYERS)
+    math(EXPR index "${index} + 1")
+    if(file MATCHES "^${PART}/${pattern}")
+      set(found ${index})
+    endif()
+  endforeach()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
 foreach(file IN LISTS files)
+  layer_of(${file} own)
   file(STRINGS ${SOURCE}/${file} includes REGEX "^[ \t]*#[ \t]*include[ \t]*[<\"](\\.\\./|(${any})/)")
   foreach(line IN LISTS includes)
     string(REGEX MATCH "[<\"](\\.\\.|[a-z-]+)/[^>\"]*" header "${line}")
@@ -14,12 +30,18 @@ foreach(file IN LISTS files)
     if(NOT of STREQUAL PART AND NOT of IN_LIST MAY)
       string(APPEND bad "${file} includes ${header}\n")
     endif()
+    if(LAYERS AND of STREQUAL PART AND NOT file MATCHES "^${PART}/tests/")
+      layer_of(${header} its)
+      if(its GREATER own)
+        string(APPEND bad "${file} includes ${header}, which is of a higher layer\n")
+      endif()
+    endif()
   endforeach()
 endforeach()
 if(bad)
   list(JOIN MAY ", " allowed)
-  message(FATAL_ERROR "${bad}${PART} may include its own headers and those of: ${allowed} (CMakeLists.txt). "
-    "A path with .. may lead anywhere and is refused.")
+  message(FATAL_ERROR "${bad}${PART} may include its own headers of no higher layer, and those of: ${allowed} "
+    "(CMakeLists.txt). A path with .. may lead anywhere and is refused.")
 endif()
 if(STAMP)
   file(TOUCH ${STAMP})
