@@ -7,8 +7,8 @@
 //    as done.
 //  * Mirrors synchronise two copies where kernels address memory that cannot be shared: mapped and managed
 //    memory on a network, registered memory and managed symbols everywhere. The client's changes are sent
-//    before a launch (`publish`), the worker's come back at a synchronisation (`settle`). schema/mirror.h has
-//    the rules.
+//    before a launch or a copy (`publish`), the worker's come back at a synchronisation (`settle`).
+//    schema/mirror.h has the rules.
 //
 // Changes travel aside (schema/frame.h), so they are there before any frame sent after them.
 //
