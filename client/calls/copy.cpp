@@ -5,6 +5,7 @@
 #include "client/entry.h"
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
+#include "client/memory/registered.h"
 
 namespace gpupool::client {
 namespace {
@@ -139,13 +140,20 @@ CUresult arrayRow(CUarray toArray, uint64_t to, CUarray fromArray, uint64_t from
   return volume(c, stream, timing);
 }
 
-// Memory a memset may reach. Arena memory that is mirrored must be alike on both sides first.
+// Host memory is used at the address at which kernels use it, and is alike on both sides first.
+CUresult asKernelsUse(CUdeviceptr address) {
+  mirrorArena(address);
+  return hostMemory().publish();
+}
+
+// Memory a memset may reach.
 CUresult mayFill(CUcontext context, CUdeviceptr to, size_t bytes) {
   End end = endOf(to, bytes);
+  uint64_t symbol = 0;
   if (end == End::device)
     return mayAccess(context, to, bytes, true) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  if (end != End::arena) return CUDA_ERROR_INVALID_VALUE;
-  return hostMemory().publish();
+  const bool managedSymbol = end == End::host && hostMemory().mirrored(to, bytes, symbol) && symbol == to;
+  return end == End::arena || managedSymbol ? asKernelsUse(to) : CUDA_ERROR_INVALID_VALUE;
 }
 size_t span(size_t pitch, size_t width, size_t height) {
   return height == 0 ? 0 : pitch * (height - 1) + width;
@@ -224,7 +232,12 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext toContext, CUdeviceptr from
   StreamRef ref;
   if (status == CUDA_SUCCESS) status = resolveStream(s, ref);
   if (status != CUDA_SUCCESS || n == 0) return status;
-  if (deviceEnd(to, n) == End::unknown || deviceEnd(from, n) == End::unknown) return CUDA_ERROR_INVALID_VALUE;
+  for (CUdeviceptr end : {to, from}) {
+    const End kind = deviceEnd(end, n);
+    if (kind == End::unknown) return CUDA_ERROR_INVALID_VALUE;
+    if (kind != End::device) status = asKernelsUse(end);
+    if (status != CUDA_SUCCESS) return status;
+  }
   return postTo<"cuMemcpyPeerAsync">(ref, to, a->handle, from, b->handle, n, ref.wire);
 }
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext toContext, CUdeviceptr from, CUcontext fromContext,

@@ -78,9 +78,10 @@ class HostMemory {
   bool mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const;
   // Of such: from now on kernels address it.
   void mirrorBlock(uint64_t start, size_t bytes);
-  // Where kernels address [host, + bytes), if it is mirrored. What they wrote there is newer than what is
-  // here until settle(); after publish(), whatever comes next in a stream may read it there.
-  bool mirrored(uint64_t host, size_t bytes, uint64_t& device) const;
+  // Where kernels address [address, + bytes), the application's address or the device's, if it is mirrored.
+  // What they wrote there is newer than the application's side until settle(); after publish(), whatever
+  // comes next in a stream may read it there.
+  bool mirrored(uint64_t address, size_t bytes, uint64_t& device) const;
   bool mirroring() const { return mirrorCount_.load(std::memory_order_relaxed) != 0; }
   CUresult publish();
   // Network: puts the bytes at `from` into the worker's arena memory at `to`. landed: waits until they are

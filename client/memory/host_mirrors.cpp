@@ -31,16 +31,20 @@ bool HostMemory::isMirror(uint64_t host, uint64_t device) const {
   return found != mirrors_.end() && found->second.device == device;
 }
 
-bool HostMemory::mirrored(uint64_t host, size_t bytes, uint64_t& device) const {
+bool HostMemory::mirrored(uint64_t address, size_t bytes, uint64_t& device) const {
   if (!mirroring()) return false;
+  const auto inside = [&](uint64_t start, size_t size) {
+    return address - start < size && bytes <= size - (address - start);
+  };
   std::lock_guard lock(mutex_);
-  auto after = mirrors_.upper_bound(host);
-  if (after == mirrors_.begin()) return false;
-  const Mirror& mirror = std::prev(after)->second;
-  const uint64_t at = host - mirror.host;
-  if (at >= mirror.bytes || bytes > mirror.bytes - at) return false;
-  device = mirror.device + at;
-  return true;
+  if (auto after = mirrors_.upper_bound(address); after != mirrors_.begin()) {
+    const Mirror& mirror = std::prev(after)->second;
+    device = mirror.device + (address - mirror.host);
+    if (inside(mirror.host, mirror.bytes)) return true;
+  }
+  device = address;
+  return std::any_of(mirrors_.begin(), mirrors_.end(),
+                     [&](const auto& one) { return inside(one.second.device, one.second.bytes); });
 }
 
 void HostMemory::insertMirror(Mirror mirror) {
