@@ -1,6 +1,6 @@
 // Copy and memset nodes of graphs.
 #include "client/calls/graph_nodes.h"
-#include "client/memory/host.h"
+#include "client/memory/registered.h"
 
 namespace gpupool::client {
 namespace {
@@ -76,6 +76,7 @@ CUresult addMemset(CUgraphNode* out, const Place& place, const CUDA_MEMSET_NODE_
   if (status != CUDA_SUCCESS) return status;
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (given == nullptr) given = context->handle;
+  mirrorArena(params->dst);
   return createNode(out, place, [&](CUgraphNode& node) {
     return Session::get().await<"cuGraphAddMemsetNode">(context->handle, &node, place.graph,
                                                         place.dependencies, place.count, params, given);
@@ -89,6 +90,7 @@ CUresult setExecMemset(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NOD
   if (status != CUDA_SUCCESS) return status;
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (given == nullptr) given = context->handle;
+  mirrorArena(params->dst);
   return Session::get().await<"cuGraphExecMemsetNodeSetParams">(context->handle, exec, node, params, given);
 }
 

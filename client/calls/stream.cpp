@@ -61,6 +61,7 @@ CUresult memoryOperation(CUstream streamHandle, CUdeviceptr address, T value, un
   CUresult status = resolveStream(streamHandle, ref);
   if (status != CUDA_SUCCESS) return status;
   if (address == 0 || address % sizeof(T) != 0) return CUDA_ERROR_INVALID_VALUE;
+  mirrorArena(address);
   if (status = hostMemory().publish(); status != CUDA_SUCCESS) return status;
   return postTo<N>(ref, ref.wire, address, value, flags);
 }

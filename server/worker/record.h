@@ -101,7 +101,7 @@ class Record {
     uint64_t position = 0;
     Life subject;
     std::vector<Life> uses;
-    std::pair<uint64_t, uint64_t> key{};  // {call and arguments, subject's name}; zero: none
+    std::pair<uint64_t, uint64_t> key;  // {call and arguments, subject's name}; zero: none
   };
   using Log = std::list<Node>;
   struct Object {

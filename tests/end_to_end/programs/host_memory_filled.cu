@@ -1,6 +1,7 @@
-// Memsets of host memory that the device addresses, copies by the device's address of it, and peer copies of
-// managed memory: each works on what the program has written last, and the program finds the result.
-#include "check.h"
+// Memsets and stream memory operations on host memory that the device addresses, copies by the device's
+// address of it, and peer copies of managed memory: each works on what the program has written last, and the
+// program finds the result.
+#include "driver_check.h"
 
 constexpr int kCount = 50000;
 constexpr size_t kBytes = kCount * sizeof(int);
@@ -75,16 +76,50 @@ static void peerCopies(const char* name, int* managed, cudaStream_t stream) {
   CUDA(cudaFree(other));
 }
 
+// By a graph's node, also when the program has written the memory between two launches.
+static void memsetNode(const char* name, int* host, int* device, cudaStream_t stream) {
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cudaGraphNode_t node;
+  cudaMemsetParams set = {};
+  set.dst = device;
+  set.elementSize = sizeof(int);
+  set.width = kCount;
+  set.height = 1;
+  set.value = 4;
+  CUDA(cudaGraphCreate(&graph, 0));
+  CUDA(cudaGraphAddMemsetNode(&node, graph, nullptr, 0, &set));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  for (int launch = 0; launch < 2; ++launch) {
+    fill(host, 6);
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    expect(name, "memset node", host, [](int) { return 4; });
+  }
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+}
+
 int main() {
   cudaStream_t stream;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   int *host = nullptr, *device = nullptr;
+  CUDA(cudaMallocHost(&host, kBytes));
+  fill(host, 5);
+  DRIVER(cuStreamWriteValue32(stream, reinterpret_cast<CUdeviceptr>(host + 9), 77, 0));
+  CUDA(cudaStreamSynchronize(stream));
+  expect("pinned", "written by a stream", host, [](int i) { return i == 9 ? 77 : 5; });
+  CUDA(cudaFreeHost(host));
+  CUDA(cudaMallocHost(&host, kBytes));
+  memsetNode("pinned", host, host, stream);
+  CUDA(cudaFreeHost(host));
   CUDA(cudaMallocHost(&host, kBytes));
   memsets("pinned", host, host, stream);
   copies("pinned", host, host, stream);
   CUDA(cudaFreeHost(host));
 
   CUDA(cudaMallocManaged(&host, kBytes));
+  memsetNode("managed", host, host, stream);
   memsets("managed", host, host, stream);
   copies("managed", host, host, stream);
   peerCopies("managed", host, stream);
@@ -97,6 +132,7 @@ int main() {
   host = static_cast<int*>(std::malloc(kBytes));
   CUDA(cudaHostRegister(host, kBytes, cudaHostRegisterMapped));
   CUDA(cudaHostGetDevicePointer(&device, host, 0));
+  memsetNode("registered", host, device, stream);
   memsets("registered", host, device, stream);
   copies("registered", host, device, stream);
   CUDA(cudaHostUnregister(host));
