@@ -173,6 +173,7 @@ bool carriesRows(const Side& side, End end, const CUDA_MEMCPY3D_v2& c, std::vect
   Carrier::Range whole{first, first, spanOf(side, c)};
   if (end == End::registered && !registeredMemory().carries(first, whole.bytes, whole)) return false;
   if (end != End::registered && end != End::arena) return false;
+  rows.reserve(c.Depth);
   for (size_t slice = 0; slice < c.Depth; ++slice) {
     Carrier::Range range = whole.part(0, 1);
     range.application = rowAddress(side, 0, slice);

@@ -130,12 +130,13 @@ Carrier& carrier() {
 }
 
 CUresult Carrier::fill(const StreamRef& ref, uint64_t ahead, const std::vector<Range>& ranges,
-                       std::shared_ptr<Launch> launch) {
+                       const std::shared_ptr<Launch>& launch) {
   Words& words = Session::get().words();
   const uint64_t gate = words.take();
   if (gate == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t opened = words.value(gate) + 1;
   std::vector<Move> moves;
+  moves.reserve(ranges.size());
   for (const Range& range : ranges)
     moves.push_back({range, ref.stream->word, ahead, gate, opened, false, launch});
   moves.back().opens = true;
@@ -144,7 +145,7 @@ CUresult Carrier::fill(const StreamRef& ref, uint64_t ahead, const std::vector<R
 }
 
 CUresult Carrier::land(const StreamRef& ref, const std::vector<Range>& ranges,
-                       std::shared_ptr<Launch> launch) {
+                       const std::shared_ptr<Launch>& launch) {
   uint64_t asked = 0;
   return postWithWord(ref, asked, [&](uint64_t value) {
     const uint64_t word = ref.stream->word;

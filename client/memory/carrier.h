@@ -60,10 +60,10 @@ class Carrier {
 
   // Posts a gate for `ranges` in the stream; they are filled when its word has reached `ahead` (requestWord).
   CUresult fill(const StreamRef& ref, uint64_t ahead, const std::vector<Range>& ranges,
-                std::shared_ptr<Launch> launch = nullptr);
+                const std::shared_ptr<Launch>& launch = nullptr);
   // Asks for the stream's word; those of `ranges` that the device has written land when it is reached.
   CUresult land(const StreamRef& ref, const std::vector<Range>& ranges,
-                std::shared_ptr<Launch> launch = nullptr);
+                const std::shared_ptr<Launch>& launch = nullptr);
   // What the device is done with is in the application's memory when this returns.
   void settle() {
     if (open_.load(std::memory_order_acquire) != 0) landReached();
