@@ -65,6 +65,12 @@ LeaseTurn read(schema::LeaseTurn::Reader from) {
           text(from.getNote()), readKept(from.getKept())};
 }
 
+LeaseHindrances read(schema::LeaseHindrances::Reader from) {
+  LeaseHindrances to{read(from.getId()), {}};
+  for (auto one : from.getReasons()) to.reasons.push_back(text(one));
+  return to;
+}
+
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from) {
   std::vector<LeasedDevice> to;
   for (auto device : devicesOf(from)) to.push_back(read(device));
@@ -86,6 +92,7 @@ Lease read(schema::Lease::Reader from) {
   to.terms = read(from.getTerms());
   if (from.hasTurn()) to.turn = read(from.getTurn());
   to.movesTo = text(from.getMovesTo());
+  for (auto one : from.getHindrances()) to.hindrances.push_back(text(one));
   return to;
 }
 
@@ -153,6 +160,12 @@ void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
   schema::writeKept(from.kept, to);
 }
 
+void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to) {
+  write(from.id, to.initId());
+  auto reasons = to.initReasons(static_cast<unsigned>(from.reasons.size()));
+  for (unsigned i = 0; i < reasons.size(); ++i) reasons.set(i, from.reasons[i]);
+}
+
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   write(from.id, to.initId());
   write(from.server, to.initServer());
@@ -168,6 +181,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   write(from.terms, to.initTerms());
   if (from.turn) write(*from.turn, to.initTurn());
   to.setMovesTo(from.movesTo);
+  auto hindrances = to.initHindrances(static_cast<unsigned>(from.hindrances.size()));
+  for (unsigned i = 0; i < hindrances.size(); ++i) hindrances.set(i, from.hindrances[i]);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {

@@ -23,6 +23,7 @@ MoveTarget read(schema::MoveTarget::Reader from);
 SuspendedLease read(schema::SuspendedLease::Reader from);
 TurnTerms read(schema::TurnTerms::Reader from);
 LeaseTurn read(schema::LeaseTurn::Reader from);
+LeaseHindrances read(schema::LeaseHindrances::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 
@@ -34,6 +35,7 @@ void write(const MoveTarget& from, schema::MoveTarget::Builder to);
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to);
 void write(const TurnTerms& from, schema::TurnTerms::Builder to);
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to);
+void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to);
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
 

@@ -64,6 +64,12 @@ struct LeaseTurn {
   std::vector<uint64_t> kept;  // as in SuspendResult; empty: unknown
 };
 
+// What is known of why sessions of a lease could not be moved, as in pool.capnp.
+struct LeaseHindrances {
+  Id id;
+  std::vector<std::string> reasons;
+};
+
 struct LeaseRequest {
   Id id;
   uint32_t deviceCount = 1;
@@ -83,11 +89,12 @@ struct Lease {
   uint64_t epoch = 0;
   std::string key;  // 32 bytes, secret
   std::string holder, tenant;
-  uint64_t ageMs = 0;  // this, state and turn: only in what the manager lists
+  uint64_t ageMs = 0;  // this, and all but terms below: only in what the manager lists
   std::string state;
   TurnTerms terms = {};
-  std::optional<LeaseTurn> turn;  // none: it takes no turns
-  std::string movesTo;            // as in pool.capnp; for people
+  std::optional<LeaseTurn> turn;             // none: it takes no turns
+  std::string movesTo;                       // as in pool.capnp; for people
+  std::vector<std::string> hindrances = {};  // likewise
 };
 
 // What the server says when it has suspended a lease.

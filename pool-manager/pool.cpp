@@ -37,6 +37,16 @@ void count(const LeaseRecord& record, const Placement& placement, bool whole, co
   }
 }
 
+// On all of its servers, each once.
+std::vector<std::string> hindrancesOf(const LeaseRecord& record) {
+  std::vector<std::string> all;
+  for (const auto& [server, reasons] : record.hindrances)
+    for (const std::string& reason : reasons)
+      if (record.on(server) != nullptr && std::find(all.begin(), all.end(), reason) == all.end())
+        all.push_back(reason);
+  return all;
+}
+
 }  // namespace
 
 Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole) {
@@ -153,7 +163,9 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.state = name(record.state);
     if (record.state == LeaseState::active) lease.turn = record.turn;
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
+    lease.hindrances = hindrancesOf(record);
     if (who.owns(record.tenant)) continue;
+    lease.hindrances.clear();
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
     lease.tenant.clear();

@@ -88,6 +88,7 @@ struct LeaseRecord : StoredLease {
   uint64_t rewrittenMs = 0;
 
   std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
+  std::map<std::string, std::vector<std::string>> hindrances;  // by server, as their last beats say
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
 };
@@ -193,7 +194,8 @@ class Pool {
   // False: join first.
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
-            const std::vector<SuspendedLease>& suspended = {}, const std::vector<LeaseTurn>& turns = {});
+            const std::vector<SuspendedLease>& suspended = {}, const std::vector<LeaseTurn>& turns = {},
+            const std::vector<LeaseHindrances>& hindrances = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // Of a server that beats. As many as it has devices, or none.
@@ -310,6 +312,7 @@ class Pool {
   void comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* suspended, uint64_t now);
   void compareOther(LeaseRecord& record, const Placement& there, bool held);
   void noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns);
+  void noteHindrances(const ServerRecord& server, const std::vector<LeaseHindrances>& hindrances);
   void setProblem(Server& server, size_t index, const std::string& said);
   bool isCordoned(const std::string& server) const;
 

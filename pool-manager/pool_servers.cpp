@@ -15,6 +15,7 @@ constexpr size_t kMostReason = 200;   // of a cordon's
 constexpr size_t kMostBy = 100;       // of who cordoned
 constexpr size_t kUuidBytes = 16;
 constexpr size_t kMostNote = 200;                                  // of what a server says of a lease's turn
+constexpr size_t kMostHindrances = 8, kMostHindrance = 200;        // of a lease on a server; bytes of one
 constexpr uint32_t kLeastOvercommit = 100, kMostOvercommit = 800;  // percent
 constexpr uint64_t kMostMemory = uint64_t{1} << 50;                // of a device: sums stay far from 2^64
 constexpr uint64_t kMostEpoch = uint64_t{1} << 62;                 // more than any calendar gives
@@ -199,7 +200,8 @@ void Pool::setProblem(Server& server, size_t index, const std::string& said) {
 
 bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
                 const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
-                const std::vector<SuspendedLease>& suspended, const std::vector<LeaseTurn>& turns) {
+                const std::vector<SuspendedLease>& suspended, const std::vector<LeaseTurn>& turns,
+                const std::vector<LeaseHindrances>& hindrances) {
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
@@ -213,6 +215,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   if (!server.reported) settle(server, now);
   compareLeases(server, {leases.begin(), leases.end()}, suspended, now);
   noteTurns(server, turns);
+  noteHindrances(server, hindrances);
   server.reported = true;
   claimDevices(server, now);
   serveWaiters(now);
@@ -318,6 +321,21 @@ std::optional<DeviceSample> Pool::sample(const std::string& name, const std::str
   if (ageMs > times_.sampleMs) return std::nullopt;
   sample.ageMs = static_cast<uint32_t>(ageMs);
   return sample;
+}
+
+// For people only.
+void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHindrances>& hindrances) {
+  const std::string& name = server.facts.name;
+  for (auto& [id, record] : leases_) record.hindrances.erase(name);
+  for (const LeaseHindrances& told : hindrances) {
+    const auto at = leases_.find(told.id);
+    const Placement* there = at == leases_.end() ? nullptr : at->second.on(name);
+    if (there == nullptr || there->server.incarnation != server.facts.incarnation) continue;
+    std::vector<std::string>& noted = at->second.hindrances[name];
+    noted.clear();
+    for (size_t i = 0; i < std::min(told.reasons.size(), kMostHindrances); ++i)
+      noted.push_back(printable(told.reasons[i], kMostHindrance));
+  }
 }
 
 void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {

@@ -294,6 +294,7 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
 void Pool::disconnected(const std::string& server) {
   for (auto& [id, record] : leases_) {
     orderLost(record, server);
+    record.hindrances.erase(server);
     if (record.server().name != server) continue;
     record.unheard = false;
     record.turn.reset();

@@ -21,6 +21,7 @@ namespace gpupool::pool {
 namespace {
 
 constexpr unsigned kMaxListed = 4096;  // ids in a beat
+constexpr unsigned kMaxReasons = 64;   // of what hinders a lease
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
@@ -104,18 +105,25 @@ class Service::Session final : public schema::Manager::Server {
     std::vector<std::string> problems;
     KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
     KJ_REQUIRE(params.getSuspended().size() <= kMaxListed && params.getTurns().size() <= kMaxListed);
+    KJ_REQUIRE(params.getHindrances().size() <= kMaxListed);
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
     std::vector<SuspendedLease> suspended;
     for (auto one : params.getSuspended()) suspended.push_back(read(one));
     std::vector<LeaseTurn> turns;
     for (auto one : params.getTurns()) turns.push_back(read(one));
+    std::vector<LeaseHindrances> hindrances;
+    for (auto one : params.getHindrances()) {
+      KJ_REQUIRE(one.getReasons().size() <= kMaxReasons);
+      hindrances.push_back(read(one));
+    }
     for (auto one : params.getProblems()) problems.push_back(text(one));
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
-                                      params.getWarmWorkers(), service().clock_.now(), suspended, turns);
+                                      params.getWarmWorkers(), service().clock_.now(), suspended, turns,
+                                      hindrances);
         });
     if (known && params.hasSamples()) {
       KJ_REQUIRE(params.getSamples().size() <= kMaxDevices);

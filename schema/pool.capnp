@@ -157,6 +157,7 @@ struct Lease {
   terms @10 :TurnTerms;
   turn @11 :LeaseTurn;        # in Manager.leases: as its server's last beat said; null: it takes no turns
   movesTo @12 :Text;          # in Manager.leases, of one that is moving: "node8 GPU 1"; for people
+  hindrances @13 :List(Text); # in Manager.leases: LeaseHindrances.reasons, as its servers' last beats said
 }
 
 # Where a lease of an overcommitted server is.
@@ -174,6 +175,12 @@ enum TurnPlace {
   waiting @2;                 # with the server, and it has something to do
 }
 
+# What is known before anybody asks of why sessions of a lease could not be moved.
+struct LeaseHindrances {
+  id @0 :Id128;
+  reasons @1 :List(Text);     # each once, for people, who read the lease's id before it: "cannot be moved: ..."
+}
+
 interface Manager {
   # Servers.
   # reports: one of each of info.devices, in that order.
@@ -181,12 +188,13 @@ interface Manager {
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
   # turns: of every lease on an overcommitted server that is not suspended by order.
+  # hindrances: of every lease that has some.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
   # the server takes none.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
-      samples :List(DeviceSample)) -> (known :Bool);
+      samples :List(DeviceSample), hindrances :List(LeaseHindrances)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -417,6 +425,8 @@ struct WorkerReport {
     activity @10 :Activity;         # when it changes; at the start of a session it is busy
     rebuilt @11 :Text;              # of a new worker, once: not empty: it could not rebuild the session, and why
     moved @12 :MoveReport;          # the answer to `move`, when it is done or has failed
+    hindrances @13 :List(Text);     # when it changes: what keeps the session from being moved, for people. At the start of
+                                    # a session, and in a new worker's: nothing
   }
 }
 struct MoveReport {

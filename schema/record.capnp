@@ -28,6 +28,11 @@ struct SessionRecord {
   images @20 :List(RecordImage);  # offered, and not loaded yet
   cutBootTimeNs @19 :UInt64;      # CLOCK_BOOTTIME when events were looked at; everything stood still
   stagingBytes @21 :UInt64;       # of its staging memory
+  digests @22 :List(RecordDigest); # tests: of the contents, as the worker that the session leaves sees them
+}
+struct RecordDigest {
+  name @0 :Text;                  # of what, for people
+  digest @1 :Data;
 }
 struct RecordDevice { name @0 :Text; }
 struct RecordEntry {

@@ -365,6 +365,15 @@ bool WorkerProcess::reportActivity(Activity activity) {
   return sendReport(descriptor_, message);
 }
 
+bool WorkerProcess::reportHindrances(std::span<const std::string> reasons) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto list = report.initHindrances(static_cast<unsigned>(reasons.size()));
+  for (unsigned i = 0; i < list.size(); ++i) list.set(i, reasons[i]);
+  return sendReport(descriptor_, message);
+}
+
 std::optional<SessionStart> WorkerProcess::waitForSession() {
   const Datagram datagram = receive(descriptor_);
   if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;

@@ -155,6 +155,8 @@ class WorkerProcess {
   // Tests: asks to be suspended and resumed, or to be moved.
   bool reportDisturb();
   bool reportActivity(Activity activity);
+  // What keeps the session from being moved, for people; empty: nothing any more.
+  bool reportHindrances(std::span<const std::string> reasons);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server

@@ -224,6 +224,7 @@ json toJson(const pool::Lease& lease) {
       lease.terms.priority != pool::Priority::normal)
     entry["terms"] = {{"sharePercent", lease.terms.sharePercent}, {"priority", name(lease.terms.priority)}};
   if (!lease.movesTo.empty()) entry["movesTo"] = lease.movesTo;
+  if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},
                      {"servedMs", lease.turn->servedMs},
@@ -389,8 +390,8 @@ int runLeases(const Words& words) {
       "GPUs, too, until all of its sessions are there (see `gpupool migrate --help`).",
       "  gpupool leases\n  gpupool leases -v\n",
       "Also -v. Shows the share and the priority of each lease; how long those that take turns have been on "
-      "their GPUs, and how often they have come back there; why one could not be put aside; and where those "
-      "that move are going.");
+      "their GPUs, and how often they have come back there; why one could not be put aside; where those that "
+      "move are going; and why one could not be moved, as far as that is known before anybody tries.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
@@ -411,6 +412,8 @@ int runLeases(const Words& words) {
         std::cout << "\n" << shortId(lease.id) << " is moving to " << lease.movesTo << "\n";
       if (lease.turn && !lease.turn->note.empty())
         std::cout << "\n" << shortId(lease.id) << " was not put aside: " << lease.turn->note << "\n";
+      for (const std::string& reason : lease.hindrances)
+        std::cout << "\n" << shortId(lease.id) << " " << reason << "\n";
     }
   return 0;
 }

@@ -187,6 +187,8 @@ kj::Promise<void> FakeServer::beatNow() {
   for (const auto& [id, kept] : suspended) pool::write(pool::SuspendedLease{id, kept}, told[at++]);
   auto taken = request.initTurns(static_cast<unsigned>(turns.size()));
   for (unsigned i = 0; i < taken.size(); ++i) pool::write(turns[i], taken[i]);
+  auto hindered = request.initHindrances(static_cast<unsigned>(hindrances.size()));
+  for (unsigned i = 0; i < hindered.size(); ++i) pool::write(hindrances[i], hindered[i]);
   request.setWarmWorkers(1);
   if (std::exchange(tellFabric, false)) fabric::write(fabric, request.initFabric());
   return request.send().then([](auto&& response) {

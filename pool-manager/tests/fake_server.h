@@ -26,6 +26,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   std::vector<std::string> revokeReasons;
   std::map<Id, std::vector<uint64_t>> suspended;  // of those, the suspended ones, and what they keep
   std::vector<pool::LeaseTurn> turns;             // that it tells with each beat
+  std::vector<pool::LeaseHindrances> hindrances;  // likewise
   std::vector<uint32_t> drains;                   // that it was told
   std::string refuseSuspend, refuseResume;        // not empty: fails with this
   bool muteSuspend = false;                       // never answers a suspend

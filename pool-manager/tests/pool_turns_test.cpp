@@ -167,6 +167,35 @@ TEST_CASE_METHOD(Turns, "the leases' turns are those of the last beat") {
   }
 }
 
+TEST_CASE_METHOD(Turns, "why leases could not be moved is what their servers' last beats say") {
+  const auto say = [&](const std::vector<LeaseHindrances>& told) {
+    REQUIRE(pool->beat("a", {1, 0}, {{1, 1}}, {}, 1, now, {}, {}, told));
+  };
+  const auto listed = [&](const Principal& who = kAdmin) { return Turns::listed(1, who).hindrances; };
+  take(1, 40 * kGiB);
+  CHECK(listed().empty());
+  const Id stranger{77, 77};
+  say({{{1, 1}, {"cannot be moved: why\n" + std::string(500, 'x')}}, {stranger, {"cannot be moved"}}});
+  REQUIRE(listed().size() == 1);
+  CHECK(listed()[0].starts_with("cannot be moved: why?xxx"));
+  CHECK(listed()[0].size() == 200);
+  CHECK(listed({Principal::Role::user, "bob"}).empty());
+  SECTION("no more of them than people read") {
+    std::vector<std::string> many;
+    for (int i = 0; i < 50; ++i) many.push_back(std::to_string(i));
+    say({{{1, 1}, many}});
+    CHECK(listed().size() == 8);
+  }
+  SECTION("which may not name it any more") {
+    say({});
+    CHECK(listed().empty());
+  }
+  SECTION("none is known while its server is away") {
+    pool->left("a", {1, 0}, false, now);
+    CHECK(listed().empty());
+  }
+}
+
 TEST_CASE_METHOD(Turns, "what stays of leases aside is not promised to another one") {
   take(1, 40 * kGiB);
   take(2, 40 * kGiB);

@@ -289,6 +289,7 @@ TEST_CASE_METHOD(Fixture, "where more is leased than there is, leases and device
     if (id != one) other = id;
   server->turns = {{one, TurnPlace::resident, 65'000, 3, "", {}},
                    {other, TurnPlace::waiting, 2'000, 1, "its kernel runs on", {}}};
+  server->hindrances = {{other, {"cannot be moved: its kernels are strange"}}};
   server->beatNow().wait(io.waitScope);
   const std::string leases = said({"leases"});
   CHECK(contains(leases, "6.0 GiB      active, resident"));
@@ -298,7 +299,10 @@ TEST_CASE_METHOD(Fixture, "where more is leased than there is, leases and device
   CHECK(contains(verbose, "active, resident  25%    high      1m      3      "));
   CHECK(contains(verbose, "active, waiting   -      normal    2s      1      "));
   CHECK(contains(verbose, other.text().substr(0, 8) + " was not put aside: its kernel runs on\n"));
+  CHECK(contains(verbose, "\n" + other.text().substr(0, 8) + " cannot be moved: its kernels are strange\n"));
+  CHECK_FALSE(contains(leases, "strange"));
   const std::string listed = said({"leases", "--json"});
+  CHECK(contains(listed, "\"cannot be moved: its kernels are strange\""));
   CHECK(contains(listed, "\"place\": \"waiting\""));
   CHECK(contains(listed, "\"servedMs\": 65000"));
   CHECK(contains(listed, "\"sharePercent\": 25"));

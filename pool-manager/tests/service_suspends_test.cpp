@@ -171,6 +171,12 @@ TEST_CASE_METHOD(Suspends, "a beat with an absurd list is refused before it is r
   auto many = holder->manager().beatRequest();
   many.initTurns(5000);
   CHECK(contains(refusal(many.send().ignoreResult()), "getTurns"));
+  auto hindered = holder->manager().beatRequest();
+  hindered.initHindrances(5000);
+  CHECK(contains(refusal(hindered.send().ignoreResult()), "getHindrances"));
+  auto reasons = holder->manager().beatRequest();
+  reasons.initHindrances(1)[0].initReasons(5000);
+  CHECK(contains(refusal(reasons.send().ignoreResult()), "getReasons"));
 }
 
 TEST_CASE_METHOD(ServiceFixture, "terms reach the server, and its turns whoever lists the leases") {
@@ -208,6 +214,11 @@ TEST_CASE_METHOD(ServiceFixture, "terms reach the server, and its turns whoever 
   CHECK(shown.turn->note == "why");
   CHECK_FALSE(listed(other.id).turn.has_value());
   CHECK(listed(other.id).terms.priority == Priority::normal);
+  CHECK(shown.hindrances.empty());
+  server.hindrances = {{held.id, {"cannot be moved: why", "nor so"}}};
+  await(server.beatNow());
+  CHECK(listed(held.id).hindrances == std::vector<std::string>{"cannot be moved: why", "nor so"});
+  CHECK(listed(other.id).hindrances.empty());
 }
 
 TEST_CASE_METHOD(Suspends, "sessions are moved through the manager") {

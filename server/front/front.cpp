@@ -95,6 +95,7 @@ kj::Promise<void> Front::start() {
           return problems();
         };
         facts.samples = [this] { return health_->latest().samples; };
+        facts.hindrances = [this] { return sessions_->hindrances(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
         Control::Hooks hooks;

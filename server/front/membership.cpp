@@ -121,6 +121,14 @@ kj::Promise<bool> Membership::beat(Link& link) {
     schema::writeKept(suspended[i].second, away[i]);
   }
   facts_.turns(request);
+  const auto hindrances = facts_.hindrances();
+  auto hindered = request.initHindrances(static_cast<unsigned>(hindrances.size()));
+  unsigned at = 0;
+  for (const auto& [lease, reasons] : hindrances) {
+    schema::write(lease, hindered[at].initId());
+    auto texts = hindered[at++].initReasons(static_cast<unsigned>(reasons.size()));
+    for (unsigned i = 0; i < texts.size(); ++i) texts.set(i, reasons[i]);
+  }
   const auto problems = facts_.problems();
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));
   for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);

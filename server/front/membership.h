@@ -11,6 +11,7 @@
 #include <kj/async-io.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -43,6 +44,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     // How leases take turns; writes nothing where they do not.
     std::function<void(schema::Manager::BeatParams::Builder)> turns =
         [](schema::Manager::BeatParams::Builder) {};
+    // Of leases that have some: why their sessions could not be moved.
+    std::function<std::map<Id, std::vector<std::string>>()> hindrances;
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // One of each device, or none.

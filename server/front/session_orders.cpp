@@ -1,8 +1,11 @@
-// SessionTable's part in suspending: orders to single sessions, what they answer, and whether they have
-// something to do.
+// SessionTable's part in suspending: orders to single sessions, what they answer, whether they have something
+// to do, and whether they could be moved.
 #include <capnp/message.h>
 
+#include <algorithm>
+
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "server/front/sessions.h"
 
 namespace gpupool::server {
@@ -136,6 +139,24 @@ bool SessionTable::active(const Id& lease, bool suspended) const {
       return true;
   }
   return false;
+}
+
+std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
+  std::map<Id, std::vector<std::string>> all;
+  const auto add = [&](const Id& lease, const std::string& reason) {
+    auto& reasons = all[lease];
+    if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) reasons.push_back(reason);
+  };
+  for (const auto& session : living_) {
+    for (const std::string& reason : session->hindrances)
+      add(session->facts.lease, "cannot be moved: " + reason);
+    const TransportFacts* transport = findTransport(session->facts.transport);
+    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
+      add(session->facts.lease,
+          "cannot be moved to another server: it shares memory with this one (transport " +
+              std::string(transport->name) + ")");
+  }
+  return all;
 }
 
 kj::Promise<void> SessionTable::endOne(uint64_t number, const std::string& reason) {

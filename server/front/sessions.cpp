@@ -8,6 +8,13 @@
 #include "transports/last_words.h"
 
 namespace gpupool::server {
+namespace {
+
+// A worker may say more, and each beat repeats it.
+constexpr size_t kMostHindrances = 4, kMostHindrance = 150;
+
+}  // namespace
+
 void SessionFacts::place(const Placement& placement, const std::vector<Device>& inventory) {
   deviceEpoch = placement.epoch;
   devices.clear();
@@ -97,6 +104,12 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
   if (report.isActivity()) {
     session.activity = report.getActivity();
     heardActivity_();
+  }
+  if (report.isHindrances()) {
+    session.hindrances.clear();
+    for (auto one : report.getHindrances())
+      if (session.hindrances.size() < kMostHindrances)
+        session.hindrances.push_back(std::string(one.cStr()).substr(0, kMostHindrance));
   }
   if (report.isDisturb()) disturb_(session.facts.lease, session.number);
   if (session.role == Role::next) return true;

@@ -175,6 +175,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Called when a worker says something of it.
   void onActivity(std::function<void()> heard) { heardActivity_ = std::move(heard); }
 
+  // By lease, of those that have some: why its sessions could not be moved, as far as they have said so; for
+  // people, each once. Of those that share memory with this server: that they do.
+  std::map<Id, std::vector<std::string>> hindrances() const;
+
   // The running ones, then the ended ones, the latest first.
   void write(kj::Function<capnp::List<schema::SessionState>::Builder(unsigned)> room) const;
 
@@ -200,6 +204,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t number = 0;  // its name in the account
     bool ordered = false;
     std::optional<schema::Activity> activity;         // as last said
+    std::vector<std::string> hindrances;              // likewise
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way

@@ -13,6 +13,7 @@
 //   B, Q, W  report that it is busy, quiet, waiting; answer "told", or "unwanted" if the start did not ask
 //   for
 //      that
+//   H, U  report that it cannot be moved, at some length, and that it can again
 //   V and a digit: of the next order to move: 1 refuse it, 2 do not answer, 3 die; or the next worker, while
 //   it
 //      rebuilds the session: 4 dies, 5 cannot
@@ -100,6 +101,12 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
     }
     if (std::strchr("BQW", order) != nullptr)
       answer(start.socket, suspension.reportActivity(order) ? "told" : "unwanted");
+    if (order == 'H' || order == 'U') {
+      std::vector<std::string> reasons;
+      if (order == 'H') reasons = {"its code is strange", std::string(1000, 'x')};
+      process.reportHindrances(reasons);
+      answer(start.socket, "told");
+    }
     if (order == 'V') {
       if (read(start.socket, &order, 1) == 1) move.misbehave(order);
       answer(start.socket, "will do");

@@ -45,6 +45,7 @@ struct Seen {
   std::vector<std::pair<Id, std::vector<uint64_t>>> suspended;
   uint32_t overcommitPercent = 0;
   std::map<Id, schema::TurnPlace> turns;
+  std::map<Id, std::vector<std::string>> hindrances;
   std::vector<std::string> problems;
   std::vector<DeviceSample> samples;
   uint32_t warm = 0;
@@ -98,6 +99,10 @@ class FakeManager final : public schema::Manager::Server {
       seen_.suspended.emplace_back(schema::read(lease.getId()), amounts(lease.getKept()));
     seen_.turns.clear();
     for (auto turn : params.getTurns()) seen_.turns[schema::read(turn.getId())] = turn.getPlace();
+    seen_.hindrances.clear();
+    for (auto lease : params.getHindrances())
+      for (auto reason : lease.getReasons())
+        seen_.hindrances[schema::read(lease.getId())].push_back(reason.cStr());
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.samples.clear();
@@ -494,6 +499,32 @@ TEST_CASE("sessions of one lease share its memory, and a worker that dies gives 
   bench.until([&] { return two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB"; });
   CHECK(two.order('g').wait(bench.io.waitScope) == "given");
   CHECK(two.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
+}
+
+TEST_CASE("each beat says why the sessions of a lease could not be moved") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one, two;
+  two.session = {2, 3};
+  REQUIRE(bench.open(one).empty());
+  REQUIRE(bench.open(two).empty());
+  const auto told = [&] { return bench.seen.hindrances[{1, 1}]; };
+  // They share memory with the server, which is said once.
+  const std::string shared =
+      "cannot be moved to another server: it shares memory with this one (transport shm)";
+  bench.until([&] { return told() == std::vector{shared}; });
+  CHECK(one.order('H').wait(bench.io.waitScope) == "told");
+  CHECK(two.order('H').wait(bench.io.waitScope) == "told");
+  bench.until([&] { return told().size() == 3; });
+  CHECK(told()[0] == "cannot be moved: its code is strange");
+  CHECK(told()[1].starts_with("cannot be moved: xxxx"));
+  CHECK(told()[1].size() < 200);
+  CHECK(one.order('U').wait(bench.io.waitScope) == "told");
+  CHECK(contains(two.order('q').wait(bench.io.waitScope), "client closed"));
+  bench.until([&] { return told() == std::vector{shared}; });
+  CHECK(contains(one.order('q').wait(bench.io.waitScope), "client closed"));
+  bench.until([&] { return bench.seen.hindrances.empty(); });
 }
 
 TEST_CASE("a lease is suspended and resumed by the manager's order, and each beat says which are") {

@@ -145,6 +145,15 @@ std::string DeviceStream::send(StateSocket& socket) {
   return "";
 }
 
+std::string DeviceStream::read(std::vector<Digest>& digests) {
+  if (std::string why = prepare(); !why.empty()) return why;
+  for (Part part = cut(0); !part.ranges.empty(); part = cut(0)) {
+    if (std::string why = fill(part); !why.empty()) return why;
+    digests.push_back(part.digest);
+  }
+  return "";
+}
+
 std::string DeviceStream::receive(StateSocket& socket) {
   if (std::string why = prepare(); !why.empty()) return why;
   std::array<Part, 2> parts;

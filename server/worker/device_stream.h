@@ -24,9 +24,11 @@ class DeviceStream {
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;
 
-  // "" or why not, for people. One of the two, once.
+  // "" or why not, for people. One of the three, once.
   std::string send(StateSocket& socket);
   std::string receive(StateSocket& socket);
+  // Sends nothing: the digests of the parts that would be sent.
+  std::string read(std::vector<Digest>& digests);
 
  private:
   struct Range {  // of one piece

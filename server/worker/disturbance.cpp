@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <thread>
 
 #include "base/log.h"
 
 namespace gpupool::server {
 namespace {
 
-constexpr unsigned kMost = 6;  // of one session: a run stays short
+constexpr unsigned kMostSuspensions = 6, kMostMoves = 3;  // of one session: a run stays short
+// Frames before each of a program's moves, at least, and fewer than twice as many: short ones have a dozen.
+constexpr uint64_t kBetweenMoves[kMostMoves] = {4, 8, 64};
 constexpr std::chrono::seconds kBound{30};
+constexpr std::chrono::seconds kStopBound{2};
+constexpr std::chrono::milliseconds kLookForStop{1};
 
 struct Plan {
   std::mt19937_64 random;
@@ -18,10 +23,20 @@ struct Plan {
   unsigned done = 0;
 };
 
-// Most programs of the tests send some tens to some thousands of frames.
-uint64_t draw(Plan& plan) {
-  const uint64_t most = uint64_t{30} << plan.done;
-  return 1 + plan.random() % most;
+// Most programs of the tests send some tens to some thousands of frames, and can be suspended at any of them.
+uint64_t draw(Plan& plan, bool moves) {
+  if (!moves) return 1 + plan.random() % (uint64_t{30} << plan.done);
+  const uint64_t least = kBetweenMoves[std::min<size_t>(plan.done, kMostMoves - 1)];
+  return least + plan.random() % least;
+}
+
+// Until the program has stopped for a move, or it is known that there is none: a short program would have
+// ended before. It stops although this frame is not served.
+void awaitStop(Session& session, const Suspender& suspender, uint64_t seen, uint64_t stops) {
+  const auto until = std::chrono::steady_clock::now() + kStopBound;
+  while (session.clientStops() == stops && suspender.carriedOut() == seen && !session.stopping() &&
+         std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(kLookForStop);
 }
 
 }  // namespace
@@ -31,23 +46,21 @@ void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, 
   // A session that has moved goes on where its plan was.
   const auto moved = static_cast<unsigned>(std::max<uint64_t>(session.start().epoch, 1) - 1);
   plan->random.seed(seed + moved);
-  plan->done = std::min(moved, kMost);
-  plan->next = draw(*plan);
-  session.beforeFrames([plan, &suspender, moves, ask = std::move(ask)] {
-    if (++plan->frame < plan->next || plan->done == kMost) return;
+  const unsigned most = moves ? kMostMoves : kMostSuspensions;
+  plan->done = std::min(moved, most);
+  plan->next = draw(*plan, moves);
+  session.beforeFrames([plan, &session, &suspender, moves, most, ask = std::move(ask)] {
+    if (++plan->frame < plan->next || plan->done == most) return;
     // With a capture open the next frames must come first.
     if (suspender.captureOpen()) return;
     ++plan->done;
-    const uint64_t seen = suspender.carriedOut();
+    const uint64_t seen = suspender.carriedOut(), stops = session.clientStops();
     ask();
-    if (moves) {
-      plan->next = plan->frame + draw(*plan);
-      return;
-    }
+    plan->next = plan->frame + draw(*plan, moves);
+    if (moves) return awaitStop(session, suspender, seen, stops);
     const bool ran = suspender.awaitCycle(seen, kBound);
     GPUPOOL_INFO("disturbed before frame %llu: %s", static_cast<unsigned long long>(plan->frame),
                  ran ? "suspended and resumed" : "no answer");
-    plan->next = plan->frame + draw(*plan);
   });
 }
 

@@ -15,6 +15,7 @@
 #include "server/host_room.h"
 #include "server/worker/activity_watch.h"
 #include "server/worker/disturbance.h"
+#include "server/worker/hindrances.h"
 #include "server/worker/loss.h"
 #include "server/worker/rebuild.h"
 #include "server/worker/server_account.h"
@@ -109,6 +110,7 @@ int serve(const server::WorkerArguments& arguments) {
                       [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
                         suspender.move(drain, epoch, copier, socket);
                       }});
+    if (arguments.disturb) suspender.compareContents();
     if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb,
                       arguments.disturbMoves || arguments.disturbStreams, [&] { process.reportDisturb(); });
@@ -132,6 +134,8 @@ int serve(const server::WorkerArguments& arguments) {
       process.watchClient(made->wakeupDescriptor());
       session.connect(std::move(made));
     }
+    server::HindranceWatch hindrances(
+        session, [&](const std::vector<std::string>& reasons) { process.reportHindrances(reasons); });
     why = session.run();
     suspender.settle(std::chrono::seconds(5));
     auto traffic = session.connection().traffic();

@@ -18,12 +18,6 @@ namespace {
 
 using schema::SessionRecord;
 
-std::string hex(uint64_t value) {
-  char text[24];
-  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(value));
-  return text;
-}
-
 // Of a call that answers otherwise: the first value that differs.
 std::string difference(std::span<const std::byte> now, std::span<const std::byte> then) {
   if (now.size() != then.size()) return "";
@@ -36,7 +30,8 @@ std::string difference(std::span<const std::byte> now, std::span<const std::byte
   return "";
 }
 
-constexpr size_t kMostTried = 4096;  // numbers of textures before the right one
+constexpr char kOtherContents[] = "the contents differ: ";  // tests/sessions/disturb looks for it
+constexpr size_t kMostTried = 4096;                         // numbers of textures before the right one
 constexpr uint32_t kMostLoads = 4096;
 constexpr uint32_t kMostLevels = 32;
 constexpr std::chrono::seconds kHearOut{10};  // of a part that is on its way, over a slow network
@@ -146,6 +141,7 @@ std::string Rebuild::make(Session& session) {
     if (std::string why = receiveContents(session); !why.empty()) return why;
     if (std::string why = adoptTimes(session); !why.empty()) return why;
     if (std::string why = offerImages(session); !why.empty()) return why;
+    if (std::string why = compareContents(session); !why.empty()) return why;
     for (const schema::ImageName& name : state_->sent) session.images().take(name);
     const auto record = state_->record();
     std::vector<uint32_t> named;
@@ -400,6 +396,28 @@ std::string Rebuild::receiveArrays(Session& session) {
     if (status != CUDA_SUCCESS) return "an array cannot be written: " + driver_.describe(status);
   }
   return "";
+}
+
+// Tests: all that the program will find is what the other worker had.
+std::string Rebuild::compareContents(Session& session) {
+  const auto theirs = state_->record().getDigests();
+  if (theirs.size() == 0) return "";
+  Contents contents;
+  for (const auto one : state_->record().getVariables())
+    contents.variables.push_back(
+        {one.getOwner(), one.getContext(), one.getName().cStr(), one.getAddress(), one.getBytes()});
+  for (const auto one : state_->record().getArrays())
+    contents.arrays.push_back({one.getArray(), one.getContext(), one.getLevels(), one.getBytes()});
+  Digests mine;
+  if (std::string why = contentDigests(session, contents, !stream_, mine); !why.empty()) return why;
+  for (const auto one : theirs) {
+    const std::string name = one.getName().cStr();
+    const auto found = mine.find(name);
+    if (found == mine.end()) return std::string(kOtherContents) + name + " is not there";
+    if (!std::ranges::equal(bytesOf(one.getDigest()), std::span(found->second)))
+      return std::string(kOtherContents) + name + " is not what it was";
+  }
+  return mine.size() == theirs.size() ? "" : std::string(kOtherContents) + "there is more of it";
 }
 
 bool Rebuild::answer(const std::string& why) {

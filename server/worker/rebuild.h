@@ -73,6 +73,7 @@ class Rebuild {
   std::string receiveContents(Session& session);
   std::string receiveVariables(Session& session);
   std::string receiveArrays(Session& session);
+  std::string compareContents(Session& session);
 
   const Driver& driver_;
   StateSocket& socket_;

@@ -20,6 +20,35 @@ bool endsWithContext(uint64_t name) {
   }
 }
 
+bool isCodeOrArray(uint64_t name) {
+  switch (handles::kindOf(name)) {
+    case handles::Kind::module:
+    case handles::Kind::library:
+    case handles::Kind::function:
+    case handles::Kind::kernel:
+    case handles::Kind::array:
+    case handles::Kind::mipmap:
+      return true;
+    default:
+      return false;
+  }
+}
+
+constexpr size_t kLookBack = 8;  // settings that are looked at again when a new one comes
+
+// No call with another key sets what one with this subject has set: to say it again says nothing. What a node
+// of a graph is, updates of the whole change, too.
+bool setOnlySo(uint64_t name) {
+  switch (handles::kindOf(name)) {
+    case handles::Kind::graph:
+    case handles::Kind::graphNode:
+    case handles::Kind::graphExec:
+      return false;
+    default:
+      return name >> 60 != 3;  // captures
+  }
+}
+
 }  // namespace
 
 size_t Record::weight(const Entry& entry) {
@@ -50,7 +79,7 @@ Record::Log::iterator Record::append(Entry entry, const Life& subject, const std
         std::find(node.uses.begin(), node.uses.end(), used) != node.uses.end())
       continue;
     ++used->users;
-    used->lastUsed = node.position;
+    used->usedAt.insert(used->usedAt.end(), node.position);
     node.uses.push_back(std::move(used));
   }
   const auto last = std::prev(log_.end());
@@ -58,19 +87,36 @@ Record::Log::iterator Record::append(Entry entry, const Life& subject, const std
   return last;
 }
 
-// False: the entry is not to be kept, for an earlier one says the same. The earlier one is replaced only if
-// nobody has used its subject since: an exec, say, that was made from what it had set.
-bool Record::replace(const Deed& deed, const Life& subject, std::pair<uint64_t, uint64_t> key) {
+// False: the entry is not to be kept, for an earlier one says the same. Earlier ones go, but for those behind
+// which something that is kept has used their subject before the next one: an exec, say, that was made from
+// what they had set.
+bool Record::replace(const Entry& entry, const Deed& deed, const Life& subject,
+                     std::pair<uint64_t, uint64_t> key) {
   const auto found = keyed_.find(key);
   if (found == keyed_.end()) return true;
+  const Log::iterator latest = found->second.back();
+  if (latest->subject != subject) {  // of what had the name before
+    for (const Log::iterator node : found->second) node->key = {};
+    keyed_.erase(found);
+    return true;
+  }
   if (deed.kept == Deed::Kept::first) return false;
-  const Log::iterator earlier = found->second;
-  keyed_.erase(found);
-  earlier->key = {};
-  if (subject != nullptr && subject->lastUsed > earlier->position) return true;
-  if (subject != nullptr) std::erase(subject->entries, earlier);
+  if (setOnlySo(deed.subject) && latest->entry.arguments == entry.arguments) return false;
+  std::vector<Log::iterator> gone;
+  uint64_t until = positions_ + 1;
+  const auto& earlier = found->second;
+  for (size_t i = earlier.size(); i-- > 0 && earlier.size() - i <= kLookBack;) {
+    const bool used = subject != nullptr && subject->usedBetween(earlier[i]->position, until);
+    if (used)
+      until = earlier[i]->position;
+    else
+      gone.push_back(earlier[i]);
+  }
   std::vector<Life> unused;
-  erase(earlier, unused);
+  for (const Log::iterator node : gone) {
+    if (subject != nullptr) std::erase(subject->entries, node);
+    erase(node, unused);
+  }
   for (const Life& object : unused) dropIfUnused(object);
   return true;
 }
@@ -85,14 +131,15 @@ void Record::add(Entry entry, const Deed& deed) {
   const Life subject = find(deed.subject);
   const std::pair<uint64_t, uint64_t> key{deed.key, deed.subject};
   const bool keyed = deed.kept != Deed::Kept::always;
-  if (keyed && !replace(deed, subject, key)) return;
+  if (keyed && !replace(entry, deed, subject, key)) return;
   std::vector<uint64_t> uses = deed.uses;
   uses.push_back(entry.frame.context);
   const uint64_t context = entry.frame.context;
   const auto node = append(std::move(entry), subject, uses);
+  if (isCodeOrArray(deed.subject)) ++changes_;
   if (keyed) {
     node->key = key;
-    keyed_[key] = node;
+    keyed_[key].push_back(node);
   }
   if (subject == nullptr) return;
   subject->placed |= deed.placed;
@@ -155,10 +202,13 @@ void Record::dropIfUnused(const Life& object) {
 void Record::erase(Log::iterator node, std::vector<Life>& unused) {
   if (node->key != std::pair<uint64_t, uint64_t>{}) {
     const auto found = keyed_.find(node->key);
-    if (found != keyed_.end() && found->second == node) keyed_.erase(found);
+    if (found != keyed_.end() && std::erase(found->second, node) != 0 && found->second.empty())
+      keyed_.erase(found);
   }
-  for (const Life& used : node->uses)
+  for (const Life& used : node->uses) {
+    used->usedAt.erase(node->position);
     if (--used->users == 0) unused.push_back(used);
+  }
   bytes_ -= weight(node->entry);
   log_.erase(node);
 }
@@ -172,6 +222,7 @@ void Record::endContext(uint64_t context, Entry entry) {
     if (const Life object = inside.lock()) die(object);
   life->within.clear();
   append(std::move(entry), life, {});
+  ++changes_;
   die(life);
 }
 
@@ -251,11 +302,6 @@ std::vector<std::pair<uint64_t, uint64_t>> Record::loadedCode() const {
   return all;
 }
 
-void Record::unrestorable(const std::string& reason) {
-  std::lock_guard lock(mutex_);
-  reasons_.insert(reason);
-}
-
 size_t Record::size() const {
   std::lock_guard lock(mutex_);
   return log_.size();
@@ -272,11 +318,6 @@ std::vector<Record::Entry> Record::entries() const {
   all.reserve(log_.size());
   for (const Node& node : log_) all.push_back(node.entry);
   return all;
-}
-
-std::set<std::string> Record::reasons() const {
-  std::lock_guard lock(mutex_);
-  return reasons_;
 }
 
 }  // namespace gpupool::server

@@ -69,6 +69,8 @@ class Record {
   // The modules and libraries that live, each with the contexts in which the driver has loaded something of
   // it.
   std::vector<std::pair<uint64_t, uint64_t>> loadedCode() const;
+  // Grows whenever what these two say of code and arrays may have changed.
+  uint64_t changes() const { return changes_.load(std::memory_order_relaxed); }
 
   static constexpr uint64_t texture(uint64_t value) { return kTexture | (value & kValue); }
   static constexpr uint64_t surface(uint64_t value) { return kSurface | (value & kValue); }
@@ -84,12 +86,9 @@ class Record {
   // A capture has failed: nothing is left of it.
   void abandon(uint64_t capture);
 
-  void unrestorable(const std::string& reason);
-
   size_t size() const;
   size_t bytes() const;
   std::vector<Entry> entries() const;  // a copy, in order
-  std::set<std::string> reasons() const;
 
  private:
   static constexpr uint64_t kTexture = uint64_t{1} << 60, kSurface = uint64_t{2} << 60,
@@ -107,8 +106,12 @@ class Record {
   struct Object {
     bool alive = true;
     bool placed = false;
-    size_t users = 0;       // entries of others that name it
-    uint64_t lastUsed = 0;  // position of the latest of these
+    size_t users = 0;           // entries of others that name it
+    std::set<uint64_t> usedAt;  // positions of these
+    bool usedBetween(uint64_t position, uint64_t until) const {
+      const auto next = usedAt.upper_bound(position);
+      return next != usedAt.end() && *next < until;
+    }
     std::vector<Log::iterator> entries;
     std::vector<uint64_t> names;
     std::vector<std::weak_ptr<Object>> within;  // of a context: what ends with it, and some that have ended
@@ -118,7 +121,7 @@ class Record {
   // All under mutex_.
   Life find(uint64_t name);
   void hold(Object& context, const Life& made);
-  bool replace(const Deed& deed, const Life& subject, std::pair<uint64_t, uint64_t> key);
+  bool replace(const Entry& entry, const Deed& deed, const Life& subject, std::pair<uint64_t, uint64_t> key);
   Log::iterator append(Entry entry, const Life& subject, const std::vector<uint64_t>& uses);
   void die(const Life& object);
   void forgetNames(const Life& object);
@@ -136,11 +139,11 @@ class Record {
       return key.first ^ (key.second * 0x9e3779b97f4a7c15);
     }
   };
-  std::unordered_map<std::pair<uint64_t, uint64_t>, Log::iterator, KeyHash> keyed_;
+  std::unordered_map<std::pair<uint64_t, uint64_t>, std::vector<Log::iterator>, KeyHash> keyed_;
   std::deque<Life> unloaded_;
-  std::set<std::string> reasons_;
   std::unordered_map<uint64_t, uint64_t> capturesOf_;  // by the stream that each began in
   std::atomic<size_t> captures_{0};
+  std::atomic<uint64_t> changes_{0};
 };
 
 }  // namespace gpupool::server

@@ -112,6 +112,7 @@ class Session {
   // are served; it sends nothing at all any more. "" or why not.
   std::string stopClient(std::chrono::steady_clock::time_point deadline);
   std::string quietClient(std::chrono::steady_clock::time_point deadline);
+  uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
   // What kernels have printed goes to the client: all of it has been written.
   void tellOutput();
   // The client may go on here.
@@ -298,7 +299,8 @@ class Session {
   std::optional<uint64_t> stoppedAt_, quietAt_;  // numbers of the last frame and aside call
   std::optional<bool> left_;
   bool controlRead_ = false;  // to its end: the client is gone
-  uint64_t asked_ = 0;        // number of the notice `prepare` that began the move; 0: none is under way
+  std::atomic<uint64_t> clientStops_{0};
+  uint64_t asked_ = 0;  // number of the notice `prepare` that began the move; 0: none is under way
   // A `prepare` was sent, and no `stay` since; and that one is to be, as soon as there is room for it.
   std::atomic<bool> prepared_{false}, stayOwed_{false};
   std::mutex stayMutex_;  // while it is said: no other notice of a move overtakes it

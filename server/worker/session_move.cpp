@@ -25,7 +25,7 @@ constexpr char kTakesNothing[] = "the program takes no message of the session";
 void Session::hearMove(const schema::Notice& said, uint64_t last) {
   std::lock_guard lock(moveMutex_);
   if (asked_ == 0 || said.effect != asked_) return;
-  if (said.type == NoticeType::stopped) stoppedAt_ = last;
+  if (said.type == NoticeType::stopped) stoppedAt_ = last, ++clientStops_;
   if (said.type == NoticeType::quiet) quietAt_ = last;
   if (said.type == NoticeType::left || said.type == NoticeType::stays) left_ = said.type == NoticeType::left;
   moveHeard_.notify_all();

@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 
 #include "schema/rows.h"
-#include "server/arena_mmap.h"
-#include "server/worker/array_scrub.h"
 #include "server/worker/device_stream.h"
+#include "server/worker/hindrances.h"
 
 namespace gpupool::server {
 namespace {
@@ -84,106 +82,10 @@ void writeSelf(Session& session, SessionRecord::Builder out) {
   for (unsigned kind = 0; kind < counts.size(); ++kind) counts.set(kind, named[kind]);
 }
 
-// ---- contents that the driver keeps: variables of modules, arrays
-
-struct Variable {
-  uint64_t owner = 0, context = 0;
-  std::string name;
-  CUdeviceptr address = 0;
-  size_t bytes = 0;
-};
-struct ArrayState {
-  uint64_t id = 0, context = 0;
-  unsigned levels = 0;
-  uint64_t bytes = 0;
-};
-
-struct Contents {
-  std::vector<Variable> variables;
-  std::vector<ArrayState> arrays;
-};
-
-// The image that a module or library was loaded from; arguments as sessionModuleLoad and sessionLibraryLoad
-// have them.
-struct LoadedImage {
-  schema::ImageName name;
-  unsigned kind = 0;
-};
-std::optional<LoadedImage> imageOf(const Record::Entry& load) {
-  schema::Reader in(load.arguments);
-  in.value<uint64_t>();
-  LoadedImage image;
-  image.name = in.value<schema::ImageName>();
-  image.kind = static_cast<unsigned>(in.value<uint64_t>());
-  return in.bad() ? std::nullopt : std::optional(image);
-}
-
-std::string findVariables(Session& session, std::vector<Variable>& found) {
-  std::map<uint64_t, Record::Entry> loads;
-  for (const auto kind : {HandleKind::module, HandleKind::library})
-    for (auto& [owner, entry] : session.record().living(kind)) loads[owner] = std::move(entry);
-  for (const auto& [owner, context] : session.record().loadedCode()) {
-    const auto load = loads.find(owner);
-    const auto image = load == loads.end() ? std::nullopt : imageOf(load->second);
-    if (!image) return "a code image of the program is not known any more";
-    const Images::Contents* code =
-        session.images().contents(image->name, image->kind, session.architecture());
-    if (code == nullptr) return "a code image of the program is not in the server's cache, or cannot be read";
-    if (code->mayAllocate) return "kernels of the program may use the device's heap (malloc, new)";
-    if (session.makeCurrentAgain(context) != CUDA_SUCCESS) continue;  // it has ended
-    for (const fatbin::Symbol& symbol : code->variables) {
-      Variable variable{owner, context, symbol.name, 0, 0};
-      if (findVariable(session, owner, symbol.name, variable.address, variable.bytes))
-        found.push_back(variable);
-    }
-  }
-  return "";
-}
-
-std::string findArrays(Session& session, std::vector<ArrayState>& found) {
-  for (const auto kind : {HandleKind::array, HandleKind::mipmap})
-    for (const auto& [id, entry] : session.record().living(kind)) {
-      ArrayState state{id, entry.frame.context, 0, 0};
-      if (session.makeCurrentAgain(state.context) != CUDA_SUCCESS) return "an array's context has ended";
-      if (kind == HandleKind::mipmap && entry.arguments.size() >= 8) {  // the last argument
-        uint64_t levels = 0;
-        std::memcpy(&levels, entry.arguments.data() + entry.arguments.size() - 8, sizeof levels);
-        state.levels = static_cast<unsigned>(std::min<uint64_t>(levels, 32));
-      }
-      for (CUarray level : levelsOf(session.driver(), session.objects(), id, state.levels)) {
-        const uint64_t bytes = arrayBytes(session.driver(), level);
-        if (bytes == 0) return "an array of the program has a format that cannot be copied";
-        state.bytes += bytes;
-      }
-      found.push_back(state);
-    }
-  return "";
-}
-
 std::string sendContents(Session& session, StateSocket& socket, const Contents& contents) {
-  std::vector<std::byte> bytes;
-  const Driver& driver = session.driver();
-  for (const Variable& variable : contents.variables) {
-    bytes.resize(variable.bytes);
-    CUresult status = session.makeCurrentAgain(variable.context);
-    if (status == CUDA_SUCCESS) status = driver.cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
-    if (status != CUDA_SUCCESS)
-      return "variable " + variable.name + " cannot be read: " + driver.describe(status);
-    if (!socket.sendContent(bytes)) return socket.error();
-  }
-  for (const ArrayState& array : contents.arrays) {
-    bytes.resize(array.bytes);
-    CUresult status = session.makeCurrentAgain(array.context);
-    size_t at = 0;
-    for (CUarray level : levelsOf(driver, session.objects(), array.id, array.levels)) {
-      const size_t part = arrayBytes(driver, level);
-      if (status == CUDA_SUCCESS) status = copyArray(driver, level, std::span(bytes).subspan(at, part), true);
-      at += part;
-    }
-    if (status != CUDA_SUCCESS) return "an array cannot be read: " + driver.describe(status);
-    if (!socket.sendContent(bytes)) return socket.error();
-  }
-  return "";
+  return readContents(session, contents, [&](const std::string&, std::span<const std::byte> bytes) {
+    return socket.sendContent(bytes) ? "" : socket.error();
+  });
 }
 
 std::string writeImages(Session& session, SessionRecord::Builder out) {
@@ -276,11 +178,19 @@ void writeTimes(Session& session, SessionRecord::Builder out) {
   out.setCutBootTimeNs(bootTimeNs());
 }
 
+void writeDigests(const Digests& seen, SessionRecord::Builder out) {
+  auto list = out.initDigests(static_cast<unsigned>(seen.size()));
+  unsigned at = 0;
+  for (const auto& [name, digest] : seen) {
+    list[at].setName(name);
+    list[at++].setDigest(asData(digest));
+  }
+}
+
 // "" or why the session cannot be rebuilt elsewhere.
-std::string describe(Session& session, SessionRecord::Builder out, Contents& contents) {
-  for (const std::string& reason : session.record().reasons()) return reason;
-  if (std::string why = findVariables(session, contents.variables); !why.empty()) return why;
-  if (std::string why = findArrays(session, contents.arrays); !why.empty()) return why;
+std::string describe(Session& session, const Digests& seen, SessionRecord::Builder out, Contents& contents) {
+  if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
+  if (std::string why = findContents(session, contents); !why.empty()) return why;
   writeSelf(session, out);
   writeEntries(out, session.record().entries());
   if (std::string why = writeImages(session, out); !why.empty()) return why;
@@ -288,6 +198,7 @@ std::string describe(Session& session, SessionRecord::Builder out, Contents& con
   writeHost(session, out);
   writeContents(contents, out);
   writeTimes(session, out);
+  writeDigests(seen, out);
   return "";
 }
 
@@ -333,11 +244,12 @@ std::string sendMemory(Session& session, StateSocket& socket) {
 
 }  // namespace
 
-std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence) {
+std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence,
+                      const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
-  if (std::string why = describe(session, out, contents); !why.empty()) return why;
+  if (std::string why = describe(session, seen, out, contents); !why.empty()) return why;
   if (link != nullptr) out.setCopierSequence(sequence = link->sequence());
   if (!sendRecord(message, socket)) return socket.error();
   std::string why = sendDescriptors(session, socket, link);
@@ -353,11 +265,11 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
   return hearSequence(socket, sequence) ? hearAnswer(socket) : socket.error();
 }
 
-std::string streamState(Session& session, StateSocket& socket) {
+std::string streamState(Session& session, StateSocket& socket, const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
-  if (std::string why = describe(session, out, contents); !why.empty()) return why;
+  if (std::string why = describe(session, seen, out, contents); !why.empty()) return why;
   std::string why = sendRecord(message, socket) ? hearAnswer(socket) : socket.error();
   if (why.empty()) why = sendImages(session, socket, imagesOf(out.asReader()));
   if (why.empty()) why = hearAnswer(socket);
@@ -412,65 +324,6 @@ uint64_t bootTimeNs() {
   timespec now{};
   clock_gettime(CLOCK_BOOTTIME, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
-}
-
-uint64_t arrayBytes(const Driver& driver, CUarray array) {
-  CUDA_ARRAY3D_DESCRIPTOR_v2 shape{};
-  if (driver.cuArray3DGetDescriptor_v2(&shape, array) != CUDA_SUCCESS ||
-      (shape.Flags & (CUDA_ARRAY3D_DEFERRED_MAPPING | CUDA_ARRAY3D_SPARSE)) != 0)
-    return 0;
-  return shape.Width * arrayElementBytes(shape.Format, shape.NumChannels) *
-         std::max<size_t>(shape.Height, 1) * std::max<size_t>(shape.Depth, 1);
-}
-
-CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> bytes, bool out) {
-  CUDA_ARRAY3D_DESCRIPTOR_v2 shape{};
-  const CUresult status = driver.cuArray3DGetDescriptor_v2(&shape, array);
-  if (status != CUDA_SUCCESS) return status;
-  CUDA_MEMCPY3D_v2 copy{};
-  copy.WidthInBytes = shape.Width * arrayElementBytes(shape.Format, shape.NumChannels);
-  copy.Height = std::max<size_t>(shape.Height, 1);
-  copy.Depth = std::max<size_t>(shape.Depth, 1);
-  if (copy.WidthInBytes * copy.Height * copy.Depth != bytes.size()) return CUDA_ERROR_INVALID_VALUE;
-  (out ? copy.srcMemoryType : copy.dstMemoryType) = CU_MEMORYTYPE_ARRAY;
-  (out ? copy.dstMemoryType : copy.srcMemoryType) = CU_MEMORYTYPE_HOST;
-  (out ? copy.srcArray : copy.dstArray) = array;
-  if (out)
-    copy.dstHost = bytes.data();
-  else
-    copy.srcHost = bytes.data();
-  (out ? copy.dstPitch : copy.srcPitch) = copy.WidthInBytes;
-  (out ? copy.dstHeight : copy.srcHeight) = copy.Height;
-  return driver.cuMemcpy3D_v2(&copy);
-}
-
-std::vector<CUarray> levelsOf(const Driver& driver, Objects& objects, uint64_t id, unsigned levels) {
-  std::vector<CUarray> all;
-  CUmipmappedArray mipmap = nullptr;
-  CUarray array = nullptr;
-  if (levels == 0) {
-    if (objects.find(id, array)) all.push_back(array);
-    return all;
-  }
-  if (!objects.find(id, mipmap)) return all;
-  for (unsigned level = 0; level < levels; ++level)
-    if (driver.cuMipmappedArrayGetLevel(&array, mipmap, level) == CUDA_SUCCESS) all.push_back(array);
-  return all;
-}
-
-bool findVariable(Session& session, uint64_t owner, const std::string& name, CUdeviceptr& address,
-                  size_t& bytes) {
-  CUmodule module = nullptr;
-  CUlibrary library = nullptr;
-  PlaceGlobals place;
-  const Driver& driver = session.driver();
-  if (handles::kindOf(owner) == HandleKind::module)
-    return session.objects().find(owner, module) &&
-           driver.cuModuleGetGlobal_v2(&address, &bytes, module, name.c_str()) == CUDA_SUCCESS && bytes != 0;
-  if (!session.objects().find(owner, library)) return false;
-  return (driver.cuLibraryGetGlobal(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS ||
-          driver.cuLibraryGetManaged(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS) &&
-         bytes != 0;
 }
 
 }  // namespace gpupool::server

@@ -29,6 +29,7 @@
 
 #include "schema/record.capnp.h"
 #include "server/copier/link.h"
+#include "server/worker/contents.h"
 #include "server/worker/session.h"
 #include "server/worker/state_socket.h"
 
@@ -40,9 +41,12 @@ inline constexpr size_t kImageAtOnce = size_t{4} << 20;
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
 // no device memory. In `sequence`: the number of the copier's last message, by whoever spoke to it last.
-std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence);
+// Tests: `seen` is what this worker sees of the contents (contentDigests); the other one compares what it
+// sees in the end. Empty: it does not.
+std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence,
+                      const Digests& seen = {});
 // The same as a stream. The session is as it was, whatever comes of it.
-std::string streamState(Session& session, StateSocket& socket);
+std::string streamState(Session& session, StateSocket& socket, const Digests& seen = {});
 
 // The code image that a recorded call names in its arguments, if it is one that does.
 std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments);
@@ -50,16 +54,5 @@ std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::
 std::vector<schema::ImageName> imagesOf(schema::SessionRecord::Reader record);
 
 uint64_t bootTimeNs();
-
-// All of it to host memory, or from it; its context is current.
-CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> bytes, bool out);
-// How much that is; 0: it cannot be copied.
-uint64_t arrayBytes(const Driver& driver, CUarray array);
-// The level arrays of a mipmapped array, or the array itself.
-std::vector<CUarray> levelsOf(const Driver& driver, Objects& objects, uint64_t id, unsigned levels);
-
-// The variable of a module or library in the current context. False: the driver finds none of that name.
-bool findVariable(Session& session, uint64_t owner, const std::string& name, CUdeviceptr& address,
-                  size_t& bytes);
 
 }  // namespace gpupool::server

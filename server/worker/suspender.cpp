@@ -336,13 +336,15 @@ std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
 std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   link_ = std::move(order.link);
   SuspendOutcome aside;
-  std::string why = takeAside(aside);
+  Digests seen;
+  std::string why = lookAtContents(true, seen);
+  if (why.empty()) why = takeAside(aside);
   const bool away = why.empty() && aside.movedBytes != 0;
   outcome.movedBytes = aside.movedBytes;
   movedBytes_ = away ? aside.movedBytes : 0;
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
   uint32_t sequence = 0;
-  if (why.empty()) why = sendState(session_, socket, away ? link_.get() : nullptr, sequence);
+  if (why.empty()) why = sendState(session_, socket, away ? link_.get() : nullptr, sequence, seen);
   if (why.empty()) why = sendClientAway(order);
   if (why.empty() || stopping() || !away) return why;
   link_->goOn(sequence);
@@ -354,8 +356,18 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
 std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   for (const Space::Piece& piece : session_.space().takeStock()) outcome.movedBytes += piece.bytes;
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
-  const std::string why = streamState(session_, socket);
+  Digests seen;
+  std::string why = lookAtContents(false, seen);
+  if (why.empty()) why = streamState(session_, socket, seen);
   return why.empty() ? sendClientAway(order) : why;
+}
+
+std::string Suspender::lookAtContents(bool shared, Digests& seen) {
+  if (!compares_) return "";
+  session_.space().takeStock();
+  Contents contents;
+  const std::string why = findContents(session_, contents);
+  return why.empty() ? contentDigests(session_, contents, shared, seen) : why;
 }
 
 std::string Suspender::sendClientAway(const Order& order) {

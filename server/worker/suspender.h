@@ -27,6 +27,7 @@
 #include <vector>
 
 #include "server/copier/link.h"
+#include "server/worker/contents.h"
 #include "server/worker/session.h"
 #include "server/worker_process.h"
 
@@ -60,6 +61,8 @@ class Suspender {
   // Some stream of the session captures.
   bool captureOpen();
 
+  // Tests: the worker that a session goes to compares all its contents with what is here. Before any order.
+  void compareContents() { compares_ = true; }
   // Tests (disturbance.h). Orders that have been carried out so far; waits until there are more than `seen`
   // and the session runs, for `time` at most.
   uint64_t carriedOut() const;
@@ -97,6 +100,7 @@ class Suspender {
   template <class Ask>
   void askStreams(Ask&& ask);
   std::string takeAside(SuspendOutcome& outcome);
+  std::string lookAtContents(bool shared, Digests& seen);
   bool stopping() const;
 
   Session& session_;
@@ -111,6 +115,7 @@ class Suspender {
   bool suspended_ = false;
   uint64_t carriedOut_ = 0;
   bool ending_ = false, busy_ = false;
+  bool compares_ = false;
   std::thread thread_;
 };
 

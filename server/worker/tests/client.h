@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/content.h"
 #include "schema/frame.h"
 #include "schema/handle_ids.h"
 #include "schema/hello.h"
@@ -208,6 +209,21 @@ class Client {
     REQUIRE(answer);
     REQUIRE(answer->header.seq == mine);
     return *answer;
+  }
+  // Sends the image; the arguments of sessionModuleLoad.
+  Arguments loading(uint64_t module, std::span<const char> code) {
+    const auto bytes = std::as_bytes(code);
+    const Digest digest = contentDigest(bytes);
+    schema::ImageName name;
+    std::memcpy(name.words, digest.data(), sizeof name.words);
+    name.bytes = bytes.size();
+    await(schema::RowOf<"sessionImageOffer">::id, Arguments().structure(name).value(1));
+    post(schema::RowOf<"sessionImageData">::id,
+         Arguments().structure(name).value(0).blob(bytes.data(), bytes.size()).value(bytes.size()));
+    Arguments arguments;
+    arguments.value(module).structure(name).value(0).blob(nullptr, 0).blob(nullptr, 0);
+    for (const uint64_t wanted : {0, 0, 0, 0, 0, 1}) arguments.value(wanted);
+    return arguments;
   }
   // Aside calls: frames on the control channel, with a sequence of their own.
   void sendAside(const Frame& f, std::span<const std::byte> arguments) {

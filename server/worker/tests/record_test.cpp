@@ -120,6 +120,47 @@ TEST_CASE("record: the last setting counts, unless somebody has used the one bef
   CHECK(calls(record) == Calls{1, 3, 4, 5, 7, 8});
 }
 
+TEST_CASE("record: a setting that is said again says nothing new") {
+  Record record;
+  record.add(call(1), makes(kContextA));
+  record.add(call(2), sets(kContextA, 7));
+  for (int i = 0; i < 1000; ++i) {
+    record.add(call(3, kContextA), makes(kStreamA));  // uses the context
+    record.add(call(2), sets(kContextA, 7));
+    record.add(call(4), ends(kStreamA));
+  }
+  CHECK(calls(record) == Calls{1, 2});
+  auto other = call(2);
+  other.arguments[0] = std::byte{1};
+  record.add(call(3, kContextA), makes(kStreamA));
+  record.add(other, sets(kContextA, 7));
+  CHECK(calls(record) == Calls{1, 2, 3, 2});
+}
+
+TEST_CASE("record: a node that is set anew before each update of an exec leaves no trace of what it was") {
+  Record record;
+  record.add(call(1), makes(kGraphA));
+  record.add(call(2), makes(kExecA, {kGraphA}));
+  const auto step = [&](unsigned char value) {
+    auto set = call(3);
+    set.arguments[0] = std::byte{value};
+    record.add(set, sets(kGraphA, 7));
+    record.add(call(4), sets(kExecA, 8, {kGraphA}));
+  };
+  for (int i = 0; i < 1000; ++i) step(static_cast<unsigned char>(i));
+  CHECK(record.size() <= 6);
+  const size_t bytes = record.bytes();
+  for (int i = 0; i < 1000; ++i) step(static_cast<unsigned char>(i));
+  CHECK(record.bytes() == bytes);
+  // The same again is said again: an update may have come between.
+  const size_t size = record.size();
+  record.add(call(5), sets(kExecA, 9));
+  record.add(call(6), sets(kExecA, 10));
+  record.add(call(5), sets(kExecA, 9));
+  CHECK(calls(record).back() == 5);
+  CHECK(record.size() == size + 2);
+}
+
 TEST_CASE("record: a context takes along what was made in it, but not what others were made from") {
   Record record;
   record.add(call(1), makes(kContextA));

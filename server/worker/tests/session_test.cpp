@@ -294,6 +294,100 @@ TEST_CASE("a captured graph is recorded as the calls that made it, and goes with
   CHECK(record.size() == before);
 }
 
+// Graphs that are captured and instantiated anew, graphs that are updated, textures, events and streams that
+// come and go, attributes that are set again: what a training program does for an hour.
+TEST_CASE("the record stays as large as what lives, however long the program runs") {
+  Client client;
+  client.open();
+  auto& record = client.session->record();
+  const uint64_t device = client.space().deviceBase;
+  const auto done = [&](uint32_t call, const Arguments& arguments) {
+    const auto answer = client.await(call, arguments);
+    REQUIRE(answer.status() == CUDA_SUCCESS);
+    uint64_t first = 0;
+    std::memcpy(&first, answer.outputs.data(), std::min(sizeof first, answer.outputs.size()));
+    return first;
+  };
+  done(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB));
+  done(ROW("cuStreamCreateWithPriority"), Arguments().value(kStream).value(1).value(0));
+  CUDA_RESOURCE_DESC resource{};
+  resource.resType = CU_RESOURCE_TYPE_LINEAR;
+  resource.res.linear.devPtr = device;
+  resource.res.linear.format = CU_AD_FORMAT_FLOAT;
+  resource.res.linear.numChannels = 1;
+  resource.res.linear.sizeInBytes = 4096;
+  const CUDA_TEXTURE_DESC texture{};
+  const auto exec = [](uint32_t round) { return makeHandle(handles::Kind::graphExec, 1 + round % 2, round); };
+  const auto beside = [](uint32_t round) { return makeHandle(handles::Kind::stream, 2, round); };
+  const auto event = [](uint32_t round) { return makeHandle(handles::Kind::event, 1, round); };
+  const auto step = [&](uint32_t round) {
+    done(ROW("cuStreamBeginCapture_v2"), Arguments().value(kStream).value(0));
+    for (int i = 0; i < 3; ++i)
+      done(ROW("cuMemsetD8Async"), Arguments().value(device).value(i).value(64).value(kStream));
+    const uint64_t graph = done(ROW("cuStreamEndCapture"), Arguments().value(kStream).value(1));
+    done(ROW("sessionGraphInstantiate"),
+         Arguments().value(exec(round)).value(graph).value(0).value(0).value(1));
+    done(ROW("cuGraphDestroy"), Arguments().value(graph));
+    done(ROW("cuGraphLaunch"), Arguments().value(exec(round)).value(kStream));
+    if (round > 1) done(ROW("cuGraphExecDestroy"), Arguments().value(exec(round - 1)));
+    const uint64_t view =
+        done(ROW("cuTexObjectCreate"),
+             Arguments().value(1).value(1).structure(resource).value(1).structure(texture).value(0));
+    done(ROW("cuTexObjectDestroy"), Arguments().value(view));
+    done(ROW("cuStreamCreateWithPriority"), Arguments().value(beside(round)).value(1).value(0));
+    done(ROW("cuEventCreate"), Arguments().value(event(round)).value(0));
+    done(ROW("cuStreamDestroy_v2"), Arguments().value(beside(round)));
+    done(ROW("cuEventDestroy_v2"), Arguments().value(event(round)));
+    done(ROW("cuCtxSetLimit"), Arguments().value(CU_LIMIT_PRINTF_FIFO_SIZE).value(1 << 20));
+  };
+  for (uint32_t round = 1; round <= 3; ++round) step(round);
+  const size_t size = record.size(), bytes = record.bytes();
+  for (uint32_t round = 4; round <= 300; ++round) step(round);
+  CHECK(record.size() == size);
+  CHECK(record.bytes() == bytes);
+}
+
+// Where a variable of a module lies depends on what was loaded before. The next worker loads in the record's
+// order, so that has to be the driver's.
+TEST_CASE("code is loaded by one call at a time, with its entry in the record") {
+  static const server::Driver* real = nullptr;
+  static std::atomic<int> inside, most;
+  static std::atomic<bool> held;
+  inside = most = 0;
+  held = true;
+  const auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);  // the test's own, that nobody reads yet
+  real = &softDriver();
+  table.cuModuleLoadDataEx = [](CUmodule* module, const void* image, unsigned count, CUjit_option* options,
+                                void** values) {
+    most = std::max<int>(most, ++inside);
+    held.wait(true);
+    const CUresult result = real->cuModuleLoadDataEx(module, image, count, options, values);
+    --inside;
+    return result;
+  };
+  constexpr char kCode[] = ".version 9.0\n.target sm_75\n.address_size 64\n.global .u32 variable;\n";
+  Client client(*driver);
+  client.open();
+  const uint64_t one = makeHandle(handles::Kind::module, 1, 1), two = makeHandle(handles::Kind::module, 2, 1);
+  const size_t before = client.session->record().size();
+  const auto first = client.loading(one, kCode), second = client.loading(two, kCode);
+  client.post(ROW("sessionModuleLoad"), first, Frame::kAwait);
+  client.post(ROW("sessionModuleLoad"), second, Frame::kAwait);
+  CHECK(eventually([&] { return inside == 1; }));
+  CHECK_FALSE(client.receive(300));
+  CHECK(most == 1);
+  held = false;
+  held.notify_all();
+  for (int i = 0; i < 2; ++i) {
+    const auto answer = client.receive();
+    REQUIRE(answer);
+    CHECK(answer->status() == CUDA_SUCCESS);
+  }
+  CHECK(most == 1);
+  CHECK(client.session->record().size() == before + 2);
+}
+
 // NVIDIA's driver takes a stream's handle for a pointer, also when that stream has been destroyed: it crashed
 // on an H200. The software GPU looks handles up.
 TEST_CASE("a stream that has been destroyed is not asked about, also while another one captures") {

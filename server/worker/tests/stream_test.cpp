@@ -33,6 +33,8 @@ constexpr auto kLong = 20s;
 constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
 constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
+constexpr char kForgetsVariable[] =
+    "GPUPOOL_TEST_FORGETS";  // its driver does not copy all that it is told to
 constexpr uint64_t kExec = makeHandle(handles::Kind::graphExec, 1, 1);
 constexpr uint64_t kModule = makeHandle(handles::Kind::module, 1, 1);
 constexpr uint64_t kArray = makeHandle(handles::Kind::array, 1, 1);
@@ -326,7 +328,7 @@ class Course {
 
 class Mover {
  public:
-  explicit Mover(Client& client)
+  explicit Mover(Client& client, bool compares = false)
       : client_(client),
         suspender_(
             *client.session, [](const SuspendOutcome&) {},
@@ -336,7 +338,9 @@ class Mover {
                 outcome_ = outcome;
               }
               came_.notify_all();
-            }) {}
+            }) {
+    if (compares) suspender_.compareContents();
+  }
   MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
     const Course course(client_, answer);
     suspender_.move(kLong, kEpoch + 1, -1, state);
@@ -582,6 +586,11 @@ TEST_CASE("stream: the other worker", "[.]") {
       *at += 256;
       return result;
     };
+  static const auto copyIn = softDriver().cuMemcpyHtoD_v2;
+  if (std::getenv(kForgetsVariable) != nullptr)  // some of what it is given
+    const_cast<Driver&>(softDriver()).cuMemcpyHtoD_v2 = [](CUdeviceptr to, const void* from, size_t bytes) {
+      return copyIn(to, from, bytes > kMiB ? bytes - 8 : bytes);
+    };
   StateSocket socket{Descriptor(state), [] { return false; }};
   Rebuild rebuild(softDriver(), socket, true, [] { return false; });
   HostPages pages = hostPages();
@@ -661,6 +670,20 @@ TEST_CASE("stream: a driver that answers a recorded call otherwise has no sessio
   CHECK(picture(*program.client.session) == here);
 }
 
+// What came was right, and so is what the driver answers: only who looks again sees it.
+TEST_CASE("stream: where tests compare contents, a session whose memory is other than it was stays here") {
+  Program& program = theProgram();
+  const std::string here = picture(*program.client.session);
+  const auto [mine, theirs] = connection();
+  setenv(kForgetsVariable, "1", 1);
+  Next next(theirs);
+  unsetenv(kForgetsVariable);
+  Mover mover(program.client, true);
+  CHECK(contains(mover.move(mine).error, "the contents differ: device memory, part 0 is not what it was"));
+  CHECK(contains(next.report(), "not rebuilt: the contents differ"));
+  CHECK(picture(*program.client.session) == here);
+}
+
 TEST_CASE("stream: whatever is damaged or missing on the way, the session goes on here") {
   Program& program = theProgram();
   Mover mover(program.client);
@@ -729,7 +752,7 @@ TEST_CASE("stream: a session arrives whole, with the code that the other server 
   const auto [mine, theirs] = connection();
   Next next(theirs);
   {
-    Mover mover(program.client);
+    Mover mover(program.client, true);
     const MoveOutcome outcome = mover.move(mine);
     CHECK(outcome.error.empty());
     CHECK(outcome.movedBytes == 36 * kMiB);
