@@ -126,6 +126,51 @@ ends_well one
 is_right one
 check "nothing is left: $(list) $(session_workers) $(free_bytes)" until_true at_rest
 
+case_of "why a lease cannot be moved is known before anybody tries"
+rm -f "$folder/end"
+cat >"$folder/heap.py" <<'EOF'
+"""Loads kernels that may use the device's heap, then others in their place; argv: the files to wait for."""
+import ctypes, os, sys, time
+def load(text):
+    module = ctypes.c_void_p()
+    code = b".version 9.0\n.target sm_75\n.address_size 64\n" + text + b".visible .entry k() { ret; }\n"
+    assert cuda.cuModuleLoadData(ctypes.byref(module), code) == 0
+    return module
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.05)
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+module = load(b".extern .func (.param .b64 r) malloc (.param .b64 n);\n")
+wait_for(sys.argv[1])
+assert cuda.cuModuleUnload(module) == 0
+load(b"")
+wait_for(sys.argv[2])
+EOF
+in_lease one eve 1 "${launcher[@]}" python3 "$folder/heap.py" "$folder/unload" "$folder/end"
+says_of_it() { gpupool leases -v | grep "^$lease cannot be moved"; }
+says_heap() { says_of_it | grep -q "^$lease cannot be moved: kernels of the program may use the device's heap"; }
+says_no_heap() { ! says_heap; }
+until_true has_begun 1 || fail "it does not run: $(cat "$folder/one.err")"
+lease=$(lease_of eve)
+check "leases -v says why: $(gpupool leases -v)" until_true says_heap
+check "so does --json: $(gpupool leases --json)" has "$(gpupool leases --json)" '"hindrances"'
+check "without -v nothing is said: $(gpupool leases)" test -z "$(gpupool leases | grep 'cannot be moved')"
+refuses "kernels of the program may use the device's heap" "$lease"
+touch "$folder/unload"
+check "what is unloaded hinders no more: $(gpupool leases -v)" until_true says_no_heap
+case $transport in
+shm) check "it shares memory: $(says_of_it)" has "$(says_of_it)" 'to another server: it shares memory with this one' ;;
+*) check "nothing else hinders it: $(says_of_it)" test -z "$(says_of_it)" ;;
+esac
+migrate "$lease"
+check "moved then: $status $err" test "$status" -eq 0
+touch "$folder/end"
+ends_well one
+check "nothing is left: $(list) $(session_workers) $(free_bytes)" until_true at_rest
+
 case_of "a program that is stopped in the middle of a move"
 rm -f "$folder/end" "$folder/captured"
 in_lease one eve 1 "${steady_work[@]}" --mib 64 --until "$folder/end"
