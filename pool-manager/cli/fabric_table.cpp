@@ -1,33 +1,17 @@
 #include "pool-manager/cli/fabric_table.h"
 
-#include <arpa/inet.h>
-
 #include <cstdio>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "pool-manager/cli/table.h"
+#include "pool-manager/listing_json.h"
 
 namespace gpupool::cli {
 namespace {
 
-using nlohmann::json;
+using pool::gidText;
+using pool::guidText;
 using Rows = std::vector<std::vector<std::string>>;
-
-// "b83f:d203:0011:2233", as ibv_devinfo has it.
-std::string guidText(uint64_t guid) {
-  char text[20];
-  std::snprintf(text, sizeof text, "%04x:%04x:%04x:%04x", static_cast<unsigned>(guid >> 48 & 0xffff),
-                static_cast<unsigned>(guid >> 32 & 0xffff), static_cast<unsigned>(guid >> 16 & 0xffff),
-                static_cast<unsigned>(guid & 0xffff));
-  return text;
-}
-
-std::string gidText(const fabric::GidValue& value) {
-  char text[INET6_ADDRSTRLEN] = "";
-  inet_ntop(AF_INET6, value.data(), text, sizeof text);
-  return text;
-}
 
 std::string rateText(uint32_t mbps) {
   if (mbps == 0) return "-";
@@ -85,23 +69,6 @@ Rows gidRows(const fabric::Fabric& fabric) {
   return rows;
 }
 
-json portJson(const fabric::Port& port) {
-  json gids = json::array();
-  for (const fabric::Gid& gid : port.gids)
-    gids.push_back({{"index", gid.index},
-                    {"type", fabric::text(gid.type)},
-                    {"value", gidText(gid.value)},
-                    {"default", port.defaultGid == static_cast<int64_t>(gid.index)}});
-  return {{"number", port.number},
-          {"state", fabric::text(port.state)},
-          {"linkLayer", fabric::text(port.linkLayer)},
-          {"rateGbps", port.rateMbps / 1000.0},
-          {"mtu", port.mtu},
-          {"lid", port.lid},
-          {"interface", port.netdev},
-          {"gids", gids}};
-}
-
 }  // namespace
 
 void printFabric(const ListedServer& server) {
@@ -115,27 +82,6 @@ void printFabric(const ListedServer& server) {
     if (rows.size() > 1) printTable(rows, 2);
   for (const fabric::Device& device : server.fabric.devices)
     if (!device.problem.empty()) std::cout << "  " << device.name << ": " << device.problem << "\n";
-}
-
-json fabricJson(const fabric::Fabric& fabric) {
-  json devices = json::array();
-  for (const fabric::Device& device : fabric.devices) {
-    json distances = json::array(), ports = json::array();
-    for (auto distance : device.gpuDistances) distances.push_back(fabric::text(distance));
-    for (const fabric::Port& port : device.ports) ports.push_back(portJson(port));
-    devices.push_back({{"name", device.name},
-                       {"nodeGuid", guidText(device.nodeGuid)},
-                       {"transport", device.transport},
-                       {"firmware", device.firmware},
-                       {"pciAddress", device.pciAddress},
-                       {"numaNode", device.numaNode},
-                       {"gpuDistances", distances},
-                       {"dmaBuf", fabric::text(device.dmaBuf)},
-                       {"dmaBufReason", device.dmaBufReason},
-                       {"problem", device.problem},
-                       {"ports", ports}});
-  }
-  return {{"note", fabric.note}, {"devices", devices}};
 }
 
 }  // namespace gpupool::cli

@@ -32,39 +32,18 @@ T ManagerQuery::await(kj::Promise<T>&& promise, uint64_t limitMs) {
 }
 
 std::vector<ListedDevice> ManagerQuery::devices() {
-  return await(connection_->manager().devicesRequest().send().then([](auto&& response) {
-    std::vector<ListedDevice> list;
-    for (auto device : response.getDevices()) {
-      ListedDevice one{
-          pool::read(device.getInfo()), pool::text(device.getServer()), device.getFreeBytes(), {}};
-      for (auto id : device.getLeases()) one.leases.push_back(pool::read(id));
-      if (device.hasSample()) one.sample = schema::read(device.getSample());
-      list.push_back(std::move(one));
-    }
-    return list;
-  }));
+  return await(connection_->manager().devicesRequest().send().then(
+      [](auto&& response) { return pool::read(response.getDevices()); }));
 }
 
 std::vector<ListedServer> ManagerQuery::servers() {
-  return await(connection_->manager().serversRequest().send().then([](auto&& response) {
-    std::vector<ListedServer> list;
-    for (auto server : response.getServers()) {
-      const auto info = server.getInfo();
-      list.push_back({pool::read(info), server.getLastBeatMs(), server.getAlive(), server.getWarmWorkers(),
-                      server.getCordoned(), pool::text(server.getCordonReason()),
-                      pool::text(server.getCordonedBy()), server.getCordonedS(), server.getAbsent(),
-                      pool::read(info.getFabric(), info.getDevices().size())});
-    }
-    return list;
-  }));
+  return await(connection_->manager().serversRequest().send().then(
+      [](auto&& response) { return pool::read(response.getServers()); }));
 }
 
 std::vector<pool::Lease> ManagerQuery::leases() {
-  return await(connection_->manager().leasesRequest().send().then([](auto&& response) {
-    std::vector<pool::Lease> list;
-    for (auto lease : response.getLeases()) list.push_back(pool::read(lease));
-    return list;
-  }));
+  return await(connection_->manager().leasesRequest().send().then(
+      [](auto&& response) { return pool::read(response.getLeases()); }));
 }
 
 void ManagerQuery::drop(const Id& id) {

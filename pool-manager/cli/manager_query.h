@@ -2,36 +2,16 @@
 // Asks a manager and waits for the answer: for commands that do nothing else.
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "pool-manager/fabric.h"
-#include "pool-manager/model.h"
+#include "pool-manager/listing.h"
 #include "pool-manager/rpc.h"
-#include "schema/device_sample.h"
 
 namespace gpupool::cli {
 
-struct ListedDevice {
-  Device info;
-  std::string server;
-  uint64_t freeBytes = 0;
-  std::vector<Id> leases;
-  std::optional<DeviceSample> sample;
-};
-
-struct ListedServer {
-  pool::Server info;
-  uint64_t lastBeatMs = 0;
-  bool alive = false;
-  uint32_t warmWorkers = 0;
-  bool cordoned = false;
-  std::string cordonReason, cordonedBy;
-  uint64_t cordonedS = 0;  // ago; 0: unknown
-  bool absent = false;     // it is not in the pool now: nothing else is known of it
-  fabric::Fabric fabric;
-};
+using pool::ListedDevice;
+using pool::ListedServer;
 
 class ManagerQuery {
  public:

@@ -12,7 +12,7 @@
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
-#include "pool-manager/placement.h"
+#include "pool-manager/listing_json.h"
 
 namespace gpupool::cli {
 namespace {
@@ -27,36 +27,9 @@ std::string age(uint64_t ms) {
   return std::to_string(s / 86400) + "d" + std::to_string(s / 3600 % 24) + "h";
 }
 
-std::string uuidText(const std::string& bytes) {
-  std::string text = "GPU-";
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    char pair[3];
-    std::snprintf(pair, sizeof pair, "%02x", static_cast<unsigned char>(bytes[i]));
-    text += (i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "") + std::string(pair);
-  }
-  return text;
-}
-
 std::string shortId(const Id& id) { return id.text().substr(0, 8); }
 
-// Names come from servers: whatever bytes they are, the output is valid JSON.
-void print(const json& value) {
-  std::cout << value.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-}
-
-json toJson(const Device& device) {
-  return {
-      {"ordinal", device.ordinal},
-      {"name", device.name},
-      {"uuid", uuidText(device.uuid)},
-      {"memoryBytes", device.memoryBytes},
-      {"computeCapability", std::to_string(device.computeMajor) + "." + std::to_string(device.computeMinor)},
-      {"pciBusId", device.pciBusId},
-      {"software", device.software},
-      {"healthy", device.problem.empty()},
-      {"problem", device.problem},
-      {"driverVersion", device.driverVersion}};
-}
+void print(const json& value) { std::cout << pool::dump(value, 2) << '\n'; }
 
 // "node7 is cordoned: a new fan (by eve@head, 2h3m ago)"
 std::string describeCordon(const ListedServer& server) {
@@ -64,26 +37,6 @@ std::string describeCordon(const ListedServer& server) {
   if (server.cordonedS != 0) said += (said.empty() ? "" : ", ") + age(server.cordonedS * 1000) + " ago";
   return server.info.name + " is cordoned" + (server.cordonReason.empty() ? "" : ": " + server.cordonReason) +
          (said.empty() ? "" : " (" + said + ")");
-}
-
-// What NVML does not tell of a GPU is left out.
-json toJson(const DeviceSample& sample) {
-  json entry = {{"ageMs", sample.ageMs}, {"lastXid", sample.xid}};
-  const auto tell = [&](const char* name, auto value, bool known) {
-    if (known) entry[name] = value;
-  };
-  tell("gpuPercent", sample.gpuPercent, sample.gpuPercent >= 0);
-  tell("memoryPercent", sample.memoryPercent, sample.memoryPercent >= 0);
-  tell("usedBytes", sample.usedBytes, sample.totalBytes != 0);
-  tell("totalBytes", sample.totalBytes, sample.totalBytes != 0);
-  tell("temperatureC", sample.temperatureC, sample.temperatureC != DeviceSample::kNoTemperature);
-  tell("powerMilliwatts", sample.powerMw, sample.powerMw != 0);
-  tell("powerLimitMilliwatts", sample.powerLimitMw, sample.powerLimitMw != 0);
-  tell("smMegahertz", sample.smMhz, sample.smMhz != 0);
-  tell("memoryMegahertz", sample.memoryMhz, sample.memoryMhz != 0);
-  tell("uncorrectedEccErrors", sample.eccErrors, sample.eccErrors >= 0);
-  tell("nvlinksUp", sample.nvlinks, sample.nvlinks >= 0);
-  return entry;
 }
 
 const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
@@ -128,109 +81,16 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
   return listing;
 }
 
-// What the manager says beside its devices.
-struct PoolView {
-  explicit PoolView(ManagerQuery& query) {
-    for (pool::Lease& lease : query.leases()) {
-      const Id id = lease.id;
-      leases.emplace(id, std::move(lease));
-    }
-    for (const ListedServer& server : query.servers()) {
-      if (server.cordoned) cordoned.insert(server.info.name);
-      percents[server.info.name] = server.info.overcommitPercent;
-      overcommits = overcommits || server.info.overcommitPercent > 100;
-    }
+std::string holders(const ListedDevice& device, const pool::PoolView& view) {
+  std::string text;
+  for (const Id& id : device.leases) {
+    const pool::Lease* lease = view.find(id);
+    text += (text.empty() ? "" : ", ") +
+            (lease == nullptr || lease->holder.empty() ? shortId(id) : lease->holder);
+    if (view.isSuspended(id)) text += " (suspended)";
+    if (lease != nullptr && lease->turn) text += " (" + std::string(name(lease->turn->place)) + ")";
   }
-
-  // Null: it has ended since.
-  const pool::Lease* find(const Id& id) const {
-    const auto at = leases.find(id);
-    return at == leases.end() ? nullptr : &at->second;
-  }
-  bool isSuspended(const Id& id) const {
-    const pool::Lease* lease = find(id);
-    return lease != nullptr && lease->state == "suspended";
-  }
-  bool allSuspended(const ListedDevice& device) const {
-    return std::all_of(device.leases.begin(), device.leases.end(),
-                       [&](const Id& id) { return isSuspended(id); });
-  }
-  uint32_t percent(const ListedDevice& device) const {
-    const auto at = percents.find(device.server);
-    return at == percents.end() ? 100 : at->second;
-  }
-  uint64_t leasable(const ListedDevice& device) const {
-    return pool::leasableBytes(device.info.memoryBytes, percent(device));
-  }
-  // Whatever is free: of a server that is away nothing is.
-  uint64_t leased(const ListedDevice& device) const {
-    uint64_t sum = 0;
-    for (const Id& id : device.leases)
-      if (const pool::Lease* lease = find(id); lease != nullptr)
-        for (const LeasedDevice& one : lease->devices)
-          if (one.info.uuid == device.info.uuid)
-            sum += isSuspended(id) ? pool::suspendedBytes(one, 0) : pool::reservedBytes(one);
-    return sum;
-  }
-  std::string holders(const ListedDevice& device) const {
-    std::string text;
-    for (const Id& id : device.leases) {
-      const pool::Lease* lease = find(id);
-      text += (text.empty() ? "" : ", ") +
-              (lease == nullptr || lease->holder.empty() ? shortId(id) : lease->holder);
-      if (isSuspended(id)) text += " (suspended)";
-      if (lease != nullptr && lease->turn) text += " (" + std::string(name(lease->turn->place)) + ")";
-    }
-    return text;
-  }
-  json toJson(const ListedDevice& device) const {
-    json entry = cli::toJson(device.info);
-    entry["server"] = device.server;
-    entry["freeBytes"] = device.freeBytes;
-    entry["leases"] = json::array();
-    entry["cordoned"] = cordoned.contains(device.server);
-    entry["suspended"] = json::array();
-    if (device.sample) entry["sample"] = cli::toJson(*device.sample);
-    for (const Id& id : device.leases) {
-      entry["leases"].push_back(id.text());
-      if (isSuspended(id)) entry["suspended"].push_back(id.text());
-    }
-    if (percent(device) <= 100) return entry;
-    entry["leasableBytes"] = leasable(device);
-    entry["leasedBytes"] = leased(device);
-    entry["turns"] = json::object();
-    for (const Id& id : device.leases)
-      if (const pool::Lease* lease = find(id); lease != nullptr && lease->turn)
-        entry["turns"][id.text()] = name(lease->turn->place);
-    return entry;
-  }
-
-  std::map<Id, pool::Lease> leases;
-  std::set<std::string> cordoned;
-  std::map<std::string, uint32_t> percents;  // of each device's memory, so much may be leased; by server
-  bool overcommits = false;                  // one of them
-};
-
-json toJson(const pool::Lease& lease) {
-  json devices = json::array();
-  for (const LeasedDevice& device : lease.devices)
-    devices.push_back({{"ordinal", device.info.ordinal},
-                       {"uuid", uuidText(device.info.uuid)},
-                       {"memoryBytes", device.memoryBytes}});
-  json entry = {{"id", lease.id.text()},  {"server", lease.server.name}, {"devices", devices},
-                {"ttlMs", lease.ttlMs},   {"state", lease.state},        {"ageMs", lease.ageMs},
-                {"tenant", lease.tenant}, {"holder", lease.holder}};
-  if (lease.server.overcommitPercent > 100 || lease.terms.sharePercent != 0 ||
-      lease.terms.priority != pool::Priority::normal)
-    entry["terms"] = {{"sharePercent", lease.terms.sharePercent}, {"priority", name(lease.terms.priority)}};
-  if (!lease.movesTo.empty()) entry["movesTo"] = lease.movesTo;
-  if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
-  if (lease.turn)
-    entry["turn"] = {{"place", name(lease.turn->place)},
-                     {"servedMs", lease.turn->servedMs},
-                     {"turns", lease.turn->turns},
-                     {"note", lease.turn->note}};
-  return entry;
+  return text;
 }
 
 }  // namespace
@@ -277,15 +137,15 @@ int runDevices(const Words& words) {
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
-  const PoolView view(query);
+  const pool::PoolView view(query.leases(), query.servers());
   json list = json::array();
   std::vector<std::vector<std::string>> rows = {{"SERVER", "GPU", "NAME", "MEMORY", "FREE"}};
   if (view.overcommits) rows[0].emplace_back("LEASED");
   if (listing.verbose) rows[0].insert(rows[0].end(), kSampleHeading.begin(), kSampleHeading.end());
   rows[0].insert(rows[0].end(), {"STATE", "HELD BY"});
   for (const ListedDevice& device : devices) {
-    const std::string held = view.holders(device);
-    list.push_back(view.toJson(device));
+    const std::string held = holders(device, view);
+    list.push_back(toJson(device, view));
     auto& row = rows.emplace_back();
     row = {device.server, std::to_string(device.info.ordinal), device.info.name,
            options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes)};
@@ -329,29 +189,10 @@ int runServers(const Words& words) {
       {"SERVER", "STATE", "GPUS", "WARM WORKERS", "HEARD OF", "SESSIONS AT"}};
   const auto servers = query.servers();
   for (const ListedServer& server : servers) {
-    json devices = json::array();
-    for (const Device& device : server.info.devices) devices.push_back(toJson(device));
     const std::string network = server.info.host.empty() || server.info.port == 0
                                     ? ""
                                     : server.info.host + ":" + std::to_string(server.info.port);
-    json& entry = list.emplace_back();
-    entry = {{"name", server.info.name},
-             {"alive", server.alive},
-             {"cordoned", server.cordoned},
-             {"cordonReason", server.cordonReason},
-             {"cordonedBy", server.cordonedBy},
-             {"cordonedSeconds", server.cordonedS},
-             {"absent", server.absent},
-             {"lastBeatMs", server.lastBeatMs},
-             {"warmWorkers", server.warmWorkers},
-             {"pid", server.info.pid},
-             {"localPath", server.info.localPath},
-             {"address", network},
-             {"rowsHash", server.info.rowsHash},
-             {"devices", devices},
-             {"leftOut", server.info.leftOut},
-             {"fabric", fabricJson(server.fabric)}};
-    if (server.info.overcommitPercent > 100) entry["overcommitPercent"] = server.info.overcommitPercent;
+    list.push_back(toJson(server));
     std::string at = network;
     if (!server.info.localPath.empty()) at += (at.empty() ? "" : ", ") + server.info.localPath;
     const std::string state = server.alive ? "alive" : server.absent ? "absent" : "lost";
