@@ -16,6 +16,7 @@
 #include "base/descriptors.h"
 #include "base/log.h"
 #include "pool-manager/manager_options.h"
+#include "pool-manager/rest/api.h"
 #include "pool-manager/rpc.h"
 #include "pool-manager/service.h"
 
@@ -81,6 +82,21 @@ Invocation parse(int count, char** words) {
 
 uint32_t ms(std::chrono::milliseconds time) { return static_cast<uint32_t>(time.count()); }
 
+// The store's lock says that no other manager is alive here, so a socket that is still there is a dead one's.
+kj::Own<kj::ConnectionReceiver> listenLocal(kj::AsyncIoContext& io, const std::string& path, bool anyUser) {
+  ::unlink(path.c_str());
+  const mode_t before = ::umask(anyUser ? 0 : 0177);
+  auto address = io.provider->getNetwork().parseAddress(("unix:" + path).c_str()).wait(io.waitScope);
+  auto listener = address->listen();
+  ::umask(before);
+  return listener;
+}
+
+kj::Own<kj::ConnectionReceiver> listenNetwork(kj::AsyncIoContext& io, const std::string& address,
+                                              uint16_t port) {
+  return io.provider->getNetwork().parseAddress(address.c_str(), port).wait(io.waitScope)->listen();
+}
+
 int serve(const ManagerOptions& options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
@@ -101,27 +117,28 @@ int serve(const ManagerOptions& options) {
     tokens.emplace(options.tokens);
     service.demandTokens([&]() -> const Tokens& { return tokens->current(); });
   }
-  auto& network = io.provider->getNetwork();
-  if (!options.socket.empty()) {
-    // The store's lock says that no other manager is alive here, so a socket that is still there is a dead
-    // one's.
-    ::unlink(options.socket.c_str());
-    const mode_t before = ::umask(options.anyUser ? 0 : 0177);
-    auto address = network.parseAddress(("unix:" + options.socket).c_str()).wait(io.waitScope);
-    service.serve(address->listen(), true);
-    ::umask(before);
-  }
+  if (!options.socket.empty()) service.serve(listenLocal(io, options.socket, options.anyUser), true);
   if (!options.listen.empty()) {
-    auto address = network.parseAddress(options.listen.c_str(), kDefaultPort).wait(io.waitScope);
-    auto listener = address->listen();
+    auto listener = listenNetwork(io, options.listen, kDefaultPort);
     GPUPOOL_INFO("listening on %s, port %u", options.listen.c_str(), listener->getPort());
     service.serve(kj::mv(listener), false);
+  }
+  rest::Api api(timer, service);
+  rest::HttpFront http(timer, service, api);
+  const std::string httpSocket = options.httpListen.starts_with("unix:") ? options.httpListen.substr(5) : "";
+  if (!httpSocket.empty()) {
+    http.serve(listenLocal(io, httpSocket, options.anyUser), true);
+  } else if (!options.httpListen.empty()) {
+    auto listener = listenNetwork(io, options.httpListen, rest::kDefaultHttpPort);
+    GPUPOOL_INFO("REST on %s, port %u", options.httpListen.c_str(), listener->getPort());
+    http.serve(kj::mv(listener), false);
   }
   service.run()
       .exclusiveJoin(io.unixEventPort.onSignal(SIGTERM).ignoreResult())
       .exclusiveJoin(io.unixEventPort.onSignal(SIGINT).ignoreResult())
       .wait(io.waitScope);
-  if (!options.socket.empty()) ::unlink(options.socket.c_str());
+  for (const std::string& path : {options.socket, httpSocket})
+    if (!path.empty()) ::unlink(path.c_str());
   return 0;
 }
 

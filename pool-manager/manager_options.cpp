@@ -23,6 +23,11 @@ std::vector<options::Option> ManagerOptions::table() {
       {"socket", socket, "PATH",
        "The Unix socket for clients and servers on this host. This manager's user and root may connect. "
        "Empty: none. --listen or --socket is required."},
+      {"http-listen", httpListen, "HOST:PORT",
+       "The address for REST and /metrics (docs/rest.md), for example 127.0.0.1:4781, or unix:PATH. Requests "
+       "show a token of --tokens as 'Authorization: Bearer TOKEN'; without --tokens whoever reaches this "
+       "address may do everything. There is no TLS yet, and tokens cross the wire: listen on 127.0.0.1, or "
+       "behind a reverse proxy that has TLS. Empty: no REST."},
       {"store", store, "PATH",
        "The SQLite file that keeps leases across restarts. It is created with mode 0600; its folder must "
        "exist. 'memory': keep nothing."},

@@ -8,6 +8,7 @@ namespace gpupool::pool {
 struct ManagerOptions {
   std::string listen;
   std::string socket;
+  std::string httpListen;
   std::string store = "/var/lib/gpupool/manager.db";
   std::string tokens;
   bool anyUser = false;

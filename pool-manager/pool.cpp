@@ -173,6 +173,11 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
   return list;
 }
 
+const std::string* Pool::endedBecause(const Id& id) const {
+  const auto dead = tombstones_.find(id);
+  return dead == tombstones_.end() ? nullptr : &dead->second.reason;
+}
+
 // "" for what `who` may not know.
 std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const {
   if (!who.owns(record.tenant)) return "";

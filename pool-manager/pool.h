@@ -269,6 +269,9 @@ class Pool {
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
+  size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
+  // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
+  const std::string* endedBecause(const Id& id) const;
   uint32_t beatMs() const { return times_.beatMs; }
 
  private:

@@ -59,6 +59,8 @@ class Service::Session final : public schema::Manager::Server {
   // login: null where everything is allowed. peer: the other end's process, if it is on this machine; else 0.
   Session(kj::Own<Tie> tie, std::shared_ptr<Login> login, int peer)
       : tie_(kj::mv(tie)), login_(std::move(login)), peer_(peer) {}
+  // Of somebody who has proven already who he is.
+  Session(kj::Own<Tie> tie, Principal known) : tie_(kj::mv(tie)), known_(std::move(known)) {}
   ~Session() noexcept(false) {
     if (tie_->service != nullptr) tie_->service->closed(*this);
   }
@@ -121,6 +123,7 @@ class Service::Session final : public schema::Manager::Server {
     const auto control = service().controls_.find(name);
     const bool known =
         control != service().controls_.end() && control->second.session == this && guarded([&] {
+          service().noteBeat(name);
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
                                       params.getWarmWorkers(), service().clock_.now(), suspended, turns,
                                       hindrances);
@@ -152,10 +155,12 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::lease);
     request.process = identifyProcess(peer_);
     context.allowCancellation();  // a holder that went away leaves the queue
+    const kj::TimePoint asked = service().timer_.now();
     return service()
         .ask(service().waiting_, request.id,
              [&](uint64_t now) { service().pool_.request(principal(), request, now); })
-        .then([context](Lease&& lease) mutable {
+        .then([this, asked, context](Lease&& lease) mutable {
+          service().counters_.leaseWaits.observe(service().timer_.now() - asked);
           write(lease, context.getResults().initLease(), Secrets::include);
         });
   }
@@ -327,18 +332,19 @@ class Service::Session final : public schema::Manager::Server {
   enum class Right { list, lease, serve };
   // Throws unless this connection may. Whose lease it may touch, the pool decides.
   void demand(Right right) {
-    if (login_ == nullptr) return;
+    if (login_ == nullptr && !known_) return;
     service();
-    if (!login_->proven()) refuse("the manager requires a token before anything else");
+    if (!known_ && !login_->proven()) refuse("the manager requires a token before anything else");
     const Principal who = principal();
     if (right == Right::serve && !who.mayServe())
-      refuse("the token of tenant '" + login_->tenant() +
+      refuse("the token of tenant '" + who.tenant +
              "' cannot be used by servers: they use the token of tenant '" + kServersTenant + "'");
     if (right == Right::lease && !who.mayLease())
-      refuse("the token of tenant '" + login_->tenant() + "' cannot lease: use a user's token");
+      refuse("the token of tenant '" + who.tenant + "' cannot lease: use a user's token");
   }
 
   Principal principal() const {
+    if (known_) return *known_;
     if (login_ == nullptr) return {Principal::Role::admin, ""};
     const bool server = login_->tenant() == kServersTenant;
     return {server ? Principal::Role::server : Principal::Role::user, login_->tenant()};
@@ -352,7 +358,8 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Own<Tie> tie_;
   std::shared_ptr<Login> login_;
-  int peer_;
+  std::optional<Principal> known_;
+  int peer_ = 0;
 };
 
 // One connection's network and RPC system. What comes before a proof is bounded like everything after it.
@@ -390,14 +397,23 @@ Service::~Service() noexcept {
 }
 
 void Service::serve(kj::Own<kj::ConnectionReceiver> listener, bool local) {
-  tasks_.add(acceptLoop(*listener, local));
+  serve(kj::mv(listener), local, nullptr);
+}
+
+void Service::serve(kj::Own<kj::ConnectionReceiver> listener, bool local, Accept accept) {
+  tasks_.add(acceptLoop(*listener, local, std::move(accept)));
   listeners_.add(kj::mv(listener));
 }
 
-kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool local) {
+schema::Manager::Client Service::managerFor(const Principal& who) {
+  return kj::heap<Session>(kj::addRef(*tie_), who);
+}
+
+// other: null: by RPC.
+kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool local, Accept other) {
   return listener.acceptAuthenticated()
       .then(
-          [this, local](kj::AuthenticatedStream&& peer) -> kj::Promise<void> {
+          [this, local, other](kj::AuthenticatedStream&& peer) -> kj::Promise<void> {
             bool own = false;
             int process = 0;
             std::string name = withoutPort(peer.peerIdentity->toString().cStr());
@@ -411,6 +427,8 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             }
             if (local && !own && !limits_.anyUser)
               GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
+            else if (other)
+              other(kj::mv(peer.stream), own || !tokens_, name);
             else
               accept(kj::mv(peer.stream), own || !tokens_, name, process);
             return kj::READY_NOW;
@@ -420,7 +438,7 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             GPUPOOL_ERROR("accept: %s", errorText(error).c_str());
             return timer_.afterDelay(100 * kj::MILLISECONDS);
           })
-      .then([this, &listener, local]() { return acceptLoop(listener, local); });
+      .then([this, &listener, local, other]() { return acceptLoop(listener, local, other); });
 }
 
 void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process) {
@@ -465,6 +483,14 @@ void Service::closed(Session& session) {
     at = controls_.erase(at);
     pool_.left(name, incarnation, false, clock_.now());
   }
+}
+
+// Before the pool hears of it: how many have not come since the last one.
+void Service::noteBeat(const std::string& name) {
+  const auto server = pool_.servers().find(name);
+  if (server == pool_.servers().end()) return;
+  const uint64_t late = (clock_.now() - server->second.beatMs) / pool_.beatMs();
+  counters_.missedBeats[name] += late < 2 ? 0 : late - 1;
 }
 
 void Service::newFabric(const std::string& name, schema::Fabric::Reader report) {

@@ -17,6 +17,7 @@
 
 #include "pool-manager/answers.h"
 #include "pool-manager/awake_clock.h"
+#include "pool-manager/counters.h"
 #include "pool-manager/login.h"
 #include "pool-manager/peer_count.h"
 #include "pool-manager/pool.h"
@@ -54,6 +55,19 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<void> run();
 
   Pool& pool() { return pool_; }
+  const Counters& counters() const { return counters_; }
+  uint64_t now() { return clock_.now(); }  // on the pool's clock
+
+  // --- for those who serve the pool by other means than RPC (rest/), on this loop
+  // Serves a listener as above, but gives its connections to `accept`, with accept()'s arguments.
+  using Accept = std::function<void(kj::Own<kj::AsyncIoStream>, bool trusted, const std::string& peer)>;
+  void serve(kj::Own<kj::ConnectionReceiver> listener, bool local, Accept accept);
+  // What a connection that belongs to `who` is offered.
+  schema::Manager::Client managerFor(const Principal& who);
+  // Of all connections of a host, however they are served; wrong tokens of a host; none: see demandTokens.
+  PeerCount& connections() { return connections_; }
+  FailureLimit& failures() { return failures_; }
+  const std::function<const Tokens&()>& tokens() const { return tokens_; }
 
  private:
   class Session;  // one connection's Manager
@@ -65,7 +79,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
     schema::ServerControl::Client control;
   };
 
-  kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local);
+  kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local, Accept other);
   void closed(Session& session);
   [[noreturn]] void refuseVersion(uint32_t theirs);
   // Asks the pool, whose answer comes now or later. Throws what the pool throws.
@@ -78,6 +92,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
                                           const MoveTarget& to);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
+  void noteBeat(const std::string& name);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
@@ -116,6 +131,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
+  Counters counters_;
   Answers<Lease> waiting_;
   Answers<void> ending_, resuming_;
   Answers<SuspendResult> suspending_;

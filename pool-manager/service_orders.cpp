@@ -42,12 +42,17 @@ void Service::grant(const Lease& lease) {
   if (control == controls_.end() || control->second.incarnation != lease.server.incarnation) return;
   auto request = control->second.control.grantRequest();
   write(lease, request.initLease(), Secrets::include);
+  const kj::TimePoint asked = timer_.now();
   tasks_.add(timer_.timeoutAfter(limits_.call, request.send().ignoreResult())
-                 .then([this, id]() { pool_.granted(id, clock_.now()); },
-                       [this, id](kj::Exception&& error) {
-                         const bool refused = error.getType() == kj::Exception::Type::FAILED;
-                         pool_.grantFailed(id, errorText(error), refused, clock_.now());
-                       }));
+                 .then(
+                     [this, id, asked]() {
+                       counters_.grants.observe(timer_.now() - asked);
+                       pool_.granted(id, clock_.now());
+                     },
+                     [this, id](kj::Exception&& error) {
+                       const bool refused = error.getType() == kj::Exception::Type::FAILED;
+                       pool_.grantFailed(id, errorText(error), refused, clock_.now());
+                     }));
 }
 
 void Service::revoke(const ServerLife& server, const Id& id, const std::string& reason) {

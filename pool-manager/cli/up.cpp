@@ -47,7 +47,7 @@ struct UpOptions {
   uint32_t software = 0;
   uint32_t port = 0;
   std::string listen = "127.0.0.1";
-  std::string networkDevice, tokens;
+  std::string networkDevice, tokens, httpListen;
   std::string networkWire;
   std::string state, name, driver;
   uint32_t warm = 2;
@@ -68,6 +68,10 @@ struct UpOptions {
         {"tokens", tokens, "FILE",
          "With --port: a file of tokens (lines 'tenant: token', file mode 0600). Other machines must prove "
          "that they know one of them.",
+         true},
+        {"http-listen", httpListen, "HOST:PORT",
+         "The manager's address for REST and /metrics, for example 127.0.0.1:4781. Without --tokens whoever "
+         "reaches it may do everything, other users of this machine too. Empty: none.",
          true},
         {"listen", listen, "HOST", "The address for --port and for ucx sessions. 0.0.0.0: every interface.",
          true},
@@ -115,6 +119,8 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
                   directory.file(kManagerSocket), "--store",  directory.file(kStore)};
   if (options.port != 0)
     plan.manager.insert(plan.manager.end(), {"--listen", hostPort(options.listen, options.port)});
+  if (!options.httpListen.empty())
+    plan.manager.insert(plan.manager.end(), {"--http-listen", options.httpListen});
   if (!options.tokens.empty())
     plan.manager.insert(plan.manager.end(), {"--tokens", absolutePath(options.tokens)});
   const bool local = findTransport(options.transport)->reach == TransportFacts::Reach::sameHost;

@@ -1,0 +1,27 @@
+#pragma once
+// The REST interface: requests by the table of routes.h. One thread.
+
+#include "pool-manager/rest/http_front.h"
+#include "pool-manager/rest/routes.h"
+
+namespace gpupool::pool::rest {
+
+class Api final : public Answerer {
+ public:
+  // Both outlive it.
+  Api(kj::Timer& timer, Service& service) : context_{service, timer} {}
+
+  bool open(const Request& request) override { return isOpen(request); }
+  kj::Promise<Answer> answer(Request request) override {
+    const Route& route = routeOf(request);
+    return route.handler(context_, request).then([&route](Answer&& answer) {
+      answer.contentType = route.contentType;
+      return kj::mv(answer);
+    });
+  }
+
+ private:
+  Context context_;
+};
+
+}  // namespace gpupool::pool::rest

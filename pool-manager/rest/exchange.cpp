@@ -1,0 +1,70 @@
+#include "pool-manager/rest/exchange.h"
+
+#include "base/log.h"
+#include "pool-manager/rpc.h"
+
+namespace gpupool::pool::rest {
+namespace {
+
+constexpr std::string_view kMark = "rest problem ";
+
+const char kAsk[] = "`gpupool leases` and GET /v1/leases show what the pool holds";
+
+// What the pool says of its store may name its file.
+bool isOfStore(const std::string& text) {
+  return text.starts_with("not stored") || text.find("cannot write its store") != std::string::npos;
+}
+
+}  // namespace
+
+kj::Exception toException(const Problem& problem) {
+  const Json json = {problem.status, problem.code, problem.message, problem.hint};
+  return rpcError(kj::Exception::Type::FAILED,
+                  std::string(kMark) + json.dump(-1, ' ', true, Json::error_handler_t::replace));
+}
+
+void refuse(Problem problem) { kj::throwFatalException(toException(problem)); }
+
+Problem toProblem(const kj::Exception& error) {
+  const std::string_view said = error.getDescription().cStr();
+  if (said.starts_with(kMark)) {
+    const Json json = Json::parse(said.substr(kMark.size()), nullptr, false);
+    if (json.is_array() && json.size() == 4)
+      return {json[0].get<unsigned>(), json[1].get<std::string>(), json[2].get<std::string>(),
+              json[3].get<std::string>()};
+  }
+  const std::string text = errorText(error);
+  if (isOfStore(text)) {
+    GPUPOOL_ERROR("a REST request failed: %s", text.c_str());
+    return {503, "store_failed", "the manager cannot write its store",
+            "look into the manager's log, and ask again"};
+  }
+  switch (error.getType()) {
+    case kj::Exception::Type::OVERLOADED:
+      if (error.getLine() != 0) break;  // KJ's own: a time limit
+      return {409, "no_room", text, "ask again when devices are free, or name a longer waitMs"};
+    case kj::Exception::Type::UNIMPLEMENTED:
+      return {409, "nothing_fits", text, "GET /v1/devices shows what the pool has"};
+    case kj::Exception::Type::DISCONNECTED:
+      return {503, "server_lost", text, "ask again when the server is back"};
+    case kj::Exception::Type::FAILED:
+      break;
+  }
+  // The pool's own words come without a file's name (rpcError).
+  if (error.getLine() == 0 && error.getType() == kj::Exception::Type::FAILED)
+    return {409, "refused", text, kAsk};
+  GPUPOOL_ERROR("a REST request failed: %s", text.c_str());
+  return {503, "unavailable", "the manager could not do that", "look into the manager's log"};
+}
+
+Answer toAnswer(const Problem& problem) {
+  Answer answer{problem.status};
+  answer.json = {{"error", {{"code", problem.code}, {"message", problem.message}, {"hint", problem.hint}}}};
+  if (problem.status == 401) answer.headers.emplace_back("WWW-Authenticate", "Bearer realm=\"gpupool\"");
+  if (problem.status == 405) answer.headers.emplace_back("Allow", problem.hint);
+  if (problem.status == 429) answer.headers.emplace_back("Retry-After", "60");
+  if (problem.status == 503) answer.headers.emplace_back("Retry-After", "5");
+  return answer;
+}
+
+}  // namespace gpupool::pool::rest

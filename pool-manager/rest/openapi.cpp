@@ -1,0 +1,212 @@
+#include "pool-manager/rest/openapi.h"
+
+#include "pool-manager/lease_state.h"
+
+namespace gpupool::pool::rest {
+namespace {
+
+// JSON Schema 2020-12. Members that are not named here may be added by a later version.
+const char kSchemas[] = R"json({
+  "Health": {"type": "object", "required": ["status", "version"], "properties": {
+    "status": {"const": "ok"}, "version": {"type": "string"}}},
+  "OpenApi": {"type": "object", "required": ["openapi", "info", "paths", "components"], "properties": {
+    "openapi": {"const": "3.1.0"}, "info": {"type": "object"}, "paths": {"type": "object"},
+    "components": {"type": "object"}}},
+  "Id": {"type": "string", "pattern": "^[0-9a-f]{32}$"},
+  "Bytes": {"type": "integer", "minimum": 0},
+  "Device": {"type": "object",
+    "required": ["ordinal", "name", "uuid", "memoryBytes", "computeCapability", "pciBusId", "software", "healthy",
+                 "problem", "driverVersion"],
+    "properties": {
+      "ordinal": {"type": "integer", "minimum": 0, "maximum": 63},
+      "name": {"type": "string"},
+      "uuid": {"type": "string", "pattern": "^GPU-"},
+      "memoryBytes": {"$ref": "#/components/schemas/Bytes"},
+      "computeCapability": {"type": "string"},
+      "pciBusId": {"type": "string"},
+      "software": {"type": "boolean"},
+      "healthy": {"type": "boolean"},
+      "problem": {"type": "string"},
+      "driverVersion": {"type": "integer"}}},
+  "ListedDevice": {"allOf": [{"$ref": "#/components/schemas/Device"}], "type": "object",
+    "required": ["server", "freeBytes", "leases", "cordoned", "suspended"],
+    "properties": {
+      "server": {"type": "string"},
+      "freeBytes": {"$ref": "#/components/schemas/Bytes"},
+      "leases": {"type": "array", "items": {"$ref": "#/components/schemas/Id"}},
+      "suspended": {"type": "array", "items": {"$ref": "#/components/schemas/Id"}},
+      "cordoned": {"type": "boolean"},
+      "leasableBytes": {"$ref": "#/components/schemas/Bytes"},
+      "leasedBytes": {"$ref": "#/components/schemas/Bytes"},
+      "turns": {"type": "object", "additionalProperties": {"enum": ["resident", "aside", "waiting", "unknown"]}}}},
+  "DeviceList": {"type": "object", "required": ["devices"], "properties": {
+    "devices": {"type": "array", "items": {"$ref": "#/components/schemas/ListedDevice"}}}},
+  "Server": {"type": "object",
+    "required": ["name", "alive", "cordoned", "cordonReason", "cordonedBy", "cordonedSeconds", "absent", "lastBeatMs",
+                 "warmWorkers", "pid", "localPath", "address", "rowsHash", "devices", "leftOut", "fabric"],
+    "properties": {
+      "name": {"type": "string"},
+      "alive": {"type": "boolean"},
+      "absent": {"type": "boolean"},
+      "cordoned": {"type": "boolean"},
+      "cordonReason": {"type": "string"},
+      "cordonedBy": {"type": "string"},
+      "cordonedSeconds": {"type": "integer", "minimum": 0},
+      "lastBeatMs": {"type": "integer", "minimum": 0},
+      "warmWorkers": {"type": "integer", "minimum": 0},
+      "pid": {"type": "integer", "minimum": 0},
+      "localPath": {"type": "string"},
+      "address": {"type": "string"},
+      "rowsHash": {"type": "integer", "minimum": 0},
+      "overcommitPercent": {"type": "integer", "minimum": 100},
+      "devices": {"type": "array", "items": {"$ref": "#/components/schemas/Device"}},
+      "leftOut": {"type": "array", "items": {"type": "string"}},
+      "fabric": {"type": "object", "required": ["note", "devices"], "properties": {
+        "note": {"type": "string"}, "devices": {"type": "array", "items": {"type": "object"}}}}}},
+  "ServerList": {"type": "object", "required": ["servers"], "properties": {
+    "servers": {"type": "array", "items": {"$ref": "#/components/schemas/Server"}}}},
+  "Lease": {"type": "object",
+    "required": ["id", "server", "devices", "ttlMs", "state", "ageMs", "tenant", "holder"],
+    "properties": {
+      "id": {"$ref": "#/components/schemas/Id"},
+      "server": {"type": "string"},
+      "devices": {"type": "array", "items": {"type": "object", "required": ["ordinal", "uuid", "memoryBytes"],
+        "properties": {"ordinal": {"type": "integer"}, "uuid": {"type": "string"},
+                       "memoryBytes": {"$ref": "#/components/schemas/Bytes"}}}},
+      "ttlMs": {"type": "integer", "minimum": 0},
+      "state": {"$ref": "#/components/schemas/LeaseState"},
+      "ageMs": {"type": "integer", "minimum": 0},
+      "tenant": {"type": "string"},
+      "holder": {"type": "string"},
+      "movesTo": {"type": "string"},
+      "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
+        "sharePercent": {"type": "integer", "minimum": 0, "maximum": 100}, "priority": {"type": "string"}}},
+      "turn": {"type": "object", "required": ["place", "servedMs", "turns", "note"], "properties": {
+        "place": {"type": "string"}, "servedMs": {"type": "integer"}, "turns": {"type": "integer"},
+        "note": {"type": "string"}}}}},
+  "LeaseList": {"type": "object", "required": ["leases"], "properties": {
+    "leases": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}},
+    "nextCursor": {"$ref": "#/components/schemas/Id"}}},
+  "LeaseChange": {"type": "object", "required": ["id", "state", "reason"], "properties": {
+    "id": {"$ref": "#/components/schemas/Id"},
+    "state": {"anyOf": [{"$ref": "#/components/schemas/LeaseState"}, {"const": "ended"}]},
+    "reason": {"type": "string"},
+    "pending": {"type": "boolean"},
+    "keptBytes": {"type": "array", "items": {"$ref": "#/components/schemas/Bytes"}},
+    "movedBytes": {"$ref": "#/components/schemas/Bytes"},
+    "drainMs": {"type": "integer", "minimum": 0},
+    "moveMs": {"type": "integer", "minimum": 0},
+    "sessions": {"type": "integer", "minimum": 0},
+    "longestPauseMs": {"type": "integer", "minimum": 0},
+    "place": {"type": "string"}}},
+  "ServerChange": {"type": "object", "required": ["name", "cordoned"], "properties": {
+    "name": {"type": "string"}, "cordoned": {"type": "boolean"}}},
+  "Error": {"type": "object", "required": ["error"], "properties": {
+    "error": {"type": "object", "required": ["code", "message", "hint"], "additionalProperties": false,
+      "properties": {"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": {"type": "string"},
+                     "hint": {"type": "string"}}}}}
+})json";
+
+Json reference(const char* schema) { return {{"$ref", std::string("#/components/schemas/") + schema}}; }
+
+Json schemaOf(const Field& field) {
+  switch (field.kind) {
+    case Field::Kind::count:
+      return {
+          {"type", "integer"}, {"minimum", field.least}, {"maximum", field.most}, {"default", field.usual}};
+    case Field::Kind::yes:
+      return {{"type", "boolean"}, {"default", false}};
+    case Field::Kind::ordinals:
+      return {{"type", "array"},
+              {"maxItems", field.most},
+              {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", kMaxDevices - 1}}}};
+    case Field::Kind::state:
+      return reference("LeaseState");
+    case Field::Kind::text:
+      break;
+  }
+  return {{"type", "string"}, {"maxLength", field.most}};
+}
+
+Json parameter(const char* name, const char* in, const char* what, bool required, Json schema) {
+  return {{"name", name},
+          {"in", in},
+          {"description", what},
+          {"required", required},
+          {"schema", std::move(schema)}};
+}
+
+Json parametersOf(const Route& route) {
+  Json list = Json::array();
+  const std::string path = route.path;
+  if (path.find("{id}") != std::string::npos)
+    list.push_back(parameter("id", "path", "The lease's id, in full.", true, reference("Id")));
+  if (path.find("{name}") != std::string::npos)
+    list.push_back(parameter("name", "path", "The server's name.", true, {{"type", "string"}}));
+  if (route.method == kj::HttpMethod::GET)
+    for (const Field& field : route.fields)
+      list.push_back(parameter(field.name, "query", field.what, false, schemaOf(field)));
+  return list;
+}
+
+Json bodyOf(const Route& route) {
+  Json properties = Json::object();
+  for (const Field& field : route.fields) {
+    properties[field.name] = schemaOf(field);
+    properties[field.name]["description"] = field.what;
+  }
+  return {
+      {"required", false},
+      {"content",
+       {{"application/json",
+         {{"schema", {{"type", "object"}, {"additionalProperties", false}, {"properties", properties}}}}}}}};
+}
+
+Json operationOf(const Route& route) {
+  const Json schema = route.schema == nullptr ? Json{{"type", "string"}} : reference(route.schema);
+  const std::string type = std::string(route.contentType).substr(0, std::string(route.contentType).find(';'));
+  Json operation = {{"operationId", route.name},
+                    {"summary", route.summary},
+                    {"parameters", parametersOf(route)},
+                    {"responses",
+                     {{"200", {{"description", "It is so."}, {"content", {{type, {{"schema", schema}}}}}}},
+                      {"default",
+                       {{"description", "It is not, and why."},
+                        {"content", {{"application/json", {{"schema", reference("Error")}}}}}}}}}};
+  if (route.method == kj::HttpMethod::POST) {
+    operation["requestBody"] = bodyOf(route);
+    operation["responses"]["202"] = {{"description", "It goes on: ask for the lease again."},
+                                     {"content", {{type, {{"schema", schema}}}}}};
+  }
+  operation["security"] =
+      route.open ? Json::array() : Json::array({{{"token", Json::array()}}, Json::object()});
+  return operation;
+}
+
+Json makeDocument() {
+  Json paths = Json::object();
+  for (const Route& route : routes())
+    paths[route.path][route.method == kj::HttpMethod::GET ? "get" : "post"] = operationOf(route);
+  Json schemas = Json::parse(kSchemas);
+  Json states = Json::array();
+  for (uint32_t i = 0; i < kLeaseStates; ++i) states.push_back(name(static_cast<LeaseState>(i)));
+  schemas["LeaseState"] = {{"enum", states}};
+  return {
+      {"openapi", "3.1.0"},
+      {"info",
+       {{"title", "gpupool"},
+        {"version", GPUPOOL_VERSION},
+        {"description", "The pool manager's REST interface. A token is needed where the manager has any."}}},
+      {"paths", paths},
+      {"components",
+       {{"schemas", schemas}, {"securitySchemes", {{"token", {{"type", "http"}, {"scheme", "bearer"}}}}}}}};
+}
+
+}  // namespace
+
+kj::Promise<Answer> openapi(const Context&, const Request&) {
+  static const Json document = makeDocument();
+  return Answer{200, document};
+}
+
+}  // namespace gpupool::pool::rest

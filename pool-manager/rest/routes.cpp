@@ -1,0 +1,241 @@
+#include "pool-manager/rest/routes.h"
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "pool-manager/lease_state.h"
+#include "pool-manager/rest/changes.h"
+#include "pool-manager/rest/listings.h"
+#include "pool-manager/rest/metrics.h"
+#include "pool-manager/rest/openapi.h"
+
+namespace gpupool::pool::rest {
+namespace {
+
+constexpr auto kGet = kj::HttpMethod::GET, kPost = kj::HttpMethod::POST;
+constexpr uint64_t kMostWaitMs = 3'600'000;
+
+std::vector<Route> makeRoutes() {
+  using Kind = Field::Kind;
+  const Field drain{Kind::count, "drainMs", "What runs on the devices has so long to finish.", kMostWaitMs,
+                    30'000};
+  return {
+      {kGet,
+       "/v1/health",
+       "health",
+       "Whether the manager answers.",
+       health,
+       "Health",
+       {},
+       "application/json",
+       true},
+      {kGet, "/v1/devices", "listDevices", "The GPUs of the pool.", listDevices, "DeviceList"},
+      {kGet, "/v1/servers", "listServers", "The servers of the pool.", listServers, "ServerList"},
+      {kGet,
+       "/v1/leases",
+       "listLeases",
+       "The leases, by id, a page at a time.",
+       listLeases,
+       "LeaseList",
+       {{Kind::state, "state", "Only leases in this state."},
+        {Kind::text, "tenant", "Only leases of this tenant."},
+        {Kind::text, "server", "Only leases on this server."},
+        {Kind::count, "limit", "The most leases of a page.", 1000, 100, 1},
+        {Kind::text, "cursor", "Where the page begins: nextCursor of the page before.", 32}}},
+      {kGet, "/v1/leases/{id}", "getLease", "One lease.", getLease, "Lease"},
+      {kPost, "/v1/leases/{id}/release", "releaseLease",
+       "Ends a lease in its holder's place, or drops one that is lost with its server. May be repeated.",
+       releaseLease, "LeaseChange"},
+      {kPost,
+       "/v1/leases/{id}/suspend",
+       "suspendLease",
+       "Takes the memory of a lease's programs off its devices. May be repeated.",
+       suspendLease,
+       "LeaseChange",
+       {drain}},
+      {kPost,
+       "/v1/leases/{id}/resume",
+       "resumeLease",
+       "Brings a suspended lease back to its devices when there is room. May be repeated.",
+       resumeLease,
+       "LeaseChange",
+       {{Kind::count, "waitMs", "How long to wait for room.", 40'000, 0}}},
+      {kPost,
+       "/v1/leases/{id}/migrate",
+       "migrateLease",
+       "Moves a lease's sessions while its programs run. Without a target: to other workers on the same "
+       "devices.",
+       migrateLease,
+       "LeaseChange",
+       {{Kind::text, "server", "To this server. Empty: the lease's own, or with elsewhere any other.", 255},
+        {Kind::ordinals, "devices", "To these GPUs there, one for each of the lease's.", 64},
+        {Kind::yes, "elsewhere", "To any other server that has room."},
+        drain}},
+      {kPost,
+       "/v1/servers/{name}/cordon",
+       "cordonServer",
+       "Places nothing new on a server; what it has goes on. Operators only. May be repeated.",
+       cordonServer,
+       "ServerChange",
+       {{Kind::text, "reason", "Why; for people.", 255},
+        {Kind::text, "by", "On whose word; for people.", 160}}},
+      {kPost, "/v1/servers/{name}/uncordon", "uncordonServer",
+       "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange"},
+      {kGet,
+       "/metrics",
+       "metrics",
+       "Prometheus' text form 0.0.4.",
+       metrics,
+       nullptr,
+       {},
+       "text/plain; version=0.0.4; charset=utf-8"},
+      {kGet,
+       "/v1/openapi.json",
+       "openapi",
+       "This document.",
+       openapi,
+       "OpenApi",
+       {},
+       "application/json",
+       true},
+  };
+}
+
+// The names in the route's path, where it is the request's.
+std::optional<std::map<std::string, std::string>> match(const Route& route,
+                                                        const std::vector<std::string>& path) {
+  std::map<std::string, std::string> named;
+  const std::string pattern = route.path;
+  size_t at = 1;
+  for (const std::string& segment : path) {
+    if (at > pattern.size()) return std::nullopt;
+    const size_t end = std::min(pattern.find('/', at), pattern.size());
+    const std::string part = pattern.substr(at, end - at);
+    if (part.starts_with('{') && !segment.empty())
+      named[part.substr(1, part.size() - 2)] = segment;
+    else if (part != segment)
+      return std::nullopt;
+    at = end + 1;
+  }
+  if (at <= pattern.size()) return std::nullopt;
+  return named;
+}
+
+std::string quoted(const Field& field) { return "'" + std::string(field.name) + "'"; }
+
+void checkCount(const Field& field, uint64_t value) {
+  if (value < field.least || value > field.most)
+    refuse({400, "bad_parameter",
+            quoted(field) + ": " + std::to_string(field.least) + " to " + std::to_string(field.most)});
+}
+
+void checkText(const Field& field, const std::string& value) {
+  if (value.size() > field.most)
+    refuse({400, "bad_parameter", quoted(field) + ": at most " + std::to_string(field.most) + " bytes"});
+}
+
+void checkQuery(const Field& field, const std::string& value, Request& request) {
+  if (field.kind == Field::Kind::count) {
+    uint64_t number = 0;
+    const auto parsed = std::from_chars(value.data(), value.data() + value.size(), number);
+    if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size())
+      refuse({400, "bad_parameter", quoted(field) + " is not a number"});
+    checkCount(field, number);
+    request.counts[field.name] = number;
+    return;
+  }
+  checkText(field, value);
+  if (field.kind != Field::Kind::state) return;
+  for (uint32_t i = 0; i < kLeaseStates; ++i)
+    if (value == name(static_cast<LeaseState>(i))) return;
+  refuse({400, "bad_parameter", "there is no such state",
+          "queued, granting, active, suspended, moving, revoking or lost"});
+}
+
+void checkBody(const Field& field, const Json& value, Request& request) {
+  const auto wrong = [&](const char* kind) { refuse({400, "bad_field", quoted(field) + " is not " + kind}); };
+  switch (field.kind) {
+    case Field::Kind::count:
+      if (!value.is_number_unsigned()) wrong("a whole number");
+      checkCount(field, value.get<uint64_t>());
+      request.counts[field.name] = value.get<uint64_t>();
+      return;
+    case Field::Kind::yes:
+      if (!value.is_boolean()) wrong("true or false");
+      return;
+    case Field::Kind::ordinals:
+      if (!value.is_array() || value.size() > field.most) wrong("a list of at most 64 GPUs");
+      for (const Json& one : value)
+        if (!one.is_number_unsigned() || one.get<uint64_t>() >= kMaxDevices) wrong("a list of GPUs: 0 to 63");
+      return;
+    case Field::Kind::text:
+    case Field::Kind::state:
+      if (!value.is_string()) wrong("a text");
+      return checkText(field, value.get<std::string>());
+  }
+}
+
+const Field* find(const Route& route, const std::string& name) {
+  for (const Field& field : route.fields)
+    if (name == field.name) return &field;
+  return nullptr;
+}
+
+void check(const Route& route, Request& request) {
+  const bool inQuery = route.method == kGet;
+  for (const Field& field : route.fields)
+    if (field.kind == Field::Kind::count) request.counts[field.name] = field.usual;
+  for (const auto& [name, value] : request.query) {
+    const Field* field = inQuery ? find(route, name) : nullptr;
+    if (field == nullptr)
+      refuse({400, "unknown_parameter", "there is no parameter of that name", "GET /v1/openapi.json"});
+    checkQuery(*field, value, request);
+  }
+  for (const auto& [name, value] : request.body.items()) {
+    const Field* field = inQuery ? nullptr : find(route, name);
+    if (field == nullptr)
+      refuse({400, "unknown_field", "the body has a member that is not known", "GET /v1/openapi.json"});
+    checkBody(*field, value, request);
+  }
+}
+
+const char* nameOf(kj::HttpMethod method) { return method == kGet ? "GET, HEAD" : "POST"; }
+
+}  // namespace
+
+const std::vector<Route>& routes() {
+  static const std::vector<Route> all = makeRoutes();
+  return all;
+}
+
+const Route& routeOf(Request& request) {
+  std::string others;
+  for (const Route& route : routes()) {
+    auto named = match(route, request.path);
+    if (!named) continue;
+    if (route.method != request.method) {
+      others = nameOf(route.method);
+      continue;
+    }
+    request.named = std::move(*named);
+    check(route, request);
+    return route;
+  }
+  if (!others.empty()) refuse({405, "method_not_allowed", "that cannot be done here", others});
+  refuse({404, "not_found", "there is no such address", "GET /v1/openapi.json lists what there is"});
+}
+
+bool isOpen(const Request& request) {
+  return std::any_of(routes().begin(), routes().end(), [&](const Route& route) {
+    return route.open && route.method == request.method && match(route, request.path);
+  });
+}
+
+std::string text(const Request& request, const char* name) {
+  if (const auto at = request.query.find(name); at != request.query.end()) return at->second;
+  if (const auto at = request.body.find(name); at != request.body.end()) return at->get<std::string>();
+  return "";
+}
+
+}  // namespace gpupool::pool::rest

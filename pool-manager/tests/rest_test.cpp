@@ -1,0 +1,262 @@
+// The REST interface in process: what it shows and does, who may, and what it refuses.
+#include "rest_fixture.h"
+
+#include <vector>
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+using Fixture = RestFixture;
+
+// Peers that are slow are given up soon.
+struct Hurried : RestFixture {
+  Hurried() : RestFixture(limits()) {}
+  static rest::HttpLimits limits() {
+    rest::HttpLimits limits;
+    limits.request = 300 * kj::MILLISECONDS;
+    limits.idle = 300 * kj::MILLISECONDS;
+    return limits;
+  }
+};
+
+const std::string kAlice(32, 'a'), kBob(32, 'b'), kServersToken(32, 's');
+
+std::string bearer(const std::string& token) { return "Authorization: Bearer " + token + "\r\n"; }
+
+// Its connections are strangers', who need a token.
+struct WithTokens : RestFixture {
+  WithTokens() {
+    service->demandTokens([this]() -> const Tokens& { return tokens; });
+  }
+  Tokens tokens{{"alice", kAlice}, {"bob", kBob}, {kServersTenant, kServersToken}};
+};
+
+std::string metric(const Reply& reply, const std::string& series) {
+  const size_t at = reply.text.find("\n" + series + " ");
+  if (at == std::string::npos) return "";
+  const size_t value = at + series.size() + 2;
+  return reply.text.substr(value, reply.text.find('\n', value) - value);
+}
+
+}  // namespace
+
+TEST_CASE_METHOD(Fixture, "what the pool has is listed, a page at a time") {
+  FakeServer server(io, "a", 3, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  for (int i = 0; i < 3; ++i) await(lease(*holder, wish()));
+
+  const Reply devices = get("/v1/devices");
+  CHECK(devices.status == 200);
+  CHECK(devices.headers.at("Content-Type") == "application/json");
+  REQUIRE(devices.json["devices"].size() == 3);
+  CHECK(devices.json["devices"][0]["server"] == "a");
+  CHECK(devices.json["devices"][0]["leases"].size() == 1);
+  CHECK(devices.json["devices"][0]["freeBytes"] == 0);
+  CHECK(get("/v1/servers").json["servers"][0]["alive"] == true);
+
+  const Reply first = get("/v1/leases?limit=2");
+  REQUIRE(first.json["leases"].size() == 2);
+  const std::string next = first.json["nextCursor"];
+  CHECK(next == first.json["leases"][1]["id"]);
+  const Reply second = get("/v1/leases?limit=2&cursor=" + next);
+  REQUIRE(second.json["leases"].size() == 1);
+  CHECK(!second.json.contains("nextCursor"));
+  CHECK(second.json["leases"][0]["id"] > next);
+  CHECK(get("/v1/leases?limit=3").json.contains("nextCursor") == false);  // there is nothing behind
+  CHECK(get("/v1/leases?state=active&server=a").json["leases"].size() == 3);
+  CHECK(get("/v1/leases?state=suspended").json["leases"].empty());
+  CHECK(get("/v1/leases?server=b").json["leases"].empty());
+  const std::string id = second.json["leases"][0]["id"];
+  CHECK(get("/v1/leases/" + id).json["holder"] == "tester");
+  CHECK(second.text.find("key") == std::string::npos);
+}
+
+TEST_CASE_METHOD(Fixture, "a request that says something unknown or wrong is refused with a code") {
+  const auto check = [](const Reply& reply, unsigned status, const std::string& code) {
+    CHECK(reply.status == status);
+    CHECK(reply.code() == code);
+  };
+  check(get("/v1/nothing"), 404, "not_found");
+  check(get("/v1/leases/"), 404, "not_found");
+  check(get("/v1/leases/" + std::string(32, '0')), 404, "lease_unknown");
+  check(get("/v1/leases/1"), 404, "lease_unknown");
+  check(get("/v1/leases?limit=0"), 400, "bad_parameter");
+  check(get("/v1/leases?limit=1001"), 400, "bad_parameter");
+  check(get("/v1/leases?limit=-1"), 400, "bad_parameter");
+  check(get("/v1/leases?limit=1&limit=2"), 400, "bad_parameter");
+  check(get("/v1/leases?state=gone"), 400, "bad_parameter");
+  check(get("/v1/leases?cursor=x"), 400, "bad_parameter");
+  check(get("/v1/leases?colour=red"), 400, "unknown_parameter");
+  check(get("/v1/leases?server=%zz"), 400, "bad_address");
+  check(get("/v1/leases?server=%0a"), 400, "bad_address");
+  check(get("/" + std::string(5000, 'x')), 414, "url_too_long");
+  check(post("/v1/servers/a/cordon", "[1]"), 400, "bad_json");
+  check(post("/v1/servers/a/cordon", "{"), 400, "bad_json");
+  check(post("/v1/servers/a/cordon", R"({"colour": 1})"), 400, "unknown_field");
+  check(post("/v1/servers/a/cordon", R"({"reason": 1})"), 400, "bad_field");
+  check(post("/v1/servers/a/cordon"), 404, "server_unknown");
+  const Reply wrongMethod = post("/v1/leases");
+  check(wrongMethod, 405, "method_not_allowed");
+  CHECK(wrongMethod.headers.at("Allow") == "GET, HEAD");
+  CHECK(ask("GET", "/v1/health", "", "X-Request-Id: mine-7\r\n").headers.at("X-Request-Id") == "mine-7");
+  CHECK(ask("GET", "/v1/health", "", "X-Request-Id: a b\r\n").headers.at("X-Request-Id").size() == 32);
+}
+
+TEST_CASE_METHOD(Fixture, "a request whose end is not certain is refused, and nothing behind it is read") {
+  const auto send = [&](const std::string& headers) {
+    const std::string all =
+        exchange("POST /v1/servers/a/cordon HTTP/1.1\r\nHost: 127.0.0.1\r\n" + headers +
+                 "\r\n10000000000000002\r\n{}\r\n0\r\n\r\nGET /v1/health HTTP/1.1\r\n\r\n");
+    CHECK(all.find("HTTP/1.1 2") == std::string::npos);  // one answer
+    CHECK(all.find("Connection: close") != std::string::npos);
+    CHECK(all.find(".c++") == std::string::npos);
+    return parse(all);
+  };
+  CHECK(send("Content-Length: -1\r\n").code() == "bad_framing");
+  CHECK(send("Content-Length: +2\r\n").code() == "bad_framing");
+  CHECK(send("Content-Length: 2\r\nContent-Length: 2\r\n").code() == "bad_framing");
+  CHECK(send("Content-Length: 2\r\nTransfer-Encoding: chunked\r\n").code() == "bad_framing");
+  CHECK(send("Transfer-Encoding: gzip\r\n").code() == "bad_framing");
+  CHECK(send("Transfer-Encoding: chunked\r\n").status == 411);
+  CHECK(send("Content-Length: 65537\r\n").status == 413);
+  CHECK(send("Content-Length: 18446744073709551617\r\n").status == 413);
+  CHECK(send("Nonsense\r\n").status == 400);
+  CHECK(parse(exchange("BREW / HTTP/1.1\r\n\r\n")).code() == "method_unknown");
+}
+
+TEST_CASE_METHOD(Hurried, "silent and half-open peers are sent away, and cost others nothing meanwhile") {
+  std::vector<kj::Own<kj::AsyncIoStream>> silent;
+  const std::string half = "POST /v1/servers/a/cordon HTTP/1.1\r\nContent-Length: 10\r\n\r\n{";
+  for (int i = 0; i < 64; ++i) {
+    silent.push_back(dial());
+    const size_t part = i % 3 == 0 ? 0 : i % 3 == 1 ? 20 : half.size();
+    if (part != 0) silent.back()->write(half.data(), part).wait(io.waitScope);
+  }
+  CHECK(get("/v1/health").status == 200);
+  for (auto& stream : silent) await(stream->readAllText());  // ends
+  CHECK(get("/v1/health").status == 200);
+}
+
+TEST_CASE_METHOD(Fixture, "leases are suspended, resumed, moved and released; each may be repeated") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  const std::string path = "/v1/leases/" + got.id.text();
+  for (int twice = 0; twice < 2; ++twice) {
+    const Reply reply = post(path + "/suspend", R"({"drainMs": 5000})");
+    CHECK(reply.status == 200);
+    CHECK(reply.json["state"] == "suspended");
+  }
+  CHECK(server.drains == std::vector<uint32_t>{5000});
+  for (int twice = 0; twice < 2; ++twice) CHECK(post(path + "/resume").json["state"] == "active");
+  CHECK(post(path + "/migrate").json["place"] == "a GPU 0");
+  CHECK(server.migrations.size() == 1);
+  CHECK(post(path + "/migrate", R"({"server": "b"})").code() == "refused");
+  CHECK(post(path + "/migrate", R"({"devices": [64]})").code() == "bad_field");
+  server.refuseSuspend = "the driver does not answer";
+  const Reply refused = post(path + "/suspend");
+  CHECK(refused.status == 409);
+  CHECK(contains(refused.json["error"]["message"], "the driver does not answer"));
+  for (int twice = 0; twice < 2; ++twice) {
+    const Reply reply = post(path + "/release");
+    CHECK(reply.status == 200);
+    CHECK(reply.json["state"] == "ended");
+    CHECK(reply.json["reason"] == "released");
+  }
+  CHECK(server.leases.empty());
+  CHECK(get(path).code() == "lease_ended");
+  CHECK(post(path + "/suspend").code() == "lease_ended");
+}
+
+TEST_CASE_METHOD(Fixture, "a server is cordoned and put back") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  CHECK(post("/v1/servers/a/cordon", R"({"reason": "a new fan", "by": "eve"})").json["cordoned"] == true);
+  const auto& cordons = service->pool().cordons();
+  REQUIRE(cordons.contains("a"));
+  CHECK(cordons.at("a").reason == "a new fan");
+  CHECK(cordons.at("a").by == "eve");
+  CHECK(get("/v1/servers").json["servers"][0]["cordonReason"] == "a new fan");
+  for (int twice = 0; twice < 2; ++twice) CHECK(post("/v1/servers/a/uncordon").json["cordoned"] == false);
+  CHECK(cordons.empty());
+}
+
+TEST_CASE_METHOD(WithTokens, "a token says who asks, and what he sees and may") {
+  FakeServer server(io, "a", 2, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();  // the manager's own user
+  LeaseRequest request = wish();
+  request.tenant = "alice";
+  const Lease got = await(lease(*holder, request));
+  const std::string path = "/v1/leases/" + got.id.text();
+
+  const Reply none = get("/v1/leases");
+  CHECK(none.status == 401);
+  CHECK(none.code() == "token_missing");
+  CHECK(none.headers.contains("WWW-Authenticate"));
+  CHECK(get("/v1/leases", "Authorization: Basic " + kAlice + "\r\n").code() == "token_missing");
+  CHECK(get("/v1/leases", bearer(kAlice + "x")).code() == "token_wrong");
+  CHECK(get("/v1/health").status == 200);
+  CHECK(get("/v1/openapi.json").status == 200);
+  CHECK(get("/metrics").status == 401);
+
+  CHECK(get(path, bearer(kAlice)).json["holder"] == "tester");
+  const Reply masked = get(path, bearer(kBob));
+  CHECK(masked.json["holder"] == "in use");
+  CHECK(masked.json["tenant"] == "");
+  CHECK(masked.text.find("alice") == std::string::npos);
+  CHECK(post(path + "/release", "", bearer(kBob)).code() == "forbidden");
+  CHECK(post(path + "/release", "", bearer(kServersToken)).status == 403);
+  CHECK(post("/v1/servers/a/cordon", "", bearer(kAlice)).code() == "operators_only");
+  CHECK(metric(get("/metrics", bearer(kBob)), R"(gpupool_leases{state="active",tenant="other"})") == "1");
+  CHECK(metric(get("/metrics", bearer(kAlice)), R"(gpupool_leases{state="active",tenant="alice"})") == "1");
+  CHECK(post(path + "/release", "", bearer(kAlice)).status == 200);
+
+  tokens["carol"] = kBob;
+  CHECK(get("/v1/leases", bearer(kBob)).code() == "token_ambiguous");
+  unsigned wrong = 0;
+  while (wrong < 20 && get("/v1/leases", bearer(std::string(32, 'x'))).status == 401) ++wrong;
+  CHECK(wrong < 20);
+  CHECK(get("/v1/leases", bearer(kAlice)).status == 429);  // the same address: nothing is tried any more
+}
+
+TEST_CASE_METHOD(Fixture, "a web page in somebody's browser may not use the pool") {
+  CHECK(get("/v1/health", "Origin: http://evil.example\r\n").code() == "cross_origin");
+  CHECK(get("/v1/health", "Origin: http://127.0.0.1\r\n").status == 200);
+  CHECK(
+      parse(exchange("GET /v1/health HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")).code() ==
+      "host_not_allowed");
+  CHECK(parse(exchange("GET /v1/health HTTP/1.1\r\nHost: localhost:1\r\nConnection: close\r\n\r\n")).status ==
+        200);
+  CHECK(parse(exchange("GET /v1/health HTTP/1.1\r\nHost: [::1]:1\r\nConnection: close\r\n\r\n")).status ==
+        200);
+}
+
+TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats") {
+  FakeServer server(io, "a\"\xff", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  const Reply reply = get("/metrics");
+  CHECK(reply.headers.at("Content-Type") == "text/plain; version=0.0.4; charset=utf-8");
+  CHECK(metric(reply, R"(gpupool_leases{state="active",tenant=""})") == "1");
+  CHECK(metric(reply, "gpupool_lease_wait_seconds_count") == "1");
+  CHECK(metric(reply, R"(gpupool_lease_wait_seconds_bucket{le="+Inf"})") == "1");
+  CHECK(metric(reply, "gpupool_grant_seconds_count") == "1");
+  CHECK(metric(reply, "gpupool_lease_requests_waiting") == "0");
+  CHECK(metric(reply, R"(gpupool_servers{state="alive"})") == "1");
+  const std::string name = R"({server="a\")"
+                           "\xef\xbf\xbd\"}";  // as UTF-8, whatever a server calls itself
+  CHECK(metric(reply, "gpupool_server_missed_beats_total" + name) == "0");
+  CHECK(contains(reply.text, R"(gpu="0",UUID="GPU-)"));
+}
