@@ -490,7 +490,8 @@ void Service::noteBeat(const std::string& name) {
   const auto server = pool_.servers().find(name);
   if (server == pool_.servers().end()) return;
   const uint64_t late = (clock_.now() - server->second.beatMs) / pool_.beatMs();
-  counters_.missedBeats[name] += late < 2 ? 0 : late - 1;
+  if (late >= 2) counters_.missedBeats[name] += late - 1;
+  std::erase_if(counters_.missedBeats, [&](const auto& one) { return !pool_.servers().contains(one.first); });
 }
 
 void Service::newFabric(const std::string& name, schema::Fabric::Reader report) {

@@ -6,10 +6,10 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
 packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnproto libcapnp-dev libucx-dev
   libyaml-cpp-dev nlohmann-json3-dev catch2 libsqlite3-dev liblz4-dev libzstd-dev zlib1g-dev libibverbs-dev)
-# What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces. A test whose tool is not there
+# What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces, made-up requests. A test whose tool is not there
 # is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
 testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
-  strace git python3-venv)
+  strace git python3-venv python3-hypothesis python3-jsonschema)
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
 lintVersion=19              # of clang-format and clang-tidy: another release formats differently
 # The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.

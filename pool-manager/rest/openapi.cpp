@@ -79,6 +79,7 @@ const char kSchemas[] = R"json({
       "tenant": {"type": "string"},
       "holder": {"type": "string"},
       "movesTo": {"type": "string"},
+      "hindrances": {"type": "array", "items": {"type": "string"}},
       "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
         "sharePercent": {"type": "integer", "minimum": 0, "maximum": 100}, "priority": {"type": "string"}}},
       "turn": {"type": "object", "required": ["place", "servedMs", "turns", "note"], "properties": {
