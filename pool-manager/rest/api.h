@@ -9,7 +9,7 @@ namespace gpupool::pool::rest {
 class Api final : public Answerer {
  public:
   // Both outlive it.
-  Api(kj::Timer& timer, Service& service) : context_{service, timer} {}
+  Api(kj::Timer& timer, Service& service) : events_(timer, service), context_{service, timer, events_} {}
 
   bool open(const Request& request) override { return isOpen(request); }
   kj::Promise<Answer> answer(Request request) override {
@@ -21,6 +21,7 @@ class Api final : public Answerer {
   }
 
  private:
+  Events events_;
   Context context_;
 };
 

@@ -24,7 +24,8 @@ struct Request {
   Json body = Json::object();
   std::map<std::string, uint64_t> counts;  // all of the route's, of query or body: as given, or as usual
   Principal who;
-  std::string peer;  // its address; for people
+  std::string peer;       // its address; for people
+  std::string lastEvent;  // the header Last-Event-ID
 };
 
 struct Answer {

@@ -133,7 +133,10 @@ class HttpFront::Connection final : private kj::HttpService,
           closing_ = closing_ || leavesRest(problem);
           return toAnswer(problem);
         })
-        .then([this, id, &response](Answer&& answer) { return send(kj::mv(answer), id, response); })
+        .then([this, id, method, &response](Answer&& answer) {
+          if (method == kj::HttpMethod::HEAD) answer.stream = {};
+          return send(kj::mv(answer), id, response);
+        })
         .then([this]() {
           // The only way to have kj-http read no more: what has been sent is told apart below.
           if (closing_) kj::throwFatalException(rpcError(kj::Exception::Type::DISCONNECTED, "closed"));
@@ -146,6 +149,7 @@ class HttpFront::Connection final : private kj::HttpService,
     Request request;
     request.method = method == kj::HttpMethod::HEAD ? kj::HttpMethod::GET : method;
     request.peer = peer_;
+    request.lastEvent = text(headers.get(front_.lastEvent_));
     // The body is read first: where something is wrong with the request, the next one begins behind it.
     const std::string line(url.begin(), url.size());
     const std::string authorization = text(headers.get(front_.authorization_));
@@ -207,9 +211,9 @@ class HttpFront::Connection final : private kj::HttpService,
     for (const auto& [name, value] : answer.headers)
       headers.add(kj::heapString(name.c_str()), kj::heapString(value.c_str()));
     if (answer.stream) {
+      closing_ = true;
       auto out = response.send(answer.status, reason(answer.status), headers);
       auto& stream = *out;
-      closing_ = true;
       return answer.stream(stream).attach(kj::mv(out), kj::mv(answer.stream));
     }
     auto text = kj::heap<std::string>(
@@ -261,6 +265,7 @@ HttpFront::HttpFront(kj::Timer& timer, Service& service, Answerer& answerer, con
       tasks_(*this) {
   kj::HttpHeaderTable::Builder builder;
   authorization_ = builder.add("Authorization");
+  lastEvent_ = builder.add("Last-Event-ID");
   origin_ = builder.add("Origin");
   requestId_ = builder.add("X-Request-Id");
   headers_ = builder.build();

@@ -94,4 +94,8 @@ kj::Promise<Answer> getLease(const Context& context, const Request& request) {
       });
 }
 
+kj::Promise<Answer> events(const Context& context, const Request& request) {
+  return context.events.subscribe(request);
+}
+
 }  // namespace gpupool::pool::rest

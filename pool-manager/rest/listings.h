@@ -11,6 +11,7 @@ kj::Promise<Answer> listDevices(const Context& context, const Request& request);
 kj::Promise<Answer> listServers(const Context& context, const Request& request);
 kj::Promise<Answer> listLeases(const Context& context, const Request& request);
 kj::Promise<Answer> getLease(const Context& context, const Request& request);
+kj::Promise<Answer> events(const Context& context, const Request& request);
 
 // The lease that the path names. Throws a Problem if that is no lease's id.
 Id leaseId(const Request& request);

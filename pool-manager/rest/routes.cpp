@@ -83,6 +83,16 @@ std::vector<Route> makeRoutes() {
       {kPost, "/v1/servers/{name}/uncordon", "uncordonServer",
        "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange"},
       {kGet,
+       "/v1/events",
+       "events",
+       "Server-sent events, until the reader closes the connection: 'lease' and 'server', when one of them "
+       "is in "
+       "another state, and 'gap', when some were missed.",
+       events,
+       nullptr,
+       {},
+       "text/event-stream"},
+      {kGet,
        "/metrics",
        "metrics",
        "Prometheus' text form 0.0.4.",

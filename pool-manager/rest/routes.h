@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/rest/events.h"
 #include "pool-manager/rest/exchange.h"
 #include "pool-manager/service.h"
 
@@ -25,6 +26,7 @@ struct Field {
 struct Context {
   Service& service;
   kj::Timer& timer;
+  Events& events;
 };
 
 using Handler = kj::Promise<Answer> (*)(const Context& context, const Request& request);

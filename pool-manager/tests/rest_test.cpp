@@ -241,6 +241,58 @@ TEST_CASE_METHOD(Fixture, "a web page in somebody's browser may not use the pool
         200);
 }
 
+TEST_CASE_METHOD(Fixture, "events tell what becomes of leases and servers, and when some were missed") {
+  const auto open = [&](const std::string& headers) {
+    auto stream = dial();
+    const std::string request = "GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n" + headers + "\r\n";
+    stream->write(request.data(), request.size()).wait(io.waitScope);
+    return stream;
+  };
+  // What comes until `part` has come.
+  const auto readUntil = [&](kj::AsyncIoStream& stream, const std::string& part) {
+    std::string all;
+    char bytes[4096];
+    while (!contains(all, part)) {
+      const size_t size = await(stream.tryRead(bytes, 1, sizeof bytes));
+      REQUIRE(size != 0);
+      all.append(bytes, size);
+    }
+    return all;
+  };
+  auto reader = open("");
+  CHECK(contains(readUntil(*reader, "retry:"), "Content-Type: text/event-stream"));
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  readUntil(*reader, R"(event: server
+data: {"name":"a","state":"alive","was":""})");
+  auto holder = connect();
+  const Lease got = await(lease(*holder, wish()));
+  const std::string news = readUntil(*reader, R"("state":"active")");
+  CHECK(contains(news, "event: lease\ndata: {\"holder\":\"tester\",\"id\":\"" + got.id.text()));
+  await(release(*holder, got.id));
+  const std::string end = readUntil(*reader, R"("state":"ended")");
+  CHECK(contains(end, R"("reason":"released")"));
+
+  // Who comes back is told what he has missed, or that it is not known any more.
+  const size_t at = news.find("id: ") + 4;
+  const std::string last = news.substr(at, news.find('\n', at) - at);
+  readUntil(*open("Last-Event-ID: " + last + "\r\n"), R"("state":"ended")");
+  readUntil(*open("Last-Event-ID: another-1\r\n"), "event: gap");
+  CHECK(ask("HEAD", "/v1/events").status == 200);
+}
+
+TEST_CASE("what a store says of itself stays with the manager") {
+  const auto problem =
+      rest::toProblem(rpcError(kj::Exception::Type::OVERLOADED, "not stored: /var/x is full"));
+  CHECK(problem.status == 503);
+  CHECK(problem.code == "store_failed");
+  CHECK(!contains(problem.message, "/var/x"));
+  const kj::Exception own(kj::Exception::Type::FAILED, "source.c++", 7, kj::heapString("expected x"));
+  CHECK(rest::toProblem(own).code == "unavailable");
+  CHECK(!contains(rest::toProblem(own).message, "expected"));
+}
+
 TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats") {
   FakeServer server(io, "a\"\xff", 1, folder.path + "/server");
   server.join(address);
@@ -259,4 +311,7 @@ TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats"
                            "\xef\xbf\xbd\"}";  // as UTF-8, whatever a server calls itself
   CHECK(metric(reply, "gpupool_server_missed_beats_total" + name) == "0");
   CHECK(contains(reply.text, R"(gpu="0",UUID="GPU-)"));
+  now += 400;  // four beats
+  await(server.beatNow());
+  CHECK(metric(get("/metrics"), "gpupool_server_missed_beats_total" + name) != "0");
 }
