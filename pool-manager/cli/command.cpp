@@ -15,6 +15,7 @@ const std::vector<Command>& commands() {
       {"devices", "list the GPUs of the pool, with free memory and holders", runDevices},
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
+      {"top", "show GPUs and leases, again every second", runTop},
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
       {"suspend", "take a lease's memory off its GPUs; its programs stand still", runSuspend},
       {"resume", "bring a suspended lease back to its GPUs", runResume},

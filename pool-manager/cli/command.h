@@ -38,6 +38,7 @@ int runHold(const Words& words);
 int runDevices(const Words& words);
 int runServers(const Words& words);
 int runLeases(const Words& words);
+int runTop(const Words& words);
 int runRelease(const Words& words);
 int runSuspend(const Words& words);
 int runResume(const Words& words);

@@ -1,15 +1,21 @@
 #pragma once
-// Tables on stdout.
+// Tables for people.
 
+#include <iostream>
 #include <string>
 #include <vector>
 
-#include "pool-manager/model.h"
+#include "pool-manager/listing.h"
 
 namespace gpupool::cli {
 
 // Columns as wide as their widest cell; the last one free. rows[0] is the heading.
-void printTable(const std::vector<std::vector<std::string>>& rows, size_t indent = 0);
+void printTable(const std::vector<std::vector<std::string>>& rows, size_t indent = 0,
+                std::ostream& out = std::cout);
+
+// The table of `gpupool devices`.
+std::vector<std::vector<std::string>> deviceRows(const std::vector<pool::ListedDevice>& devices,
+                                                 const pool::PoolView& view, bool verbose);
 
 // The table of `gpupool leases`.
 std::vector<std::string> leaseHeading(bool verbose);

@@ -123,6 +123,32 @@ std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
   return row;
 }
 
+std::vector<std::vector<std::string>> deviceRows(const std::vector<ListedDevice>& devices,
+                                                 const pool::PoolView& view, bool verbose) {
+  std::vector<std::vector<std::string>> rows = {{"SERVER", "GPU", "NAME", "MEMORY", "FREE"}};
+  if (view.overcommits) rows[0].emplace_back("LEASED");
+  if (verbose) rows[0].insert(rows[0].end(), kSampleHeading.begin(), kSampleHeading.end());
+  rows[0].insert(rows[0].end(), {"STATE", "HELD BY"});
+  for (const ListedDevice& device : devices) {
+    const std::string held = holders(device, view);
+    auto& row = rows.emplace_back();
+    row = {device.server, std::to_string(device.info.ordinal), device.info.name,
+           options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes)};
+    if (view.overcommits)
+      row.push_back(options::formatSize(view.leased(device)) + " of " +
+                    options::formatSize(view.leasable(device)));
+    if (verbose)
+      for (std::string& cell : sampleCells(device.sample)) row.push_back(std::move(cell));
+    row.emplace_back(!device.info.problem.empty() ? "broken"
+                     : !held.empty()              ? (view.allSuspended(device) ? "suspended" : "leased")
+                     : view.cordoned.contains(device.server) ? "cordoned"
+                     : device.freeBytes != 0                 ? "free"
+                                                             : "unreachable");
+    row.push_back(held.empty() ? "-" : held);
+  }
+  return rows;
+}
+
 int runDevices(const Words& words) {
   const Listing listing = parse(
       words, "gpupool devices [options]",
@@ -138,34 +164,13 @@ int runDevices(const Words& words) {
   ManagerQuery query = listing.query();
   const auto devices = query.devices();
   const pool::PoolView view(query.leases(), query.servers());
-  json list = json::array();
-  std::vector<std::vector<std::string>> rows = {{"SERVER", "GPU", "NAME", "MEMORY", "FREE"}};
-  if (view.overcommits) rows[0].emplace_back("LEASED");
-  if (listing.verbose) rows[0].insert(rows[0].end(), kSampleHeading.begin(), kSampleHeading.end());
-  rows[0].insert(rows[0].end(), {"STATE", "HELD BY"});
-  for (const ListedDevice& device : devices) {
-    const std::string held = holders(device, view);
-    list.push_back(toJson(device, view));
-    auto& row = rows.emplace_back();
-    row = {device.server, std::to_string(device.info.ordinal), device.info.name,
-           options::formatSize(device.info.memoryBytes), options::formatSize(device.freeBytes)};
-    if (view.overcommits)
-      row.push_back(options::formatSize(view.leased(device)) + " of " +
-                    options::formatSize(view.leasable(device)));
-    if (listing.verbose)
-      for (std::string& cell : sampleCells(device.sample)) row.push_back(std::move(cell));
-    row.emplace_back(!device.info.problem.empty() ? "broken"
-                     : !held.empty()              ? (view.allSuspended(device) ? "suspended" : "leased")
-                     : view.cordoned.contains(device.server) ? "cordoned"
-                     : device.freeBytes != 0                 ? "free"
-                                                             : "unreachable");
-    row.push_back(held.empty() ? "-" : held);
-  }
   if (listing.json) {
+    json list = json::array();
+    for (const ListedDevice& device : devices) list.push_back(toJson(device, view));
     print(list);
     return 0;
   }
-  printTable(rows);
+  printTable(deviceRows(devices, view, listing.verbose));
   for (const ListedDevice& device : devices)
     if (!device.info.problem.empty())
       std::printf("\n%s GPU %u is broken: %s\n", device.server.c_str(), device.info.ordinal,

@@ -95,7 +95,7 @@ void Events::look() {
   if (begins) {
     life_ = Id::random().text().substr(0, 8);
     first_ = 1;
-    kept_.clear(), leases_.clear(), tenants_.clear(), servers_.clear();
+    kept_.clear(), leases_.clear(), servers_.clear();
   }
   looked_ = now;
   compareLeases(!begins);
@@ -109,48 +109,37 @@ void Events::add(Event event) {
   ++first_;
 }
 
+void Events::addLease(const Id& id, const Known& lease, const std::string& was, const std::string& reason) {
+  add({"lease",
+       {{"id", id.text()},
+        {"state", lease.state},
+        {"was", was},
+        {"server", lease.server},
+        {"tenant", lease.tenant},
+        {"holder", lease.holder},
+        {"reason", reason}},
+       lease.tenant,
+       true});
+}
+
 void Events::compareLeases(bool tell) {
   const Pool& pool = service_.pool();
-  const auto& now = pool.leases();
-  for (const auto& [id, record] : now) {
-    std::string& before = leases_[id];
-    const std::string state(name(record.state));
-    if (before == state) continue;
-    tenants_[id] = record.tenant;
-    if (tell)
-      add({"lease",
-           {{"id", id.text()},
-            {"state", state},
-            {"was", before},
-            {"server", record.server().name},
-            {"tenant", record.tenant},
-            {"holder", record.holder},
-            {"reason", record.reason}},
-           record.tenant,
-           true});
-    before = state;
+  for (const auto& [id, record] : pool.leases()) {
+    Known& known = leases_[id];
+    if (known.state == name(record.state)) continue;
+    const std::string was = known.state;
+    known = {std::string(name(record.state)), record.tenant, record.holder, record.server().name};
+    if (tell) addLease(id, known, was, record.reason);
   }
-  for (auto at = leases_.begin(); at != leases_.end();) {
-    if (now.contains(at->first)) {
-      ++at;
-      continue;
-    }
-    const std::string* why = pool.endedBecause(at->first);
-    const std::string tenant = tenants_[at->first];
+  std::erase_if(leases_, [&](const auto& one) {
+    const auto& [id, known] = one;
+    if (pool.leases().contains(id)) return false;
+    const std::string* why = pool.endedBecause(id);
     if (tell)
-      add({"lease",
-           {{"id", at->first.text()},
-            {"state", "ended"},
-            {"was", at->second},
-            {"server", ""},
-            {"tenant", tenant},
-            {"holder", ""},
-            {"reason", why == nullptr ? "" : *why}},
-           tenant,
-           true});
-    tenants_.erase(at->first);
-    at = leases_.erase(at);
-  }
+      addLease(id, {"ended", known.tenant, known.holder, known.server}, known.state,
+               why == nullptr ? "" : *why);
+    return true;
+  });
 }
 
 void Events::compareServers(bool tell) {

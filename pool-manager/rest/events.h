@@ -36,6 +36,9 @@ class Events {
     std::string tenant;  // of a lease: whose it is
     bool ofLease;
   };
+  struct Known {
+    std::string state, tenant, holder, server;
+  };
   struct Reader {
     Principal who;
     uint64_t next = 0;  // the number of the first event that it has not been told
@@ -48,6 +51,7 @@ class Events {
   void look();
   void compareLeases(bool tell);
   void compareServers(bool tell);
+  void addLease(const Id& id, const Known& lease, const std::string& was, const std::string& reason);
   void add(Event event);
   std::string render(const Event& event, uint64_t number, const Principal& who) const;
   std::string newsFor(Reader& reader);
@@ -60,8 +64,7 @@ class Events {
   std::string life_;    // part of each event's id: numbers begin again
   uint64_t first_ = 1;  // the number of the first event that is kept
   std::deque<Event> kept_;
-  std::map<Id, std::string> leases_;  // state, by lease
-  std::map<Id, std::string> tenants_;
+  std::map<Id, Known> leases_;
   std::map<std::string, std::string> servers_;  // state, by server
 };
 

@@ -38,7 +38,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases release suspend resume migrate cordon uncordon drain; do
+for command in up down run hold devices servers leases top release suspend resume migrate cordon uncordon drain; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -57,6 +57,7 @@ text=$(up); check "up again" test $? -eq 0
 check "is told" has "$text" "is up already"
 check "devices" has "$(gpupool devices)" "node    0    Fake GPU 0"
 check "servers" has "$(gpupool servers)" "alive"
+check "top, once" has "$(gpupool top --count 1)" "1 server, 1 alive; 2 GPUs, 0 B of 16.0 GiB leased; 0 leases"
 check "devices as JSON" has "$(gpupool devices --json)" '"server": "node"'
 check "JSON is JSON" python3 -c 'import json,sys; assert len(json.loads(sys.argv[1])) == 2' "$(gpupool devices --json)"
 text=$(gpupool run -- "$bin/fake_application" open); check "run" test $? -eq 0
