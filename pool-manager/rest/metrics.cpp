@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdio>
+#include <optional>
 
 #include "pool-manager/listing.h"
 #include "schema/lease_memory.h"
@@ -101,6 +102,68 @@ void addServers(const Context& context, Page& page) {
        });
 }
 
+Labels labelsOf(const ServerUse& server, const DeviceUse& device) {
+  return {{"server", server.name},
+          {"gpu", std::to_string(device.info.ordinal)},
+          {"UUID", uuidText(device.info.uuid)},
+          {"modelName", device.info.name}};
+}
+
+// By the names and units of NVIDIA's exporter (dcgm-exporter), of the GPUs of which a server says something.
+void addSamples(const Context& context, const std::vector<ServerUse>& servers, Page& page) {
+  struct Figure {
+    const char *name, *type, *help;
+    std::optional<double> (*value)(const DeviceSample& sample);
+  };
+  using Value = std::optional<double>;
+  constexpr double kMiB = 1 << 20;
+  static const Figure kFigures[] = {
+      {"DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %).",
+       [](const DeviceSample& one) { return one.gpuPercent < 0 ? Value() : Value(one.gpuPercent); }},
+      {"DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "Memory utilization (in %).",
+       [](const DeviceSample& one) { return one.memoryPercent < 0 ? Value() : Value(one.memoryPercent); }},
+      {"DCGM_FI_DEV_FB_USED", "gauge", "Device memory in use (in MiB).",
+       [](const DeviceSample& one) {
+         return one.totalBytes == 0 ? Value() : Value(static_cast<double>(one.usedBytes) / kMiB);
+       }},
+      {"DCGM_FI_DEV_FB_FREE", "gauge", "Device memory that is not in use (in MiB).",
+       [](const DeviceSample& one) {
+         return one.totalBytes < one.usedBytes || one.totalBytes == 0
+                    ? Value()
+                    : Value(static_cast<double>(one.totalBytes - one.usedBytes) / kMiB);
+       }},
+      {"DCGM_FI_DEV_GPU_TEMP", "gauge", "GPU temperature (in C).",
+       [](const DeviceSample& one) {
+         return one.temperatureC == DeviceSample::kNoTemperature ? Value() : Value(one.temperatureC);
+       }},
+      {"DCGM_FI_DEV_POWER_USAGE", "gauge", "Power draw (in W).",
+       [](const DeviceSample& one) { return one.powerMw == 0 ? Value() : Value(one.powerMw / 1000.0); }},
+      {"DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).",
+       [](const DeviceSample& one) { return one.smMhz == 0 ? Value() : Value(one.smMhz); }},
+      {"DCGM_FI_DEV_MEM_CLOCK", "gauge", "Memory clock frequency (in MHz).",
+       [](const DeviceSample& one) { return one.memoryMhz == 0 ? Value() : Value(one.memoryMhz); }},
+      {"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "counter", "Uncorrected ECC errors since the driver was loaded.",
+       [](const DeviceSample& one) {
+         return one.eccErrors < 0 ? Value() : Value(static_cast<double>(one.eccErrors));
+       }},
+      {"DCGM_FI_DEV_XID_ERRORS", "gauge", "The last critical Xid since the server was started.",
+       [](const DeviceSample& one) { return Value(one.xid); }},
+  };
+  std::vector<std::pair<Labels, DeviceSample>> samples;
+  for (const ServerUse& server : servers)
+    for (const DeviceUse& device : server.devices)
+      if (const auto sample =
+              context.service.pool().sample(server.name, device.info.uuid, context.service.now())) {
+        samples.emplace_back(labelsOf(server, device), *sample);
+        samples.back().first.emplace_back("Hostname", server.name);
+      }
+  for (const Figure& figure : kFigures) {
+    page.begin(figure.name, figure.type, figure.help);
+    for (const auto& [labels, sample] : samples)
+      if (const auto value = figure.value(sample)) page.add(labels, *value);
+  }
+}
+
 void addDevices(const Context& context, const Principal& who, Page& page) {
   const auto servers = context.service.pool().inventory(who, context.service.now());
   // Of what may be leased (DeviceUse); free only where something can be placed now, as in `gpupool devices`.
@@ -108,11 +171,7 @@ void addDevices(const Context& context, const Principal& who, Page& page) {
     page.begin(name, "gauge", help);
     for (const ServerUse& server : servers)
       for (const DeviceUse& device : server.devices)
-        page.add({{"server", server.name},
-                  {"gpu", std::to_string(device.info.ordinal)},
-                  {"UUID", uuidText(device.info.uuid)},
-                  {"modelName", device.info.name}},
-                 static_cast<double>(value(server, device)));
+        page.add(labelsOf(server, device), static_cast<double>(value(server, device)));
   };
   const auto healthy = [](const DeviceUse& device) {
     return device.info.problem.empty() && device.duplicateOf.empty();
@@ -129,6 +188,7 @@ void addDevices(const Context& context, const Principal& who, Page& page) {
        [&](const ServerUse& server, const DeviceUse& device) {
          return healthy(device) && server.unusable.empty() ? device.freeBytes : 0;
        });
+  addSamples(context, servers, page);
 }
 
 }  // namespace

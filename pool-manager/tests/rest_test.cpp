@@ -311,7 +311,19 @@ TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats"
                            "\xef\xbf\xbd\"}";  // as UTF-8, whatever a server calls itself
   CHECK(metric(reply, "gpupool_server_missed_beats_total" + name) == "0");
   CHECK(contains(reply.text, R"(gpu="0",UUID="GPU-)"));
-  now += 400;  // four beats
+  CHECK(!contains(reply.text, "\nDCGM_FI_DEV_GPU_UTIL{"));
+  DeviceSample sample;
+  sample.gpuPercent = 37;
+  sample.powerMw = 300'400;
+  service->pool().setSamples("a\"\xff", {sample}, now);
+  const Reply sampled = get("/metrics");
+  const size_t labels = sampled.text.find("\nDCGM_FI_DEV_GPU_UTIL{") + 1;
+  const std::string load = sampled.text.substr(labels, sampled.text.find('\n', labels) - labels);
+  CHECK(load.ends_with(R"(",modelName="Fake GPU",Hostname="a\")"
+                       "\xef\xbf\xbd\"} 37"));
+  CHECK(contains(sampled.text, "\"} 300.4\n"));
+  CHECK(!contains(sampled.text, "\nDCGM_FI_DEV_GPU_TEMP{"));  // not told
+  now += 400;                                                 // four beats
   await(server.beatNow());
   CHECK(metric(get("/metrics"), "gpupool_server_missed_beats_total" + name) != "0");
 }
