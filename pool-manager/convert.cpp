@@ -50,9 +50,19 @@ std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from) {
 }
 
 LeaseRequest read(schema::LeaseRequest::Reader from) {
-  return {read(from.getId()),     from.getDeviceCount(),  from.getMemoryBytes(),
-          text(from.getTenant()), text(from.getHolder()), text(from.getServer()),
-          from.getTtlMs(),        from.getWaitMs(),       read(from.getTurns())};
+  return {read(from.getId()),
+          from.getDeviceCount(),
+          from.getMemoryBytes(),
+          text(from.getTenant()),
+          text(from.getHolder()),
+          text(from.getServer()),
+          from.getTtlMs(),
+          from.getWaitMs(),
+          read(from.getTurns()),
+          text(from.getGpu()),
+          static_cast<Policy>(from.getPolicy()),
+          text(from.getReason()),
+          from.getLimitMs()};
 }
 
 TurnTerms read(schema::TurnTerms::Reader from) {
@@ -93,6 +103,8 @@ Lease read(schema::Lease::Reader from) {
   if (from.hasTurn()) to.turn = read(from.getTurn());
   to.movesTo = text(from.getMovesTo());
   for (auto one : from.getHindrances()) to.hindrances.push_back(text(one));
+  to.reason = text(from.getReason());
+  to.endsInMs = from.getEndsInMs();
   return to;
 }
 
@@ -120,6 +132,27 @@ SuspendedLease read(schema::SuspendedLease::Reader from) {
   return {read(from.getId()), readKept(from.getKept())};
 }
 
+Explanation read(schema::Explanation::Reader from) {
+  Explanation to{static_cast<Outlook>(from.getOutlook()), text(from.getText()), from.getAhead(), {}};
+  for (auto server : from.getServers()) {
+    ServerVerdict& one =
+        to.servers.emplace_back(ServerVerdict{text(server.getName()), text(server.getReason()), {}});
+    for (auto device : devicesOf(server.getDevices()))
+      one.devices.push_back({device.getOrdinal(), text(device.getName()), text(device.getReason())});
+  }
+  return to;
+}
+
+AuditEntry read(schema::AuditEntry::Reader from) {
+  return {from.getNumber(),       from.getTimeMs(),       static_cast<AuditEvent>(from.getEvent()),
+          read(from.getLease()),  text(from.getServer()), text(from.getTenant()),
+          text(from.getHolder()), text(from.getBy()),     text(from.getReason())};
+}
+
+AuditQuery read(schema::Manager::AuditParams::Reader from) {
+  return {from.getAfter(), from.getSinceMs(), text(from.getLease())};
+}
+
 void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setName(from.name);
   write(from.incarnation, to.initIncarnation());
@@ -144,6 +177,10 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   to.setServer(from.server);
   to.setWaitMs(from.waitMs);
   write(from.turns, to.initTurns());
+  to.setGpu(from.gpu);
+  to.setPolicy(static_cast<schema::Policy>(from.policy));
+  to.setReason(from.reason);
+  to.setLimitMs(from.limitMs);
 }
 
 void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
@@ -183,6 +220,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setMovesTo(from.movesTo);
   auto hindrances = to.initHindrances(static_cast<unsigned>(from.hindrances.size()));
   for (unsigned i = 0; i < hindrances.size(); ++i) hindrances.set(i, from.hindrances[i]);
+  to.setReason(from.reason);
+  to.setEndsInMs(from.endsInMs);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
@@ -209,6 +248,36 @@ void write(const MoveTarget& from, schema::MoveTarget::Builder to) {
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to) {
   write(from.id, to.initId());
   schema::writeKept(from.kept, to);
+}
+
+void write(const Explanation& from, schema::Explanation::Builder to) {
+  to.setOutlook(static_cast<schema::Outlook>(from.outlook));
+  to.setText(from.text);
+  to.setAhead(from.ahead);
+  auto servers = to.initServers(static_cast<unsigned>(from.servers.size()));
+  for (unsigned i = 0; i < servers.size(); ++i) {
+    const ServerVerdict& server = from.servers[i];
+    servers[i].setName(server.name);
+    servers[i].setReason(server.reason);
+    auto devices = servers[i].initDevices(static_cast<unsigned>(server.devices.size()));
+    for (unsigned j = 0; j < devices.size(); ++j) {
+      devices[j].setOrdinal(server.devices[j].ordinal);
+      devices[j].setName(server.devices[j].name);
+      devices[j].setReason(server.devices[j].reason);
+    }
+  }
+}
+
+void write(const AuditEntry& from, schema::AuditEntry::Builder to) {
+  to.setNumber(from.number);
+  to.setTimeMs(from.timeMs);
+  to.setEvent(static_cast<schema::AuditEvent>(from.event));
+  write(from.lease, to.initLease());
+  to.setServer(from.server);
+  to.setTenant(from.tenant);
+  to.setHolder(from.holder);
+  to.setBy(from.by);
+  to.setReason(from.reason);
 }
 
 }  // namespace gpupool::pool

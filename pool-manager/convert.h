@@ -2,6 +2,7 @@
 // Between pool.capnp and model.h. read() checks nothing but shape; who receives from the wire checks the
 // values (Pool::join, Pool::request).
 
+#include "pool-manager/audit.h"
 #include "pool-manager/model.h"
 #include "schema/convert.h"
 
@@ -26,6 +27,9 @@ LeaseTurn read(schema::LeaseTurn::Reader from);
 LeaseHindrances read(schema::LeaseHindrances::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
+Explanation read(schema::Explanation::Reader from);
+AuditEntry read(schema::AuditEntry::Reader from);
+AuditQuery read(schema::Manager::AuditParams::Reader from);
 
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
@@ -36,6 +40,8 @@ void write(const SuspendedLease& from, schema::SuspendedLease::Builder to);
 void write(const TurnTerms& from, schema::TurnTerms::Builder to);
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to);
 void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to);
+void write(const Explanation& from, schema::Explanation::Builder to);
+void write(const AuditEntry& from, schema::AuditEntry::Builder to);
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
 

@@ -97,6 +97,8 @@ json toJson(const Lease& lease) {
       lease.terms.priority != Priority::normal)
     entry["terms"] = {{"sharePercent", lease.terms.sharePercent}, {"priority", name(lease.terms.priority)}};
   if (!lease.movesTo.empty()) entry["movesTo"] = lease.movesTo;
+  if (!lease.reason.empty()) entry["reason"] = lease.reason;
+  if (lease.endsInMs != 0) entry["endsInMs"] = lease.endsInMs;
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},

@@ -106,6 +106,13 @@ int serve(const ManagerOptions& options) {
   times.beatMs = ms(options.beat), times.silentMs = ms(options.silent);
   times.minTtlMs = ms(options.minTtl), times.maxTtlMs = ms(options.maxTtl);
   times.driftMs = ms(options.drift), times.killMs = ms(options.kill);
+  times.halfLifeMs = static_cast<uint64_t>(options.halfLife.count());
+  times.auditEntries = options.auditEntries;
+  try {
+    times.weights = parseWeights(options.weights);
+  } catch (const std::invalid_argument& error) {
+    throw options::OptionError(std::string("--weights: ") + error.what());
+  }
   ServiceLimits limits;
   limits.call = options.call.count() * kj::MILLISECONDS;
   limits.anyUser = options.anyUser;

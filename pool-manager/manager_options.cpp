@@ -42,6 +42,14 @@ std::vector<options::Option> ManagerOptions::table() {
        "The longest time that a server needs to end the sessions of a lease. If the server does not confirm "
        "the end, the devices count as free again this long after the lease's deadline."},
       {"call", call, "TIME", "How long the manager waits for a server's answer."},
+      {"half-life", halfLife, "TIME",
+       "Of those who wait for GPUs in one class, the tenant that has used least, for its weight, is served "
+       "first. Half of what it has used is forgotten after this time. 0: nothing is."},
+      {"weights", weights, "TENANT=NUMBER,...",
+       "The tenants' weights: one of weight 2 may use twice as much as one of weight 1 before it is served "
+       "behind it. Tenants that are not named have 1."},
+      {"audit-entries", auditEntries, "N",
+       "So many of the latest entries of the audit log are kept, about half a kilobyte each. 0: none."},
   };
 }
 

@@ -15,6 +15,16 @@ const char* name(TurnPlace place) {
   return place <= TurnPlace::waiting ? kNames[static_cast<uint32_t>(place)] : "unknown";
 }
 
+const char* name(Policy policy) {
+  constexpr const char* kNames[] = {"pack", "spread"};
+  return policy <= Policy::spread ? kNames[static_cast<uint32_t>(policy)] : "unknown";
+}
+
+const char* name(Outlook outlook) {
+  constexpr const char* kNames[] = {"now", "devices", "queue", "server", "operator", "never"};
+  return outlook <= Outlook::never ? kNames[static_cast<uint32_t>(outlook)] : "unknown";
+}
+
 std::string printable(const std::string& text, size_t limit) {
   std::string out = text.substr(0, limit);
   for (char& c : out)
@@ -31,6 +41,12 @@ std::string bootId() {
 uint64_t bootTimeMs() {
   timespec now{};
   clock_gettime(CLOCK_BOOTTIME, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
+uint64_t calendarMs() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1'000'000;
 }
 

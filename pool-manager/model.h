@@ -46,6 +46,7 @@ struct DeviceReport {
 
 // As in pool.capnp. A value beyond the last one is another version's.
 enum class Priority : uint32_t { low, normal, high };
+enum class Policy : uint32_t { pack, spread };
 enum class TurnPlace : uint32_t { resident, aside, waiting };
 
 // How a lease takes turns with others on devices of which more is leased than they have.
@@ -78,6 +79,10 @@ struct LeaseRequest {
   uint32_t ttlMs = 15000;
   uint32_t waitMs = 0;
   TurnTerms turns = {};
+  std::string gpu = {};  // a DeviceFilter's text
+  Policy policy = Policy::pack;
+  std::string reason = {};    // for people
+  uint64_t limitMs = 0;       // the lease ends so long after its grant; 0: no limit
   LocalProcess process = {};  // the process that asks, if it is on this machine; not on the wire
 };
 
@@ -95,6 +100,8 @@ struct Lease {
   std::optional<LeaseTurn> turn;             // none: it takes no turns
   std::string movesTo;                       // as in pool.capnp; for people
   std::vector<std::string> hindrances = {};  // likewise
+  std::string reason = {};        // this, too: why it was asked for
+  uint64_t endsInMs = 0;          // until its time limit is over; 0: it has none
 };
 
 // What the server says when it has suspended a lease.
@@ -121,6 +128,23 @@ struct MoveTarget {
   bool empty() const { return server.empty() && devices.empty() && !elsewhere; }
 };
 
+// What would become of a request that is made now, as in pool.capnp.
+enum class Outlook : uint32_t { now, devices, queue, server, anOperator, never };
+struct DeviceVerdict {
+  uint32_t ordinal = 0;
+  std::string name, reason;  // empty: it could have it
+};
+struct ServerVerdict {
+  std::string name, reason;  // empty: nothing but its devices
+  std::vector<DeviceVerdict> devices;
+};
+struct Explanation {
+  Outlook outlook = Outlook::now;
+  std::string text;    // one line
+  uint32_t ahead = 0;  // requests before it in the queue
+  std::vector<ServerVerdict> servers = {};
+};
+
 // A lease that a server's beat says is suspended.
 struct SuspendedLease {
   Id id;
@@ -129,6 +153,8 @@ struct SuspendedLease {
 
 const char* name(Priority priority);
 const char* name(TurnPlace place);
+const char* name(Policy policy);
+const char* name(Outlook outlook);
 // Cuts to `limit` bytes and replaces control characters: names come from other machines and end up on
 // terminals.
 std::string printable(const std::string& text, size_t limit);
@@ -136,5 +162,6 @@ std::string printable(const std::string& text, size_t limit);
 std::string bootId();
 // Milliseconds of CLOCK_BOOTTIME: goes on while the machine sleeps, and nobody sets it.
 uint64_t bootTimeMs();
+uint64_t calendarMs();  // since 1970
 
 }  // namespace gpupool::pool

@@ -20,11 +20,13 @@ uint64_t asideBytes(const Claim& claim) { return suspendedBytes(claim.device, cl
 // Why a lease cannot have that on a device which is in order.
 enum class Lack {
   none,
+  kind,    // it is another device than was asked for
   size,    // the device is smaller
   memory,  // too much of it is leased
   own,     // it would not fit beside the others aside
   others,  // another lease would not fit beside it and the others aside
   share,   // too much of the device's time is promised
+  queue,   // somebody else waits for it, and has precedence
 };
 
 Lack lack(const Claim& claim, const DeviceUse& device) {
@@ -44,9 +46,16 @@ Claim claimOf(const Wish& wish, const DeviceUse& device) {
           false};
 }
 
+Lack lack(const Wish& wish, const DeviceUse& device) {
+  if (!wish.gpu.matches(device.info)) return Lack::kind;
+  const Lack what = lack(claimOf(wish, device), device);
+  return what == Lack::none && device.claimedMs < wish.endsMs ? Lack::queue : what;
+}
+
+bool inOrder(const DeviceUse& device) { return device.info.problem.empty() && device.duplicateOf.empty(); }
+
 bool fits(const Wish& wish, const DeviceUse& device) {
-  return device.info.problem.empty() && device.duplicateOf.empty() &&
-         lack(claimOf(wish, device), device) == Lack::none;
+  return inOrder(device) && lack(wish, device) == Lack::none;
 }
 
 // What a lease can have there without taking turns.
@@ -77,8 +86,10 @@ Devices choose(const Wish& wish, const ServerUse& server) {
   for (const DeviceUse& device : server.devices)
     if (fits(wish, device)) fitting.push_back({&device, crowding(wish, device), roomBytes(device)});
   if (fitting.size() < wish.deviceCount) return {};
-  std::stable_sort(fitting.begin(), fitting.end(), [](const Fitting& a, const Fitting& b) {
-    return std::tie(a.crowding, a.room) < std::tie(b.crowding, b.room);
+  const bool spread = wish.policy == Policy::spread;
+  std::stable_sort(fitting.begin(), fitting.end(), [spread](const Fitting& a, const Fitting& b) {
+    if (a.crowding != b.crowding) return a.crowding < b.crowding;
+    return spread ? a.room > b.room : a.room < b.room;
   });
   fitting.resize(wish.deviceCount);
   Devices chosen;
@@ -103,6 +114,7 @@ std::string plural(size_t count, const char* noun) {
 
 std::string describe(const Wish& wish) {
   std::string text = plural(wish.deviceCount, "device");
+  if (!wish.gpu.text.empty()) text += " '" + wish.gpu.text + "'";
   if (wish.memoryBytes != 0) text += " with " + options::formatSize(wish.memoryBytes) + " free";
   if (wish.sharePercent != 0)
     text += (wish.memoryBytes != 0 ? " and " : " with ") + std::to_string(wish.sharePercent) +
@@ -138,6 +150,9 @@ std::string describeTurns(const Claim& claim, const DeviceUse& device) {
              ": the others keep the rest also while it is not their turn";
     case Lack::others:
       return ", but the largest lease there would not fit beside what one more keeps";
+    case Lack::kind:
+    case Lack::queue:
+      return "";
     case Lack::share:
       return ", but only " + std::to_string(100 - std::min(100u, device.sharePercent)) +
              "% of its time is not promised to others";
@@ -151,25 +166,28 @@ std::string describeFree(const DeviceUse& device) {
                                 : "");
 }
 
+// What the device is to the wish.
+std::string describe(const Wish& wish, const DeviceUse& device) {
+  if (!device.duplicateOf.empty()) return "is the same device as " + device.duplicateOf;
+  if (!device.info.problem.empty()) return "is broken (" + device.info.problem + ")";
+  const Lack what = lack(wish, device);
+  if (what == Lack::kind) return "is not '" + wish.gpu.text + "'";
+  if (what == Lack::queue) return "is for a request that is before it in the queue";
+  if (device.holders.empty())
+    return what == Lack::none ? "is free" : "has only " + options::formatSize(device.freeBytes);
+  std::string text = describe(device.holders);
+  if (device.freeBytes != 0) text += " with " + describeFree(device);
+  return text + (overcommitted(device) ? describeTurns(claimOf(wish, device), device) : "");
+}
+
 std::string describe(const Wish& wish, const ServerUse& server) {
-  std::string text = server.name + ": ";
+  const std::string text = server.name + ": ";
   if (!server.unusable.empty()) return text + server.unusable;
-  for (const DeviceUse& device : server.devices) {
-    if (&device != &server.devices.front()) text += ", ";
-    text += "GPU " + std::to_string(device.info.ordinal) + " (" + device.info.name + ") ";
-    if (!device.duplicateOf.empty()) {
-      text += "is the same device as " + device.duplicateOf;
-    } else if (!device.info.problem.empty()) {
-      text += "is broken (" + device.info.problem + ")";
-    } else if (device.holders.empty()) {
-      text += fits(wish, device) ? "is free" : "has only " + options::formatSize(device.freeBytes);
-    } else {
-      text += describe(device.holders);
-      if (device.freeBytes != 0) text += " with " + describeFree(device);
-      if (overcommitted(device)) text += describeTurns(claimOf(wish, device), device);
-    }
-  }
-  return text + (server.devices.empty() ? "no devices" : "");
+  std::string devices;
+  for (const DeviceUse& device : server.devices)
+    devices += (devices.empty() ? "GPU " : ", GPU ") + std::to_string(device.info.ordinal) + " (" +
+               device.info.name + ") " + describe(wish, device);
+  return text + (devices.empty() ? "no devices" : devices);
 }
 
 // A line that holds this and a remedy has to pass through OpenReply.text (schema/holder.h).
@@ -179,16 +197,30 @@ std::string shortened(const std::string& text, size_t most) {
   return text.size() <= most ? text : text.substr(0, most - 3) + "...";
 }
 
-// As if nobody held anything and nothing were broken.
-ServerUse emptied(ServerUse server) {
-  for (DeviceUse& device : server.devices) {
-    device.freeBytes = leasable(device);
-    device.asideBytes = device.largestBytes = 0;
-    device.sharePercent = 0;
-    device.holders.clear();
-    device.info.problem.clear();
-  }
-  return server;
+// Whether it would fit if nobody held anything there and nothing were broken.
+bool couldFit(const Wish& wish, const DeviceUse& device) {
+  if (!device.duplicateOf.empty() || !wish.gpu.matches(device.info)) return false;
+  DeviceUse empty;
+  empty.info.memoryBytes = device.info.memoryBytes;
+  empty.info.software = device.info.software;
+  empty.overcommitPercent = device.overcommitPercent;
+  empty.freeBytes = leasable(device);
+  return lack(claimOf(wish, empty), empty) == Lack::none;
+}
+
+size_t couldFit(const Wish& wish, const ServerUse& server) {
+  if (!wish.server.empty() && server.name != wish.server) return 0;
+  return static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
+                                           [&](const DeviceUse& device) { return couldFit(wish, device); }));
+}
+
+// When the wish may get the device at the earliest: not before those that have claimed it already, unless it
+// ends before they begin.
+uint64_t readyMs(const Wish& wish, const ServerUse& server, const DeviceUse& device, uint64_t nowMs) {
+  const Lack what = lack(claimOf(wish, device), device);
+  const bool unknown = !server.unusable.empty() || !inOrder(device) || device.firstEndMs == kNever;
+  const uint64_t freeMs = what == Lack::none || unknown ? nowMs : std::max(nowMs, device.firstEndMs);
+  return device.claimedMs < wish.endsMs ? std::max(freeMs, device.claimedMs) : freeMs;
 }
 
 bool alike(const Device& a, const Device& b) {
@@ -206,6 +238,7 @@ std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
     return "is another model or has another driver than the lease's " + wish.claims.front().device.info.name;
   if (!device.duplicateOf.empty()) return "is the same device as " + device.duplicateOf;
   if (!device.info.problem.empty()) return "is broken (" + device.info.problem + ")";
+  if (!wish.gpu.matches(device.info)) return "is not '" + wish.gpu.text + "'";
   if (lack(*like, device) == Lack::none) return "";
   return (device.holders.empty() ? "has only " : describe(device.holders) + " with ") + describeFree(device);
 }
@@ -215,8 +248,10 @@ std::vector<const DeviceUse*> chooseAlike(const MoveWish& wish, const ServerUse&
   std::vector<const DeviceUse*> fitting, chosen;
   for (const DeviceUse& device : server.devices)
     if (hindrance(wish, device).empty()) fitting.push_back(&device);
-  std::stable_sort(fitting.begin(), fitting.end(),
-                   [](const DeviceUse* a, const DeviceUse* b) { return roomBytes(*a) < roomBytes(*b); });
+  const bool spread = wish.policy == Policy::spread;
+  std::stable_sort(fitting.begin(), fitting.end(), [spread](const DeviceUse* a, const DeviceUse* b) {
+    return spread ? roomBytes(*a) > roomBytes(*b) : roomBytes(*a) < roomBytes(*b);
+  });
   for (size_t i = 0; i < wish.claims.size(); ++i) {
     const auto at = std::find_if(fitting.begin(), fitting.end(), [&](const DeviceUse* device) {
       return (wish.ordinals.empty() || device->info.ordinal == wish.ordinals[i]) &&
@@ -231,6 +266,11 @@ std::vector<const DeviceUse*> chooseAlike(const MoveWish& wish, const ServerUse&
 
 bool takesTurns(const ServerUse& server) {
   return std::any_of(server.devices.begin(), server.devices.end(), overcommitted);
+}
+
+// By room on the whole server; of equal ones the first.
+bool preferred(Policy policy, const ServerUse& server, const ServerUse& best) {
+  return policy == Policy::spread ? totalRoom(server) > totalRoom(best) : totalRoom(server) < totalRoom(best);
 }
 
 bool mayMoveTo(const MoveWish& wish, const ServerUse& server) {
@@ -289,8 +329,8 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers) {
     if (!server.unusable.empty() || (!wish.server.empty() && server.name != wish.server)) continue;
     Devices chosen = wish.deviceCount == 0 ? Devices() : choose(wish, server);
     if (chosen.list.empty()) continue;
-    if (best != nullptr &&
-        std::pair(devices.crowding, totalRoom(*best)) <= std::pair(chosen.crowding, totalRoom(server)))
+    if (best != nullptr && (chosen.crowding > devices.crowding ||
+                            (chosen.crowding == devices.crowding && !preferred(wish.policy, server, *best))))
       continue;
     best = &server;
     devices = std::move(chosen);
@@ -311,7 +351,7 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
                                                                  : std::vector<const DeviceUse*>();
     if (chosen.empty()) {
       missing += (missing.empty() ? "" : "; ") + describe(wish, server);
-    } else if (best == nullptr || totalRoom(server) < totalRoom(*best)) {
+    } else if (best == nullptr || preferred(wish.policy, server, *best)) {
       best = &server;
       devices = std::move(chosen);
     }
@@ -340,7 +380,7 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
     known = true;
     if (server.unusable.empty()) most = std::max(most, fitting(wish, server));
     largest = std::max(largest, server.devices.size());
-    could = std::max(could, fitting(wish, emptied(server)));
+    could = std::max(could, couldFit(wish, server));
     const std::string one = describe(wish, server);
     if (details.empty() || details.size() + one.size() <= kMostDetails)
       details += (details.empty() ? ": " : "; ") + shortened(one, kMostDetails);
@@ -366,8 +406,7 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
 
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
   return std::any_of(servers.begin(), servers.end(), [&](const ServerUse& server) {
-    return (wish.server.empty() || server.name == wish.server) &&
-           fitting(wish, emptied(server)) >= wish.deviceCount;
+    return (wish.server.empty() || server.name == wish.server) && couldFit(wish, server) >= wish.deviceCount;
   });
 }
 
@@ -375,6 +414,36 @@ bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers) {
   return std::none_of(servers.begin(), servers.end(), [&](const ServerUse& server) {
     return !server.cordoned && couldEver(wish, std::span(&server, 1));
   });
+}
+
+std::vector<ServerVerdict> judge(const Wish& wish, std::span<const ServerUse> servers) {
+  std::vector<ServerVerdict> verdicts;
+  for (const ServerUse& server : servers) {
+    if (!wish.server.empty() && server.name != wish.server) continue;
+    ServerVerdict& verdict = verdicts.emplace_back(ServerVerdict{server.name, server.unusable, {}});
+    if (!server.unusable.empty()) continue;
+    for (const DeviceUse& device : server.devices)
+      verdict.devices.push_back(
+          {device.info.ordinal, device.info.name, fits(wish, device) ? "" : describe(wish, device)});
+    const size_t fit = fitting(wish, server);
+    if (verdict.reason.empty() && fit != 0 && fit < wish.deviceCount)
+      verdict.reason = "only " + std::to_string(fit) + " of the " + std::to_string(wish.deviceCount) +
+                       " devices that are wanted on one server";
+  }
+  return verdicts;
+}
+
+void claim(const Wish& wish, uint64_t nowMs, std::span<ServerUse> servers) {
+  for (ServerUse& server : servers) {
+    if (server.cordoned || wish.deviceCount == 0 || couldFit(wish, server) < wish.deviceCount) continue;
+    std::vector<uint64_t> ready;
+    for (const DeviceUse& device : server.devices)
+      if (couldFit(wish, device)) ready.push_back(readyMs(wish, server, device, nowMs));
+    std::nth_element(ready.begin(), ready.begin() + (wish.deviceCount - 1), ready.end());
+    const uint64_t startMs = ready[wish.deviceCount - 1];
+    for (DeviceUse& device : server.devices)
+      if (couldFit(wish, device)) device.claimedMs = std::min(device.claimedMs, startMs);
+  }
 }
 
 std::string missingFor(std::span<const Claim> claims, const ServerUse& server) {

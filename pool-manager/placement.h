@@ -3,7 +3,7 @@
 // alone and asked "what if" questions. All devices of one lease are on one server (v1).
 //
 // Policy: the fullest server that fits, and on it the fullest devices that fit, so that whole devices and
-// large servers stay free for those who need them.
+// large servers stay free for those who need them (pack); or, if that is wished, the emptiest (spread).
 //
 // A server that overcommits leases more memory than its devices have, and its leases take turns: some are
 // resident, the others aside. So that each can have its turn, every lease of a device has to fit there alone
@@ -14,10 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/device_filter.h"
 #include "pool-manager/model.h"
 #include "schema/lease_memory.h"
 
 namespace gpupool::pool {
+
+inline constexpr uint64_t kNever = ~uint64_t{0};  // a time
 
 struct DeviceUse {
   Device info;
@@ -27,9 +30,13 @@ struct DeviceUse {
   std::string duplicateOf;           // not empty: another server's device, leased only there
   uint32_t overcommitPercent = 100;  // of its memory, so much may be leased
   // Of the leases on it:
-  uint64_t asideBytes = 0;    // what they take while none of them is resident
-  uint64_t largestBytes = 0;  // what the one that takes most takes beyond that when it is
-  uint32_t sharePercent = 0;  // of the device's time, what they have named
+  uint64_t asideBytes = 0;       // what they take while none of them is resident
+  uint64_t largestBytes = 0;     // what the one that takes most takes beyond that when it is
+  uint32_t sharePercent = 0;     // of the device's time, what they have named
+  uint64_t firstEndMs = kNever;  // when the first of them is over; 0: at any moment; kNever: there is none
+  // A request that is before others in the queue waits for this device, and will not start on it earlier than
+  // then; kNever: none does. Others get it only if they end by then.
+  uint64_t claimedMs = kNever;
 };
 
 // What a lease has on a device, or is to have.
@@ -53,6 +60,9 @@ struct Wish {
   uint64_t memoryBytes = 0;  // per device; 0: the whole device
   std::string server;        // only this one; empty: any
   uint32_t sharePercent = 0;
+  DeviceFilter gpu = {};
+  Policy policy = Policy::pack;
+  uint64_t endsMs = kNever;  // when a lease that begins now is over at the latest
 };
 
 struct Choice {
@@ -68,6 +78,8 @@ struct MoveWish {
   std::vector<Claim> claims;       // what it has there
   std::string server;              // only this one; empty: any but `from`
   std::vector<uint32_t> ordinals;  // there, one for each claim; empty: any that fit
+  DeviceFilter gpu = {};           // what its request named
+  Policy policy = Policy::pack;
 };
 
 using schema::leasableBytes;
@@ -91,6 +103,11 @@ bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
 bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers);
 // What is missing for the wish, and who holds what, in one line.
 std::string explain(const Wish& wish, std::span<const ServerUse> servers);
+// The same by server and device: what hinders it there, each alone.
+std::vector<ServerVerdict> judge(const Wish& wish, std::span<const ServerUse> servers);
+// The wish waits, and has precedence over what comes after it: claims the devices that it may get one day, on
+// each server from the time on at which enough of them may be free there.
+void claim(const Wish& wish, uint64_t nowMs, std::span<ServerUse> servers);
 
 // What is missing on `server` to give these very devices to a lease that has been suspended there, and who
 // holds it, in one line; "": nothing. The inventory is one without that lease.

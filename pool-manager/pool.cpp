@@ -10,6 +10,7 @@ namespace {
 
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
 constexpr uint64_t kForgetServerMs = 3'600'000;
+constexpr uint64_t kChargeMs = 1000, kWriteUsageMs = 60'000;
 
 // Of a lease that is not suspended.
 uint64_t knownKept(const LeaseRecord& record, size_t device) {
@@ -25,14 +26,18 @@ std::string cordonText(const std::map<std::string, Cordon>& cordons, const std::
 }
 
 // Takes what a placement has off its devices.
-void count(const LeaseRecord& record, const Placement& placement, bool whole, const std::string& holder,
-           ServerUse& use) {
+void count(const LeaseRecord& record, const Placement& placement, bool whole, bool named,
+           const std::string& holder, ServerUse& use) {
+  // What moves, is suspended or ends may be gone at any moment; so may what has no limit.
+  const bool steady = record.state == LeaseState::granting || record.state == LeaseState::active;
+  const uint64_t firstEndMs = steady && record.endsMs != kNever ? record.endsMs : 0;
   for (size_t i = 0; i < placement.devices.size(); ++i) {
     const Claim claim = claimOf(record, placement, i, whole);
     for (DeviceUse& device : use.devices) {
       if (device.info.uuid != claim.device.info.uuid) continue;
       occupy(claim, device);
-      device.holders.push_back(holder);
+      device.firstEndMs = std::min(device.firstEndMs, firstEndMs);
+      if (named) device.holders.push_back(holder);
     }
   }
 }
@@ -92,6 +97,10 @@ Pool::Pool(Store& store, PoolEvents& events, const PoolTimes& times, const PoolS
       times_(times),
       bootId_(start.bootId),
       latestMs_(start.nowMs),
+      chargedMs_(start.nowMs),
+      usageWrittenMs_(start.nowMs),
+      usage_(times.halfLifeMs, times.weights),
+      audit_(times.auditEntries),
       journal_(store, start.mark, [this] { events_.superseded(); }) {
   load(store, start);
 }
@@ -103,8 +112,14 @@ void Pool::load(Store& store, const PoolStart& start) {
   epoch_ = start.calendarS << 20;
   for (const Entry& entry : store.range(kEpochKey))
     if (entry.key == kEpochKey) epoch_ = std::max<uint64_t>(epoch_, std::stoull(entry.value));
+  const uint64_t calendarMs = events_.calendarMs();
+  audit_.load(store.range(kAuditPrefix));
+  usage_.load(store.range(kUsagePrefix), start.nowMs, calendarMs);
   for (const Entry& entry : store.range(kLeasePrefix)) {
     LeaseRecord record{decodeLease(entry.value, bootId_)};
+    if (record.endsAtMs != 0)  // whatever the wall clock says, not longer than its limit
+      record.endsMs =
+          start.nowMs + std::min(record.limitMs, record.endsAtMs - std::min(record.endsAtMs, calendarMs));
     // Its server says whether it has it.
     const bool moves = record.state == LeaseState::moving && record.target() != nullptr;
     if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
@@ -120,6 +135,82 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (const auto id = Id::parse(entry.key.substr(kEndedPrefix.size())))
       tombstones_[*id] = {entry.value, start.nowMs};
   }
+}
+
+void Pool::write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done) {
+  std::vector<AuditLog::Pending> pending;
+  for (AuditEntry& entry : entries) {
+    entry.timeMs = events_.calendarMs();
+    pending.push_back(audit_.write(std::move(entry), writes));
+  }
+  journal_.write(std::move(writes), [this, pending = std::move(pending),
+                                     done = std::move(done)](const std::string& why) mutable {
+    if (why.empty())
+      for (AuditLog::Pending& one : pending) audit_.accepted(std::move(one));
+    done(why);
+  });
+}
+
+AuditEntry Pool::entryOf(AuditEvent event, const StoredLease& lease, const std::string& by,
+                         const std::string& reason) const {
+  AuditEntry entry;
+  entry.event = event;
+  entry.lease = lease.id;
+  if (!lease.placements.empty()) entry.server = describe(lease.primary());
+  entry.tenant = lease.tenant;
+  entry.holder = lease.holder;
+  entry.by = by.empty() ? "the manager" : by;
+  entry.reason = reason;
+  return entry;
+}
+
+std::vector<AuditEntry> Pool::audit(const Principal& who, const AuditQuery& query, size_t most) const {
+  std::vector<AuditEntry> found;
+  const uint64_t nowMs = events_.calendarMs();
+  const uint64_t fromMs = query.sinceMs == 0 ? 0 : nowMs - std::min(nowMs, query.sinceMs);
+  for (const AuditEntry& entry : audit_.entries()) {
+    if (found.size() == most) break;
+    if (entry.number <= query.after || entry.timeMs < fromMs) continue;
+    if (!query.lease.empty() && !entry.lease.text().starts_with(query.lease)) continue;
+    AuditEntry& shown = found.emplace_back(entry);
+    if (entry.lease == Id{} || who.owns(entry.tenant)) continue;
+    shown.holder = "in use";
+    shown.tenant = shown.by = shown.reason = "";
+  }
+  return found;
+}
+
+// What its holder is told.
+Lease Pool::tell(const LeaseRecord& record) const {
+  Lease lease = wireLease(record);
+  lease.reason = record.purpose;
+  if (record.endsMs != kNever)
+    lease.endsInMs = std::max<uint64_t>(1, record.endsMs - std::min(record.endsMs, latestMs_));
+  return lease;
+}
+
+// A part of a device's memory is that part of a device.
+void Pool::chargeUsage(uint64_t now) {
+  if (now < chargedMs_ + kChargeMs) return;
+  const double seconds = static_cast<double>(now - chargedMs_) / 1000;
+  chargedMs_ = now;
+  for (const auto& [id, record] : leases_) {
+    double devices = 0;
+    for (const Placement& placement : record.placements)
+      for (size_t i = 0; i < placement.devices.size(); ++i) {
+        const Claim claim = claimOf(record, placement, i, false);
+        const uint64_t bytes =
+            claim.suspended ? suspendedBytes(claim.device, claim.kept) : reservedBytes(claim.device);
+        devices += static_cast<double>(bytes) /
+                   static_cast<double>(std::max<uint64_t>(1, claim.device.info.memoryBytes));
+      }
+    if (record.state != LeaseState::lost) usage_.charge(record.tenant, devices * seconds, now);
+  }
+  if (now < usageWrittenMs_ + kWriteUsageMs) return;
+  usageWrittenMs_ = now;
+  auto writes = usage_.changes(now, events_.calendarMs());
+  // What the store refuses is written anew with what follows it.
+  if (!writes.empty()) journal_.write(std::move(writes), [](const std::string&) {});
 }
 
 void Pool::setState(LeaseRecord& record, LeaseState to) {
@@ -146,6 +237,7 @@ void Pool::tick(uint64_t now) {
     storePlacementsAgain(record, now);
   }
   forgetTombstones(now);
+  chargeUsage(now);
   std::erase_if(servers_, [&](const auto& one) {
     return !one.second.connected && now > one.second.beatMs + kForgetServerMs;
   });
@@ -160,6 +252,9 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     Lease& lease = list.emplace_back(wireLease(record));
     lease.key.clear();
     lease.ageMs = now - record.grantedMs;
+    lease.reason = record.purpose;
+    if (record.endsMs != kNever)
+      lease.endsInMs = std::max<uint64_t>(1, record.endsMs - std::min(record.endsMs, now));
     lease.state = name(record.state);
     if (record.state == LeaseState::active) lease.turn = record.turn;
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
@@ -169,6 +264,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
     lease.tenant.clear();
+    lease.reason.clear();
   }
   return list;
 }
@@ -219,14 +315,19 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const
           {device, leasableBytes(device.memoryBytes, percent), {}, server.duplicates.at(i), percent});
       if (device.problem.empty()) use.devices.back().info.problem = strangerOn(server, i);
     }
-    for (const auto& [id, record] : leases_) {
-      if (unlike.without != nullptr && id == *unlike.without) continue;
-      const bool whole = unlike.resumed != nullptr && unlike.resumed->contains(id);
-      for (const Placement& placement : record.placements)
-        if (placement.server.name == name)
-          count(record, placement, whole, describeHolder(record, who, now), use);
-    }
     uses.push_back(std::move(use));
+  }
+  for (const auto& [id, record] : leases_) {
+    if (unlike.without != nullptr && id == *unlike.without) continue;
+    const bool whole = unlike.resumed != nullptr && unlike.resumed->contains(id);
+    for (const Placement& placement : record.placements) {
+      const auto at =
+          std::lower_bound(uses.begin(), uses.end(), placement.server.name,
+                           [](const ServerUse& use, const std::string& name) { return use.name < name; });
+      if (at == uses.end() || at->name != placement.server.name) continue;
+      count(record, placement, whole, unlike.named,
+            unlike.named ? describeHolder(record, who, now) : std::string(), *at);
+    }
   }
   return uses;
 }

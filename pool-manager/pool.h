@@ -30,11 +30,13 @@
 #include <optional>
 #include <set>
 
+#include "pool-manager/audit.h"
 #include "pool-manager/fabric.h"
 #include "pool-manager/journal.h"
 #include "pool-manager/placement.h"
 #include "pool-manager/principal.h"
 #include "pool-manager/records.h"
+#include "pool-manager/usage.h"
 #include "schema/device_sample.h"
 
 namespace gpupool::pool {
@@ -64,13 +66,16 @@ constexpr bool isMove(Change change) { return change >= Change::placing; }
 struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;  // of the holder's right
   uint64_t grantedMs = 0;
+  uint64_t endsMs = kNever;       // when its time limit is over
   uint64_t revokingMs = 0;        // since when
+  std::string endedBy;            // revoking: on whose word
   std::set<std::string> ordered;  // servers that a grant or revoke is on its way to
   bool unborn = false;            // the store has not accepted it yet
   bool closing = false;           // its end is on its way to the store
   uint64_t triedMs = 0;           // when that was tried last
 
   Change change = Change::none;
+  std::string changedBy;     // on whose word
   uint64_t order = 0;        // the number of the order that is under way, which the answer repeats
   std::string orderedAt;     // the server that carries it out
   SuspendResult suspension;  // storing, suspended: what the server said
@@ -86,6 +91,8 @@ struct LeaseRecord : StoredLease {
   // The store has other placements than these. What has been left is told of it when it has not.
   bool rewrite = false, rewriting = false;
   uint64_t rewrittenMs = 0;
+  std::string
+      arrival;  // for the audit log, with the next rewrite: what has become of its move; empty: nothing
 
   std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
   std::map<std::string, std::vector<std::string>> hindrances;  // by server, as their last beats say
@@ -138,6 +145,8 @@ class PoolEvents {
   virtual bool wanted(const Id& id) = 0;
   // Whether the holder, a process of this machine, is known to have ended: its lease need not run out then.
   virtual bool hasEnded(const LocalProcess& holder) { return pool::hasEnded(holder); }
+  // The wall clock, since 1970: for what has to be told, or outlives the manager.
+  virtual uint64_t calendarMs() { return pool::calendarMs(); }
   // Another manager has taken over the store: this one must end.
   virtual void superseded() {}
 };
@@ -150,6 +159,9 @@ struct PoolTimes {
   uint32_t driftMs = 500;  // clocks and message delays, added to every deadline
   uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
   uint32_t tombstoneMs = 3'600'000;
+  uint64_t halfLifeMs = 86'400'000;       // half of what a tenant has used is forgotten after this
+  std::map<std::string, double> weights;  // by tenant; the others have 1
+  size_t auditEntries = 10'000;
 };
 
 // When and where a manager starts.
@@ -206,7 +218,8 @@ class Pool {
   // Held for a server that is away, too. done: later, with "" when the store has it, else why not; from then
   // on no lease comes to be there that leases() does not name. Both may be repeated.
   void cordon(const Principal& who, const std::string& server, Cordon cordon, Journal::Done done);
-  void uncordon(const Principal& who, const std::string& server, Journal::Done done);
+  void uncordon(const Principal& who, const std::string& server, Journal::Done done,
+                const std::string& by = "");
   const std::map<std::string, Cordon>& cordons() const { return cordons_; }  // by server
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
   void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
@@ -214,6 +227,8 @@ class Pool {
   // --- holders. All three throw std::invalid_argument for another tenant's lease.
   void request(const Principal& who, const LeaseRequest& request,
                uint64_t now);  // PoolEvents::granted or failed, now or later
+  // What would become of the request if it were made now. Throws std::invalid_argument if it is refused.
+  Explanation explain(const Principal& who, const LeaseRequest& request, uint64_t now);
   // The new TTL, or none with *why.
   std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why);
   // True: a lease is on its way out and PoolEvents::ended follows. False: nothing to wait for.
@@ -266,6 +281,11 @@ class Pool {
   // --- for people: `who` is told that other tenants' devices are in use, not by whom
   std::vector<Lease> list(const Principal& who, uint64_t now) const;
   std::vector<ServerUse> inventory(const Principal& who, uint64_t now) const;
+  // The oldest first, at most `most`. Of other tenants' leases it does not say whose, nor why.
+  std::vector<AuditEntry> audit(const Principal& who, const AuditQuery& query, size_t most) const;
+  double deviceSeconds(const std::string& tenant, uint64_t now) const {
+    return usage_.deviceSeconds(tenant, now);
+  }
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
@@ -280,18 +300,21 @@ class Pool {
     Principal who;
     uint64_t untilMs = 0;
     bool resumes = false;  // request.id is a suspended lease, and nothing else of the request counts
+    uint64_t number = 0;   // grows with every request
+    Wish wish = {};        // what the request names; its endsMs when it is looked at
+    bool noted = false;    // the audit log says that it waits
   };
-  // Who has waited longer than the next one, while the queue is served.
+  // What those who are before the next one leave, while the queue is served.
   struct Queue {
-    bool closed = false;          // somebody waits for any server
-    std::set<std::string> taken;  // servers that somebody waits for
-    std::set<Id> resuming;        // leases that wait to be resumed: what they need is not for those behind
+    std::vector<ServerUse> servers;  // with their claims; without the holders' names
+    std::set<Id> resuming;           // leases that wait to be resumed: what they need is not for those behind
     size_t length = 0;
   };
   // What inventory() counts otherwise than it is.
   struct Unlike {
     const Id* without = nullptr;            // this lease is not there
     const std::set<Id>* resumed = nullptr;  // these are not suspended
+    bool named = true;                      // the holders' names are wanted
   };
   struct Tombstone {
     std::string reason;
@@ -299,6 +322,12 @@ class Pool {
   };
 
   void load(Store& store, const PoolStart& start);
+  // Into the store, and into the audit log with it.
+  void write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done);
+  AuditEntry entryOf(AuditEvent event, const StoredLease& lease, const std::string& by,
+                     const std::string& reason) const;
+  Lease tell(const LeaseRecord& record) const;
+  void chargeUsage(uint64_t now);
   void setState(LeaseRecord& record, LeaseState to);
   // Who may not touch what: throws.
   void demandOwner(const Principal& who, const Id& id) const;
@@ -320,11 +349,18 @@ class Pool {
   bool isCordoned(const std::string& server) const;
 
   // pool_requests.cpp
-  std::string impossible(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now) const;
-  bool tryPlace(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now, Choice* missing);
-  bool serve(const Waiter& waiter, Queue& before, uint64_t now);
+  LeaseRequest checked(const Principal& who, const LeaseRequest& asked) const;
+  void enqueue(Waiter waiter, uint64_t now);
+  std::vector<Waiter> inOrder(std::vector<Waiter> waiters, uint64_t now) const;
+  void refresh(Queue& queue, uint64_t now) const;
+  std::string impossible(const Waiter& waiter, const Queue& before, uint64_t now) const;
+  bool serve(Waiter& waiter, Queue& before, uint64_t now);
+  void failLate(const Waiter& waiter, const Queue& before, uint64_t now);
+  void stay(const Waiter& waiter, Queue& before, uint64_t now) const;
   bool tooLate(const Waiter& waiter, uint64_t now) const;
-  void create(const LeaseRequest& request, Choice choice, uint64_t now);
+  void noteQueued(Waiter& waiter);
+  void fail(const Waiter& waiter, const Failure& failure);
+  void create(const Waiter& waiter, Choice choice, uint64_t now);
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
@@ -341,6 +377,7 @@ class Pool {
   std::string missingToResume(const LeaseRecord& record, const Principal& who, const std::set<Id>& resumed,
                               uint64_t now) const;
   bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
+  bool isClaimed(const LeaseRecord& record, const Queue& before) const;
   void reserve(LeaseRecord& record);
   void reserved(const Id& id, const std::string& why);
   void sendResume(LeaseRecord& record);
@@ -358,7 +395,7 @@ class Pool {
   void sendMigrate(LeaseRecord& record);
   void sendGiveBack(LeaseRecord& record, const Failure& failure);
   void keepBoth(LeaseRecord& record, Failure failure);
-  void stayOn(LeaseRecord& record, Placement& kept);
+  void stayOn(LeaseRecord& record, Placement& kept, const std::string& arrival);
   void stayAfter(LeaseRecord& record, Placement& kept, const Failure& failure);
   void abandon(LeaseRecord& record, const std::string& server, const std::string& reason);
   void storePlacements(LeaseRecord& record);
@@ -369,7 +406,8 @@ class Pool {
 
   // pool_ends.cpp
   void sendGrant(LeaseRecord& record);
-  void startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now);
+  void startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now,
+                   const std::string& by = "");
   void sendRevoke(LeaseRecord& record, const std::string& server, const std::string& reason);
   void end(const Id& id, LeaseState as, const std::string& reason, uint64_t now);
   void vacate(const Id& id, const std::string& server, const std::string& reason, uint64_t now);
@@ -396,13 +434,17 @@ class Pool {
   std::map<std::string, std::string> owners_;  // UUID: the server whose device it is
   std::map<Id, LeaseRecord> leases_;
   std::map<Id, Tombstone> tombstones_;
-  std::deque<Waiter> waiters_;
+  std::vector<Waiter> waiters_;     // as they came
   std::deque<Id> unknownReleased_;  // the latest: their requests may still arrive
   uint64_t settledMs_ = 0;          // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
   uint64_t orders_ = 0;      // the number of the latest one
   uint64_t latestMs_ = 0;    // the time of the latest call, for what the store tells in between
   bool forgetting_ = false;  // tombstones are being erased
+  uint64_t requests_ = 0;    // the number of the latest one
+  uint64_t chargedMs_ = 0, usageWrittenMs_ = 0;
+  Usage usage_;
+  AuditLog audit_;
   Journal journal_;
 };
 

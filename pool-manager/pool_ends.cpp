@@ -15,6 +15,13 @@ bool allGone(const LeaseRecord& record) {
                      [](const Placement& one) { return one.gone; });
 }
 
+AuditEvent eventOf(LeaseState end) {
+  return end == LeaseState::released  ? AuditEvent::released
+         : end == LeaseState::expired ? AuditEvent::expired
+         : end == LeaseState::revoked ? AuditEvent::revoked
+                                      : AuditEvent::lost;
+}
+
 }  // namespace
 
 void Pool::sendGrant(LeaseRecord& record) {
@@ -34,7 +41,7 @@ void Pool::granted(const Id& id, uint64_t now) {
   record.ordered.erase(record.server().name);
   record.deadlineMs = now + record.ttlMs;
   record.grantedMs = now;
-  events_.granted(wireLease(record));
+  events_.granted(tell(record));
 }
 
 void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint64_t now) {
@@ -52,7 +59,9 @@ void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint6
 }
 
 // From here on nobody can use it. The write only saves a restarted manager from waiting for its holder.
-void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now) {
+void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& reason, uint64_t now,
+                       const std::string& by) {
+  record.endedBy = by;
   if (record.unborn) return end(record.id, as, reason, now);  // no server has heard of it
   endChange(record, {Failure::Kind::refused, "the lease has ended: " + reason});
   setState(record, LeaseState::revoking);
@@ -170,11 +179,16 @@ void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
   record.triedMs = now;
   const std::string key = kLeasePrefix + record.id.text();
   std::vector<Write> writes;
-  if (!isEnd(record.state)) writes.push_back({kEndedPrefix + record.id.text(), record.reason});
+  std::vector<AuditEntry> entries;
+  if (!isEnd(record.state)) {
+    writes.push_back({kEndedPrefix + record.id.text(), record.reason});
+    entries.push_back(entryOf(eventOf(forgotten ? record.ending : LeaseState::lost), record, record.endedBy,
+                              record.reason));
+  }
   writes.push_back({key, forgotten ? std::nullopt : std::optional(encodeLease(lost, bootId_))});
-  journal_.write(std::move(writes), [this, id = record.id, gone, forgotten](const std::string& why) {
-    closed(id, gone, forgotten, why);
-  });
+  write(
+      std::move(writes), std::move(entries),
+      [this, id = record.id, gone, forgotten](const std::string& why) { closed(id, gone, forgotten, why); });
 }
 
 void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why) {
@@ -208,6 +222,8 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
     } else {
       startRevoke(record, LeaseState::expired, "its holder has not renewed it for " + age(record.ttlMs), now);
     }
+  } else if (runs && now >= record.endsMs) {
+    startRevoke(record, LeaseState::expired, "its time limit of " + age(record.limitMs) + " is over", now);
   } else if (runs && record.process.pid != 0 && events_.hasEnded(record.process)) {
     startRevoke(record, LeaseState::expired,
                 "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);

@@ -55,6 +55,7 @@ void Pool::migrate(const Principal& who, const Id& id, uint32_t drainMs, const M
     refuse(record, "cannot be moved: it is suspended, and has to be resumed first");
   demandServer(record, record.primary(), kMoved, now);
   record.drainMs = drainMs;
+  record.changedBy = who.text();
   if (target != nullptr) {
     demandServer(record, *target, kMoved, now);
     return sendPrepare(record);  // again: its server may have been started again, or never heard of it
@@ -78,6 +79,8 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
     refuse(record, why + "servers that it has left have not confirmed that yet");
   MoveWish wish{from.server.name, {}, printable(to.server, kMostServerName), to.devices};
   if (to.server.empty() && !to.elsewhere) wish.server = from.server.name;
+  wish.gpu = parseDeviceFilter(record.gpu);
+  wish.policy = record.policy;
   for (size_t i = 0; i < from.devices.size(); ++i) wish.claims.push_back(claimOf(record, from, i, true));
   auto servers = inventory(who, now);
   for (ServerUse& use : servers)
@@ -100,8 +103,9 @@ void Pool::addTarget(LeaseRecord& record, Choice choice) {
                                false});
   setState(record, LeaseState::moving);
   record.change = Change::placing;
-  journal_.write(
+  write(
       {{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}, {kEpochKey, std::to_string(epoch_)}},
+      {entryOf(AuditEvent::moving, record, record.changedBy, "to " + describe(*record.target()))},
       [this, id = record.id](const std::string& why) { placed(id, why); });
 }
 
@@ -162,7 +166,7 @@ void Pool::migrateDone(const Id& id, uint64_t order, const MigrateResult& result
   if (record == nullptr) return;
   record->moved = result;
   record->failure.reset();
-  if (record->target() != nullptr) return stayOn(*record, *record->target());
+  if (record->target() != nullptr) return stayOn(*record, *record->target(), "all of its sessions are there");
   record->change = Change::none;
   answerMove(*record);
 }
@@ -197,7 +201,7 @@ void Pool::returned(const Id& id, uint64_t order, bool unused, uint64_t now) {
   if (record == nullptr) return;
   if (!unused) return keepBoth(*record, record->failure.value());
   record->target()->gone = isHere(*record, *record->target());
-  stayOn(*record, record->primary());
+  stayOn(*record, record->primary(), "it stays: " + record->failure.value().text);
 }
 
 void Pool::returnFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
@@ -217,12 +221,13 @@ void Pool::keepBoth(LeaseRecord& record, Failure failure) {
 }
 
 // It is there and nowhere else from now on.
-void Pool::stayOn(LeaseRecord& record, Placement& kept) {
+void Pool::stayOn(LeaseRecord& record, Placement& kept, const std::string& arrival) {
   if (&kept != &record.primary()) record.turn.reset();
   for (Placement& one : record.placements)
     one.role = &one == &kept ? PlacementRole::primary : PlacementRole::left;
   if (record.state == LeaseState::moving) setState(record, LeaseState::active);
   record.change = Change::settling;
+  record.arrival = arrival;
   storePlacements(record);
 }
 
@@ -239,7 +244,7 @@ void Pool::abandon(LeaseRecord& record, const std::string& server, const std::st
 void Pool::stayAfter(LeaseRecord& record, Placement& kept, const Failure& failure) {
   endChange(record, failure);
   record.failure = failure;
-  stayOn(record, kept);
+  stayOn(record, kept, failure.text);
 }
 
 // What is gone is free when the store has accepted that, and what has been left is told of it then.
@@ -252,8 +257,15 @@ void Pool::storePlacements(LeaseRecord& record) {
   const std::set<uint64_t> gone = record.goneEpochs();
   StoredLease stored = record;
   stored.forget(gone);
-  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
-                 [this, id = record.id, gone](const std::string& why) { placementsStored(id, gone, why); });
+  std::vector<AuditEntry> entries;
+  const std::string arrival = std::exchange(record.arrival, "");
+  if (!arrival.empty()) entries.push_back(entryOf(AuditEvent::moved, record, record.changedBy, arrival));
+  write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}}, std::move(entries),
+        [this, id = record.id, gone, arrival](const std::string& why) {
+          const auto at = leases_.find(id);
+          if (!why.empty() && at != leases_.end() && at->second.arrival.empty()) at->second.arrival = arrival;
+          placementsStored(id, gone, why);
+        });
 }
 
 void Pool::storePlacementsAgain(LeaseRecord& record, uint64_t now) {

@@ -3,6 +3,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <utility>
 
 #include "base/hmac.h"
 #include "base/log.h"
@@ -16,32 +17,66 @@ constexpr size_t kMostUnknownReleased = 256;
 constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
 constexpr char kReleased[] = "released";
 
+constexpr size_t kMostPurpose = 200;
+constexpr uint64_t kMostLimitMs = uint64_t{366} * 86'400'000;
+constexpr char kOtherVersion[] = "the manager runs another version of gpupool";
+
 Wish wishOf(const LeaseRequest& request) {
-  return {request.deviceCount, request.memoryBytes, request.server, request.turns.sharePercent};
+  return {request.deviceCount,
+          request.memoryBytes,
+          request.server,
+          request.turns.sharePercent,
+          parseDeviceFilter(request.gpu),
+          request.policy};
+}
+
+// Whether those of its servers that are there, with all devices that are in order, could serve it one day.
+bool couldHere(const Wish& wish, std::vector<ServerUse> servers) {
+  std::erase_if(servers, [](const ServerUse& server) { return server.cordoned || !server.unusable.empty(); });
+  for (ServerUse& server : servers)
+    std::erase_if(server.devices, [](const DeviceUse& device) { return !device.info.problem.empty(); });
+  return couldEver(wish, servers);
 }
 
 }  // namespace
 
-void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now) {
-  latestMs_ = now;
-  demandOwner(who, asked.id);
+// As it is asked, within what it may be. Throws std::invalid_argument.
+LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) const {
+  const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
   LeaseRequest request = asked;
   request.holder = printable(request.holder, 160);
   request.tenant = who.role == Principal::Role::user ? who.tenant : printable(request.tenant, 64);
   request.ttlMs = std::clamp(request.ttlMs, times_.minTtlMs, times_.maxTtlMs);
-  const auto refuse = [&](const std::string& why) {
-    events_.failed(request.id, {Failure::Kind::refused, why});
-  };
+  request.gpu = printable(request.gpu, request.gpu.size());
+  request.reason = printable(request.reason, kMostPurpose);
   if (request.deviceCount == 0 || request.deviceCount > kMaxDevices)
-    return refuse("a lease has 1 to " + std::to_string(kMaxDevices) + " devices");
-  if (request.turns.sharePercent > 100) return refuse("a lease's share of a device's time is at most 100%");
+    refuse("a lease has 1 to " + std::to_string(kMaxDevices) + " devices");
+  if (request.turns.sharePercent > 100) refuse("a lease's share of a device's time is at most 100%");
   if (request.turns.priority > Priority::high)
-    return refuse("there is no such priority: the manager runs another version of gpupool");
+    refuse(std::string("there is no such priority: ") + kOtherVersion);
+  if (request.policy > Policy::spread) refuse(std::string("there is no such placement: ") + kOtherVersion);
+  if (request.limitMs > kMostLimitMs) refuse("a lease's time limit is at most 366 days");
+  parseDeviceFilter(request.gpu);
+  return request;
+}
+
+void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now) {
+  latestMs_ = now;
+  demandOwner(who, asked.id);
+  const auto refuse = [&](const std::string& why) {
+    events_.failed(asked.id, {Failure::Kind::refused, why});
+  };
+  LeaseRequest request;
+  try {
+    request = checked(who, asked);
+  } catch (const std::invalid_argument& error) {
+    return refuse(error.what());
+  }
   if (const auto dead = tombstones_.find(request.id); dead != tombstones_.end())
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
     const LeaseState state = at->second.state;
-    if (at->second.runs() && state != LeaseState::granting) events_.granted(wireLease(at->second));
+    if (at->second.runs() && state != LeaseState::granting) events_.granted(tell(at->second));
     if (state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
     return;  // granting: the answer follows
   }
@@ -50,63 +85,181 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   for (const Waiter& waiter : waiters_)
     if (waiter.request.id == request.id && !waiter.resumes) return;
   if (waiters_.size() >= kMaxWaiters) return refuse("too many requests wait for devices; try again later");
-  waiters_.push_back({request, who, now + request.waitMs, false});
+  enqueue({request, who, now + request.waitMs, false, 0, wishOf(request)}, now);
+}
+
+void Pool::enqueue(Waiter waiter, uint64_t now) {
+  waiter.number = ++requests_;
+  waiters_.push_back(std::move(waiter));
   serveWaiters(now);
+}
+
+// By class; then by what the tenant has used, least first; then as they came.
+std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t now) const {
+  struct Rank {
+    Priority priority;
+    double share;
+    uint64_t number;
+    size_t index;
+  };
+  std::map<std::string, double> shares;
+  std::vector<Rank> ranks;
+  for (size_t i = 0; i < waiters.size(); ++i) {
+    const Waiter& waiter = waiters[i];
+    const auto lease = waiter.resumes ? leases_.find(waiter.request.id) : leases_.end();
+    const bool known = lease != leases_.end();
+    const auto& terms = known ? lease->second.terms : waiter.request.turns;
+    const std::string& tenant = known ? lease->second.tenant : waiter.request.tenant;
+    const auto [at, isNew] = shares.try_emplace(tenant, 0);
+    if (isNew) at->second = usage_.share(tenant, now);
+    ranks.push_back({terms.priority, at->second, waiter.number, i});
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
+    if (a.priority != b.priority) return a.priority > b.priority;
+    return a.share != b.share ? a.share < b.share : a.number < b.number;
+  });
+  std::vector<Waiter> ordered;
+  ordered.reserve(waiters.size());
+  for (const Rank& rank : ranks) ordered.push_back(std::move(waiters[rank.index]));
+  return ordered;
+}
+
+// What is free has changed; the claims have not.
+void Pool::refresh(Queue& queue, uint64_t now) const {
+  auto servers = inventory({}, now, {.without = nullptr, .resumed = &queue.resuming, .named = false});
+  for (size_t i = 0; i < queue.servers.size(); ++i)
+    for (size_t j = 0; j < queue.servers[i].devices.size(); ++j)
+      servers[i].devices[j].claimedMs = queue.servers[i].devices[j].claimedMs;
+  queue.servers = std::move(servers);
 }
 
 // Why the request cannot be served whatever becomes free; "" if it may be. A pool without servers, or one
 // whose servers may still be on their way back, cannot tell.
-std::string Pool::impossible(const Waiter& waiter, const std::vector<ServerUse>& servers,
-                             uint64_t now) const {
-  const Wish wish = wishOf(waiter.request);
-  if (servers.empty() || now < settledMs_ || couldEver(wish, servers)) return "";
-  return explain(wish, servers);
+std::string Pool::impossible(const Waiter& waiter, const Queue& before, uint64_t now) const {
+  if (before.servers.empty() || now < settledMs_ || couldEver(waiter.wish, before.servers)) return "";
+  return pool::explain(waiter.wish, inventory(waiter.who, now));
 }
 
-// First come, first served: who waits for any server holds back everybody behind, who waits for one server
-// those that could take it, and who waits to be resumed those that do not fit beside it. Who waits for what
-// no server has, or only cordoned ones have, holds back nobody.
+// Who waits holds back those behind from the devices that it may get one day, unless they end before it could
+// begin there; and who waits to be resumed those that do not fit beside it. Who waits for what no server has,
+// or only cordoned ones have, holds back nobody.
 void Pool::serveWaiters(uint64_t now) {
-  std::deque<Waiter> waiting;
-  waiting.swap(waiters_);
+  if (waiters_.empty()) return;
   Queue before;
-  for (Waiter& waiter : waiting)
-    if (!(waiter.resumes ? serveResume(waiter, before, now) : serve(waiter, before, now)))
-      waiters_.push_back(std::move(waiter));
+  refresh(before, now);
+  for (Waiter& waiter : inOrder(std::exchange(waiters_, {}), now)) {
+    if (waiter.resumes ? serveResume(waiter, before, now) : serve(waiter, before, now)) continue;
+    noteQueued(waiter);
+    waiters_.push_back(std::move(waiter));
+  }
+}
+
+void Pool::noteQueued(Waiter& waiter) {
+  if (waiter.noted || waiter.resumes) return;
+  waiter.noted = true;
+  StoredLease lease;
+  lease.id = waiter.request.id;
+  lease.tenant = waiter.request.tenant;
+  lease.holder = waiter.request.holder;
+  write({}, {entryOf(AuditEvent::queued, lease, waiter.who.text(), waiter.request.reason)},
+        [](const std::string&) {});
+}
+
+void Pool::fail(const Waiter& waiter, const Failure& failure) {
+  events_.failed(waiter.request.id, failure);
+  if (!waiter.noted) return;
+  StoredLease lease;
+  lease.id = waiter.request.id;
+  lease.tenant = waiter.request.tenant;
+  lease.holder = waiter.request.holder;
+  write({}, {entryOf(AuditEvent::unserved, lease, "", failure.text)}, [](const std::string&) {});
 }
 
 // True: it has been answered.
-bool Pool::serve(const Waiter& waiter, Queue& before, uint64_t now) {
+bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
   const LeaseRequest& request = waiter.request;
-  if (!events_.wanted(request.id)) return true;
-  const auto servers = inventory(waiter.who, now);
-  if (const std::string why = impossible(waiter, servers, now); !why.empty()) {
-    events_.failed(request.id, {Failure::Kind::nothingFits, why});
+  if (!events_.wanted(request.id)) {
+    fail(waiter, {Failure::Kind::refused, "nobody waits for it any more"});
     return true;
   }
-  Choice missing;
-  const bool mayTry = !before.closed && !before.taken.contains(request.server) &&
-                      (before.taken.empty() || !request.server.empty());
-  const auto left = before.resuming.empty()
-                        ? servers
-                        : inventory(waiter.who, now, {.without = nullptr, .resumed = &before.resuming});
-  if (mayTry && tryPlace(waiter, left, now, &missing)) return true;
+  if (const std::string why = impossible(waiter, before, now); !why.empty()) {
+    fail(waiter, {Failure::Kind::nothingFits, why});
+    return true;
+  }
+  waiter.wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;
+  Choice choice = place(waiter.wish, before.servers);
+  if (!choice.server.empty()) {
+    create(waiter, std::move(choice), now);
+    refresh(before, now);
+    return true;
+  }
   if (tooLate(waiter, now)) {
-    if (!mayTry || !before.resuming.empty()) {
-      missing = place(wishOf(request), servers);
-      if (missing.missing.empty())
-        missing.missing = "the devices that are free are for those who waited longer";
-      missing.missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
-    }
-    events_.failed(request.id,
-                   {missing.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, missing.missing});
+    failLate(waiter, before, now);
     return true;
   }
-  if (missing.never || onlyCordoned(wishOf(request), servers)) return false;
-  ++before.length;
-  before.closed = before.closed || request.server.empty();
-  before.taken.insert(request.server);
+  if (!choice.never) stay(waiter, before, now);
   return false;
+}
+
+// What is missing, without regard to who is before it; or that it is they.
+void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
+  Choice choice = place(waiter.wish, inventory(waiter.who, now));
+  if (choice.missing.empty()) choice.missing = "the devices that are free are for those who waited longer";
+  if (before.length != 0)
+    choice.missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
+  fail(waiter, {choice.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, choice.missing});
+}
+
+void Pool::stay(const Waiter& waiter, Queue& before, uint64_t now) const {
+  if (waiter.resumes) {
+    before.resuming.insert(waiter.request.id);
+    refresh(before, now);
+  } else {
+    if (onlyCordoned(waiter.wish, before.servers)) return;
+    claim(waiter.wish, now, before.servers);
+  }
+  ++before.length;
+}
+
+Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint64_t now) {
+  latestMs_ = now;
+  const LeaseRequest request = checked(who, asked);
+  Waiter waiter{request, who, now, false, requests_ + 1, wishOf(request)};
+  Wish& wish = waiter.wish;
+  wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;
+  const auto servers = inventory(who, now);
+  if (!servers.empty() && now >= settledMs_ && !couldEver(wish, servers))
+    return {Outlook::never, pool::explain(wish, servers), 0, judge(wish, servers)};
+  auto waiters = waiters_;
+  waiters.push_back(waiter);
+  Queue before;
+  refresh(before, now);
+  for (const Waiter& one : inOrder(std::move(waiters), now)) {
+    if (one.number == waiter.number) break;
+    if (one.resumes || couldEver(one.wish, before.servers)) stay(one, before, now);
+  }
+  auto left = inventory(who, now, {.without = nullptr, .resumed = &before.resuming});
+  for (size_t i = 0; i < left.size(); ++i)
+    for (size_t j = 0; j < left[i].devices.size(); ++j)
+      left[i].devices[j].claimedMs = before.servers[i].devices[j].claimedMs;
+  Explanation answer{Outlook::devices, "", static_cast<uint32_t>(before.length), judge(wish, left)};
+  if (const Choice choice = place(wish, left); !choice.server.empty()) {
+    Placement there;
+    there.server.name = choice.server;
+    there.devices = choice.devices;
+    answer.outlook = Outlook::now;
+    answer.text = describe(there);
+    return answer;
+  }
+  const Choice alone = place(wish, servers);
+  answer.outlook = alone.missing.empty()                             ? Outlook::queue
+                   : couldHere(wish, servers)                        ? Outlook::devices
+                   : onlyCordoned(wish, servers) && !servers.empty() ? Outlook::anOperator
+                                                                     : Outlook::server;
+  answer.text = alone.missing.empty()
+                    ? "the devices that are free are for those who are before it in the queue"
+                    : alone.missing;
+  return answer;
 }
 
 bool Pool::tooLate(const Waiter& waiter, uint64_t now) const {
@@ -123,19 +276,9 @@ bool Pool::ending(uint64_t now) const {
   });
 }
 
-bool Pool::tryPlace(const Waiter& waiter, const std::vector<ServerUse>& servers, uint64_t now,
-                    Choice* missing) {
-  Choice choice = place(wishOf(waiter.request), servers);
-  if (choice.server.empty()) {
-    *missing = std::move(choice);
-    return false;
-  }
-  create(waiter.request, std::move(choice), now);
-  return true;
-}
-
 // Its devices are reserved from now on; its server hears of it when the store has accepted it.
-void Pool::create(const LeaseRequest& request, Choice choice, uint64_t now) {
+void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
+  const LeaseRequest& request = waiter.request;
   Placement placement{servers_.at(choice.server).facts, std::move(choice.devices), ++epoch_,
                       std::string(32, '\0')};
   randomBytes(std::as_writable_bytes(std::span(placement.key)));
@@ -147,12 +290,21 @@ void Pool::create(const LeaseRequest& request, Choice choice, uint64_t now) {
   record.holder = request.holder;
   record.process = request.process;
   record.terms = request.turns;
+  record.gpu = request.gpu;
+  record.policy = request.policy;
+  record.purpose = request.reason;
+  record.limitMs = request.limitMs;
+  if (request.limitMs != 0) {
+    record.endsMs = now + request.limitMs;
+    record.endsAtMs = events_.calendarMs() + request.limitMs;
+  }
   record.deadlineMs = now + request.ttlMs;
   record.grantedMs = now;
   record.unborn = true;
   setState(record, LeaseState::granting);
-  journal_.write(
+  write(
       {{kLeasePrefix + request.id.text(), encodeLease(record, bootId_)}, {kEpochKey, std::to_string(epoch_)}},
+      {entryOf(AuditEvent::granted, record, waiter.who.text(), record.purpose)},
       [this, id = request.id](const std::string& why) { born(id, why); });
 }
 
@@ -189,8 +341,9 @@ bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
   const auto waiter = std::find_if(waiters_.begin(), waiters_.end(),
                                    [&](const Waiter& one) { return one.request.id == id && !one.resumes; });
   if (waiter != waiters_.end()) {
+    const Waiter gone = std::move(*waiter);
     waiters_.erase(waiter);
-    events_.failed(id, {Failure::Kind::refused, "released while it waited"});
+    fail(gone, {Failure::Kind::refused, "released while it waited"});
     serveWaiters(now);
     return false;
   }
@@ -204,7 +357,8 @@ bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
   LeaseRecord& record = at->second;
   if (isEnd(record.state)) return false;
   if (record.state == LeaseState::granting) events_.failed(id, {Failure::Kind::refused, "released"});
-  if (record.state != LeaseState::revoking) startRevoke(record, LeaseState::released, kReleased, now);
+  if (record.state != LeaseState::revoking)
+    startRevoke(record, LeaseState::released, kReleased, now, who.text());
   return true;
 }
 

@@ -71,6 +71,16 @@ bool hasProblem(const Server& server, const StoredLease& lease) {
   });
 }
 
+AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::string& by,
+                       const std::string& reason) {
+  AuditEntry entry;
+  entry.event = event;
+  entry.server = server;
+  entry.by = by;
+  entry.reason = reason;
+  return entry;
+}
+
 }  // namespace
 
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
@@ -265,7 +275,7 @@ void Pool::comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* 
       setState(record, LeaseState::active);
     else
       sendGrant(record);
-    if (held) events_.granted(wireLease(record));
+    if (held) events_.granted(tell(record));
   } else if (!held && record.runs() && record.state != LeaseState::granting &&
              now > record.grantedMs + uint64_t{2} * times_.beatMs) {
     if (livesBeside(record, record.server().name) != nullptr)
@@ -390,35 +400,39 @@ void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon
   cordon.reason = printable(cordon.reason, kMostReason);
   cordon.by = printable(cordon.by, kMostBy);
   ++cordoning_[server];
-  journal_.write({{kCordonPrefix + server, encodeCordon(cordon)}},
-                 [this, server, cordon, done = std::move(done)](const std::string& why) {
-                   if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
-                   if (why.empty()) {
-                     cordons_[server] = cordon;
-                     GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(),
-                                     cordon.by.empty() ? "it is not said by whom" : cordon.by.c_str(),
-                                     cordon.reason.empty() ? "no reason" : cordon.reason.c_str());
-                   } else {
-                     serveWaiters(latestMs_);
-                   }
-                   done(why);
-                 });
+  write(
+      {{kCordonPrefix + server, encodeCordon(cordon)}},
+      {cordonEntry(AuditEvent::cordoned, server, cordon.by.empty() ? who.text() : cordon.by, cordon.reason)},
+      [this, server, cordon, done = std::move(done)](const std::string& why) {
+        if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
+        if (why.empty()) {
+          cordons_[server] = cordon;
+          GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(),
+                          cordon.by.empty() ? "it is not said by whom" : cordon.by.c_str(),
+                          cordon.reason.empty() ? "no reason" : cordon.reason.c_str());
+        } else {
+          serveWaiters(latestMs_);
+        }
+        done(why);
+      });
 }
 
 // What the store has of it is erased also where this manager knows of none: a write that failed may be there.
-void Pool::uncordon(const Principal& who, const std::string& server, Journal::Done done) {
+void Pool::uncordon(const Principal& who, const std::string& server, Journal::Done done,
+                    const std::string& by) {
   if (who.role != Principal::Role::admin)
     throw std::invalid_argument("servers are uncordoned by the pool's operator only");
   if (!servers_.contains(server) && !isCordoned(server))
     throw std::invalid_argument("there is no server " + server);
-  journal_.write({{kCordonPrefix + server, {}}},
-                 [this, server, done = std::move(done)](const std::string& why) {
-                   if (why.empty() && cordons_.erase(server) != 0) {
-                     GPUPOOL_WARNING("server %s is no longer cordoned", server.c_str());
-                     serveWaiters(latestMs_);
-                   }
-                   done(why);
-                 });
+  write({{kCordonPrefix + server, {}}},
+        {cordonEntry(AuditEvent::uncordoned, server, by.empty() ? who.text() : printable(by, kMostBy), "")},
+        [this, server, done = std::move(done)](const std::string& why) {
+          if (why.empty() && cordons_.erase(server) != 0) {
+            GPUPOOL_WARNING("server %s is no longer cordoned", server.c_str());
+            serveWaiters(latestMs_);
+          }
+          done(why);
+        });
 }
 
 }  // namespace gpupool::pool

@@ -71,6 +71,7 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   if (record.change != Change::none) refuseNow(record);
   demandServer(record, record.primary(), "suspended", now);
   record.change = Change::suspending;
+  record.changedBy = who.text();
   record.order = ++orders_;
   record.orderedAt = record.server().name;
   events_.suspend(record.server().name, id, drainMs, record.order);
@@ -108,8 +109,9 @@ void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t no
   StoredLease stored = record;
   stored.state = LeaseState::suspended;
   stored.primary().kept = record.suspension.kept;
-  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
-                 [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
+  write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
+        {entryOf(AuditEvent::suspended, record, record.changedBy, record.notResumed)},
+        [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
 }
 
 void Pool::storeAgain(LeaseRecord& record, uint64_t now) {
@@ -159,8 +161,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (waiters_.size() >= kMaxQueued) refuse(record, "cannot be resumed: too many requests wait for devices");
   LeaseRequest place;
   place.id = id;
-  waiters_.push_back({place, who, now + waitMs, true});
-  serveWaiters(now);
+  enqueue({place, who, now + waitMs, true}, now);
 }
 
 // resumed: those whose devices are not for this one.
@@ -196,14 +197,14 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
     return true;
   }
   LeaseRecord& record = at->second;
-  // Who waits for new devices cannot have those of a cordoned server.
-  const std::string& server = record.server().name;
-  const bool mayTry = isCordoned(server) || (!before.closed && !before.taken.contains(server));
+  const bool mayTry = !isClaimed(record, before);
   std::string missing = missingToResume(record, waiter.who, {}, now);
   const bool room = missing.empty() && (before.resuming.empty() ||
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
   if (mayTry && room) {
+    record.changedBy = waiter.who.text();
     reserve(record);
+    refresh(before, now);
     return true;
   }
   if (tooLate(waiter, now)) {
@@ -214,8 +215,18 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
                        {Failure::Kind::noDevice, "lease " + shortId(id) + " cannot be resumed: " + missing});
     return true;
   }
-  before.resuming.insert(id);
-  ++before.length;
+  stay(waiter, before, now);
+  return false;
+}
+
+// Who waits for new devices cannot have those of a cordoned server.
+bool Pool::isClaimed(const LeaseRecord& record, const Queue& before) const {
+  for (const ServerUse& server : before.servers)
+    for (const DeviceUse& device : server.devices)
+      for (const LeasedDevice& one : record.primary().devices)
+        if (server.name == record.server().name && one.info.uuid == device.info.uuid &&
+            device.claimedMs != kNever)
+          return true;
   return false;
 }
 
@@ -225,8 +236,9 @@ void Pool::reserve(LeaseRecord& record) {
   record.primary().kept.clear();
   record.change = Change::reserving;
   setState(record, LeaseState::active);
-  journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
-                 [this, id = record.id](const std::string& why) { reserved(id, why); });
+  write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
+        {entryOf(AuditEvent::resumed, record, record.changedBy, "")},
+        [this, id = record.id](const std::string& why) { reserved(id, why); });
 }
 
 void Pool::reserved(const Id& id, const std::string& why) {
@@ -329,8 +341,9 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
     if (record.state != LeaseState::suspended) return;
     setState(record, LeaseState::active);
     // Should the store refuse it, the server will say it again to a restarted manager.
-    journal_.write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
-                   [](const std::string&) {});
+    write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
+          {entryOf(AuditEvent::resumed, record, "", "its server says that it runs")},
+          [](const std::string&) {});
     return;
   }
   if (record.state == LeaseState::active) {
@@ -338,6 +351,7 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
     if (record.unheard) return sendResume(record);
     GPUPOOL_INFO("server %s says that lease %s is suspended", record.server().name.c_str(),
                  record.id.text().c_str());
+    record.changedBy.clear();
     return storeSuspended(record, {reported->kept, 0, 0, 0}, now);
   }
   if (record.state != LeaseState::suspended) return;

@@ -14,6 +14,10 @@ struct Principal {
 
   bool mayServe() const { return role != Role::user; }
   bool mayLease() const { return role != Role::server; }
+  // For the audit log.
+  std::string text() const {
+    return role == Role::admin ? "the operator" : role == Role::server ? "a server" : "tenant " + tenant;
+  }
   bool owns(const std::string& other) const { return role == Role::admin || other == tenant; }
 };
 

@@ -119,6 +119,11 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setHolderPid(static_cast<uint32_t>(lease.process.pid));
   root.setHolderStartTicks(lease.process.startTicks);
   write(lease.terms, root.initTerms());
+  root.setGpu(lease.gpu);
+  root.setPolicy(static_cast<schema::Policy>(lease.policy));
+  root.setPurpose(lease.purpose);
+  root.setLimitMs(lease.limitMs);
+  root.setEndsAtMs(lease.endsAtMs);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -143,6 +148,12 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.ending = readState(root.getEnding());
   lease.reason = text(root.getReason());
   lease.terms = readTerms(root.getTerms());
+  lease.gpu = text(root.getGpu());
+  lease.policy = static_cast<Policy>(root.getPolicy());
+  if (lease.policy > Policy::spread) throw std::runtime_error("store: a lease has an unknown policy");
+  lease.purpose = text(root.getPurpose());
+  lease.limitMs = root.getLimitMs();
+  lease.endsAtMs = root.getEndsAtMs();
   if (text(root.getBootId()) == bootId)
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return lease;

@@ -41,6 +41,11 @@ struct StoredLease {
   std::string reason;                    // revoking or ended: why
   LocalProcess process;                  // the holder, if it is on this machine
   TurnTerms terms;
+  std::string gpu;  // this and the following: what its request named
+  Policy policy = Policy::pack;
+  std::string purpose;    // the request's reason
+  uint64_t limitMs = 0;   // 0: no limit
+  uint64_t endsAtMs = 0;  // since 1970: when the limit is over; 0: there is none
 
   const Placement& primary() const;
   Placement& primary();

@@ -22,6 +22,7 @@ namespace {
 
 constexpr unsigned kMaxListed = 4096;  // ids in a beat
 constexpr unsigned kMaxReasons = 64;   // of what hinders a lease
+constexpr unsigned kMostEntries = 500;  // of the audit log, in one answer
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
@@ -207,7 +208,7 @@ class Service::Session final : public schema::Manager::Server {
     guarded([&] {
       Pool& pool = service().pool_;
       params.getCordoned() ? pool.cordon(principal(), server, cordon, done)
-                           : pool.uncordon(principal(), server, done);
+                           : pool.uncordon(principal(), server, done, cordon.by);
     });
     return service().timer_.timeoutAfter(service().limits_.call, kj::mv(stored.promise));
   }
@@ -245,6 +246,26 @@ class Service::Session final : public schema::Manager::Server {
     const auto servers = guarded([&] { return service().pool_.places(principal(), id); });
     auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
     for (unsigned i = 0; i < list.size(); ++i) write(servers[i], list[i]);
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> explain(ExplainContext context) override {
+    demand(Right::lease);
+    const LeaseRequest request = read(context.getParams().getRequest());
+    const auto answer =
+        guarded([&] { return service().pool_.explain(principal(), request, service().clock_.now()); });
+    write(answer, context.getResults().initExplanation());
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> audit(AuditContext context) override {
+    demand(Right::list);
+    const AuditQuery query = read(context.getParams());
+    const auto entries = service().pool_.audit(principal(), query, kMostEntries + 1);
+    auto list = context.getResults().initEntries(
+        std::min<unsigned>(kMostEntries, static_cast<unsigned>(entries.size())));
+    for (unsigned i = 0; i < list.size(); ++i) write(entries[i], list[i]);
+    context.getResults().setMore(entries.size() > list.size());
     return kj::READY_NOW;
   }
 

@@ -6,7 +6,7 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 4;
+const protocolVersion :UInt32 = 5;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -128,7 +128,13 @@ struct LeaseRequest {
   server @6 :Text;            # only this server; empty: any
   waitMs @7 :UInt32;          # wait this long for devices to become free; 0: fail at once
   turns @8 :TurnTerms;
+  gpu @9 :Text;               # which devices (pool-manager/device_filter.h): "h200", "memory>=80GiB,compute>=9.0"; empty: any
+  policy @10 :Policy;
+  reason @11 :Text;           # what it is for; for people
+  limitMs @12 :UInt64;        # the lease ends so long after its grant; 0: no limit
 }
+# Which of the devices that fit: the fullest, so that whole ones stay free; or the emptiest.
+enum Policy { pack @0; spread @1; }
 
 # How a lease takes turns with others on the devices of a server that leases more memory than they have.
 struct TurnTerms {
@@ -158,6 +164,8 @@ struct Lease {
   turn @11 :LeaseTurn;        # in Manager.leases: as its server's last beat said; null: it takes no turns
   movesTo @12 :Text;          # in Manager.leases, of one that is moving: "node8 GPU 1"; for people
   hindrances @13 :List(Text); # in Manager.leases: LeaseHindrances.reasons, as its servers' last beats said
+  reason @14 :Text;           # in Manager.leases: LeaseRequest.reason
+  endsInMs @15 :UInt64;       # until its time limit is over; 0: it has none
 }
 
 # Where a lease of an overcommitted server is.
@@ -244,6 +252,58 @@ interface Manager {
   # The lease's holder. Where a session of the lease that moves finds its next worker first, and where new sessions begin
   # last: one server, or two while the lease is moving. The lease's key is the same on both.
   places @15 (id :Id128) -> (servers :List(ServerInfo));
+
+  # What would become of this request if it were made now; nothing is leased, and nobody waits. Its id counts for nothing.
+  explain @16 (request :LeaseRequest) -> (explanation :Explanation);
+  # What has happened to leases and servers, the oldest first: after the entry of that number, not more than sinceMs ago
+  # (0: ever), of leases whose id begins with these digits (empty: all, and what is about servers). As many as one answer
+  # takes; more: ask again, after the last one's number.
+  audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool);
+}
+
+struct Explanation {
+  outlook @0 :Outlook;
+  text @1 :Text;              # where it would be, or what is missing; one line
+  ahead @2 :UInt32;           # requests that would be before it in the queue
+  servers @3 :List(ServerVerdict);
+}
+enum Outlook {
+  now @0;                     # it would be served at once
+  devices @1;                 # when devices are free
+  queue @2;                   # when those that are before it in the queue have been served
+  server @3;                  # when a server that is away is back, or a broken device works again
+  operator @4;                # when a server that is cordoned is back in service
+  never @5;
+}
+struct ServerVerdict {
+  name @0 :Text;
+  reason @1 :Text;            # not empty: why nothing would be leased there now, whatever its devices are
+  devices @2 :List(DeviceVerdict);
+}
+struct DeviceVerdict {
+  ordinal @0 :UInt32;
+  name @1 :Text;
+  reason @2 :Text;            # why the request would not get it now; empty: it could
+}
+
+# One thing that has happened. The manager keeps the latest ones in its store (key "audit/<number>"), written in the same
+# transaction as what they tell of.
+struct AuditEntry {
+  number @0 :UInt64;          # grows
+  timeMs @1 :UInt64;          # since 1970
+  event @2 :AuditEvent;
+  lease @3 :Id128;            # all zero: it is about a server
+  server @4 :Text;            # where: of a lease "node7 GPUs 0,1"
+  tenant @5 :Text;            # this and holder: of the lease
+  holder @6 :Text;
+  by @7 :Text;                # on whose word
+  reason @8 :Text;
+}
+enum AuditEvent {
+  queued @0; unserved @1;     # a request waits; and has left the queue without a lease
+  granted @2; suspended @3; resumed @4; moving @5; moved @6;
+  released @7; expired @8; revoked @9; lost @10;
+  cordoned @11; uncordoned @12;
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.
@@ -495,6 +555,11 @@ struct StoredLease {
   holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
   holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again
   terms @11 :TurnTerms;
+  gpu @12 :Text;               # this and the following: as in LeaseRequest
+  policy @13 :Policy;
+  purpose @14 :Text;           # LeaseRequest.reason
+  limitMs @15 :UInt64;
+  endsAtMs @16 :UInt64;        # since 1970: when the limit is over; 0: there is none
 }
 
 struct StoredPlacement {

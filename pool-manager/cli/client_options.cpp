@@ -31,14 +31,21 @@ std::vector<options::Option> ClientOptions::table() {
       {"memory", memory, "SIZE",
        "The memory to lease on each GPU, for example 20GiB. Other leases may use the rest of the GPU. 0: "
        "lease whole GPUs."},
+      {"gpu", gpu, "WHICH",
+       "Which GPUs: a part of their name, whatever its case (h200; of several names, joined by commas, one "
+       "has "
+       "to fit), or what they have at least: memory>=80GiB, compute>=9.0 (or at most: <=). Several are "
+       "joined "
+       "by commas: h200,memory>=140GiB. `gpupool devices` lists the names. Empty: any."},
       {"share", share, "PERCENT",
        "Of the GPUs' time, so much at least while other leases want it too: 25% or 25. It counts where a "
        "server leases more memory than its GPUs have, so that leases take turns. Empty: an equal part of "
        "what "
        "the leases that name a share leave."},
       {"priority", priority, "low|normal|high",
-       "Where leases take turns: one of a higher priority goes first, and those of a lower one wait while it "
-       "has something to do."},
+       "The class. Of those who wait for GPUs, a higher one is served first. Where leases take turns, one of "
+       "a "
+       "higher priority goes first, and those of a lower one wait while it has something to do."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
        "TCP). Empty: shm where that is possible, else ucx."},
@@ -46,6 +53,17 @@ std::vector<options::Option> ClientOptions::table() {
        "The network device that ucx uses, for example eth0 or mlx5_0:1. Empty: the one on the route to the "
        "server."},
       {"server", server, "NAME", "Lease on the server of this name only. Empty: on any server."},
+      {"spread", spread, "",
+       "Lease where most is free, so that the lease shares its server and its GPUs with few others. Else it "
+       "is placed where least is free, so that whole GPUs and servers stay free for those who need them."},
+      {"pack", pack, "", "Not --spread, whatever the file or the environment says.", true},
+      {"reason", reason, "TEXT",
+       "What the lease is for, for people: `gpupool leases -v` and `gpupool audit` show it. At most 200 "
+       "bytes."},
+      {"time", time, "TIME",
+       "The time limit: the lease ends so long after its grant, whatever runs. `gpupool run` prints a line "
+       "ahead of that. A request with a limit may be served before others that wait, if it ends before they "
+       "could begin. 0: no limit."},
       {"tenant", tenant, "NAME",
        "The tenant (account) that leases. If the manager requires tokens: the tenant whose token in "
        "--token-file is used. Empty: the only one in that file."},

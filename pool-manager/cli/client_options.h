@@ -9,11 +9,16 @@ struct ClientOptions {
   std::string manager;
   uint32_t gpus = 1;
   options::Bytes memory;
+  std::string gpu;
   std::string share;
   std::string priority = "normal";
   std::string transport;
   std::string networkDevice;
   std::string server;
+  bool spread = false;
+  bool pack = false;
+  std::string reason;
+  std::chrono::milliseconds time{0};
   std::string tenant;
   std::string tokenFile;
   std::chrono::milliseconds wait{0};

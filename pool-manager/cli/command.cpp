@@ -16,6 +16,8 @@ const std::vector<Command>& commands() {
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
       {"top", "show GPUs and leases, again every second", runTop},
+      {"explain", "say whether a request would be served now, and why not", runExplain},
+      {"audit", "list what has happened to leases and servers", runAudit},
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
       {"suspend", "take a lease's memory off its GPUs; its programs stand still", runSuspend},
       {"resume", "bring a suspended lease back to its GPUs", runResume},

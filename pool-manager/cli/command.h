@@ -39,6 +39,8 @@ int runDevices(const Words& words);
 int runServers(const Words& words);
 int runLeases(const Words& words);
 int runTop(const Words& words);
+int runExplain(const Words& words);
+int runAudit(const Words& words);
 int runRelease(const Words& words);
 int runSuspend(const Words& words);
 int runResume(const Words& words);

@@ -14,6 +14,7 @@
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
 
@@ -99,6 +100,8 @@ std::string suspendedText(const pool::Lease& lease) {
 
 // A lease is renewed three times in its time; after a failure the next attempt follows sooner.
 constexpr unsigned kUsual = 3, kSoon = 12;
+// The end of a time limit is told a tenth of it ahead, and not earlier than this.
+constexpr uint64_t kMostAheadMs = 300'000;
 
 }  // namespace
 
@@ -142,8 +145,14 @@ struct Holder::Peer {
 };
 
 Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
-               std::function<void(const std::string&, bool)> onLost)
-    : io_(io), port_(port), settings_(std::move(settings)), onLost_(std::move(onLost)), tasks_(*this) {
+               std::function<void(const std::string&, bool)> onLost,
+               std::function<void(const std::string&)> onEnding)
+    : io_(io),
+      port_(port),
+      settings_(std::move(settings)),
+      onLost_(std::move(onLost)),
+      onEnding_(std::move(onEnding)),
+      tasks_(*this) {
   settings_.request.id = Id::random();
 }
 
@@ -191,6 +200,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
           [this](capnp::Response<schema::Manager::LeaseResults>&& response) -> kj::Promise<void> {
             lease_ = pool::read(response.getLease());
             tasks_.add(renewLoop(kUsual));
+            if (lease_->endsInMs != 0) tasks_.add(announceEnd());
             return kj::READY_NOW;
           },
           [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
@@ -238,6 +248,17 @@ kj::Promise<void> Holder::acquire() {
                                       });
   acquiring_ = kj::mv(fork);
   return branch;
+}
+
+kj::Promise<void> Holder::announceEnd() {
+  const uint64_t limit = settings_.request.limitMs, left = lease_->endsInMs;
+  const uint64_t ahead = std::min({limit / 10, kMostAheadMs, left});
+  const std::string text = "the lease ends in " + options::formatTime(std::chrono::milliseconds(ahead)) +
+                           ": its time limit (--time " +
+                           options::formatTime(std::chrono::milliseconds(limit)) + ") is over then";
+  return io_.getTimer().afterDelay((left - ahead) * kj::MILLISECONDS).then([this, text, id = lease_->id]() {
+    if (lease_ && lease_->id == id) onEnding_(text);
+  });
 }
 
 kj::Promise<void> Holder::renewOnce() {

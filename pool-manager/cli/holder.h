@@ -39,8 +39,11 @@ class Holder final : private kj::TaskSet::ErrorHandler {
  public:
   // onLost: called at most once, when the lease has ended, with the reason. told: a session was opened with
   // it, so a program learns of the end, from its server or with its next session, and prints it.
-  Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
-         std::function<void(const std::string& reason, bool told)> onLost);
+  // onEnding: called ahead of the end of the lease's time limit, with a line for people.
+  Holder(
+      kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
+      std::function<void(const std::string& reason, bool told)> onLost,
+      std::function<void(const std::string& text)> onEnding = [](const std::string&) {});
   ~Holder() noexcept {}
 
   // Resolves when the lease is there. Called again, it returns the same lease, or tries again after a
@@ -62,6 +65,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> connect(size_t at, const std::string& tried);
   kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
+  kj::Promise<void> announceEnd();
   kj::Promise<void> renewLoop(unsigned partsOfTtl);
   kj::Promise<void> renewOnce();
   kj::Promise<void> releaseOnce(Id id);
@@ -88,6 +92,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::UnixEventPort& port_;
   HolderSettings settings_;
   std::function<void(const std::string&, bool)> onLost_;
+  std::function<void(const std::string&)> onEnding_;
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
   std::string lost_;     // why the lease ended, if it did

@@ -26,10 +26,12 @@ class Runner {
   explicit Runner(HolderProcess& process) : process_(process), io_(kj::setupAsyncIo()) {}
 
   int run() {
-    Holder holder(*io_.provider, io_.unixEventPort, process_.settings,
-                  [this](const std::string& reason, bool told) {
-                    if (!told) tell(kLost + reason);
-                  });
+    Holder holder(
+        *io_.provider, io_.unixEventPort, process_.settings,
+        [this](const std::string& reason, bool told) {
+          if (!told) tell(kLost + reason);
+        },
+        [this](const std::string& text) { tell(kEnding + text); });
     auto over = io_.unixEventPort.onSignal(SIGTERM).ignoreResult();
     if (process_.listening >= 0) over = over.exclusiveJoin(holder.listen(process_.listening));
     if (process_.application >= 0)

@@ -3,12 +3,14 @@
 #include <climits>
 
 #include "pool-manager/cli/places.h"
+#include "pool-manager/device_filter.h"
 
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",   "memory", "share",      "priority",       "transport", "wait",      "manager",
-          "server", "tenant", "token-file", "network-device", "ttl",       "stall-time"};
+  return {"gpus",   "gpu",    "spread",     "pack",           "reason", "time",
+          "memory", "share",  "priority",   "transport",      "wait",   "manager",
+          "server", "tenant", "token-file", "network-device", "ttl",    "stall-time"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -37,11 +39,22 @@ HolderSettings leaseWish(const ClientOptions& options) {
     throw options::OptionError("--ttl: 1s to 1h");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
   if (options.stallTime > std::chrono::hours(24)) throw options::OptionError("--stall-time: at most 24h");
+  if (options.time.count() != 0 && options.time.count() < 1000)
+    throw options::OptionError("--time: at least 1s");
+  try {
+    pool::parseDeviceFilter(options.gpu);
+  } catch (const std::invalid_argument& error) {
+    throw options::OptionError(error.what());
+  }
   HolderSettings settings;
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
   settings.request.turns = {parseShare(options.share), parsePriority(options.priority)};
+  settings.request.gpu = options.gpu;
+  settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
+  settings.request.reason = options.reason;
+  settings.request.limitMs = static_cast<uint64_t>(options.time.count());
   settings.credentials = credentialsOf(options.tokenFile, options.tenant);
   settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;

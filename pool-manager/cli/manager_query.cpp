@@ -46,6 +46,27 @@ std::vector<pool::Lease> ManagerQuery::leases() {
       [](auto&& response) { return pool::read(response.getLeases()); }));
 }
 
+pool::Explanation ManagerQuery::explain(const pool::LeaseRequest& wish) {
+  auto request = connection_->manager().explainRequest();
+  pool::write(wish, request.initRequest());
+  return await(request.send().then([](auto&& response) { return pool::read(response.getExplanation()); }));
+}
+
+std::vector<pool::AuditEntry> ManagerQuery::audit(const std::string& lease, uint64_t sinceMs) {
+  std::vector<pool::AuditEntry> entries;
+  for (bool more = true; more;) {
+    auto request = connection_->manager().auditRequest();
+    request.setAfter(entries.empty() ? 0 : entries.back().number);
+    request.setSinceMs(sinceMs);
+    request.setLease(lease);
+    more = await(request.send().then([&entries](auto&& response) {
+      for (auto entry : response.getEntries()) entries.push_back(pool::read(entry));
+      return response.getMore() && response.getEntries().size() != 0;
+    }));
+  }
+  return entries;
+}
+
 void ManagerQuery::drop(const Id& id) {
   auto request = connection_->manager().releaseRequest();
   pool::write(id, request.initId());

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/audit.h"
 #include "pool-manager/listing.h"
 #include "pool-manager/rpc.h"
 
@@ -24,6 +25,9 @@ class ManagerQuery {
   std::vector<ListedDevice> devices();
   std::vector<ListedServer> servers();
   std::vector<pool::Lease> leases();
+  pool::Explanation explain(const pool::LeaseRequest& wish);
+  // All of it, the oldest first. lease: the first digits of an id, or empty. sinceMs: ago; 0: ever.
+  std::vector<pool::AuditEntry> audit(const std::string& lease, uint64_t sinceMs);
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
   // by: "user@host".

@@ -43,6 +43,7 @@ const Help kRunHelp = {
     "found.",
     "  gpupool run -- ./vectorAdd\n"
     "  gpupool run --gpus 2 --memory 20GiB --wait 10m -- python train.py\n"
+    "  gpupool run --gpu h200 --time 2h --reason 'nightly tests' -- ./tests\n"
     "  gpupool run --memory 60GiB --share 25% --priority low -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
 
@@ -166,6 +167,7 @@ int runLeased(HolderSettings settings, const Words& program) {
       const std::string text = holder.hear();
       if (text.starts_with(kLost))
         GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
+      if (text.starts_with(kEnding)) GPUPOOL_WARNING("%s", text.c_str() + sizeof kEnding - 1);
       if (text.empty()) GPUPOOL_WARNING("the process that holds the lease was killed; the lease ends");
       return !text.empty();
     });

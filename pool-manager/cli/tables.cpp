@@ -237,7 +237,8 @@ int runLeases(const Words& words) {
       "  gpupool leases\n  gpupool leases -v\n",
       "Also -v. Shows the share and the priority of each lease; how long those that take turns have been on "
       "their GPUs, and how often they have come back there; why one could not be put aside; where those that "
-      "move are going; and why one could not be moved, as far as that is known before anybody tries.");
+      "move are going; why one could not be moved, as far as that is known before anybody tries; what leases "
+      "are for, and what is left of their time limits.");
   if (listing.helped) return 0;
   ManagerQuery query = listing.query();
   json list = json::array();
@@ -254,6 +255,11 @@ int runLeases(const Words& words) {
   printTable(rows);
   if (listing.verbose)
     for (const pool::Lease& lease : leases) {
+      if (!lease.reason.empty())
+        std::cout << "\n" << shortId(lease.id) << " is for: " << lease.reason << "\n";
+      if (lease.endsInMs != 0)
+        std::cout << "\n"
+                  << shortId(lease.id) << " has " << age(lease.endsInMs) << " left of its time limit\n";
       if (!lease.movesTo.empty())
         std::cout << "\n" << shortId(lease.id) << " is moving to " << lease.movesTo << "\n";
       if (lease.turn && !lease.turn->note.empty())

@@ -56,6 +56,7 @@ struct Recorder final : PoolEvents {
   bool wanted(const Id& id) override { return !gone.contains(id); }
   void superseded() override { isSuperseded = true; }
   bool hasEnded(const LocalProcess& holder) override { return dead.contains(holder.pid); }
+  uint64_t calendarMs() override { return calendar(); }
 
   struct Revoke {
     std::string server;
@@ -83,6 +84,7 @@ struct Recorder final : PoolEvents {
   std::set<Id> over, gone;
   std::set<int> dead;
   bool isSuperseded = false;
+  std::function<uint64_t()> calendar = pool::calendarMs;
 };
 
 inline Server server(const std::string& name, uint64_t incarnation, uint32_t devices = 1) {
@@ -114,7 +116,10 @@ inline LeaseRequest request(uint64_t id, uint32_t waitMs = 0, uint64_t memory = 
 
 // A pool with one server of one device, at time 1,000,000.
 struct Fixture {
-  Fixture() : store(makeMemoryStore()) { restart(); }
+  Fixture() : store(makeMemoryStore()) {
+    events.calendar = [this] { return calendarS * 1000 + now - 1'000'000; };
+    restart();
+  }
   void restart() { pool.pool.reset(), start(); }
   void start() {
     pool.store = store.get();

@@ -100,6 +100,9 @@ struct Holder {
   uint32_t devices = 1, waitMs = 0;
   TurnTerms terms = {};
   std::string key;
+  std::string gpu = {}, tenant = {};
+  Policy policy = Policy::pack;
+  uint64_t limitMs = 0;
 };
 
 class World final : private PoolEvents {
@@ -110,11 +113,13 @@ class World final : private PoolEvents {
         turns_(seed * 2 + 1),
         marks_(~seed * 2 + 1),
         targets_(seed * 3 + 7),
+        wishes_(~seed * 3 + 7),
         bug_(bug) {
     loseStores_ = chance(25);
     // Other bugs are rare enough without it.
     const bool aboutMoves = bug == Bug::hidesSessions || bug == Bug::keepsDevices;
     administrated_ = bug == Bug::losesCordons || aboutMoves || (bug == Bug::none && pickMark(100) < 40);
+    choosy_ = bug == Bug::none && pickWish(100) < 50;
     roomy_ = aboutMoves || (administrated_ && pickTarget(2) == 0);
     build();
     startManager();
@@ -139,6 +144,7 @@ class World final : private PoolEvents {
   uint64_t pickTurn(uint64_t below) { return turns_() % below; }
   uint64_t pickMark(uint64_t below) { return marks_() % below; }
   uint64_t pickTarget(uint64_t below) { return targets_() % below; }
+  uint64_t pickWish(uint64_t below) { return wishes_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -190,7 +196,7 @@ class World final : private PoolEvents {
   void addDevice(SimulatedServer& server, const std::string& gpu) {
     Device device;
     device.uuid = ("gpu " + gpu + std::string(16, '.')).substr(0, 16);
-    device.name = "GPU";
+    device.name = choosy_ && pickWish(3) == 0 ? "GPU y" : "GPU x";
     device.memoryBytes = kMemory;
     device.ordinal = static_cast<uint32_t>(server.facts.devices.size());
     device.software = !server.real || bug_ == Bug::hidesContexts;
@@ -282,6 +288,8 @@ class World final : private PoolEvents {
     try {
       pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
                     PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, newId().text()});
+      // What was never stored may come to be again.
+      std::erase_if(created_, [&](const auto& one) { return !pool_->leases().contains(one.first.second); });
     } catch (const std::runtime_error&) {  // the disk is full
       pool_.reset();
       managerStartAt_ = now_ + 500;
@@ -300,6 +308,7 @@ class World final : private PoolEvents {
     calls_.clear();
     revoking_.clear();
     toManager_.messages.clear();
+    waiting_.clear();
     managerStartAt_ = now_ + pick(3000);
     for (auto& one : connections_) {
       one->openAtManager = false;
@@ -318,6 +327,7 @@ class World final : private PoolEvents {
   void managerStep() {
     const uint64_t now = clock_->now();
     pool_->tick(now);
+    noteCreated();
     for (auto at = calls_.begin(); at != calls_.end();) {
       const Call call = *at;
       if (now < call.untilMs) {
@@ -326,9 +336,12 @@ class World final : private PoolEvents {
       }
       at = calls_.erase(at);
       failCall(call, "timed out");
+      noteCreated();
     }
     if (chance(70)) store_->deliver();
+    noteCreated();
     checkExpiries();
+    checkLimits();
   }
 
   enum class Asks { grant, revoke, suspend, resume, migrate, prepare, giveBack, settle };
@@ -378,6 +391,7 @@ class World final : private PoolEvents {
     if (lastJoined(lease.server.name) != lease.server.incarnation)
       return fault("a grant for another life of its server");
     checkCordon(lease);
+    checkModel(lease);
     const uint64_t number = ++callNumber_;
     calls_.push_back({number, Asks::grant, lease.id, connection, clock_->now() + kCallMs});
     connection->toServer.send(soon(), [this, connection, lease, number, store = stores_] {
@@ -549,6 +563,7 @@ class World final : private PoolEvents {
 
   void prepare(const Lease& target, bool here, uint64_t order) override {
     checkCordon(target);
+    checkModel(target);
     wentOn_.insert({stores_, target.id});
     const auto tell = [this, id = target.id, order](bool done) {
       if (done) return pool_->prepareDone(id, order, clock_->now());
@@ -633,6 +648,7 @@ class World final : private PoolEvents {
   void notResumed(const Id&, const Failure&) override {}
   void migrated(const Id&, const MigrateResult&) override { ++result_.migrations; }
   void notMigrated(const Id&, const Failure&) override {}
+  uint64_t calendarMs() override { return 1'700'000'000'000 + now_; }
   bool resumeWanted(const Id&) override { return pickMove(100) != 0; }
 
   void granted(const Lease& lease) override {
@@ -648,6 +664,7 @@ class World final : private PoolEvents {
     }
   }
   void failed(const Id& id, const Failure&) override {
+    waiting_.erase(id);
     for (Holder& holder : holders_)
       if (holder.id == id && holder.is == Holder::Is::asking) holder.is = Holder::Is::done;
   }
@@ -840,12 +857,16 @@ class World final : private PoolEvents {
       holder.memory = chance(50) ? 0 : kMemory / 2;
       holder.devices = chance(15) ? 2 : 1;
       if (overcommits_) wantTurns(holder);
+      if (choosy_) choose(holder);
       holder.waitMs = static_cast<uint32_t>(pick(3000));
       holder.askAt = now_;
     }
     if (holder.is == Is::asking && now_ >= holder.askAt) {
       holder.askAt = now_ + 1000;  // again, as after a lost connection: the id is the same
-      sendFromHolder([this, request = wish(holder)] { pool_->request({}, request, clock_->now()); });
+      sendFromHolder([this, request = wish(holder)] {
+        if (!pool_->leases().contains(request.id)) waiting_.try_emplace(request.id, request, ++arrivals_);
+        pool_->request({}, request, clock_->now());
+      });
     }
     if (holder.is != Is::holding) return;
     if (now_ >= holder.renewAt) {
@@ -866,6 +887,16 @@ class World final : private PoolEvents {
     holder.memory = kSizes[pickTurn(std::size(kSizes))];
     holder.terms.sharePercent = pickTurn(2) == 0 ? 0 : static_cast<uint32_t>(1 + pickTurn(80));
     holder.terms.priority = static_cast<Priority>(pickTurn(3));
+  }
+
+  // Models, classes, tenants, time limits.
+  void choose(Holder& holder) {
+    constexpr const char* kModels[] = {"", "", "gpu x", "GPU Y", "memory>=1GiB,gpu"};
+    holder.gpu = kModels[pickWish(std::size(kModels))];
+    holder.terms.priority = static_cast<Priority>(pickWish(3));
+    holder.tenant = pickWish(2) == 0 ? "alice" : "bob";
+    holder.policy = pickWish(2) == 0 ? Policy::pack : Policy::spread;
+    holder.limitMs = pickWish(2) == 0 ? 0 : 500 + pickWish(6000);
   }
 
   // Somebody who suspends and resumes leases as he likes, not only when that makes sense.
@@ -950,6 +981,10 @@ class World final : private PoolEvents {
     request.ttlMs = kTtlMs;
     request.waitMs = holder.waitMs;
     request.holder = "holder";
+    request.gpu = holder.gpu;
+    request.policy = holder.policy;
+    request.tenant = holder.tenant;
+    request.limitMs = holder.limitMs;
     return request;
   }
 
@@ -995,6 +1030,7 @@ class World final : private PoolEvents {
     const auto deliver = std::move(pipe.messages.front().deliver);
     pipe.messages.pop_front();
     deliver();
+    noteCreated();
   }
 
   // --- the checker
@@ -1040,9 +1076,82 @@ class World final : private PoolEvents {
       if (lease == pool_->leases().end() || lease->second.state != LeaseState::revoking ||
           lease->second.ending != LeaseState::expired || !expired_.insert(holder.id).second)
         continue;
+      const auto created = created_.find({stores_, holder.id});
+      if (holder.limitMs != 0 && created != created_.end() &&
+          now_ + kStep >= created->second.atMs + holder.limitMs)
+        continue;  // its time is over
       if (!holder.dead && now_ >= holder.stalledUntil && holder.healthySince + kTtlMs + kStep < now_ &&
           holder.managerRan + kTtlMs + kStep < managerRan_)
         fault("a lease expired although its holder renewed it");
+    }
+  }
+
+  // A lease of which more is known than its id: its request.
+  const Holder* holderOf(const Id& id) const {
+    for (const Holder& holder : holders_)
+      if (holder.id == id) return &holder;
+    return nullptr;
+  }
+  static bool isModel(const std::string& gpu, const Device& device) {
+    return gpu.empty() || gpu.starts_with("memory") || (gpu == "gpu x") == (device.name == "GPU x");
+  }
+  void checkModel(const Lease& lease) {
+    const Holder* holder = holderOf(lease.id);
+    for (const LeasedDevice& one : lease.devices)
+      if (holder != nullptr && !isModel(holder->gpu, one.info))
+        fault("a lease has another model than it named");
+  }
+
+  // After whatever the pool has done: the leases that are new.
+  void noteCreated() {
+    if (!pool_ || !choosy_ || probing_) return;
+    for (const auto& [id, record] : pool_->leases()) {
+      if (!created_.try_emplace({stores_, id}, Created{now_, managerRan_}).second) continue;
+      const auto request = waiting_.find(id);
+      if (request == waiting_.end()) continue;
+      for (const auto& [other, before] : waiting_)
+        if (!pool_->leases().contains(other)) checkOrder(request->second, before, record);
+    }
+    std::erase_if(waiting_, [&](const auto& one) { return pool_->leases().contains(one.first); });
+  }
+
+  struct Waiting {
+    Waiting(LeaseRequest request, uint64_t arrival) : request(std::move(request)), arrival(arrival) {}
+    LeaseRequest request;
+    uint64_t arrival;
+  };
+  // One of a higher class, or of the same tenant and earlier, waits: so the lease has only what that one
+  // could never have, or ends some day.
+  void checkOrder(const Waiting& served, const Waiting& waits, const LeaseRecord& lease) {
+    const LeaseRequest &now = served.request, &before = waits.request;
+    const Holder* holder = holderOf(before.id);
+    if (holder == nullptr || holder->is != Holder::Is::asking || holder->dead || now.limitMs != 0) return;
+    const bool precedes = before.turns.priority != now.turns.priority
+                              ? before.turns.priority > now.turns.priority
+                              : before.tenant == now.tenant && waits.arrival < served.arrival;
+    if (!precedes) return;
+    const ServerRecord& server = pool_->servers().at(lease.server().name);
+    std::set<std::string> could;
+    for (size_t i = 0; i < server.facts.devices.size(); ++i)
+      if (server.duplicates.at(i).empty() && isModel(before.gpu, server.facts.devices[i]))
+        could.insert(server.facts.devices[i].uuid);
+    if (could.size() < before.deviceCount) return;
+    ++result_.ordered;
+    for (const LeasedDevice& one : lease.primary().devices)
+      if (could.contains(one.info.uuid)) fault("a request was served before another one that precedes it");
+  }
+
+  // By how long the manager has run since: its clock stands still only when it is stopped.
+  void checkLimits() {
+    for (const auto& [id, record] : pool_->leases()) {
+      const auto created = created_.find({stores_, id});
+      const Holder* holder = holderOf(id);
+      if (created == created_.end() || holder == nullptr || holder->limitMs == 0) continue;
+      if (record.runs() && managerRan_ > created->second.managerRan + holder->limitMs + 2 * kStep)
+        fault("a lease outlives its time limit");
+      if (record.runs() || record.reason.find("time limit") == std::string::npos) continue;
+      if (limited_.insert(id).second) ++result_.limited;
+      if (now_ + kStep < created->second.atMs + holder->limitMs) fault("a lease ended before its time limit");
     }
   }
 
@@ -1087,10 +1196,11 @@ class World final : private PoolEvents {
             " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_, turns_, marks_, targets_;
+  std::mt19937_64 random_, moves_, turns_, marks_, targets_, wishes_;
   const Bug bug_;
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
-  bool roomy_ = false;  // there are GPUs for leases that move
+  bool roomy_ = false;   // there are GPUs for leases that move
+  bool choosy_ = false;  // GPUs are of two models, and requests name models, classes and time limits
   const uint64_t start_ = 1'000'000;
   uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
@@ -1106,7 +1216,13 @@ class World final : private PoolEvents {
   std::set<Id> expired_;
   std::map<std::string, std::set<Id>> cordoned_;  // by server: the leases that there were then
   std::map<std::string, uint64_t> cordonOrders_;  // by server: how many orders to cordon it or not there were
-  uint64_t callNumber_ = 0;
+  uint64_t callNumber_ = 0, arrivals_ = 0;
+  std::map<Id, Waiting> waiting_;  // requests that this life of the manager has read, and not answered
+  struct Created {
+    uint64_t atMs, managerRan;
+  };
+  std::map<std::pair<int, Id>, Created> created_;  // leases, by store
+  std::set<Id> limited_;
   Pipe toManager_;
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request
   std::set<std::pair<int, Id>> wentOn_;  // those that were given a target, and are granted there again

@@ -3,14 +3,16 @@
 // holders, disks and wires, all from one seed. Everything goes wrong that can: stalls, kills, restarts,
 // partitions, two servers with one GPU, full disks, lost stores. All the while leases are suspended and
 // resumed, their sessions are moved, to other GPUs and servers, too, and servers are cordoned and uncordoned.
-// Some servers overcommit.
+// Some servers overcommit. In some pools GPUs are of two models, and requests name models, classes, tenants
+// and time limits.
 //
 // The checker knows nothing of the pool's bookkeeping. It looks at what runs on each GPU and at what holders
 // hold: of no GPU more is leased than fits on it, or than its server overcommits, and then every lease fits
 // beside what all others need while it is not their turn; no request is granted twice, no session is ended
 // while its lease goes on, no holder that renews loses its lease because the manager was stopped, no lease
 // comes to be on a cordoned server, and when all faults are over every lease ends and every GPU can be leased
-// again.
+// again. A lease has the model that it named, ends when its time limit is over and not before, and has
+// nothing for which somebody waits who precedes it.
 //
 // The simulated servers do not check memory, as real ones do: the manager alone has to be right.
 
@@ -39,7 +41,8 @@ enum class Bug {
 struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
-           twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0;
+           twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
+           ordered = 0, limited = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

@@ -1,0 +1,86 @@
+// gpupool audit: what has happened to leases and servers.
+
+#include <algorithm>
+#include <ctime>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/places.h"
+#include "pool-manager/cli/table.h"
+
+namespace gpupool::cli {
+namespace {
+
+using nlohmann::json;
+
+const Help kAuditHelp = {
+    "gpupool audit [options]",
+    "Lists what has happened to leases and servers, the oldest first: when, what, to which lease, where, who "
+    "held it, on whose word, and why. Times are of the manager's clock. The manager keeps the latest entries "
+    "(its option --audit-entries), also through its restarts. Of other tenants' leases it is not shown whose "
+    "they are, nor why something happened.",
+    "GPUPOOL_STATE: the folder of this machine's pool.",
+    "0: success. 1: no manager is reachable. 2: the command line is wrong.",
+    "  gpupool audit --since 1h\n  gpupool audit --lease 3f2a91c4 --json\n"};
+
+std::string timeText(uint64_t ms) {
+  const auto seconds = static_cast<std::time_t>(ms / 1000);
+  std::tm local{};
+  localtime_r(&seconds, &local);
+  char text[32];
+  std::strftime(text, sizeof text, "%F %T", &local);
+  return text;
+}
+
+std::string orDash(const std::string& text) { return text.empty() ? "-" : text; }
+
+void print(const std::vector<pool::AuditEntry>& entries) {
+  std::vector<std::vector<std::string>> rows = {
+      {"TIME", "EVENT", "LEASE", "WHERE", "TENANT", "HOLDER", "BY", "WHY"}};
+  for (const pool::AuditEntry& one : entries)
+    rows.push_back({timeText(one.timeMs), name(one.event),
+                    one.lease == Id{} ? "-" : one.lease.text().substr(0, 8), orDash(one.server),
+                    orDash(one.tenant), orDash(one.holder), orDash(one.by), orDash(one.reason)});
+  printTable(rows);
+}
+
+void printJson(const std::vector<pool::AuditEntry>& entries) {
+  json list = json::array();
+  for (const pool::AuditEntry& one : entries)
+    list.push_back({{"number", one.number},
+                    {"timeMs", one.timeMs},
+                    {"event", name(one.event)},
+                    {"lease", one.lease == Id{} ? "" : one.lease.text()},
+                    {"where", one.server},
+                    {"tenant", one.tenant},
+                    {"holder", one.holder},
+                    {"by", one.by},
+                    {"reason", one.reason}});
+  std::cout << list.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
+}
+
+}  // namespace
+
+int runAudit(const Words& words) {
+  ClientOptions client;
+  std::string lease;
+  std::chrono::milliseconds since{0};
+  bool asJson = false;
+  const Parsed parsed = parseCommand(
+      words, kAuditHelp, &client, {"manager", "tenant", "token-file"},
+      {{"lease", lease, "LEASE", "Only what is about this lease: its id, or how that begins.", true},
+       {"since", since, "TIME", "Only what is not older than this. 0: everything.", true},
+       {"json", asJson, "", "Print JSON instead of a table.", true}});
+  if (parsed.helped) return 0;
+  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
+  if (lease.find_first_not_of("0123456789abcdef") != std::string::npos)
+    throw options::OptionError("--lease: '" + lease + "' is no lease's id");
+  ManagerQuery query(managerAddresses(client.manager), 3000, credentialsOf(client.tokenFile, client.tenant));
+  const auto entries = query.audit(lease, static_cast<uint64_t>(since.count()));
+  asJson ? printJson(entries) : print(entries);
+  return 0;
+}
+
+}  // namespace gpupool::cli

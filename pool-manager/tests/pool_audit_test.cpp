@@ -1,0 +1,169 @@
+// What has happened to leases and servers: in the store with what it tells of.
+#include "suspends_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+const Principal kAlice{Principal::Role::user, "alice"}, kBob{Principal::Role::user, "bob"};
+
+template <class Base>
+struct Audited : Base {
+  std::vector<AuditEntry> entries(const Principal& who = kAdmin, const AuditQuery& query = {}) {
+    return this->pool.pool->audit(who, query, 1000);
+  }
+  std::string story(const AuditQuery& query = {}) {
+    std::string text;
+    for (const AuditEntry& one : entries(kAdmin, query))
+      text += std::string(text.empty() ? "" : " ") + name(one.event);
+    return text;
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Audited<Fixture>, "a lease's life is told, with who, when, where and why") {
+  joinAndBeat(server("a", 1));
+  LeaseRequest wish = request(1);
+  wish.tenant = "x";
+  wish.reason = "nightly tests";
+  pool->request(kAlice, wish, now);
+  pool->granted({1, 1}, now);
+  pool->request(kBob, request(2, 60'000), now += 3000);
+  CHECK(pool->release(kAlice, {1, 1}, now));
+  pool->revoked(kA, {1, 1}, now += 1000);
+  CHECK(story() == "granted queued released granted");
+  const auto all = entries();
+  CHECK(all[0].lease == Id{1, 1});
+  CHECK(all[0].server == "a GPU 0");
+  CHECK(all[0].tenant == "alice");
+  CHECK(all[0].holder == "holder1");
+  CHECK(all[0].by == "tenant alice");
+  CHECK(all[0].reason == "nightly tests");
+  CHECK(all[0].timeMs == calendarS * 1000);
+  CHECK(all[1].lease == Id{2, 2});
+  CHECK(all[1].server.empty());
+  CHECK(all[1].timeMs == calendarS * 1000 + 3000);
+  CHECK(all[2].reason == "released");
+  CHECK(all[2].by == "tenant alice");
+  // Of others' leases nobody is told whose they are, nor why.
+  const auto seen = entries(kBob);
+  REQUIRE(seen.size() == 4);
+  CHECK(seen[0].holder == "in use");
+  CHECK((seen[0].tenant + seen[0].by + seen[0].reason).empty());
+  CHECK(seen[1].holder == "holder2");
+  CHECK(seen[1].by == "tenant bob");
+  // One lease; later than; not older than.
+  CHECK(story({0, 0, Id{1, 1}.text().substr(0, 20)}) == "granted released");
+  CHECK(story({all[1].number, 0, ""}) == "released granted");
+  CHECK(story({0, 500, ""}) == "released granted");
+  restart();
+  CHECK(story() == "granted queued released granted");
+  CHECK(entries()[3].number == all[3].number);
+  joinAndBeat(server("a", 1), {{2, 2}});
+  pool->release(kBob, {2, 2}, now);
+  pool->revoked(kA, {2, 2}, now);
+  CHECK(entries().back().number == all[3].number + 1);
+}
+
+TEST_CASE_METHOD(Audited<Fixture>, "ends that nobody ordered are the manager's word") {
+  joinAndBeat(server("a", 1));
+  SECTION("expired") {
+    leaseNow(1);
+    pool->tick(now += 10'000 + times.driftMs + 1);
+    pool->revoked(kA, {1, 1}, now);
+    CHECK(story() == "granted expired");
+    CHECK(entries()[1].reason == "its holder has not renewed it for 10 s");
+  }
+  SECTION("lost") {
+    leaseNow(1);
+    pool->left("a", {1, 0}, false, now);
+    joinAndBeat(server("a", 2));
+    CHECK(story() == "granted lost");
+    CHECK(entries()[1].reason == "its server a was restarted");
+  }
+  SECTION("the server does not take it") {
+    pool->request(kAdmin, request(1), now);
+    pool->grantFailed({1, 1}, "no", true, now);
+    pool->revoked(kA, {1, 1}, now);
+    CHECK(story() == "granted lost");
+  }
+  SECTION("a request that is not served") {
+    leaseNow(1);
+    pool->request(kAdmin, request(2, 1000), now);
+    pool->tick(now += 1001);
+    CHECK(story() == "granted queued unserved");
+    CHECK(contains(entries()[2].reason, "is held by holder1"));
+  }
+  if (entries().back().event != AuditEvent::unserved) CHECK(entries().back().by == "the manager");
+}
+
+TEST_CASE_METHOD(Audited<Fixture>, "servers that are cordoned, and moves, are told") {
+  joinAndBeat(server("a", 1));
+  const auto done = [](const std::string&) {};
+  pool->cordon(kAdmin, "a", {"a new fan", "eve@head", 0}, done);
+  pool->uncordon(kAdmin, "a", done, "bob@head");
+  CHECK(story() == "cordoned uncordoned");
+  const auto all = entries(kBob);  // as `gpupool servers` shows everybody
+  CHECK(all[0].server == "a");
+  CHECK(all[0].by == "eve@head");
+  CHECK(all[0].reason == "a new fan");
+  CHECK(all[1].by == "bob@head");
+}
+
+TEST_CASE_METHOD(Audited<DiskFixture>, "what the store does not accept has not happened") {
+  joinAndBeat(server("a", 1));
+  disk->full = true;
+  pool->request(kAdmin, request(1), now);
+  CHECK(failure(1) != "");
+  CHECK(story().empty());
+  disk->full = false;
+  pool->tick(now += 2000);
+  leaseNow(2);
+  CHECK(story() == "revoked granted");
+}
+
+TEST_CASE_METHOD(Audited<Fixture>, "the log is bounded, in the store, too") {
+  times.auditEntries = 5;
+  restart();
+  joinAndBeat(server("a", 1));
+  for (uint64_t id = 1; id <= 20; ++id) {
+    leaseNow(id);
+    pool->release(kAdmin, {id, id}, now);
+    pool->revoked(kA, {id, id}, now);
+  }
+  CHECK(entries().size() == 5);
+  CHECK(entries().back().event == AuditEvent::released);
+  CHECK(entries().back().lease == Id{20, 20});
+  CHECK(store->range(kAuditPrefix).size() == 5);
+  times.auditEntries = 2;
+  restart();
+  joinAndBeat(server("a", 1));
+  leaseNow(21);
+  pool->release(kAdmin, {21, 21}, now);
+  pool->revoked(kA, {21, 21}, now);
+  CHECK(entries().size() == 2);
+  CHECK(store->range(kAuditPrefix).size() == 2);
+  times.auditEntries = 0;
+  restart();
+  joinAndBeat(server("a", 1));
+  leaseNow(30);
+  CHECK(store->range(kAuditPrefix).size() == 2);  // none is written any more
+}
+
+TEST_CASE_METHOD(Audited<Suspends>, "suspending and resuming are told when the store has them") {
+  lease(1, 20 * kGiB);
+  disk->full = true;
+  suspend(1);
+  serverSuspends();
+  CHECK(story() == "granted");
+  disk->full = false;
+  pool->tick(now += 2000);
+  CHECK(story() == "granted suspended");
+  CHECK(entries()[1].by == "the operator");
+  resume(1);
+  serverResumes();
+  CHECK(story() == "granted suspended resumed");
+}
