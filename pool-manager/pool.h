@@ -360,6 +360,7 @@ class Pool {
   bool tooLate(const Waiter& waiter, uint64_t now) const;
   void noteQueued(Waiter& waiter);
   void fail(const Waiter& waiter, const Failure& failure);
+  bool releaseFor(const Principal& who, const Id& id, const std::string& reason, uint64_t now);
   void create(const Waiter& waiter, Choice choice, uint64_t now);
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;

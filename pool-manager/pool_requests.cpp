@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMaxWaiters = 4096;
 constexpr size_t kMostUnknownReleased = 256;
 constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
-constexpr char kReleased[] = "released";
+constexpr char kByHand[] = "somebody has released it (gpupool release)";
 
 constexpr size_t kMostPurpose = 200;
 constexpr uint64_t kMostLimitMs = uint64_t{366} * 86'400'000;
@@ -336,6 +336,10 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
 }
 
 bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
+  return releaseFor(who, id, "released", now);
+}
+
+bool Pool::releaseFor(const Principal& who, const Id& id, const std::string& reason, uint64_t now) {
   latestMs_ = now;
   demandOwner(who, id);
   const auto waiter = std::find_if(waiters_.begin(), waiters_.end(),
@@ -358,13 +362,13 @@ bool Pool::release(const Principal& who, const Id& id, uint64_t now) {
   if (isEnd(record.state)) return false;
   if (record.state == LeaseState::granting) events_.failed(id, {Failure::Kind::refused, "released"});
   if (record.state != LeaseState::revoking)
-    startRevoke(record, LeaseState::released, kReleased, now, who.text());
+    startRevoke(record, LeaseState::released, reason, now, who.text());
   return true;
 }
 
 bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   const auto at = leases_.find(id);
-  if (at == leases_.end() || at->second.state != LeaseState::lost) return release(who, id, now);
+  if (at == leases_.end() || at->second.state != LeaseState::lost) return releaseFor(who, id, kByHand, now);
   latestMs_ = now;
   LeaseRecord& record = at->second;
   if (who.role != Principal::Role::admin)

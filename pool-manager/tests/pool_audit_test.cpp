@@ -77,6 +77,15 @@ TEST_CASE_METHOD(Audited<Fixture>, "ends that nobody ordered are the manager's w
     CHECK(story() == "granted expired");
     CHECK(entries()[1].reason == "its holder has not renewed it for 10 s");
   }
+  SECTION("by hand") {
+    leaseNow(1);
+    pool->drop(kAdmin, {1, 1}, now);
+    pool->revoked(kA, {1, 1}, now);
+    CHECK(story() == "granted released");
+    CHECK(entries()[1].reason == "somebody has released it (gpupool release)");
+    CHECK(entries()[1].by == "the operator");
+    return;
+  }
   SECTION("lost") {
     leaseNow(1);
     pool->left("a", {1, 0}, false, now);

@@ -221,6 +221,14 @@ TEST_CASE_METHOD(Queue, "within a class the tenant that has used least, for its 
   }
 }
 
+TEST_CASE("weights are numbers, by tenant") {
+  CHECK(parseWeights("").empty());
+  CHECK(parseWeights("alice=2,bob=0.5") == std::map<std::string, double>{{"alice", 2}, {"bob", 0.5}});
+  for (const char* wrong :
+       {"alice", "=2", "alice=", "alice=0", "alice=-1", "alice=2x", "alice=nan", "a=1,,b=2"})
+    CHECK(contains(thrown([&] { parseWeights(wrong); }), "is no tenant's weight"));
+}
+
 TEST_CASE_METHOD(Queue, "a later request gets only devices that those before it cannot use") {
   joinAndBeat(named("a", 1, {"H100", "H100", "H200"}));
   LeaseRequest first = wish(1);
