@@ -49,6 +49,11 @@ TEST_CASE_METHOD(Moves, "a lease is moved to where --to says, and the tool says 
     CHECK(contains(tool(0, {"migrate", "--to", "b", id}),
                    moved + "the longest pause was 0.7 s; it is on b GPU 0"));
     CHECK(onlyOnB());
+    const std::string log = said({"audit", "--lease", id});
+    CHECK(contains(log, "  moving   " + id.substr(0, 8) + "  a GPU 0 "));
+    CHECK(contains(log, "  to b GPU 0\n"));
+    CHECK(contains(log, "  moved    " + id.substr(0, 8) + "  b GPU 0 "));
+    CHECK(contains(log, "  all of its sessions are there\n"));
   }
   SECTION("a GPU of another server") {
     CHECK(contains(tool(0, {"migrate", "--to=b:1", id}), "it is on b GPU 1"));

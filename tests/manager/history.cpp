@@ -44,6 +44,7 @@ bool findsPlantedBugs() {
               {Bug::hidesContexts, "a server that says of real GPUs that they are software GPUs"},
               {Bug::losesCordons, "a disk that loses that servers are cordoned"},
               {Bug::hidesSessions, "a server that says that no session has moved to it"},
+              {Bug::setsCalendar, "a calendar that is set forward"},
               {Bug::keepsDevices, "a server that keeps the devices that a lease has left"}};
   bool all = true;
   for (const auto& one : bugs) {

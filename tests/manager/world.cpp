@@ -119,7 +119,7 @@ class World final : private PoolEvents {
     // Other bugs are rare enough without it.
     const bool aboutMoves = bug == Bug::hidesSessions || bug == Bug::keepsDevices;
     administrated_ = bug == Bug::losesCordons || aboutMoves || (bug == Bug::none && pickMark(100) < 40);
-    choosy_ = bug == Bug::none && pickWish(100) < 50;
+    choosy_ = bug == Bug::setsCalendar || (bug == Bug::none && pickWish(100) < 50);
     roomy_ = aboutMoves || (administrated_ && pickTarget(2) == 0);
     build();
     startManager();
@@ -648,7 +648,10 @@ class World final : private PoolEvents {
   void notResumed(const Id&, const Failure&) override {}
   void migrated(const Id&, const MigrateResult&) override { ++result_.migrations; }
   void notMigrated(const Id&, const Failure&) override {}
-  uint64_t calendarMs() override { return 1'700'000'000'000 + now_; }
+  uint64_t calendarMs() override {
+    const uint64_t set = bug_ == Bug::setsCalendar ? result_.restarts * 3'600'000 : 0;
+    return 1'700'000'000'000 + now_ + set;
+  }
   bool resumeWanted(const Id&) override { return pickMove(100) != 0; }
 
   void granted(const Lease& lease) override {

@@ -35,6 +35,7 @@ enum class Bug {
   hidesContexts,   // a server says of real GPUs that they are software GPUs, which keep nothing aside
   losesCordons,    // the disk loses that servers are cordoned
   hidesSessions,   // a server says that no session has moved to it, whatever has
+  setsCalendar,    // the machine's calendar is set forward by an hour whenever the manager is started again
   keepsDevices,    // a server says that a lease has left its devices, and keeps them for it
 };
 
