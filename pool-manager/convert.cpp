@@ -122,6 +122,11 @@ MigrateResult read(schema::MigrateResult::Reader from) {
   return {from.getSessions(), from.getMovedBytes(), from.getLongestPauseMs(), text(from.getServer())};
 }
 
+CheckpointResult read(schema::CheckpointResult::Reader from) {
+  return {from.getSessions(), from.getBytes(), from.getLongestPauseMs(), text(from.getFolder()),
+          text(from.getServer())};
+}
+
 MoveTarget read(schema::MoveTarget::Reader from) {
   MoveTarget to{text(from.getServer()), {}, from.getElsewhere()};
   for (const uint32_t ordinal : devicesOf(from.getDevices())) to.devices.push_back(ordinal);
@@ -235,6 +240,14 @@ void write(const MigrateResult& from, schema::MigrateResult::Builder to) {
   to.setSessions(from.sessions);
   to.setMovedBytes(from.movedBytes);
   to.setLongestPauseMs(from.longestPauseMs);
+  to.setServer(from.server);
+}
+
+void write(const CheckpointResult& from, schema::CheckpointResult::Builder to) {
+  to.setSessions(from.sessions);
+  to.setBytes(from.bytes);
+  to.setLongestPauseMs(from.longestPauseMs);
+  to.setFolder(from.folder);
   to.setServer(from.server);
 }
 

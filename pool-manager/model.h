@@ -119,6 +119,14 @@ struct MigrateResult {
   std::string server = {};  // where the lease is now; from the manager, for people
 };
 
+// As in pool.capnp.
+struct CheckpointResult {
+  uint32_t sessions = 0;
+  uint64_t bytes = 0;
+  uint32_t longestPauseMs = 0;
+  std::string folder = {}, server = {};
+};
+
 // Where a lease is to go, as in pool.capnp. All empty: to other workers on the same devices.
 struct MoveTarget {
   std::string server = {};             // empty: the lease's own, or with `elsewhere` any other

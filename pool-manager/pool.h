@@ -55,6 +55,7 @@ enum class Change {
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
+  copying,     // its server writes its sessions into files
   placing,     // it is to move to its target; the store has not accepted that yet
   preparing,   // its target's server reserves the devices
   migrating,   // its server moves its sessions, to its target or, if it has none, to other workers
@@ -121,6 +122,9 @@ class PoolEvents {
   virtual void resume(const std::string& server, const Id& id, uint64_t order) = 0;
   virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                        uint64_t order) = 0;
+  // The same, with checkpointDone() or checkpointFailed(). folder: as the asker names it.
+  virtual void checkpoint(const std::string& server, const Id& id, uint32_t drainMs,
+                          const std::string& folder, uint64_t order) = 0;
   // Tell the target's server, on which the lease is already (here) or not: that it reserves these devices;
   // that they are given back if no session uses them; that the lease now has these devices instead of those
   // that it had there. Answer with prepareDone() or prepareFailed(), returned() or returnFailed(),
@@ -135,6 +139,9 @@ class PoolEvents {
   virtual void notResumed(const Id& id, const Failure& failure) = 0;
   virtual void migrated(const Id& id, const MigrateResult& result) = 0;
   virtual void notMigrated(const Id& id, const Failure& failure) = 0;
+  // The answer to checkpoint().
+  virtual void checkpointed(const Id& id, const CheckpointResult& result) = 0;
+  virtual void notCheckpointed(const Id& id, const Failure& failure) = 0;
   // False: nobody waits any more for the lease to be resumed.
   virtual bool resumeWanted(const Id& id) = 0;
   // The answer to every request() with this id so far.
@@ -238,7 +245,7 @@ class Pool {
   // devices are not leased before it has ended it.
   bool drop(const Principal& who, const Id& id, uint64_t now);
 
-  // --- a lease's owner, and operators. All three throw std::invalid_argument with the reason for a lease
+  // --- a lease's owner, and operators. All of these throw std::invalid_argument with the reason for a lease
   // that is another tenant's, or in no state for it. Takes its memory off its devices: PoolEvents::suspended
   // or notSuspended, now or later. Of a lease that is suspended already: the same answer again; of one that
   // is being suspended: joins that.
@@ -249,6 +256,10 @@ class Pool {
   // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
   // that is being moved there: joins that.
   void migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now);
+  // Has its sessions written into files of its server: PoolEvents::checkpointed or notCheckpointed, later.
+  // The pool keeps nothing of that.
+  void checkpoint(const Principal& who, const Id& id, uint32_t drainMs, const std::string& folder,
+                  uint64_t now);
   // Where its sessions are, and the target first. Throws as those above, and if the lease has ended.
   std::vector<Server> places(const Principal& who, const Id& id) const;
 
@@ -267,6 +278,8 @@ class Pool {
   void migrateDone(const Id& id, uint64_t order, const MigrateResult& result, uint64_t now);
   // refused: the server said no, and has ended the order; else it is unknown what happened.
   void migrateFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
+  void checkpointDone(const Id& id, uint64_t order, CheckpointResult result, uint64_t now);
+  void checkpointFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now);
   void prepareDone(const Id& id, uint64_t order, uint64_t now);
   void prepareFailed(const Id& id, uint64_t order, const std::string& why, bool refused, uint64_t now);
   // unused: no session of the lease has the target's devices, and on its own server they are given back.

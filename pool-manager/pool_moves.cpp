@@ -1,5 +1,5 @@
-// Moving: a lease whose sessions go to other workers, of which only their server keeps anything; or to other
-// devices, of its server or of another one.
+// Moving: a lease whose sessions go to other workers, or are copied into files, of which only their server
+// keeps anything; or go to other devices, of its server or of another one.
 //
 // A lease that moves to a target has two placements, and both count, from before anybody hears of the target
 // until the store has accepted that the lease is on one of them. The other one has been left from then on:
@@ -355,6 +355,39 @@ std::vector<Server> Pool::places(const Principal& who, const Id& id) const {
     servers.push_back(record.target()->server);
   servers.push_back(record.server());
   return servers;
+}
+
+// --- into files
+
+void Pool::checkpoint(const Principal& who, const Id& id, uint32_t drainMs, const std::string& folder,
+                      uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord& record = demandRunning(who, id, "written into files");
+  demandArrived(record, "written into files");
+  if (record.change != Change::none) refuseNow(record);
+  if (record.state == LeaseState::suspended)
+    refuse(record, "cannot be written into files: it is suspended, and has to be resumed first");
+  demandServer(record, record.primary(), "written into files", now);
+  record.change = Change::copying;
+  record.order = ++orders_;
+  record.orderedAt = record.server().name;
+  events_.checkpoint(record.orderedAt, id, drainMs, folder, record.order);
+}
+
+void Pool::checkpointDone(const Id& id, uint64_t order, CheckpointResult result, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::copying, order);
+  if (record == nullptr) return;
+  record->change = Change::none;
+  result.server = record->server().name;
+  events_.checkpointed(id, result);
+}
+
+void Pool::checkpointFailed(const Id& id, uint64_t order, const std::string& why, uint64_t now) {
+  latestMs_ = now;
+  LeaseRecord* record = ordered(id, Change::copying, order);
+  if (record == nullptr) return;
+  endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
 }
 
 }  // namespace gpupool::pool

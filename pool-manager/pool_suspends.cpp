@@ -147,7 +147,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   LeaseRecord& record = demandRunning(who, id, "resumed");
   demandArrived(record, "resumed");
   if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
-  if (isMove(record.change)) return events_.resumed(id);
+  if (isMove(record.change) || record.change == Change::copying) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
   if (record.state == LeaseState::active) return events_.resumed(id);
   const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
@@ -297,6 +297,7 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   record.notResumed.clear();
   if (was == Change::placing && record.target() != nullptr) record.target()->gone = true;  // nobody knows it
   if (was == Change::suspending || was == Change::storing) events_.notSuspended(record.id, failure);
+  if (was == Change::copying) events_.notCheckpointed(record.id, failure);
   if (isMove(was)) events_.notMigrated(record.id, failure);
   if (resumed) events_.notResumed(record.id, failure);
 }
@@ -319,11 +320,13 @@ void Pool::orderLost(LeaseRecord& record, const std::string& server) {
   const bool suspends = change == Change::suspending || change == Change::resuming;
   const bool moves =
       change == Change::preparing || change == Change::migrating || change == Change::returning;
-  if ((!suspends && !moves) || record.orderedAt != server) return;
+  const bool copies = change == Change::copying;
+  if ((!suspends && !moves && !copies) || record.orderedAt != server) return;
   const std::string lost = "lost the connection to server " + server;
   endChange(record,
             {Failure::Kind::serverLost,
              lost + (suspends ? "; what the lease is now, `gpupool leases` shows when the server is back"
+                     : copies ? "; whether the checkpoint is written, its folder shows"
                               : "; whether its sessions have moved is not known")});
 }
 

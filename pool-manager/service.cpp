@@ -240,6 +240,17 @@ class Service::Session final : public schema::Manager::Server {
             [context](MigrateResult&& result) mutable { write(result, context.getResults().initResult()); });
   }
 
+  kj::Promise<void> checkpoint(CheckpointContext context) override {
+    demand(Right::lease);
+    context.allowCancellation();  // what was begun goes on
+    const auto params = context.getParams();
+    return service()
+        .checkpointLease(principal(), read(params.getId()), params.getDrainMs(), text(params.getFolder()))
+        .then([context](CheckpointResult&& result) mutable {
+          write(result, context.getResults().initResult());
+        });
+  }
+
   kj::Promise<void> places(PlacesContext context) override {
     demand(Right::lease);
     const Id id = read(context.getParams().getId());

@@ -90,6 +90,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs);
   kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const MoveTarget& to);
+  kj::Promise<CheckpointResult> checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                                const std::string& folder);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
   void noteBeat(const std::string& name);
@@ -102,6 +104,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void resume(const std::string& server, const Id& id, uint64_t order) override;
   void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                uint64_t order) override;
+  void checkpoint(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+                  uint64_t order) override;
   void prepare(const Lease& target, bool here, uint64_t order) override;
   void giveBack(const Lease& target, bool here, uint64_t order) override;
   void settle(const std::string& server, const Id& id, uint64_t order) override;
@@ -111,6 +115,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void notResumed(const Id& id, const Failure& failure) override;
   void migrated(const Id& id, const MigrateResult& result) override;
   void notMigrated(const Id& id, const Failure& failure) override;
+  void checkpointed(const Id& id, const CheckpointResult& result) override;
+  void notCheckpointed(const Id& id, const Failure& failure) override;
   bool resumeWanted(const Id& id) override;
   void granted(const Lease& lease) override;
   void failed(const Id& id, const Failure& failure) override;
@@ -136,6 +142,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   Answers<void> ending_, resuming_;
   Answers<SuspendResult> suspending_;
   Answers<MigrateResult> migrating_;
+  Answers<CheckpointResult> checkpointing_;
   std::set<std::pair<ServerLife, Id>> revoking_;  // orders under way
   Store& store_;
   Pool pool_;

@@ -16,7 +16,8 @@ constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one 
 
 kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
 
-constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases", kMoves[] = "move sessions";
+constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases", kMoves[] = "move sessions",
+               kCopies[] = "write sessions into files";
 constexpr kj::Duration kBetweenLooks = 100 * kj::MILLISECONDS;
 
 kj::Exception notConnected() { return rpcError(kj::Exception::Type::DISCONNECTED, "it is not connected"); }
@@ -104,6 +105,12 @@ kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id&
              [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), to, now); });
 }
 
+kj::Promise<CheckpointResult> Service::checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                                       const std::string& folder) {
+  return ask(checkpointing_, id,
+             [&](uint64_t now) { pool_.checkpoint(who, id, std::min(drainMs, kMostDrainMs), folder, now); });
+}
+
 // An order that is not answered in time is told from one that was refused: it may be carried out still.
 template <class T>
 kj::Promise<T> Service::within(kj::Duration limit, kj::Promise<T>&& answer) {
@@ -172,6 +179,29 @@ void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs,
                          pool_.migrateFailed(id, order, refusal(error, kMoves), isRefusal(error),
                                              clock_.now());
                        }));
+}
+
+void Service::checkpoint(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+                         uint64_t order) {
+  const auto control = controls_.find(server);
+  kj::Promise<CheckpointResult> answer = nullptr;
+  if (control == controls_.end()) {
+    answer = notConnected();
+  } else {
+    auto request = control->second.control.checkpointRequest();
+    write(id, request.initId());
+    request.setDrainMs(drainMs);
+    request.setFolder(folder);
+    answer = request.send().then([](auto&& response) { return read(response.getResult()); });
+  }
+  const kj::Duration limit = drainMs * kj::MILLISECONDS + kMigrate + limits_.call;
+  tasks_.add(
+      within(limit, kj::mv(answer))
+          .then([this, id,
+                 order](CheckpointResult&& result) { pool_.checkpointDone(id, order, result, clock_.now()); },
+                [this, id, order](kj::Exception&& error) {
+                  pool_.checkpointFailed(id, order, refusal(error, kCopies), clock_.now());
+                }));
 }
 
 void Service::prepare(const Lease& target, bool here, uint64_t order) {
@@ -265,6 +295,12 @@ void Service::resumed(const Id& id) { resuming_.fulfill(id); }
 void Service::notResumed(const Id& id, const Failure& failure) { resuming_.reject(id, toError(failure)); }
 void Service::migrated(const Id& id, const MigrateResult& result) { migrating_.fulfill(id, result); }
 void Service::notMigrated(const Id& id, const Failure& failure) { migrating_.reject(id, toError(failure)); }
+void Service::checkpointed(const Id& id, const CheckpointResult& result) {
+  checkpointing_.fulfill(id, result);
+}
+void Service::notCheckpointed(const Id& id, const Failure& failure) {
+  checkpointing_.reject(id, toError(failure));
+}
 bool Service::resumeWanted(const Id& id) { return resuming_.wanted(id); }
 
 }  // namespace gpupool::pool

@@ -249,6 +249,12 @@ interface Manager {
   # again what it was.
   migrate @14 (id :Id128, drainMs :UInt32, to :MoveTarget) -> (result :MigrateResult);
 
+  # The lease's owner, and operators. Writes the lease's sessions into files of its server, a checkpoint: in a folder of
+  # that name in the server's checkpoint folder. All sessions stand still for that at one moment; programs see that calls
+  # take longer and nothing else. Returns when it is on the disk; fails with the reason, and then nothing of it is.
+  # drainMs: as in migrate.
+  checkpoint @16 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
+
   # The lease's holder. Where a session of the lease that moves finds its next worker first, and where new sessions begin
   # last: one server, or two while the lease is moving. The lease's key is the same on both.
   places @15 (id :Id128) -> (servers :List(ServerInfo));
@@ -337,6 +343,14 @@ struct ServerState {
   absent @8 :Bool;            # it is not in the pool now: only its name, and that it is cordoned, is known
 }
 
+struct CheckpointResult {
+  sessions @0 :UInt32;
+  bytes @1 :UInt64;             # in the files
+  longestPauseMs @2 :UInt32;    # for which a session's program stood still
+  folder @3 :Text;              # its path on the server
+  server @4 :Text;              # from the manager
+}
+
 interface ServerControl {   # not "Server": generated C++ has a class Server in every interface
   # Called by the manager on the connection that the server made when it joined.
   grant @0 (lease :Lease) -> ();          # before the holder hears of it: the server then admits its sessions
@@ -359,6 +373,8 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   # Ends that: the lease's devices are from now on those of addTarget (moved), or those that it had. Refused while a
   # session of the lease uses the others. Of a lease without a target: does nothing.
   settle @7 (id :Id128, moved :Bool) -> ();
+  # As Manager.checkpoint. Of a suspended lease: refused.
+  checkpoint @8 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
 }
 
 struct MigrateResult {
@@ -436,6 +452,8 @@ struct MoveOrder {
   epoch @1 :UInt64;                   # the session's next
   stream @2 :Bool;                    # the other worker is on another machine: no descriptor can be passed, and all bytes
                                       # go over the state socket, which is a TCP connection
+  copy @3 :Bool;                      # with stream: at the other end is no worker, but who writes the session into a
+                                      # file. It goes on here, in any case, and `moved` says whether it is written
 }
 struct SuspendOrder {
   drainMs @0 :UInt32;                 # as in Manager.suspend

@@ -29,6 +29,7 @@ struct SessionRecord {
   cutBootTimeNs @19 :UInt64;      # CLOCK_BOOTTIME when events were looked at; everything stood still
   stagingBytes @21 :UInt64;       # of its staging memory
   digests @22 :List(RecordDigest); # tests: of the contents, as the worker that the session leaves sees them
+  wordsBytes @23 :UInt64;         # of its words
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

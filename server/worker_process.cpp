@@ -532,18 +532,22 @@ struct WorkerProcess::Order {
 void WorkerProcess::move(const Order& given) {
   const auto order = given.reader.getMove();
   auto& descriptors = given.descriptors;
-  const bool stream = order.getStream();
-  if (descriptors.size() == (stream ? 1u : 2u) && orders_.move) {
+  const bool stream = order.getStream(), copy = order.getCopy();
+  const bool able = copy ? orders_.copy != nullptr : orders_.move != nullptr;
+  if (descriptors.size() == (stream ? 1u : 2u) && able && (stream || !copy)) {
+    const std::chrono::milliseconds drain(order.getDrainMs());
     makeBlocking(descriptors.back());
-    orders_.move(std::chrono::milliseconds(order.getDrainMs()), order.getEpoch(),
-                 stream ? -1 : descriptors[0], descriptors.back());
+    if (copy)
+      orders_.copy(drain, descriptors.back());
+    else
+      orders_.move(drain, order.getEpoch(), stream ? -1 : descriptors[0], descriptors.back());
     descriptors.clear();
     return;
   }
   MoveOutcome refused;
-  refused.error = orders_.move == nullptr ? "this worker cannot move its session"
-                  : stream                ? "the order came without its connection"
-                                          : "the order came without its two connections";
+  refused.error = !able    ? std::string("this worker cannot ") + (copy ? "copy" : "move") + " its session"
+                  : stream ? "the order came without its connection"
+                           : "the order came without its two connections";
   reportMoved(refused);
 }
 

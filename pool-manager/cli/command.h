@@ -48,6 +48,7 @@ int runCordon(const Words& words);
 int runUncordon(const Words& words);
 int runDrain(const Words& words);
 int runMigrate(const Words& words);
+int runCheckpoint(const Words& words);
 
 // The texts of a command's --help around its options.
 struct Help {

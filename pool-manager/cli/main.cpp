@@ -23,7 +23,7 @@ std::string overview() {
       "usage: gpupool <command> [options]\n\ncommands:\n";
   for (const cli::Command& command : cli::commands()) {
     std::string name = command.name;
-    name.resize(10, ' ');
+    name.resize(12, ' ');
     text += "  " + name + command.summary + "\n";
   }
   return text +

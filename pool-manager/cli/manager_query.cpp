@@ -109,6 +109,16 @@ pool::MigrateResult ManagerQuery::migrate(const Id& id, unsigned drainMs, const 
                limitMs);
 }
 
+pool::CheckpointResult ManagerQuery::checkpoint(const Id& id, unsigned drainMs, const std::string& folder,
+                                                uint64_t limitMs) {
+  auto request = connection_->manager().checkpointRequest();
+  pool::write(id, request.initId());
+  request.setFolder(folder);
+  request.setDrainMs(drainMs);
+  return await(request.send().then([](auto&& response) { return pool::read(response.getResult()); }),
+               limitMs);
+}
+
 Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {
   std::vector<Id> found;
   for (const pool::Lease& lease : leases)

@@ -66,6 +66,16 @@ class FakeServer::Control final : public schema::ServerControl::Server {
     pool::write(pool::MigrateResult{2, uint64_t{3} << 30, 700}, context.getResults().initResult());
     return kj::READY_NOW;
   }
+  kj::Promise<void> checkpoint(CheckpointContext context) override {
+    if (server_.oldServer) return schema::ServerControl::Server::checkpoint(context);
+    server_.checkpoints.push_back(pool::text(context.getParams().getFolder()));
+    server_.drains.push_back(context.getParams().getDrainMs());
+    if (!server_.refuseCheckpoint.empty())
+      kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseCheckpoint));
+    pool::write(pool::CheckpointResult{2, uint64_t{3} << 30, 700, "/srv/" + server_.checkpoints.back(), ""},
+                context.getResults().initResult());
+    return kj::READY_NOW;
+  }
   kj::Promise<void> addTarget(AddTargetContext context) override {
     if (!server_.refuseTargets.empty())
       kj::throwFatalException(pool::rpcError(kj::Exception::Type::FAILED, server_.refuseTargets));

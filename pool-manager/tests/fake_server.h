@@ -33,6 +33,8 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   bool oldServer = false;                         // knows neither, nor migrate
   std::string refuseMigrate;                      // not empty: fails with this
   bool muteMigrate = false;                       // never answers a migrate
+  std::string refuseCheckpoint;                   // not empty: fails with this
+  std::vector<std::string> checkpoints;           // orders to write a lease into files: the folders
   std::vector<uint32_t> migrations;               // orders to migrate: the drains that it was told
   std::vector<pool::Lease> movedTo;               // and their targets, of those that had one
   std::map<Id, pool::Lease> targets;              // other devices of leases that are here

@@ -34,6 +34,10 @@ struct Recorder final : PoolEvents {
                uint64_t order) override {
     migrates.push_back({id, order, drainMs, server, target != nullptr ? *target : Lease()});
   }
+  void checkpoint(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+                  uint64_t order) override {
+    checkpoints.push_back({id, order, drainMs, server, {}, false, folder});
+  }
   void prepare(const Lease& target, bool here, uint64_t order) override {
     prepares.push_back({target.id, order, 0, target.server.name, target, here});
   }
@@ -49,6 +53,8 @@ struct Recorder final : PoolEvents {
   void notResumed(const Id& id, const Failure& failure) override { resumeFailures[id] = failure.text; }
   void migrated(const Id& id, const MigrateResult& result) override { moved[id] = result; }
   void notMigrated(const Id& id, const Failure& failure) override { moveFailures[id] = failure.text; }
+  void checkpointed(const Id& id, const CheckpointResult& result) override { written[id] = result; }
+  void notCheckpointed(const Id& id, const Failure& failure) override { writeFailures[id] = failure.text; }
   bool resumeWanted(const Id& id) override { return !gone.contains(id); }
   void granted(const Lease& lease) override { leases[lease.id] = lease; }
   void failed(const Id& id, const Failure& failure) override { failures[id] = failure; }
@@ -71,11 +77,13 @@ struct Recorder final : PoolEvents {
     std::string server = {};
     Lease target = {};
     bool here = false;
+    std::string folder = {};
   };
-  std::vector<Order> suspends, resumes, migrates, prepares, returns, settles;
+  std::vector<Order> suspends, resumes, migrates, checkpoints, prepares, returns, settles;
   std::map<Id, SuspendResult> results;
   std::map<Id, MigrateResult> moved;
-  std::map<Id, std::string> suspendFailures, resumeFailures, moveFailures;
+  std::map<Id, CheckpointResult> written;
+  std::map<Id, std::string> suspendFailures, resumeFailures, moveFailures, writeFailures;
   std::set<Id> running;
   std::vector<Lease> grants;
   std::vector<Revoke> revokes;

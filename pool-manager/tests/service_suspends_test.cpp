@@ -241,6 +241,33 @@ TEST_CASE_METHOD(Suspends, "sessions are moved through the manager") {
   CHECK(server.migrations.size() == 2);
 }
 
+TEST_CASE_METHOD(Suspends, "sessions are written into files through the manager") {
+  const auto write = [&](const Id& id, const std::string& folder) {
+    auto request = holder->manager().checkpointRequest();
+    pool::write(id, request.initId());
+    request.setDrainMs(4'000'000'000);
+    request.setFolder(folder);
+    return request.send().then([](auto&& response) { return read(response.getResult()); });
+  };
+  const CheckpointResult result = await(write(held.id, "monday"));
+  CHECK(result.sessions == 2);
+  CHECK(result.bytes == uint64_t{3} << 30);
+  CHECK(result.longestPauseMs == 700);
+  CHECK(result.folder == "/srv/monday");
+  CHECK(result.server == "node");
+  CHECK(server.drains == std::vector<uint32_t>{3'600'000});  // an hour at most
+  CHECK(state() == "active");
+  server.refuseCheckpoint = "the disk is full";
+  CHECK(contains(refusal(write(held.id, "tuesday").ignoreResult()), "server node: the disk is full"));
+  server.refuseCheckpoint.clear();
+  server.oldServer = true;
+  CHECK(contains(refusal(write(held.id, "tuesday").ignoreResult()),
+                 "server node: it cannot write sessions into files (it runs another version of gpupool)"));
+  server.oldServer = false;
+  CHECK(contains(refusal(write(Id::random(), "monday").ignoreResult()), "there is no lease"));
+  CHECK(server.checkpoints == std::vector<std::string>{"monday", "tuesday"});
+}
+
 TEST_CASE_METHOD(Suspends, "who asked for a move may go away, and what was begun goes on") {
   server.muteMigrate = true;
   {

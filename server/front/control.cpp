@@ -103,6 +103,21 @@ kj::Promise<void> Control::settle(SettleContext context) {
   return hooks_.settle(id, moved);
 }
 
+kj::Promise<void> Control::checkpoint(CheckpointContext context) {
+  const Id id = schema::read(context.getParams().getId());
+  const uint32_t drainMs = context.getParams().getDrainMs();
+  const std::string folder = schema::text(context.getParams().getFolder());
+  context.releaseParams();
+  if (!hooks_.checkpoint) return KJ_EXCEPTION(FAILED, "this server writes no checkpoints");
+  return hooks_.checkpoint(id, drainMs, folder).then([context](const Checkpointed& done) mutable {
+    auto result = context.getResults().initResult();
+    result.setSessions(done.sessions);
+    result.setBytes(done.bytes);
+    result.setLongestPauseMs(done.longestPauseMs);
+    result.setFolder(done.folder);
+  });
+}
+
 void Control::taskFailed(kj::Exception&& exception) {
   GPUPOOL_ERROR("control: %s", exception.getDescription().cStr());
 }

@@ -1,11 +1,12 @@
 #pragma once
-// What the manager may ask of this server: grant, revoke, suspend, resume, move, list sessions. Called on
-// the connection the server made.
+// What the manager may ask of this server: grant, revoke, suspend, resume, move, write to files, list
+// sessions. Called on the connection the server made.
 
 #include <functional>
 #include <optional>
 #include <string>
 
+#include "server/front/checkpoints.h"
 #include "server/front/leases.h"
 #include "server/front/migration.h"
 #include "server/front/sessions.h"
@@ -25,6 +26,9 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     std::function<kj::Promise<Migrated>(const Id&, uint32_t drainMs, std::optional<MoveTarget>)> migrate =
         nullptr;
     std::function<kj::Promise<void>(const Id&, bool moved)> settle = nullptr;
+    // Checkpoints::checkpoint. Not set: refused.
+    std::function<kj::Promise<Checkpointed>(const Id&, uint32_t drainMs, const std::string& name)>
+        checkpoint = nullptr;
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };
@@ -44,6 +48,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
   kj::Promise<void> migrate(MigrateContext context) override;
   kj::Promise<void> addTarget(AddTargetContext context) override;
   kj::Promise<void> settle(SettleContext context) override;
+  kj::Promise<void> checkpoint(CheckpointContext context) override;
 
  private:
   void taskFailed(kj::Exception&& exception) override;

@@ -105,6 +105,9 @@ kj::Promise<void> Front::start() {
           return migration_->migrate(lease, drainMs, std::move(target));
         };
         hooks.settle = [this](const Id& lease, bool moved) { return migration_->settle(lease, moved); };
+        hooks.checkpoint = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
+          return checkpoints_->checkpoint(lease, drainMs, name);
+        };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -186,6 +189,7 @@ void Front::run(Inventory found) {
 
   startAdmission();
   startMigration();
+  startCheckpoints();
   if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
 }
 
@@ -236,6 +240,14 @@ void Front::startMigration() {
   settings.disturb = settings.disturbStream || (disturb_.has_value() && disturb_->kind == "move");
   migration_ = kj::heap<Migration>(io_.provider->getNetwork(), timer_, *leases_, *sessions_, *suspension_,
                                    *pool_, admission_->starts(), std::move(settings));
+}
+
+void Front::startCheckpoints() {
+  Checkpoints::Settings settings;
+  settings.server = options_.name;
+  settings.rowsHash = inventory_.rowsHash;
+  settings.folder = options_.checkpointFolder;
+  checkpoints_ = kj::heap<Checkpoints>(*leases_, *sessions_, *suspension_, std::move(settings));
 }
 
 void Front::startTurns() {
@@ -436,6 +448,7 @@ kj::Promise<void> Front::stop() {
   accepting_ = nullptr;
   admission_->stop();
   migration_->stop();
+  checkpoints_->stop();
   if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;

@@ -8,6 +8,7 @@
 
 #include "server/fabric/watch.h"
 #include "server/front/admission.h"
+#include "server/front/checkpoints.h"
 #include "server/front/control.h"
 #include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
@@ -48,6 +49,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startSuspension();
   void startAdmission();
   void startMigration();
+  void startCheckpoints();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
   // False: no cache of modules, and the log says why.
@@ -95,6 +97,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<WorkerPool> pool_;
   kj::Own<Admission> admission_;
   kj::Own<Migration> migration_;
+  kj::Own<Checkpoints> checkpoints_;
   kj::Own<LocalListener> local_;
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;

@@ -135,6 +135,11 @@ std::vector<options::Option> ServerOptions::table() {
        "So much of --suspend-memory is taken when the server starts, which makes the first suspension faster "
        "by about a second for each 4 GiB. It costs a CUDA context on each GPU, about half a GiB. 0: "
        "nothing."},
+      {"checkpoint-folder", checkpointFolder, "PATH",
+       "The folder in which `gpupool checkpoint` has sessions of this server written, each checkpoint a "
+       "folder "
+       "in it. It may be one that several servers share. Whoever may lease can fill its disk. Empty: none is "
+       "written."},
       {"overcommit", overcommit, "NUMBER",
        "So many times the memory of each GPU may be leased, from 1.0 to 8.0. Above 1.0, leases take turns: "
        "those that have to wait for theirs, or do nothing, are in --suspend-memory and --suspend-folder, "
@@ -207,6 +212,10 @@ void ServerOptions::complete() {
     throw options::OptionError("--overcommit: leases cannot take turns where --suspend-memory is 0");
   if (!suspendFolder.empty())
     suspendFolder = std::filesystem::absolute(suspendFolder).lexically_normal().string();
+  if (!checkpointFolder.empty()) {
+    checkpointFolder = std::filesystem::absolute(checkpointFolder).lexically_normal().string();
+    if (checkpointFolder.size() > 1 && checkpointFolder.back() == '/') checkpointFolder.pop_back();
+  }
   if (local.size() > 107)
     throw options::OptionError("--local: '" + local + "' is longer than a Unix socket's 107");
 }

@@ -32,6 +32,7 @@ struct ServerOptions {
   std::string suspendMemory;
   std::string suspendFolder;
   options::Bytes suspendMemoryAhead{0};
+  std::string checkpointFolder;
   std::string overcommit = "1.0";
   std::chrono::milliseconds turnTime{10'000};
   std::chrono::milliseconds handshakeTime{2000};

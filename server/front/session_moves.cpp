@@ -71,6 +71,15 @@ kj::Promise<MoveAnswer> SessionTable::moveAway(uint64_t number, const std::strin
   return orderMove(*old, epoch, means);
 }
 
+kj::Promise<MoveAnswer> SessionTable::copy(uint64_t number, MoveMeans means) {
+  Session* session = find(number);
+  if (session == nullptr) return MoveAnswer{.gone = true};
+  KJ_REQUIRE(session->answer.get() == nullptr && session->moved.get() == nullptr,
+             "a session has one order at a time");
+  session->copies = true;
+  return orderMove(*session, session->facts.epoch + 1, means);
+}
+
 kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, const MoveMeans& means) {
   auto pair = kj::newPromiseAndFulfiller<MoveAnswer>();
   old.moved = kj::mv(pair.fulfiller);
@@ -79,6 +88,7 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
   order.setDrainMs(means.drainMs);
   order.setEpoch(epoch);
   order.setStream(means.copier.get() < 0);
+  order.setCopy(old.copies);
   std::vector<int> descriptors;
   if (means.copier.get() >= 0) descriptors.push_back(means.copier);
   descriptors.push_back(means.state);
@@ -110,7 +120,7 @@ kj::Promise<void> SessionTable::moveLate(uint64_t number) {
 void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
   Session* other = next(session.number);
   const bool asked = session.role == Role::serving && session.moved.get() != nullptr;
-  if (!asked || (other == nullptr && session.toServer.empty())) {
+  if (!asked || (other == nullptr && session.toServer.empty() && !session.copies)) {
     GPUPOOL_WARNING("session %s: its worker %d says that it has moved or cannot, and nobody asked: ignored",
                     session.facts.session.text().c_str(), session.worker->pid());
     return;
@@ -124,8 +134,9 @@ void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
                     .drainMs = report.getDrainMs(),
                     .pauseMs = report.getPauseMs()};
   if (away && answer.error.empty()) return hasLeft(session, kj::mv(session.moved), std::move(answer));
-  if (away) {
+  if (away || session.copies) {
     session.toServer.clear();
+    session.copies = false;
     auto fulfiller = kj::mv(session.moved);
     fulfiller->fulfill(kj::mv(answer));
     return;

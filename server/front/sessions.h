@@ -150,6 +150,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Begins a move to another server, as `epoch`. server: its name, for people.
   kj::Promise<MoveAnswer> moveAway(uint64_t number, const std::string& server, uint64_t epoch,
                                    MoveMeans means);
+  // Has its state written into a file, by who is at the other end of `means.state` (MoveOrder.copy): the
+  // session goes on here, whatever comes of it. One order at a time, as above.
+  kj::Promise<MoveAnswer> copy(uint64_t number, MoveMeans means);
   // Why a session cannot come here from another server; empty: it can.
   std::string refusesArrival(const SessionFacts& facts) const;
   // An earlier worker that waits for the same session, and has no client, ends. Resolves when it is gone.
@@ -209,6 +212,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
     std::string toServer;  // that order's, where the session goes to another server
+    bool copies = false;   // that order is to copy it into a file
     // Of a next one.
     kj::Own<void> beginning;                // of one that comes from another server, until its client is here
     bool dropped = false;                   // the session does not come here

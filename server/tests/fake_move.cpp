@@ -1,14 +1,22 @@
 #include "server/tests/fake_move.h"
 
+#include <capnp/message.h>
+#include <capnp/serialize.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <utility>
+#include <vector>
+
+#include "schema/record.capnp.h"
+#include "server/worker/state_socket.h"
 
 namespace gpupool::server::test {
 namespace {
+
+constexpr uint64_t kFakeWords = 4096, kFakeStaging = 5000, kFakeDevice = (uint64_t{16} << 20) + 77;
 
 void say(int socket, const std::string& text) {
   if (::send(socket, text.data(), text.size(), MSG_NOSIGNAL) < 0) _exit(9);
@@ -41,6 +49,49 @@ void FakeMove::order(std::chrono::milliseconds drain, uint64_t epoch, int copier
   copier_ = copier;
   state_ = state;
   thread_ = std::thread([this, epoch] { carryOut(epoch); });
+}
+
+void FakeMove::copy(std::chrono::milliseconds drain, int state) {
+  joinLast();
+  drainMs_ = static_cast<uint32_t>(drain.count());
+  std::lock_guard lock(mutex_);
+  state_ = state;
+  thread_ = std::thread([this] { carryOutCopy(); });
+}
+
+void FakeMove::carryOutCopy() {
+  const char how = behaviour_.exchange(0);
+  if (how == '1') return refuse("a stream capture is open");
+  if (how == '2') return;
+  if (how == '3') abort();
+  capnp::MallocMessageBuilder message;
+  auto record = message.initRoot<schema::SessionRecord>();
+  record.setRowsHash(7);
+  record.setLastFrame(4711);
+  record.setWordsBytes(kFakeWords);
+  record.setStagingBytes(kFakeStaging);
+  record.initPieces(1)[0].setBytes(kFakeDevice);
+  const auto words = capnp::messageToFlatArray(message);
+  const auto bytes = std::as_bytes(std::span(words.begin(), words.size()));
+  StateSocket socket{Descriptor(dup(state_)), [this] { return process_.stopping(); }};
+  std::string why;
+  if (!socket.sendBlock(bytes) || !socket.send(contentDigest(bytes))) why = socket.error();
+  if (why.empty()) why = socket.hearAnswer();
+  std::vector<std::byte> asked;
+  if (why.empty() && !socket.receiveBlock(asked, 0)) why = socket.error();
+  if (why.empty()) why = socket.hearAnswer();
+  for (const uint64_t length : {kFakeWords, kFakeStaging, kFakeDevice}) {
+    if (how == '4' && length == kFakeDevice) abort();
+    const std::vector<std::byte> content(length, std::byte{0x5a});
+    if (why.empty() && !socket.sendContent(content)) why = socket.error();
+  }
+  if (why.empty()) why = socket.hearAnswer();
+  if (!why.empty()) return refuse(why);
+  {
+    std::lock_guard lock(mutex_);
+    close(std::exchange(state_, -1));
+  }
+  process_.reportMoved({"", kFakeDevice, drainMs_, 13});
 }
 
 void FakeMove::carryOut(uint64_t epoch) {

@@ -3,6 +3,8 @@
 //
 // The old one sends over the state socket how the next one is to behave, and waits for its answer. Its
 // client, the test, hears "moved <epoch>", and says `L` (left) or `S` (stays) in its own time.
+//
+// A session that is copied is sent in full (session_state.h): words, staging memory, and device memory.
 
 #include <atomic>
 #include <chrono>
@@ -26,12 +28,15 @@ class FakeMove {
   void misbehave(char how) { behaviour_ = how; }
   // The order, on the thread of the shell.
   void order(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
+  // The order to copy: a session of three parts, on a thread.
+  void copy(std::chrono::milliseconds drain, int state);
   // What the client says: it has left, or stays.
   void left();
   void stays();
 
  private:
   void carryOut(uint64_t epoch);
+  void carryOutCopy();
   void joinLast();
   void refuse(const std::string& why);
 

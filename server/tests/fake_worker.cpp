@@ -14,9 +14,8 @@
 //   for
 //      that
 //   H, U  report that it cannot be moved, at some length, and that it can again
-//   V and a digit: of the next order to move: 1 refuse it, 2 do not answer, 3 die; or the next worker, while
-//   it
-//      rebuilds the session: 4 dies, 5 cannot
+//   V and a digit: of the next order to move or to copy: 1 refuse it, 2 do not answer, 3 die; of one to copy:
+//      4 die behind half of it; or the next worker, while it rebuilds the session: 4 dies, 5 cannot
 //   L  say that the client has left for the next worker, and end    S  that it stays
 // What it needs of the server for that is in fake_suspension.h and fake_move.h, also what it does as a
 // copier. GPUPOOL_FAKE_WORKER says how it starts: "crash", "fail", "mute" (never ready), or a path: fails
@@ -145,10 +144,11 @@ int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension
   auto start = process.waitForSession();
   if (!start) return 0;
   test::FakeMove move(process, start->socket);
-  process.onOrders(
-      {.suspend = {}, .resume = {}, .move = [&](auto drain, uint64_t epoch, int copier, int state) {
-         move.order(drain, epoch, copier, state);
-       }});
+  process.onOrders({.suspend = {},
+                    .resume = {},
+                    .move = [&](auto drain, uint64_t epoch, int copier,
+                                int state) { move.order(drain, epoch, copier, state); },
+                    .copy = [&](auto drain, int state) { move.copy(drain, state); }});
   std::atomic<int> client = start->socket;
   process.watchServer(
       [&](const std::string& reason) {

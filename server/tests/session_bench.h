@@ -5,6 +5,7 @@
 #include <map>
 
 #include "server/front/admission.h"
+#include "server/front/checkpoints.h"
 #include "server/front/copier_child.h"
 #include "server/front/listeners.h"
 #include "server/front/migration.h"
@@ -27,6 +28,7 @@ struct SideSettings {
   std::function<void(CopierChild::Settings&)> copier = [](CopierChild::Settings&) {};
   std::function<void(Suspension::Settings&)> suspension = [](Suspension::Settings&) {};
   std::function<void(Migration::Settings&)> migration = [](Migration::Settings&) {};
+  std::string checkpointFolder = {};
   SessionTable::Bounds bounds{.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS};
 };
 
@@ -42,6 +44,7 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
   CopierChild copier;
   Suspension suspension;
   Migration migration;
+  Checkpoints checkpoints;
   bool dies = false;  // as a server that is killed: nobody is told, and the workers go with it
 
   ServerSide(kj::AsyncIoContext& io, SideSettings given)
@@ -56,6 +59,7 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
         suspension(timer, leases, sessions, suspensionSettings()),
         migration(io.provider->getNetwork(), timer, leases, sessions, suspension, pool, admission.starts(),
                   migrationSettings()),
+        checkpoints(leases, sessions, suspension, {settings.server, kRows, settings.checkpointFolder}),
         accepting_(*this) {}
   ~ServerSide() {
     if (!dies) stop();

@@ -109,7 +109,8 @@ int serve(const server::WorkerArguments& arguments) {
                       [&] { suspender.resume(); },
                       [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
                         suspender.move(drain, epoch, copier, socket);
-                      }});
+                      },
+                      [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); }});
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb,

@@ -92,7 +92,8 @@ std::string Rebuild::receive(HostPages& pages) {
         options);
     if (std::string why = judge(); !why.empty()) return why;
     state_->cameNs = bootTimeNs();
-    if (state_->record().getStagingBytes() != pages.staging->size())
+    if (state_->record().getStagingBytes() != pages.staging->size() ||
+        state_->record().getWordsBytes() != pages.words->size())
       return "the other worker is of another build of gpupool";
     return stream_ ? "" : receiveDescriptors(pages);
   } catch (const kj::Exception& e) {
@@ -206,11 +207,6 @@ std::string Rebuild::bringIn(Session& session) {
 
 // ---- of a stream
 
-bool Rebuild::tell(const std::string& why) {
-  return socket_.sendBlock(
-      std::as_bytes(std::span(why.data(), std::min<size_t>(why.size(), kMostRefusalBytes))));
-}
-
 std::string Rebuild::receiveImages(Session& session) {
   for (const schema::ImageName& name : imagesOf(state_->record())) {
     if (session.images().offer(name))
@@ -218,7 +214,8 @@ std::string Rebuild::receiveImages(Session& session) {
     else
       state_->sent.push_back(name);
   }
-  if (!tell("") || !socket_.sendBlock(std::as_bytes(std::span(state_->sent)))) return socket_.error();
+  if (!socket_.answer("") || !socket_.sendBlock(std::as_bytes(std::span(state_->sent))))
+    return socket_.error();
   for (const schema::ImageName& name : state_->sent)
     if (std::string why = receiveImage(session, name); !why.empty()) return why;
   return "";
@@ -239,7 +236,7 @@ std::string Rebuild::receiveImage(Session& session, const schema::ImageName& nam
 }
 
 std::string Rebuild::receiveMemory(Session& session) {
-  if (!tell("")) return socket_.error();
+  if (!socket_.answer("")) return socket_.error();
   const auto receive = [&](const transport::SharedMemory& memory) {
     return socket_.receiveContent({memory.data(), memory.size()});
   };
@@ -423,7 +420,7 @@ std::string Rebuild::compareContents(Session& session) {
 bool Rebuild::answer(const std::string& why) {
   if (!why.empty()) socket_.forgetError();  // it may be of what came, and the other worker hears what it was
   if (stream_) {
-    const bool told = tell(why);
+    const bool told = socket_.answer(why);
     if (why.empty()) return told;
     socket_.endSending();
     socket_.hearOut(kHearOut);
@@ -431,7 +428,7 @@ bool Rebuild::answer(const std::string& why) {
   }
   const uint32_t sequence = link_ != nullptr ? link_->sequence() : 0;
   link_ = nullptr;
-  return socket_.send(std::as_bytes(std::span(&sequence, 1))) && tell(why);
+  return socket_.send(std::as_bytes(std::span(&sequence, 1))) && socket_.answer(why);
 }
 
 }  // namespace gpupool::server

@@ -59,7 +59,6 @@ class Rebuild {
   std::string judge() const;
   std::string receiveDescriptors(HostPages& pages);
   // Of a stream.
-  bool tell(const std::string& why);
   std::string receiveImages(Session& session);
   std::string receiveImage(Session& session, const schema::ImageName& name);
   std::string receiveMemory(Session& session);

@@ -109,17 +109,11 @@ std::string sendDescriptors(Session& session, StateSocket& socket, CopierLink* l
   return socket.sendDescriptors(descriptors) ? "" : socket.error();
 }
 
-std::string hearAnswer(StateSocket& socket) {
-  std::vector<std::byte> text;
-  if (!socket.receiveBlock(text, kMostRefusalBytes)) return socket.error();
-  return {reinterpret_cast<const char*>(text.data()), text.size()};
-}
-
 // Of a sender that cannot go on: `why`, or what the other worker has said, which then takes no more.
 std::string hearRefusal(StateSocket& socket, const std::string& why) {
   if (socket.error().empty()) return why;
   socket.forgetError();
-  const std::string said = hearAnswer(socket);
+  const std::string said = socket.hearAnswer();
   return said.empty() ? why : said;
 }
 
@@ -137,6 +131,7 @@ void writeHost(Session& session, SessionRecord::Builder out) {
     host[at].setAddress(address);
     host[at++].setBytes(memory->size());
   }
+  out.setWordsBytes(session.views().words()->size());
   out.setStagingBytes(session.views().staging()->size());
   const auto mirrors = session.mirrors();
   auto bases = out.initMirrors(static_cast<unsigned>(mirrors.size()));
@@ -210,10 +205,6 @@ bool sendRecord(capnp::MessageBuilder& message, StateSocket& socket) {
 
 // ---- the stream
 
-bool same(const schema::ImageName& a, const schema::ImageName& b) {
-  return std::memcmp(&a, &b, sizeof a) == 0;
-}
-
 // The other worker may ask for what the record names, and for each once.
 std::string sendImages(Session& session, StateSocket& socket, std::vector<schema::ImageName> may) {
   std::vector<std::byte> asked;
@@ -221,7 +212,8 @@ std::string sendImages(Session& session, StateSocket& socket, std::vector<schema
   for (size_t at = 0; at + sizeof(schema::ImageName) <= asked.size(); at += sizeof(schema::ImageName)) {
     schema::ImageName name;
     std::memcpy(&name, asked.data() + at, sizeof name);
-    const auto known = std::find_if(may.begin(), may.end(), [&](const auto& one) { return same(one, name); });
+    const auto known =
+        std::find_if(may.begin(), may.end(), [&](const auto& one) { return sameImage(one, name); });
     if (known == may.end()) return "the other worker asks for code that is not the session's";
     may.erase(known);
     const auto image = session.images().find(name);
@@ -259,10 +251,10 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
     // told that nothing follows: what it has said to the copier must be known.
     if (socket.error().empty()) socket.endSending();
     socket.forgetError();
-    const std::string said = hearSequence(socket, sequence) ? hearAnswer(socket) : "";
+    const std::string said = hearSequence(socket, sequence) ? socket.hearAnswer() : "";
     return said.empty() || said == kOtherEnded ? why : said;
   }
-  return hearSequence(socket, sequence) ? hearAnswer(socket) : socket.error();
+  return hearSequence(socket, sequence) ? socket.hearAnswer() : socket.error();
 }
 
 std::string streamState(Session& session, StateSocket& socket, const Digests& seen) {
@@ -270,54 +262,12 @@ std::string streamState(Session& session, StateSocket& socket, const Digests& se
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
   if (std::string why = describe(session, seen, out, contents); !why.empty()) return why;
-  std::string why = sendRecord(message, socket) ? hearAnswer(socket) : socket.error();
+  std::string why = sendRecord(message, socket) ? socket.hearAnswer() : socket.error();
   if (why.empty()) why = sendImages(session, socket, imagesOf(out.asReader()));
-  if (why.empty()) why = hearAnswer(socket);
+  if (why.empty()) why = socket.hearAnswer();
   if (why.empty()) why = sendMemory(session, socket);
   if (why.empty()) why = sendContents(session, socket, contents);
-  return why.empty() ? hearAnswer(socket) : hearRefusal(socket, why);
-}
-
-std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments) {
-  schema::Reader in(arguments);
-  if (call == schema::RowOf<"sessionModuleLoad">::id || call == schema::RowOf<"sessionLibraryLoad">::id) {
-    in.value<uint64_t>();
-  } else if (call == schema::RowOf<"sessionLinkAdd">::id) {
-    in.value<uint64_t>();
-    in.value<uint64_t>();
-  } else {
-    return std::nullopt;
-  }
-  const auto name = in.value<schema::ImageName>();
-  return in.bad() ? std::nullopt : std::optional(name);
-}
-
-std::vector<schema::ImageName> imagesOf(SessionRecord::Reader record) {
-  std::vector<schema::ImageName> names;
-  const auto bytesOf = [](capnp::Data::Reader data) {
-    return std::span(reinterpret_cast<const std::byte*>(data.begin()), data.size());
-  };
-  for (const auto entry : record.getEntries()) {
-    schema::Frame frame;
-    const auto header = bytesOf(entry.getFrame());
-    if (header.size() != sizeof frame) continue;  // who serves it again refuses it
-    std::memcpy(&frame, header.data(), sizeof frame);
-    if (const auto name = imageNamed(frame.call, bytesOf(entry.getArguments()))) names.push_back(*name);
-  }
-  for (const auto image : record.getImages()) {
-    schema::ImageName& name = names.emplace_back();
-    const auto bytes = bytesOf(image.getName());
-    if (!image.getHere() || bytes.size() != sizeof name)
-      names.pop_back();
-    else
-      std::memcpy(&name, bytes.data(), sizeof name);
-  }
-  const auto less = [](const schema::ImageName& a, const schema::ImageName& b) {
-    return std::memcmp(&a, &b, sizeof a) < 0;
-  };
-  std::sort(names.begin(), names.end(), less);
-  names.erase(std::unique(names.begin(), names.end(), same), names.end());
-  return names;
+  return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
 }
 
 uint64_t bootTimeNs() {

@@ -23,7 +23,6 @@
 // An answer is one block: empty, all is well; or why the session cannot be rebuilt, for people, and it is the
 // last. The staging memory's bytes count: a program may stand between a copy into it and the read of them.
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,12 +31,9 @@
 #include "server/worker/contents.h"
 #include "server/worker/session.h"
 #include "server/worker/state_socket.h"
+#include "server/worker/stream_layout.h"
 
 namespace gpupool::server {
-
-inline constexpr uint64_t kMostRecordBytes = uint64_t{2} << 30;
-inline constexpr uint64_t kMostRefusalBytes = 4096;
-inline constexpr size_t kImageAtOnce = size_t{4} << 20;
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
 // no device memory. In `sequence`: the number of the copier's last message, by whoever spoke to it last.
@@ -47,11 +43,6 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
                       const Digests& seen = {});
 // The same as a stream. The session is as it was, whatever comes of it.
 std::string streamState(Session& session, StateSocket& socket, const Digests& seen = {});
-
-// The code image that a recorded call names in its arguments, if it is one that does.
-std::optional<schema::ImageName> imageNamed(uint32_t call, std::span<const std::byte> arguments);
-// All that the record's calls load, and what is here of those announced: each once.
-std::vector<schema::ImageName> imagesOf(schema::SessionRecord::Reader record);
 
 uint64_t bootTimeNs();
 

@@ -120,6 +120,16 @@ bool StateSocket::receiveContent(std::span<std::byte> bytes) {
   return true;
 }
 
+bool StateSocket::answer(const std::string& why) {
+  return sendBlock(std::as_bytes(std::span(why.data(), std::min<size_t>(why.size(), kMostAnswerBytes))));
+}
+
+std::string StateSocket::hearAnswer() {
+  std::vector<std::byte> text;
+  if (!receiveBlock(text, kMostAnswerBytes)) return error();
+  return {reinterpret_cast<const char*>(text.data()), text.size()};
+}
+
 void StateSocket::endSending() { shutdown(socket_, SHUT_WR); }
 
 void StateSocket::hearOut(std::chrono::milliseconds time) {

@@ -24,6 +24,7 @@ class StateSocket {
   static constexpr int kSilenceSeconds = 300;
   static constexpr int kUnreachableSeconds = 30;
   static constexpr size_t kPartBytes = size_t{16} << 20;
+  static constexpr uint64_t kMostAnswerBytes = 4096;
 
   // socket: SOCK_STREAM, which this takes.
   StateSocket(Descriptor socket, std::function<bool()> stopping);
@@ -40,6 +41,10 @@ class StateSocket {
   bool sendContent(std::span<const std::byte> bytes);
   bool receiveContent(std::span<std::byte> bytes);  // compared
   bool sendDescriptors(std::span<const int> descriptors);
+  // How one end tells the other what it makes of what came: one block, empty where all is well, else why not,
+  // for people. What is heard where nothing is: the error.
+  bool answer(const std::string& why);
+  std::string hearAnswer();
   // Exactly `count`, close-on-exec.
   bool receiveDescriptors(std::vector<Descriptor>& descriptors, size_t count);
 

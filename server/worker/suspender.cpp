@@ -72,7 +72,7 @@ void Suspender::suspend(std::chrono::milliseconds drain, int copier) {
   auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({true, drain, std::move(link), 0, -1});
+    orders_.push_back({true, drain, std::move(link), 0, -1, false});
   }
   changed_.notify_all();
 }
@@ -90,7 +90,15 @@ void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier
   if (copier >= 0) link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({false, drain, std::move(link), epoch, state});
+    orders_.push_back({false, drain, std::move(link), epoch, state, false});
+  }
+  changed_.notify_all();
+}
+
+void Suspender::copy(std::chrono::milliseconds drain, int state) {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({false, drain, nullptr, 0, state, true});
   }
   changed_.notify_all();
 }
@@ -139,19 +147,20 @@ void Suspender::run() {
     orders_.pop_front();
     busy_ = true;
     lock.unlock();
-    const MoveOutcome moved = order.epoch != 0 ? carryOutMove(order) : MoveOutcome{};
-    const SuspendOutcome outcome = order.epoch != 0 ? SuspendOutcome{} : carryOut(order);
+    const bool moves = order.streams();
+    const MoveOutcome moved = moves ? carryOutMove(order) : MoveOutcome{};
+    const SuspendOutcome outcome = moves ? SuspendOutcome{} : carryOut(order);
     // The program may destroy the context that was current here; the driver must not meet it again.
     session_.driver().cuCtxSetCurrent(nullptr);
     lock.lock();
-    suspended_ = order.epoch != 0 ? link_ != nullptr : outcome.suspended;
+    suspended_ = moves ? link_ != nullptr : outcome.suspended;
     ++carriedOut_;
     lock.unlock();
-    if (order.epoch == 0)
-      report_(outcome);
-    else
+    if (moves)
       reportMove_(moved);
-    if (order.epoch != 0 && moved.error.empty()) session_.leave();
+    else
+      report_(outcome);
+    if (moves && !order.copy && moved.error.empty()) session_.leave();
     lock.lock();
     busy_ = false;
     changed_.notify_all();
@@ -276,7 +285,7 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = "the session is suspended";
     return outcome;
   }
-  if (order.link == nullptr && session_.mapsMemory()) {
+  if (order.link == nullptr && !order.copy && session_.mapsMemory()) {
     outcome.error = "the session shares memory with its client";
     return outcome;
   }
@@ -288,13 +297,13 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = handOver(order, outcome);
     outcome.pauseMs = millisecondsSince(still);
   }
-  if (outcome.error.empty()) {
-    GPUPOOL_INFO("moved: %llu bytes, %u ms after %u ms of waiting for the device",
+  const char* done = order.copy ? "copied" : "moved";
+  if (outcome.error.empty())
+    GPUPOOL_INFO("%s: %llu bytes, %u ms after %u ms of waiting for the device", done,
                  static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, outcome.drainMs);
-    return outcome;
-  }
-  GPUPOOL_WARNING("not moved: %s", outcome.error.c_str());
-  session_.letClientStay();
+  else
+    GPUPOOL_WARNING("not %s: %s", done, outcome.error.c_str());
+  if (order.copy || !outcome.error.empty()) session_.letClientStay();
   return outcome;
 }
 
@@ -319,12 +328,12 @@ std::string Suspender::standStill(Clock::time_point deadline) {
   return why;
 }
 
-// Everything stands still. "" or why the session goes on here.
+// Everything stands still. "" or why the session goes on here; of a copy it does in any case.
 std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
   session_.tellOutput();
   session_.parkWords(true);
   std::string why = order.link != nullptr ? sendByCopier(order, outcome) : sendByStream(order, outcome);
-  if (why.empty() || stopping()) return why;
+  if ((why.empty() && !order.copy) || stopping()) return why;
   link_ = nullptr;
   movedBytes_ = 0;
   session_.parkWords(false);
@@ -332,7 +341,8 @@ std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
   return why;
 }
 
-// Both: "" if the client has gone. Else the session's memory is where it was, or the session ends.
+// Both: "" if the client has gone, or a copy is made. Else the session's memory is where it was, or the
+// session ends.
 std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   link_ = std::move(order.link);
   SuspendOutcome aside;
@@ -359,7 +369,7 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   Digests seen;
   std::string why = lookAtContents(false, seen);
   if (why.empty()) why = streamState(session_, socket, seen);
-  return why.empty() ? sendClientAway(order) : why;
+  return why.empty() && !order.copy ? sendClientAway(order) : why;
 }
 
 std::string Suspender::lookAtContents(bool shared, Digests& seen) {

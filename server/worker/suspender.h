@@ -12,7 +12,8 @@
 // To move: the client stops sending first, then all this, and the other worker takes the copier's pieces over
 // (session_state.h). When the client has gone over to it, the session has ended here. Until then it can go on
 // here at any time. To a worker on another machine the bytes go as a stream, and there is no copier: the
-// memory stays where it is until the client has gone.
+// memory stays where it is until the client has gone. To copy is the same without an end: the stream goes
+// into a file, and the session goes on here.
 //
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
@@ -53,6 +54,9 @@ class Suspender {
   void resume();
   // state: the state socket. Both are taken. copier: -1: the other worker is on another machine.
   void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
+  // The session's state goes into a file (server/files/session_file.h), whose writer is at the other end of
+  // the state socket, which is taken; the session goes on here, whatever comes of it. Reported as a move is.
+  void copy(std::chrono::milliseconds drain, int state);
 
   // Waits until no order is under way and what came of it is reported, for `time` at most: of a session that
   // ends because it has moved.
@@ -74,7 +78,10 @@ class Suspender {
     std::chrono::milliseconds drain{};
     std::unique_ptr<CopierLink> link;
     uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
-    int state = -1;
+    int state = -1;      // of a move, and of a copy
+    bool copy = false;
+
+    bool streams() const { return state >= 0; }
   };
   struct Idle;
   using Clock = std::chrono::steady_clock;

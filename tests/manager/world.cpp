@@ -344,7 +344,7 @@ class World final : private PoolEvents {
     checkLimits();
   }
 
-  enum class Asks { grant, revoke, suspend, resume, migrate, prepare, giveBack, settle };
+  enum class Asks { grant, revoke, suspend, resume, migrate, checkpoint, prepare, giveBack, settle };
   struct Call {
     uint64_t number;
     Asks asks;
@@ -364,6 +364,8 @@ class World final : private PoolEvents {
         return pool_->resumeFailed(call.id, call.order, why, false, clock_->now());
       case Asks::migrate:
         return pool_->migrateFailed(call.id, call.order, why, false, clock_->now());
+      case Asks::checkpoint:
+        return pool_->checkpointFailed(call.id, call.order, why, clock_->now());
       case Asks::prepare:
         return pool_->prepareFailed(call.id, call.order, why, false, clock_->now());
       case Asks::giveBack:
@@ -524,6 +526,20 @@ class World final : private PoolEvents {
                   });
   }
 
+  void checkpoint(const std::string& server, const Id& id, uint32_t, const std::string&,
+                  uint64_t order) override {
+    const auto tell = [this, id, order](bool done) {
+      if (done) return pool_->checkpointDone(id, order, {}, clock_->now());
+      pool_->checkpointFailed(id, order, "it cannot", clock_->now());
+    };
+    sendMoveOrder(server, orderOf(Asks::checkpoint, id, order), tell,
+                  [id](SimulatedServer& at, const Answer& answer) {
+                    const auto lease = at.leases.find(id);
+                    answer(lease != at.leases.end() && !lease->second.closing &&
+                           lease->second.moving.is == Moving::Is::running);
+                  });
+  }
+
   void endOrders(Running& running) {
     for (const MoveOrder& order : std::exchange(running.orders, {})) order.answer(false);
   }
@@ -652,6 +668,8 @@ class World final : private PoolEvents {
     const uint64_t set = bug_ == Bug::setsCalendar ? result_.restarts * 3'600'000 : 0;
     return 1'700'000'000'000 + now_ + set;
   }
+  void checkpointed(const Id&, const CheckpointResult&) override { ++result_.checkpoints; }
+  void notCheckpointed(const Id&, const Failure&) override {}
   bool resumeWanted(const Id&) override { return pickMove(100) != 0; }
 
   void granted(const Lease& lease) override {
@@ -928,9 +946,11 @@ class World final : private PoolEvents {
     if (!pool_->leases().empty() && pickMark(roomy_ ? 300 : 1500) < kStep) {
       auto at = pool_->leases().begin();
       std::advance(at, static_cast<std::ptrdiff_t>(pickMark(pool_->leases().size())));
-      toManager_.send(now_ + pickMark(80), [this, id = at->first, to = whereTo()] {
+      const bool copies = pickMark(5) == 0;
+      toManager_.send(now_ + pickMark(80), [this, id = at->first, to = whereTo(), copies] {
         try {
-          pool_->migrate({}, id, 1000, to, clock_->now());
+          copies ? pool_->checkpoint({}, id, 1000, "monday", clock_->now())
+                 : pool_->migrate({}, id, 1000, to, clock_->now());
         } catch (const std::invalid_argument&) {
           return;  // not in the state for it
         }

@@ -43,7 +43,7 @@ struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
            twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
-           ordered = 0, limited = 0;
+           ordered = 0, limited = 0, checkpoints = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

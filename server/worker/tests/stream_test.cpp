@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -14,6 +15,7 @@
 #include <mutex>
 
 #include "schema/record.capnp.h"
+#include "server/files/session_file.h"
 #include "server/worker/device_stream.h"
 #include "server/worker/rebuild.h"
 #include "server/worker/session_state.h"
@@ -344,6 +346,12 @@ class Mover {
   MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
     const Course course(client_, answer);
     suspender_.move(kLong, kEpoch + 1, -1, state);
+    return outcome();
+  }
+  // The session goes on, so the client hears that it stays.
+  MoveOutcome copy(int state) {
+    const Course course(client_);
+    suspender_.copy(kLong, state);
     return outcome();
   }
   void begin(int state) { suspender_.move(kLong, kEpoch + 1, -1, state); }
@@ -743,6 +751,53 @@ TEST_CASE("stream: the other worker goes or refuses at any point, and the sessio
     program.client.session->numbers();
   }
   program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+}
+
+TEST_CASE("stream: a session goes into a file and on here, and comes out of the file elsewhere") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  const Descriptor file(memfd_create("session", MFD_CLOEXEC));
+  FileFacts facts;
+  {
+    const auto [mine, theirs] = connection();
+    std::string said;
+    std::thread writer([&, theirs = theirs] {
+      StateSocket socket{Descriptor(theirs), [] { return false; }};
+      said = takeDown(socket, file, facts);
+    });
+    const MoveOutcome outcome = mover.copy(mine);
+    writer.join();
+    CHECK(said.empty());
+    CHECK(outcome.error.empty());
+    CHECK(outcome.movedBytes == 36 * kMiB);
+  }
+  CHECK(picture(*program.client.session) == here);
+  CHECK(checkFile(file, facts) == "");
+  CHECK(facts.rowsHash == schema::rowsHash());
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+  for (const bool disk : {true, false}) {
+    const std::string now = picture(*program.client.session);
+    const auto [mine, theirs] = connection();
+    std::thread writer([&, theirs = theirs] {
+      StateSocket socket{Descriptor(theirs), [] { return false; }};
+      FileFacts none;
+      const int other = disk ? open("/dev/full", O_RDWR | O_CLOEXEC) : -1;
+      takeDown(socket, other, none, {.stands = [&] { return disk ? "" : "the others do not stand still"; }});
+      close(other);
+    });
+    const MoveOutcome outcome = mover.copy(mine);
+    writer.join();
+    CHECK(outcome.error ==
+          (disk ? "the file cannot be written: No space left on device" : "the others do not stand still"));
+    CHECK(picture(*program.client.session) == now);
+    program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+  }
+  const auto [mine, theirs] = connection();
+  Next next(theirs);
+  StateSocket socket{Descriptor(mine), [] { return false; }};
+  CHECK(playBack(socket, file) == "");
+  CHECK(next.report() == here + "the graph runs\n");
 }
 
 // The last one: the session leaves.

@@ -1,0 +1,69 @@
+// gpupool checkpoint: a lease's sessions in files of its server, while their programs run.
+
+#include <cstdio>
+#include <iostream>
+
+#include "pool-manager/cli/command.h"
+#include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/places.h"
+
+namespace gpupool::cli {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr unsigned kListMs = 10'000;
+constexpr uint64_t kWriteMs = 3'660'000;  // beside --drain: longer than the manager waits for a server
+constexpr milliseconds kMostDrain = std::chrono::hours(1);
+
+const Help kCheckpoint = {
+    "gpupool checkpoint [options] LEASE DIR",
+    "Writes the sessions of a lease into files of its server: their code, their GPU memory, and all that the "
+    "driver was asked to make for them. DIR is a new folder in the server's --checkpoint-folder: a name, or "
+    "a "
+    "path that begins with that folder's. All sessions of the lease stand still for it at one moment, and go "
+    "on "
+    "as soon as they are on the disk: a CUDA call that comes meanwhile takes longer, and the programs notice "
+    "nothing else. The checkpoint is there as a whole or not at all. What cannot be moved (`gpupool "
+    "migrate`) "
+    "cannot be written either. The lease, named as `gpupool leases` prints it or by more of its digits, has "
+    "to "
+    "be your own, or you the pool's operator. See docs/sessions.md.",
+    "GPUPOOL_STATE: the folder of this machine's pool.",
+    "0: it is written. 1: there is no such lease, or it could not be written. 2: the command line is wrong.",
+    "  gpupool checkpoint 3f2a91c4 monday\n  gpupool checkpoint --drain 5m 3f2a91c4 "
+    "/srv/checkpoints/monday\n"};
+
+std::string describe(const Id& id, const pool::CheckpointResult& result) {
+  char pause[32];
+  std::snprintf(pause, sizeof pause, "%.1f s", result.longestPauseMs / 1000.0);
+  return "lease " + id.text().substr(0, 8) + ": " + std::to_string(result.sessions) +
+         (result.sessions == 1 ? " session" : " sessions") + " written to " + result.folder + " on " +
+         result.server + " with " + options::formatSize(result.bytes) + "; the longest pause was " + pause;
+}
+
+}  // namespace
+
+int runCheckpoint(const Words& words) {
+  ClientOptions client;
+  milliseconds drain{30'000};
+  const Parsed parsed =
+      parseCommand(words, kCheckpoint, &client, {"manager", "tenant", "token-file"},
+                   {{"drain", drain, "TIME",
+                     "What runs on the GPUs has so long to finish. If it does not, the programs "
+                     "go on as before, and the command fails.",
+                     true}});
+  if (parsed.helped) return 0;
+  if (drain > kMostDrain) throw options::OptionError("--drain: at most 1h");
+  if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())
+    throw options::OptionError("a lease and a folder are expected; `gpupool leases` lists the leases");
+  ManagerQuery query(managerAddresses(client.manager), kListMs,
+                     credentialsOf(client.tokenFile, client.tenant));
+  const Id id = findLease(query.leases(), parsed.rest[0]);
+  const auto drainMs = static_cast<unsigned>(drain.count());
+  const auto result = query.checkpoint(id, drainMs, parsed.rest[1], drainMs + kWriteMs);
+  std::cout << "gpupool: " << describe(id, result) << "\n";
+  return 0;
+}
+
+}  // namespace gpupool::cli

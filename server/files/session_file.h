@@ -1,0 +1,44 @@
+#pragma once
+// A session in a file: what its worker sends as a stream (server/worker/session_state.h), in that order and
+// with the digests that it carries.
+//
+//   8 bytes: the record's length; the record; its digest
+//   the code images of the record (imagesOf)
+//   of each part of the contents: 8 bytes: its length; the bytes; their digest
+//
+// Who writes the file stands where a worker would that rebuilds the session: it lacks all images, and is
+// content as long as all goes well. Who reads it stands where the old worker would. A worker and a file are
+// taken for hostile. These calls take as long as the disk does: a thread of their own has them.
+
+#include <functional>
+#include <string>
+
+#include "base/hmac.h"
+#include "server/worker/state_socket.h"
+
+namespace gpupool::server {
+
+struct FileFacts {
+  uint64_t bytes = 0;
+  Digest digest{};         // schema::CheckpointSession.digest
+  uint64_t lastFrame = 0;  // SessionRecord's, as those that follow
+  uint64_t rowsHash = 0;
+  int driverVersion = 0;
+};
+
+// Both: "" or why the file is not written; asked in the order in which they stand.
+struct TakeDownSteps {
+  std::function<std::string()> stands = [] { return ""; };   // the session stands still
+  std::function<std::string()> written = [] { return ""; };  // the file is whole, and on the disk
+};
+
+// Takes down in the empty `file` what comes. "" or why not, for people; the worker has been told then.
+std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const TakeDownSteps& steps = {});
+
+// Reads the whole file. "" or why it is not the one that `expected` tells of.
+std::string checkFile(int file, const FileFacts& expected);
+
+// Sends a file that was checked to a worker that rebuilds the session from it. "" or why it has not.
+std::string playBack(StateSocket& socket, int file);
+
+}  // namespace gpupool::server

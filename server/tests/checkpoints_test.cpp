@@ -1,0 +1,196 @@
+// Sessions that are written into files, and go on.
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "server/tests/session_bench.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+SideSettings writing(const std::string& folder) {
+  SideSettings settings;
+  settings.checkpointFolder = folder;
+  return settings;
+}
+
+// A lease on both devices, and a folder.
+struct Bench : private Folder, SessionBench {
+  explicit Bench(bool folder = true) : SessionBench(writing(folder ? path : "")) {
+    REQUIRE(grant(kLease, 1, kGiB) == "");
+  }
+  ~Bench() {
+    stop();
+    CHECK(children().empty());
+  }
+  kj::Promise<Checkpointed> checkpoint(const std::string& name, uint32_t drainMs = 1000) {
+    return checkpoints.checkpoint(kLease, drainMs, name).eagerlyEvaluate(nullptr);
+  }
+  std::string fails(const std::string& name) {
+    auto order = checkpoint(name);
+    return failure([&] { order.wait(io.waitScope); });
+  }
+  std::set<std::string> names(const std::string& folder = "") {
+    std::set<std::string> found;
+    for (const auto& entry : fs::directory_iterator(path + "/" + folder))
+      found.insert(entry.path().filename());
+    return found;
+  }
+  Manifest manifest(const std::string& name) {
+    return decodeManifest(CheckpointFolder(path, kServer).read(name, kManifestName, kMostManifestBytes));
+  }
+  std::string check(const std::string& name, const Manifest::Session& session) {
+    return checkFile(CheckpointFolder(path, kServer).open(name, session.file), session.facts);
+  }
+  using Folder::path;
+};
+
+}  // namespace
+
+TEST_CASE("all sessions of a lease are written, and go on") {
+  Bench bench;
+  Opening one = bench.session(1, "train"), two = bench.session(2, "test", "ucx");
+  const Checkpointed done = bench.checkpoint("monday").wait(bench.io.waitScope);
+  CHECK(done.sessions == 2);
+  CHECK(done.longestPauseMs == 13);
+  CHECK(done.folder == bench.path + "/monday");
+  CHECK(bench.order(one, 'e') == "e01");
+  CHECK(bench.order(two, 'e') == "e01");
+  CHECK_FALSE(bench.paused());
+  CHECK(bench.epoch(1) == 1);
+  CHECK(bench.sessions.living(kLease) == 2);
+  CHECK(bench.names() == std::set<std::string>{"monday"});
+  CHECK(bench.names("monday").size() == 3);
+
+  const Manifest manifest = bench.manifest("monday");
+  CHECK(manifest.lease == kLease);
+  CHECK(manifest.server == kServer);
+  CHECK(manifest.rowsHash == kRows);
+  CHECK_FALSE(manifest.held);
+  REQUIRE(manifest.devices.size() == 2);
+  CHECK(manifest.devices[0].memoryBytes == kGiB);
+  REQUIRE(manifest.sessions.size() == 2);
+  uint64_t bytes = 0;
+  for (const Manifest::Session& session : manifest.sessions) {
+    CHECK(session.epoch == 1);
+    CHECK(session.facts.lastFrame == 4711);
+    CHECK(bench.check("monday", session) == "");
+    bytes += session.facts.bytes;
+  }
+  CHECK(done.bytes == bytes);
+  CHECK(manifest.sessions[0].command == "train");
+  CHECK(manifest.sessions[1].transport == "ucx");
+
+  CHECK(contains(bench.fails("monday"), "File exists"));
+  CHECK(bench.checkpoint("tuesday").wait(bench.io.waitScope).sessions == 2);
+  CHECK(bench.manifest("tuesday").id != manifest.id);
+  CHECK(bench.names() == std::set<std::string>{"monday", "tuesday"});
+  CHECK(bench.order(one, 'e') == "e01");
+}
+
+TEST_CASE("a session that cannot be written keeps the others from it, and all go on") {
+  Bench bench;
+  Opening one = bench.session(1), two = bench.session(2, "stubborn");
+  bench.misbehave(two, '1');
+  CHECK(contains(bench.fails("monday"), "stubborn (process"));
+  bench.misbehave(two, '1');
+  CHECK(contains(bench.fails("monday"), "a stream capture is open"));
+  CHECK(bench.names().empty());
+  CHECK_FALSE(bench.paused());
+  CHECK(bench.order(one, 'e') == "e01");
+  CHECK(bench.order(two, 'e') == "e01");
+  CHECK(bench.checkpoint("monday").wait(bench.io.waitScope).sessions == 2);
+}
+
+TEST_CASE("no file is written before all sessions stand still") {
+  Bench bench;
+  Opening one = bench.session(1), two = bench.session(2);
+  bench.misbehave(two, '2');  // it does not come to that
+  auto order = bench.checkpoint("monday");
+  bench.until([&] { return !bench.names().empty(); });
+  const std::string draft = *bench.names().begin();
+  bench.until([&] { return bench.names(draft).size() == 2; });
+  bench.pause(200);
+  for (const auto& file : bench.names(draft))
+    CHECK(fs::file_size(bench.path + "/" + draft + "/" + file) == 0);
+  CHECK(bench.paused());
+  Opening late;
+  CHECK(contains(bench.open(late, 3), "moving"));
+  CHECK(late.suspended);
+  bench.say(two, 'c');  // it ends
+  CHECK(contains(failure([&] { order.wait(bench.io.waitScope); }), "it ended while it was to be written"));
+  CHECK(bench.names().empty());
+  CHECK(bench.order(one, 'e') == "e01");
+  CHECK(bench.open(late, 3).empty());
+}
+
+TEST_CASE("a worker that dies while it is written leaves nothing") {
+  for (const char how : {'3', '4'}) {
+    CAPTURE(how);
+    Bench bench;
+    Opening one = bench.session(1), two = bench.session(2);
+    bench.misbehave(one, how);
+    CHECK(contains(bench.fails("monday"), "it ended while it was to be written"));
+    CHECK(bench.names().empty());
+    CHECK(bench.order(two, 'e') == "e01");
+    CHECK(bench.sessions.living(kLease) == 1);
+    CHECK(bench.checkpoint("monday").wait(bench.io.waitScope).sessions == 1);
+  }
+}
+
+TEST_CASE("what is no checkpoint's name, or has no place, is refused") {
+  Bench bench;
+  Opening one = bench.session(1);
+  CHECK(contains(bench.fails("../monday"), "may begin with a '.'"));
+  CHECK(contains(bench.fails("/etc/monday"), "is not in the server's checkpoint folder"));
+  CHECK(contains(bench.fails(""), "is not in the server's checkpoint folder"));
+  CHECK(contains(bench.fails("no/such"), "No such file"));
+  fs::create_directory_symlink("/tmp", bench.path + "/link");
+  CHECK_FALSE(bench.fails("link/monday").empty());
+  fs::remove(bench.path + "/link");
+  CHECK(bench.names().empty());
+  fs::permissions(bench.path, fs::perms::none);
+  if (access(bench.path.c_str(), W_OK) != 0) CHECK(contains(bench.fails("monday"), "Permission denied"));
+  fs::permissions(bench.path, fs::perms::owner_all);
+  CHECK(bench.order(one, 'e') == "e01");
+  CHECK_FALSE(bench.paused());
+}
+
+TEST_CASE("a lease that is suspended, ends or has no session is not written") {
+  Bench bench;
+  CHECK(contains(bench.fails("monday"), "has no session"));
+  CHECK_FALSE(bench.paused());
+  Opening one = bench.session(1);
+  bench.suspension.suspend(kLease, 1000).wait(bench.io.waitScope);
+  CHECK(contains(bench.fails("monday"), "suspended: resume it first"));
+  bench.suspension.resume(kLease).wait(bench.io.waitScope);
+  CHECK(bench.checkpoint("monday").wait(bench.io.waitScope).sessions == 1);
+  bench.misbehave(one, '2');
+  auto order = bench.checkpoint("tuesday");
+  bench.until([&] { return bench.names().size() == 2; });
+  bench.revoke();
+  CHECK_FALSE(failure([&] { order.wait(bench.io.waitScope); }).empty());
+  CHECK(bench.names() == std::set<std::string>{"monday"});
+  CHECK(contains(bench.fails("tuesday"), "not known here"));
+}
+
+TEST_CASE("a server without the option says so; one that comes again tidies up") {
+  {
+    Bench bench(false);
+    Opening one = bench.session(1);
+    CHECK(contains(bench.fails("monday"), "--checkpoint-folder"));
+    CHECK(bench.order(one, 'e') == "e01");
+  }
+  Folder folder;
+  const std::string left = folder.path + "/.new-" + kServer + "-" + Id::random().text();
+  fs::create_directory(left);
+  std::ofstream(left + "/session") << "half";
+  SessionBench bench(writing(folder.path));
+  bench.until([&] { return !fs::exists(left); });
+}

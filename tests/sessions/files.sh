@@ -1,0 +1,175 @@
+#!/bin/bash
+# `gpupool checkpoint` while the programs of a lease run: what they notice (nothing but time), what is in the folder, what
+# is refused and why, and what is left. Over the transport named last; a pool of one software GPU of 2 GiB.
+. "$(dirname "$0")/../errors/common.sh"
+transport=${!#}
+programs=$(dirname "$3")
+checkpoints=$folder/checkpoints
+mkdir "$checkpoints"
+export GPUPOOL_SERVER_CHECKPOINT_FOLDER=$checkpoints
+
+any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
+lease_id() { gpupool leases | awk '/^[0-9a-f]+ / { print $1; exit }'; }
+at_rest() { ! any_lease && [ -z "$(session_workers)" ]; }
+has_worker() { [ -n "$(session_workers)" ]; }
+workers_are() { [ "$(session_workers | wc -l)" -eq "$1" ]; }
+begun_or_done() { ! nothing_half || [ -e "$checkpoints/$1" ]; }
+nothing_half() { [ -z "$(find "$checkpoints" -name '.*' -mindepth 1)" ]; }
+size_of() { stat -c %s "$1"; }
+# launch NAME WORDS...: what they run is in a lease, in the background. Sets launched and lease.
+launch() {
+  local name=$1
+  shift
+  "$bin/gpupool" run --transport "$transport" --memory 512MiB -- "$@" >"$folder/$name.out" 2>"$folder/$name.err" &
+  launched=$!
+  started+=($!)
+  until_true any_lease || fail "no lease: $(cat "$folder/$name.err")"
+  lease=$(lease_id)
+}
+ends_well() { # ends_well NAME
+  wait "$launched"
+  local status=$?
+  check "$1: exit status $status: $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0
+  check "$1 says nothing on stderr: $(cat "$folder/$1.err")" test ! -s "$folder/$1.err"
+  check "nothing is left: $(gpupool leases)" until_true at_rest
+}
+checkpoint() { run gpupool checkpoint "$@"; }
+refuses() { # refuses REGEX WORDS...: one line with the reason
+  local regex=$1
+  shift
+  checkpoint "$@"
+  check "refused: $out" test "$status" -eq 1
+  check "one line on stderr" one_line "$err" "$regex"
+  check "nothing half is left" nothing_half
+}
+
+up
+
+case_of "a program that checks what it computes is written several times, and goes on"
+launch mixed "${launcher[@]}" "$programs/stress_mixed" --threads 4 --seconds 8
+until_true has_worker || fail "it does not run: $(cat "$folder/mixed.err")"
+written=0
+for ((round = 1; round < 40 && written < 4; ++round)); do
+  kill -0 "$launched" 2>/dev/null || break
+  checkpoint "$lease" "mixed-$round"
+  if [ "$status" -eq 0 ]; then # else: for a moment a stream captures, code arrives, or a host function asks
+    written=$((written + 1))
+    check "it says what: $out" grep -Eq "lease ${lease:0:8}: 1 session written to $checkpoints/mixed-$round on node with .*B" <<<"$out"
+    check "manifest and session: $(ls "$checkpoints/mixed-$round")" test "$(find "$checkpoints/mixed-$round" -type f | wc -l)" -eq 2
+  else
+    check "nothing is there: $err" test ! -e "$checkpoints/mixed-$round"
+  fi
+done
+check "written $written times, lastly: $status $out $err" test "$written" -ge 2
+ends_well mixed
+check "all results are right: $(cat "$folder/mixed.out")" has "$(cat "$folder/mixed.out")" "all results are right"
+check "nothing half is left" nothing_half
+
+case_of "what is written, and for whom"
+launch work "${launcher[@]}" "$programs/steady_work" --mib 64 --until "$folder/end" --pause 2
+until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+checkpoint "$lease" monday
+check "written: $status $err" test "$status" -eq 0
+file=$(find "$checkpoints/monday" -type f ! -name manifest)
+check "64 MiB and more: $(size_of "$file")" test "$(size_of "$file")" -gt $((64 << 20))
+check "the server's own: $(stat -c %a "$checkpoints/monday" "$file")" test "$(stat -c %a "$checkpoints/monday" "$file" | xargs)" = "700 600"
+checkpoint "$lease" "$checkpoints/tuesday"
+check "by its whole path: $status $err" test "$status" -eq 0
+mkdir "$checkpoints/eve"
+checkpoint "$lease" eve/monday
+check "in a folder that is there: $status $err" test "$status" -eq 0 -a -f "$checkpoints/eve/monday/manifest"
+
+case_of "what is refused, with its reason"
+refuses "monday: File exists" "$lease" monday
+refuses "is not in the server's checkpoint folder" "$lease" /etc/monday
+refuses "no part of it may begin with a '\.'" "$lease" ../monday
+refuses "No such file or directory" "$lease" bob/monday
+ln -s "$folder" "$checkpoints/out"
+refuses "checkpoints/out" "$lease" out/monday
+check "nothing went through the link" test ! -e "$folder/monday"
+refuses "no lease" ffffffff monday
+run gpupool checkpoint "$lease"
+check "a folder is wanted: $status" test "$status" -eq 2
+run gpupool suspend "$lease"
+check "suspend: $status $err" test "$status" -eq 0
+refuses "suspended, and has to be resumed first" "$lease" wednesday
+run gpupool resume "$lease"
+check "resume: $status $err" test "$status" -eq 0
+program=$(pgrep -P "$launched" steady_work)
+kill -STOP "$program"
+refuses "steady_work \(process $program\): the program does not stop sending" --drain 1s "$lease" wednesday
+kill -CONT "$program"
+checkpoint "$lease" wednesday
+check "written when it goes on: $status $err" test "$status" -eq 0
+touch "$folder/end"
+ends_well work
+check "it is right: $(cat "$folder/work.out")" test "$(tail -1 "$folder/work.out")" = PASS
+
+case_of "two programs of a lease, and a command that is interrupted"
+rm -f "$folder/end"
+launch two bash -c '"$@" --mib 16 --until "$0/end" --pause 2 >"$0/one" & one=$!
+  "$@" --mib 16 --until "$0/end" --pause 2 >"$0/other" && wait $one' "$folder" "${launcher[@]}" "$programs/steady_work"
+until_true workers_are 2 || fail "they do not run: $(cat "$folder/two.err")"
+checkpoint "$lease" both
+check "both are written: $status $out $err" has "$out" "2 sessions written"
+check "manifest and sessions" test "$(find "$checkpoints/both" -type f | wc -l)" -eq 3
+python3 -c 'import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])' "$bin/gpupool" checkpoint "$lease" later >"$folder/later" 2>&1 &
+command=$!
+started+=($command)
+until_true begun_or_done later || fail "it does not begin: $(cat "$folder/later")"
+kill -INT "$command" 2>/dev/null
+wait "$command"
+check "the server goes on" until_true test -f "$checkpoints/later/manifest"
+touch "$folder/end"
+ends_well two
+check "both are right" test "$(tail -qn 1 "$folder/one" "$folder/other" | xargs)" = "PASS PASS"
+
+case_of "a disk that is full, and a folder that goes away"
+rm -f "$folder/end"
+if small=$(mktemp -d "$folder/small-XXXX") && mount -t tmpfs -o size=16m none "$small" 2>/dev/null; then
+  down
+  GPUPOOL_SERVER_CHECKPOINT_FOLDER=$small up
+  launch work "${launcher[@]}" "$programs/steady_work" --mib 64 --until "$folder/end" --pause 2
+  until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+  checkpoint "$lease" monday
+  check "refused: $out" test "$status" -eq 1
+  check "the disk: $err" has "$err" "No space left on device"
+  check "nothing is left there: $(ls -A "$small")" test -z "$(ls -A "$small")"
+  umount "$small"
+  rmdir "$small"
+  checkpoint "$lease" monday
+  check "the folder: $status $err" has "$err" "No such file or directory"
+  touch "$folder/end"
+  ends_well work
+else
+  skip "this user may not mount a small disk"
+fi
+
+case_of "a server without the option"
+down
+unset GPUPOOL_SERVER_CHECKPOINT_FOLDER
+up
+rm -f "$folder/end"
+launch work "${launcher[@]}" "$programs/steady_work" --mib 4 --until "$folder/end" --pause 2
+until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+refuses "checkpoint-folder" "$lease" monday
+touch "$folder/end"
+ends_well work
+
+case_of "a server that is killed while it writes leaves nothing when it comes again"
+down
+export GPUPOOL_SERVER_CHECKPOINT_FOLDER=$checkpoints
+up
+rm -f "$folder/end"
+launch work "${launcher[@]}" "$programs/steady_work" --mib 400 --until "$folder/end" --pause 2
+until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+background "$bin/gpupool" checkpoint "$lease" late >"$folder/late" 2>&1
+until_true begun_or_done late || fail "it does not begin: $(cat "$folder/late")"
+kill -KILL "$(pid_of server)"
+wait "$launched"
+check "the program has an error: $?" test $? -ne 0
+check "nothing half is left" until_true nothing_half
+check "a whole one or none" test ! -e "$checkpoints/late" -o -f "$checkpoints/late/manifest"
+down
