@@ -35,6 +35,7 @@ struct NextEpoch {
   uint64_t sessionHigh = 0, sessionLow = 0;
   uint64_t epoch = 0;
   std::string transport;
+  bool left = false;  // it is nowhere until it is restored
 };
 // Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. Bounded by `bound`, and
 // given up when `cancelled` says so, which is asked several times a second. `owed` counts the answers to

@@ -4,7 +4,7 @@ namespace gpupool::client {
 
 using schema::NoticeType;
 
-bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch) {
+bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch, bool held) {
   switch (type) {
     case NoticeType::prepare:
       if (leaving_) return true;
@@ -25,6 +25,7 @@ bool MoveCourse::hear(NoticeType type, uint64_t effect, uint32_t epoch) {
       if (stage_ != Stage::quiet) return stage_ == Stage::ending || leaving_;
       stage_ = Stage::moved;
       epoch_ = epoch;
+      held_ = held;
       return true;
     case NoticeType::stay:
       again_ = false;  // it crosses what the client said, and is about the last move

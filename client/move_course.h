@@ -23,7 +23,8 @@ class MoveCourse {
   };
 
   // A notice of the worker's. False: it does not fit, and changes nothing.
-  bool hear(schema::NoticeType type, uint64_t effect, uint32_t epoch);
+  // held: MovedBody's.
+  bool hear(schema::NoticeType type, uint64_t effect, uint32_t epoch, bool held = false);
 
   // stopped, quiet and going follow prepared, drained and moved. False: the move has ended meanwhile.
   bool reach(Stage stage);
@@ -46,10 +47,12 @@ class MoveCourse {
   bool mute() const { return mute_; }
   uint64_t effect() const { return effect_; }  // of the `prepare` that is obeyed
   uint32_t epoch() const { return epoch_; }    // as `moved` said
+  bool held() const { return held_; }
+  bool leaving() const { return leaving_; }  // the program ends
 
  private:
   Stage stage_ = Stage::none;
-  bool again_ = false, leaving_ = false, mute_ = false;
+  bool again_ = false, leaving_ = false, mute_ = false, held_ = false;
   uint64_t effect_ = 0, nextEffect_ = 0;
   uint32_t epoch_ = 0;
 };

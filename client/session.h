@@ -281,7 +281,7 @@ class Session {
     std::vector<schema::MovedRegion> regions;
   };
   using Stage = MoveCourse::Stage;
-  void hearMove(const schema::Notice& notice, uint32_t epoch);
+  void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
   void moveLoop();
   void carryOutMove();
   void goOver();
@@ -295,6 +295,9 @@ class Session {
                   uint64_t effect = 0);
   bool readReplies();
   bool reachNext(NextWorker& next, std::string& why);
+  // To no worker yet: the session is in files.
+  void goAway();
+  bool isHeld() const;
   // A connection to the session's next worker, through the holder. Null: why.
   std::unique_ptr<transport::Connection> dial(uint32_t epoch, std::string& why);
   bool greetNext(NextWorker& next, std::string& why) const;

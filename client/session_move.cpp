@@ -19,7 +19,8 @@ using transport::Peer;
 
 namespace {
 
-constexpr std::chrono::seconds kReachBound{60};     // until the new worker must have greeted
+constexpr std::chrono::seconds kReachBound{60};  // until the new worker must have greeted
+constexpr std::chrono::hours kForLong{24 * 365};
 constexpr std::chrono::seconds kPartingBound{1};    // how long a worker that is left may take to read it
 constexpr std::chrono::seconds kExitBound{1};       // what a move may hold up the program's end
 constexpr std::chrono::milliseconds kStayLook{50};  // whether the worker has said that the session stays
@@ -45,9 +46,9 @@ bool belongsToOne(int attribute) {
 
 // ---- what the worker says ----
 
-void Session::hearMove(const Notice& notice, uint32_t epoch) {
+void Session::hearMove(const Notice& notice, const schema::MovedBody& moved) {
   std::lock_guard lock(moveMutex_);
-  if (!course_.hear(notice.type, notice.effect, epoch)) {
+  if (!course_.hear(notice.type, notice.effect, moved.epoch, moved.held != 0)) {
     GPUPOOL_WARNING("the worker sent a notice of a move out of its order: type %u",
                     static_cast<unsigned>(notice.type));
     return;
@@ -99,7 +100,12 @@ void Session::moveLoop() {
 
 bool Session::moveIsOver() const {
   std::lock_guard lock(moveMutex_);
-  return course_.over();
+  return course_.over() || (course_.held() && course_.leaving());
+}
+
+bool Session::isHeld() const {
+  std::lock_guard lock(moveMutex_);
+  return course_.held();
 }
 
 bool Session::mayNotSpeak() const {
@@ -176,7 +182,29 @@ bool Session::readReplies() {
   return true;
 }
 
+// The old worker goes as soon as it has heard that; there is no way back from here.
+void Session::goAway() {
+  uint64_t effect = 0;
+  {
+    std::lock_guard lock(moveMutex_);
+    effect = course_.effect();
+    if (!course_.reach(Stage::going))
+      return;  // the worker said first that the session stays, or the program ends
+  }
+  sayControl(NoticeType::left, nullptr, 0, within(kPartingBound), effect);
+  NextWorker next;
+  std::string why;
+  if (reachNext(next, why)) return switchTo(next);
+  if (next.connection != nullptr) next.connection->close();
+  beside_ = nullptr;
+  tellReason("the session was held in files, and does not go on: " + why + "; start the program again");
+  std::lock_guard lock(moveMutex_);
+  course_.arrive();
+  moveChanged_.notify_all();
+}
+
 void Session::goOver() {
+  if (isHeld()) return goAway();
   NextWorker next;
   std::string why;
   const bool reached = reachNext(next, why);
@@ -210,10 +238,12 @@ void Session::goOver() {
 std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, std::string& why) {
   if (dial_) return dial_(epoch, why);
   OpenedSession opened;
-  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_};
+  // The holder bounds how long a session that is nowhere is waited for: as long as it has the lease.
+  const bool held = isHeld();
+  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_, held};
   const CUresult status = openNextEpoch(
-      holder_, schema::rowsHash(), wish, opened, owedReplies_, kReachBound, [this] { return moveIsOver(); },
-      why);
+      holder_, schema::rowsHash(), wish, opened, owedReplies_, held ? kForLong : kReachBound,
+      [this] { return moveIsOver(); }, why);
   if (status != CUDA_SUCCESS) return nullptr;
   CUresult ignored = CUDA_SUCCESS;
   return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);

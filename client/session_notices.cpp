@@ -136,7 +136,8 @@ void Session::handleNotice(std::span<const std::byte> message) {
     case NoticeType::drained:
     case NoticeType::moved:
     case NoticeType::stay:
-      hearMove(header, header.type == NoticeType::moved ? in.value<schema::MovedBody>().epoch : 0);
+      hearMove(header,
+               header.type == NoticeType::moved ? in.value<schema::MovedBody>() : schema::MovedBody{});
       break;
     case NoticeType::output:
       writeOutput(STDOUT_FILENO, in.text());

@@ -80,6 +80,7 @@ struct LeaseRecord : StoredLease {
   uint64_t order = 0;        // the number of the order that is under way, which the answer repeats
   std::string orderedAt;     // the server that carries it out
   SuspendResult suspension;  // storing, suspended: what the server said
+  std::string folder;        // reserving, resuming: the files in which its sessions are; empty: they are not
   std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
@@ -118,8 +119,10 @@ class PoolEvents {
   virtual void revoke(const ServerLife& server, const Id& id, const std::string& reason) = 0;
   // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(),
   // migrateDone() or migrateFailed(), and `order`. target: null: other workers on the same devices.
-  virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) = 0;
-  virtual void resume(const std::string& server, const Id& id, uint64_t order) = 0;
+  // folder: not empty: into files, and from there.
+  virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+                       uint64_t order) = 0;
+  virtual void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) = 0;
   virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                        uint64_t order) = 0;
   // The same, with checkpointDone() or checkpointFailed(). folder: as the asker names it.
@@ -249,10 +252,15 @@ class Pool {
   // that is another tenant's, or in no state for it. Takes its memory off its devices: PoolEvents::suspended
   // or notSuspended, now or later. Of a lease that is suspended already: the same answer again; of one that
   // is being suspended: joins that.
-  void suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now);
+  // folder: not empty: into files of its server; whether they are there only the server knows, and a lease
+  // that is suspended otherwise is refused.
+  void suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now,
+               const std::string& folder = "");
   // Brings it back to its devices, when there is room: takes its place in the queue for at most waitMs.
   // PoolEvents::resumed or notResumed, now or later. Of a lease that is active: nothing to do.
-  void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now);
+  // folder: not empty: its sessions are in these files; then one that is active is refused.
+  void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
+              const std::string& folder = "");
   // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
   // that is being moved there: joins that.
   void migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now);
@@ -316,6 +324,7 @@ class Pool {
     uint64_t number = 0;   // grows with every request
     Wish wish = {};        // what the request names; its endsMs when it is looked at
     bool noted = false;    // the audit log says that it waits
+    std::string folder = {};  // resumes: from these files; empty: from where its server keeps it
   };
   // What those who are before the next one leave, while the queue is served.
   struct Queue {
@@ -392,7 +401,7 @@ class Pool {
                               uint64_t now) const;
   bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
   bool isClaimed(const LeaseRecord& record, const Queue& before) const;
-  void reserve(LeaseRecord& record);
+  void reserve(LeaseRecord& record, const std::string& folder);
   void reserved(const Id& id, const std::string& why);
   void sendResume(LeaseRecord& record);
   void endChange(LeaseRecord& record, const Failure& failure);

@@ -62,10 +62,13 @@ void Pool::demandServer(const LeaseRecord& record, const Placement& placement, c
     refuse(record, std::string("cannot be ") + what + ": server " + server + ": " + absent);
 }
 
-void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now) {
+void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now,
+                   const std::string& folder) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "suspended");
   demandArrived(record, "suspended");
+  if (!folder.empty() && record.change != Change::none) refuseNow(record);
+  if (!folder.empty() && record.state == LeaseState::suspended) refuse(record, "is suspended already");
   if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
@@ -74,7 +77,7 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   record.changedBy = who.text();
   record.order = ++orders_;
   record.orderedAt = record.server().name;
-  events_.suspend(record.server().name, id, drainMs, record.order);
+  events_.suspend(record.server().name, id, drainMs, folder, record.order);
 }
 
 // The lease that this answer is about; null: the order is not waited for any more.
@@ -142,10 +145,15 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
   serveWaiters(latestMs_);
 }
 
-void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now) {
+void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
+                  const std::string& folder) {
   latestMs_ = now;
-  LeaseRecord& record = demandRunning(who, id, "resumed");
-  demandArrived(record, "resumed");
+  const char* what = folder.empty() ? "resumed" : "restored";
+  LeaseRecord& record = demandRunning(who, id, what);
+  demandArrived(record, what);
+  if (!folder.empty() && record.change != Change::none) refuseNow(record);
+  if (!folder.empty() && record.state == LeaseState::active)
+    refuse(record, "cannot be restored: it runs, and has gone on since it was written");
   if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
   if (isMove(record.change) || record.change == Change::copying) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
@@ -161,7 +169,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (waiters_.size() >= kMaxQueued) refuse(record, "cannot be resumed: too many requests wait for devices");
   LeaseRequest place;
   place.id = id;
-  enqueue({place, who, now + waitMs, true}, now);
+  enqueue({place, who, now + waitMs, true, 0, {}, false, folder}, now);
 }
 
 // resumed: those whose devices are not for this one.
@@ -203,7 +211,7 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
   if (mayTry && room) {
     record.changedBy = waiter.who.text();
-    reserve(record);
+    reserve(record, waiter.folder);
     refresh(before, now);
     return true;
   }
@@ -231,7 +239,8 @@ bool Pool::isClaimed(const LeaseRecord& record, const Queue& before) const {
 }
 
 // All of its memory is its own again from now on; its server hears of it when the store has accepted it.
-void Pool::reserve(LeaseRecord& record) {
+void Pool::reserve(LeaseRecord& record, const std::string& folder) {
+  record.folder = folder;
   record.suspension.kept = std::move(record.primary().kept);
   record.primary().kept.clear();
   record.change = Change::reserving;
@@ -262,7 +271,7 @@ void Pool::sendResume(LeaseRecord& record) {
   record.change = Change::resuming;
   record.order = ++orders_;
   record.orderedAt = server;
-  events_.resume(server, record.id, record.order);
+  events_.resume(server, record.id, record.folder, record.order);
 }
 
 void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {

@@ -218,7 +218,7 @@ class Service::Session final : public schema::Manager::Server {
     context.allowCancellation();  // what was begun goes on
     const auto params = context.getParams();
     return service()
-        .suspendLease(principal(), read(params.getId()), params.getDrainMs())
+        .suspendLease(principal(), read(params.getId()), params.getDrainMs(), text(params.getFolder()))
         .then(
             [context](SuspendResult&& result) mutable { write(result, context.getResults().initResult()); });
   }
@@ -227,7 +227,8 @@ class Service::Session final : public schema::Manager::Server {
     demand(Right::lease);
     context.allowCancellation();  // who went away leaves the queue
     const auto params = context.getParams();
-    return service().resumeLease(principal(), read(params.getId()), params.getWaitMs());
+    return service().resumeLease(principal(), read(params.getId()), params.getWaitMs(),
+                                 text(params.getFolder()));
   }
 
   kj::Promise<void> migrate(MigrateContext context) override {

@@ -87,21 +87,24 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<T> ask(Answers<T>& answers, const Id& id, Body&& body);
   template <class T>
   kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
-  kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs);
+  kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                          const std::string& folder);
   kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const MoveTarget& to);
   kj::Promise<CheckpointResult> checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
                                                 const std::string& folder);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
-  kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs);
+  kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
+                                const std::string& folder);
   void noteBeat(const std::string& name);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 
   // PoolEvents
   void grant(const Lease& lease) override;
   void revoke(const ServerLife& server, const Id& id, const std::string& reason) override;
-  void suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) override;
-  void resume(const std::string& server, const Id& id, uint64_t order) override;
+  void suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+               uint64_t order) override;
+  void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) override;
   void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                uint64_t order) override;
   void checkpoint(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,

@@ -90,13 +90,15 @@ void Service::superseded() {
 
 // --- suspending and resuming
 
-kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id& id, uint32_t drainMs) {
+kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id& id, uint32_t drainMs,
+                                                 const std::string& folder) {
   return ask(suspending_, id,
-             [&](uint64_t now) { pool_.suspend(who, id, std::min(drainMs, kMostDrainMs), now); });
+             [&](uint64_t now) { pool_.suspend(who, id, std::min(drainMs, kMostDrainMs), now, folder); });
 }
 
-kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint32_t waitMs) {
-  return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now); });
+kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
+                                       const std::string& folder) {
+  return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now, folder); });
 }
 
 kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
@@ -118,7 +120,8 @@ kj::Promise<T> Service::within(kj::Duration limit, kj::Promise<T>&& answer) {
       []() -> kj::Promise<T> { return rpcError(kj::Exception::Type::DISCONNECTED, kSilent); }));
 }
 
-void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs, uint64_t order) {
+void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
+                      uint64_t order) {
   const auto control = controls_.find(server);
   kj::Promise<SuspendResult> answer = nullptr;
   if (control == controls_.end()) {
@@ -127,9 +130,10 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
     auto request = control->second.control.suspendRequest();
     write(id, request.initId());
     request.setDrainMs(drainMs);
+    request.setFolder(folder);
     answer = request.send().then([](auto&& response) { return read(response.getResult()); });
   }
-  const kj::Duration limit = drainMs * kj::MILLISECONDS + kMove + limits_.call;
+  const kj::Duration limit = drainMs * kj::MILLISECONDS + (folder.empty() ? kMove : kMigrate) + limits_.call;
   tasks_.add(within(limit, kj::mv(answer))
                  .then([this, id, order](
                            SuspendResult&& result) { pool_.suspendDone(id, order, result, clock_.now()); },
@@ -138,7 +142,7 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
                        }));
 }
 
-void Service::resume(const std::string& server, const Id& id, uint64_t order) {
+void Service::resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) {
   const auto control = controls_.find(server);
   kj::Promise<void> answer = nullptr;
   if (control == controls_.end()) {
@@ -146,9 +150,10 @@ void Service::resume(const std::string& server, const Id& id, uint64_t order) {
   } else {
     auto request = control->second.control.resumeRequest();
     write(id, request.initId());
+    request.setFolder(folder);
     answer = request.send().ignoreResult();
   }
-  tasks_.add(within(kMove + limits_.call, kj::mv(answer))
+  tasks_.add(within((folder.empty() ? kMove : kMigrate) + limits_.call, kj::mv(answer))
                  .then([this, id, order]() { pool_.resumeDone(id, order, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
                          pool_.resumeFailed(id, order, refusal(error, kSuspends), isRefusal(error),

@@ -117,7 +117,8 @@ struct FailedBody {
 };
 struct MovedBody {
   uint32_t epoch = 0;  // the next one
-  uint32_t reserved = 0;
+  uint32_t held = 0;   // 1: no worker waits: the session is in files. The client says `left` first, and its
+                       // holder waits until the session has been restored
 };
 struct StoppedBody {
   uint64_t last =

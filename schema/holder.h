@@ -46,7 +46,7 @@ struct OpenRequest {
   uint32_t version = kVersion;
   uint64_t rowsHash = 0;
   int32_t pid = 0;
-  uint32_t reserved = 0;
+  uint32_t left = 0;  // with epoch: 1: it has left its worker already, and is nowhere until it is restored
   char transport[16] = {};  // of base/transport_names.h; empty: the holder chooses
   char command[128] = {};   // for people
   // Of a session that has moved (schema/frame.h): its id and its next epoch. All zero: a new session.

@@ -233,10 +233,12 @@ interface Manager {
   # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
   # and nothing else. Returns when that is done and stored; fails with the reason, and then the sessions run as before:
   # drainMs: what runs on the devices has so long to finish. Of a suspended lease: the same answer again.
-  suspend @12 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
+  # folder: not empty: the sessions go into files, as by checkpoint, and leave their workers: nothing of them stays.
+  suspend @12 (id :Id128, drainMs :UInt32, folder :Text) -> (result :SuspendResult);
   # Brings it back to the same devices, as soon as there is room: waits for it as a lease does, at most waitMs. Fails with
   # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
-  resume @13 (id :Id128, waitMs :UInt32) -> ();
+  # folder: not empty: the sessions are in files, there, and go to new workers. Of a lease that runs: fails.
+  resume @13 (id :Id128, waitMs :UInt32, folder :Text) -> ();
 
   # The lease's owner, and operators. Moves the lease's sessions to where `to` says; programs see that calls take longer
   # and nothing else. Returns when all of them have moved.
@@ -358,9 +360,9 @@ interface ServerControl {   # not "Server": generated C++ has a class Server in 
   sessions @2 () -> (sessions :List(SessionState));  # living ones, then those that ended lately
   # As Manager.suspend, all sessions of the lease or none. From here on the lease's memory but `kept` is free to be
   # granted, and no session of it is begun before it is resumed: who asks for one is told to ask again.
-  suspend @3 (id :Id128, drainMs :UInt32) -> (result :SuspendResult);
+  suspend @3 (id :Id128, drainMs :UInt32, folder :Text) -> (result :SuspendResult);
   # Fails if the memory is not there: the lease is still suspended then.
-  resume @4 (id :Id128) -> ();
+  resume @4 (id :Id128, folder :Text) -> ();
   # Moves all sessions of the lease that are here, one after the other, each to another worker process. Programs see that
   # calls take longer and nothing else. Fails with the first reason: each session then runs where it was or, where it had
   # been moved before, in its new worker. Of a suspended lease: refused. drainMs: as in Manager.suspend.
@@ -452,6 +454,8 @@ struct MoveOrder {
   epoch @1 :UInt64;                   # the session's next
   stream @2 :Bool;                    # the other worker is on another machine: no descriptor can be passed, and all bytes
                                       # go over the state socket, which is a TCP connection
+  hold @4 :Bool;                      # with stream: at the other end is who writes the session into a file, and it goes
+                                      # there: its client leaves, and no worker waits for it
   copy @3 :Bool;                      # with stream: at the other end is no worker, but who writes the session into a
                                       # file. It goes on here, in any case, and `moved` says whether it is written
 }

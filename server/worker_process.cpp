@@ -532,13 +532,15 @@ struct WorkerProcess::Order {
 void WorkerProcess::move(const Order& given) {
   const auto order = given.reader.getMove();
   auto& descriptors = given.descriptors;
-  const bool stream = order.getStream(), copy = order.getCopy();
-  const bool able = copy ? orders_.copy != nullptr : orders_.move != nullptr;
-  if (descriptors.size() == (stream ? 1u : 2u) && able && (stream || !copy)) {
+  const bool stream = order.getStream(), copy = order.getCopy(), hold = order.getHold() && !copy;
+  const bool able = copy ? orders_.copy != nullptr : hold ? orders_.hold != nullptr : orders_.move != nullptr;
+  if (descriptors.size() == (stream ? 1u : 2u) && able && (stream || (!copy && !hold))) {
     const std::chrono::milliseconds drain(order.getDrainMs());
     makeBlocking(descriptors.back());
     if (copy)
       orders_.copy(drain, descriptors.back());
+    else if (hold)
+      orders_.hold(drain, order.getEpoch(), descriptors.back());
     else
       orders_.move(drain, order.getEpoch(), stream ? -1 : descriptors[0], descriptors.back());
     descriptors.clear();

@@ -450,6 +450,46 @@ TEST_CASE("a session is told to stay while it asks for its new worker, or that o
   pool.finish();
 }
 
+TEST_CASE("a session that is held has left before its next worker is there, and goes on when it is") {
+  Pool pool;
+  REQUIRE(pool.goesOn());
+  std::atomic<bool> restored{false};
+  pool.onDial = [&] { eventually([&] { return restored.load(); }); };
+  pool.lead(Stage::quiet);
+  pool.old->say(NoticeType::moved, schema::MovedBody{++pool.epoch, 1});
+  REQUIRE(pool.old->hears(NoticeType::left));
+  REQUIRE(eventually([&] { return pool.dialled == 1; }));
+  pool.old->die();
+  const uint64_t before = pool.calls;
+  std::this_thread::sleep_for(100ms);
+  CHECK(pool.calls == before);
+  CHECK(pool.failures == 0);
+  restored = true;
+  REQUIRE(eventually([&] { return pool.seam->moves() == 1; }));
+  {
+    std::lock_guard lock(pool.dialling);
+    pool.settleDial();
+    pool.old = std::move(pool.next);
+  }
+  REQUIRE(pool.goesOn());
+  pool.onDial = nullptr;
+  pool.move();
+  REQUIRE(pool.goesOn());
+  pool.finish();
+}
+
+TEST_CASE("a session that was held and is nowhere ends") {
+  Pool pool;
+  REQUIRE(pool.goesOn());
+  pool.reachable = false;
+  pool.lead(Stage::quiet);
+  pool.old->say(NoticeType::moved, schema::MovedBody{++pool.epoch, 1});
+  REQUIRE(pool.old->hears(NoticeType::left));
+  pool.old->die();
+  CHECK(eventually([&] { return pool.failures > 0; }));
+  pool.finish();
+}
+
 TEST_CASE("a session whose new worker cannot be reached, or does not fit, stays and says so") {
   Pool pool;
   const auto staysPut = [&] {

@@ -1,4 +1,5 @@
-// gpupool checkpoint: a lease's sessions in files of its server, while their programs run.
+// gpupool checkpoint and restore: a lease's sessions in files of its server, while their programs run or
+// stand still, and back.
 
 #include <cstdio>
 #include <iostream>
@@ -14,7 +15,7 @@ using std::chrono::milliseconds;
 
 constexpr unsigned kListMs = 10'000;
 constexpr uint64_t kWriteMs = 3'660'000;  // beside --drain: longer than the manager waits for a server
-constexpr milliseconds kMostDrain = std::chrono::hours(1);
+constexpr milliseconds kMostDrain = std::chrono::hours(1), kMostWait = std::chrono::hours(24 * 20);
 
 const Help kCheckpoint = {
     "gpupool checkpoint [options] LEASE DIR",
@@ -42,14 +43,59 @@ std::string describe(const Id& id, const pool::CheckpointResult& result) {
          result.server + " with " + options::formatSize(result.bytes) + "; the longest pause was " + pause;
 }
 
+const Help kRestore = {
+    "gpupool restore [options] LEASE DIR",
+    "Brings the sessions of a lease back that is held in files (`gpupool checkpoint --hold`): onto the same "
+    "GPUs, "
+    "in new worker processes, and its programs go on. The files are checked first. Where they are damaged, "
+    "are of "
+    "another lease, or are not those in which it is held, or where there is no room on its GPUs, the lease "
+    "is held "
+    "as before. The lease has to be your own, or you the pool's operator. See docs/sessions.md.",
+    "GPUPOOL_STATE: the folder of this machine's pool.",
+    "0: it runs. 1: there is no such lease, or it could not be restored. 2: the command line is wrong.",
+    "  gpupool restore 3f2a91c4 monday\n  gpupool restore --wait 1h 3f2a91c4 monday\n"};
+
+std::string describeHeld(const Id& id, const std::string& folder, const pool::SuspendResult& result) {
+  char time[32];
+  std::snprintf(time, sizeof time, "%.1f s", result.moveMs / 1000.0);
+  return "lease " + id.text().substr(0, 8) + " is held in " + folder + ": " +
+         options::formatSize(result.movedBytes) + " written in " + time + "; gpupool restore brings it back";
+}
+
 }  // namespace
+
+int runRestore(const Words& words) {
+  ClientOptions client;
+  milliseconds wait{0};
+  const Parsed parsed =
+      parseCommand(words, kRestore, &client, {"manager", "tenant", "token-file"},
+                   {{"wait", wait, "TIME",
+                     "Wait so long for room on its GPUs, in turn with those who wait for a lease.", true}});
+  if (parsed.helped) return 0;
+  if (wait > kMostWait) throw options::OptionError("--wait: at most 20 days");
+  if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())
+    throw options::OptionError("a lease and a folder are expected; `gpupool leases` lists the leases");
+  ManagerQuery query(managerAddresses(client.manager), kListMs,
+                     credentialsOf(client.tokenFile, client.tenant));
+  const Id id = findLease(query.leases(), parsed.rest[0]);
+  const auto waitMs = static_cast<unsigned>(wait.count());
+  query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1]);
+  std::cout << "gpupool: lease " << id.text().substr(0, 8) << " runs\n";
+  return 0;
+}
 
 int runCheckpoint(const Words& words) {
   ClientOptions client;
   milliseconds drain{30'000};
+  bool hold = false;
   const Parsed parsed =
       parseCommand(words, kCheckpoint, &client, {"manager", "tenant", "token-file"},
-                   {{"drain", drain, "TIME",
+                   {{"hold", hold, "",
+                     "The sessions leave their GPUs and the server, and the programs stand still "
+                     "until `gpupool restore`. Not over shared memory (shm).",
+                     true},
+                    {"drain", drain, "TIME",
                      "What runs on the GPUs has so long to finish. If it does not, the programs "
                      "go on as before, and the command fails.",
                      true}});
@@ -61,6 +107,11 @@ int runCheckpoint(const Words& words) {
                      credentialsOf(client.tokenFile, client.tenant));
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
+  if (hold) {
+    const auto held = query.suspend(id, drainMs, drainMs + kWriteMs, parsed.rest[1]);
+    std::cout << "gpupool: " << describeHeld(id, parsed.rest[1], held) << "\n";
+    return 0;
+  }
   const auto result = query.checkpoint(id, drainMs, parsed.rest[1], drainMs + kWriteMs);
   std::cout << "gpupool: " << describe(id, result) << "\n";
   return 0;

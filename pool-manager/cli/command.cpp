@@ -23,6 +23,7 @@ const std::vector<Command>& commands() {
       {"resume", "bring a suspended lease back to its GPUs", runResume},
       {"migrate", "move a lease to other GPUs, another server or other workers, as it runs", runMigrate},
       {"checkpoint", "write a lease's sessions into files of its server", runCheckpoint},
+      {"restore", "bring a lease back that is held in files", runRestore},
       {"cordon", "place nothing new on a server, before it is taken down", runCordon},
       {"uncordon", "let a cordoned server be leased again", runUncordon},
       {"drain", "cordon a server, move its leases away, and await those that stay", runDrain},

@@ -49,6 +49,7 @@ int runUncordon(const Words& words);
 int runDrain(const Words& words);
 int runMigrate(const Words& words);
 int runCheckpoint(const Words& words);
+int runRestore(const Words& words);
 
 // The texts of a command's --help around its options.
 struct Help {

@@ -126,7 +126,8 @@ SessionWish wishOf(const OpenRequest& request) {
           static_cast<uint32_t>(request.pid),
           pool::printable(field(request.command), sizeof request.command),
           Id{request.sessionHigh, request.sessionLow},
-          request.epoch};
+          request.epoch,
+          request.left != 0};
 }
 
 struct Holder::Peer {
@@ -394,6 +395,8 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
       .then([this, wish]() { return wish.moves() ? openMoved(wish) : openNew(wish); })
       .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
         const OpenFailure failure = toFailure(error);
+        // It has no other place to go on: its server may be away for a while, and so may the manager.
+        if (wish.left && lease_ && failure.status != Status::refused) return waitForResume(peer, wish);
         if (failure.status != Status::waiting) return kj::mv(error);
         // Its worker is there and waits for it, or the move has failed: the client goes on where it was.
         if (wish.moves())

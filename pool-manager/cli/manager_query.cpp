@@ -84,17 +84,20 @@ void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::s
   await(request.send().ignoreResult());
 }
 
-pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64_t limitMs) {
+pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
+                                          const std::string& folder) {
   auto request = connection_->manager().suspendRequest();
   pool::write(id, request.initId());
+  request.setFolder(folder);
   request.setDrainMs(drainMs);
   return await(request.send().then([](auto&& response) { return pool::read(response.getResult()); }),
                limitMs);
 }
 
-void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs) {
+void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder) {
   auto request = connection_->manager().resumeRequest();
   pool::write(id, request.initId());
+  request.setFolder(folder);
   request.setWaitMs(waitMs);
   await(request.send().ignoreResult(), limitMs);
 }

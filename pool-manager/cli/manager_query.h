@@ -33,8 +33,9 @@ class ManagerQuery {
   // by: "user@host".
   void cordon(const std::string& server, bool cordoned, const std::string& reason, const std::string& by);
   // These return when it is done, and fail after limitMs.
-  pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs);
-  void resume(const Id& id, unsigned waitMs, uint64_t limitMs);
+  pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
+                              const std::string& folder = "");
+  void resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder = "");
   pool::CheckpointResult checkpoint(const Id& id, unsigned drainMs, const std::string& folder,
                                     uint64_t limitMs);
   pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);

@@ -28,6 +28,7 @@ struct SessionWish {
   // A session that moves (schema/frame.h): its id and its next epoch. Epoch 0: a new session.
   Id session;
   uint64_t epoch = 0;
+  bool left = false;  // with epoch: it is nowhere until it is restored
   bool moves() const { return epoch != 0; }
 };
 

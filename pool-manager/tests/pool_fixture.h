@@ -24,11 +24,12 @@ struct Recorder final : PoolEvents {
   void revoke(const ServerLife& server, const Id& id, const std::string& reason) override {
     revokes.push_back({server.name, id, reason, server.incarnation});
   }
-  void suspend(const std::string&, const Id& id, uint32_t drainMs, uint64_t order) override {
-    suspends.push_back({id, order, drainMs});
+  void suspend(const std::string&, const Id& id, uint32_t drainMs, const std::string& folder,
+               uint64_t order) override {
+    suspends.push_back({id, order, drainMs, {}, {}, false, folder});
   }
-  void resume(const std::string&, const Id& id, uint64_t order) override {
-    resumes.push_back({id, order, 0});
+  void resume(const std::string&, const Id& id, const std::string& folder, uint64_t order) override {
+    resumes.push_back({id, order, 0, {}, {}, false, folder});
   }
   void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
                uint64_t order) override {

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "server/front/beside.h"
 
 namespace gpupool::server {
@@ -24,17 +25,35 @@ kj::Exception checkpointFailure(const std::string& text) {
 
 }  // namespace
 
-// The moment in which all sessions of a lease stand still. Any thread.
+// What the writers of a checkpoint have in common: the moment in which all of its sessions stand still, and
+// that in which all of its files are whole. Any thread.
 class Checkpoints::Cut {
  public:
-  explicit Cut(size_t sessions) : missing_(sessions) {}
+  explicit Cut(size_t sessions) : moving_(sessions), unwritten_(sessions) {}
   // One more stands still. Waits for all: "" or why it does not come to that.
   std::string arrive() {
     std::unique_lock lock(mutex_);
-    if (--missing_ == 0) changed_.notify_all();
+    if (--moving_ == 0) changed_.notify_all();
     // Each session's worker answers in its time, or is ended: either is seen by who calls `fail`.
-    changed_.wait(lock, [this] { return missing_ == 0 || !why_.empty(); });
+    changed_.wait(lock, [this] { return moving_ == 0 || !why_.empty(); });
     return why_;
+  }
+  // The file of one more is whole; behind the last one the checkpoint is published ("" or why not). waits:
+  // until that is done. "" or why not.
+  std::string finish(const std::function<std::string()>& publish, bool waits) {
+    std::unique_lock lock(mutex_);
+    if (!why_.empty()) return why_;
+    if (--unwritten_ == 0) {
+      lock.unlock();
+      std::string why = publish();
+      lock.lock();
+      published_ = why.empty();
+      if (why_.empty()) why_ = why;
+      changed_.notify_all();
+      return why;
+    }
+    if (waits) changed_.wait(lock, [this] { return published_ || !why_.empty(); });
+    return waits && !published_ ? why_ : "";
   }
   void fail(const std::string& why) {
     std::lock_guard lock(mutex_);
@@ -45,33 +64,18 @@ class Checkpoints::Cut {
     std::lock_guard lock(mutex_);
     return why_;
   }
+  bool published() const {
+    std::lock_guard lock(mutex_);
+    return published_;
+  }
 
  private:
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  size_t missing_;
+  size_t moving_, unwritten_;
+  bool published_ = false;
   std::string why_;
 };
-
-struct Checkpoints::Written {
-  std::string error;
-  FileFacts facts;
-};
-
-// On a thread of its own. The worker may take long before it says the first word, since its programs have
-// work to finish.
-Checkpoints::Written Checkpoints::writeFile(int socket, int file, const std::shared_ptr<Cut>& cut) {
-  Written written;
-  for (pollfd first{socket, POLLIN, 0}; written.error.empty() && poll(&first, 1, kLookAgainMs) <= 0;)
-    written.error = cut->why();
-  StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
-  if (!written.error.empty()) {
-    state.answer(written.error);
-    return written;
-  }
-  written.error = takeDown(state, file, written.facts, {.stands = [&] { return cut->arrive(); }});
-  return written;
-}
 
 // What the threads use is theirs as long as they run.
 struct Checkpoints::Job {
@@ -79,7 +83,8 @@ struct Checkpoints::Job {
     uint64_t number = 0;
     std::string who;
     Descriptor file;
-    Written written;
+    std::string error;  // of its writer
+    FileFacts facts;
     MoveAnswer answer;
   };
   Manifest manifest;
@@ -87,11 +92,46 @@ struct Checkpoints::Job {
   std::optional<CheckpointFolder::Draft> draft;
   std::vector<One> sessions;
   std::shared_ptr<Cut> cut;
+
+  std::string publish() {
+    try {
+      for (size_t i = 0; i < sessions.size(); ++i) manifest.sessions[i].facts = sessions[i].facts;
+      draft->publish(kManifestName, encodeManifest(manifest));
+      return "";
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
 };
 
-Checkpoints::Checkpoints(LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
-                         Settings settings)
-    : leases_(leases), sessions_(sessions), suspension_(suspension), settings_(std::move(settings)) {
+// On a thread of its own. The worker may take long before it says the first word, since its programs have
+// work to finish.
+void Checkpoints::writeFile(int socket, const std::shared_ptr<Job>& job, size_t index) {
+  Job::One& one = job->sessions[index];
+  Cut& cut = *job->cut;
+  for (pollfd first{socket, POLLIN, 0}; one.error.empty() && poll(&first, 1, kLookAgainMs) <= 0;)
+    one.error = cut.why();
+  StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
+  if (!one.error.empty()) {
+    state.answer(one.error);
+    return;
+  }
+  TakeDownSteps steps;
+  steps.stands = [&] { return cut.arrive(); };
+  steps.written = [&] { return cut.finish([&] { return job->publish(); }, job->manifest.held); };
+  one.error = takeDown(state, one.file, one.facts, steps);
+}
+
+Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
+                         WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+    : timer_(timer),
+      leases_(leases),
+      sessions_(sessions),
+      suspension_(suspension),
+      pool_(pool),
+      starts_(starts),
+      settings_(std::move(settings)),
+      tasks_(*this) {
   if (settings_.folder.empty()) return;
   folder_ = std::make_shared<const CheckpointFolder>(settings_.folder, settings_.server);
   tidied_ = beside<bool>([folder = folder_] {
@@ -104,6 +144,15 @@ kj::Promise<Checkpointed> Checkpoints::checkpoint(const Id& lease, uint32_t drai
                                                   const std::string& name) {
   return suspension_.lanes().queue<Checkpointed>(
       lease, [this, lease, drainMs, name] { return writeNow(lease, drainMs, name); });
+}
+
+kj::Promise<Suspended> Checkpoints::hold(const Id& lease, uint32_t drainMs, const std::string& name) {
+  return suspension_.lanes().queue<Suspended>(
+      lease, [this, lease, drainMs, name] { return holdNow(lease, drainMs, name); });
+}
+
+kj::Promise<void> Checkpoints::restore(const Id& lease, const std::string& name) {
+  return suspension_.lanes().queue<void>(lease, [this, lease, name] { return restoreNow(lease, name); });
 }
 
 std::string Checkpoints::refuses(const Id& lease) const {
@@ -120,21 +169,237 @@ std::string Checkpoints::refuses(const Id& lease) const {
 
 kj::Promise<Checkpointed> Checkpoints::writeNow(Id lease, uint32_t drainMs, const std::string& name) {
   if (const std::string why = refuses(lease); !why.empty()) return checkpointFailure(why);
-  leases_.pauseToMove(lease);
+  return write(lease, drainMs, name, false).then([this, lease](std::shared_ptr<Job> job) {
+    leases_.unpause(lease);
+    return resultOf(*job);
+  });
+}
+
+// The job, published. Else the lease runs as before.
+kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::write(Id lease, uint32_t drainMs,
+                                                                  const std::string& name, bool held) {
+  held ? leases_.pauseToHold(lease) : leases_.pauseToMove(lease);
   return suspension_.awaitBeginnings(lease)
-      .then([this, lease, drainMs, name] { return writeAll(lease, drainMs, name); })
-      .then([this, lease](Checkpointed done) {
-        leases_.unpause(lease);
-        GPUPOOL_INFO("lease %s: %u sessions written to %s, %llu bytes", lease.text().c_str(), done.sessions,
-                     done.folder.c_str(), static_cast<unsigned long long>(done.bytes));
-        return done;
+      .then([this, lease, drainMs, name, held] { return writeAll(lease, drainMs, name, held); })
+      .then([lease](std::shared_ptr<Job> job) {
+        GPUPOOL_INFO("lease %s: %zu sessions written to %s", lease.text().c_str(), job->sessions.size(),
+                     job->path.c_str());
+        return job;
       })
       // Not a promise, of which gcc 12 says that it may be destroyed uninitialized.
-      .catch_([this, lease](kj::Exception&& exception) -> Checkpointed {
+      .catch_([this, lease](kj::Exception&& exception) -> std::shared_ptr<Job> {
         leases_.unpause(lease);
         GPUPOOL_WARNING("lease %s: no checkpoint is written: %s", lease.text().c_str(),
                         exception.getDescription().cStr());
         kj::throwFatalException(kj::mv(exception));
+      });
+}
+
+Checkpointed Checkpoints::resultOf(const Job& job) {
+  Checkpointed done;
+  done.folder = job.path;
+  for (const Job::One& one : job.sessions) {
+    ++done.sessions;
+    done.bytes += one.facts.bytes;
+    done.longestPauseMs = std::max(done.longestPauseMs, one.answer.pauseMs);
+  }
+  return done;
+}
+
+// ---- hold
+
+std::string Checkpoints::refusesToHold(const Id& lease) const {
+  if (std::string why = refuses(lease); !why.empty()) return why;
+  if (leases_.overcommitted()) return "leases take turns here (overcommit), and those are not held in files";
+  if (leases_.admissible(lease)->target)
+    return "the lease is moving to other devices: end that first (gpupool migrate)";
+  for (const uint64_t number : sessions_.numbers(lease)) {
+    const SessionFacts* session = sessions_.facts(number);
+    const TransportFacts* transport = session == nullptr ? nullptr : findTransport(session->transport);
+    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
+      return sessions_.describe(number) + ": the session shares memory with this server (transport " +
+             session->transport + "), and cannot leave it";
+  }
+  return "";
+}
+
+kj::Promise<Suspended> Checkpoints::holdNow(Id lease, uint32_t drainMs, const std::string& name) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant != nullptr && grant->held && grant->suspended) {
+    Suspended already = *grant->suspended;
+    return kj::evalLater([already = std::move(already)] { return already; });
+  }
+  if (const std::string why = refusesToHold(lease); !why.empty()) return checkpointFailure(why);
+  return write(lease, drainMs, name, true)
+      .then([this, lease](std::shared_ptr<Job> job) {
+        // Each is in its file. Whoever has not left, and has not ended, would go on beside that.
+        kj::Vector<kj::Promise<void>> ends;
+        for (const Job::One& one : job->sessions)
+          if (!one.answer.gone && !one.answer.error.empty())
+            ends.add(
+                sessions_.endOne(one.number, "the session was to be held in files: " + one.answer.error));
+        return kj::joinPromises(ends.releaseAsArray()).then([job] { return job; });
+      })
+      .then([this, lease](std::shared_ptr<Job> job) {
+        Suspended done;
+        for (const Job::One& one : job->sessions) {
+          done.movedBytes += one.facts.bytes;
+          done.drainMs = std::max(done.drainMs, one.answer.drainMs);
+          done.moveMs = std::max(done.moveMs, one.answer.pauseMs);
+        }
+        leases_.setHeld(lease, job->manifest.id, std::move(done));
+        const Grant* grant = leases_.admissible(lease);
+        if (grant == nullptr) kj::throwFatalException(checkpointFailure("the lease ended meanwhile"));
+        return *grant->suspended;
+      });
+}
+
+// ---- restore
+
+// A session that is being restored.
+struct Checkpoints::Restored {
+  SessionFacts facts;
+  Descriptor file;
+  Descriptor state;  // this side's end
+  std::string error;
+};
+
+struct Checkpoints::Restoring {
+  Id lease;
+  Manifest manifest;
+  std::vector<Restored> sessions;
+};
+
+// On a thread. Throws why the checkpoint is none for this lease and these devices.
+Manifest Checkpoints::readChecked(const CheckpointFolder& folder, const std::string& name,
+                                  const Manifest& here, std::vector<Descriptor>& files) {
+  const std::string path = folder.pathOf(name);
+  const auto refuse = [&](const std::string& why) { throw std::runtime_error(path + ": " + why); };
+  Manifest manifest;
+  const auto bytes = folder.read(name, kManifestName, kMostManifestBytes);
+  try {
+    manifest = decodeManifest(bytes);
+  } catch (const std::exception& error) {
+    refuse(error.what());
+  }
+  if (manifest.lease != here.lease || manifest.tenant != here.tenant) refuse("it is of another lease");
+  if (!manifest.held || manifest.id != here.id) refuse("it is not the one in which the lease is held");
+  if (manifest.rowsHash != here.rowsHash) refuse("it was written by another build of gpupool");
+  if (manifest.driverVersion != here.driverVersion) refuse("it was written with another driver");
+  if (manifest.devices.size() != here.devices.size()) refuse("it is of another number of devices");
+  for (size_t i = 0; i < manifest.devices.size(); ++i) {
+    const auto &then = manifest.devices[i], &now = here.devices[i];
+    if (then.name != now.name || then.software != now.software || then.totalBytes != now.totalBytes)
+      refuse("it is of a " + then.name + ", and the device here is a " + now.name);
+  }
+  for (const Manifest::Session& session : manifest.sessions) {
+    files.push_back(folder.open(name, session.file));
+    if (const std::string why = checkFile(files.back(), session.facts); !why.empty())
+      refuse(session.file + ": " + why);
+  }
+  return manifest;
+}
+
+kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
+  const Grant* grant = leases_.admissible(lease);
+  if (stopped_) return checkpointFailure("the server is shutting down");
+  if (grant == nullptr)
+    return checkpointFailure("lease " + lease.text() + " is not known here, or is ending");
+  if (!grant->held) return checkpointFailure("the lease is not held in files");
+  if (folder_ == nullptr)
+    return checkpointFailure("server " + settings_.server + " has no --checkpoint-folder any more");
+  Manifest here = describe(*grant);
+  here.id = *grant->held;
+  auto job = std::make_shared<Restoring>();
+  job->lease = lease;
+  return beside<bool>([job, folder = folder_, name, here] {
+           std::vector<Descriptor> files;
+           job->manifest = readChecked(*folder, name, here, files);
+           for (Descriptor& file : files) job->sessions.emplace_back().file = std::move(file);
+           return true;
+         })
+      .then([this, job](bool) -> kj::Promise<void> {
+        if (leases_.admissible(job->lease) == nullptr) return checkpointFailure("the lease ended meanwhile");
+        if (const auto missing = leases_.reserveAgain(job->lease))
+          return checkpointFailure("the lease cannot be restored: " + *missing);
+        return restoreAll(job);
+      });
+}
+
+kj::Promise<void> Checkpoints::restoreAll(std::shared_ptr<Restoring> job) {
+  kj::Vector<kj::Promise<void>> all;
+  for (size_t i = 0; i < job->sessions.size(); ++i)
+    all.add(kj::evalNow([&] { return restoreOne(job, i); })
+                .catch_([job, i](kj::Exception&& failed) {
+                  job->sessions[i].error = failed.getDescription().cStr();
+                })
+                .eagerlyEvaluate(nullptr));
+  return kj::joinPromises(all.releaseAsArray()).then([this, job]() -> kj::Promise<void> {
+    std::string why;
+    for (const Restored& one : job->sessions)
+      if (why.empty() && !one.error.empty())
+        why = one.facts.command + " (process " + std::to_string(one.facts.clientPid) + "): " + one.error;
+    Grant* grant = leases_.admissible(job->lease);
+    if (why.empty() && grant == nullptr) why = "the lease ended meanwhile";
+    if (!why.empty()) return giveUp(job, why);
+    leases_.unpause(job->lease);
+    GPUPOOL_INFO("lease %s: restored, %zu sessions wait for their clients", job->lease.text().c_str(),
+                 job->sessions.size());
+    // Its worker waits for a client for as long as this end is there.
+    tasks_.add(timer_.afterDelay(settings_.clients).then([job] {}));
+    return kj::READY_NOW;
+  });
+}
+
+// It is held as before.
+kj::Promise<void> Checkpoints::giveUp(std::shared_ptr<Restoring> job, const std::string& why) {
+  GPUPOOL_WARNING("lease %s: not restored: %s", job->lease.text().c_str(), why.c_str());
+  kj::Vector<kj::Promise<void>> gone;
+  for (Restored& one : job->sessions) {
+    one.state = Descriptor();
+    gone.add(sessions_.displaceArrival(one.facts));
+  }
+  return kj::joinPromises(gone.releaseAsArray()).then([this, job, why]() -> kj::Promise<void> {
+    if (const Grant* grant = leases_.admissible(job->lease); grant != nullptr && grant->suspended)
+      leases_.setHeld(job->lease, job->manifest.id, *grant->suspended);
+    return checkpointFailure(why);
+  });
+}
+
+kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t index) {
+  const Manifest::Session& session = job->manifest.sessions[index];
+  Grant* grant = leases_.admissible(job->lease);
+  SessionFacts& facts = job->sessions[index].facts;
+  facts.session = session.session;
+  facts.lease = job->lease;
+  facts.epoch = session.epoch + 1;
+  facts.clientPid = session.clientPid;
+  facts.command = session.command;
+  facts.transport = session.transport;
+  facts.place(*grant, leases_.devices());
+  return pool_.take(leases_.ordinals(*grant), settings_.workerBound)
+      .then([this, job, index](kj::Own<WorkerChild> worker) -> kj::Promise<void> {
+        Grant* grant = leases_.admissible(job->lease);
+        Restored& one = job->sessions[index];
+        if (grant == nullptr || stopped_) return checkpointFailure("the lease ended meanwhile");
+        int ends[2];
+        KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
+        kj::AutoCloseFd workers(ends[0]);
+        one.state = Descriptor(ends[1]);
+        sessions_.announce(one.facts, worker->pid());
+        if (!starts_.send(*worker, one.facts, *grant, workers, WorkerStarts::From::stream)) {
+          sessions_.withdraw();
+          return checkpointFailure("its worker died before it began");
+        }
+        grant->sessionEpochs[one.facts.session] = one.facts.epoch - 1;
+        sessions_.arrive(one.facts, kj::mv(worker));
+        return beside<bool>([job, index] {
+                 Restored& one = job->sessions[index];
+                 StateSocket state(Descriptor(fcntl(one.state, F_DUPFD_CLOEXEC, 0)), [] { return false; });
+                 one.error = playBack(state, one.file);
+                 return true;
+               })
+            .ignoreResult();
       });
 }
 
@@ -155,11 +420,13 @@ Manifest Checkpoints::describe(const Grant& grant) const {
   return manifest;
 }
 
-kj::Promise<Checkpointed> Checkpoints::writeAll(Id lease, uint32_t drainMs, const std::string& name) {
+kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, uint32_t drainMs,
+                                                                     const std::string& name, bool held) {
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) return checkpointFailure("the lease ended meanwhile");
   auto job = std::make_shared<Job>();
   job->manifest = describe(*grant);
+  job->manifest.held = held;
   for (const uint64_t number : sessions_.numbers(lease)) {
     const SessionFacts* facts = sessions_.facts(number);
     if (facts == nullptr) continue;
@@ -196,53 +463,43 @@ kj::Promise<Checkpointed> Checkpoints::writeAll(Id lease, uint32_t drainMs, cons
                     }).eagerlyEvaluate(nullptr));
         return kj::joinPromises(all.releaseAsArray());
       })
-      .then([job]() -> kj::Promise<bool> {
-        std::string why = job->cut->why();
+      .then([job] {
+        std::string why = job->cut->published() ? "" : job->cut->why();
         for (const Job::One& one : job->sessions)
-          if (why.empty() && !one.written.error.empty()) why = one.who + ": " + one.written.error;
-        // In any case there: the draft is removed there, too.
+          if (why.empty() && !job->cut->published()) why = one.who + ": " + one.error;
+        // What has no place is removed there, too.
         return beside<bool>([job, why] {
-          for (size_t i = 0; i < job->sessions.size(); ++i)
-            job->manifest.sessions[i].facts = job->sessions[i].written.facts;
-          if (why.empty()) job->draft->publish(kManifestName, encodeManifest(job->manifest));
           job->draft.reset();
           if (!why.empty()) throw std::runtime_error(why);
           return true;
         });
       })
-      .then([job](bool) {
-        Checkpointed done;
-        done.folder = job->path;
-        for (const Job::One& one : job->sessions) {
-          ++done.sessions;
-          done.bytes += one.written.facts.bytes;
-          done.longestPauseMs = std::max(done.longestPauseMs, one.answer.pauseMs);
-        }
-        return done;
-      });
+      .then([job](bool) { return job; });
 }
 
 // Resolves when worker and writer are done with it. What the worker answers is what ends the others' waiting:
 // where the writer fails, it says so to its worker.
 kj::Promise<void> Checkpoints::writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs) {
-  Job::One& one = job->sessions[index];
+  const uint64_t number = job->sessions[index].number;
+  const SessionFacts* facts = sessions_.facts(number);
   int ends[2];
   KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
   kj::AutoCloseFd workers(ends[0]);
   auto ours = std::make_shared<Descriptor>(ends[1]);
   // Each at once, and not when all of them are there: what one answers ends the others' waiting.
-  auto written =
-      beside<Written>(
-          [job, ours, file = static_cast<int>(one.file)] { return writeFile(*ours, file, job->cut); })
-          .then([job, index](Written written) { job->sessions[index].written = std::move(written); },
-                [job, index](kj::Exception&& exception) {
-                  job->sessions[index].written.error = exception.getDescription().cStr();
-                })
-          .eagerlyEvaluate(nullptr);
+  auto written = beside<bool>([job, ours, index] {
+                   writeFile(*ours, job, index);
+                   return true;
+                 })
+                     .ignoreResult()
+                     .eagerlyEvaluate(nullptr);
   SessionTable::MoveMeans means{drainMs, nullptr, kj::mv(workers),
                                 settings_.bound + drainMs * kj::MILLISECONDS};
   auto answered =
-      kj::evalNow([&] { return sessions_.copy(one.number, kj::mv(means)); })
+      kj::evalNow([&]() -> kj::Promise<MoveAnswer> {
+        if (facts == nullptr || !job->manifest.held) return sessions_.copy(number, kj::mv(means));
+        return sessions_.hold(number, facts->epoch + 1, kj::mv(means));
+      })
           .then([job, index](MoveAnswer answer) {
             if (answer.gone) answer.error = "it ended while it was to be written";
             if (!answer.error.empty()) job->cut->fail(job->sessions[index].who + ": " + answer.error);
@@ -254,6 +511,10 @@ kj::Promise<void> Checkpoints::writeOne(std::shared_ptr<Job> job, size_t index, 
   both.add(kj::mv(written));
   both.add(kj::mv(answered));
   return kj::joinPromises(both.finish());
+}
+
+void Checkpoints::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("checkpoints: %s", exception.getDescription().cStr());
 }
 
 }  // namespace gpupool::server

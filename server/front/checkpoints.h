@@ -7,6 +7,12 @@
 // are of one moment. Each goes on when its own file is on the disk. The checkpoint gets its place when all
 // are written; where one cannot be, or ends meanwhile, nothing of it is left.
 //
+// A lease is held: its sessions are written in the same way, and leave. Their clients hear it when the
+// checkpoint is published, and ask for the session's next epoch from then on; they are told to ask again
+// (Admission). The lease is suspended then (LeaseTable), and nothing of it is here. To restore it, the files
+// are checked, and each is played to a new worker, as to one that a session of another server comes to; when
+// all have rebuilt theirs, the clients may come. Where one cannot, the lease is held as before.
+//
 // Takes its turn with the other orders for the lease (Suspension::lanes). A lease that is suspended or aside
 // is refused. Belongs to the event loop's thread.
 
@@ -20,6 +26,8 @@
 #include "server/files/checkpoint_folder.h"
 #include "server/files/manifest.h"
 #include "server/front/suspension.h"
+#include "server/front/worker_pool.h"
+#include "server/front/worker_starts.h"
 
 namespace gpupool::server {
 
@@ -31,7 +39,7 @@ struct Checkpointed {
   std::string folder;
 };
 
-class Checkpoints {
+class Checkpoints final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
     std::string server;  // ServerInfo.name
@@ -40,34 +48,56 @@ class Checkpoints {
     // A worker has so long for its session, besides what its programs have to finish: the disk may be slow.
     // What comes to a standstill ends much sooner (StateSocket).
     kj::Duration bound = 1 * kj::HOURS;
+    kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
+    kj::Duration clients = 10 * kj::MINUTES;      // until the clients of restored sessions are there
   };
-  Checkpoints(LeaseTable& leases, SessionTable& sessions, Suspension& suspension, Settings settings);
+  Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
+              WorkerPool& pool, const WorkerStarts& starts, Settings settings);
   KJ_DISALLOW_COPY(Checkpoints);
 
   // ServerControl.checkpoint; rejects with a text for people. name: of the checkpoint in the folder.
   kj::Promise<Checkpointed> checkpoint(const Id& lease, uint32_t drainMs, const std::string& name);
-  // No session begins to be written any more.
+  // ServerControl.suspend and resume with a folder; reject with a text for people.
+  kj::Promise<Suspended> hold(const Id& lease, uint32_t drainMs, const std::string& name);
+  kj::Promise<void> restore(const Id& lease, const std::string& name);
+  // No session begins to be written or restored any more.
   void stop() { stopped_ = true; }
 
  private:
   class Cut;
-  struct Written;
   struct Job;
-  static Written writeFile(int socket, int file, const std::shared_ptr<Cut>& cut);
+  struct Restored;
+  struct Restoring;
   // Why the lease cannot be written so now; empty: it can.
   std::string refuses(const Id& lease) const;
+  std::string refusesToHold(const Id& lease) const;
   kj::Promise<Checkpointed> writeNow(Id lease, uint32_t drainMs, const std::string& name);
-  kj::Promise<Checkpointed> writeAll(Id lease, uint32_t drainMs, const std::string& name);
+  kj::Promise<Suspended> holdNow(Id lease, uint32_t drainMs, const std::string& name);
+  kj::Promise<std::shared_ptr<Job>> write(Id lease, uint32_t drainMs, const std::string& name, bool held);
+  kj::Promise<std::shared_ptr<Job>> writeAll(Id lease, uint32_t drainMs, const std::string& name, bool held);
   kj::Promise<void> writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs);
+  static void writeFile(int socket, const std::shared_ptr<Job>& job, size_t index);
+  static Checkpointed resultOf(const Job& job);
+  kj::Promise<void> restoreNow(Id lease, const std::string& name);
+  kj::Promise<void> restoreAll(std::shared_ptr<Restoring> job);
+  kj::Promise<void> restoreOne(std::shared_ptr<Restoring> job, size_t index);
+  kj::Promise<void> giveUp(std::shared_ptr<Restoring> job, const std::string& why);
+  static Manifest readChecked(const CheckpointFolder& folder, const std::string& name, const Manifest& here,
+                              std::vector<Descriptor>& files);
   Manifest describe(const Grant& grant) const;
+  void taskFailed(kj::Exception&& exception) override;
 
+  kj::Timer& timer_;
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
+  WorkerPool& pool_;
+  const WorkerStarts& starts_;
   Settings settings_;
   std::shared_ptr<const CheckpointFolder> folder_;  // null: none
   kj::ForkedPromise<bool> tidied_ = nullptr;        // what an earlier life has left there is removed
   bool stopped_ = false;
+  kj::TaskSet tasks_;
 };
 
 }  // namespace gpupool::server

@@ -51,8 +51,11 @@ kj::Promise<void> Control::sessions(SessionsContext context) {
 kj::Promise<void> Control::suspend(SuspendContext context) {
   const Id id = schema::read(context.getParams().getId());
   const uint32_t drainMs = context.getParams().getDrainMs();
+  const std::string folder = schema::text(context.getParams().getFolder());
   context.releaseParams();
-  return suspension_.suspend(id, drainMs).then([context](const Suspended& suspended) mutable {
+  if (!folder.empty() && !hooks_.hold) return KJ_EXCEPTION(FAILED, "this server writes no checkpoints");
+  auto suspended = folder.empty() ? suspension_.suspend(id, drainMs) : hooks_.hold(id, drainMs, folder);
+  return suspended.then([context](const Suspended& suspended) mutable {
     auto result = context.getResults().initResult();
     schema::writeKept(suspended.kept, result);
     result.setMovedBytes(suspended.movedBytes);
@@ -63,7 +66,10 @@ kj::Promise<void> Control::suspend(SuspendContext context) {
 
 kj::Promise<void> Control::resume(ResumeContext context) {
   const Id id = schema::read(context.getParams().getId());
+  const std::string folder = schema::text(context.getParams().getFolder());
   context.releaseParams();
+  if (!folder.empty() && !hooks_.restore) return KJ_EXCEPTION(FAILED, "this server restores no checkpoints");
+  if (!folder.empty()) return hooks_.restore(id, folder);
   return suspension_.resume(id).then([this, id] { hooks_.resumed(id); });
 }
 

@@ -29,6 +29,10 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
     // Checkpoints::checkpoint. Not set: refused.
     std::function<kj::Promise<Checkpointed>(const Id&, uint32_t drainMs, const std::string& name)>
         checkpoint = nullptr;
+    // Checkpoints::hold and restore. Not set: refused.
+    std::function<kj::Promise<Suspended>(const Id&, uint32_t drainMs, const std::string& name)> hold =
+        nullptr;
+    std::function<kj::Promise<void>(const Id&, const std::string& name)> restore = nullptr;
     // Resolves when no worker of an earlier life of this server is left that served the lease.
     std::function<kj::Promise<void>(const Id&)> earlierGone = [](const Id&) { return kj::READY_NOW; };
   };

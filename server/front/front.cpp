@@ -108,6 +108,12 @@ kj::Promise<void> Front::start() {
         hooks.checkpoint = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
           return checkpoints_->checkpoint(lease, drainMs, name);
         };
+        hooks.hold = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
+          return checkpoints_->hold(lease, drainMs, name);
+        };
+        hooks.restore = [this](const Id& lease, const std::string& name) {
+          return checkpoints_->restore(lease, name);
+        };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -247,7 +253,8 @@ void Front::startCheckpoints() {
   settings.server = options_.name;
   settings.rowsHash = inventory_.rowsHash;
   settings.folder = options_.checkpointFolder;
-  checkpoints_ = kj::heap<Checkpoints>(*leases_, *sessions_, *suspension_, std::move(settings));
+  checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
+                                       admission_->starts(), std::move(settings));
 }
 
 void Front::startTurns() {

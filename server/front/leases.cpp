@@ -201,6 +201,22 @@ void LeaseTable::unpause(const Id& id) {
   if (lease == nullptr) return;
   lease->paused = lease->aside = lease->moving = lease->resuming = false;
   lease->suspended.reset();
+  lease->held.reset();
+  lease->holding = false;
+}
+
+void LeaseTable::pauseToHold(const Id& id) {
+  pauseToMove(id);
+  if (Grant* lease = admissible(id)) lease->holding = true;
+}
+
+void LeaseTable::setHeld(const Id& id, const Id& checkpoint, Suspended suspended) {
+  Grant* lease = admissible(id);
+  if (lease == nullptr) return;
+  suspended.kept.assign(lease->devices.size(), 0);
+  setSuspended(id, std::move(suspended));
+  lease->held = checkpoint;
+  lease->holding = lease->moving = false;
 }
 
 void LeaseTable::setSuspended(const Id& id, Suspended suspended) {

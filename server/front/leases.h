@@ -69,6 +69,10 @@ struct Grant : Placement {
   bool aside = false;   // paused, so that others have their turn, and not by order
   bool moving = false;  // paused, while its sessions move to other workers
   std::optional<Suspended> suspended;
+  // Suspended, and its sessions are in files, in the checkpoint of this id: none of them is here, and none
+  // comes before it is restored.
+  std::optional<Id> held;
+  bool holding = false;                  // paused, while its sessions go into files and leave
   bool resuming = false;                 // suspended, with its whole reservation
   std::vector<uint64_t> lastKept;        // when it was last suspended or aside; empty: it never was
   std::map<Id, uint64_t> sessionEpochs;  // highest admitted, by session
@@ -122,6 +126,10 @@ class LeaseTable {
   void pauseToMove(const Id& id);
   // It runs, with its whole reservation.
   void unpause(const Id& id);
+  // pauseToMove, to hold it.
+  void pauseToHold(const Id& id);
+  // Suspended, with nothing left of it here.
+  void setHeld(const Id& id, const Id& checkpoint, Suspended suspended);
   // From here on it reserves `suspended.kept` alone, which has a number for each of its devices.
   void setSuspended(const Id& id, Suspended suspended);
   // Reserves all that the suspended lease had, until unpause or setSuspended. The error: what is missing.

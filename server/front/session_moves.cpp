@@ -67,8 +67,18 @@ kj::Promise<MoveAnswer> SessionTable::moveAway(uint64_t number, const std::strin
   Session* old = find(number);
   KJ_REQUIRE(old != nullptr && old->answer.get() == nullptr && old->moved.get() == nullptr,
              "a session has one order at a time");
-  old->toServer = server;
+  old->toServer = "server " + server;
   return orderMove(*old, epoch, means);
+}
+
+kj::Promise<MoveAnswer> SessionTable::hold(uint64_t number, uint64_t epoch, MoveMeans means) {
+  Session* session = find(number);
+  if (session == nullptr) return MoveAnswer{.gone = true};
+  KJ_REQUIRE(session->answer.get() == nullptr && session->moved.get() == nullptr,
+             "a session has one order at a time");
+  session->toServer = "a checkpoint";
+  session->holds = true;
+  return orderMove(*session, epoch, means);
 }
 
 kj::Promise<MoveAnswer> SessionTable::copy(uint64_t number, MoveMeans means) {
@@ -89,6 +99,7 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
   order.setEpoch(epoch);
   order.setStream(means.copier.get() < 0);
   order.setCopy(old.copies);
+  order.setHold(old.holds);
   std::vector<int> descriptors;
   if (means.copier.get() >= 0) descriptors.push_back(means.copier);
   descriptors.push_back(means.state);
@@ -136,7 +147,7 @@ void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
   if (away && answer.error.empty()) return hasLeft(session, kj::mv(session.moved), std::move(answer));
   if (away || session.copies) {
     session.toServer.clear();
-    session.copies = false;
+    session.copies = session.holds = false;
     auto fulfiller = kj::mv(session.moved);
     fulfiller->fulfill(kj::mv(answer));
     return;
@@ -159,7 +170,7 @@ void SessionTable::moved(Session& session, schema::MoveReport::Reader report) {
 
 void SessionTable::hasLeft(Session& session, kj::Own<kj::PromiseFulfiller<MoveAnswer>> fulfiller,
                            MoveAnswer answer) {
-  const std::string where = "moved to server " + session.toServer;
+  const std::string where = "moved to " + session.toServer;
   GPUPOOL_INFO("session %s: has %s", session.facts.session.text().c_str(), where.c_str());
   session.role = Role::old;
   old_.push_back(takeFrom(living_, session));
@@ -238,7 +249,7 @@ void SessionTable::finishServing(Session& session, const WorkerChild::Exit& exit
   }
   if (other != nullptr) tasks_.add(drop(*other, text));
   if (!session.toServer.empty() && !session.ordered && !exit.clean)
-    text += ", while the session moved to server " + session.toServer + ", where its client may be";
+    text += ", while the session moved to " + session.toServer + ", where its client may be";
   conclude(session, exit, std::move(text));
 }
 

@@ -153,6 +153,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Has its state written into a file, by who is at the other end of `means.state` (MoveOrder.copy): the
   // session goes on here, whatever comes of it. One order at a time, as above.
   kj::Promise<MoveAnswer> copy(uint64_t number, MoveMeans means);
+  // The same, and the session goes there, as `epoch`: when that is answered, it has left.
+  kj::Promise<MoveAnswer> hold(uint64_t number, uint64_t epoch, MoveMeans means);
   // Why a session cannot come here from another server; empty: it can.
   std::string refusesArrival(const SessionFacts& facts) const;
   // An earlier worker that waits for the same session, and has no client, ends. Resolves when it is gone.
@@ -211,7 +213,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
-    std::string toServer;  // that order's, where the session goes to another server
+    std::string toServer;  // that order's, where the session leaves this server: where to
+    bool holds = false;    // that is a file
     bool copies = false;   // that order is to copy it into a file
     // Of a next one.
     kj::Own<void> beginning;                // of one that comes from another server, until its client is here

@@ -184,6 +184,7 @@ kj::Promise<void> Suspension::resumeNow(Id lease) {
   const Grant* grant = leases_.admissible(lease);
   if (grant == nullptr) failOrder("lease " + lease.text() + " is not known here, or is ending");
   if (!grant->suspended) return kj::READY_NOW;
+  if (grant->held) failOrder("the lease is held in files: gpupool restore brings it back");
   if (!grant->aside)
     if (const auto why = leases_.crowded(lease)) failOrder("the lease cannot be resumed: " + *why);
   if (const auto missing = leases_.reserveAgain(lease)) {

@@ -194,3 +194,61 @@ TEST_CASE("a server without the option says so; one that comes again tidies up")
   SessionBench bench(writing(folder.path));
   bench.until([&] { return !fs::exists(left); });
 }
+
+TEST_CASE("what cannot be held, or is not, is refused with the reason") {
+  Bench bench;
+  const auto hold = [&] {
+    auto order = bench.checkpoints.hold(kLease, 1000, "monday").eagerlyEvaluate(nullptr);
+    return failure([&] { order.wait(bench.io.waitScope); });
+  };
+  const auto restore = [&] {
+    auto order = bench.checkpoints.restore(kLease, "monday").eagerlyEvaluate(nullptr);
+    return failure([&] { order.wait(bench.io.waitScope); });
+  };
+  CHECK(contains(hold(), "has no session"));
+  Opening one = bench.session(1, "train");
+  CHECK(contains(hold(), "train (process"));
+  CHECK(contains(hold(), "shares memory with this server (transport shm)"));
+  CHECK(contains(restore(), "not held in files"));
+  bench.suspension.suspend(kLease, 1000).wait(bench.io.waitScope);
+  CHECK(contains(hold(), "suspended: resume it first"));
+  CHECK(contains(restore(), "not held in files"));
+  bench.suspension.resume(kLease).wait(bench.io.waitScope);
+  CHECK(bench.names().empty());
+  CHECK(bench.order(one, 'e') == "e01");
+}
+
+TEST_CASE("a lease that is held has nothing here, and its clients are told to ask again") {
+  Bench bench;
+  Opening one = bench.session(1, "train", "ucx");
+  bench.leases.pauseToHold(kLease);
+  Opening early;
+  CHECK(bench.open(early, 1, 2) == "a session of the lease is moving");
+  CHECK(early.suspended);
+  bench.leases.setHeld(kLease, {7, 7}, {});
+  CHECK(bench.leases.reserved(0) == 0);
+  CHECK(bench.leases.suspended().size() == 1);
+  Opening client;
+  CHECK(bench.open(client, 1, 2) == "the lease is suspended");
+  CHECK(client.suspended);
+  CHECK(
+      contains(failure([&] { bench.suspension.resume(kLease).wait(bench.io.waitScope); }), "held in files"));
+  CHECK(bench.leases.reserved(0) == 0);
+  CHECK(contains(failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); }),
+                 "No such file"));
+  CHECK(bench.paused());
+  // Whole, and of this lease, and not the one in which it is held.
+  {
+    Manifest manifest;
+    manifest.id = {8, 8};
+    manifest.lease = kLease;
+    manifest.tenant = "tenant";
+    manifest.held = true;
+    auto draft = CheckpointFolder(bench.path, kServer).begin("monday");
+    draft.publish(kManifestName, encodeManifest(manifest));
+  }
+  const std::string why =
+      failure([&] { bench.checkpoints.restore(kLease, "monday").wait(bench.io.waitScope); });
+  CHECK(contains(why, "it is not the one in which the lease is held"));
+  CHECK(bench.leases.admissible(kLease)->held.has_value());
+}

@@ -59,7 +59,8 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
         suspension(timer, leases, sessions, suspensionSettings()),
         migration(io.provider->getNetwork(), timer, leases, sessions, suspension, pool, admission.starts(),
                   migrationSettings()),
-        checkpoints(leases, sessions, suspension, {settings.server, kRows, settings.checkpointFolder}),
+        checkpoints(timer, leases, sessions, suspension, pool, admission.starts(),
+                    {settings.server, kRows, settings.checkpointFolder}),
         accepting_(*this) {}
   ~ServerSide() {
     if (!dies) stop();

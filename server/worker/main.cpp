@@ -110,6 +110,9 @@ int serve(const server::WorkerArguments& arguments) {
                       [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
                         suspender.move(drain, epoch, copier, socket);
                       },
+                      [&](std::chrono::milliseconds drain, uint64_t epoch, int socket) {
+                        suspender.hold(drain, epoch, socket);
+                      },
                       [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); }});
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturb)

@@ -72,6 +72,7 @@ Session::Session(const Driver& driver, const SessionStart& start,
       account_(account != nullptr ? std::move(account) : std::make_unique<OwnAccount>(limits(start))),
       objectMemory_(*account_),
       space_(driver, objects_.devices(), *account_),
+      connected_(connection != nullptr),
       connection_(std::move(connection)),
       views_(driver, std::move(pages)),
       words_(

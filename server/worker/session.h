@@ -117,9 +117,9 @@ class Session {
   void tellOutput();
   // The client may go on here.
   void letClientStay();
-  // The client is told to go on at the other worker, as `epoch`. True: it has gone; false: it stays, or the
-  // session ends.
-  bool sendClientAway(uint64_t epoch);
+  // The client is told to go on at the other worker, as `epoch`, or, held, that none waits for it. True: it
+  // has gone; false: it stays, or the session ends.
+  bool sendClientAway(uint64_t epoch, bool held = false);
   // The client is gone: whether it left for the other worker is read to its end first.
   void awaitParting();
   // Where the numbers of frames, aside calls and effects stand.
@@ -137,6 +137,7 @@ class Session {
   void connect(std::unique_ptr<transport::Connection> connection) {
     std::lock_guard lock(noticeMutex_);
     connection_ = std::move(connection);
+    connected_.store(true, std::memory_order_release);
   }
   // Pinned memory that was adopted is to be registered by the next context.
   void registerHost() { hostLost_ = true; }
@@ -174,6 +175,9 @@ class Session {
   }
   // Runs host function `callback` of the client and waits for its answer; on a driver thread.
   void runCallback(uint64_t callback, CUresult status);
+  // Any thread. False: it was rebuilt here, and its client has not come yet; nobody may ask about the
+  // connection.
+  bool connected() const { return connected_.load(std::memory_order_acquire); }
   bool mapsMemory() const { return connection_->mapsMemory(); }
   // Regions of pinned memory by address, to be withdrawn with it.
   void keepRegion(uint64_t address, transport::Region region) { regions_[address] = region; }
@@ -251,6 +255,7 @@ class Session {
   std::unique_ptr<Account> account_;
   ObjectMemory objectMemory_;
   Space space_;
+  std::atomic<bool> connected_{false};
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   HostViews views_;
   std::map<CUdevice, CUcontext> primaries_;

@@ -107,8 +107,8 @@ bool Session::noticeUntil(NoticeType type, std::chrono::steady_clock::time_point
 
 // No bound: a client may be stopped for as long as somebody likes, and only it knows where it goes on. It
 // ends with the connection.
-bool Session::sendClientAway(uint64_t epoch) {
-  const schema::MovedBody body{static_cast<uint32_t>(epoch), 0};
+bool Session::sendClientAway(uint64_t epoch, bool held) {
+  const schema::MovedBody body{static_cast<uint32_t>(epoch), held ? 1u : 0u};
   notice(NoticeType::moved, &body, sizeof body, {});
   std::unique_lock lock(moveMutex_);
   while (!left_ && !stopping_) moveHeard_.wait_for(lock, kTick);

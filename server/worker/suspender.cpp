@@ -72,7 +72,7 @@ void Suspender::suspend(std::chrono::milliseconds drain, int copier) {
   auto link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({true, drain, std::move(link), 0, -1, false});
+    orders_.push_back({true, drain, std::move(link), 0, -1, false, false});
   }
   changed_.notify_all();
 }
@@ -90,7 +90,15 @@ void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier
   if (copier >= 0) link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({false, drain, std::move(link), epoch, state, false});
+    orders_.push_back({false, drain, std::move(link), epoch, state, false, false});
+  }
+  changed_.notify_all();
+}
+
+void Suspender::hold(std::chrono::milliseconds drain, uint64_t epoch, int state) {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({false, drain, nullptr, epoch, state, false, true});
   }
   changed_.notify_all();
 }
@@ -98,7 +106,7 @@ void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier
 void Suspender::copy(std::chrono::milliseconds drain, int state) {
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({false, drain, nullptr, 0, state, true});
+    orders_.push_back({false, drain, nullptr, 0, state, true, false});
   }
   changed_.notify_all();
 }
@@ -285,6 +293,11 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = "the session is suspended";
     return outcome;
   }
+  // Of a session that has just come here the server may know the client before this worker does.
+  if (!lookUntil(began + order.drain, [this] { return session_.connected() || stopping(); }) || stopping()) {
+    outcome.error = stopping() ? "the session is ending" : "the program has not come to this worker yet";
+    return outcome;
+  }
   if (order.link == nullptr && !order.copy && session_.mapsMemory()) {
     outcome.error = "the session shares memory with its client";
     return outcome;
@@ -381,7 +394,7 @@ std::string Suspender::lookAtContents(bool shared, Digests& seen) {
 }
 
 std::string Suspender::sendClientAway(const Order& order) {
-  if (session_.sendClientAway(order.epoch)) return "";
+  if (session_.sendClientAway(order.epoch, order.hold)) return "";
   return stopping() ? "the session is ending" : "the program does not reach the other worker";
 }
 

@@ -54,6 +54,8 @@ class Suspender {
   void resume();
   // state: the state socket. Both are taken. copier: -1: the other worker is on another machine.
   void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
+  // The session goes into a file, and its client leaves: a move as a stream, behind which no worker waits.
+  void hold(std::chrono::milliseconds drain, uint64_t epoch, int state);
   // The session's state goes into a file (server/files/session_file.h), whose writer is at the other end of
   // the state socket, which is taken; the session goes on here, whatever comes of it. Reported as a move is.
   void copy(std::chrono::milliseconds drain, int state);
@@ -79,7 +81,7 @@ class Suspender {
     std::unique_ptr<CopierLink> link;
     uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
     int state = -1;      // of a move, and of a copy
-    bool copy = false;
+    bool copy = false, hold = false;
 
     bool streams() const { return state >= 0; }
   };

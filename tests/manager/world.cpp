@@ -450,10 +450,11 @@ class World final : private PoolEvents {
     });
   }
 
-  void suspend(const std::string& server, const Id& id, uint32_t, uint64_t order) override {
+  void suspend(const std::string& server, const Id& id, uint32_t, const std::string&,
+               uint64_t order) override {
     sendOrder(server, id, order, true);
   }
-  void resume(const std::string& server, const Id& id, uint64_t order) override {
+  void resume(const std::string& server, const Id& id, const std::string&, uint64_t order) override {
     sendOrder(server, id, order, false);
   }
   void sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends) {
@@ -927,12 +928,14 @@ class World final : private PoolEvents {
     std::advance(at, static_cast<std::ptrdiff_t>(pickMove(pool_->leases().size())));
     const bool suspends = pickMove(5) < (at->second.state == LeaseState::suspended ? 1 : 4);
     const uint32_t waitMs = pickMove(2) == 0 ? 0 : static_cast<uint32_t>(pickMove(8000));
-    toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends] {
+    // Into files, or from there: the server knows.
+    const std::string folder = pickTarget(2) == 0 ? "" : "monday";
+    toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends, folder] {
       try {
         if (suspends)
-          pool_->suspend({}, id, 1000, clock_->now());
+          pool_->suspend({}, id, 1000, clock_->now(), folder);
         else
-          pool_->resume({}, id, waitMs, clock_->now());
+          pool_->resume({}, id, waitMs, clock_->now(), folder);
       } catch (const std::invalid_argument&) {
         return;  // not in the state for it
       }

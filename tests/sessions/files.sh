@@ -126,6 +126,70 @@ touch "$folder/end"
 ends_well two
 check "both are right" test "$(tail -qn 1 "$folder/one" "$folder/other" | xargs)" = "PASS PASS"
 
+ticks_of() { awk '{ print $14 + $15 }' "/proc/$1/stat"; }
+is_running() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $5 $6 $7 }' | grep -c active)" -eq 1 ]; }
+restore() { run gpupool restore "$@"; }
+refuses_to_restore() { # REGEX WORDS...
+  local regex=$1
+  shift
+  restore "$@"
+  check "not restored: $out" test "$status" -eq 1
+  check "one line on stderr" one_line "$err" "$regex"
+}
+flip() { # flip FILE AT: one bit
+  python3 -c 'import sys
+with open(sys.argv[1], "r+b") as file:
+  file.seek(int(sys.argv[2])); byte = file.read(1)[0]; file.seek(int(sys.argv[2])); file.write(bytes([byte ^ 1]))' "$@"
+}
+
+case_of "held, and restored"
+rm -f "$folder/end"
+all_free=$(gpupool devices --json | grep -o '"freeBytes": *[0-9]*')
+launch work "${launcher[@]}" "$programs/steady_work" --mib 64 --until "$folder/end" --pause 2
+until_true has_worker || fail "it does not run: $(cat "$folder/work.err")"
+checkpoint "$lease" before
+check "written: $status $err" test "$status" -eq 0
+if [ "$transport" = shm ]; then
+  checkpoint --hold "$lease" held
+  check "refused: $out" test "$status" -eq 1
+  check "the reason: $err" has "$err" "shares memory with this server"
+else
+  for round in 1 2; do
+    checkpoint --hold "$lease" "held-$round"
+    check "held: $status $out $err" test "$status" -eq 0
+    check "its workers are gone" until_true workers_are 0
+    check "its GPU is free" test "$(gpupool devices --json | grep -o '"freeBytes": *[0-9]*')" = "$all_free"
+    program=$(pgrep -P "$launched" steady_work)
+    before=$(ticks_of "$program")
+    run gpupool run -- "${launcher[@]}" "$programs/steady_work" --mib 16 --rounds 4
+    check "another lease has the whole GPU: $status $err" test "$status" -eq 0
+    sleep 1
+    check "it sleeps: $before, $(ticks_of "$program")" test "$(($(ticks_of "$program") - before))" -le 5
+    run gpupool resume "$lease"
+    check "resume does not do: $status $out" test "$status" -eq 1
+    check "the reason: $err" has "$err" "held in files"
+    refuses_to_restore "it is not the one in which the lease is held" "$lease" before
+    refuses_to_restore "No such file or directory" "$lease" nowhere
+    cp -r "$checkpoints/held-$round" "$checkpoints/damaged"
+    file=$(find "$checkpoints/damaged" -type f ! -name manifest)
+    flip "$file" $(($(size_of "$file") / 2))
+    refuses_to_restore "the file is damaged" "$lease" damaged
+    cp "$checkpoints/held-$round/${file##*/}" "$file"
+    truncate -s -1 "$file"
+    refuses_to_restore "the file is damaged" "$lease" damaged
+    flip "$checkpoints/damaged/manifest" 100
+    refuses_to_restore "its manifest is damaged" "$lease" damaged
+    rm -r "$checkpoints/damaged"
+    restore "$lease" "held-$round"
+    check "restored: $status $out $err" test "$status" -eq 0
+    check "a worker has it" until_true workers_are 1
+    refuses_to_restore "cannot be restored: it runs" "$lease" "held-$round"
+  done
+fi
+touch "$folder/end"
+ends_well work
+check "it is right: $(cat "$folder/work.out")" test "$(tail -1 "$folder/work.out")" = PASS
+
 case_of "a disk that is full, and a folder that goes away"
 rm -f "$folder/end"
 if small=$(mktemp -d "$folder/small-XXXX") && mount -t tmpfs -o size=16m none "$small" 2>/dev/null; then
