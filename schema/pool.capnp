@@ -255,7 +255,7 @@ interface Manager {
   # that name in the server's checkpoint folder. All sessions stand still for that at one moment; programs see that calls
   # take longer and nothing else. Returns when it is on the disk; fails with the reason, and then nothing of it is.
   # drainMs: as in migrate.
-  checkpoint @16 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
+  checkpoint @18 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
 
   # The lease's holder. Where a session of the lease that moves finds its next worker first, and where new sessions begin
   # last: one server, or two while the lease is moving. The lease's key is the same on both.
