@@ -198,6 +198,7 @@ void Session::goAway() {
   if (next.connection != nullptr) next.connection->close();
   beside_ = nullptr;
   tellReason("the session was held in files, and does not go on: " + why + "; start the program again");
+  connection_->close();  // no thread may still send to the worker that was left
   std::lock_guard lock(moveMutex_);
   course_.arrive();
   moveChanged_.notify_all();

@@ -100,8 +100,8 @@ struct Lease {
   std::optional<LeaseTurn> turn;             // none: it takes no turns
   std::string movesTo;                       // as in pool.capnp; for people
   std::vector<std::string> hindrances = {};  // likewise
-  std::string reason = {};        // this, too: why it was asked for
-  uint64_t endsInMs = 0;          // until its time limit is over; 0: it has none
+  std::string reason = {};                   // this, too: why it was asked for
+  uint64_t endsInMs = 0;                     // until its time limit is over; 0: it has none
 };
 
 // What the server says when it has suspended a lease.

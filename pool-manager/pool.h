@@ -320,10 +320,10 @@ class Pool {
     LeaseRequest request;
     Principal who;
     uint64_t untilMs = 0;
-    bool resumes = false;  // request.id is a suspended lease, and nothing else of the request counts
-    uint64_t number = 0;   // grows with every request
-    Wish wish = {};        // what the request names; its endsMs when it is looked at
-    bool noted = false;    // the audit log says that it waits
+    bool resumes = false;     // request.id is a suspended lease, and nothing else of the request counts
+    uint64_t number = 0;      // grows with every request
+    Wish wish = {};           // what the request names; its endsMs when it is looked at
+    bool noted = false;       // the audit log says that it waits
     std::string folder = {};  // resumes: from these files; empty: from where its server keeps it
   };
   // What those who are before the next one leave, while the queue is served.

@@ -20,8 +20,8 @@
 namespace gpupool::pool {
 namespace {
 
-constexpr unsigned kMaxListed = 4096;  // ids in a beat
-constexpr unsigned kMaxReasons = 64;   // of what hinders a lease
+constexpr unsigned kMaxListed = 4096;   // ids in a beat
+constexpr unsigned kMaxReasons = 64;    // of what hinders a lease
 constexpr unsigned kMostEntries = 500;  // of the audit log, in one answer
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection

@@ -168,7 +168,7 @@ TEST_CASE_METHOD(Fixture, "leases are suspended, resumed, moved and released; ea
     const Reply reply = post(path + "/release");
     CHECK(reply.status == 200);
     CHECK(reply.json["state"] == "ended");
-    CHECK(reply.json["reason"] == "released");
+    CHECK(reply.json["reason"] == "somebody has released it (gpupool release)");
   }
   CHECK(server.leases.empty());
   CHECK(get(path).code() == "lease_ended");
