@@ -305,7 +305,8 @@ TEST_CASE("the record stays as large as what lives, however long the program run
     const auto answer = client.await(call, arguments);
     REQUIRE(answer.status() == CUDA_SUCCESS);
     uint64_t first = 0;
-    std::memcpy(&first, answer.outputs.data(), std::min(sizeof first, answer.outputs.size()));
+    if (!answer.outputs.empty())
+      std::memcpy(&first, answer.outputs.data(), std::min(sizeof first, answer.outputs.size()));
     return first;
   };
   done(ROW("sessionExtentMap"), Arguments().value(0).value(device).value(2 * kMiB));
