@@ -83,13 +83,34 @@ void loadModule(Session& session, Call& call) {
   });
 }
 
+// While it lives no context is current on this thread.
+class NoContext {
+ public:
+  explicit NoContext(const Driver& driver) : driver_(driver) {
+    if (driver_.cuCtxGetCurrent(&found_) == CUDA_SUCCESS && found_ != nullptr)
+      driver_.cuCtxSetCurrent(nullptr);
+  }
+  ~NoContext() {
+    if (found_ != nullptr) driver_.cuCtxSetCurrent(found_);
+  }
+  NoContext(const NoContext&) = delete;
+  NoContext& operator=(const NoContext&) = delete;
+
+ private:
+  const Driver& driver_;
+  CUcontext found_ = nullptr;
+};
+
 // CU_LIBRARY_BINARY_IS_PRESERVED: "code can be accessed at any point until cuLibraryUnload" (driver manual,
 // Library Management). Without it the driver, which loads kernels when they are first used, makes a copy of
 // its own; so it reads the cache's file, which costs this process no memory, and every session of the server
 // shares the pages.
+// A driver may load at once for the context that is current. The frame names none, and the one that an earlier
+// frame left current is not the same in a rebuilt session: then the code's variables lie elsewhere.
 void loadLibrary(Session& session, Call& call) {
   load<LibraryLoad, "library">(
       session, call, true, [&](const void* image, JitOptions& options, auto& served) {
+        const NoContext none(session.driver());
         CUlibraryOption preserved = CU_LIBRARY_BINARY_IS_PRESERVED;
         void* yes = reinterpret_cast<void*>(1);
         return session.driver().cuLibraryLoadData(

@@ -389,6 +389,41 @@ TEST_CASE("code is loaded by one call at a time, with its entry in the record") 
   CHECK(client.session->record().size() == before + 2);
 }
 
+// Else its variables would lie where the frame before has left them.
+TEST_CASE("a library is loaded for no context, and the next frame finds its own") {
+  static const server::Driver* real = nullptr;
+  static CUcontext seen, later;
+  const auto driver = server::Driver::load(SOFT_DRIVER);
+  auto& table = const_cast<server::Driver&>(*driver);  // the test's own, that nobody reads yet
+  real = &softDriver();
+  table.cuLibraryLoadData = [](CUlibrary* library, const void* image, CUjit_option* options, void** values,
+                               unsigned count, CUlibraryOption* names, void** settings, unsigned settingCount) {
+    real->cuCtxGetCurrent(&seen);
+    return real->cuLibraryLoadData(library, image, options, values, count, names, settings, settingCount);
+  };
+  table.cuModuleLoadDataEx = [](CUmodule* module, const void* image, unsigned count, CUjit_option* options,
+                                void** values) {
+    real->cuCtxGetCurrent(&later);
+    return real->cuModuleLoadDataEx(module, image, count, options, values);
+  };
+  constexpr char kCode[] = ".version 9.0\n.target sm_75\n.address_size 64\n.global .u32 variable;\n";
+  Client client(*driver);
+  client.open();
+  const auto load = [&](uint32_t call, handles::Kind kind, uint32_t index) {
+    const uint64_t handle = makeHandle(kind, index, 1);
+    REQUIRE(client.await(call, client.loading(handle, kCode)).status() == CUDA_SUCCESS);
+  };
+  load(ROW("sessionModuleLoad"), handles::Kind::module, 1);
+  const CUcontext mine = later;
+  REQUIRE(mine != nullptr);
+  seen = mine;
+  load(ROW("sessionLibraryLoad"), handles::Kind::library, 1);
+  CHECK(seen == nullptr);
+  later = nullptr;
+  load(ROW("sessionModuleLoad"), handles::Kind::module, 2);
+  CHECK(later == mine);
+}
+
 // NVIDIA's driver takes a stream's handle for a pointer, also when that stream has been destroyed: it crashed
 // on an H200. The software GPU looks handles up.
 TEST_CASE("a stream that has been destroyed is not asked about, also while another one captures") {
