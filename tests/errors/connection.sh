@@ -60,7 +60,9 @@ for i in 1 2 3; do
   check "no call failed in run $i" test "$out$err" = "no call failed"
 done
 
+no_lease() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 case_of "nothing fits"
+check "the last lease has ended" until_true no_lease # a device of one that ends is told otherwise
 says 100 "2 devices on one server are wanted, but no server has more than 1: node: .*gpupool devices" env GPUPOOL_GPUS=2 \
   LD_LIBRARY_PATH="$library" "${first_error[@]}"
 refused "no server has more than 1.*gpupool devices" gpupool run --gpus 2 -- "${first_error[@]}"
