@@ -105,8 +105,8 @@ class NoContext {
 // Library Management). Without it the driver, which loads kernels when they are first used, makes a copy of
 // its own; so it reads the cache's file, which costs this process no memory, and every session of the server
 // shares the pages.
-// A driver may load at once for the context that is current. The frame names none, and the one that an earlier
-// frame left current is not the same in a rebuilt session: then the code's variables lie elsewhere.
+// A driver may load at once for the context that is current. The frame names none, and the one that an
+// earlier frame left current is not the same in a rebuilt session: then the code's variables lie elsewhere.
 void loadLibrary(Session& session, Call& call) {
   load<LibraryLoad, "library">(
       session, call, true, [&](const void* image, JitOptions& options, auto& served) {

@@ -397,7 +397,8 @@ TEST_CASE("a library is loaded for no context, and the next frame finds its own"
   auto& table = const_cast<server::Driver&>(*driver);  // the test's own, that nobody reads yet
   real = &softDriver();
   table.cuLibraryLoadData = [](CUlibrary* library, const void* image, CUjit_option* options, void** values,
-                               unsigned count, CUlibraryOption* names, void** settings, unsigned settingCount) {
+                               unsigned count, CUlibraryOption* names, void** settings,
+                               unsigned settingCount) {
     real->cuCtxGetCurrent(&seen);
     return real->cuLibraryLoadData(library, image, options, values, count, names, settings, settingCount);
   };
