@@ -30,6 +30,7 @@ struct SessionRecord {
   stagingBytes @21 :UInt64;       # of its staging memory
   digests @22 :List(RecordDigest); # tests: of the contents, as the worker that the session leaves sees them
   wordsBytes @23 :UInt64;         # of its words
+  contextAhead @24 :UInt32;       # 1 + the device, by index, whose context was there before the first call; 0: none was
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

@@ -230,7 +230,11 @@ CUcontext warmUp(const Driver& driver, int device) {
     GPUPOOL_INFO("no arena for module globals: the session cannot be restored elsewhere");
   const PlaceGlobals guard;
   checked(driver, driver.cuInit(0), "cuInit");
-  if (device < 0) return nullptr;
+  return device < 0 ? nullptr : contextAhead(driver, device);
+}
+
+CUcontext contextAhead(const Driver& driver, int device) {
+  const PlaceGlobals guard;
   CUdevice handle = 0;
   CUcontext context = nullptr;
   checked(driver, driver.cuDeviceGet(&handle, device), "cuDeviceGet");

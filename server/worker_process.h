@@ -69,6 +69,9 @@ int runInventory(const std::string& driverPath, uint64_t rowsHash);
 // (one worker a device can afford one: 527 MiB), which it returns then. Throws.
 CUctx_st* warmUp(const Driver& driver, int device = -1);
 
+// That context alone; after warmUp. Throws.
+CUctx_st* contextAhead(const Driver& driver, int device);
+
 struct SessionStart {
   Id session;
   uint64_t epoch = 0;

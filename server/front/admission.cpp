@@ -285,13 +285,18 @@ kj::Promise<void> Admission::startCounted(Attempt& attempt) {
   return start(attempt);
 }
 
+kj::Promise<kj::Own<WorkerChild>> Admission::takeWorker(const Attempt& attempt) {
+  return attempt.arrives ? pool_.takeWithoutContext(settings_.workerBound)
+                         : pool_.take(attempt.ordinals, settings_.workerBound);
+}
+
 kj::Promise<void> Admission::start(Attempt& attempt) {
-  return pool_.take(attempt.ordinals, settings_.workerBound)
-      .then([this, &attempt](kj::Own<WorkerChild> worker) { return handOver(attempt, kj::mv(worker)); },
-            [this, &attempt](kj::Exception&& exception) {
-              GPUPOOL_ERROR("session refused: %s", exception.getDescription().cStr());
-              return answer(attempt, "server " + settings_.server + ": " + exception.getDescription().cStr());
-            });
+  return takeWorker(attempt).then(
+      [this, &attempt](kj::Own<WorkerChild> worker) { return handOver(attempt, kj::mv(worker)); },
+      [this, &attempt](kj::Exception&& exception) {
+        GPUPOOL_ERROR("session refused: %s", exception.getDescription().cStr());
+        return answer(attempt, "server " + settings_.server + ": " + exception.getDescription().cStr());
+      });
 }
 
 kj::Promise<void> Admission::handOver(Attempt& attempt, kj::Own<WorkerChild> worker) {
@@ -346,8 +351,8 @@ kj::Promise<void> Admission::launch(Attempt& attempt, kj::Own<WorkerChild> worke
 
 kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
   KJ_REQUIRE(++attempt.workersLost < 3, "three workers in a row died before the session began");
-  return pool_.take(attempt.ordinals, settings_.workerBound)
-      .then([this, &attempt](kj::Own<WorkerChild> worker) { return launch(attempt, kj::mv(worker)); });
+  return takeWorker(attempt).then(
+      [this, &attempt](kj::Own<WorkerChild> worker) { return launch(attempt, kj::mv(worker)); });
 }
 
 // Of a session that moves: its new worker waits for it. So it begins none, also where the lease is paused.

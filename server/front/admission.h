@@ -81,6 +81,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   void place(Attempt& attempt, const Grant& grant);
   // Why the lease has no session more; empty: it may.
   std::string crowded(const Id& lease) const;
+  kj::Promise<kj::Own<WorkerChild>> takeWorker(const Attempt& attempt);
   kj::Promise<void> start(Attempt& attempt);
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);

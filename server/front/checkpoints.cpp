@@ -377,7 +377,7 @@ kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t
   facts.command = session.command;
   facts.transport = session.transport;
   facts.place(*grant, leases_.devices());
-  return pool_.take(leases_.ordinals(*grant), settings_.workerBound)
+  return pool_.takeWithoutContext(settings_.workerBound)
       .then([this, job, index](kj::Own<WorkerChild> worker) -> kj::Promise<void> {
         Grant* grant = leases_.admissible(job->lease);
         Restored& one = job->sessions[index];

@@ -155,7 +155,7 @@ kj::Promise<MoveAnswer> Migration::moveHere(Order order, uint64_t number, const 
   SessionFacts facts = *sessions_.facts(number);
   ++facts.epoch;
   facts.place(placement, leases_.devices());
-  return pool_.take(leases_.ordinals(placement), settings_.workerBound)
+  return pool_.takeWithoutContext(settings_.workerBound)
       .then([this, order, number, facts](kj::Own<WorkerChild> next) {
         if (order.stream) return moveTo(order, number, facts, kj::mv(next), nullptr);
         return settings_.copier().then(

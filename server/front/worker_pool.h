@@ -45,6 +45,8 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   // A ready worker, now the caller's, for a session on these devices: never one with a context on another
   // device, which would take that device's memory. Rejects after `bound`, saying why there is none.
   kj::Promise<kj::Own<WorkerChild>> take(std::vector<int> ordinals, kj::Duration bound);
+  // For a session that is rebuilt: the worker makes the contexts in the order of the session's first one.
+  kj::Promise<kj::Own<WorkerChild>> takeWithoutContext(kj::Duration bound) { return take({}, bound); }
   uint32_t warm() const { return static_cast<uint32_t>(ready_.size()); }
   // False after three failures to start in a row: sessions would not start either.
   bool healthy() const { return failures_ < 3; }

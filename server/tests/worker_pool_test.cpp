@@ -103,6 +103,8 @@ TEST_CASE("a session gets a worker with a context on its own device, or with non
   CHECK(context(*second) == -1);
   CHECK(context(*third) == -1);
   CHECK(context(*fourth) == -1);
+  auto rebuilt = pool.takeWithoutContext(20 * kj::SECONDS);
+  CHECK(context(*rebuilt.wait(bench.io.waitScope)) == -1);  // though device 0's is there
   CHECK(context(*bench.take(pool, {1, 0})) == 0);
   CHECK(pool.healthy());
   CHECK(pool.lastFailure().empty());

@@ -65,6 +65,24 @@ std::optional<int> waitForClient(server::WorkerProcess& process, const server::S
   return process.waitForClient(kClientsLastTime);
 }
 
+// What the old worker sends first. This one has no context: it makes the one that the old one began with.
+std::string receive(const server::Driver& driver, const server::SessionStart& start, server::Rebuild& rebuild,
+                    server::HostPages& pages) {
+  server::HostPages own = pages;
+  if (std::string why = rebuild.receive(pages); !why.empty()) return why;
+  const unsigned ahead = rebuild.contextAhead();
+  if (own.registeredIn != nullptr || ahead > start.devices.size())
+    return "the worker's first context is not the session's";
+  if (ahead == 0) return "";
+  CUcontext context = server::contextAhead(driver, static_cast<int>(start.devices[ahead - 1].info.ordinal));
+  server::registerHostPages(driver, context, own);
+  if (start.stream)
+    pages = own;
+  else
+    server::exchangeHostPages(driver, own, pages);
+  return "";
+}
+
 int serve(const server::WorkerArguments& arguments) {
   server::preferForOutOfMemory();
   transport::expeditedBarrier();  // registering takes 17 ms once the driver's threads are there
@@ -92,9 +110,7 @@ int serve(const server::WorkerArguments& arguments) {
     server::RebuildAccount& memory = *account;
     std::unique_ptr<transport::Connection> connection;
     if (start->rebuild) {
-      const server::HostPages own = pages;
-      why = rebuild.receive(pages);
-      if (pages.registeredIn != own.registeredIn) server::exchangeHostPages(*driver, own, pages);
+      why = receive(*driver, *start, rebuild, pages);
     } else {
       connection = connect(arguments, *start, start->socket);
     }

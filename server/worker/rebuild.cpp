@@ -103,6 +103,8 @@ std::string Rebuild::receive(HostPages& pages) {
   }
 }
 
+unsigned Rebuild::contextAhead() const { return state_->record().getContextAhead(); }
+
 std::string Rebuild::receiveDescriptors(HostPages& pages) {
   const auto record = state_->record();
   const bool pieces = record.getPieces().size() != 0;

@@ -49,6 +49,9 @@ class Rebuild {
   // What the session is, without the contents of arrays and variables; in `pages`, but not by a stream, its
   // words and its staging memory, not registered.
   std::string receive(HostPages& pages);
+  // After it: 1 + the device, by index, whose context was there before the session's first call, or 0. The
+  // driver places code behind contexts: it must be there here, too, and no other.
+  unsigned contextAhead() const;
   // In a session that has no connection yet.
   std::string make(Session& session);
   // Tells the old worker what has become of it.

@@ -91,7 +91,12 @@ Session::Session(const Driver& driver, const SessionStart& start,
   CUdevice device = 0;
   CUcontext warm = views_.warmContext();
   if (warm == nullptr || driver_.cuCtxPushCurrent_v2(warm) != CUDA_SUCCESS) return;
-  if (driver_.cuCtxGetDevice(&device) == CUDA_SUCCESS) primaries_[device] = warm;
+  if (driver_.cuCtxGetDevice(&device) == CUDA_SUCCESS) {
+    primaries_[device] = warm;
+    const auto& mine = objects_.devices();
+    const auto at = std::find(mine.begin(), mine.end(), device);
+    if (at != mine.end()) contextAhead_ = static_cast<unsigned>(at - mine.begin()) + 1;
+  }
   driver_.cuCtxPopCurrent_v2(&warm);
 }
 

@@ -163,6 +163,8 @@ class Session {
   CUresult makeCurrentAgain(uint64_t id);
   // The driver's primary context of each device, once it is known. Executor only.
   std::map<CUdevice, CUcontext>& primaries() { return primaries_; }
+  // 1 + the device, by index, whose context was there before the first call; 0: none was.
+  unsigned contextAhead() const { return contextAhead_; }
   // The context is gone, and with it what it had registered and its arrays.
   void contextEnded(CUcontext context) {
     views_.contextEnded(context);
@@ -259,6 +261,7 @@ class Session {
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   HostViews views_;
   std::map<CUdevice, CUcontext> primaries_;
+  unsigned contextAhead_ = 0;
   std::atomic<bool> hostLost_{false};       // pinned memory is to be registered again
   std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again
   Words words_;

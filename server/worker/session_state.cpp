@@ -65,6 +65,7 @@ void writeSelf(Session& session, SessionRecord::Builder out) {
   out.setDriverVersion(version);
   out.setSoftwareDriver(driver.software());
   out.setSpace(static_cast<uint32_t>(session.space().reserved()));
+  out.setContextAhead(session.contextAhead());
   const auto& devices = session.objects().devices();
   auto list = out.initDevices(static_cast<unsigned>(devices.size()));
   for (unsigned d = 0; d < list.size(); ++d) {
