@@ -83,6 +83,15 @@ CUresult addMemset(CUgraphNode* out, const Place& place, const CUDA_MEMSET_NODE_
   });
 }
 
+CUresult setMemset(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params) {
+  CUresult status;
+  Context* context = currentContext(status);
+  if (status != CUDA_SUCCESS) return status;
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  mirrorArena(params->dst);
+  return Session::get().await<"cuGraphMemsetNodeSetParams">(context->handle, node, params);
+}
+
 CUresult setExecMemset(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params,
                        CUcontext given) {
   CUresult status;
@@ -133,6 +142,9 @@ CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D_v2* p) {
   return p == nullptr ? CUDA_ERROR_INVALID_VALUE : getCopy(node, *p);
 }
 CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D_v2* p) { return setCopy(node, p); }
+CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* p) {
+  return setMemset(node, p);
+}
 CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D_v2* p,
                                         CUcontext context) {
   return exec == nullptr ? CUDA_ERROR_INVALID_VALUE : setExecCopy(exec, node, p, context);

@@ -61,6 +61,7 @@ CUresult setCopy(CUgraphNode node, const CUDA_MEMCPY3D_v2* params);
 CUresult setExecCopy(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D_v2* params, CUcontext context);
 CUresult addMemset(CUgraphNode* out, const Place& place, const CUDA_MEMSET_NODE_PARAMS_v1* params,
                    CUcontext context);
+CUresult setMemset(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params);
 CUresult setExecMemset(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params,
                        CUcontext context);
 

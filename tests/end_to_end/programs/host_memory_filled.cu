@@ -100,6 +100,33 @@ static void memsetNode(const char* name, int* host, int* device, cudaStream_t st
   CUDA(cudaGraphDestroy(graph));
 }
 
+// The node is made for the device's own memory, and is pointed at the host's later.
+static void memsetNodePointed(const char* name, int* host, int* device, cudaStream_t stream) {
+  int* own;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cudaGraphNode_t node;
+  cudaMemsetParams set = {};
+  CUDA(cudaMalloc(&own, kBytes));
+  set.dst = own;
+  set.elementSize = sizeof(int);
+  set.width = kCount;
+  set.height = 1;
+  set.value = 8;
+  CUDA(cudaGraphCreate(&graph, 0));
+  CUDA(cudaGraphAddMemsetNode(&node, graph, nullptr, 0, &set));
+  set.dst = device;
+  CUDA(cudaGraphMemsetNodeSetParams(node, &set));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  fill(host, 6);
+  CUDA(cudaGraphLaunch(exec, stream));
+  CUDA(cudaStreamSynchronize(stream));
+  expect(name, "memset node pointed there", host, [](int) { return 8; });
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+  CUDA(cudaFree(own));
+}
+
 int main() {
   cudaStream_t stream;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -109,6 +136,9 @@ int main() {
   DRIVER(cuStreamWriteValue32(stream, reinterpret_cast<CUdeviceptr>(host + 9), 77, 0));
   CUDA(cudaStreamSynchronize(stream));
   expect("pinned", "written by a stream", host, [](int i) { return i == 9 ? 77 : 5; });
+  CUDA(cudaFreeHost(host));
+  CUDA(cudaMallocHost(&host, kBytes));
+  memsetNodePointed("pinned", host, host, stream);
   CUDA(cudaFreeHost(host));
   CUDA(cudaMallocHost(&host, kBytes));
   memsetNode("pinned", host, host, stream);
