@@ -44,6 +44,9 @@ enum class WireKind : uint32_t {
   withdrawn,  // worker: nothing touches the withdrawn `region` any more
 };
 
+// Its payload ends in a region of the peer; such requests are numbered.
+inline bool isPut(WireKind kind) { return kind == WireKind::put || kind == WireKind::fetch; }
+
 struct WireHeader {
   WireKind kind{};
   uint32_t channel = 0;
