@@ -87,8 +87,7 @@ CUresult setAny(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams* par
                              : setCopy(node, &params->memcpy.copyParams);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       CUDA_MEMSET_NODE_PARAMS_v1 fill = plain(params->memset);
-      return exec != nullptr ? setExecMemset(exec, node, &fill, params->memset.ctx)
-                             : setMemset(node, &fill);
+      return exec != nullptr ? setExecMemset(exec, node, &fill, params->memset.ctx) : setMemset(node, &fill);
     }
     case CU_GRAPH_NODE_TYPE_HOST: {
       CUDA_HOST_NODE_PARAMS_v1 host{params->host.fn, params->host.userData};
