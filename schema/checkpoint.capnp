@@ -6,7 +6,7 @@ using Cxx = import "/capnp/c++.capnp";
 using Pool = import "pool.capnp";
 $Cxx.namespace("gpupool::schema");
 
-const checkpointVersion :UInt32 = 1;
+const checkpointVersion :UInt32 = 2;
 
 struct Checkpoint {
   version @0 :UInt32;             # checkpointVersion
@@ -38,5 +38,5 @@ struct CheckpointSession {
   file @6 :Text;                  # its name in the folder
   bytes @7 :UInt64;
   digest @8 :Data;                # SHA-256 of the digests in the file, in their order: of the record, of each image (its
-                                  # name), of each part of the contents
+                                  # name), and the checksum of each part of the contents
 }

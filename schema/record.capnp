@@ -5,6 +5,9 @@
 using Cxx = import "/capnp/c++.capnp";
 $Cxx.namespace("gpupool::schema");
 
+# Of what follows the record, and of its meaning where rowsHash does not tell: who sees another one refuses it.
+const stateFormat :UInt32 = 1;
+
 struct SessionRecord {
   rowsHash @0 :UInt64;
   driverVersion @1 :Int32;        # cuDriverGetVersion
@@ -31,6 +34,7 @@ struct SessionRecord {
   digests @22 :List(RecordDigest); # tests: of the contents, as the worker that the session leaves sees them
   wordsBytes @23 :UInt64;         # of its words
   contextAhead @24 :UInt32;       # 1 + the device, by index, whose context was there before the first call; 0: none was
+  format @25 :UInt32;             # stateFormat
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

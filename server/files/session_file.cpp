@@ -126,11 +126,11 @@ class Taker {
   }
   bool takePart(uint64_t bytes) {
     room_.resize(bytes);
-    Digest digest{};
-    if (!socket_.receivePart(room_, digest)) return false;
-    if (contentDigest(room_) != digest) return fails(kDamagedOnItsWay);
-    hash_.update(digest);
-    return write(asBytes(bytes)) && write(room_) && write(digest);
+    Checksum checksum{};
+    if (!socket_.receivePart(room_, checksum)) return false;
+    if (checksumOf(room_) != checksum) return fails(kDamagedOnItsWay);
+    hash_.update(checksum);
+    return write(asBytes(bytes)) && write(room_) && write(checksum);
   }
 
   StateSocket& socket_;
@@ -230,14 +230,14 @@ class Player {
   }
   bool part(uint64_t bytes) {
     uint64_t length = 0;
-    Digest digest{};
+    Checksum checksum{};
     if (!read(std::as_writable_bytes(std::span(&length, 1)))) return false;
     if (length != bytes || length > left_) return fails(kDamaged);
     room_.resize(bytes);
-    if (!read(room_) || !read(digest)) return false;
-    if (contentDigest(room_) != digest) return fails(kDamaged);
-    hash_.update(digest);
-    return socket_ == nullptr || socket_->sendPart(room_, digest) || refused();
+    if (!read(room_) || !read(checksum)) return false;
+    if (checksumOf(room_) != checksum) return fails(kDamaged);
+    hash_.update(checksum);
+    return socket_ == nullptr || socket_->sendPart(room_, checksum) || refused();
   }
   // The worker takes no more, and has said why.
   bool refused() {

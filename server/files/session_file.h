@@ -1,10 +1,10 @@
 #pragma once
 // A session in a file: what its worker sends as a stream (server/worker/session_state.h), in that order and
-// with the digests that it carries.
+// with the digests and checksums that it carries.
 //
 //   8 bytes: the record's length; the record; its digest
 //   the code images of the record (imagesOf)
-//   of each part of the contents: 8 bytes: its length; the bytes; their digest
+//   of each part of the contents: 8 bytes: its length; the bytes; their checksum
 //
 // Who writes the file stands where a worker would that rebuilds the session: it lacks all images, and is
 // content as long as all goes well. Who reads it stands where the old worker would. A worker and a file are

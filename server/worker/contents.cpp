@@ -47,11 +47,11 @@ std::string findArrays(Session& session, std::vector<ArrayState>& found) {
 }
 
 // Two workers that have the same one share it.
-Digest identityOf(const transport::SharedMemory& memory) {
+Checksum identityOf(const transport::SharedMemory& memory) {
   struct stat file{};
   fstat(memory.descriptor(), &file);
   const uint64_t words[] = {file.st_dev, file.st_ino, memory.size()};
-  return contentDigest(std::as_bytes(std::span(words)));
+  return checksumOf(std::as_bytes(std::span(words)));
 }
 
 }  // namespace
@@ -98,18 +98,19 @@ std::string readContents(Session& session, const Contents& contents, const TakeC
 std::string contentDigests(Session& session, const Contents& contents, bool shared, Digests& digests) {
   std::string why =
       readContents(session, contents, [&](const std::string& name, std::span<const std::byte> bytes) {
-        digests[name] = contentDigest(bytes);
+        digests[name] = checksumOf(bytes);
         return "";
       });
   if (!why.empty()) return why;
-  const auto host = [&](const std::string& name, const transport::SharedMemory& memory) {
-    digests[name] = shared ? identityOf(memory) : contentDigest({memory.data(), memory.size()});
+  const auto host = [&](const std::string& name, const transport::SharedMemory& memory, size_t from = 0) {
+    digests[name] =
+        shared ? identityOf(memory) : checksumOf(std::span(memory.data(), memory.size()).subspan(from));
   };
-  host("words", *session.views().words());
+  host("words", *session.views().words(), schema::kWordsOffset);  // the bell before them is rung at any time
   host("staging memory", *session.views().staging());
   for (const auto& [address, memory] : session.space().hostPieces())
     host("pinned memory at " + hex(address), *memory);
-  std::vector<Digest> parts;
+  std::vector<Checksum> parts;
   why = DeviceStream(session).read(parts);
   for (size_t i = 0; i < parts.size(); ++i) digests["device memory, part " + std::to_string(i)] = parts[i];
   return why;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/content.h"
+#include "server/worker/checksum.h"
 #include "server/worker/session.h"
 
 namespace gpupool::server {
@@ -39,10 +39,11 @@ std::string findContents(Session& session, Contents& contents);
 using TakeContent = std::function<std::string(const std::string& name, std::span<const std::byte> bytes)>;
 std::string readContents(Session& session, const Contents& contents, const TakeContent& take);
 
-// Of each of the session's contents, by a name for people: device memory, variables, arrays; words, staging
-// and pinned memory. Where both workers have the latter by the same descriptors (shared), its identity stands
-// for it: a program may write it at any time. Behind Space::takeStock. "" or why not.
-using Digests = std::map<std::string, Digest>;
+// Of each of the session's contents, by a name for people: device memory, variables, arrays; words (without
+// their header), staging and pinned memory. Where both workers have the latter by the same descriptors
+// (shared), its identity stands for it: a program may write it at any time. Behind Space::takeStock. "" or
+// why not.
+using Digests = std::map<std::string, Checksum>;
 std::string contentDigests(Session& session, const Contents& contents, bool shared, Digests& digests);
 
 // All of it to host memory, or from it; its context is current.

@@ -120,12 +120,12 @@ std::string DeviceStream::copy(const Part& part, bool out) {
 
 std::string DeviceStream::fill(Part& part) {
   std::string why = copy(part, true);
-  if (why.empty()) part.digest = contentDigest(part.bytes);
+  if (why.empty()) part.checksum = checksumOf(part.bytes);
   return why;
 }
 
 std::string DeviceStream::store(const Part& part) {
-  return contentDigest(part.bytes) == part.digest ? copy(part, false) : kDamagedOnItsWay;
+  return checksumOf(part.bytes) == part.checksum ? copy(part, false) : kDamagedOnItsWay;
 }
 
 std::string DeviceStream::send(StateSocket& socket) {
@@ -140,16 +140,16 @@ std::string DeviceStream::send(StateSocket& socket) {
   for (size_t buffer = 0; !parts[buffer].ranges.empty(); buffer ^= 1) {
     if (std::string why = filling.get(); !why.empty()) return why;
     fillNext(buffer ^ 1);
-    if (!socket.sendPart(parts[buffer].bytes, parts[buffer].digest)) return socket.error();
+    if (!socket.sendPart(parts[buffer].bytes, parts[buffer].checksum)) return socket.error();
   }
   return "";
 }
 
-std::string DeviceStream::read(std::vector<Digest>& digests) {
+std::string DeviceStream::read(std::vector<Checksum>& checksums) {
   if (std::string why = prepare(); !why.empty()) return why;
   for (Part part = cut(0); !part.ranges.empty(); part = cut(0)) {
     if (std::string why = fill(part); !why.empty()) return why;
-    digests.push_back(part.digest);
+    checksums.push_back(part.checksum);
   }
   return "";
 }
@@ -160,7 +160,7 @@ std::string DeviceStream::receive(StateSocket& socket) {
   std::future<std::string> storing;  // ends first
   for (size_t buffer = 0;; buffer ^= 1) {
     Part& part = parts[buffer] = cut(buffer);
-    if (!part.ranges.empty() && !socket.receivePart(part.bytes, part.digest)) return socket.error();
+    if (!part.ranges.empty() && !socket.receivePart(part.bytes, part.checksum)) return socket.error();
     if (storing.valid())
       if (std::string why = storing.get(); !why.empty()) return why;
     if (part.ranges.empty()) return "";

@@ -1,7 +1,7 @@
 #pragma once
 // The bytes of a session's device memory on the state socket: all pieces, in the order of Space::takeStock,
 // as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
-// wire while the other one is copied and its digest made; nothing else is held. Everything stands still.
+// wire while the other one is copied and its checksum made; nothing else is held. Everything stands still.
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
@@ -27,8 +27,8 @@ class DeviceStream {
   // "" or why not, for people. One of the three, once.
   std::string send(StateSocket& socket);
   std::string receive(StateSocket& socket);
-  // Sends nothing: the digests of the parts that would be sent.
-  std::string read(std::vector<Digest>& digests);
+  // Sends nothing: the checksums of the parts that would be sent.
+  std::string read(std::vector<Checksum>& checksums);
 
  private:
   struct Range {  // of one piece
@@ -38,7 +38,7 @@ class DeviceStream {
   struct Part {
     std::vector<Range> ranges;
     std::span<std::byte> bytes;
-    Digest digest{};
+    Checksum checksum{};
   };
   std::string prepare();
   // What comes next, in that buffer; without ranges behind the last piece.

@@ -70,7 +70,8 @@ std::string Rebuild::judge() const {
   const auto record = state_->record();
   int version = 0;
   driver_.cuDriverGetVersion(&version);
-  if (record.getRowsHash() != schema::rowsHash()) return "the other worker is of another build of gpupool";
+  if (record.getRowsHash() != schema::rowsHash() || record.getFormat() != schema::STATE_FORMAT)
+    return "the other worker is of another build of gpupool";
   if (record.getSoftwareDriver() != driver_.software() || record.getDriverVersion() != version)
     return "the other worker has another driver";
   if (record.getSpace() >= schema::kMaxSpaces) return "the other worker's record is damaged";

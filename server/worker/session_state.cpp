@@ -62,6 +62,7 @@ void writeSelf(Session& session, SessionRecord::Builder out) {
   int version = 0;
   driver.cuDriverGetVersion(&version);
   out.setRowsHash(schema::rowsHash());
+  out.setFormat(schema::STATE_FORMAT);
   out.setDriverVersion(version);
   out.setSoftwareDriver(driver.software());
   out.setSpace(static_cast<uint32_t>(session.space().reserved()));

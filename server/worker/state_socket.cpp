@@ -90,22 +90,22 @@ bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
   return true;
 }
 
-bool StateSocket::sendPart(std::span<const std::byte> bytes, const Digest& digest) {
+bool StateSocket::sendPart(std::span<const std::byte> bytes, const Checksum& checksum) {
   if (readable()) return fail(kOtherEnded);
-  return sendBlock(bytes) && send(digest);
+  return sendBlock(bytes) && send(checksum);
 }
 
-bool StateSocket::receivePart(std::span<std::byte> bytes, Digest& digest) {
+bool StateSocket::receivePart(std::span<std::byte> bytes, Checksum& checksum) {
   uint64_t length = 0;
   if (!receive(std::as_writable_bytes(std::span(&length, 1)))) return false;
   if (length != bytes.size()) return fail("the other worker sends other contents than it said");
-  return receive(bytes) && receive(digest);
+  return receive(bytes) && receive(checksum);
 }
 
 bool StateSocket::sendContent(std::span<const std::byte> bytes) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPartBytes, bytes.size()))) {
     const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
-    if (!sendPart(part, contentDigest(part))) return false;
+    if (!sendPart(part, checksumOf(part))) return false;
   }
   return true;
 }
@@ -113,9 +113,9 @@ bool StateSocket::sendContent(std::span<const std::byte> bytes) {
 bool StateSocket::receiveContent(std::span<std::byte> bytes) {
   for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPartBytes, bytes.size()))) {
     const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
-    Digest digest{};
-    if (!receivePart(part, digest)) return false;
-    if (contentDigest(part) != digest) return fail(kDamagedOnItsWay);
+    Checksum checksum{};
+    if (!receivePart(part, checksum)) return false;
+    if (checksumOf(part) != checksum) return fail(kDamagedOnItsWay);
   }
   return true;
 }

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "base/content.h"
 #include "server/images/image_cache.h"  // Descriptor
+#include "server/worker/checksum.h"
 
 namespace gpupool::server {
 
@@ -34,10 +34,10 @@ class StateSocket {
   bool sendBlock(std::span<const std::byte> bytes);  // behind their number
   bool receiveBlock(std::vector<std::byte>& bytes, uint64_t most);
   // Contents travel in parts of kPartBytes, the last one perhaps shorter: its length, the bytes, their
-  // digest. A part of another length than is expected is refused before a byte of it is taken. Between parts
-  // a sender fails if the peer, whose turn it is not, has said something.
-  bool sendPart(std::span<const std::byte> bytes, const Digest& digest);
-  bool receivePart(std::span<std::byte> bytes, Digest& digest);  // not compared
+  // checksum. A part of another length than is expected is refused before a byte of it is taken. Between
+  // parts a sender fails if the peer, whose turn it is not, has said something.
+  bool sendPart(std::span<const std::byte> bytes, const Checksum& checksum);
+  bool receivePart(std::span<std::byte> bytes, Checksum& checksum);  // not compared
   bool sendContent(std::span<const std::byte> bytes);
   bool receiveContent(std::span<std::byte> bytes);  // compared
   bool sendDescriptors(std::span<const int> descriptors);
