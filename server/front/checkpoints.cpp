@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <ctime>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 
@@ -18,6 +19,7 @@ namespace gpupool::server {
 namespace {
 
 constexpr int kLookAgainMs = 100;
+constexpr uint32_t kDisturbHoldDrainMs = 5'000;  // some tests' kernels wait for a later call
 
 kj::Exception checkpointFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
@@ -132,12 +134,20 @@ Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& ses
       starts_(starts),
       settings_(std::move(settings)),
       tasks_(*this) {
+  if (settings_.disturb)
+    sessions_.onDisturb([this](const Id& lease, uint64_t) {
+      tasks_.add(suspension_.lanes().queue<void>(lease, [this, lease] { return disturbNow(lease); }));
+    });
   if (settings_.folder.empty()) return;
   folder_ = std::make_shared<const CheckpointFolder>(settings_.folder, settings_.server);
   tidied_ = beside<bool>([folder = folder_] {
               folder->removeLeftovers();
               return true;
             }).fork();
+}
+
+Checkpoints::~Checkpoints() noexcept {
+  if (settings_.disturb) sessions_.onDisturb([](const Id&, uint64_t) {});
 }
 
 kj::Promise<Checkpointed> Checkpoints::checkpoint(const Id& lease, uint32_t drainMs,
@@ -230,6 +240,10 @@ kj::Promise<Suspended> Checkpoints::holdNow(Id lease, uint32_t drainMs, const st
     return kj::evalLater([already = std::move(already)] { return already; });
   }
   if (const std::string why = refusesToHold(lease); !why.empty()) return checkpointFailure(why);
+  return leave(lease, drainMs, name);
+}
+
+kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std::string& name) {
   return write(lease, drainMs, name, true)
       .then([this, lease](std::shared_ptr<Job> job) {
         // Each is in its file. Whoever has not left, and has not ended, would go on beside that.
@@ -511,6 +525,42 @@ kj::Promise<void> Checkpoints::writeOne(std::shared_ptr<Job> job, size_t index, 
   both.add(kj::mv(written));
   both.add(kj::mv(answered));
   return kj::joinPromises(both.finish());
+}
+
+// ---- for tests ----
+
+kj::Promise<void> Checkpoints::disturbNow(Id lease) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant == nullptr || grant->paused) return kj::READY_NOW;
+  const std::string name = "disturbed-" + std::to_string(++asked_);
+  return kj::evalNow([&] {
+           if (const std::string why = refusesToHold(lease); !why.empty())
+             kj::throwFatalException(checkpointFailure(why));
+           return goAndComeBack(lease, name);
+         })
+      .then([] { return std::string(); },
+            [](kj::Exception&& exception) { return std::string(exception.getDescription().cStr()); })
+      .then([this](const std::string& why) {
+        heldAndBack_ += why.empty() ? 1 : 0;
+        GPUPOOL_INFO("disturbing a lease: %s (%llu of %llu)",
+                     why.empty() ? "held and restored" : ("not held: " + why).c_str(),
+                     static_cast<unsigned long long>(heldAndBack_), static_cast<unsigned long long>(asked_));
+      });
+}
+
+kj::Promise<void> Checkpoints::goAndComeBack(Id lease, const std::string& name) {
+  return leave(lease, kDisturbHoldDrainMs, name)
+      .then([this, lease, name](const Suspended&) {
+        leases_.reserveAgain(lease);  // the manager did not order it, and would lease its devices
+        return restoreNow(lease, name);
+      })
+      .then([folder = folder_, name] {
+        return beside<bool>([path = folder->pathOf(name)] {
+          std::filesystem::remove_all(path);
+          return true;
+        });
+      })
+      .ignoreResult();
 }
 
 void Checkpoints::taskFailed(kj::Exception&& exception) {

@@ -50,9 +50,12 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
     kj::Duration bound = 1 * kj::HOURS;
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the clients of restored sessions are there
+    bool disturb = false;  // workers may ask for their lease to be held and restored (GPUPOOL_DISTURB)
   };
+  // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
   Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
               WorkerPool& pool, const WorkerStarts& starts, Settings settings);
+  ~Checkpoints() noexcept;
   KJ_DISALLOW_COPY(Checkpoints);
 
   // ServerControl.checkpoint; rejects with a text for people. name: of the checkpoint in the folder.
@@ -73,6 +76,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   std::string refusesToHold(const Id& lease) const;
   kj::Promise<Checkpointed> writeNow(Id lease, uint32_t drainMs, const std::string& name);
   kj::Promise<Suspended> holdNow(Id lease, uint32_t drainMs, const std::string& name);
+  kj::Promise<Suspended> leave(Id lease, uint32_t drainMs, const std::string& name);
   kj::Promise<std::shared_ptr<Job>> write(Id lease, uint32_t drainMs, const std::string& name, bool held);
   kj::Promise<std::shared_ptr<Job>> writeAll(Id lease, uint32_t drainMs, const std::string& name, bool held);
   kj::Promise<void> writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs);
@@ -85,6 +89,8 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   static Manifest readChecked(const CheckpointFolder& folder, const std::string& name, const Manifest& here,
                               std::vector<Descriptor>& files);
   Manifest describe(const Grant& grant) const;
+  kj::Promise<void> disturbNow(Id lease);
+  kj::Promise<void> goAndComeBack(Id lease, const std::string& name);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
@@ -97,6 +103,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   std::shared_ptr<const CheckpointFolder> folder_;  // null: none
   kj::ForkedPromise<bool> tidied_ = nullptr;        // what an earlier life has left there is removed
   bool stopped_ = false;
+  uint64_t asked_ = 0, heldAndBack_ = 0;  // by workers (disturb)
   kj::TaskSet tasks_;
 };
 

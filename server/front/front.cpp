@@ -47,7 +47,8 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
 Front::~Front() = default;
 
 // "suspend:SEED" has workers ask for their sessions to be suspended and resumed, "move:SEED" to be moved to
-// another worker, "stream:SEED" likewise, but as if to another server, at moments that the seed chooses.
+// another worker, "stream:SEED" likewise, but as if to another server, "files:SEED" to be held in files and
+// restored, at moments that the seed chooses.
 std::optional<Front::Disturbance> Front::disturbance() {
   const char* text = std::getenv("GPUPOOL_DISTURB");
   if (text == nullptr || *text == '\0') return std::nullopt;
@@ -55,10 +56,10 @@ std::optional<Front::Disturbance> Front::disturbance() {
   const size_t colon = std::min(value.find(':'), value.size());
   const std::string_view what = value.substr(0, colon),
                          seed = value.substr(std::min(colon + 1, value.size()));
-  if ((what != "suspend" && what != "move" && what != "stream") || seed.empty() ||
+  if ((what != "suspend" && what != "move" && what != "stream" && what != "files") || seed.empty() ||
       seed.find_first_not_of("0123456789") != seed.npos)
     throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
-                               "' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
+                               "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
   return Disturbance{std::string(what), std::string(seed)};
 }
 
@@ -253,6 +254,7 @@ void Front::startCheckpoints() {
   settings.server = options_.name;
   settings.rowsHash = inventory_.rowsHash;
   settings.folder = options_.checkpointFolder;
+  settings.disturb = disturb_.has_value() && disturb_->kind == "files";
   checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
                                        admission_->starts(), std::move(settings));
 }
@@ -288,9 +290,9 @@ void Front::startWorkers() {
   workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
                        std::to_string(options_.clientStallTime.count())};
   if (disturb_)
-    workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "move"     ? "--disturb-moves"
+    workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"
                                                        : disturb_->kind == "stream" ? "--disturb-streams"
-                                                                                    : "--disturb",
+                                                                                    : "--disturb-moves",
                                                        disturb_->seed});
   workers.warm = options_.warm;
   if (options_.warmContexts)

@@ -74,7 +74,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServerOptions options_;
   struct Disturbance {
-    std::string kind;  // "suspend", "move" or "stream"
+    std::string kind;  // "suspend", "move", "stream" or "files"
     std::string seed;
   };
   static std::optional<Disturbance> disturbance();

@@ -685,8 +685,9 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
   }
   CHECK(state == "running 1");
   Environment nonsense("GPUPOOL_DISTURB", "often");
-  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
-                    "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
+  CHECK_THROWS_WITH(
+      kj::heap<Front>(bench.io, ServerOptions{}),
+      "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
@@ -708,8 +709,25 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   CHECK(one.order('L').wait(bench.io.waitScope).empty());
   CHECK(two.order('e').wait(bench.io.waitScope) == "e0");
   Environment nonsense("GPUPOOL_DISTURB", "move:");
-  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
-                    "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER and stream:NUMBER");
+  CHECK_THROWS_WITH(
+      kj::heap<Front>(bench.io, ServerOptions{}),
+      "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
+}
+
+TEST_CASE("with GPUPOOL_DISTURB a worker may have its lease held in files, where that can be") {
+  Environment disturb("GPUPOOL_DISTURB", "files:42");
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one;
+  REQUIRE(bench.open(one).empty());
+  std::ifstream file("/proc/" + one.order('p').wait(bench.io.waitScope) + "/cmdline");
+  std::string words(std::istreambuf_iterator<char>(file), {});
+  std::replace(words.begin(), words.end(), '\0', ' ');
+  CHECK(contains(words, "--disturb-moves 42"));
+  CHECK(one.order('t').wait(bench.io.waitScope) ==
+        "done");  // refused: there is no folder, and it is over shm
+  CHECK(one.order('e').wait(bench.io.waitScope) == "e0");
 }
 
 TEST_CASE("the manager has a lease's sessions moved, and its next life knows both workers") {
