@@ -127,11 +127,13 @@ class Client {
     KeptOutput kept;
     session = std::make_unique<Session>(driver, sessionStart(moduleCache), std::move(theirs), hostPages(),
                                         std::move(account));
+    output_ = dup(STDOUT_FILENO);
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }
   ~Client() {
     wire->close();
     thread_.join();
+    close(output_);
     wire.reset();  // its end knows the session's memory, too
     // In a worker the thread that ran the session takes it apart: one with a context, without which no memory
     // is unregistered.
@@ -296,6 +298,9 @@ class Client {
   // Why run() returned; after ended().
   const std::string& reason() const { return reason_; }
 
+  // Where the session has kernels print.
+  int output() const { return output_; }
+
   uint32_t sticky() { return std::atomic_ref<uint32_t>(header().sticky).load(); }
   uint32_t bell() { return std::atomic_ref<uint32_t>(header().bell).load(); }
   uint64_t word(uint64_t index) {
@@ -314,6 +319,7 @@ class Client {
 
  private:
   schema::WordsHeader& header() { return *reinterpret_cast<schema::WordsHeader*>(words->data()); }
+  int output_ = -1;
   std::string reason_;
   std::atomic<bool> ended_{false};
   std::thread thread_;

@@ -3,24 +3,20 @@
 // addresses: this program again, with the test case that is hidden.
 #include <capnp/serialize.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include <condition_variable>
 #include <cstdlib>
 #include <filesystem>
-#include <mutex>
 
 #include "schema/record.capnp.h"
 #include "server/files/session_file.h"
 #include "server/worker/device_stream.h"
 #include "server/worker/rebuild.h"
 #include "server/worker/session_state.h"
-#include "server/worker/suspender.h"
-#include "server/worker/tests/client.h"
+#include "server/worker/tests/mover.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
@@ -31,7 +27,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto kLong = 20s;
 constexpr char kStateVariable[] = "GPUPOOL_TEST_STATE", kReportVariable[] = "GPUPOOL_TEST_REPORT";
 constexpr char kRoomVariable[] = "GPUPOOL_TEST_ROOM";
 constexpr char kElsewhereVariable[] = "GPUPOOL_TEST_ELSEWHERE";  // its driver places variables elsewhere
@@ -43,49 +38,6 @@ constexpr uint64_t kArray = makeHandle(handles::Kind::array, 1, 1);
 constexpr unsigned char kGraphByte = 0x5a;
 constexpr char kCode[] =
     ".version 9.0\n.target sm_75\n.address_size 64\n.visible .global .align 4 .b8 table[4096];\n";
-
-// As over a network: client and worker share no memory.
-class Network : public transport::Connection {
- public:
-  explicit Network(std::unique_ptr<transport::Connection> inner) : inner_(std::move(inner)) {}
-  std::byte* reserve(Channel channel, size_t bytes, transport::Deadline deadline) override {
-    return inner_->reserve(channel, bytes, deadline);
-  }
-  void commit(Channel channel, size_t bytes) override { inner_->commit(channel, bytes); }
-  std::span<const std::byte> receive(Channel channel, transport::Deadline deadline) override {
-    return inner_->receive(channel, deadline);
-  }
-  bool pending(Channel channel) override { return inner_->pending(channel); }
-  size_t maxMessage(Channel channel) const override { return inner_->maxMessage(channel); }
-  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) override {
-    return inner_->share(std::move(memory));
-  }
-  void unshare(transport::Region region) override { inner_->unshare(region); }
-  std::shared_ptr<transport::SharedMemory> map(transport::Region, void*, transport::Deadline) override {
-    return nullptr;
-  }
-  bool mapsMemory() const override { return false; }
-  transport::Transfer put(const void* local, transport::Region remote, uint64_t offset,
-                          size_t bytes) override {
-    return inner_->put(local, remote, offset, bytes);
-  }
-  transport::Transfer get(void* local, transport::Region remote, uint64_t offset, size_t bytes) override {
-    return inner_->get(local, remote, offset, bytes);
-  }
-  bool wait(transport::Transfer transfer, transport::Deadline deadline) override {
-    return inner_->wait(transfer, deadline);
-  }
-  transport::Peer peer() const override { return inner_->peer(); }
-  std::string reason() const override { return inner_->reason(); }
-  int wakeupDescriptor() const override { return inner_->wakeupDescriptor(); }
-  void close() override { inner_->close(); }
-  void abandon() override { inner_->abandon(); }
-  const char* name() const override { return inner_->name(); }
-
- private:
-  std::unique_ptr<transport::Connection> inner_;
-};
-Client::Wire overNetwork(Client::Wire inner) { return std::make_unique<Network>(std::move(inner)); }
 
 std::string hexOf(std::span<const std::byte> bytes) {
   std::string text;
@@ -282,111 +234,6 @@ struct Program {
 Program& theProgram() {
   static std::unique_ptr<Program> program = std::make_unique<Program>();
   return *program;
-}
-
-// The client's part in a move, on a thread of its own until it has been told what became of it.
-class Course {
- public:
-  explicit Course(Client& client, NoticeType answer = NoticeType::left)
-      : client_(client), answer_(answer), thread_([this] { run(); }) {}
-  ~Course() { thread_.join(); }
-
- private:
-  template <class Body>
-  void say(NoticeType type, const Body& body) {
-    schema::ByteBuffer out;
-    out.value(Notice{type, static_cast<uint32_t>(kEpoch), asked_});
-    out.value(body);
-    std::byte* room = client_.wire->reserve(Channel::control, out.span().size(), within(20000));
-    if (room == nullptr) return;
-    std::memcpy(room, out.span().data(), out.span().size());
-    client_.wire->commit(Channel::control, out.span().size());
-  }
-  void run() {
-    for (;;) {
-      const auto message = client_.wire->receive(Channel::control, within(20000));
-      if (message.size() < sizeof(Notice)) return;
-      Notice header;
-      std::memcpy(&header, message.data(), sizeof header);
-      if (header.type == NoticeType::prepare) {
-        asked_ = header.effect;
-        say(NoticeType::stopped, schema::StoppedBody{client_.seq});
-      } else if (header.type == NoticeType::drained) {
-        say(NoticeType::quiet, schema::StoppedBody{client_.asides});
-      } else if (header.type == NoticeType::moved) {
-        say(answer_, uint64_t{0});
-        if (answer_ == NoticeType::left) return;
-      } else if (header.type == NoticeType::stay || header.type == NoticeType::failed) {
-        return;
-      }
-    }
-  }
-
-  Client& client_;
-  const NoticeType answer_;
-  uint64_t asked_ = 0;
-  std::thread thread_;
-};
-
-class Mover {
- public:
-  explicit Mover(Client& client, bool compares = false)
-      : client_(client),
-        suspender_(
-            *client.session, [](const SuspendOutcome&) {},
-            [this](const MoveOutcome& outcome) {
-              {
-                std::lock_guard lock(mutex_);
-                outcome_ = outcome;
-              }
-              came_.notify_all();
-            }) {
-    if (compares) suspender_.compareContents();
-  }
-  MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
-    const Course course(client_, answer);
-    suspender_.move(kLong, kEpoch + 1, -1, state);
-    return outcome();
-  }
-  // The session goes on, so the client hears that it stays.
-  MoveOutcome copy(int state) {
-    const Course course(client_);
-    suspender_.copy(kLong, state);
-    return outcome();
-  }
-  void begin(int state) { suspender_.move(kLong, kEpoch + 1, -1, state); }
-  MoveOutcome outcome() {
-    std::unique_lock lock(mutex_);
-    REQUIRE(came_.wait_for(lock, 3 * kLong, [this] { return outcome_.has_value(); }));
-    MoveOutcome outcome = std::move(*outcome_);
-    outcome_.reset();
-    return outcome;
-  }
-
- private:
-  Client& client_;
-  std::mutex mutex_;
-  std::condition_variable came_;
-  std::optional<MoveOutcome> outcome_;
-  Suspender suspender_;  // ends first
-};
-
-// Two ends of a TCP connection.
-std::pair<int, int> connection() {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof address;
-  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
-  REQUIRE(listen(listener, 1) == 0);
-  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
-  const int mine = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  REQUIRE(connect(mine, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
-  const int theirs = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-  REQUIRE(theirs >= 0);
-  close(listener);
-  return {mine, theirs};
 }
 
 // The worker to which the session goes, as a process.

@@ -1,0 +1,185 @@
+#pragma once
+// What tests of sessions that move have in common: the client's part in it, and the suspender's orders.
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "server/worker/suspender.h"
+#include "server/worker/tests/client.h"
+
+namespace gpupool::server::test {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLong = 20s;
+
+// As over a network: client and worker share no memory.
+class Network : public transport::Connection {
+ public:
+  explicit Network(std::unique_ptr<transport::Connection> inner) : inner_(std::move(inner)) {}
+  std::byte* reserve(Channel channel, size_t bytes, transport::Deadline deadline) override {
+    return inner_->reserve(channel, bytes, deadline);
+  }
+  void commit(Channel channel, size_t bytes) override { inner_->commit(channel, bytes); }
+  std::span<const std::byte> receive(Channel channel, transport::Deadline deadline) override {
+    return inner_->receive(channel, deadline);
+  }
+  bool pending(Channel channel) override { return inner_->pending(channel); }
+  size_t maxMessage(Channel channel) const override { return inner_->maxMessage(channel); }
+  transport::Region share(std::shared_ptr<transport::SharedMemory> memory) override {
+    return inner_->share(std::move(memory));
+  }
+  void unshare(transport::Region region) override { inner_->unshare(region); }
+  std::shared_ptr<transport::SharedMemory> map(transport::Region, void*, transport::Deadline) override {
+    return nullptr;
+  }
+  bool mapsMemory() const override { return false; }
+  transport::Transfer put(const void* local, transport::Region remote, uint64_t offset,
+                          size_t bytes) override {
+    return inner_->put(local, remote, offset, bytes);
+  }
+  transport::Transfer get(void* local, transport::Region remote, uint64_t offset, size_t bytes) override {
+    return inner_->get(local, remote, offset, bytes);
+  }
+  bool wait(transport::Transfer transfer, transport::Deadline deadline) override {
+    return inner_->wait(transfer, deadline);
+  }
+  transport::Peer peer() const override { return inner_->peer(); }
+  std::string reason() const override { return inner_->reason(); }
+  int wakeupDescriptor() const override { return inner_->wakeupDescriptor(); }
+  void close() override { inner_->close(); }
+  void abandon() override { inner_->abandon(); }
+  const char* name() const override { return inner_->name(); }
+
+ private:
+  std::unique_ptr<transport::Connection> inner_;
+};
+inline Client::Wire overNetwork(Client::Wire inner) { return std::make_unique<Network>(std::move(inner)); }
+
+// The client's part in a move, on a thread of its own until it has been told what became of it.
+class Course {
+ public:
+  // stopped: called when it has said that it sends nothing more.
+  explicit Course(Client& client, NoticeType answer = NoticeType::left, std::function<void()> stopped = {})
+      : client_(client), answer_(answer), stopped_(std::move(stopped)), thread_([this] { run(); }) {}
+  ~Course() { thread_.join(); }
+  // What kernels have printed, as it came; the move is over.
+  std::string printed() {
+    thread_.join();
+    thread_ = std::thread([] {});
+    return printed_;
+  }
+
+ private:
+  template <class Body>
+  void say(NoticeType type, const Body& body) {
+    schema::ByteBuffer out;
+    out.value(Notice{type, static_cast<uint32_t>(kEpoch), asked_});
+    out.value(body);
+    std::byte* room = client_.wire->reserve(Channel::control, out.span().size(), within(20000));
+    if (room == nullptr) return;
+    std::memcpy(room, out.span().data(), out.span().size());
+    client_.wire->commit(Channel::control, out.span().size());
+  }
+  void run() {
+    for (;;) {
+      const auto message = client_.wire->receive(Channel::control, within(20000));
+      if (message.size() < sizeof(Notice)) return;
+      Notice header;
+      std::memcpy(&header, message.data(), sizeof header);
+      if (header.type == NoticeType::prepare) {
+        asked_ = header.effect;
+        say(NoticeType::stopped, schema::StoppedBody{client_.seq});
+        if (stopped_) stopped_();
+      } else if (header.type == NoticeType::output) {
+        printed_ += schema::Reader(message.subspan(sizeof header)).text();
+      } else if (header.type == NoticeType::drained) {
+        say(NoticeType::quiet, schema::StoppedBody{client_.asides});
+      } else if (header.type == NoticeType::moved) {
+        say(answer_, uint64_t{0});
+        if (answer_ == NoticeType::left) return;
+      } else if (header.type == NoticeType::stay || header.type == NoticeType::failed) {
+        return;
+      }
+    }
+  }
+
+  Client& client_;
+  const NoticeType answer_;
+  const std::function<void()> stopped_;
+  std::string printed_;
+  uint64_t asked_ = 0;
+  std::thread thread_;
+};
+
+class Mover {
+ public:
+  explicit Mover(Client& client, bool compares = false)
+      : client_(client),
+        suspender_(
+            *client.session, [](const SuspendOutcome&) {},
+            [this](const MoveOutcome& outcome) {
+              {
+                std::lock_guard lock(mutex_);
+                outcome_ = outcome;
+              }
+              came_.notify_all();
+            }) {
+    if (compares) suspender_.compareContents();
+  }
+  MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
+    const Course course(client_, answer);
+    begin(state);
+    return outcome();
+  }
+  // The session goes on, so the client hears that it stays.
+  MoveOutcome copy(int state) {
+    const Course course(client_);
+    suspender_.copy(kLong, state);
+    return outcome();
+  }
+  // Both: with a Course of the caller's.
+  void begin(int state, std::chrono::milliseconds drain = kLong) {
+    suspender_.move(drain, kEpoch + 1, -1, state);
+  }
+  void beginCopy(int state, std::chrono::milliseconds drain = kLong) { suspender_.copy(drain, state); }
+  MoveOutcome outcome() {
+    std::unique_lock lock(mutex_);
+    REQUIRE(came_.wait_for(lock, 3 * kLong, [this] { return outcome_.has_value(); }));
+    MoveOutcome outcome = std::move(*outcome_);
+    outcome_.reset();
+    return outcome;
+  }
+
+ private:
+  Client& client_;
+  std::mutex mutex_;
+  std::condition_variable came_;
+  std::optional<MoveOutcome> outcome_;
+  Suspender suspender_;  // ends first
+};
+
+// Two ends of a TCP connection.
+inline std::pair<int, int> connection() {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof address;
+  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  REQUIRE(listen(listener, 1) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &bytes) == 0);
+  const int mine = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  REQUIRE(connect(mine, reinterpret_cast<sockaddr*>(&address), bytes) == 0);
+  const int theirs = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
+  REQUIRE(theirs >= 0);
+  close(listener);
+  return {mine, theirs};
+}
+
+}  // namespace gpupool::server::test

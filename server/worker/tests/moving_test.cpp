@@ -1,0 +1,164 @@
+// What a session is in the middle of when it is to move: it moves, or goes on here with the reason.
+#include <sys/mman.h>
+
+#include "server/files/session_file.h"
+#include "server/worker/tests/mover.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using namespace gpupool::server::test;
+
+#define ROW(name) schema::RowOf<name>::id
+
+namespace {
+
+constexpr uint64_t kOther = makeHandle(handles::Kind::stream, 2, 1);
+constexpr uint64_t kModule = makeHandle(handles::Kind::module, 1, 1);
+// prints: each thread its number; faults.
+constexpr char kCode[] = R"(.version 9.0
+.target sm_75
+.address_size 64
+.extern .func (.param .b32 result) vprintf (.param .b64 format, .param .b64 values);
+.global .align 1 .b8 text[12] = {116, 104, 114, 101, 97, 100, 32, 37, 100, 10, 0, 0};
+.visible .entry prints() {
+  .local .align 8 .b8 room[8];
+  .reg .b32 %r<3>;
+  .reg .b64 %d<4>;
+  mov.u32 %r1, %tid.x;
+  mov.u64 %d1, room;
+  cvta.local.u64 %d2, %d1;
+  st.local.u32 [%d1], %r1;
+  mov.u64 %d3, text;
+  cvta.global.u64 %d3, %d3;
+  {
+    .param .b64 format;
+    .param .b64 values;
+    .param .b32 result;
+    st.param.b64 [format], %d3;
+    st.param.b64 [values], %d2;
+    call.uni (result), vprintf, (format, values);
+    ld.param.b32 %r2, [result];
+  }
+  ret;
+}
+.visible .entry faults() {
+  trap;
+  ret;
+}
+)";
+
+// A session with two streams.
+struct Moving {
+  Moving() : client(softDriver(), nullptr, -1, &overNetwork), mover(client) {
+    client.open();
+    for (const uint64_t stream : {kStream, kOther})
+      run(ROW("cuStreamCreateWithPriority"), Arguments().value(stream).value(1).value(0));
+  }
+  void run(uint32_t row, const Arguments& arguments) {
+    REQUIRE(client.await(row, arguments).status() == CUDA_SUCCESS);
+  }
+  // A host function of the program is next on the stream, and has begun.
+  void beginHostFunction() {
+    client.post(ROW("sessionHostFunction"), Arguments().value(kStream).value(42).value(0));
+    REQUIRE(client.notice(NoticeType::callback));
+  }
+  void endHostFunction() { client.tell(NoticeType::callbackDone, schema::CallbackBody{42, 0, 0}); }
+  // Past the frames: who launches has a stream, and no reply to wait for.
+  void launch(const char* kernel, unsigned threads) {
+    CUmodule module = nullptr;
+    CUstream stream = nullptr;
+    CUfunction function = nullptr;
+    client.session->makeAnyCurrent();
+    REQUIRE(softDriver().cuModuleLoadData(&module, kCode) == CUDA_SUCCESS);
+    REQUIRE(softDriver().cuModuleGetFunction(&function, module, kernel) == CUDA_SUCCESS);
+    REQUIRE(client.session->objects().find(kStream, stream));
+    REQUIRE(softDriver().cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, 0, stream, nullptr, nullptr) ==
+            CUDA_SUCCESS);
+    softDriver().cuCtxSetCurrent(nullptr);
+  }
+  // What becomes of a copy of it into a file. stopped: as Course has it.
+  std::string copy(std::chrono::milliseconds drain = kLong, std::function<void()> stopped = {}) {
+    const Descriptor file(memfd_create("session", MFD_CLOEXEC));
+    const auto [mine, theirs] = connection();
+    std::string why;
+    std::thread taker([&, theirs = theirs] {
+      StateSocket socket{Descriptor(theirs), [] { return false; }};
+      FileFacts facts;
+      takeDown(socket, file, facts);
+    });
+    Course course(client, NoticeType::left, std::move(stopped));
+    mover.beginCopy(mine, drain);
+    why = mover.outcome().error;
+    printed = course.printed();
+    taker.join();
+    return why;
+  }
+  bool goesOn() {
+    return client.await(ROW("sessionImageOffer"), Arguments().structure(schema::ImageName{}).value(1))
+               .status() == CUDA_SUCCESS;
+  }
+
+  Client client;
+  Mover mover;
+  std::string printed;
+};
+
+}  // namespace
+
+TEST_CASE("moving: a stream that waits for a frame not yet sent keeps the session here") {
+  Moving moving;
+  Client& client = moving.client;
+  const uint64_t flag = client.space().deviceBase + 4 * kMiB;
+  moving.run(ROW("sessionExtentMap"), Arguments().value(0).value(flag).value(2 * kMiB));
+  moving.run(ROW("cuMemsetD32Async"), Arguments().value(flag).value(0).value(1).value(kOther));
+  moving.run(ROW("sessionDrain"), Arguments().value(0).value(1));
+  client.post(ROW("cuStreamWaitValue32_v2"),
+              Arguments().value(kStream).value(flag).value(1).value(CU_STREAM_WAIT_VALUE_EQ));
+  for (int round = 0; round < 2; ++round) {
+    const std::string why = moving.copy(50ms);
+    CHECK(contains(why, "busy"));
+    CHECK(contains(why, "1 stream has work"));
+    CHECK(moving.goesOn());
+  }
+  client.post(ROW("cuMemsetD32Async"), Arguments().value(flag).value(1).value(1).value(kOther));
+  CHECK(moving.copy() == "");
+  CHECK(moving.goesOn());
+}
+
+TEST_CASE("moving: a host function under way is waited for") {
+  Moving moving;
+  moving.beginHostFunction();
+  CHECK(contains(moving.copy(50ms), "1 host function of the program runs"));
+  CHECK(moving.goesOn());
+  // The program answers for it when it has stopped already.
+  CHECK(moving.copy(kLong, [&] { moving.endHostFunction(); }) == "");
+  CHECK(moving.goesOn());
+}
+
+TEST_CASE("moving: what kernels have printed and nobody has fetched goes to the program first") {
+  Moving moving;
+  const int kept = dup(STDOUT_FILENO);
+  std::fflush(stdout);
+  dup2(moving.client.output(), STDOUT_FILENO);
+  moving.launch("prints", 3);
+  const std::string why = moving.copy();
+  std::fflush(stdout);
+  dup2(kept, STDOUT_FILENO);
+  close(kept);
+  CHECK(why == "");
+  CHECK(moving.printed == "thread 0\nthread 1\nthread 2\n");
+  CHECK(moving.copy() == "");
+  CHECK(moving.printed.empty());  // once
+}
+
+// The last one: the fault is the device's primary context's, which all sessions of this process have.
+TEST_CASE("moving: a launch that faults while the device is waited for keeps the session here") {
+  Moving moving;
+  moving.beginHostFunction();
+  moving.launch("faults", 1);
+  CHECK(contains(moving.copy(kLong, [&] { moving.endHostFunction(); }),
+                 "its GPU reports a fault: CUDA_ERROR_LAUNCH_FAILED"));
+  CHECK(moving.goesOn());
+  const Answer drained = moving.client.await(ROW("sessionDrain"), Arguments().value(0).value(1));
+  CHECK(drained.status() == CUDA_ERROR_LAUNCH_FAILED);
+}
