@@ -151,7 +151,8 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
     return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
   }
   auto handle = fromId<CUevent>(made.id);
-  status = Session::get().post<"cuEventCreate">(context->handle, &handle, flags);
+  // No other process gets at it (cuIpcGetEventHandle is refused), and not every driver makes one for that.
+  status = Session::get().post<"cuEventCreate">(context->handle, &handle, flags & ~CU_EVENT_INTERPROCESS);
   if (status != CUDA_SUCCESS) {
     events.destroy(made.id);
     return status;

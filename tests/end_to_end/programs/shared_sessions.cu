@@ -1,5 +1,9 @@
-// Two processes that use CUDA share memory of the program: both register it, and take turns with it, by copies and by
-// kernels that reach it. What one has written, the other one reads.
+// Two processes that use CUDA share memory of the program: both register it, and take turns with it, by
+// copies and by kernels that reach it. What one has written, the other one reads.
+//   --in-pool  and whatever would have two processes share memory of the driver is refused, as it is by
+//   gpupool: the
+//              sessions of a lease have nothing in common, so each can move by itself
+#include <cuda.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,7 +50,57 @@ static void takeTurns(Shared* shared, int mine) {
   CUDA(cudaFree(device));
 }
 
-int main() {
+// By the driver library; the runtime finds no such function in it.
+static void refuses(cudaError_t status, const char* what) {
+  if (status != cudaErrorNotSupported && status != cudaErrorCallRequiresNewerDriver)
+    check::fail("%s gave %s", what, cudaGetErrorName(status));
+  cudaGetLastError();
+}
+#define REFUSES(call) refuses(call, #call)
+#define DRIVER_REFUSES(call) REQUIRE((call) == CUDA_ERROR_NOT_SUPPORTED)
+
+static void refuseToShare() {
+  void *memory = nullptr, *opened = nullptr;
+  cudaEvent_t event;
+  cudaIpcMemHandle_t memoryHandle{};
+  cudaIpcEventHandle_t eventHandle{};
+  CUDA(cudaMalloc(&memory, 1 << 20));
+  CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+  REFUSES(cudaIpcGetMemHandle(&memoryHandle, memory));
+  REFUSES(cudaIpcOpenMemHandle(&opened, memoryHandle, cudaIpcMemLazyEnablePeerAccess));
+  REFUSES(cudaIpcGetEventHandle(&eventHandle, event));
+  CUDA(cudaEventRecord(event));  // within this process it is one as any other
+  CUDA(cudaEventSynchronize(event));
+  CUDA(cudaEventDestroy(event));
+  CUipcMemHandle driverHandle{};
+  DRIVER_REFUSES(cuIpcGetMemHandle(&driverHandle, reinterpret_cast<CUdeviceptr>(memory)));
+
+  cudaMemPoolProps pool{};
+  cudaMemPool_t made = nullptr;
+  pool.allocType = cudaMemAllocationTypePinned;
+  pool.handleTypes = cudaMemHandleTypePosixFileDescriptor;
+  pool.location = {cudaMemLocationTypeDevice, 0};
+  REFUSES(cudaMemPoolCreate(&made, &pool));
+
+  CUmemAllocationProp exported{};
+  CUmemGenericAllocationHandle handle = 0;
+  int descriptor = -1;
+  exported.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  exported.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  exported.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  REQUIRE(cuMemCreate(&handle, 2 << 20, &exported, 0) == CUDA_SUCCESS);
+  DRIVER_REFUSES(
+      cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  DRIVER_REFUSES(cuMemImportFromShareableHandle(&handle, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+
+  cudaExternalMemoryHandleDesc description{};
+  cudaExternalMemory_t external = nullptr;
+  description.type = cudaExternalMemoryHandleTypeOpaqueFd;
+  description.size = 1 << 20;
+  REFUSES(cudaImportExternalMemory(&external, &description));
+}
+
+int main(int argc, char** argv) {
   void* place = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(place != MAP_FAILED);
   auto* shared = static_cast<Shared*>(place);
@@ -58,6 +112,7 @@ int main() {
     std::_Exit(0);
   }
   takeTurns(shared, 0);
+  if (check::flag(argc, argv, "--in-pool")) refuseToShare();
   while (shared->turn != kTurns) usleep(200);
   int status = -1;
   REQUIRE(waitpid(other, &status, 0) == other && status == 0);
