@@ -9,7 +9,10 @@
 #include <filesystem>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
+#include <vector>
 
+#include "base/hmac.h"
 #include "base/log.h"
 
 namespace gpupool {
@@ -48,7 +51,34 @@ bool isWord(const std::string& text) {
   return !text.empty();
 }
 
+constexpr std::string_view kMadeToken = "gpt_";
+constexpr size_t kIdDigits = 16, kSecretDigits = 64;
+
+std::string randomDigits(size_t digits) {
+  std::vector<std::byte> bytes(digits / 2);
+  randomBytes(bytes);
+  std::string text;
+  for (const std::byte one : bytes)
+    for (const unsigned shift : {4U, 0U})
+      text += "0123456789abcdef"[std::to_integer<unsigned>(one >> shift) & 15U];
+  return text;
+}
+
 }  // namespace
+
+bool isTenantName(const std::string& text) { return isWord(text) && text.size() <= kMostTenantBytes; }
+
+NewToken makeToken() {
+  const std::string id = randomDigits(kIdDigits);
+  return {id, std::string(kMadeToken) + id + "_" + randomDigits(kSecretDigits)};
+}
+
+std::string tokenId(const std::string& token) {
+  constexpr size_t kBytes = kMadeToken.size() + kIdDigits + 1 + kSecretDigits;
+  if (token.size() != kBytes || !token.starts_with(kMadeToken)) return "";
+  const std::string id = token.substr(kMadeToken.size(), kIdDigits);
+  return id.find_first_not_of("0123456789abcdef") == std::string::npos ? id : "";
+}
 
 Tokens readTokens(const std::string& path) {
   Tokens tokens;
@@ -64,8 +94,7 @@ Tokens readTokens(const std::string& path) {
     const size_t colon = line.find(':');
     if (colon == std::string::npos) fail("is not of the form 'tenant: token'");
     const std::string tenant = trimmed(line.substr(0, colon)), token = trimmed(line.substr(colon + 1));
-    if (!isWord(tenant) || tenant.size() > kMostTenantBytes)
-      fail("a tenant's name is a word of at most 64 bytes");
+    if (!isTenantName(tenant)) fail("a tenant's name is a word of at most 64 bytes");
     if (!isWord(token) || token.size() < kShortestToken)
       fail("a token is a word of at least 16 characters (openssl rand -hex 32 makes one)");
     if (!tokens.emplace(tenant, token).second) fail("tenant '" + tenant + "' has a token already");

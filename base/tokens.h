@@ -1,7 +1,7 @@
 #pragma once
 // Tokens: secrets that tenants share with the pool's manager. A file of lines "tenant: token", '#' begins a
 // comment; the same format for the manager (all tenants), a user (one line, usually) and a server (tenant
-// kServersTenant).
+// kServersTenant). Those that the manager has made (`gpupool tokens create`) name themselves by an id.
 
 #include <compare>
 #include <cstdint>
@@ -15,6 +15,17 @@ using Tokens = std::map<std::string, std::string>;  // by tenant
 
 inline constexpr char kServersTenant[] = "servers";  // servers join with this one's; it may not lease
 inline constexpr size_t kShortestToken = 16, kMostTenantBytes = 64;
+
+// A tenant's name is a word of printable ASCII, at most kMostTenantBytes.
+bool isTenantName(const std::string& text);
+
+// "gpt_<id>_<secret>": 16 and 64 hexadecimal digits. The id is no secret, and of no other token.
+struct NewToken {
+  std::string id, text;
+};
+NewToken makeToken();  // of random bytes
+// Of a token of that form; "" of any other.
+std::string tokenId(const std::string& token);
 
 // Reads the file, which only its owner may read, who is this process's user or root. Throws
 // std::runtime_error with one line that names the file and what to do.

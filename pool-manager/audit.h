@@ -28,14 +28,17 @@ enum class AuditEvent : uint32_t {
   revoked,
   lost,
   cordoned,
-  uncordoned
+  uncordoned,
+  tokenCreated,
+  tokenRevoked,
+  quotaSet
 };
 const char* name(AuditEvent event);
 
 struct AuditEntry {
   uint64_t number = 0, timeMs = 0;  // since 1970
   AuditEvent event = AuditEvent::queued;
-  Id lease;  // all zero: it is about a server
+  Id lease;  // all zero: it is about a server or, if that is empty, a tenant
   std::string server, tenant, holder, by, reason;
 };
 

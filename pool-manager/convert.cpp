@@ -2,6 +2,8 @@
 
 #include <kj/debug.h>
 
+#include <stdexcept>
+
 namespace gpupool::pool {
 
 namespace {
@@ -279,6 +281,90 @@ void write(const Explanation& from, schema::Explanation::Builder to) {
       devices[j].setReason(server.devices[j].reason);
     }
   }
+}
+
+schema::Role wireRole(Role role) {
+  switch (role) {
+    case Role::viewer:
+      return schema::Role::VIEWER;
+    case Role::user:
+      return schema::Role::USER;
+    case Role::scheduler:
+      return schema::Role::SCHEDULER;
+    case Role::server:
+      return schema::Role::SERVER;
+    case Role::admin:
+      break;
+  }
+  return schema::Role::OPERATOR;
+}
+
+Role readRole(schema::Role role) {
+  switch (role) {
+    case schema::Role::VIEWER:
+      return Role::viewer;
+    case schema::Role::USER:
+      return Role::user;
+    case schema::Role::SCHEDULER:
+      return Role::scheduler;
+    case schema::Role::SERVER:
+      return Role::server;
+    case schema::Role::OPERATOR:
+      return Role::admin;
+  }
+  throw std::invalid_argument("there is no such role: the other side runs another version of gpupool");
+}
+
+StoredToken read(schema::TokenInfo::Reader from) {
+  StoredToken to;
+  to.id = text(from.getId());
+  to.tenant = text(from.getTenant());
+  to.name = text(from.getName());
+  to.role = readRole(from.getRole());
+  to.createdS = from.getCreatedS();
+  to.expiresS = from.getExpiresS();
+  to.usedS = from.getUsedS();
+  to.revokedS = from.getRevokedS();
+  to.createdBy = text(from.getCreatedBy());
+  return to;
+}
+
+void write(const StoredToken& from, schema::TokenInfo::Builder to) {
+  to.setId(from.id);
+  to.setTenant(from.tenant);
+  to.setName(from.name);
+  to.setRole(wireRole(from.role));
+  to.setCreatedS(from.createdS);
+  to.setExpiresS(from.expiresS);
+  to.setUsedS(from.usedS);
+  to.setRevokedS(from.revokedS);
+  to.setCreatedBy(from.createdBy);
+}
+
+Quota read(schema::Quota::Reader from) {
+  return {text(from.getTenant()), from.getMilliDevices(), from.getMemoryBytes(), from.getDeviceSeconds(),
+          static_cast<QuotaWindow>(from.getWindow())};
+}
+
+void write(const Quota& from, schema::Quota::Builder to) {
+  to.setTenant(from.tenant);
+  to.setMilliDevices(from.milliDevices);
+  to.setMemoryBytes(from.memoryBytes);
+  to.setDeviceSeconds(from.deviceSeconds);
+  to.setWindow(static_cast<schema::QuotaWindow>(from.window));
+}
+
+QuotaUse read(schema::QuotaUse::Reader from) {
+  return {read(from.getQuota()), from.getMilliDevices(), from.getMemoryBytes(), from.getDeviceSeconds(),
+          from.getWindowEndsS()};
+}
+
+void write(const QuotaUse& from, schema::QuotaUse::Builder to) {
+  write(from.quota, to.initQuota());
+  to.setMilliDevices(from.milliDevices);
+  to.setMemoryBytes(from.memoryBytes);
+  to.setDeviceSeconds(from.deviceSeconds);
+  to.setWindowEndsS(from.windowEndsS);
 }
 
 void write(const AuditEntry& from, schema::AuditEntry::Builder to) {

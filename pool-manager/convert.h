@@ -4,6 +4,8 @@
 
 #include "pool-manager/audit.h"
 #include "pool-manager/model.h"
+#include "pool-manager/quotas.h"
+#include "pool-manager/tokens.h"
 #include "schema/convert.h"
 
 namespace gpupool::pool {
@@ -30,6 +32,9 @@ std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a de
 std::vector<LeasedDevice> readLeasedDevices(capnp::List<schema::LeasedDevice>::Reader from);
 Explanation read(schema::Explanation::Reader from);
 AuditEntry read(schema::AuditEntry::Reader from);
+StoredToken read(schema::TokenInfo::Reader from);  // without its verifier
+Quota read(schema::Quota::Reader from);
+QuotaUse read(schema::QuotaUse::Reader from);
 AuditQuery read(schema::Manager::AuditParams::Reader from);
 
 void write(const Server& from, schema::ServerInfo::Builder to);
@@ -44,6 +49,11 @@ void write(const LeaseTurn& from, schema::LeaseTurn::Builder to);
 void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to);
 void write(const Explanation& from, schema::Explanation::Builder to);
 void write(const AuditEntry& from, schema::AuditEntry::Builder to);
+void write(const StoredToken& from, schema::TokenInfo::Builder to);
+void write(const Quota& from, schema::Quota::Builder to);
+void write(const QuotaUse& from, schema::QuotaUse::Builder to);
+schema::Role wireRole(Role role);
+Role readRole(schema::Role role);  // throws std::invalid_argument for another version's
 enum class Secrets { leaveOut, include };
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets);
 

@@ -4,13 +4,14 @@
 // failures outlive it.
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/hmac.h"
 #include "base/rate_limit.h"
-#include "base/tokens.h"
+#include "pool-manager/tokens.h"
 #include "schema/fault.h"
 #include "schema/handshake.h"
 
@@ -22,22 +23,25 @@ namespace gpupool::pool {
 class Login {
  public:
   // peer: who is counted for wrong tokens. unproven: released when a token is proven.
-  Login(const Tokens& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven)
+  Login(TokenBook& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven)
       : tokens_(tokens), failures_(failures), peer_(std::move(peer)), unproven_(std::move(unproven)) {}
 
-  // Both throw as refuseLogin. begin returns the challenge, prove the manager's own proof.
-  std::span<const std::byte> begin(const std::string& tenant, std::span<const std::byte> clientNonce);
+  // Both throw as refuseLogin. begin returns the challenge, prove the manager's own proof. token: as
+  // TokenBook::find.
+  std::span<const std::byte> begin(const std::string& tenant, std::span<const std::byte> clientNonce,
+                                   const std::string& token = "");
   Digest prove(std::span<const std::byte> proof);
 
-  bool proven() const { return !tenant_.empty(); }
-  const std::string& tenant() const { return tenant_; }
+  bool proven() const { return who_.has_value(); }
+  const Principal& who() const { return *who_; }  // that is proven
 
  private:
-  const Tokens& tokens_;
+  TokenBook& tokens_;
   FailureLimit& failures_;
   std::string peer_;
   std::shared_ptr<void> unproven_;
-  std::string asked_, tenant_;
+  std::string askedTenant_, askedToken_;
+  std::optional<Principal> who_;
   std::vector<std::byte> clientNonce_;
   std::byte serverNonce_[schema::kNonceBytes] = {};
   bool begun_ = false;

@@ -12,9 +12,11 @@
 #include <cstdlib>
 #include <iostream>
 #include <optional>
+#include <string_view>
 
 #include "base/descriptors.h"
 #include "base/log.h"
+#include "pool-manager/init.h"
 #include "pool-manager/manager_options.h"
 #include "pool-manager/rest/api.h"
 #include "pool-manager/rpc.h"
@@ -26,10 +28,13 @@ namespace {
 const char kHelp[] =
     R"(gpupool-manager - manages a pool of GPUs: which servers offer them, and who leases them
 
-usage: gpupool-manager [options]
+usage: gpupool-manager [init] [options]
 
 Each gpupool-server joins the manager and offers its GPUs. `gpupool run` and gpupool's libcuda.so.1 ask the manager
 for leases. `gpupool up` starts a manager for one machine; for several servers, run it as a service (etc/systemd).
+
+`gpupool-manager init` makes a new store and its first token, the operator's, prints that once, and exits. Without it
+(and without --tokens) whoever reaches the manager may do everything.
 
 options:
 )";
@@ -43,7 +48,7 @@ example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 struct Invocation {
   ManagerOptions options;
   std::string config;
-  bool help = false, printConfig = false;
+  bool help = false, printConfig = false, init = false;
 };
 
 Invocation parse(int count, char** words) {
@@ -53,7 +58,8 @@ Invocation parse(int count, char** words) {
       {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
   table.push_back(
       {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
-  const std::vector<std::string> arguments(words + 1, words + count);
+  invocation.init = count > 1 && words[1] == std::string_view("init");
+  const std::vector<std::string> arguments(words + (invocation.init ? 2 : 1), words + count);
   options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
   if (!early.readArguments(arguments, &invocation.help).empty())
     throw options::OptionError("unexpected argument: gpupool-manager takes options only");
@@ -75,7 +81,7 @@ Invocation parse(int count, char** words) {
     throw options::OptionError(config + ": there is no such file");
   set.readEnvironment([](const char* name) { return std::getenv(name); });
   set.readArguments(arguments);
-  if (invocation.options.listen.empty() && invocation.options.socket.empty())
+  if (!invocation.init && invocation.options.listen.empty() && invocation.options.socket.empty())
     throw options::OptionError("no address to listen on: give --listen HOST:PORT or --socket PATH");
   return invocation;
 }
@@ -158,7 +164,7 @@ int main(int count, char** words) {
   try {
     const pool::Invocation invocation = pool::parse(count, words);
     if (invocation.help || invocation.printConfig) return 0;
-    return pool::serve(invocation.options);
+    return invocation.init ? pool::initStore(invocation.options) : pool::serve(invocation.options);
   } catch (const options::OptionError& error) {
     GPUPOOL_ERROR("%s", error.what());
     return 2;

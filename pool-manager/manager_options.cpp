@@ -13,19 +13,23 @@ std::vector<options::Option> ManagerOptions::table() {
   return {
       {"listen", listen, "HOST:PORT",
        "The TCP address for servers and clients; '*' means every interface. Empty: no TCP. There is no TLS "
-       "yet: session keys travel unencrypted, and without --tokens whoever reaches this address can lease. "
-       "Use a network that you trust."},
+       "yet: session keys travel unencrypted, and without tokens (docs/tenants.md) whoever reaches this "
+       "address "
+       "can lease. Use a network that you trust."},
       {"tokens", tokens, "FILE",
-       "A file of tokens: lines 'tenant: token', file mode 0600. Whoever connects from the network must "
-       "prove that it knows one of them. A lease belongs to the tenant that made it. Servers prove the "
-       "token of the tenant 'servers'. The file is read again when it changes. On the Unix socket, this "
-       "manager's own user needs no token. Empty: no tokens."},
+       "A file of tokens: lines 'tenant: token', file mode 0600, besides those that `gpupool tokens create` "
+       "makes. Where there are any, whoever connects from the network must prove that it knows one of them. "
+       "A "
+       "lease belongs to the tenant that made it. Servers prove the token of the tenant 'servers'. The file "
+       "is "
+       "read again when it changes. On the Unix socket, this manager's own user needs no token. Empty: no "
+       "file."},
       {"socket", socket, "PATH",
        "The Unix socket for clients and servers on this host. This manager's user and root may connect. "
        "Empty: none. --listen or --socket is required."},
       {"http-listen", httpListen, "HOST:PORT",
        "The address for REST and /metrics (docs/rest.md), for example 127.0.0.1:4781, or unix:PATH. Requests "
-       "show a token of --tokens as 'Authorization: Bearer TOKEN'; without --tokens whoever reaches this "
+       "show a token as 'Authorization: Bearer TOKEN'; where the manager has no tokens, whoever reaches this "
        "address may do everything. There is no TLS yet, and tokens cross the wire: listen on 127.0.0.1, or "
        "behind a reverse proxy that has TLS. Empty: no REST."},
       {"store", store, "PATH",

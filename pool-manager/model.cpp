@@ -21,8 +21,8 @@ const char* name(Policy policy) {
 }
 
 const char* name(Outlook outlook) {
-  constexpr const char* kNames[] = {"now", "devices", "queue", "server", "operator", "never"};
-  return outlook <= Outlook::never ? kNames[static_cast<uint32_t>(outlook)] : "unknown";
+  constexpr const char* kNames[] = {"now", "devices", "queue", "server", "operator", "never", "quota"};
+  return outlook <= Outlook::quota ? kNames[static_cast<uint32_t>(outlook)] : "unknown";
 }
 
 std::string printable(const std::string& text, size_t limit) {
@@ -48,6 +48,15 @@ uint64_t calendarMs() {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<uint64_t>(now.tv_sec) * 1000 + static_cast<uint64_t>(now.tv_nsec) / 1'000'000;
+}
+
+std::string utcText(uint64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm utc{};
+  gmtime_r(&time, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%F %H:%M UTC", &utc);
+  return text;
 }
 
 }  // namespace gpupool::pool

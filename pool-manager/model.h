@@ -137,7 +137,7 @@ struct MoveTarget {
 };
 
 // What would become of a request that is made now, as in pool.capnp.
-enum class Outlook : uint32_t { now, devices, queue, server, anOperator, never };
+enum class Outlook : uint32_t { now, devices, queue, server, anOperator, never, quota };
 struct DeviceVerdict {
   uint32_t ordinal = 0;
   std::string name, reason;  // empty: it could have it
@@ -170,6 +170,7 @@ std::string printable(const std::string& text, size_t limit);
 std::string bootId();
 // Milliseconds of CLOCK_BOOTTIME: goes on while the machine sleeps, and nobody sets it.
 uint64_t bootTimeMs();
-uint64_t calendarMs();  // since 1970
+uint64_t calendarMs();                  // since 1970
+std::string utcText(uint64_t seconds);  // since 1970: "2026-12-01 00:00 UTC"
 
 }  // namespace gpupool::pool

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "pool-manager/roles.h"
 
 namespace gpupool::pool {
 namespace {
@@ -115,6 +116,7 @@ void Pool::load(Store& store, const PoolStart& start) {
   const uint64_t calendarMs = events_.calendarMs();
   audit_.load(store.range(kAuditPrefix));
   usage_.load(store.range(kUsagePrefix), start.nowMs, calendarMs);
+  quotas_.load(store.range(kQuotaPrefix), store.range(kHoursPrefix));
   for (const Entry& entry : store.range(kLeasePrefix)) {
     LeaseRecord record{decodeLease(entry.value, bootId_)};
     if (record.endsAtMs != 0)  // whatever the wall clock says, not longer than its limit
@@ -172,6 +174,8 @@ std::vector<AuditEntry> Pool::audit(const Principal& who, const AuditQuery& quer
     if (found.size() == most) break;
     if (entry.number <= query.after || entry.timeMs < fromMs) continue;
     if (!query.lease.empty() && !entry.lease.text().starts_with(query.lease)) continue;
+    const bool ofTenant = entry.lease == Id{} && entry.server.empty();
+    if (ofTenant && !who.owns(entry.tenant)) continue;
     AuditEntry& shown = found.emplace_back(entry);
     if (entry.lease == Id{} || who.owns(entry.tenant)) continue;
     shown.holder = "in use";
@@ -189,26 +193,19 @@ Lease Pool::tell(const LeaseRecord& record) const {
   return lease;
 }
 
-// A part of a device's memory is that part of a device.
 void Pool::chargeUsage(uint64_t now) {
   if (now < chargedMs_ + kChargeMs) return;
   const double seconds = static_cast<double>(now - chargedMs_) / 1000;
   chargedMs_ = now;
-  for (const auto& [id, record] : leases_) {
-    double devices = 0;
-    for (const Placement& placement : record.placements)
-      for (size_t i = 0; i < placement.devices.size(); ++i) {
-        const Claim claim = claimOf(record, placement, i, false);
-        const uint64_t bytes =
-            claim.suspended ? suspendedBytes(claim.device, claim.kept) : reservedBytes(claim.device);
-        devices += static_cast<double>(bytes) /
-                   static_cast<double>(std::max<uint64_t>(1, claim.device.info.memoryBytes));
-      }
-    if (record.state != LeaseState::lost) usage_.charge(record.tenant, devices * seconds, now);
+  const uint64_t calendarS = events_.calendarMs() / 1000;
+  for (const auto& [tenant, held] : held()) {
+    usage_.charge(tenant, held.devices * seconds, now);
+    quotas_.charge(tenant, held.devices * seconds, calendarS);
   }
   if (now < usageWrittenMs_ + kWriteUsageMs) return;
   usageWrittenMs_ = now;
   auto writes = usage_.changes(now, events_.calendarMs());
+  for (Write& one : quotas_.changes(calendarS)) writes.push_back(std::move(one));
   // What the store refuses is written anew with what follows it.
   if (!writes.empty()) journal_.write(std::move(writes), [](const std::string&) {});
 }
@@ -225,7 +222,7 @@ void Pool::demandOwner(const Principal& who, const Id& id) const {
   if (const auto at = leases_.find(id); at != leases_.end()) tenant = &at->second.tenant;
   for (const Waiter& waiter : waiters_)
     if (waiter.request.id == id && !waiter.resumes) tenant = &waiter.request.tenant;
-  if (!who.mayLease()) throw std::invalid_argument("a server's token leases nothing: show a user's");
+  if (!who.mayLease()) throw std::invalid_argument(refusalOf(who, Operation::lease));
   if (tenant != nullptr && !who.owns(*tenant)) throw std::invalid_argument("that lease is another tenant's");
 }
 

@@ -35,6 +35,7 @@
 #include "pool-manager/journal.h"
 #include "pool-manager/placement.h"
 #include "pool-manager/principal.h"
+#include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
 #include "pool-manager/usage.h"
 #include "schema/device_sample.h"
@@ -308,6 +309,16 @@ class Pool {
     return usage_.deviceSeconds(tenant, now);
   }
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
+
+  // --- quotas (pool_quotas.cpp). Replaces the tenant's; none(): takes it away. done: as Journal::write's.
+  // Throws std::invalid_argument if `who` may not, or if there can be no such quota.
+  void setQuota(const Principal& who, const Quota& quota, const std::string& by, Journal::Done done);
+  // Of all tenants that have one or have used anything; or, of whoever is no operator, of his own.
+  std::vector<QuotaUse> quotas(const Principal& who) const;
+
+  // For what else is kept in this manager's store, with what the audit log tells of it. done: called later.
+  void write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done);
+
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
   size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
@@ -331,6 +342,7 @@ class Pool {
     std::vector<ServerUse> servers;  // with their claims; without the holders' names
     std::set<Id> resuming;           // leases that wait to be resumed: what they need is not for those behind
     size_t length = 0;
+    std::map<std::string, Held> held;  // by tenant; only where there are quotas
   };
   // What inventory() counts otherwise than it is.
   struct Unlike {
@@ -344,8 +356,6 @@ class Pool {
   };
 
   void load(Store& store, const PoolStart& start);
-  // Into the store, and into the audit log with it.
-  void write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done);
   AuditEntry entryOf(AuditEvent event, const StoredLease& lease, const std::string& by,
                      const std::string& reason) const;
   Lease tell(const LeaseRecord& record) const;
@@ -387,6 +397,15 @@ class Pool {
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
+
+  // pool_quotas.cpp
+  std::map<std::string, Held> held() const;
+  std::string neverByQuota(const LeaseRequest& request, const Wish& wish,
+                           const std::vector<ServerUse>& servers) const;
+  Quotas::Hindrance quotaHinders(const LeaseRequest& request, const Choice& choice,
+                                 const std::map<std::string, Held>& held) const;
+  std::string quotaHindersResume(const LeaseRecord& record, const Queue& before) const;
+  bool waitForQuota(const Waiter& waiter, const Quotas::Hindrance& hindrance, uint64_t now);
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);
@@ -467,6 +486,7 @@ class Pool {
   uint64_t requests_ = 0;    // the number of the latest one
   uint64_t chargedMs_ = 0, usageWrittenMs_ = 0;
   Usage usage_;
+  Quotas quotas_;
   AuditLog audit_;
   Journal journal_;
 };

@@ -8,6 +8,7 @@
 #include "base/hmac.h"
 #include "base/log.h"
 #include "pool-manager/pool.h"
+#include "pool-manager/roles.h"
 
 namespace gpupool::pool {
 namespace {
@@ -45,7 +46,8 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
   LeaseRequest request = asked;
   request.holder = printable(request.holder, 160);
-  request.tenant = who.role == Principal::Role::user ? who.tenant : printable(request.tenant, 64);
+  const bool named = who.role != Role::user && !request.tenant.empty();
+  request.tenant = named ? printable(request.tenant, 64) : who.tenant;
   request.ttlMs = std::clamp(request.ttlMs, times_.minTtlMs, times_.maxTtlMs);
   request.gpu = printable(request.gpu, request.gpu.size());
   request.reason = printable(request.reason, kMostPurpose);
@@ -131,6 +133,7 @@ void Pool::refresh(Queue& queue, uint64_t now) const {
     for (size_t j = 0; j < queue.servers[i].devices.size(); ++j)
       servers[i].devices[j].claimedMs = queue.servers[i].devices[j].claimedMs;
   queue.servers = std::move(servers);
+  if (!quotas_.empty()) queue.held = held();
 }
 
 // Why the request cannot be served whatever becomes free; "" if it may be. A pool without servers, or one
@@ -186,8 +189,14 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
     fail(waiter, {Failure::Kind::nothingFits, why});
     return true;
   }
+  if (const std::string why = neverByQuota(request, waiter.wish, before.servers); !why.empty()) {
+    fail(waiter, {Failure::Kind::refused, why});
+    return true;
+  }
   waiter.wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;
   Choice choice = place(waiter.wish, before.servers);
+  if (const auto hindrance = quotaHinders(request, choice, before.held); !hindrance.text.empty())
+    return waitForQuota(waiter, hindrance, now);
   if (!choice.server.empty()) {
     create(waiter, std::move(choice), now);
     refresh(before, now);
@@ -230,6 +239,8 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
   const auto servers = inventory(who, now);
   if (!servers.empty() && now >= settledMs_ && !couldEver(wish, servers))
     return {Outlook::never, pool::explain(wish, servers), 0, judge(wish, servers)};
+  if (const std::string why = neverByQuota(request, wish, servers); !why.empty())
+    return {Outlook::never, why, 0, judge(wish, servers)};
   auto waiters = waiters_;
   waiters.push_back(waiter);
   Queue before;
@@ -243,7 +254,13 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
     for (size_t j = 0; j < left[i].devices.size(); ++j)
       left[i].devices[j].claimedMs = before.servers[i].devices[j].claimedMs;
   Explanation answer{Outlook::devices, "", static_cast<uint32_t>(before.length), judge(wish, left)};
-  if (const Choice choice = place(wish, left); !choice.server.empty()) {
+  const Choice choice = place(wish, left);
+  if (const auto hindrance = quotaHinders(request, choice, before.held); !hindrance.text.empty()) {
+    answer.outlook = Outlook::quota;
+    answer.text = hindrance.text;
+    return answer;
+  }
+  if (!choice.server.empty()) {
     Placement there;
     there.server.name = choice.server;
     there.devices = choice.devices;
@@ -371,8 +388,8 @@ bool Pool::drop(const Principal& who, const Id& id, uint64_t now) {
   if (at == leases_.end() || at->second.state != LeaseState::lost) return releaseFor(who, id, kByHand, now);
   latestMs_ = now;
   LeaseRecord& record = at->second;
-  if (who.role != Principal::Role::admin)
-    throw std::invalid_argument("a lost lease is dropped by the pool's operator only");
+  if (const std::string why = refusalOf(who, Operation::dropLost); !why.empty())
+    throw std::invalid_argument(why);
   for (const Placement& placement : record.placements) {
     const auto server = servers_.find(placement.server.name);
     if (server != servers_.end() && server->second.connected)

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "pool-manager/pool.h"
+#include "pool-manager/roles.h"
 
 namespace gpupool::pool {
 namespace {
@@ -86,7 +87,7 @@ AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::s
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
                 uint64_t now) {
   latestMs_ = now;
-  if (!who.mayServe()) throw std::invalid_argument("a user's token is none for servers");
+  if (!who.mayServe()) throw std::invalid_argument(refusalOf(who, Operation::serve));
   checkServer(facts, reports);
   const auto at = servers_.find(facts.name);
   // A silent one may be the same machine before its crash, on a connection that nobody closed.
@@ -393,8 +394,8 @@ bool Pool::isCordoned(const std::string& server) const {
 }
 
 void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon, Journal::Done done) {
-  if (who.role != Principal::Role::admin)
-    throw std::invalid_argument("servers are cordoned by the pool's operator only");
+  if (const std::string why = refusalOf(who, Operation::cordon); !why.empty())
+    throw std::invalid_argument(why);
   if (!servers_.contains(server) && !cordons_.contains(server))
     throw std::invalid_argument("there is no server " + server);
   cordon.reason = printable(cordon.reason, kMostReason);
@@ -420,8 +421,8 @@ void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon
 // What the store has of it is erased also where this manager knows of none: a write that failed may be there.
 void Pool::uncordon(const Principal& who, const std::string& server, Journal::Done done,
                     const std::string& by) {
-  if (who.role != Principal::Role::admin)
-    throw std::invalid_argument("servers are uncordoned by the pool's operator only");
+  if (const std::string why = refusalOf(who, Operation::cordon); !why.empty())
+    throw std::invalid_argument(why);
   if (!servers_.contains(server) && !isCordoned(server))
     throw std::invalid_argument("there is no server " + server);
   write({{kCordonPrefix + server, {}}},

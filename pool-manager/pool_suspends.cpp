@@ -207,15 +207,17 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
   LeaseRecord& record = at->second;
   const bool mayTry = !isClaimed(record, before);
   std::string missing = missingToResume(record, waiter.who, {}, now);
+  const std::string overQuota = quotaHindersResume(record, before);
   const bool room = missing.empty() && (before.resuming.empty() ||
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
-  if (mayTry && room) {
+  if (mayTry && room && overQuota.empty()) {
     record.changedBy = waiter.who.text();
     reserve(record, waiter.folder);
     refresh(before, now);
     return true;
   }
   if (tooLate(waiter, now)) {
+    if (missing.empty()) missing = overQuota;
     if (missing.empty()) missing = "the devices that are free are for those who waited longer";
     if (before.length != 0)
       missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
@@ -223,7 +225,7 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
                        {Failure::Kind::noDevice, "lease " + shortId(id) + " cannot be resumed: " + missing});
     return true;
   }
-  stay(waiter, before, now);
+  if (overQuota.empty()) stay(waiter, before, now);
   return false;
 }
 

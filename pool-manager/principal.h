@@ -7,18 +7,22 @@
 namespace gpupool::pool {
 
 struct Principal {
-  // user: leases, in the name of its tenant. server: joins, and leases nothing. admin: everything (the
-  // manager's own user, and everybody where the manager demands no tokens).
-  enum class Role { user, server, admin } role = Role::admin;
+  // What each may: roles.h. admin: the operator: by a token, as the manager's own user, or anybody where the
+  // manager demands no tokens.
+  enum class Role { user, server, admin, viewer, scheduler } role = Role::admin;
   std::string tenant;
+  std::string token = {};  // the id of the token that was shown; empty: none that the manager's store has
+  bool open = false;       // nothing was proven, since the manager demands no tokens
 
-  bool mayServe() const { return role != Role::user; }
-  bool mayLease() const { return role != Role::server; }
+  // Both as roles.h says.
+  bool mayServe() const;
+  bool mayLease() const;
   // For the audit log.
-  std::string text() const {
-    return role == Role::admin ? "the operator" : role == Role::server ? "a server" : "tenant " + tenant;
+  std::string text() const;
+  // Is told whose a lease of that tenant is, and may do with it what its role may with leases.
+  bool owns(const std::string& other) const {
+    return role == Role::admin || role == Role::scheduler || other == tenant;
   }
-  bool owns(const std::string& other) const { return role == Role::admin || other == tenant; }
 };
 
 }  // namespace gpupool::pool

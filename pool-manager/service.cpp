@@ -9,9 +9,11 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "pool-manager/administration.h"
 #include "pool-manager/call_limit.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/patient_stream.h"
+#include "pool-manager/roles.h"
 #include "pool-manager/rpc.h"
 #include "pool-manager/service_calls.h"
 #include "schema/manager_login.h"
@@ -20,6 +22,7 @@
 namespace gpupool::pool {
 namespace {
 
+constexpr kj::Duration kLastWords = 100 * kj::MILLISECONDS;
 constexpr unsigned kMaxListed = 4096;   // ids in a beat
 constexpr unsigned kMaxReasons = 64;    // of what hinders a lease
 constexpr unsigned kMostEntries = 500;  // of the audit log, in one answer
@@ -58,8 +61,9 @@ struct Service::Tie : kj::Refcounted {
 class Service::Session final : public schema::Manager::Server {
  public:
   // login: null where everything is allowed. peer: the other end's process, if it is on this machine; else 0.
-  Session(kj::Own<Tie> tie, std::shared_ptr<Login> login, int peer)
-      : tie_(kj::mv(tie)), login_(std::move(login)), peer_(peer) {}
+  // open: see Principal.
+  Session(kj::Own<Tie> tie, std::shared_ptr<Login> login, int peer, bool open)
+      : tie_(kj::mv(tie)), login_(std::move(login)), peer_(peer), open_(open) {}
   // Of somebody who has proven already who he is.
   Session(kj::Own<Tie> tie, Principal known) : tie_(kj::mv(tie)), known_(std::move(known)) {}
   ~Session() noexcept(false) {
@@ -72,8 +76,9 @@ class Service::Session final : public schema::Manager::Server {
     context.getResults().setProtocol(schema::poolProtocol());
     if (params.getProtocol() != schema::poolProtocol()) service().refuseVersion(params.getProtocol());
     if (login_ == nullptr) return kj::READY_NOW;
-    service().tokens_();  // those of now
-    const auto nonce = login_->begin(text(params.getTenant()), view(params.getClientNonce()));
+    service();
+    const auto nonce =
+        login_->begin(text(params.getTenant()), view(params.getClientNonce()), text(params.getToken()));
     context.getResults().setNeeded(true);
     context.getResults().setServerNonce(asData(nonce));
     return kj::READY_NOW;
@@ -87,7 +92,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> join(JoinContext context) override {
-    demand(Right::serve);
+    demand(Operation::serve);
     const auto params = context.getParams();
     const pool::Server facts = read(params.getInfo());
     guarded([&] {
@@ -102,7 +107,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> beat(BeatContext context) override {
-    demand(Right::serve);
+    demand(Operation::serve);
     const auto params = context.getParams();
     std::vector<Id> leases;
     std::vector<std::string> problems;
@@ -141,7 +146,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> leave(LeaveContext context) override {
-    demand(Right::serve);
+    demand(Operation::serve);
     const auto params = context.getParams();
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
@@ -153,7 +158,7 @@ class Service::Session final : public schema::Manager::Server {
 
   kj::Promise<void> lease(LeaseContext context) override {
     LeaseRequest request = read(context.getParams().getRequest());
-    demand(Right::lease);
+    demand(Operation::lease);
     request.process = identifyProcess(peer_);
     context.allowCancellation();  // a holder that went away leaves the queue
     const kj::TimePoint asked = service().timer_.now();
@@ -169,7 +174,7 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> renew(RenewContext context) override {
     std::string why;
     const Id id = read(context.getParams().getId());
-    demand(Right::lease);
+    demand(Operation::lease);
     const auto ttl =
         guarded([&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
@@ -180,7 +185,7 @@ class Service::Session final : public schema::Manager::Server {
   // Answers when the devices are free again, so that the next request finds them, but not for ever.
   kj::Promise<void> release(ReleaseContext context) override {
     const Id id = read(context.getParams().getId());
-    demand(Right::lease);
+    demand(Operation::changeLease);
     const bool drop = context.getParams().getDrop();
     const bool ends = guarded([&] {
       Pool& pool = service().pool_;
@@ -194,7 +199,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> cordon(CordonContext context) override {
-    demand(Right::list);
+    demand(Operation::cordon);
     const auto params = context.getParams();
     const std::string server = text(params.getServer());
     const Cordon cordon{text(params.getReason()), text(params.getBy()), calendarS()};
@@ -214,7 +219,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> suspend(SuspendContext context) override {
-    demand(Right::lease);
+    demand(Operation::changeLease);
     context.allowCancellation();  // what was begun goes on
     const auto params = context.getParams();
     return service()
@@ -224,7 +229,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> resume(ResumeContext context) override {
-    demand(Right::lease);
+    demand(Operation::changeLease);
     context.allowCancellation();  // who went away leaves the queue
     const auto params = context.getParams();
     return service().resumeLease(principal(), read(params.getId()), params.getWaitMs(),
@@ -232,7 +237,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> migrate(MigrateContext context) override {
-    demand(Right::lease);
+    demand(Operation::changeLease);
     context.allowCancellation();  // what was begun goes on
     const auto params = context.getParams();
     return service()
@@ -242,7 +247,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> checkpoint(CheckpointContext context) override {
-    demand(Right::lease);
+    demand(Operation::changeLease);
     context.allowCancellation();  // what was begun goes on
     const auto params = context.getParams();
     return service()
@@ -253,7 +258,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> places(PlacesContext context) override {
-    demand(Right::lease);
+    demand(Operation::lease);
     const Id id = read(context.getParams().getId());
     const auto servers = guarded([&] { return service().pool_.places(principal(), id); });
     auto list = context.getResults().initServers(static_cast<unsigned>(servers.size()));
@@ -262,7 +267,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> explain(ExplainContext context) override {
-    demand(Right::lease);
+    demand(Operation::look);
     const LeaseRequest request = read(context.getParams().getRequest());
     const auto answer =
         guarded([&] { return service().pool_.explain(principal(), request, service().clock_.now()); });
@@ -271,7 +276,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> audit(AuditContext context) override {
-    demand(Right::list);
+    demand(Operation::look);
     const AuditQuery query = read(context.getParams());
     const auto entries = service().pool_.audit(principal(), query, kMostEntries + 1);
     auto list = context.getResults().initEntries(
@@ -282,7 +287,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> devices(DevicesContext context) override {
-    demand(Right::list);
+    demand(Operation::look);
     const auto now = service().clock_.now();
     const auto inventory = service().pool_.inventory(principal(), now);
     unsigned count = 0;
@@ -300,7 +305,7 @@ class Service::Session final : public schema::Manager::Server {
   }
 
   kj::Promise<void> servers(ServersContext context) override {
-    demand(Right::list);
+    demand(Operation::look);
     const auto now = service().clock_.now();
     const auto& servers = service().pool_.servers();
     const auto& cordons = service().pool_.cordons();
@@ -329,8 +334,19 @@ class Service::Session final : public schema::Manager::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> administration(AdministrationContext context) override {
+    demand(Operation::look);  // what each of its calls takes, that call asks
+    context.getResults().setAdministration(
+        administrationFor({[this](Operation operation) {
+                             demand(operation);
+                             return principal();
+                           },
+                           [this]() -> Service& { return service(); }, thisCap()}));
+    return kj::READY_NOW;
+  }
+
   kj::Promise<void> leases(LeasesContext context) override {
-    demand(Right::list);
+    demand(Operation::look);
     const auto leases = service().pool_.list(principal(), service().clock_.now());
     auto list = context.getResults().initLeases(static_cast<unsigned>(leases.size()));
     for (unsigned i = 0; i < list.size(); ++i) write(leases[i], list[i], Secrets::leaveOut);
@@ -362,25 +378,23 @@ class Service::Session final : public schema::Manager::Server {
     if (cordon.sinceS != 0) out.setCordonedS(std::max<uint64_t>(1, now - std::min(now, cordon.sinceS)));
   }
 
-  enum class Right { list, lease, serve };
   // Throws unless this connection may. Whose lease it may touch, the pool decides.
-  void demand(Right right) {
-    if (login_ == nullptr && !known_) return;
+  void demand(Operation operation) {
+    if (login_ == nullptr && !known_) {
+      if (open_ && service().tokens_.demanded()) refuse("the manager requires a token by now: connect again");
+      return;
+    }
     service();
     if (!known_ && !login_->proven()) refuse("the manager requires a token before anything else");
     const Principal who = principal();
-    if (right == Right::serve && !who.mayServe())
-      refuse("the token of tenant '" + who.tenant +
-             "' cannot be used by servers: they use the token of tenant '" + kServersTenant + "'");
-    if (right == Right::lease && !who.mayLease())
-      refuse("the token of tenant '" + who.tenant + "' cannot lease: use a user's token");
+    if (const std::string why = service().tokens_.endOf(who); !why.empty()) refuse(why);
+    if (const std::string why = refusalOf(who, operation); !why.empty()) refuse(why);
   }
 
   Principal principal() const {
     if (known_) return *known_;
-    if (login_ == nullptr) return {Principal::Role::admin, ""};
-    const bool server = login_->tenant() == kServersTenant;
-    return {server ? Principal::Role::server : Principal::Role::user, login_->tenant()};
+    if (login_ == nullptr) return {Principal::Role::admin, "", "", open_};
+    return login_->who();
   }
 
   Service& service() {
@@ -393,6 +407,7 @@ class Service::Session final : public schema::Manager::Server {
   std::shared_ptr<Login> login_;
   std::optional<Principal> known_;
   int peer_ = 0;
+  bool open_ = false;
 };
 
 // One connection's network and RPC system. What comes before a proof is bounded like everything after it.
@@ -419,8 +434,12 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
       connections_("connections", limits.connections),
       store_(store),
       pool_(store, *this, times, {bootId(), clock_.now(), calendarS(), Id::random().text()}),
+      tokens_([this](auto writes, auto entries,
+                     auto done) { pool_.write(std::move(writes), std::move(entries), std::move(done)); },
+              calendarS),
       tie_(kj::refcounted<Tie>(this)),
       tasks_(*this) {
+  tokens_.load(store.range(kTokenPrefix));
   tasks_.add(deliverStore());
 }
 
@@ -461,9 +480,9 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
             if (local && !own && !limits_.anyUser)
               GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
             else if (other)
-              other(kj::mv(peer.stream), own || !tokens_, name);
+              other(kj::mv(peer.stream), own, name);
             else
-              accept(kj::mv(peer.stream), own || !tokens_, name, process);
+              accept(kj::mv(peer.stream), own, name, process);
             return kj::READY_NOW;
           },
           [this](kj::Exception&& error) {
@@ -479,21 +498,38 @@ void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std:
   auto place = connections_.take(peer);
   if (place == nullptr) return;
   std::shared_ptr<Login> login;
-  if (!trusted) {
+  if (!trusted && tokens_.demanded()) {
     auto unproven = unproven_.take(peer);
     if (unproven == nullptr) return;
-    login = std::make_shared<Login>(tokens_(), failures_, peer, std::move(unproven));
+    login = std::make_shared<Login>(tokens_, failures_, peer, std::move(unproven));
   }
-  auto connection =
-      kj::heap<Connection>(patientStream(kj::mv(stream)),
-                           schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login, process)));
+  auto connection = kj::heap<Connection>(
+      patientStream(kj::mv(stream)),
+      schema::Manager::Client(kj::heap<Session>(kj::addRef(*tie_), login, process, !trusted)));
   auto done = connection->network.onDisconnect();
   if (login != nullptr)
     done = done.exclusiveJoin(timer_.afterDelay(limits_.login).then([login]() -> kj::Promise<void> {
       if (login->proven()) return kj::NEVER_DONE;
       return kj::READY_NOW;
     }));
+  if (!trusted) {
+    auto over = kj::newPromiseAndFulfiller<void>();
+    // An answer that is on its way gets there.
+    done = done.exclusiveJoin(over.promise.then([this] { return timer_.afterDelay(kLastWords); }));
+    live_.push_back({login, kj::mv(over.fulfiller)});
+    done = done.attach(kj::defer([this, at = std::prev(live_.end())] { live_.erase(at); }));
+  }
   tasks_.add(done.attach(kj::mv(connection), kj::mv(place)));
+}
+
+void Service::endConnections(const std::string& token) {
+  for (Live& one : live_)
+    if (one.login != nullptr && one.login->proven() && one.login->who().token == token) one.end->fulfill();
+}
+
+void Service::endOpenConnections() {
+  for (Live& one : live_)
+    if (one.login == nullptr) one.end->fulfill();
 }
 
 // Logged once a version: servers try again and again.
@@ -558,6 +594,7 @@ kj::Promise<void> Service::housekeeping() {
   return timer_.afterDelay(limits_.tick).then([this]() {
     try {
       pool_.tick(clock_.now());
+      for (const std::string& token : tokens_.tick()) endConnections(token);
     } catch (const std::exception& error) {
       GPUPOOL_ERROR("housekeeping failed: %s", error.what());
     }

@@ -8,6 +8,7 @@
 #include <kj/async-io.h>
 
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <set>
@@ -47,9 +48,10 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   // From now on every connection must prove one of these tokens first, except those of this process's user
   // and of root on a Unix socket. Peers that use wrong tokens are slowed down. Called at every login; a
   // connection that has proven a token keeps its rights.
-  void demandTokens(std::function<const Tokens&()> tokens) { tokens_ = std::move(tokens); }
-  // One connection that came in. trusted: nothing needs to be proven. peer: who is slowed down. process: at
-  // its other end, 0: unknown.
+  // The same is so, without a file, once the store has had a token.
+  void demandTokens(std::function<const Tokens&()> tokens) { tokens_.useFile(std::move(tokens)); }
+  // One connection that came in. trusted: it is of this process's user or of root, and nothing needs to be
+  // proven. peer: who is slowed down. process: at its other end, 0: unknown.
   void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process);
   // Expiry and other housekeeping. Resolves only by failing: when another manager has taken over the store.
   kj::Promise<void> run();
@@ -67,12 +69,20 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   // Of all connections of a host, however they are served; wrong tokens of a host; none: see demandTokens.
   PeerCount& connections() { return connections_; }
   FailureLimit& failures() { return failures_; }
-  const std::function<const Tokens&()>& tokens() const { return tokens_; }
+  TokenBook& tokens() { return tokens_; }
+  // Ends, soon, the connections that have proven this token; those that have proven nothing.
+  void endConnections(const std::string& token);
+  void endOpenConnections();
 
  private:
   class Session;  // one connection's Manager
   struct Connection;
   struct Tie;
+  // A connection that has to end when its token does.
+  struct Live {
+    std::shared_ptr<Login> login;  // null: it has proven nothing
+    kj::Own<kj::PromiseFulfiller<void>> end;
+  };
   struct Controlled {
     Id incarnation;
     Session* session;
@@ -135,7 +145,6 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServiceLimits limits_;
   AwakeClock clock_;
-  std::function<const Tokens&()> tokens_;                       // none: everybody may connect
   std::set<uint32_t> otherVersions_;                            // that have connected and were logged
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
@@ -149,6 +158,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   std::set<std::pair<ServerLife, Id>> revoking_;  // orders under way
   Store& store_;
   Pool pool_;
+  TokenBook tokens_;
+  std::list<Live> live_;
   kj::Own<kj::PromiseFulfiller<void>> superseded_;  // ends run()
   kj::Own<Tie> tie_;
   kj::Vector<kj::Own<kj::ConnectionReceiver>> listeners_;

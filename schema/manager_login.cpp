@@ -35,9 +35,9 @@ struct Login {
 
 kj::Promise<void> prove(Login& login) {
   auto request = login.manager.proveRequest();
-  request.setProof(asData(tokenProof(login.credentials.token, kRoleClient, login.facts())));
+  request.setProof(asData(clientProof(login.credentials.token, login.facts())));
   return request.send().then([&login](capnp::Response<Manager::ProveResults>&& answer) {
-    const auto expected = tokenProof(login.credentials.token, kRoleManager, login.facts());
+    const auto expected = managerProof(verifierOf(login.credentials.token), login.facts());
     if (!equalConstantTime(view(answer.getProof()), expected))
       refuse("whoever answers at " + login.address + " does not know the token of tenant '" +
              login.credentials.tenant + "': it is not your pool's manager");
@@ -58,6 +58,7 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
   randomBytes(kept.clientNonce);
   auto request = kept.manager.loginRequest();
   request.setTenant(kept.credentials.tenant);
+  request.setToken(tokenId(kept.credentials.token));
   request.setProtocol(poolProtocol());
   request.setClientNonce(asData(kept.clientNonce));
   auto done =

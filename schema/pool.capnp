@@ -4,9 +4,10 @@
 # lease holder for an application. The application's own process speaks none of this: see schema/holder.h.
 
 using Cxx = import "/capnp/c++.capnp";
+using import "administration.capnp".Administration;
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 5;
+const protocolVersion :UInt32 = 6;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -214,14 +215,16 @@ interface Manager {
   servers @7 () -> (servers :List(ServerState));
   leases @8 () -> (leases :List(Lease));   # without their keys
 
-  # Tokens. Where the manager has any, a connection from the network gets nothing but refusals before it has proven one:
-  # login, then prove; both sides prove it (schema/token_proof.h fixes the bytes). From then on the connection is that
-  # tenant's: its leases are, and it renews and releases no others'. Servers prove the token of the tenant "servers",
-  # which may join and may not lease. needed = false: this connection may do everything already (no tokens, or a Unix
-  # socket of the manager's own user); nothing is proven then.
+  # Tokens. Where the manager demands them, a connection from the network gets nothing but refusals before it has proven
+  # one: login, then prove; both sides prove it (schema/token_proof.h fixes the bytes). From then on the connection is the
+  # token's: it may do what the token's role may (pool-manager/roles.h), in the name of the token's tenant. token: its id,
+  # where it has one; a token of the manager's token file is found by its tenant. needed = false: this connection may do
+  # everything already (no tokens are demanded, or it came over the Unix socket of the manager's own user); nothing is
+  # proven then.
   # Servers, holders and the tool begin with login also where nothing is to be proven: there both sides see whether they
   # speak the same protocolVersion. So what stands here of login keeps its numbers for ever.
-  login @9 (tenant :Text, clientNonce :Data, protocol :UInt32) -> (needed :Bool, serverNonce :Data, protocol :UInt32);
+  login @9 (tenant :Text, clientNonce :Data, protocol :UInt32, token :Text) ->
+      (needed :Bool, serverNonce :Data, protocol :UInt32);
   prove @10 (proof :Data) -> (proof :Data);
 
   # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
@@ -267,6 +270,9 @@ interface Manager {
   # (0: ever), of leases whose id begins with these digits (empty: all, and what is about servers). As many as one answer
   # takes; more: ask again, after the last one's number.
   audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool);
+
+  # Tokens and quotas.
+  administration @19 () -> (administration :Administration);
 }
 
 struct Explanation {
@@ -282,6 +288,7 @@ enum Outlook {
   server @3;                  # when a server that is away is back, or a broken device works again
   operator @4;                # when a server that is cordoned is back in service
   never @5;
+  quota @6;                   # when leases of its own tenant have ended
 }
 struct ServerVerdict {
   name @0 :Text;
@@ -312,6 +319,7 @@ enum AuditEvent {
   granted @2; suspended @3; resumed @4; moving @5; moved @6;
   released @7; expired @8; revoked @9; lost @10;
   cordoned @11; uncordoned @12;
+  tokenCreated @13; tokenRevoked @14; quotaSet @15;   # of a tenant; holder says which
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.

@@ -27,6 +27,8 @@ const std::vector<Command>& commands() {
       {"cordon", "place nothing new on a server, before it is taken down", runCordon},
       {"uncordon", "let a cordoned server be leased again", runUncordon},
       {"drain", "cordon a server, move its leases away, and await those that stay", runDrain},
+      {"tokens", "make, list and revoke the tokens of users and servers", runTokens},
+      {"quota", "say how much of the pool a tenant may have, and list it", runQuota},
   };
   return kCommands;
 }

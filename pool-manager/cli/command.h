@@ -47,6 +47,8 @@ int runResume(const Words& words);
 int runCordon(const Words& words);
 int runUncordon(const Words& words);
 int runDrain(const Words& words);
+int runTokens(const Words& words);
+int runQuota(const Words& words);
 int runMigrate(const Words& words);
 int runCheckpoint(const Words& words);
 int runRestore(const Words& words);

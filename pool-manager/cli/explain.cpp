@@ -43,6 +43,8 @@ std::string inWords(const Explanation& answer) {
       return "it would wait until an operator puts a server back into service: " + answer.text;
     case Outlook::never:
       return "it can never be served: " + answer.text;
+    case Outlook::quota:
+      return "it would wait for the tenant's quota: " + answer.text;
   }
   return answer.text;
 }

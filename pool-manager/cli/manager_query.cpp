@@ -122,6 +122,48 @@ pool::CheckpointResult ManagerQuery::checkpoint(const Id& id, unsigned drainMs, 
                limitMs);
 }
 
+pool::MadeToken ManagerQuery::createToken(const pool::TokenWish& wish) {
+  auto request = administration().createTokenRequest();
+  request.setTenant(wish.tenant);
+  request.setName(wish.name);
+  request.setRole(pool::wireRole(wish.role));
+  request.setExpiresInS(wish.expiresInS);
+  request.setBy(wish.by);
+  return await(request.send().then([](auto&& response) {
+    return pool::MadeToken{pool::read(response.getToken()), pool::text(response.getSecret())};
+  }));
+}
+
+std::vector<pool::StoredToken> ManagerQuery::tokens() {
+  return await(administration().tokensRequest().send().then([](auto&& response) {
+    std::vector<pool::StoredToken> tokens;
+    for (auto one : response.getTokens()) tokens.push_back(pool::read(one));
+    return tokens;
+  }));
+}
+
+void ManagerQuery::revokeToken(const std::string& id, const std::string& by) {
+  auto request = administration().revokeTokenRequest();
+  request.setId(id);
+  request.setBy(by);
+  await(request.send().ignoreResult());
+}
+
+void ManagerQuery::setQuota(const pool::Quota& quota, const std::string& by) {
+  auto request = administration().setQuotaRequest();
+  pool::write(quota, request.initQuota());
+  request.setBy(by);
+  await(request.send().ignoreResult());
+}
+
+std::vector<pool::QuotaUse> ManagerQuery::quotas() {
+  return await(administration().quotasRequest().send().then([](auto&& response) {
+    std::vector<pool::QuotaUse> uses;
+    for (auto one : response.getQuotas()) uses.push_back(pool::read(one));
+    return uses;
+  }));
+}
+
 Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {
   std::vector<Id> found;
   for (const pool::Lease& lease : leases)

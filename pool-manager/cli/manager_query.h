@@ -7,7 +7,10 @@
 
 #include "pool-manager/audit.h"
 #include "pool-manager/listing.h"
+#include "pool-manager/quotas.h"
 #include "pool-manager/rpc.h"
+#include "pool-manager/tokens.h"
+#include "schema/administration.capnp.h"
 
 namespace gpupool::cli {
 
@@ -39,8 +42,17 @@ class ManagerQuery {
   pool::CheckpointResult checkpoint(const Id& id, unsigned drainMs, const std::string& folder,
                                     uint64_t limitMs);
   pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);
+  // by of the wish, and by: "user@host".
+  pool::MadeToken createToken(const pool::TokenWish& wish);
+  std::vector<pool::StoredToken> tokens();
+  void revokeToken(const std::string& id, const std::string& by);
+  void setQuota(const pool::Quota& quota, const std::string& by);
+  std::vector<pool::QuotaUse> quotas();
 
  private:
+  schema::Administration::Client administration() {
+    return connection_->manager().administrationRequest().send().getAdministration();
+  }
   template <class T>
   T await(kj::Promise<T>&& promise, uint64_t limitMs = 0);  // 0: limitMs_
 

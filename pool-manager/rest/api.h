@@ -14,6 +14,7 @@ class Api final : public Answerer {
   bool open(const Request& request) override { return isOpen(request); }
   kj::Promise<Answer> answer(Request request) override {
     const Route& route = routeOf(request);
+    if (!route.open) demand(request.who, route.needs);
     return route.handler(context_, request).then([&route](Answer&& answer) {
       answer.contentType = route.contentType;
       return kj::mv(answer);

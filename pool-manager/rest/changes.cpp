@@ -3,14 +3,12 @@
 #include "base/log.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/rest/listings.h"
+#include "pool-manager/roles.h"
 
 namespace gpupool::pool::rest {
 namespace {
 
 constexpr kj::Duration kAnswerWithin = 50 * kj::SECONDS;  // proxies give up after 60 s, most of them
-
-const char kOperatorHint[] =
-    "use gpupool on the manager's machine, or its Unix socket, as the user that runs it";
 
 // The lease as it is now.
 Json describe(const Context& context, const Id& id) {
@@ -24,8 +22,6 @@ Json describe(const Context& context, const Id& id) {
 // Of whoever may change it.
 Id ownLease(const Context& context, const Request& request) {
   const Id id = leaseId(request);
-  if (!request.who.mayLease())
-    refuse({403, "forbidden", "the servers' token leases nothing", "use a user's token"});
   const auto at = context.service.pool().leases().find(id);
   if (at == context.service.pool().leases().end()) refuseUnknown(context, id);
   if (!request.who.owns(at->second.tenant))
@@ -35,8 +31,6 @@ Id ownLease(const Context& context, const Request& request) {
 
 std::string checkedServer(const Context& context, const Request& request) {
   const std::string& server = request.named.at("name");
-  if (request.who.role != Principal::Role::admin)
-    refuse({403, "operators_only", "only the pool's operator can do that", kOperatorHint});
   if (!context.service.pool().servers().contains(server) &&
       !context.service.pool().cordons().contains(server))
     refuse({404, "server_unknown", "there is no such server", "GET /v1/servers lists those that there are"});
@@ -74,12 +68,10 @@ kj::Promise<Answer> cordon(const Context& context, const Request& request, bool 
 
 kj::Promise<Answer> releaseLease(const Context& context, const Request& request) {
   const Id named = leaseId(request);
-  if (request.who.mayLease() && context.service.pool().endedBecause(named) != nullptr)
-    return Answer{200, describe(context, named)};
+  if (context.service.pool().endedBecause(named) != nullptr) return Answer{200, describe(context, named)};
   const Id id = ownLease(context, request);
   const LeaseRecord& record = context.service.pool().leases().at(id);
-  if (record.state == LeaseState::lost && request.who.role != Principal::Role::admin)
-    refuse({403, "operators_only", "a lost lease is dropped by the pool's operator only", kOperatorHint});
+  if (record.state == LeaseState::lost) demand(request.who, Operation::dropLost);
   note(request, "releases lease " + id.text());
   auto order = context.service.managerFor(request.who).releaseRequest();
   write(id, order.initId());

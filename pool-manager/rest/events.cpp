@@ -51,16 +51,20 @@ kj::Promise<void> Events::tell(std::shared_ptr<Reader> reader, kj::AsyncOutputSt
   auto& text = reader->text;
   kj::Promise<void> written = kj::READY_NOW;
   if (!text.empty()) written = out.write(text.data(), text.size());
-  return written.then([this]() { return timer_.afterDelay(kLook); }).then([this, reader, &out]() {
-    look();
-    reader->text = newsFor(*reader);
-    if (!reader->text.empty()) reader->told = timer_.now();
-    if (timer_.now() - reader->told >= kSilence) {
-      reader->text = ":\n\n";
-      reader->told = timer_.now();
-    }
-    return tell(reader, out);
-  });
+  return written.then([this]() { return timer_.afterDelay(kLook); })
+      .then([this, reader, &out]() -> kj::Promise<void> {
+        const TokenBook& tokens = service_.tokens();
+        if (!tokens.endOf(reader->who).empty() || (reader->who.open && tokens.demanded()))
+          return kj::READY_NOW;
+        look();
+        reader->text = newsFor(*reader);
+        if (!reader->text.empty()) reader->told = timer_.now();
+        if (timer_.now() - reader->told >= kSilence) {
+          reader->text = ":\n\n";
+          reader->told = timer_.now();
+        }
+        return tell(reader, out);
+      });
 }
 
 std::string Events::newsFor(Reader& reader) {

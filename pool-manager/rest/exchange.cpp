@@ -25,6 +25,14 @@ kj::Exception toException(const Problem& problem) {
 
 void refuse(Problem problem) { kj::throwFatalException(toException(problem)); }
 
+void demand(const Principal& who, Operation operation) {
+  if (may(who, operation)) return;
+  const bool operators = !may({Role::user, ""}, operation);
+  refuse({403, operators ? "operators_only" : "forbidden", refusalOf(who, operation),
+          operators ? "use an operator's token, or the manager's Unix socket as the user that runs it"
+                    : "use a user's token"});
+}
+
 Problem toProblem(const kj::Exception& error) {
   const std::string_view said = error.getDescription().cStr();
   if (said.starts_with(kMark)) {

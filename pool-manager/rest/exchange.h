@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pool-manager/principal.h"
+#include "pool-manager/roles.h"
 
 namespace gpupool::pool::rest {
 
@@ -48,6 +49,8 @@ struct Problem {
 // A problem on its way through promises, which carry no other exceptions.
 kj::Exception toException(const Problem& problem);
 [[noreturn]] void refuse(Problem problem);
+// Refuses unless the caller may.
+void demand(const Principal& who, Operation operation);
 // Of whatever an operation failed with. What is not a Problem nor the pool's own words is not told.
 Problem toProblem(const kj::Exception& error);
 // {"error": {...}}, with the headers that the status demands.

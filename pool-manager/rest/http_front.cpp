@@ -87,7 +87,7 @@ class HttpFront::Connection final : private kj::HttpService,
                                     private kj::HttpServerErrorHandler,
                                     private kj::HttpServerCallbacks {
  public:
-  // trusted: its peer may do everything.
+  // trusted: its peer is the manager's own user, who may do everything.
   Connection(HttpFront& front, kj::Own<kj::AsyncIoStream> stream, bool trusted, std::string peer)
       : front_(front),
         stream_(carefulStream(kj::mv(stream), front.timer_, front.limits_.write)),
@@ -162,12 +162,12 @@ class HttpFront::Connection final : private kj::HttpService,
             refuse(
                 {414, "url_too_long", "the address is too long", "GET /v1/openapi.json lists what there is"});
           parseTarget(line, request);
-          demandSameOrigin(origin, host, static_cast<bool>(front_.service_.tokens()));
-          if (trusted_ || front_.answerer_.open(request))
-            request.who = {Principal::Role::admin, ""};
+          TokenBook& tokens = front_.service_.tokens();
+          demandSameOrigin(origin, host, tokens.demanded());
+          if (trusted_ || !tokens.demanded() || front_.answerer_.open(request))
+            request.who = {Principal::Role::admin, "", "", !trusted_};
           else
-            request.who =
-                principalOf(authorization, front_.service_.tokens()(), front_.service_.failures(), peer_);
+            request.who = principalOf(authorization, tokens, front_.service_.failures(), peer_);
           request.body = parseBody({text.begin(), text.size()});
           return front_.answerer_.answer(kj::mv(request));
         });

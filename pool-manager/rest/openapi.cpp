@@ -118,6 +118,42 @@ const char kSchemas[] = R"json({
     "place": {"type": "string"}}},
   "ServerChange": {"type": "object", "required": ["name", "cordoned"], "properties": {
     "name": {"type": "string"}, "cordoned": {"type": "boolean"}}},
+  "Seconds": {"type": "integer", "minimum": 0},
+  "TokenId": {"type": "string", "pattern": "^[0-9a-f]{16}$"},
+  "Token": {"type": "object",
+    "required": ["id", "tenant", "name", "role", "createdS", "expiresS", "lastUsedS", "revokedS", "createdBy"],
+    "properties": {
+      "id": {"$ref": "#/components/schemas/TokenId"},
+      "tenant": {"type": "string"},
+      "name": {"type": "string"},
+      "role": {"enum": ["viewer", "user", "scheduler", "server", "operator"]},
+      "createdS": {"$ref": "#/components/schemas/Seconds"},
+      "expiresS": {"$ref": "#/components/schemas/Seconds"},
+      "lastUsedS": {"$ref": "#/components/schemas/Seconds"},
+      "revokedS": {"$ref": "#/components/schemas/Seconds"},
+      "createdBy": {"type": "string"}}},
+  "NewToken": {"allOf": [{"$ref": "#/components/schemas/Token"}], "type": "object", "required": ["token"],
+    "properties": {"token": {"type": "string"}}},
+  "TokenList": {"type": "object", "required": ["tokens"], "properties": {
+    "tokens": {"type": "array", "items": {"$ref": "#/components/schemas/Token"}}}},
+  "Quota": {"type": "object", "required": ["tenant", "milliDevices", "memoryBytes", "deviceSeconds", "per"],
+    "properties": {
+      "tenant": {"type": "string"},
+      "milliDevices": {"type": "integer", "minimum": 0},
+      "memoryBytes": {"$ref": "#/components/schemas/Bytes"},
+      "deviceSeconds": {"$ref": "#/components/schemas/Seconds"},
+      "per": {"enum": ["day", "week", "month"]}}},
+  "QuotaUse": {"type": "object",
+    "required": ["tenant", "quota", "milliDevices", "memoryBytes", "deviceSeconds", "windowEndsS"],
+    "properties": {
+      "tenant": {"type": "string"},
+      "quota": {"$ref": "#/components/schemas/Quota"},
+      "milliDevices": {"type": "integer", "minimum": 0},
+      "memoryBytes": {"$ref": "#/components/schemas/Bytes"},
+      "deviceSeconds": {"$ref": "#/components/schemas/Seconds"},
+      "windowEndsS": {"$ref": "#/components/schemas/Seconds"}}},
+  "QuotaList": {"type": "object", "required": ["quotas"], "properties": {
+    "quotas": {"type": "array", "items": {"$ref": "#/components/schemas/QuotaUse"}}}},
   "Error": {"type": "object", "required": ["error"], "properties": {
     "error": {"type": "object", "required": ["code", "message", "hint"], "additionalProperties": false,
       "properties": {"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": {"type": "string"},
@@ -158,6 +194,10 @@ Json parametersOf(const Route& route) {
   const std::string path = route.path;
   if (path.find("{id}") != std::string::npos)
     list.push_back(parameter("id", "path", "The lease's id, in full.", true, reference("Id")));
+  if (path.find("{token}") != std::string::npos)
+    list.push_back(parameter("token", "path", "The token's id, in full.", true, reference("TokenId")));
+  if (path.find("{tenant}") != std::string::npos)
+    list.push_back(parameter("tenant", "path", "The tenant's name.", true, {{"type", "string"}}));
   if (path.find("{name}") != std::string::npos)
     list.push_back(parameter("name", "path", "The server's name.", true, {{"type", "string"}}));
   if (route.method == kj::HttpMethod::GET)

@@ -9,6 +9,8 @@
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
+#include "pool-manager/rest/tenants.h"
+#include "pool-manager/tokens.h"
 
 namespace gpupool::pool::rest {
 namespace {
@@ -27,6 +29,7 @@ std::vector<Route> makeRoutes() {
        "Whether the manager answers.",
        health,
        "Health",
+       Operation::look,
        {},
        "application/json",
        true},
@@ -38,6 +41,7 @@ std::vector<Route> makeRoutes() {
        "The leases, by id, a page at a time.",
        listLeases,
        "LeaseList",
+       Operation::look,
        {{Kind::state, "state", "Only leases in this state."},
         {Kind::text, "tenant", "Only leases of this tenant."},
         {Kind::text, "server", "Only leases on this server."},
@@ -46,13 +50,14 @@ std::vector<Route> makeRoutes() {
       {kGet, "/v1/leases/{id}", "getLease", "One lease.", getLease, "Lease"},
       {kPost, "/v1/leases/{id}/release", "releaseLease",
        "Ends a lease in its holder's place, or drops one that is lost with its server. May be repeated.",
-       releaseLease, "LeaseChange"},
+       releaseLease, "LeaseChange", Operation::changeLease},
       {kPost,
        "/v1/leases/{id}/suspend",
        "suspendLease",
        "Takes the memory of a lease's programs off its devices. May be repeated.",
        suspendLease,
        "LeaseChange",
+       Operation::changeLease,
        {drain}},
       {kPost,
        "/v1/leases/{id}/resume",
@@ -60,6 +65,7 @@ std::vector<Route> makeRoutes() {
        "Brings a suspended lease back to its devices when there is room. May be repeated.",
        resumeLease,
        "LeaseChange",
+       Operation::changeLease,
        {{Kind::count, "waitMs", "How long to wait for room.", 40'000, 0}}},
       {kPost,
        "/v1/leases/{id}/migrate",
@@ -68,6 +74,7 @@ std::vector<Route> makeRoutes() {
        "devices.",
        migrateLease,
        "LeaseChange",
+       Operation::changeLease,
        {{Kind::text, "server", "To this server. Empty: the lease's own, or with elsewhere any other.", 255},
         {Kind::ordinals, "devices", "To these GPUs there, one for each of the lease's.", 64},
         {Kind::yes, "elsewhere", "To any other server that has room."},
@@ -78,10 +85,47 @@ std::vector<Route> makeRoutes() {
        "Places nothing new on a server; what it has goes on. Operators only. May be repeated.",
        cordonServer,
        "ServerChange",
+       Operation::cordon,
        {{Kind::text, "reason", "Why; for people.", 255},
         {Kind::text, "by", "On whose word; for people.", 160}}},
       {kPost, "/v1/servers/{name}/uncordon", "uncordonServer",
-       "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange"},
+       "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange",
+       Operation::cordon},
+      {kGet, "/v1/tokens", "listTokens", "The tokens that operators have made, but not what they are.",
+       listTokens, "TokenList", Operation::tokens},
+      {kPost,
+       "/v1/tokens",
+       "createToken",
+       "Makes a token; the answer is the only place where it is shown. Fails if the tenant has a valid one "
+       "of "
+       "this name.",
+       createToken,
+       "NewToken",
+       Operation::tokens,
+       {{Kind::text, "tenant", "Whose it is. Required.", 64},
+        {Kind::text, "name",
+         "What it is for, for people. Required, so that a repeated request makes no other.", 64},
+        {Kind::text, "role", "viewer, user, scheduler, server or operator. Empty: user.", 16},
+        {Kind::count, "expiresInS", "It ends after so many seconds. 0: never.", kMostExpiryS, 0}}},
+      {kPost, "/v1/tokens/{token}/revoke", "revokeToken",
+       "Ends a token, and the connections that have shown it. May be repeated.", revokeToken, "Token",
+       Operation::tokens},
+      {kGet, "/v1/quotas", "listQuotas",
+       "The tenants' quotas, and what they have of them; to users and viewers their own.", listQuotas,
+       "QuotaList", Operation::seeQuotas},
+      {kPost,
+       "/v1/quotas/{tenant}",
+       "setQuota",
+       "Replaces a tenant's quota; one without a limit takes it away. '*': of each tenant that has none of "
+       "its "
+       "own. May be repeated.",
+       setQuota,
+       "Quota",
+       Operation::setQuota,
+       {{Kind::count, "milliDevices", "GPUs at once, in thousandths; 0: no limit.", 1'000'000'000, 0},
+        {Kind::count, "memoryBytes", "Of GPUs' memory at once; 0: no limit.", uint64_t{1} << 60, 0},
+        {Kind::count, "deviceSeconds", "In each window; 0: no limit.", uint64_t{1} << 40, 0},
+        {Kind::text, "per", "The window: day, week or month. Empty: month.", 8}}},
       {kGet,
        "/v1/events",
        "events",
@@ -90,6 +134,7 @@ std::vector<Route> makeRoutes() {
        "another state, and 'gap', when some were missed.",
        events,
        nullptr,
+       Operation::look,
        {},
        "text/event-stream"},
       {kGet,
@@ -98,6 +143,7 @@ std::vector<Route> makeRoutes() {
        "Prometheus' text form 0.0.4.",
        metrics,
        nullptr,
+       Operation::look,
        {},
        "text/plain; version=0.0.4; charset=utf-8"},
       {kGet,
@@ -106,6 +152,7 @@ std::vector<Route> makeRoutes() {
        "This document.",
        openapi,
        "OpenApi",
+       Operation::look,
        {},
        "application/json",
        true},
@@ -225,7 +272,7 @@ const Route& routeOf(Request& request) {
     auto named = match(route, request.path);
     if (!named) continue;
     if (route.method != request.method) {
-      others = nameOf(route.method);
+      others += (others.empty() ? "" : ", ") + std::string(nameOf(route.method));
       continue;
     }
     request.named = std::move(*named);

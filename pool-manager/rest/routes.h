@@ -9,6 +9,7 @@
 
 #include "pool-manager/rest/events.h"
 #include "pool-manager/rest/exchange.h"
+#include "pool-manager/roles.h"
 #include "pool-manager/service.h"
 
 namespace gpupool::pool::rest {
@@ -37,8 +38,9 @@ struct Route {
   const char* name;     // operationId
   const char* summary;  // for people
   Handler handler;
-  const char* schema;              // of what is answered with status 200, in openapi.cpp; null: not JSON
-  std::vector<Field> fields = {};  // of the query (GET), or of the body
+  const char* schema;                 // of what is answered with status 200, in openapi.cpp; null: not JSON
+  Operation needs = Operation::look;  // what the caller has to be allowed, unless it is open
+  std::vector<Field> fields = {};     // of the query (GET), or of the body
   const char* contentType = "application/json";
   bool open = false;  // answered without a token
 };

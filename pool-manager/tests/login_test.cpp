@@ -10,6 +10,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/rpc.h"
 #include "pool-manager/service.h"
+#include "schema/administration.capnp.h"
 #include "schema/manager_login.h"
 #include "schema/protocol.h"
 #include "schema/token_proof.h"
@@ -104,6 +105,13 @@ struct Hurried : Fixture {
   Hurried() : Fixture(512, 1 * kj::SECONDS) {}
 };
 
+// Of a file only; it outlives the book.
+TokenBook bookOf(const Tokens& file) {
+  TokenBook book([](auto&&...) {}, [] { return uint64_t{0}; });
+  book.useFile([&file]() -> const Tokens& { return file; });
+  return book;
+}
+
 LeaseRequest wish(const std::string& tenant = "") {
   LeaseRequest request;
   request.id = Id::random();
@@ -165,12 +173,13 @@ TEST_CASE("whose token is shown") {
 }
 
 TEST_CASE("a proof is good once, and on its own connection") {
-  const Tokens tokens = {{"alice", kAlice}};
+  const Tokens file = {{"alice", kAlice}};
+  TokenBook tokens = bookOf(file);
   FailureLimit failures(100, std::chrono::milliseconds(1000));
   const std::vector<std::byte> nonce(schema::kNonceBytes);
   const auto proof = [&](Login& login, const std::string& token, const std::string& tenant = "alice") {
     const auto challenge = login.begin(tenant, nonce);
-    return schema::tokenProof(token, schema::kRoleClient, {tenant, nonce, challenge});
+    return schema::clientProof(token, {tenant, nonce, challenge});
   };
   Login right(tokens, failures, "peer", nullptr), wrong = right, other = right, role = right, unknown = right,
                                                   shortProof = right;
@@ -186,7 +195,7 @@ TEST_CASE("a proof is good once, and on its own connection") {
                  "without a login before it"));  // a new challenge for every guess
   // What the manager would answer is no client's proof.
   const auto challenge = role.begin("alice", nonce);
-  const auto reflected = schema::tokenProof(kAlice, schema::kRoleManager, {"alice", nonce, challenge});
+  const auto reflected = schema::managerProof(schema::verifierOf(kAlice), {"alice", nonce, challenge});
   CHECK(contains(refusal([&] { role.prove(reflected); }), "refuses the token"));
   CHECK(contains(refusal([&] { unknown.prove(proof(unknown, kAlice, "carol")); }), "tenant 'carol'"));
   const Digest whole = proof(shortProof, kAlice);
@@ -197,7 +206,8 @@ TEST_CASE("a proof is good once, and on its own connection") {
 }
 
 TEST_CASE("guessing is slowed down, by peer") {
-  const Tokens tokens = {{"alice", kAlice}};
+  const Tokens file = {{"alice", kAlice}};
+  TokenBook tokens = bookOf(file);
   FailureLimit failures(3, std::chrono::hours(1));
   const std::vector<std::byte> nonce(schema::kNonceBytes);
   const Digest guess{};
@@ -359,4 +369,159 @@ TEST_CASE("whoever cannot prove the token is no manager") {
   CHECK(contains(refused(), "the pool's manager speaks pool protocol 0, its caller speaks " +
                                 std::to_string(schema::poolProtocol()) +
                                 "; install the same gpupool on both"));
+}
+
+namespace {
+
+// A service whose store has tokens, and an operator's connection.
+struct Made : Fixture {
+  Made() {
+    service->demandTokens(nullptr);
+    // The server has joined by the token file: it is let in still.
+    admin = connect("operator", make({"operator", "first", Role::admin}));
+  }
+  std::string make(const TokenWish& wish) {
+    std::optional<MadeToken> made;
+    service->tokens().create(wish, "test", [&](const MadeToken& token, const std::string& why) {
+      CHECK(why == "");
+      made = token;
+    });
+    REQUIRE(eventually([&] { return made.has_value(); }));
+    ids[wish.tenant + "/" + wish.name] = made->token.id;
+    return made->text;
+  }
+  schema::Administration::Client administration(ManagerConnection& connection) {
+    return connection.manager().administrationRequest().send().getAdministration();
+  }
+  void revoke(const std::string& name) {
+    auto request = administration(*admin).revokeTokenRequest();
+    request.setId(ids.at(name));
+    request.send().wait(io.waitScope);
+  }
+  bool ended(ManagerConnection& connection) {
+    bool over = false;
+    auto watch = connection.onDisconnect().then([&] { over = true; }).eagerlyEvaluate(nullptr);
+    return eventually([&] { return over; });
+  }
+  std::map<std::string, std::string> ids;
+  kj::Own<ManagerConnection> admin;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Made,
+                 "a revoked token's connections end; leases are the tenant's, and another token goes on") {
+  const std::string first = make({"alice", "one"}), second = make({"alice", "two"});
+  auto one = connect("alice", first), two = connect("alice", second);
+  const Lease held = lease(*one, wish());
+  auto asked = one->manager().leaseRequest();
+  auto waiting = wish();
+  waiting.waitMs = 600'000;
+  pool::write(waiting, asked.initRequest());
+  auto never = asked.send().ignoreResult().eagerlyEvaluate([](kj::Exception&&) {});
+  CHECK(eventually([&] { return service->pool().waiting() == 1; }));
+
+  revoke("alice/one");
+  // At once, though the connection is there for some more milliseconds.
+  const std::string said = refusal([&] { send(one->manager().renewRequest(), held.id); });
+  CHECK((contains(said, "was revoked on") || contains(said, "disconnected")));
+  CHECK(ended(*one));
+  CHECK(eventually([&] { return service->pool().waiting() == 0; }));
+  CHECK(contains(refusal([&] { connect("alice", first); }), "(one) was revoked on"));
+  CHECK(service->pool().leases().contains(held.id));
+  send(two->manager().renewRequest(), held.id);
+  revoke("alice/one");
+
+  // Who revokes its own token hears that it is done.
+  revoke("operator/first");
+  CHECK(ended(*admin));
+  two->manager().leasesRequest().send().wait(io.waitScope);
+}
+
+TEST_CASE_METHOD(Made, "a token that expires ends its connections") {
+  auto brief = connect("alice", make({"alice", "brief", Role::user, 2}));
+  brief->manager().leasesRequest().send().wait(io.waitScope);
+  CHECK(ended(*brief));
+}
+
+TEST_CASE_METHOD(Made, "each call takes its role") {
+  auto viewer = connect("alice", make({"alice", "v", Role::viewer})),
+       user = connect("alice", make({"alice", "u"})),
+       scheduler = connect("slurm", make({"slurm", "s", Role::scheduler})),
+       node = connect("servers", make({"servers", "n", Role::server}));
+  const Lease held = lease(*user, wish());
+  const auto refused = [&](kj::Own<ManagerConnection>& connection, const auto& call) {
+    return contains(refusal([&] { call(connection->manager()); }), "the token of tenant '");
+  };
+  const auto look = [&](auto manager) {
+    manager.leasesRequest().send().wait(io.waitScope);
+    manager.devicesRequest().send().wait(io.waitScope);
+    manager.auditRequest().send().wait(io.waitScope);
+  };
+  for (auto* who : {&viewer, &user, &scheduler, &node, &admin}) CHECK_FALSE(refused(*who, look));
+  const auto renew = [&](auto manager) { send(manager.renewRequest(), held.id); };
+  CHECK(refused(viewer, renew));
+  CHECK(refused(node, renew));
+  for (auto* who : {&user, &scheduler, &admin}) CHECK_FALSE(refused(*who, renew));
+  const auto release = [&](auto manager) { send(manager.releaseRequest(), held.id); };
+  CHECK(refused(viewer, release));
+  CHECK(refused(node, release));
+  const auto beat = [&](auto manager) { manager.beatRequest().send().wait(io.waitScope); };
+  for (auto* who : {&viewer, &user, &scheduler}) CHECK(refused(*who, beat));
+  const auto tokens = [&](auto manager) {
+    manager.administrationRequest().send().getAdministration().tokensRequest().send().wait(io.waitScope);
+  };
+  const auto cordon = [&](auto manager) {
+    auto request = manager.cordonRequest();
+    request.setServer("a");
+    request.send().wait(io.waitScope);
+  };
+  const auto quota = [&](auto manager) {
+    auto request = manager.administrationRequest().send().getAdministration().setQuotaRequest();
+    request.initQuota().setTenant("alice");
+    request.send().wait(io.waitScope);
+  };
+  for (auto* who : {&viewer, &user, &scheduler, &node}) {
+    CHECK(refused(*who, tokens));
+    CHECK(refused(*who, cordon));
+    CHECK(refused(*who, quota));
+  }
+  CHECK_FALSE(refused(admin, tokens));
+  CHECK_FALSE(refused(admin, quota));
+
+  // A scheduler leases in others' names, and sees and ends their leases; a user does neither.
+  const auto seenBy = [&](kj::Own<ManagerConnection>& connection) {
+    auto response = connection->manager().leasesRequest().send().wait(io.waitScope);
+    return read(response.getLeases()[0]).holder;
+  };
+  auto bob = connect("bob", make({"bob", "u"}));
+  CHECK(seenBy(bob) == "in use");
+  CHECK(seenBy(node) == "in use");
+  CHECK(seenBy(scheduler) != "in use");
+  CHECK(seenBy(viewer) != "in use");
+  CHECK_FALSE(refused(scheduler, release));
+  CHECK(eventually([&] { return service->pool().leases().empty(); }));
+  CHECK(lease(*scheduler, wish("bob")).tenant == "bob");
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "the first token is made at home, and closes the pool to those who have shown none") {
+  service->demandTokens(nullptr);
+  auto stranger = connect("", "");
+  auto request = stranger->manager().administrationRequest().send().getAdministration().createTokenRequest();
+  request.setTenant("mallory");
+  request.setRole(schema::Role::OPERATOR);
+  CHECK(contains(refusal([&] { request.send().wait(io.waitScope); }), "demands no tokens yet: its own user"));
+  Principal own;
+  auto home = service->managerFor(own);
+  auto good = home.administrationRequest().send().getAdministration().createTokenRequest();
+  good.setTenant("alice");
+  good.setRole(schema::Role::USER);
+  const auto answer = good.send().wait(io.waitScope);
+  const std::string token = pool::text(answer.getSecret());
+  bool over = false;
+  auto watch = stranger->onDisconnect().then([&] { over = true; }).eagerlyEvaluate(nullptr);
+  CHECK(eventually([&] { return over; }));
+  CHECK(contains(refusal([&] { connect("", ""); }), "requires a token"));
+  connect("alice", token)->manager().leasesRequest().send().wait(io.waitScope);
 }

@@ -183,7 +183,7 @@ TEST_CASE_METHOD(Queue, "within a class the tenant that has used least, for its 
   }
   SECTION("a part of a device is that part of its time") {
     LeaseRequest half = wish(1, "alice");
-    half.memoryBytes = 39 * kGiB;
+    half.memoryBytes = 40 * kGiB;
     hold(half);
     pass(60'000);
     CHECK(pool.pool->deviceSeconds("alice", now) == Approx(30).epsilon(0.01));

@@ -118,8 +118,8 @@ TEST_CASE_METHOD(Fixture, "a tenant touches its own leases, and does not learn w
   CHECK(contains(thrown([&] { pool->renew(bob, {1, 1}, now, &why); }), "another tenant's"));
   CHECK(contains(thrown([&] { pool->release(bob, {1, 1}, now); }), "another tenant's"));
   CHECK(contains(thrown([&] { pool->request(bob, request(1), now); }), "another tenant's"));
-  CHECK(contains(thrown([&] { pool->request(node, request(9), now); }), "leases nothing"));
-  CHECK(contains(thrown([&] { pool->join(alice, server("x", 9), {}, now); }), "none for servers"));
+  CHECK(contains(thrown([&] { pool->request(node, request(9), now); }), "cannot lease"));
+  CHECK(contains(thrown([&] { pool->join(alice, server("x", 9), {}, now); }), "cannot be used by servers"));
   CHECK(pool->leases().at({1, 1}).state == LeaseState::active);
 
   pool->request(alice, request(2), now);

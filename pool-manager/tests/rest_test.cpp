@@ -327,3 +327,76 @@ TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats"
   await(server.beatNow());
   CHECK(metric(get("/metrics"), "gpupool_server_missed_beats_total" + name) != "0");
 }
+
+namespace {
+
+// A service whose store has the tokens of an operator and of alice.
+struct WithMade : RestFixture {
+  WithMade() : admin(make("operator", Role::admin)), alice(make("alice", Role::user)) {}
+  std::string make(const std::string& tenant, Role role) {
+    std::string text;
+    service->tokens().create({tenant, "one", role}, "test",
+                             [&](const MadeToken& token, const std::string&) { text = token.text; });
+    for (int i = 0; i < 1000 && text.empty(); ++i)
+      io.provider->getTimer().afterDelay(1 * kj::MILLISECONDS).wait(io.waitScope);
+    return text;
+  }
+  std::string admin, alice;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(WithMade, "operators make, list and revoke tokens; each is shown once") {
+  CHECK(get("/v1/tokens").code() == "token_missing");
+  CHECK(get("/v1/tokens", bearer(alice)).code() == "operators_only");
+  CHECK(post("/v1/tokens", R"({"tenant": "eve", "name": "x", "role": "operator"})", bearer(alice)).status ==
+        403);
+  CHECK(post("/v1/tokens", R"({"tenant": "bob"})", bearer(admin)).code() == "bad_field");
+  CHECK(post("/v1/tokens", R"({"tenant": "bob", "name": "x", "role": "king"})", bearer(admin)).code() ==
+        "bad_field");
+  const Reply made = post("/v1/tokens", R"({"tenant": "bob", "name": "x", "expiresInS": 60})", bearer(admin));
+  REQUIRE(made.status == 200);
+  const std::string bob = made.json["token"], id = made.json["id"];
+  CHECK(made.json["role"] == "user");
+  CHECK(made.json["expiresS"] == made.json["createdS"].get<uint64_t>() + 60);
+  CHECK(post("/v1/tokens", R"({"tenant": "bob", "name": "x"})", bearer(admin)).code() == "token_exists");
+  const Reply list = get("/v1/tokens", bearer(admin));
+  CHECK(list.json["tokens"].size() == 3);
+  CHECK(list.text.find(bob.substr(21)) == std::string::npos);
+  CHECK(list.text.find("\"token\"") == std::string::npos);
+
+  CHECK(get("/v1/leases", bearer(bob)).status == 200);
+  auto stream = dial();
+  const std::string events = "GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n" + bearer(bob) + "\r\n";
+  stream->write(events.data(), events.size()).wait(io.waitScope);
+  CHECK(post("/v1/tokens/" + id + "/revoke", "", bearer(alice)).status == 403);
+  for (int twice = 0; twice < 2; ++twice)
+    CHECK(post("/v1/tokens/" + id + "/revoke", "", bearer(admin)).json["revokedS"] != 0);
+  CHECK(get("/v1/leases", bearer(bob)).code() == "token_ended");
+  // The stream ends, too.
+  const kj::String told =
+      io.provider->getTimer().timeoutAfter(20 * kj::SECONDS, stream->readAllText()).wait(io.waitScope);
+  CHECK(std::string(told.cStr()).find("text/event-stream") != std::string::npos);
+  CHECK(post("/v1/tokens/0123456789abcdef/revoke", "", bearer(admin)).code() == "token_unknown");
+}
+
+TEST_CASE_METHOD(WithMade, "operators set quotas, and others see their own") {
+  const std::string body = R"({"milliDevices": 2000, "deviceSeconds": 3600, "per": "week"})";
+  CHECK(post("/v1/quotas/alice", body, bearer(alice)).code() == "operators_only");
+  for (int twice = 0; twice < 2; ++twice) {
+    const Reply set = post("/v1/quotas/alice", body, bearer(admin));
+    CHECK(set.status == 200);
+    CHECK(set.json["milliDevices"] == 2000);
+    CHECK(set.json["per"] == "week");
+  }
+  post("/v1/quotas/bob", R"({"memoryBytes": 1})", bearer(admin));
+  CHECK(get("/v1/quotas", bearer(admin)).json["quotas"].size() == 2);
+  const auto own = get("/v1/quotas", bearer(alice)).json["quotas"];
+  REQUIRE(own.size() == 1);
+  CHECK(own[0]["tenant"] == "alice");
+  CHECK(own[0]["quota"]["deviceSeconds"] == 3600);
+  CHECK(own[0]["milliDevices"] == 0);
+  CHECK(post("/v1/quotas/alice", R"({"per": "year"})", bearer(admin)).code() == "bad_field");
+  CHECK(post("/v1/quotas/alice", "{}", bearer(admin)).json["milliDevices"] == 0);
+  CHECK(get("/v1/quotas", bearer(admin)).json["quotas"].size() == 1);
+}

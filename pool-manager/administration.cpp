@@ -1,0 +1,125 @@
+#include "pool-manager/administration.h"
+
+#include "base/log.h"
+#include "pool-manager/convert.h"
+#include "pool-manager/service_calls.h"
+
+namespace gpupool::pool {
+namespace {
+
+kj::Exception notStored(const std::string& why) {
+  return rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why);
+}
+
+// What the store says later, as a promise. Shared, for a std::function is copied.
+struct Stored {
+  Stored() : Stored(kj::newPromiseAndFulfiller<void>()) {}
+  Journal::Done done() const {
+    return [fulfiller = fulfiller](const std::string& why) {
+      why.empty() ? (*fulfiller)->fulfill() : (*fulfiller)->reject(notStored(why));
+    };
+  }
+  kj::Promise<void> promise;
+  std::shared_ptr<kj::Own<kj::PromiseFulfiller<void>>> fulfiller;
+
+ private:
+  explicit Stored(kj::PromiseFulfillerPair<void> pair)
+      : promise(kj::mv(pair.promise)),
+        fulfiller(std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(pair.fulfiller))) {}
+};
+
+// What somebody has proven counts for more than what he says.
+std::string onWhoseWord(const Principal& who, const std::string& said) {
+  return !who.token.empty() || said.empty() ? who.text() : printable(said, 100);
+}
+
+class Administration final : public schema::Administration::Server {
+ public:
+  explicit Administration(Caller caller) : caller_(std::move(caller)) {}
+
+ protected:
+  kj::Promise<void> createToken(CreateTokenContext context) override {
+    const Principal who = caller_.demand(Operation::tokens);
+    Service& service = caller_.service();
+    if (who.open && !service.tokens().demanded())
+      kj::throwFatalException(rpcError(kj::Exception::Type::FAILED,
+                                       "this manager demands no tokens yet: its own user makes the first "
+                                       "one, on its machine over its Unix "
+                                       "socket, or by `gpupool-manager init`"));
+    const auto params = context.getParams();
+    const std::string by = onWhoseWord(who, text(params.getBy()));
+    const bool first = !service.tokens().demanded();
+    Stored stored;
+    auto made = std::make_shared<MadeToken>();
+    guarded([&] {
+      const TokenWish wish{text(params.getTenant()), text(params.getName()), readRole(params.getRole()),
+                           params.getExpiresInS(), by};
+      service.tokens().create(wish, by,
+                              [made, done = stored.done()](const MadeToken& token, const std::string& why) {
+                                *made = token;
+                                done(why);
+                              });
+    });
+    return kj::mv(stored.promise).then([this, context, made, first]() mutable {
+      if (first) caller_.service().endOpenConnections();
+      GPUPOOL_INFO("token %s is made: tenant %s, %s", made->token.id.c_str(), made->token.tenant.c_str(),
+                   name(made->token.role));
+      write(made->token, context.getResults().initToken());
+      context.getResults().setSecret(made->text);
+    });
+  }
+
+  kj::Promise<void> tokens(TokensContext context) override {
+    caller_.demand(Operation::tokens);
+    const auto tokens = caller_.service().tokens().list();
+    auto list = context.getResults().initTokens(static_cast<unsigned>(tokens.size()));
+    for (unsigned i = 0; i < list.size(); ++i) write(tokens[i], list[i]);
+    return kj::READY_NOW;
+  }
+
+  kj::Promise<void> revokeToken(RevokeTokenContext context) override {
+    const Principal who = caller_.demand(Operation::tokens);
+    const std::string id = text(context.getParams().getId());
+    Stored stored;
+    guarded([&] {
+      caller_.service().tokens().revoke(id, onWhoseWord(who, text(context.getParams().getBy())),
+                                        stored.done());
+    });
+    caller_.service().endConnections(id);
+    GPUPOOL_INFO("token %s is revoked", id.c_str());
+    return kj::mv(stored.promise).then([this, context, id]() mutable {
+      if (const StoredToken* token = caller_.service().tokens().find(id))
+        write(*token, context.getResults().initToken());
+    });
+  }
+
+  kj::Promise<void> setQuota(SetQuotaContext context) override {
+    const Principal who = caller_.demand(Operation::setQuota);
+    const auto params = context.getParams();
+    Stored stored;
+    guarded([&] {
+      caller_.service().pool().setQuota(who, read(params.getQuota()), onWhoseWord(who, text(params.getBy())),
+                                        stored.done());
+    });
+    return kj::mv(stored.promise);
+  }
+
+  kj::Promise<void> quotas(QuotasContext context) override {
+    const Principal who = caller_.demand(Operation::seeQuotas);
+    const auto uses = caller_.service().pool().quotas(who);
+    auto list = context.getResults().initQuotas(static_cast<unsigned>(uses.size()));
+    for (unsigned i = 0; i < list.size(); ++i) write(uses[i], list[i]);
+    return kj::READY_NOW;
+  }
+
+ private:
+  Caller caller_;
+};
+
+}  // namespace
+
+schema::Administration::Client administrationFor(Caller caller) {
+  return kj::heap<Administration>(std::move(caller));
+}
+
+}  // namespace gpupool::pool

@@ -1,0 +1,166 @@
+// gpupool quota: how much of the pool each tenant may have, and has.
+
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "pool-manager/cli/holder.h"
+#include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/output.h"
+#include "pool-manager/cli/places.h"
+#include "pool-manager/cli/table.h"
+
+namespace gpupool::cli {
+namespace {
+
+using nlohmann::json;
+using pool::Quota;
+using pool::QuotaUse;
+
+constexpr unsigned kStorePatienceMs = 10'000;
+const char* const kEnvironment = "GPUPOOL_STATE: the folder of this machine's pool.";
+const char* const kStatus =
+    "0: done. 1: the manager refuses, or none is reachable. 2: the command line is wrong.";
+
+const Help kSetHelp = {
+    "gpupool quota set [options] TENANT",
+    "Says how much of the pool a tenant may have; what is not named is not limited. It replaces the quota "
+    "that "
+    "the tenant has. The tenant '*' stands for each that has none of its own. A request that is beyond the "
+    "quota for good is refused at once; one that fits when leases of the tenant have ended waits for that, "
+    "with --wait. Leases that run are left alone. Only the pool's operator can.",
+    kEnvironment, kStatus,
+    "  gpupool quota set --devices 2 --memory 160GiB --device-hours 500 --per month alice\n"
+    "  gpupool quota set --none alice\n"};
+const Help kListHelp = {
+    "gpupool quota list [options]",
+    "Lists the tenants' quotas and what they have of them: the pool's operator and schedulers see all, "
+    "others "
+    "their own. Half a GPU's memory is half a GPU. Of a suspended lease, what is on its GPUs counts.",
+    kEnvironment, kStatus, "  gpupool quota list -o wide\n"};
+const Help kQuotaHelp = {"gpupool quota set|list [options] ...",
+                         "Quotas: how much of the pool a tenant may have. Both have --help.", kEnvironment,
+                         kStatus, "  gpupool quota set --devices 2 alice\n  gpupool quota list\n"};
+
+const std::vector<std::string> kAsking = {"manager", "tenant", "token-file"};
+
+// In `unit`ths.
+uint64_t decimal(const std::string& option, const std::string& text, double unit) {
+  double value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc() || parsed.ptr != text.data() + text.size() || !(value > 0 && value <= 1e9))
+    throw options::OptionError("--" + option + ": '" + text + "' is no number above 0 (example: 2, or 0.5)");
+  return std::max<uint64_t>(1, static_cast<uint64_t>(std::llround(value * unit)));
+}
+
+std::string number(double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, "%.2f", value);
+  return text;
+}
+
+std::string of(const std::string& used, const std::string& most, bool limited) {
+  return used + (limited ? " of " + most : "");
+}
+
+void print(const std::vector<QuotaUse>& uses, bool wide) {
+  std::vector<std::vector<std::string>> rows = {{"TENANT", "GPUS", "MEMORY", "GPU-HOURS", "PER"}};
+  if (wide) rows[0].push_back("BEGINS AGAIN");
+  for (const QuotaUse& use : uses) {
+    const Quota& quota = use.quota;
+    const auto devices = [](uint64_t milli) { return number(static_cast<double>(milli) / 1000); };
+    const auto hours = [](uint64_t seconds) { return number(static_cast<double>(seconds) / 3600); };
+    auto& row = rows.emplace_back(std::vector<std::string>{
+        quota.tenant, of(devices(use.milliDevices), devices(quota.milliDevices), quota.milliDevices != 0),
+        of(options::formatSize(use.memoryBytes), options::formatSize(quota.memoryBytes),
+           quota.memoryBytes != 0),
+        of(hours(use.deviceSeconds), hours(quota.deviceSeconds), quota.deviceSeconds != 0),
+        name(quota.window)});
+    if (wide) row.push_back(pool::utcText(use.windowEndsS));
+  }
+  printTable(rows);
+}
+
+json toJson(const QuotaUse& use) {
+  const Quota& quota = use.quota;
+  return {{"tenant", quota.tenant},
+          {"milliDevices", use.milliDevices},
+          {"memoryBytes", use.memoryBytes},
+          {"deviceSeconds", use.deviceSeconds},
+          {"windowEndsS", use.windowEndsS},
+          {"quota",
+           {{"milliDevices", quota.milliDevices},
+            {"memoryBytes", quota.memoryBytes},
+            {"deviceSeconds", quota.deviceSeconds},
+            {"per", name(quota.window)}}}};
+}
+
+ManagerQuery connect(const ClientOptions& client) {
+  return ManagerQuery(managerAddresses(client.manager), kStorePatienceMs,
+                      credentialsOf(client.tokenFile, client.tenant));
+}
+
+int set(const Words& words) {
+  ClientOptions client;
+  std::string devices, hours, per = "month";
+  options::Bytes memory;
+  bool none = false;
+  const Parsed parsed = parseCommand(
+      words, kSetHelp, &client, kAsking,
+      {{"devices", devices, "N", "So many GPUs at once; a part of a GPU's memory is that part of a GPU.",
+        true},
+       {"memory", memory, "SIZE", "So much memory of GPUs at once: 160GiB.", true},
+       {"device-hours", hours, "N", "So many GPU-hours in each --per: one GPU for an hour is one.", true},
+       {"per", per, "day|week|month", "Of the calendar, in UTC; weeks begin on Monday.", true},
+       {"none", none, "", "Take the tenant's quota away.", true}});
+  if (parsed.helped) return 0;
+  if (parsed.rest.size() != 1 || parsed.rest[0].empty())
+    throw options::OptionError("quota set takes one tenant, behind the options");
+  Quota quota{parsed.rest[0]};
+  if (!devices.empty()) quota.milliDevices = decimal("devices", devices, 1000);
+  if (!hours.empty()) quota.deviceSeconds = decimal("device-hours", hours, 3600);
+  quota.memoryBytes = memory.value;
+  if (none != quota.none())
+    throw options::OptionError(none ? "--none goes with no other limit"
+                                    : "what is the limit? --devices, --memory or --device-hours; or --none");
+  const auto window = pool::windowOf(per);
+  if (!window) throw options::OptionError("--per: '" + per + "' is not day, week or month");
+  quota.window = *window;
+  connect(client).setQuota(quota, userAndHost());
+  std::cout << "gpupool: tenant " << quota.tenant << " may have " << pool::describe(quota) << '\n';
+  return 0;
+}
+
+int list(const Words& words) {
+  ClientOptions client;
+  Output output;
+  std::vector<options::Option> own;
+  output.addTo(own);
+  const Parsed parsed = parseCommand(withOutput(words), kListHelp, &client, kAsking, own);
+  if (parsed.helped) return 0;
+  check(output);
+  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
+  const auto uses = connect(client).quotas();
+  if (!output.json) {
+    print(uses, output.wide());
+    return 0;
+  }
+  json all = json::array();
+  for (const QuotaUse& use : uses) all.push_back(toJson(use));
+  std::cout << all.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
+  return 0;
+}
+
+}  // namespace
+
+int runQuota(const Words& words) {
+  const std::string verb = words.empty() ? "" : words[0];
+  const Words rest(words.begin() + (words.empty() ? 0 : 1), words.end());
+  if (verb == "set") return set(rest);
+  if (verb == "list") return list(rest);
+  if (parseCommand(words, kQuotaHelp, nullptr, {}, {}).helped) return 0;
+  throw options::OptionError("quota takes set or list; --help describes them");
+}
+
+}  // namespace gpupool::cli

@@ -1,0 +1,248 @@
+// Quotas: their arithmetic, and what they make of requests.
+#include "pool-manager/quotas.h"
+
+#include "catch.h"
+#include "pool-manager/roles.h"
+#include "pool_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+constexpr uint64_t kNov24 = 1'795'516'800;  // 2026-11-24, a Tuesday
+constexpr uint64_t kHour = 3600, kDay = 86'400;
+
+Quota quota(const std::string& tenant, double devices, uint64_t gib = 0, double hours = 0) {
+  return {tenant, static_cast<uint64_t>(devices * 1000), gib << 30, static_cast<uint64_t>(hours * kHour)};
+}
+
+}  // namespace
+
+TEST_CASE("windows are the calendar's, in UTC") {
+  const auto window = [](QuotaWindow window, uint64_t nowS) {
+    const auto times = windowAt(window, nowS);
+    return utcText(times.beginS) + " - " + utcText(times.endS);
+  };
+  CHECK(window(QuotaWindow::day, kNov24 + 5) == "2026-11-24 00:00 UTC - 2026-11-25 00:00 UTC");
+  CHECK(window(QuotaWindow::week, kNov24 + 5) == "2026-11-23 00:00 UTC - 2026-11-30 00:00 UTC");
+  CHECK(window(QuotaWindow::week, kNov24 + 5 * kDay) == "2026-11-23 00:00 UTC - 2026-11-30 00:00 UTC");
+  CHECK(window(QuotaWindow::week, kNov24 + 6 * kDay) == "2026-11-30 00:00 UTC - 2026-12-07 00:00 UTC");
+  CHECK(window(QuotaWindow::month, kNov24) == "2026-11-01 00:00 UTC - 2026-12-01 00:00 UTC");
+  CHECK(window(QuotaWindow::month, kNov24 + 8 * kDay) == "2026-12-01 00:00 UTC - 2027-01-01 00:00 UTC");
+}
+
+TEST_CASE("what is used counts in its window, and outlives the manager") {
+  Quotas quotas;
+  quotas.set(quota("alice", 0, 0, 10));
+  quotas.charge("alice", 4 * kHour, kNov24);
+  quotas.charge("alice", 5 * kHour, kNov24 + kDay);
+  CHECK(quotas.used("alice", QuotaWindow::month, kNov24 + kDay) == 9 * kHour);
+  CHECK(quotas.used("alice", QuotaWindow::day, kNov24 + kDay) == 5 * kHour);
+  CHECK(quotas.used("alice", QuotaWindow::month, kNov24 + 8 * kDay) == 0);
+  std::vector<Entry> stored;
+  for (const Write& one : quotas.changes(kNov24 + kDay)) stored.push_back({one.key, *one.value});
+  CHECK(quotas.changes(kNov24 + kDay).empty());
+  Quotas later;
+  const Write own = Quotas::writeOf(quota("alice", 1.5, 20, 10));
+  later.load({{own.key, *own.value}}, stored);
+  CHECK(describe(*later.of("alice")) == "1.5 GPUs, 20 GiB, 10 GPU-hours a month");
+  CHECK(later.used("alice", QuotaWindow::month, kNov24 + kDay) == 9 * kHour);
+  CHECK_FALSE(quotas.changes(kNov24 + 40 * kDay).front().value.has_value());
+}
+
+TEST_CASE("refusals have the figures") {
+  Quotas quotas;
+  quotas.set(quota("*", 2, 100, 10));
+  quotas.set(quota("bob", 3));
+  CHECK(quotas.of("") == nullptr);
+  CHECK(quotas.never("alice", {2, 100 * kGiB, 10 * kHour}) == "");
+  CHECK(quotas.never("alice", {3, 0}) == "tenant 'alice' may have 2 GPUs at once, and 3 are wanted");
+  CHECK(quotas.never("alice", {1, 101 * kGiB}) ==
+        "tenant 'alice' may have 100 GiB of GPUs' memory at once, and 101 GiB are wanted");
+  CHECK(quotas.never("alice", {1, 1, 11 * kHour}) ==
+        "tenant 'alice' may have 10 GPU-hours a month, and 11 are wanted");
+  CHECK(quotas.never("bob", {3, 101 * kGiB, 11 * kHour}) == "");
+  const auto hinders = [&](const Held& has, const Held& wanted) {
+    return quotas.hinders("alice", has, wanted, kNov24);
+  };
+  CHECK(hinders({1, 50 * kGiB}, {1, 50 * kGiB}).text == "");
+  CHECK(
+      hinders({1.5, 0}, {1, 0}).text ==
+      "tenant 'alice' may have 2 GPUs at once, and has 1.5; 1 more is wanted: leases of its own have to end "
+      "first");
+  CHECK(contains(hinders({0, 50 * kGiB}, {0, 51 * kGiB}).text,
+                 "100 GiB of GPUs' memory at once, and has 50 GiB"));
+  quotas.charge("alice", 8 * kHour, kNov24);
+  CHECK(hinders({}, {1, 1, 2 * kHour}).text == "");
+  CHECK(hinders({}, {1, 1, 3 * kHour}).text ==
+        "tenant 'alice' may have 10 GPU-hours a month, and has had 8; 3 more are wanted. The next month "
+        "begins on "
+        "2026-12-01 00:00 UTC");
+  quotas.charge("alice", 2 * kHour, kNov24);
+  CHECK(contains(hinders({}, {1, 1}).text, "and has had 10. The next month"));
+}
+
+namespace {
+
+const Principal kAlice{Role::user, "alice"}, kBob{Role::user, "bob"};
+
+// A server of four GPUs of 80 GiB each, on 2026-11-24.
+struct Quoted : Fixture {
+  Quoted() {
+    calendarS = kNov24;
+    joinAndBeat(server("a", 1, 4));
+  }
+  void set(const Quota& quota) {
+    pool->setQuota(kAdmin, quota, "", [](const std::string& why) { CHECK(why == ""); });
+  }
+  void ask(const Principal& who, const LeaseRequest& wish) {
+    pool->request(who, wish, now);
+    grantAll();
+  }
+  void grantAll() {
+    for (const Lease& lease : std::exchange(events.grants, {})) pool->granted(lease.id, now);
+  }
+  void release(const Principal& who, uint64_t id) {
+    pool->release(who, {id, id}, now);
+    pool->revoked(kA, {id, id}, now);
+    pool->tick(now);
+    grantAll();
+  }
+  // Beats on, with what is leased.
+  void pass(uint64_t ms) {
+    for (uint64_t untilMs = now + ms; now < untilMs;) {
+      now += std::min<uint64_t>(1000, untilMs - now);
+      std::vector<Id> held;
+      for (const auto& [id, record] : pool->leases()) {
+        held.push_back(id);
+        std::string why;
+        pool->renew(kAdmin, id, now, &why);
+      }
+      beat(1, held);
+      pool->tick(now);
+    }
+  }
+  QuotaUse use(const std::string& tenant) {
+    for (const QuotaUse& one : pool->quotas(kAdmin))
+      if (one.quota.tenant == tenant) return one;
+    return {};
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Quoted, "beyond the quota for good: refused at once, whatever it would wait") {
+  set(quota("alice", 2, 160, 10));
+  ask(kAlice, request(1, 60'000, 0, 3));
+  CHECK(failure(1) == "tenant 'alice' may have 2 GPUs at once, and 3 are wanted");
+  CHECK(events.failures.at({1, 1}).kind == Failure::Kind::refused);
+  set(quota("alice", 0, 100));
+  ask(kAlice, request(2, 60'000, 0, 2));
+  CHECK(failure(2) == "tenant 'alice' may have 100 GiB of GPUs' memory at once, and 160 GiB are wanted");
+  set(quota("alice", 0, 0, 10));
+  LeaseRequest timed = request(3, 60'000);
+  timed.limitMs = 11 * kHour * 1000;
+  ask(kAlice, timed);
+  CHECK(contains(failure(3), "may have 10 GPU-hours a month, and 11 are wanted"));
+  ask(kBob, request(4, 0, 0, 3));
+  CHECK(has(4));
+  CHECK(pool->explain(kAlice, timed, now).outlook == Outlook::never);
+}
+
+TEST_CASE_METHOD(Quoted, "what fits when its own leases have ended waits for them, and holds nobody back") {
+  set(quota("alice", 2));
+  ask(kAlice, request(1, 0, 0, 1));
+  ask(kAlice, request(2, 0, 40 * kGiB));
+  CHECK(has(2));
+  CHECK(use("alice").milliDevices == 1500);
+  ask(kAlice, request(3, 0));
+  CHECK(
+      failure(3) ==
+      "tenant 'alice' may have 2 GPUs at once, and has 1.5; 1 more is wanted: leases of its own have to end "
+      "first");
+  CHECK(events.failures.at({3, 3}).kind == Failure::Kind::noDevice);
+  const auto answer = pool->explain(kAlice, request(9), now);
+  CHECK(answer.outlook == Outlook::quota);
+  CHECK(contains(answer.text, "and has 1.5"));
+  ask(kAlice, request(4, 60'000));
+  CHECK_FALSE(has(4));
+  CHECK(failure(4) == "");
+  ask(kBob, request(5, 0, 0, 2));  // behind it, and on the last two
+  CHECK(has(5));
+  release(kBob, 5);
+  release(kAlice, 2);
+  CHECK(has(4));
+  CHECK(use("alice").milliDevices == 2000);
+  restart();
+  CHECK(use("alice").quota.milliDevices == 2000);
+  CHECK(use("alice").milliDevices == 2000);
+}
+
+TEST_CASE_METHOD(Quoted,
+                 "a suspended lease is charged what it still holds, and comes back within the quota") {
+  set(quota("alice", 1));
+  ask(kAlice, request(1));
+  pool->suspend(kAlice, {1, 1}, 0, now);
+  pool->suspendDone({1, 1}, events.suspends.back().number, {{8 * kGiB}, 0, 0, 0}, now);
+  const uint64_t kept = use("alice").milliDevices;
+  CHECK(kept >= 100);
+  CHECK(kept < 120);
+  ask(kAlice, request(2));
+  CHECK(contains(failure(2), "may have 1 GPU at once, and has 0.1"));
+  LeaseRequest half = request(3, 0, 40 * kGiB);
+  half.policy = Policy::spread;
+  ask(kAlice, half);
+  CHECK(has(3));
+  pool->resume(kAlice, {1, 1}, 0, now);
+  CHECK(contains(events.resumeFailures[{1, 1}], "cannot be resumed: tenant 'alice' may have 1 GPU at once"));
+  pool->resume(kAlice, {1, 1}, 60'000, now);
+  CHECK(events.resumes.empty());
+  release(kAlice, 3);
+  CHECK(events.resumes.size() == 1);
+}
+
+TEST_CASE_METHOD(Quoted, "hours that are used up: refused until the next window") {
+  set(quota("alice", 0, 0, 2));
+  ask(kAlice, request(1, 0, 0, 4));
+  pass(30 * 60 * 1000);  // four GPUs for half an hour
+  CHECK(use("alice").deviceSeconds >= 2 * kHour - 8);
+  pass(10'000);
+  CHECK(has(1));
+  CHECK(pool->leases().contains({1, 1}));  // what runs is left alone
+  release(kAlice, 1);
+  ask(kAlice, request(2, 60'000));
+  CHECK(contains(failure(2), "may have 2 GPU-hours a month, and has had 2"));
+  CHECK(contains(failure(2), "The next month begins on 2026-12-01 00:00 UTC"));
+  CHECK(use("alice").windowEndsS == windowAt(QuotaWindow::month, kNov24).endS);
+  calendarS += 7 * kDay;
+  ask(kAlice, request(3));
+  CHECK(has(3));
+}
+
+TEST_CASE_METHOD(Quoted, "who sets and sees quotas") {
+  set(quota("alice", 2));
+  set(quota("*", 1));
+  const auto sees = [&](const Principal& who) {
+    std::string text;
+    for (const QuotaUse& one : pool->quotas(who))
+      text += one.quota.tenant + ":" + std::to_string(one.quota.milliDevices) + " ";
+    return text;
+  };
+  CHECK(sees(kAdmin) == "*:1000 alice:2000 ");
+  CHECK(sees(kAlice) == "alice:2000 ");
+  CHECK(sees(kBob) == "bob:1000 ");
+  const auto no = [&](const Principal& who, const Quota& quota) {
+    return thrown([&] { pool->setQuota(who, quota, "", [](const std::string&) {}); });
+  };
+  CHECK(contains(no(kAlice, quota("alice", 9)), "cannot set quotas"));
+  CHECK(contains(no(kAdmin, quota("", 1)), "a tenant's name"));
+  set(quota("alice", 0));
+  CHECK(sees(kAlice) == "alice:1000 ");
+  std::string told;
+  for (const AuditEntry& one : pool->audit(kAdmin, {}, 100))
+    told += std::string(name(one.event)) + " " + one.tenant + " " + one.reason + "; ";
+  CHECK(told == "quota-set alice 2 GPUs; quota-set * 1 GPU; quota-set alice as much as there is; ");
+  CHECK(pool->audit(kBob, {}, 100).empty());
+}
