@@ -45,7 +45,7 @@ says 800 "the manager refuses the token of tenant 'carol'" alone
 
 case_of "a server's token leases nothing, a user's joins nothing"
 export GPUPOOL_TOKEN_FILE=$(token_file servers "servers: $servers")
-says 800 "the token of tenant 'servers' cannot lease: use a user's token" alone
+says 800 "the token of tenant 'servers' \(server\) cannot lease: use a user's token" alone
 
 case_of "files that are no token files"
 export GPUPOOL_TOKEN_FILE=$folder/nowhere
@@ -141,6 +141,87 @@ join stranger "$right"
 check "a user's" until_true grep -q "token file $right: holds no token of tenant 'servers'" "$folder/stranger.log"
 check "only the right one is in the pool" test "$(GPUPOOL_MANAGER=$local_manager gpupool servers | grep -c alive)" = 2
 for pid in "${started[@]: -4}"; do kill "$pid" 2>/dev/null; done
+
+case_of "tokens that an operator makes"
+made() { # made TENANT OPTION...: the path of its token file
+  local tenant=$1
+  shift
+  GPUPOOL_MANAGER=$local_manager "$bin/gpupool" tokens create "$@" "$tenant" >"$folder/made-$tenant" 2>"$folder/made-said" ||
+    fail "tokens create $tenant: $(cat "$folder/made-said")"
+  chmod 600 "$folder/made-$tenant"
+  echo "$folder/made-$tenant"
+}
+made_id() { sed -n 's/^gpupool: token \([0-9a-f]*\) of tenant.*/\1/p' "$folder/made-said"; }
+operator=$(made operator --role operator --name canary)
+check "it is the line of a token file" grep -Eq '^operator: gpt_[0-9a-f]{16}_[0-9a-f]{64}$' "$operator"
+check "what it is, is said beside" one_line "$(cat "$folder/made-said")" "token [0-9a-f]{16} of tenant operator, operator, never expires"
+export GPUPOOL_TOKEN_FILE=$operator
+run gpupool tokens list
+check "list: $err" grep -Eq "^[0-9a-f]{16} +operator +operator +canary +valid" <<<"$out"
+run gpupool tokens list -o json
+check "no list has the token" test -z "$(grep -F "$(sed 's/.*_//' "$operator")" <<<"$out")"
+run gpupool cordon node
+check "an operator's token cordons: $err" test "$status" = 0
+gpupool uncordon node >/dev/null
+viewer=$(made carol --role viewer --name screen)
+carol=$(made dave --name laptop --expires 1h) carol_id=$(made_id)
+GPUPOOL_TOKEN_FILE=$viewer says 800 "the token of tenant 'carol' \(viewer\) cannot lease: use a user's token" alone
+GPUPOOL_TOKEN_FILE=$carol run gpupool tokens list
+check "a user lists none" one_line "$err" "the token of tenant 'dave' \(user\) cannot manage tokens"
+GPUPOOL_TOKEN_FILE=$(token_file renamed "alice: $(sed 's/.* //' "$carol")") says 800 \
+  "this token is tenant 'dave's, and not 'alice's" alone
+
+case_of "a revoked token"
+GPUPOOL_TOKEN_FILE=$carol background "$bin/gpupool" run --ttl 2s -- "${first_error[@]}" --seconds 60 >"$folder/dave" 2>&1
+until_true grep -q ready "$folder/dave"
+GPUPOOL_TOKEN_FILE=$viewer run gpupool leases
+check "others see a lease in use, and no name: $out" test -z "$(grep dave <<<"$out")"
+check "in use" has "$out" "in use"
+run gpupool tokens revoke "$carol_id"
+check "$out$err" test "$out" = "gpupool: token $carol_id is revoked"
+GPUPOOL_TOKEN_FILE=$carol says 800 "the token $carol_id \(laptop\) was revoked on .*; ask an operator for another one" alone
+no_lease() { [ "$(GPUPOOL_MANAGER=$local_manager "$bin/gpupool" leases --json)" = "[]" ]; }
+check "its lease ends when it is not renewed" until_true no_lease
+run gpupool audit
+check "the audit log has it: $out" grep -Eq "token-revoked .* dave +token $carol_id" <<<"$out"
+
+case_of "quotas"
+run gpupool quota set --devices 0.5 dave
+check "$err" test "$out" = "gpupool: tenant dave may have 0.5 GPUs"
+GPUPOOL_TOKEN_FILE=$(made dave --name desk) says 800 "tenant 'dave' may have 0.5 GPUs at once, and 1 is wanted" alone
+GPUPOOL_TOKEN_FILE=$folder/made-dave run gpupool quota list
+check "a tenant sees its own: $out$err" grep -Eq "^dave +0.00 of 0.50 " <<<"$out"
+check "and no other's" test "$(wc -l <<<"$out")" = 2
+GPUPOOL_TOKEN_FILE=$folder/made-dave run gpupool quota set --devices 9 dave
+check "and sets none" one_line "$err" "cannot set quotas"
+run gpupool quota set --none dave
+GPUPOOL_TOKEN_FILE=$folder/made-dave run alone
+check "$out$err" test "$out$err" = "no call failed"
+
+case_of "a pool that is closed by its first token"
+mkdir -m 700 "$folder/closed"
+run "$bin/gpupool-manager" init --config /dev/null --store "$folder/closed/manager.db"
+check "init prints it: $err" grep -Eq '^operator: gpt_[0-9a-f]{16}_[0-9a-f]{64}$' <<<"$out"
+first=$(token_file first "$out")
+run "$bin/gpupool-manager" init --config /dev/null --store "$folder/closed/manager.db"
+check "once: $out" test "$status" = 1 -a -z "$out"
+check "$err" has "$err" "has tokens already"
+background "$bin/gpupool-manager" --config /dev/null --store "$folder/closed/manager.db" --listen "127.0.0.1:$((port + 2))" \
+  2>"$folder/closed/log"
+answers() { GPUPOOL_TOKEN_FILE=$first GPUPOOL_MANAGER=127.0.0.1:$((port + 2)) "$bin/gpupool" servers >/dev/null 2>&1; }
+check "the manager knows it" until_true answers
+unset GPUPOOL_TOKEN_FILE
+GPUPOOL_MANAGER=127.0.0.1:$((port + 2)) run gpupool servers
+check "and lets in nobody without" one_line "$err" "requires a token"
+
+case_of "no secret is told anywhere"
+secrets=("$alice" "$servers")
+for file in "$operator" "$viewer" "$folder/made-dave" "$first"; do secrets+=("$(sed 's/.*_//' "$file")"); done
+printf '%s\n' "${secrets[@]}" >"$folder/secrets" # a pattern in grep's own command line would be found
+check "that is all of them" test "$(sort -u "$folder/secrets" | grep -c .)" = 6
+told=$(grep -rlF -f "$folder/secrets" "$GPUPOOL_STATE" "$folder/closed" "$folder"/*.log "$folder/said" "$folder/dave" 2>/dev/null)
+told+=$(cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n' | grep -F -f "$folder/secrets")
+check "no log, store, command line or environment has one: $told" test -z "$told"
 
 case_of "guessing"
 export GPUPOOL_TOKEN_FILE=$wrong
