@@ -189,8 +189,10 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
     fail(waiter, {Failure::Kind::nothingFits, why});
     return true;
   }
-  if (const std::string why = neverByQuota(request, waiter.wish, before.servers); !why.empty()) {
-    fail(waiter, {Failure::Kind::refused, why});
+  // Once: what a smaller quota makes of those that wait shows when they would be served.
+  const std::string beyond = waiter.noted ? "" : neverByQuota(request, waiter.wish, before.servers);
+  if (!beyond.empty()) {
+    fail(waiter, {Failure::Kind::refused, beyond});
     return true;
   }
   waiter.wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;

@@ -13,7 +13,7 @@ token_file() { # token_file NAME LINE...: prints its path
 all=$(token_file all "# everybody's" "alice: $alice" "bob: $(printf 'bob-%032d' 3)" "servers: $servers")
 right=$(token_file right "alice: $alice")
 port=$((20000 + $$ % 10000))
-up --port $port --tokens "$all"
+GPUPOOL_LOG=debug up --port $port --tokens "$all" # what is logged at all
 local_manager=unix:$GPUPOOL_STATE/manager.sock
 export GPUPOOL_MANAGER=127.0.0.1:$port
 
@@ -121,6 +121,25 @@ for process in "${started[-1]}" $(pgrep -P "${started[-1]}"); do
   seen+=$(cat "/proc/$process/environ" "/proc/$process/cmdline" 2>/dev/null | tr '\0' '\n' | grep -F "$alice")
 done
 check "nor is it in anybody's environment or command line" test -z "$seen"
+# The lease's key, by which its sessions are opened: 32 random bytes in its record.
+cat >"$folder/keys.py" <<'PY'
+import glob, sqlite3, sys
+rows = sqlite3.connect(sys.argv[1]).execute("select k, v from kv").fetchall()
+records = [bytes(value) for key, value in rows if bytes(key).startswith(b"lease/")]
+windows = [one[i : i + 32] for one in records for i in range(0, len(one) - 31, 8)]
+keys = [one for one in windows if len(set(one)) > 20 and not all(32 <= byte < 127 for byte in one)]
+told = b""
+for name in sys.argv[2:] + glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+    try:
+        told += open(name, "rb").read()
+    except OSError:
+        pass
+print(len(keys) > 0 and not any(key in told or key.hex().encode() in told.lower() for key in keys))
+PY
+mkdir "$folder/copy" # the manager has locked its own
+cp "$GPUPOOL_STATE"/manager.db* "$folder/copy/"
+check "the lease's key is in no log, environment or command line" \
+  test "$(python3 "$folder/keys.py" "$folder/copy/manager.db" "$GPUPOOL_STATE"/*.log "$folder/said")" = True
 kill "${started[-1]}"
 
 case_of "servers"
