@@ -139,6 +139,7 @@ double Quotas::used(const std::string& tenant, QuotaWindow window, uint64_t nowS
 
 std::vector<std::string> Quotas::tenants() const {
   std::vector<std::string> names;
+  names.reserve(accounts_.size());
   for (const auto& [tenant, account] : accounts_) names.push_back(tenant);
   return names;
 }

@@ -184,6 +184,7 @@ void TokenBook::revoke(const std::string& id, const std::string& by, Journal::Do
 
 std::vector<StoredToken> TokenBook::list() const {
   std::vector<StoredToken> list;
+  list.reserve(tokens_.size());
   for (const auto& [id, token] : tokens_) list.push_back(token);
   std::stable_sort(list.begin(), list.end(), [](const StoredToken& a, const StoredToken& b) {
     return a.tenant != b.tenant ? a.tenant < b.tenant : a.createdS < b.createdS;

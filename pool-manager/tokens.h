@@ -22,7 +22,7 @@ namespace gpupool::pool {
 
 inline const std::string kTokenPrefix = "token/";
 inline constexpr size_t kMostTokens = 10'000, kMostTokenName = 64;
-inline constexpr uint64_t kForgetTokenS = 30 * 86'400, kMostExpiryS = uint64_t{3660} * 86'400;
+inline constexpr uint64_t kForgetTokenS = uint64_t{30} * 86'400, kMostExpiryS = uint64_t{3660} * 86'400;
 inline const std::string kOperatorsTenant = "operator";  // of the first token
 
 struct StoredToken {
