@@ -486,9 +486,22 @@ kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wi
   const kj::Duration pause = peer.pause;
   peer.pause = kj::min(pause * 5 / 4, settings_.mostSuspendedPause);
   return io_.getTimer().afterDelay(pause).then([this, &peer, wish]() -> kj::Promise<OpenSession> {
-    if (peer.gone()) return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
-    return openPatiently(peer, wish);
+    if (!peer.gone()) return openPatiently(peer, wish);
+    if (wish.left) tasks_.add(endHeld(wish));
+    return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
   });
+}
+
+// Its server cannot know that nobody comes: a restored session's worker waits for its client.
+kj::Promise<void> Holder::endHeld(const SessionWish& wish) {
+  return kj::evalNow([&] { return openMoved(wish); })
+      .then([](OpenSession&&) -> kj::Promise<void> { return kj::READY_NOW; },  // the closed socket tells it
+            [this, wish](kj::Exception&& error) -> kj::Promise<void> {
+              if (!lease_ || toFailure(error).status == Status::refused) return kj::READY_NOW;
+              return io_.getTimer().afterDelay(settings_.mostSuspendedPause).then([this, wish] {
+                return endHeld(wish);
+              });
+            });
 }
 
 // Until the answer is there: an application cannot tell a holder that waits from one that is stuck.

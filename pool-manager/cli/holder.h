@@ -85,6 +85,9 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<std::vector<pool::Server>> places();
   kj::Promise<std::vector<pool::Server>> askPlaces();
   kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
+  // A session that is held, and whose application is gone: takes it when it is restored, and ends it. Until
+  // then, or until the lease ends.
+  kj::Promise<void> endHeld(const SessionWish& wish);
   kj::Promise<void> sayWaiting(Peer& peer);
   void taskFailed(kj::Exception&& error) override;
 

@@ -604,6 +604,32 @@ TEST_CASE_METHOD(Fixture, "an application that is gone is waited for no longer")
   CHECK(server->toldSuspended == asked);
 }
 
+TEST_CASE_METHOD(Fixture, "the held session of an application that is gone is taken when it is restored") {
+  startAll();
+  settings.suspendedPause = settings.mostSuspendedPause = 20 * kj::MILLISECONDS;
+  makeHolder();
+  const Opened first = open(request());
+  REQUIRE(first.reply.status == Status::ok);
+  server->sessionsSuspended = true;
+  OpenRequest next = request();
+  next.left = 1;
+  next.sessionHigh = first.reply.sessionHigh;
+  next.sessionLow = first.reply.sessionLow;
+  next.epoch = 2;
+  std::strcpy(next.transport, "shm");
+  REQUIRE(open(next).reply.status == Status::waiting);
+  application = nullptr;
+  serving.wait(io.waitScope);  // its own holder would give the lease back now
+  const uint32_t asked = server->toldSuspended;
+  for (int i = 0; i < 1000 && server->toldSuspended < asked + 3; ++i) pause(10);
+  CHECK(server->toldSuspended >= asked + 3);
+  server->sessionsSuspended = false;
+  for (int i = 0; i < 1000 && server->sessions < 2; ++i) pause(10);
+  CHECK(server->sessions == 2);
+  pause(200);
+  CHECK(server->sessions == 2);  // once
+}
+
 TEST_CASE_METHOD(Fixture, "a suspended lease that ends is waited for no longer") {
   startAll();
   settings.suspendedPause = settings.mostSuspendedPause = 20 * kj::MILLISECONDS;

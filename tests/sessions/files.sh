@@ -16,11 +16,12 @@ workers_are() { [ "$(session_workers | wc -l)" -eq "$1" ]; }
 begun_or_done() { ! nothing_half || [ -e "$checkpoints/$1" ]; }
 nothing_half() { [ -z "$(find "$checkpoints" -name '.*' -mindepth 1)" ]; }
 size_of() { stat -c %s "$1"; }
+gpus=1 # of the leases
 # launch NAME WORDS...: what they run is in a lease, in the background. Sets launched and lease.
 launch() {
   local name=$1
   shift
-  "$bin/gpupool" run --transport "$transport" --memory 512MiB -- "$@" >"$folder/$name.out" 2>"$folder/$name.err" &
+  "$bin/gpupool" run --transport "$transport" --gpus $gpus --memory 512MiB -- "$@" >"$folder/$name.out" 2>"$folder/$name.err" &
   launched=$!
   started+=($!)
   until_true any_lease || fail "no lease: $(cat "$folder/$name.err")"
@@ -189,6 +190,56 @@ fi
 touch "$folder/end"
 ends_well work
 check "it is right: $(cat "$folder/work.out")" test "$(tail -1 "$folder/work.out")" = PASS
+
+if [ "$transport" != shm ]; then
+  case_of "a program of two that dies while it is held leaves nothing when the lease is restored"
+  rm -f "$folder/end"
+  launch two bash -c '"$@" --mib 16 --until "$0/end" --pause 2 >"$0/one" & echo $! >"$0/doomed"
+    "$@" --mib 16 --until "$0/end" --pause 2 >"$0/other"' "$folder" "${launcher[@]}" "$programs/steady_work"
+  until_true workers_are 2 || fail "they do not run: $(cat "$folder/two.err")"
+  checkpoint --hold "$lease" doomed
+  check "held: $status $out $err" test "$status" -eq 0
+  check "its workers are gone" until_true workers_are 0
+  kill -KILL "$(cat "$folder/doomed")"
+  restore "$lease" doomed
+  check "restored: $status $out $err" test "$status" -eq 0
+  check "the other one's worker is left: $(session_workers)" until_true workers_are 1
+  touch "$folder/end"
+  wait "$launched"
+  check "it is right: $(cat "$folder/other" "$folder/two.err")" test "$(tail -1 "$folder/other")" = PASS
+  check "nothing is left: $(gpupool leases)" until_true at_rest
+
+  case_of "a lease of two GPUs is held, and the manager is started again"
+  down
+  up --software 2
+  free_bytes() { gpupool devices --json | grep -o '"freeBytes": *[0-9]*'; }
+  all_free() { [ "$(free_bytes)" = "$before" ]; }
+  is_suspended() { gpupool leases | grep -q "^${lease:0:8} .* suspended "; }
+  restored() {
+    restore "$lease" two-gpus
+    [ "$status" -eq 0 ]
+  }
+  before=$(free_bytes)
+  rm -f "$folder/end"
+  gpus=2
+  launch two bash -c 'CUDA_VISIBLE_DEVICES=0 "$@" --mib 16 --until "$0/end" --pause 2 >"$0/one" & one=$!
+    CUDA_VISIBLE_DEVICES=1 "$@" --mib 16 --until "$0/end" --pause 2 >"$0/other" && wait $one' "$folder" "${launcher[@]}" "$programs/steady_work"
+  gpus=1
+  until_true workers_are 2 || fail "they do not run: $(cat "$folder/two.err")"
+  check "it has both: $(free_bytes)" test "$(free_bytes | sort -u | wc -l)" -eq 1 -a "$(free_bytes)" != "$before"
+  checkpoint --hold "$lease" two-gpus
+  check "held: $status $out $err" test "$status" -eq 0
+  check "both GPUs are free: $(free_bytes)" all_free
+  kill -KILL "$(pid_of manager)"
+  check "the manager is back, and it is held" until_true is_suspended
+  check "both GPUs are still free" until_true all_free
+  check "restored: $status $err" until_true restored
+  check "both have a worker" until_true workers_are 2
+  touch "$folder/end"
+  ends_well two
+  check "both are right" test "$(tail -qn 1 "$folder/one" "$folder/other" | xargs)" = "PASS PASS"
+  check "both GPUs are free again: $(free_bytes)" until_true all_free
+fi
 
 case_of "a disk that is full, and a folder that goes away"
 rm -f "$folder/end"
