@@ -52,6 +52,14 @@ void MoveCourse::lose() {
   if (stage_ != Stage::none && !open()) stage_ = Stage::ending;
 }
 
+bool MoveCourse::failOver(uint32_t epoch) {
+  if (leaving_ || stage_ != Stage::none) return false;
+  stage_ = Stage::going;
+  epoch_ = epoch;
+  held_ = true;
+  return true;
+}
+
 void MoveCourse::leave() {
   leaving_ = true;
   again_ = false;

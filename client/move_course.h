@@ -32,6 +32,9 @@ class MoveCourse {
   bool fails();
   // Nothing comes from the worker any more. What only it could go on with ends.
   void lose();
+  // The worker is gone, and the session is to go on at another one, as if it had been held. False: the
+  // program ends, or a move is under way.
+  bool failOver(uint32_t epoch);
   // The program ends: so does the move, unless it is decided, and no other one begins.
   void leave();
   // The session is at the other worker; the rest is winding up.

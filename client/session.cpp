@@ -15,6 +15,7 @@
 #include "base/write_all.h"
 #include "client/holder.h"
 #include "client/process.h"
+#include "transports/last_words.h"
 #include "transports/waiting.h"
 
 namespace gpupool::client {
@@ -243,8 +244,14 @@ CUresult Session::lost() {
 
 void Session::tellGone() {
   const CUresult before = words_->sticky();
+  const std::string reason = link()->reason();
   if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
-    tellReason("the GPU server is gone: " + link()->reason() + "; start the program again");
+    tellReason(isFailover(reason)
+                   ? "the GPU server's worker has died (" +
+                         reason.substr(sizeof transport::kFailoverWords - 1) +
+                         ") while the program had calls under way, which its checkpoint does not "
+                         "have; start the program again"
+                   : "the GPU server is gone: " + reason + "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   reasonAwaited_ = true;
 }
@@ -357,13 +364,13 @@ CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
 void Session::watch(uint64_t word, uint64_t value) {
   std::lock_guard lock(controlMutex_);
   size_t bytes = sizeof(Notice) + sizeof(schema::WordUpdate);
+  noteWatch({word, value});  // of a worker that is gone, the next one may be asked
   std::byte* room = reserve(bytes, Channel::control);
   if (room == nullptr) return;
   Writer out(room, bytes);
   out.value(Notice{NoticeType::watch, epoch_, 0});
   out.value(schema::WordUpdate{word, value});
   connection_->commit(Channel::control, bytes);
-  noteWatch({word, value});
 }
 
 void Session::count(std::string_view name, bool awaited, size_t bytes) {

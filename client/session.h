@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -185,9 +186,14 @@ class Session {
     constexpr auto channel = aside ? transport::Channel::control : transport::Channel::call;
     constexpr size_t header = sizeof(schema::Frame) + (aside ? sizeof(schema::Notice) : 0);
     const size_t bytes = header + RowCodec<R>::measure(arguments);
-    std::lock_guard lock(aside ? controlMutex_ : enqueueMutex_);
+    std::unique_lock lock(aside ? controlMutex_ : enqueueMutex_);
     std::byte* room = reserve(bytes, channel);
-    if (room == nullptr) return lost();
+    while (__builtin_expect(room == nullptr, 0)) {
+      lock.unlock();
+      if (!awaitFailover()) return lost();
+      lock.lock();
+      room = reserve(bytes, channel);
+    }
     schema::Frame frame;
     frame.call = R::id;
     frame.flags = flags;
@@ -301,6 +307,17 @@ class Session {
   // A connection to the session's next worker, through the holder. Null: why.
   std::unique_ptr<transport::Connection> dial(uint32_t epoch, std::string& why);
   bool greetNext(NextWorker& next, std::string& why) const;
+  // ---- the worker has died (failover.cpp) ----
+
+  static bool isFailover(const std::string& reason);
+  void noteCut();
+  std::string sentSince(const schema::WorkerHello& restored) const;
+  // False: the session does not go on; where that is to be said, it was.
+  bool failOver(const transport::Connection& gone);
+  // Of a thread that could not send, and holds no lock: true: the session goes on at another worker.
+  bool awaitFailover() const;
+  bool goOn();
+
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
   void switchTo(NextWorker& next);
   void noteWatch(schema::WordUpdate watch);  // this and the next under controlMutex_
@@ -367,7 +384,13 @@ class Session {
   bool moverRuns_ = false;
   std::atomic<const MoveHooks*> moveHooks_{nullptr};
   std::function<std::unique_ptr<transport::Connection>(uint32_t epoch, std::string& why)> dial_;  // tests
-  int owedReplies_ = 0;                      // of the holder, to requests that were given up; the mover's
+  int owedReplies_ = 0;  // of the holder, to requests that were given up; the mover's
+  // What had been sent when the session last stood still.
+  struct Cut {
+    uint64_t frame = 0, aside = 0, transfers = 0;
+    transport::Clock::time_point at;
+  };
+  std::optional<Cut> cut_;                   // under controlMutex_
   std::vector<schema::WordUpdate> watches_;  // under controlMutex_
   size_t sweepWatches_ = 64;                 // from so many on, those that were reached are looked for
 

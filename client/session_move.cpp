@@ -158,6 +158,7 @@ void Session::carryOutMove() {
   if (!alone) return;
   std::lock_guard control(controlMutex_);
   setStill(kMoving, true);
+  noteCut();
   if (readReplies() && sayStage(Stage::quiet, NoticeType::quiet, asides_.load(std::memory_order_relaxed)) &&
       awaitStage(Stage::moved))
     goOver();

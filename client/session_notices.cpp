@@ -58,7 +58,7 @@ void Session::serviceLoop() {
     auto message = connection->next(Channel::control, transport::Clock::now() + kTick, over);
     if (!message.empty())
       handleNotice(message);
-    else if (over && !wentOver(connection.get())) {
+    else if (over && !wentOver(connection.get()) && !failOver(*connection)) {
       if (!closing_) tellGone();
       return;
     }

@@ -22,24 +22,26 @@ Transfers::Inside::~Inside() {
   if (transfers_ != nullptr) transfers_->leave(kind_);
 }
 
+bool Transfers::inside() { return insideDepth != 0; }
+
 Transfers::Exempt::Exempt() { ++insideDepth; }
 Transfers::Exempt::~Exempt() { --insideDepth; }
 
 // Each side changes its own and then looks at the other's: one of the two sees the other.
 void Transfers::enter(Kind kind) {
-  inside_[kind].fetch_add(1);
+  inside_[kind].fetch_add(1 + (uint64_t{1} << 32));
   while (__builtin_expect(closed_[kind].load(), 0)) {
     leave(kind);
     {
       std::unique_lock lock(mutex_);
       while (closed_[kind]) changed_.wait_for(lock, kGateLook);
     }
-    inside_[kind].fetch_add(1);
+    inside_[kind].fetch_add(1 + (uint64_t{1} << 32));
   }
 }
 
 void Transfers::leave(Kind kind) {
-  if (inside_[kind].fetch_sub(1) != 1 || !closed_[kind].load()) return;
+  if ((inside_[kind].fetch_sub(1) & kCount) != 1 || !closed_[kind].load()) return;
   std::lock_guard lock(mutex_);
   changed_.notify_all();
 }
@@ -48,7 +50,7 @@ Transfers::Closed::Closed(Transfers& transfers, Kind kind, const std::function<b
     : transfers_(transfers), kind_(kind), empty_(false) {
   transfers.closed_[kind] = true;
   std::unique_lock lock(transfers.mutex_);
-  while (!(empty_ = transfers.inside_[kind].load() == 0) && !cancelled())
+  while (!(empty_ = (transfers.inside_[kind].load() & kCount) == 0) && !cancelled())
     transfers.changed_.wait_for(lock, kGateLook);
 }
 

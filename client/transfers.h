@@ -48,6 +48,11 @@ class Transfers {
   };
 
   // Nobody is inside while it lives; false if `cancelled` said so before the last one had left. One thread.
+  // The calling thread is.
+  static bool inside();
+  // How often somebody has come inside, of either kind. While nobody is.
+  uint64_t entered() const { return (inside_[named] >> 32) + (inside_[alone] >> 32); }
+
   class Closed {
    public:
     Closed(Transfers& transfers, Kind kind, const std::function<bool()>& cancelled);
@@ -66,7 +71,8 @@ class Transfers {
   void enter(Kind kind);
   void leave(Kind kind);
 
-  std::atomic<unsigned> inside_[2]{};
+  static constexpr uint64_t kCount = 0xffff'ffff;
+  std::atomic<uint64_t> inside_[2]{};  // how many are inside; in the upper half, how often somebody has come
   std::atomic<bool> closed_[2]{};
   std::mutex mutex_;
   std::condition_variable changed_;

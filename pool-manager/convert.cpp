@@ -68,7 +68,7 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
 }
 
 TurnTerms read(schema::TurnTerms::Reader from) {
-  return {from.getSharePercent(), static_cast<Priority>(from.getPriority())};
+  return {from.getSharePercent(), static_cast<Priority>(from.getPriority()), from.getProtectMs()};
 }
 
 LeaseTurn read(schema::LeaseTurn::Reader from) {
@@ -78,8 +78,9 @@ LeaseTurn read(schema::LeaseTurn::Reader from) {
 }
 
 LeaseHindrances read(schema::LeaseHindrances::Reader from) {
-  LeaseHindrances to{read(from.getId()), {}};
+  LeaseHindrances to{read(from.getId()), {}, {}};
   for (auto one : from.getReasons()) to.reasons.push_back(text(one));
+  for (auto one : from.getProtection()) to.protection.push_back(text(one));
   return to;
 }
 
@@ -107,6 +108,7 @@ Lease read(schema::Lease::Reader from) {
   for (auto one : from.getHindrances()) to.hindrances.push_back(text(one));
   to.reason = text(from.getReason());
   to.endsInMs = from.getEndsInMs();
+  for (auto one : from.getProtection()) to.protection.push_back(text(one));
   return to;
 }
 
@@ -193,6 +195,7 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
 void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
   to.setSharePercent(from.sharePercent);
   to.setPriority(static_cast<schema::Priority>(from.priority));
+  to.setProtectMs(from.protectMs);
 }
 
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
@@ -208,6 +211,8 @@ void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to) {
   write(from.id, to.initId());
   auto reasons = to.initReasons(static_cast<unsigned>(from.reasons.size()));
   for (unsigned i = 0; i < reasons.size(); ++i) reasons.set(i, from.reasons[i]);
+  auto protection = to.initProtection(static_cast<unsigned>(from.protection.size()));
+  for (unsigned i = 0; i < protection.size(); ++i) protection.set(i, from.protection[i]);
 }
 
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
@@ -229,6 +234,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   for (unsigned i = 0; i < hindrances.size(); ++i) hindrances.set(i, from.hindrances[i]);
   to.setReason(from.reason);
   to.setEndsInMs(from.endsInMs);
+  auto protection = to.initProtection(static_cast<unsigned>(from.protection.size()));
+  for (unsigned i = 0; i < protection.size(); ++i) protection.set(i, from.protection[i]);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {

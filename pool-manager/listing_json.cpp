@@ -100,6 +100,7 @@ json toJson(const Lease& lease) {
   if (!lease.reason.empty()) entry["reason"] = lease.reason;
   if (lease.endsInMs != 0) entry["endsInMs"] = lease.endsInMs;
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
+  if (!lease.protection.empty()) entry["protection"] = lease.protection;
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},
                      {"servedMs", lease.turn->servedMs},

@@ -53,6 +53,7 @@ enum class TurnPlace : uint32_t { resident, aside, waiting };
 struct TurnTerms {
   uint32_t sharePercent = 0;  // of a device's time; 0: an equal part of what others leave
   Priority priority = Priority::normal;
+  uint32_t protectMs = 0;  // its sessions are checkpointed so often; 0: it is not protected
 };
 
 // Where such a lease is, as its server says.
@@ -68,7 +69,8 @@ struct LeaseTurn {
 // What is known of why sessions of a lease could not be moved, as in pool.capnp.
 struct LeaseHindrances {
   Id id;
-  std::vector<std::string> reasons;
+  std::vector<std::string> reasons = {};
+  std::vector<std::string> protection = {};
 };
 
 struct LeaseRequest {
@@ -102,6 +104,7 @@ struct Lease {
   std::vector<std::string> hindrances = {};  // likewise
   std::string reason = {};                   // this, too: why it was asked for
   uint64_t endsInMs = 0;                     // until its time limit is over; 0: it has none
+  std::vector<std::string> protection = {};  // as hindrances
 };
 
 // What the server says when it has suspended a lease.

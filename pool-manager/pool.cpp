@@ -44,9 +44,10 @@ void count(const LeaseRecord& record, const Placement& placement, bool whole, bo
 }
 
 // On all of its servers, each once.
-std::vector<std::string> hindrancesOf(const LeaseRecord& record) {
+std::vector<std::string> saidOf(const LeaseRecord& record,
+                                const std::map<std::string, std::vector<std::string>>& byServer) {
   std::vector<std::string> all;
-  for (const auto& [server, reasons] : record.hindrances)
+  for (const auto& [server, reasons] : byServer)
     for (const std::string& reason : reasons)
       if (record.on(server) != nullptr && std::find(all.begin(), all.end(), reason) == all.end())
         all.push_back(reason);
@@ -255,9 +256,11 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.state = name(record.state);
     if (record.state == LeaseState::active) lease.turn = record.turn;
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
-    lease.hindrances = hindrancesOf(record);
+    lease.hindrances = saidOf(record, record.hindrances);
+    lease.protection = saidOf(record, record.protection);
     if (who.owns(record.tenant)) continue;
     lease.hindrances.clear();
+    lease.protection.clear();
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
     lease.tenant.clear();

@@ -98,7 +98,8 @@ struct LeaseRecord : StoredLease {
       arrival;  // for the audit log, with the next rewrite: what has become of its move; empty: nothing
 
   std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
-  std::map<std::string, std::vector<std::string>> hindrances;  // by server, as their last beats say
+  // By server, as their last beats say.
+  std::map<std::string, std::vector<std::string>> hindrances, protection;
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
 };

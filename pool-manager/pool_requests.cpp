@@ -56,6 +56,8 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   if (request.turns.sharePercent > 100) refuse("a lease's share of a device's time is at most 100%");
   if (request.turns.priority > Priority::high)
     refuse(std::string("there is no such priority: ") + kOtherVersion);
+  if (request.turns.protectMs != 0 && request.turns.protectMs < 1000)
+    refuse("a protected lease's sessions are checkpointed once a second at most");
   if (request.policy > Policy::spread) refuse(std::string("there is no such placement: ") + kOtherVersion);
   if (request.limitMs > kMostLimitMs) refuse("a lease's time limit is at most 366 days");
   parseDeviceFilter(request.gpu);

@@ -337,15 +337,21 @@ std::optional<DeviceSample> Pool::sample(const std::string& name, const std::str
 // For people only.
 void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHindrances>& hindrances) {
   const std::string& name = server.facts.name;
-  for (auto& [id, record] : leases_) record.hindrances.erase(name);
+  for (auto& [id, record] : leases_) {
+    record.hindrances.erase(name);
+    record.protection.erase(name);
+  }
+  const auto note = [](const std::vector<std::string>& told, std::vector<std::string>& noted) {
+    noted.clear();
+    for (size_t i = 0; i < std::min(told.size(), kMostHindrances); ++i)
+      noted.push_back(printable(told[i], kMostHindrance));
+  };
   for (const LeaseHindrances& told : hindrances) {
     const auto at = leases_.find(told.id);
     const Placement* there = at == leases_.end() ? nullptr : at->second.on(name);
     if (there == nullptr || there->server.incarnation != server.facts.incarnation) continue;
-    std::vector<std::string>& noted = at->second.hindrances[name];
-    noted.clear();
-    for (size_t i = 0; i < std::min(told.reasons.size(), kMostHindrances); ++i)
-      noted.push_back(printable(told.reasons[i], kMostHindrance));
+    note(told.reasons, at->second.hindrances[name]);
+    note(told.protection, at->second.protection[name]);
   }
 }
 

@@ -319,6 +319,7 @@ void Pool::disconnected(const std::string& server) {
   for (auto& [id, record] : leases_) {
     orderLost(record, server);
     record.hindrances.erase(server);
+    record.protection.erase(server);
     if (record.server().name != server) continue;
     record.unheard = false;
     record.turn.reset();

@@ -74,6 +74,9 @@ struct WorkerHello {
   uint32_t deviceCount = 0;
   uint32_t softwareDriver = 0;
   uint32_t reserved = 0;
+  // Of a session that was rebuilt: the numbers of the last frame and of the last aside call that it has
+  // served.
+  uint64_t lastFrame = 0, lastAside = 0;
   DeviceProperties devices[kMaxDevices];
 };
 

@@ -137,11 +137,13 @@ struct LeaseRequest {
 # Which of the devices that fit: the fullest, so that whole ones stay free; or the emptiest.
 enum Policy { pack @0; spread @1; }
 
-# How a lease takes turns with others on the devices of a server that leases more memory than they have.
+# How a lease takes turns with others on the devices of a server that leases more memory than they have, and how its
+# sessions are protected.
 struct TurnTerms {
   sharePercent @0 :UInt32;    # of a device's time, so much at least while others want it too; 0: an equal part of what
                               # the leases that name a share leave
   priority @1 :Priority = normal;
+  protectMs @2 :UInt32;       # its server checkpoints each session so often, and restores it when its worker dies; 0: no
 }
 enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 
@@ -167,6 +169,7 @@ struct Lease {
   hindrances @13 :List(Text); # in Manager.leases: LeaseHindrances.reasons, as its servers' last beats said
   reason @14 :Text;           # in Manager.leases: LeaseRequest.reason
   endsInMs @15 :UInt64;       # until its time limit is over; 0: it has none
+  protection @16 :List(Text); # in Manager.leases: LeaseHindrances.protection, as its servers' last beats said
 }
 
 # Where a lease of an overcommitted server is.
@@ -184,10 +187,11 @@ enum TurnPlace {
   waiting @2;                 # with the server, and it has something to do
 }
 
-# What is known before anybody asks of why sessions of a lease could not be moved.
+# What is known before anybody asks of why sessions of a lease could not be moved, and of whether they are protected.
 struct LeaseHindrances {
   id @0 :Id128;
   reasons @1 :List(Text);     # each once, for people, who read the lease's id before it: "cannot be moved: ..."
+  protection @2 :List(Text);  # likewise, of a lease with TurnTerms.protectMs: "is protected for 5m: ...", or why it is not
 }
 
 interface Manager {

@@ -15,6 +15,10 @@ namespace gpupool::transport {
 // process has ended, which on a busy machine is a second later than the end of its connection.
 inline constexpr std::chrono::milliseconds kLastWordsBound{2000};
 
+// The reason begins with this where the server restores the session in another worker: the client asks its
+// holder for the session's next epoch.
+inline constexpr char kFailoverWords[] = "failover: ";
+
 // Called by the server once the worker is gone, when nobody else writes. Never blocks; cuts the text to 255
 // bytes.
 void sayLastWords(int socket, const std::string& text);

@@ -1,5 +1,6 @@
 // A session that moves, between two workers that the test plays, over the loopback transport or shm: what one
 // of them has not taken, the other one gets.
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 
 #include "client/session.h"
 #include "transports/implementations.h"
+#include "transports/last_words.h"
 #include "transports/waiting.h"
 
 #include "catch.h"
@@ -232,6 +234,8 @@ struct SessionSeam {
   }
   uint64_t moves() const { return session->moves_; }
   size_t watches() const { return session->watches_.size(); }
+  uint64_t frames() const { return session->seq_; }
+  uint64_t asides() const { return session->asides_; }
 
   Session* session = new Session;
   std::thread service;
@@ -258,6 +262,7 @@ struct Pool {
   ~Pool() {
     finish();
     seam.reset();
+    for (const int bootstrap : bootstraps) close(bootstrap);
   }
   // The threads end, and everything has been as it must.
   void finish() {
@@ -277,6 +282,7 @@ struct Pool {
     if (!shm) return transport::loopbackPair({});
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) abort();
+    bootstraps.push_back(fcntl(pair[1], F_DUPFD_CLOEXEC, 0));
     std::unique_ptr<Connection> far;
     std::thread worker([&] { far = transport::acceptShm(pair[1], {}); });
     auto near = transport::connectShm(pair[0], {});
@@ -376,6 +382,13 @@ struct Pool {
     old = std::move(next);
   }
 
+  // The old worker's process dies, and its server says so.
+  void kill(const std::string& words) {
+    transport::sayLastWords(bootstraps.front(), words);
+    old->die();
+  }
+
+  mutable std::vector<int> bootstraps;  // over shm: the server's, of each worker's client
   Served served;
   std::unique_ptr<Worker> old, next;
   std::unique_ptr<SessionSeam> seam;
@@ -488,6 +501,61 @@ TEST_CASE("a session that was held and is nowhere ends") {
   pool.old->die();
   CHECK(eventually([&] { return pool.failures > 0; }));
   pool.finish();
+}
+
+TEST_CASE("a session whose worker has died goes on from its checkpoint only if that has all that was sent") {
+  Pool pool(0, true);
+  const auto call = [&] {
+    return pool.session().await<"cuStreamQuery">(client::fromId<CUcontext>(740), CUstream{nullptr}) ==
+           static_cast<CUresult>(740);
+  };
+  REQUIRE(call());
+  pool.lead(Stage::quiet);  // a checkpoint
+  pool.stay();
+  REQUIRE(eventually([&] { return !pool.seam->moving(); }));
+  const uint64_t frames = pool.seam->frames(), asides = pool.seam->asides();
+  uint64_t lacks = 0;
+  bool goesOn = true;
+  std::string words = std::string(transport::kFailoverWords) + "the worker was killed";
+  SECTION("nothing was sent since") {}
+  SECTION("a frame was sent since") {
+    REQUIRE(call());
+    goesOn = false;
+  }
+  SECTION("an aside call was sent since") {
+    REQUIRE(pool.session().await<"sessionOutput">(CUcontext{nullptr}) == CUDA_SUCCESS);
+    goesOn = false;
+  }
+  SECTION("data was transferred since, and no frame sent") {
+    {
+      const client::Transfers::Inside inside(pool.session().transfers(), Transfers::named);
+    }
+    goesOn = false;
+  }
+  SECTION("the checkpoint is an earlier one") {
+    lacks = 1;
+    goesOn = false;
+  }
+  SECTION("nobody is there") {
+    pool.reachable = false;
+    goesOn = false;
+  }
+  SECTION("it is not restored") {
+    words = "the worker was killed";
+    goesOn = false;
+  }
+  pool.alter = [&](schema::WorkerHello& hello) {
+    hello.lastFrame = frames - lacks;
+    hello.lastAside = asides;
+  };
+  pool.kill(words);
+  // Before the next call: one that is under way when the death is noticed ends the session.
+  REQUIRE(eventually(
+      [&] { return goesOn ? pool.seam->moves() == 1 : pool.session().words().sticky() != CUDA_SUCCESS; }));
+  CHECK(call() == goesOn);
+  CHECK((pool.dialled == 0) == (words == "the worker was killed"));
+  CHECK(pool.seam->moves() == (goesOn ? 1 : 0));
+  pool.settleDial();
 }
 
 TEST_CASE("a session whose new worker cannot be reached, or does not fit, stays and says so") {

@@ -46,6 +46,14 @@ std::vector<options::Option> ClientOptions::table() {
        "The class. Of those who wait for GPUs, a higher one is served first. Where leases take turns, one of "
        "a "
        "higher priority goes first, and those of a lower one wait while it has something to do."},
+      {"protect", protect, "",
+       "The program goes on when the process dies on the server that has its GPU memory, if it has made no "
+       "CUDA "
+       "call since its last checkpoint. The server checkpoints it by itself, at moments in which its GPUs "
+       "are "
+       "idle. `gpupool leases -v` says whether it is protected. Over ucx only; see docs/failover.md."},
+      {"protect-interval", protectInterval, "TIME",
+       "With --protect: how often the program is checkpointed, if it has made calls since. At least 1s."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
        "TCP). Empty: shm where that is possible, else ucx."},

@@ -15,6 +15,8 @@ struct ClientOptions {
   std::string transport;
   std::string networkDevice;
   std::string server;
+  bool protect = false;
+  std::chrono::milliseconds protectInterval{30000};
   bool spread = false;
   bool pack = false;
   std::string reason;

@@ -8,9 +8,10 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",   "gpu",    "spread",     "pack",           "reason", "time",
-          "memory", "share",  "priority",   "transport",      "wait",   "manager",
-          "server", "tenant", "token-file", "network-device", "ttl",    "stall-time"};
+  return {"gpus",           "gpu",     "spread",     "pack",     "reason",
+          "time",           "memory",  "share",      "priority", "transport",
+          "wait",           "manager", "server",     "tenant",   "token-file",
+          "network-device", "ttl",     "stall-time", "protect",  "protect-interval"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -37,6 +38,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (!options.transport.empty()) checkTransport(options.transport);
   if (options.ttl.count() < 1000 || options.ttl > std::chrono::hours(1))
     throw options::OptionError("--ttl: 1s to 1h");
+  if (options.protectInterval.count() < 1000 || options.protectInterval > std::chrono::hours(24))
+    throw options::OptionError("--protect-interval: 1s to 24h");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
   if (options.stallTime > std::chrono::hours(24)) throw options::OptionError("--stall-time: at most 24h");
   if (options.time.count() != 0 && options.time.count() < 1000)
@@ -50,7 +53,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
-  settings.request.turns = {parseShare(options.share), parsePriority(options.priority)};
+  const auto protect = options.protect ? static_cast<uint32_t>(options.protectInterval.count()) : 0;
+  settings.request.turns = {parseShare(options.share), parsePriority(options.priority), protect};
   settings.request.gpu = options.gpu;
   settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
   settings.request.reason = options.reason;

@@ -264,8 +264,8 @@ int runLeases(const Words& words) {
         std::cout << "\n" << shortId(lease.id) << " is moving to " << lease.movesTo << "\n";
       if (lease.turn && !lease.turn->note.empty())
         std::cout << "\n" << shortId(lease.id) << " was not put aside: " << lease.turn->note << "\n";
-      for (const std::string& reason : lease.hindrances)
-        std::cout << "\n" << shortId(lease.id) << " " << reason << "\n";
+      for (const auto* said : {&lease.hindrances, &lease.protection})
+        for (const std::string& one : *said) std::cout << "\n" << shortId(lease.id) << " " << one << "\n";
     }
   return 0;
 }

@@ -95,6 +95,7 @@ const char kSchemas[] = R"json({
       "holder": {"type": "string"},
       "movesTo": {"type": "string"},
       "hindrances": {"type": "array", "items": {"type": "string"}},
+      "protection": {"type": "array", "items": {"type": "string"}},
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
       "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
         "sharePercent": {"type": "integer", "minimum": 0, "maximum": 100}, "priority": {"type": "string"}}},

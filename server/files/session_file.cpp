@@ -75,6 +75,7 @@ class Taker {
   Taker(StateSocket& socket, int file, FileFacts& facts) : socket_(socket), file_(file), facts_(facts) {}
 
   std::string run(const TakeDownSteps& steps) {
+    mostBytes_ = steps.mostBytes;
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
       return socket_.error();
     std::string why = plan_.read();
@@ -98,6 +99,7 @@ class Taker {
     return false;
   }
   bool write(std::span<const std::byte> bytes) {
+    if (bytes.size() > mostBytes_ - facts_.bytes) return fails("there is no room for it");
     while (!bytes.empty()) {
       const ssize_t written = ::write(file_, bytes.data(), bytes.size());
       if (written < 0 && errno != EINTR)
@@ -136,6 +138,7 @@ class Taker {
   StateSocket& socket_;
   const int file_;
   FileFacts& facts_;
+  uint64_t mostBytes_ = 0;
   Plan plan_;
   Sha256 hash_;
   std::vector<std::byte> room_;

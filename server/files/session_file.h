@@ -30,6 +30,7 @@ struct FileFacts {
 struct TakeDownSteps {
   std::function<std::string()> stands = [] { return ""; };   // the session stands still
   std::function<std::string()> written = [] { return ""; };  // the file is whole, and on the disk
+  uint64_t mostBytes = UINT64_MAX;                           // a longer file is not written
 };
 
 // Takes down in the empty `file` what comes. "" or why not, for people; the worker has been told then.

@@ -20,6 +20,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "base/rate_limit.h"
@@ -40,6 +41,9 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     WorkerStarts::Settings starts;
     // Called when a holder has proven its key and is told to ask again, since its lease is paused.
     std::function<void(const Id& lease)> told = [](const Id&) {};
+    // Keeper::failingOver.
+    std::function<std::optional<std::string>(const SessionFacts& client)> failingOver =
+        [](const SessionFacts&) { return std::nullopt; };
     kj::Duration messageBound = 2 * kj::SECONDS;
     kj::Duration workerBound = 20 * kj::SECONDS;
     uint32_t perPeer = 64;

@@ -97,6 +97,7 @@ kj::Promise<void> Front::start() {
         };
         facts.samples = [this] { return health_->latest().samples; };
         facts.hindrances = [this] { return sessions_->hindrances(); };
+        facts.protection = [this] { return keeper_->say(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
         Control::Hooks hooks;
@@ -197,6 +198,7 @@ void Front::run(Inventory found) {
   startAdmission();
   startMigration();
   startCheckpoints();
+  startKeeper();
   if (local_.get() != nullptr) accepting_->add(accept(local_->receiver(), false));
 }
 
@@ -230,6 +232,7 @@ void Front::startAdmission() {
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
   if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
+  admission.failingOver = [this](const SessionFacts& client) { return keeper_->failingOver(client); };
   admission.starts.reportActivity = turns_.get() != nullptr;
   admission.starts.deviceLock = [this](size_t device) { return claims_->lock(device); };
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));
@@ -257,6 +260,13 @@ void Front::startCheckpoints() {
   settings.disturb = disturb_.has_value() && disturb_->kind == "files";
   checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
                                        admission_->starts(), std::move(settings));
+}
+
+void Front::startKeeper() {
+  Keeper::Settings settings;
+  settings.mostBytes = options_.protectMemory.value;
+  keeper_ =
+      kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);
 }
 
 void Front::startTurns() {
@@ -458,6 +468,7 @@ kj::Promise<void> Front::stop() {
   admission_->stop();
   migration_->stop();
   checkpoints_->stop();
+  keeper_->stop();
   if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;

@@ -13,6 +13,7 @@
 #include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
 #include "server/front/inventory.h"
+#include "server/front/keeper.h"
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
 #include "server/front/migration.h"
@@ -50,6 +51,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startAdmission();
   void startMigration();
   void startCheckpoints();
+  void startKeeper();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
   // False: no cache of modules, and the log says why.
@@ -98,6 +100,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<Admission> admission_;
   kj::Own<Migration> migration_;
   kj::Own<Checkpoints> checkpoints_;
+  kj::Own<Keeper> keeper_;
   kj::Own<LocalListener> local_;
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;

@@ -1,6 +1,7 @@
 #include "server/front/membership.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/hmac.h"
 #include "base/log.h"
@@ -121,13 +122,23 @@ kj::Promise<bool> Membership::beat(Link& link) {
     schema::writeKept(suspended[i].second, away[i]);
   }
   facts_.turns(request);
-  const auto hindrances = facts_.hindrances();
-  auto hindered = request.initHindrances(static_cast<unsigned>(hindrances.size()));
+  const auto hindrances = facts_.hindrances(), protection = facts_.protection();
+  std::set<Id> said;
+  for (const auto* one : {&hindrances, &protection})
+    for (const auto& [lease, texts] : *one) said.insert(lease);
+  auto hindered = request.initHindrances(static_cast<unsigned>(said.size()));
   unsigned at = 0;
-  for (const auto& [lease, reasons] : hindrances) {
-    schema::write(lease, hindered[at].initId());
-    auto texts = hindered[at++].initReasons(static_cast<unsigned>(reasons.size()));
-    for (unsigned i = 0; i < texts.size(); ++i) texts.set(i, reasons[i]);
+  const auto put = [](const auto& all, const Id& lease, auto&& init) {
+    const auto found = all.find(lease);
+    if (found == all.end()) return;
+    auto texts = init(static_cast<unsigned>(found->second.size()));
+    for (unsigned i = 0; i < texts.size(); ++i) texts.set(i, found->second[i]);
+  };
+  for (const Id& lease : said) {
+    auto out = hindered[at++];
+    schema::write(lease, out.initId());
+    put(hindrances, lease, [&](unsigned count) { return out.initReasons(count); });
+    put(protection, lease, [&](unsigned count) { return out.initProtection(count); });
   }
   const auto problems = facts_.problems();
   auto told = request.initProblems(static_cast<unsigned>(problems.size()));

@@ -45,7 +45,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     std::function<void(schema::Manager::BeatParams::Builder)> turns =
         [](schema::Manager::BeatParams::Builder) {};
     // Of leases that have some: why their sessions could not be moved.
-    std::function<std::map<Id, std::vector<std::string>>()> hindrances;
+    std::function<std::map<Id, std::vector<std::string>>()> hindrances, protection;
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // One of each device, or none.

@@ -127,6 +127,11 @@ std::vector<options::Option> ServerOptions::table() {
        "So much of this machine's memory may be used to keep what suspended leases have moved off their "
        "GPUs, pinned and taken when it is needed. Empty: a quarter of the machine's memory. 0: no lease can "
        "be suspended on this server."},
+      {"protect-memory", protectMemory, "SIZE",
+       "So much of this machine's memory may be used to keep the checkpoints of protected sessions (gpupool "
+       "run "
+       "--protect): of each the last one, and the next one while it is made. A session whose checkpoint does "
+       "not fit is not protected."},
       {"suspend-folder", suspendFolder, "PATH",
        "The folder of a fast local disk for what exceeds --suspend-memory. The files in it have no names, "
        "and "

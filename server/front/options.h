@@ -32,6 +32,7 @@ struct ServerOptions {
   std::string suspendMemory;
   std::string suspendFolder;
   options::Bytes suspendMemoryAhead{0};
+  options::Bytes protectMemory{uint64_t{4} << 30};
   std::string checkpointFolder;
   std::string overcommit = "1.0";
   std::chrono::milliseconds turnTime{10'000};

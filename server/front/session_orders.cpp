@@ -159,6 +159,12 @@ std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
   return all;
 }
 
+SessionTable::Sending SessionTable::sending(uint64_t number) const {
+  const Session* session = find(number);
+  if (session == nullptr) return {};
+  return {session->activity == schema::Activity::QUIET, session->activityChanges};
+}
+
 kj::Promise<void> SessionTable::endOne(uint64_t number, const std::string& reason) {
   Session* session = find(number);
   if (session == nullptr) return kj::READY_NOW;

@@ -103,6 +103,7 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
   if (session.role == Role::old) return true;
   if (report.isActivity()) {
     session.activity = report.getActivity();
+    ++session.activityChanges;
     heardActivity_();
   }
   if (report.isHindrances()) {

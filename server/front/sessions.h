@@ -177,6 +177,15 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Does one of the lease's sessions want its devices? While they are suspended: has one of them something to
   // do? Of a worker that never says anything (WorkerReport.activity) it counts as if it had.
   bool active(const Id& lease, bool suspended) const;
+  // Of a session whose worker reports it (WorkerStart.reportActivity).
+  struct Sending {
+    bool quiet = false;    // no frame has come for a moment
+    uint64_t changes = 0;  // grows when frames come after such a moment, and when none come any more
+  };
+  Sending sending(uint64_t number) const;
+  // Called when the process of a worker is gone, and neither it nor an order has ended its session. True: the
+  // session is restored in another worker, and its client is told so (transport::kFailoverWords).
+  void onDeath(std::function<bool(const SessionFacts&)> died) { died_ = std::move(died); }
   // Called when a worker says something of it.
   void onActivity(std::function<void()> heard) { heardActivity_ = std::move(heard); }
 
@@ -208,7 +217,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t startTicks = 0;
     uint64_t number = 0;  // its name in the account
     bool ordered = false;
-    std::optional<schema::Activity> activity;         // as last said
+    std::optional<schema::Activity> activity;  // as last said
+    uint64_t activityChanges = 0;
     std::vector<std::string> hindrances;              // likewise
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
@@ -287,6 +297,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<void()> changed_ = [] {};
   std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
   std::function<void()> heardActivity_ = [] {};
+  std::function<bool(const SessionFacts&)> died_ = [](const SessionFacts&) { return false; };
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions
   uint64_t nextNumber_ = 1;

@@ -21,6 +21,7 @@ bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Gr
   fill(facts, *placement, start);
   start.setRebuild(from != From::client);
   start.setStream(from == From::stream);
+  start.setReportActivity(settings_.reportActivity || grant.protectMs != 0);
   const kj::AutoCloseFd cache = cacheFolder(grant.tenant);
   return worker.send(message, describeDescriptors(start, *placement, socket, cache));
 }
@@ -39,7 +40,6 @@ void WorkerStarts::fill(const SessionFacts& facts, const Placement& placement,
   start.setNetworkWire(settings_.networkWire);
   start.setModuleCacheBytes(settings_.moduleCacheBytes);
   start.setClientPid(facts.clientPid);
-  start.setReportActivity(settings_.reportActivity);
 }
 
 std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder start,

@@ -217,6 +217,9 @@ bool Session::greet(std::string& reason) {
     hello->stagingBytes = views_.staging()->size();
     driver_.cuDriverGetVersion(&hello->driverVersion);
     hello->softwareDriver = driver_.software();
+    const Numbers served = numbers();
+    hello->lastFrame = served.lastFrame;
+    hello->lastAside = served.lastAside;
     describeDevices(*hello);
   } else {
     hello->status = refusal;

@@ -257,7 +257,7 @@ TEST_CASE("session file: a worker that goes at any point, lies, or sends damage"
 
 TEST_CASE("session file: who may not begin or end says so to the worker; a disk that is full does") {
   const Sent sent;
-  for (const int how : {0, 1, 2}) {
+  for (const int how : {0, 1, 2, 3}) {
     CAPTURE(how);
     const Descriptor file(memoryFile());
     const auto [mine, theirs] = connection();
@@ -273,6 +273,7 @@ TEST_CASE("session file: who may not begin or end says so to the worker; a disk 
     TakeDownSteps steps;
     if (how == 0) steps.stands = [] { return "another session does not stand still"; };
     if (how == 1) steps.written = [] { return "not published"; };
+    if (how == 3) steps.mostBytes = 1'000'000;
     // In place of a disk that is full: a file that may not grow. SIGXFSZ would come with it.
     rlimit before{};
     getrlimit(RLIMIT_FSIZE, &before);
@@ -286,8 +287,10 @@ TEST_CASE("session file: who may not begin or end says so to the worker; a disk 
     const std::string why = takeDown(socket, file, facts, steps);
     setrlimit(RLIMIT_FSIZE, &before);
     worker.join();
+    CHECK(facts.bytes <= (how == 3 ? 1'000'000 : UINT64_MAX));
     CHECK(why == (how == 0   ? "another session does not stand still"
                   : how == 1 ? "not published"
+                  : how == 3 ? "there is no room for it"
                              : "the file cannot be written: File too large"));
     CHECK(said == why);
   }

@@ -1,0 +1,370 @@
+#include "server/front/keeper.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/log.h"
+#include "base/options.h"
+#include "base/transport_names.h"
+#include "server/front/beside.h"
+#include "server/worker/state_socket.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr int kLookAgainMs = 100;
+constexpr unsigned kMostRestores = 2;  // from one checkpoint: what follows it may be what kills the worker
+
+kj::Exception keeperFailure(const std::string& text) {
+  return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
+}
+
+std::string age(kj::Duration time) {
+  return options::formatTime(std::chrono::milliseconds(time / kj::SECONDS * 1000));
+}
+
+}  // namespace
+
+// What thread and event loop have in common is under the mutex; the rest is the thread's while it runs.
+struct Keeper::Writing {
+  std::shared_ptr<Descriptor> file;
+  FileFacts facts;
+  std::string error;
+  uint64_t mostBytes = 0;
+
+  void giveUp(const std::string& why) {
+    std::lock_guard lock(mutex_);
+    if (why_.empty()) why_ = why;
+  }
+  std::string why() const {
+    std::lock_guard lock(mutex_);
+    return why_;
+  }
+
+  void take(int socket) {
+    // The worker may answer without a word here.
+    std::string over;
+    for (pollfd first{socket, POLLIN, 0}; over.empty() && poll(&first, 1, kLookAgainMs) <= 0;) over = why();
+    StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
+    if (!over.empty()) {
+      error = over;
+      state.answer(over);
+      return;
+    }
+    TakeDownSteps steps;
+    steps.mostBytes = mostBytes;
+    error = takeDown(state, *file, facts, steps);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::string why_;
+};
+
+Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
+               WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+    : timer_(timer),
+      leases_(leases),
+      sessions_(sessions),
+      suspension_(suspension),
+      pool_(pool),
+      starts_(starts),
+      settings_(std::move(settings)),
+      tasks_(*this) {
+  sessions_.onDeath([this](const SessionFacts& facts) { return died(facts); });
+  tasks_.add(lookAgain());
+}
+
+Keeper::~Keeper() noexcept {
+  sessions_.onDeath([](const SessionFacts&) { return false; });
+}
+
+kj::Promise<void> Keeper::lookAgain() {
+  return timer_.afterDelay(settings_.look).then([this] {
+    look();
+    return lookAgain();
+  });
+}
+
+void Keeper::look() {
+  std::set<Name> there;
+  for (const auto& [id, grant] : leases_.all()) {
+    if (grant.protectMs == 0 || grant.closing) continue;
+    for (const uint64_t number : sessions_.numbers(id)) {
+      const SessionFacts* facts = sessions_.facts(number);
+      if (facts == nullptr) continue;
+      const Name name{id, facts->session};
+      there.insert(name);
+      if (const auto at = restoring_.find(name);
+          at != restoring_.end() && at->second->epoch <= facts->epoch) {  // its client is there
+        if (const auto kept = kept_.find(name); kept != kept_.end()) ++kept->second.times;
+        restoring_.erase(at);
+      }
+      lookAt(grant, number);
+    }
+  }
+  std::erase_if(restoring_, [&](const auto& entry) { return !leases_.contains(entry.first.first); });
+  std::erase_if(kept_, [&](const auto& entry) {
+    return !there.contains(entry.first) && !entry.second.writing && !restoring_.contains(entry.first);
+  });
+}
+
+void Keeper::lookAt(const Grant& grant, uint64_t number) {
+  const SessionFacts& facts = *sessions_.facts(number);
+  const Name name{grant.id, facts.session};
+  const auto [at, isNew] = kept_.try_emplace(name);
+  Kept& kept = at->second;
+  if (std::exchange(kept.epoch, facts.epoch) != facts.epoch) kept.seen = UINT64_MAX;  // another worker counts
+  kept.who = sessions_.describe(number);
+  if (isNew) kept.at = kept.next = timer_.now();
+  if (kept.writing) return;
+  if (const std::string why = refuses(facts); !why.empty()) {
+    kept.why = why;
+    return;
+  }
+  if (stopped_ || grant.paused || grant.suspended) return;
+  if (isDue(kept, number, grant.protectMs * kj::MILLISECONDS)) write(name, number);
+}
+
+bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) const {
+  const kj::TimePoint now = timer_.now();
+  const SessionTable::Sending sending = sessions_.sending(number);
+  if (now < kept.next) return false;
+  if (kept.file != nullptr && sending.quiet && sending.changes == kept.seen) return false;
+  return sending.quiet || kept.file != nullptr || now - kept.at >= interval;
+}
+
+std::string Keeper::refuses(const SessionFacts& facts) const {
+  if (leases_.overcommitted()) return "leases take turns on this server (overcommit)";
+  const TransportFacts* transport = findTransport(facts.transport);
+  if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
+    return "it shares memory with its worker (transport " + facts.transport + "): use --transport " +
+           std::string(transportWith(TransportFacts::Reach::anyHost).name);
+  return "";
+}
+
+uint64_t Keeper::room() const {
+  uint64_t used = 0;
+  for (const auto& [name, kept] : kept_)
+    if (kept.file != nullptr) used += kept.facts.bytes;
+  return settings_.mostBytes - std::min(used, settings_.mostBytes);
+}
+
+// ---- checkpoints
+
+void Keeper::write(const Name& name, uint64_t number) {
+  kept_[name].writing = true;
+  tasks_.add(suspension_.lanes()
+                 .queue<void>(name.first, [this, name, number] { return writeNow(name, number); })
+                 .catch_([this, name](kj::Exception&& error) {
+                   Kept& kept = kept_[name];
+                   kept.writing = false;
+                   failed(kept, error.getDescription().cStr());
+                 }));
+}
+
+kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
+  const Grant* grant = leases_.admissible(name.first);
+  const SessionFacts* facts = sessions_.facts(number);
+  if (stopped_ || grant == nullptr || grant->paused || grant->suspended || facts == nullptr) {
+    kept_[name].writing = false;
+    return kj::READY_NOW;
+  }
+  auto writing = std::make_shared<Writing>();
+  writing->file = std::make_shared<Descriptor>(memfd_create("gpupool-checkpoint", MFD_CLOEXEC));
+  if (*writing->file < 0) return keeperFailure(std::string("no file in memory: ") + strerror(errno));
+  // Two that are made at once may not both count on the same room.
+  writing->mostBytes = room();
+  for (const auto& [other, kept] : kept_)
+    if (kept.writing && other != name) writing->mostBytes /= 2;
+  const uint64_t seen = sessions_.sending(number).changes;
+  int ends[2];
+  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
+  kj::AutoCloseFd workers(ends[0]);
+  auto ours = std::make_shared<Descriptor>(ends[1]);
+  auto taken = beside<bool>([writing, ours] {
+                 writing->take(*ours);
+                 return true;
+               })
+                   .ignoreResult()
+                   .eagerlyEvaluate(nullptr);
+  SessionTable::MoveMeans means{settings_.drainMs, nullptr, kj::mv(workers), settings_.bound};
+  auto answered =
+      kj::evalNow([&] { return sessions_.copy(number, kj::mv(means)); })
+          .then([writing](MoveAnswer answer) {
+            if (answer.gone) answer.error = "it ended";
+            if (!answer.error.empty()) writing->giveUp(answer.error);
+          })
+          .catch_([writing](kj::Exception&& error) { writing->giveUp(error.getDescription().cStr()); })
+          .eagerlyEvaluate(nullptr);
+  auto both = kj::heapArrayBuilder<kj::Promise<void>>(2);
+  both.add(kj::mv(taken));
+  both.add(kj::mv(answered));
+  return kj::joinPromises(both.finish()).then([this, name, writing, seen] { written(name, *writing, seen); });
+}
+
+void Keeper::written(const Name& name, const Writing& writing, uint64_t seen) {
+  Kept& kept = kept_[name];
+  kept.writing = false;
+  std::string why = writing.why();
+  if (why.empty()) why = writing.error;
+  if (!why.empty()) return failed(kept, why);
+  const bool first = kept.file == nullptr;
+  kept.file = writing.file;
+  kept.facts = writing.facts;
+  kept.at = timer_.now();
+  if (first) kept.since = kept.at;
+  kept.seen = seen;
+  kept.retry = 0 * kj::SECONDS;
+  kept.restored = 0;
+  kept.why.clear();
+  const Grant* grant = leases_.admissible(name.first);
+  kept.next = kept.at + (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
+  GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
+               static_cast<unsigned long long>(kept.facts.lastFrame),
+               static_cast<unsigned long long>(kept.facts.bytes));
+}
+
+void Keeper::failed(Kept& kept, const std::string& why) {
+  GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
+  kept.why = why;
+  kept.retry =
+      kept.retry == 0 * kj::SECONDS ? settings_.firstRetry : kj::min(kept.retry * 2, 30 * kj::SECONDS);
+  kept.next = timer_.now() + kept.retry;
+}
+
+// ---- failover
+
+std::optional<std::string> Keeper::failingOver(const SessionFacts& client) const {
+  const auto at = restoring_.find({client.lease, client.session});
+  if (at == restoring_.end() || at->second->epoch != client.epoch || at->second->ready) return std::nullopt;
+  return at->second->why;
+}
+
+bool Keeper::died(const SessionFacts& facts) {
+  const Name name{facts.lease, facts.session};
+  const auto at = kept_.find(name);
+  const Grant* grant = leases_.admissible(facts.lease);
+  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end() || at->second.file == nullptr)
+    return false;
+  if (at->second.restored++ == kMostRestores) return false;
+  auto restoring = std::make_shared<Restoring>();
+  restoring->epoch = facts.epoch + 1;
+  restoring->file = at->second.file;
+  restoring_[name] = restoring;
+  GPUPOOL_WARNING(
+      "session %s: its worker has died; it is restored as epoch %llu from its checkpoint of frame %llu",
+      name.second.text().c_str(), static_cast<unsigned long long>(restoring->epoch),
+      static_cast<unsigned long long>(at->second.facts.lastFrame));
+  SessionFacts next = facts;
+  next.epoch = restoring->epoch;
+  tasks_.add(attempt(name, std::move(next), restoring)
+                 // Its worker waits for a client for as long as this end is there.
+                 .then([this] { return timer_.afterDelay(settings_.clients); })
+                 .then([this, name, restoring] {
+                   if (const auto at = restoring_.find(name);
+                       at != restoring_.end() && at->second == restoring)
+                     restoring_.erase(at);
+                 }));
+  return true;
+}
+
+kj::Promise<void> Keeper::attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring) {
+  return suspension_.lanes()
+      .queue<void>(name.first, [this, name, facts] { return restore(name, facts); })
+      .catch_([this, name, facts, restoring](kj::Exception&& error) {
+        const std::string why = error.getDescription().cStr();
+        GPUPOOL_WARNING("session %s: not restored: %s", facts.session.text().c_str(), why.c_str());
+        restoring->state = Descriptor();
+        return sessions_.displaceArrival(facts).then(
+            [this, name, facts, restoring, why]() -> kj::Promise<void> {
+              const auto kept = kept_.find(name);
+              if (!stopped_ && kept != kept_.end() && kept->second.restored++ < kMostRestores)
+                return attempt(name, facts, restoring);
+              restoring->why = why;
+              restoring->file = nullptr;
+              kept_.erase(name);
+              return kj::READY_NOW;
+            });
+      });
+}
+
+kj::Promise<void> Keeper::restore(Name name, SessionFacts facts) {
+  const Grant* grant = leases_.admissible(name.first);
+  if (stopped_ || grant == nullptr || grant->suspended || grant->closing)
+    return keeperFailure("the lease ended or was suspended meanwhile");
+  facts.place(*grant, leases_.devices());
+  return pool_.takeWithoutContext(settings_.workerBound)
+      .then([this, name, facts = std::move(facts)](kj::Own<WorkerChild> worker) mutable {
+        return rebuild(name, std::move(facts), kj::mv(worker));
+      });
+}
+
+kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerChild> worker) {
+  const Grant* grant = leases_.admissible(name.first);
+  const auto at = restoring_.find(name);
+  if (stopped_ || grant == nullptr || at == restoring_.end() ||
+      grant->placement(facts.deviceEpoch) == nullptr)
+    return keeperFailure("the lease ended meanwhile");
+  const std::shared_ptr<Restoring> restoring = at->second;
+  int ends[2];
+  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
+  kj::AutoCloseFd workers(ends[0]);
+  restoring->state = Descriptor(ends[1]);
+  sessions_.announce(facts, worker->pid());
+  if (!starts_.send(*worker, facts, *grant, workers, WorkerStarts::From::stream)) {
+    sessions_.withdraw();
+    return keeperFailure("its worker died before it began");
+  }
+  sessions_.arrive(facts, kj::mv(worker));
+  return beside<std::string>([restoring, socket = fcntl(restoring->state, F_DUPFD_CLOEXEC, 0)] {
+           StateSocket state(Descriptor(socket), [] { return false; });
+           return playBack(state, *restoring->file);
+         })
+      .then([restoring](const std::string& why) {
+        if (!why.empty()) kj::throwFatalException(keeperFailure(why));
+        restoring->ready = true;
+      });
+}
+
+// ---- for people
+
+std::map<Id, std::vector<std::string>> Keeper::say() const {
+  std::map<Id, std::vector<std::string>> all;
+  const kj::TimePoint now = timer_.now();
+  for (const auto& [name, kept] : kept_) {
+    std::string text = "is ";
+    if (restoring_.contains(name))
+      text += "being restored, since its worker has died: " + kept.who;
+    else if (kept.file == nullptr)
+      text +=
+          "not protected: " + kept.who + ": " + (kept.why.empty() ? "it has no checkpoint yet" : kept.why);
+    else
+      text += "protected for " + age(now - kept.since) + ": " + kept.who + ": its checkpoint is " +
+              age(now - kept.at) + " old, " + options::formatSize(kept.facts.bytes) +
+              (kept.why.empty() ? "" : "; no later one: " + kept.why) +
+              (kept.times == 0
+                   ? ""
+                   : "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times"));
+    all[name.first].push_back(std::move(text));
+  }
+  for (const auto& [id, grant] : leases_.all())
+    if (grant.protectMs != 0 && !grant.closing && !all.contains(id))
+      all[id].push_back("is not protected: none of its programs has a session");
+  return all;
+}
+
+void Keeper::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("keeper: %s", exception.getDescription().cStr());
+}
+
+}  // namespace gpupool::server

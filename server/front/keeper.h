@@ -1,0 +1,116 @@
+#pragma once
+// Keeps a checkpoint of each session of a protected lease (`gpupool run --protect`), and restores the session
+// in another worker when its own dies.
+//
+// A session is written as `gpupool checkpoint` writes it (server/files/), into memory of this process, by
+// itself and by the clock: once an interval if frames have come since, when its program has sent none for a
+// moment, or when it has sent frames for a whole interval. Its GPUs must be idle within 100 ms, else it is
+// tried again, more and more rarely. The last whole checkpoint is kept until the next one is whole.
+//
+// When the process of its worker is gone, and nobody has ended the session, its client is told so
+// (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)
+// until another worker has rebuilt it. Whether the client may go on from there is the client's to find out:
+// only if it has sent nothing since (client/failover.cpp). A checkpoint from which a session was restored
+// twice, and whose worker died again, is not tried a third time.
+//
+// What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
+// for a lease (Suspension::lanes). Belongs to the event loop's thread.
+
+#include <kj/async-io.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/files/session_file.h"
+#include "server/front/suspension.h"
+#include "server/front/worker_pool.h"
+#include "server/front/worker_starts.h"
+
+namespace gpupool::server {
+
+class Keeper final : private kj::TaskSet::ErrorHandler {
+ public:
+  struct Settings {
+    uint64_t mostBytes = 0;  // of all checkpoints together, those that are being made with them
+    uint32_t drainMs = 100;
+    kj::Duration look = 200 * kj::MILLISECONDS;
+    kj::Duration firstRetry = 1 * kj::SECONDS;
+    kj::Duration bound = 1 * kj::HOURS;           // a worker has so long for its session
+    kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
+    kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
+  };
+  // Takes over SessionTable::onDeath.
+  Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
+         WorkerPool& pool, const WorkerStarts& starts, Settings settings);
+  ~Keeper() noexcept;
+  KJ_DISALLOW_COPY(Keeper);
+
+  // Of a session whose client asks for that epoch: none: it does not fail over. Else "": it is being
+  // restored, or why that failed.
+  std::optional<std::string> failingOver(const SessionFacts& client) const;
+  // By lease, of those that are protected: LeaseHindrances.protection.
+  std::map<Id, std::vector<std::string>> say() const;
+  // No session is written or restored any more.
+  void stop() { stopped_ = true; }
+
+ private:
+  struct Writing;
+  struct Kept {  // of a session
+    uint64_t epoch = 0;
+    std::string who;
+    std::shared_ptr<Descriptor> file;  // the last whole checkpoint; null: none yet
+    FileFacts facts;
+    kj::TimePoint since = kj::origin<kj::TimePoint>(),
+                  at = kj::origin<kj::TimePoint>();    // of the first, the last
+    kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
+    kj::Duration retry = 0 * kj::SECONDS;              // 0: the last attempt was no failure
+    uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
+    std::string why;                                   // the last attempt failed
+    bool writing = false;
+    unsigned restored = 0;  // from the last checkpoint
+    unsigned times = 0;     // its client has gone on from one
+  };
+  struct Restoring {
+    uint64_t epoch = 0;
+    std::shared_ptr<Descriptor> file;
+    Descriptor state;  // this side's end of the state socket
+    bool ready = false;
+    std::string why;  // it failed
+  };
+  using Name = std::pair<Id, Id>;  // lease, session
+
+  kj::Promise<void> lookAgain();
+  void look();
+  void lookAt(const Grant& grant, uint64_t number);
+  bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
+  // Why a session of the lease cannot be protected at all; empty: it can.
+  std::string refuses(const SessionFacts& facts) const;
+  uint64_t room() const;
+  void write(const Name& name, uint64_t number);
+  kj::Promise<void> writeNow(Name name, uint64_t number);
+  void written(const Name& name, const Writing& writing, uint64_t seen);
+  void failed(Kept& kept, const std::string& why);
+  bool died(const SessionFacts& facts);
+  // In another worker, and where that dies meanwhile, in one more.
+  kj::Promise<void> attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring);
+  kj::Promise<void> restore(Name name, SessionFacts facts);
+  kj::Promise<void> rebuild(Name name, SessionFacts facts, kj::Own<WorkerChild> worker);
+  void taskFailed(kj::Exception&& exception) override;
+
+  kj::Timer& timer_;
+  LeaseTable& leases_;
+  SessionTable& sessions_;
+  Suspension& suspension_;
+  WorkerPool& pool_;
+  const WorkerStarts& starts_;
+  Settings settings_;
+  std::map<Name, Kept> kept_;
+  std::map<Name, std::shared_ptr<Restoring>> restoring_;
+  bool stopped_ = false;
+  kj::TaskSet tasks_;
+};
+
+}  // namespace gpupool::server
