@@ -40,11 +40,11 @@ AuditEntry decode(const std::string& bytes) try {
 }  // namespace
 
 const char* name(AuditEvent event) {
-  constexpr const char* kNames[] = {"queued",     "unserved",      "granted",       "suspended",
-                                    "resumed",    "moving",        "moved",         "released",
-                                    "expired",    "revoked",       "lost",          "cordoned",
-                                    "uncordoned", "token-created", "token-revoked", "quota-set"};
-  return event <= AuditEvent::quotaSet ? kNames[static_cast<uint32_t>(event)] : "unknown";
+  constexpr const char* kNames[] = {"queued",    "unserved", "granted",    "suspended",     "resumed",
+                                    "moving",    "moved",    "released",   "expired",       "revoked",
+                                    "lost",      "cordoned", "uncordoned", "token-created", "token-revoked",
+                                    "quota-set", "adopted",  "left"};
+  return event <= AuditEvent::left ? kNames[static_cast<uint32_t>(event)] : "unknown";
 }
 
 void AuditLog::load(const std::vector<Entry>& stored) {

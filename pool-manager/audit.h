@@ -31,7 +31,9 @@ enum class AuditEvent : uint32_t {
   uncordoned,
   tokenCreated,
   tokenRevoked,
-  quotaSet
+  quotaSet,
+  adopted,
+  left
 };
 const char* name(AuditEvent event);
 

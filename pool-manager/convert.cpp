@@ -64,7 +64,13 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
           text(from.getGpu()),
           static_cast<Policy>(from.getPolicy()),
           text(from.getReason()),
-          from.getLimitMs()};
+          from.getLimitMs(),
+          text(from.getJob()),
+          text(from.getAdopts())};
+}
+
+Adopter read(schema::Adopter::Reader from) {
+  return {read(from.getId()), text(from.getHolder()), from.getTtlMs()};
 }
 
 TurnTerms read(schema::TurnTerms::Reader from) {
@@ -109,6 +115,8 @@ Lease read(schema::Lease::Reader from) {
   to.reason = text(from.getReason());
   to.endsInMs = from.getEndsInMs();
   for (auto one : from.getProtection()) to.protection.push_back(text(one));
+  to.job = text(from.getJob());
+  for (auto one : from.getAdopters()) to.adopters.push_back(text(one));
   return to;
 }
 
@@ -190,6 +198,14 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   to.setPolicy(static_cast<schema::Policy>(from.policy));
   to.setReason(from.reason);
   to.setLimitMs(from.limitMs);
+  to.setJob(from.job);
+  to.setAdopts(from.adopts);
+}
+
+void write(const Adopter& from, schema::Adopter::Builder to) {
+  write(from.id, to.initId());
+  to.setHolder(from.holder);
+  to.setTtlMs(from.ttlMs);
 }
 
 void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
@@ -236,6 +252,9 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setEndsInMs(from.endsInMs);
   auto protection = to.initProtection(static_cast<unsigned>(from.protection.size()));
   for (unsigned i = 0; i < protection.size(); ++i) protection.set(i, from.protection[i]);
+  to.setJob(from.job);
+  auto adopters = to.initAdopters(static_cast<unsigned>(from.adopters.size()));
+  for (unsigned i = 0; i < adopters.size(); ++i) adopters.set(i, from.adopters[i]);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {

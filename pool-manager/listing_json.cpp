@@ -99,6 +99,7 @@ json toJson(const Lease& lease) {
   if (!lease.movesTo.empty()) entry["movesTo"] = lease.movesTo;
   if (!lease.reason.empty()) entry["reason"] = lease.reason;
   if (lease.endsInMs != 0) entry["endsInMs"] = lease.endsInMs;
+  if (!lease.job.empty()) entry["claim"] = {{"job", lease.job}, {"usedBy", lease.adopters}};
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (!lease.protection.empty()) entry["protection"] = lease.protection;
   if (lease.turn)

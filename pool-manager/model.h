@@ -83,8 +83,10 @@ struct LeaseRequest {
   TurnTerms turns = {};
   std::string gpu = {};  // a DeviceFilter's text
   Policy policy = Policy::pack;
-  std::string reason = {};    // for people
-  uint64_t limitMs = 0;       // the lease ends so long after its grant; 0: no limit
+  std::string reason = {};  // for people
+  uint64_t limitMs = 0;     // the lease ends so long after its grant; 0: no limit
+  std::string job = {};     // this and the next: as in pool.capnp, and claims.h
+  std::string adopts = {};
   LocalProcess process = {};  // the process that asks, if it is on this machine; not on the wire
 };
 
@@ -105,6 +107,16 @@ struct Lease {
   std::string reason = {};                   // this, too: why it was asked for
   uint64_t endsInMs = 0;                     // until its time limit is over; 0: it has none
   std::vector<std::string> protection = {};  // as hindrances
+  std::string job = {};                      // this and the next: of a claim, as in pool.capnp
+  std::vector<std::string> adopters = {};
+};
+
+// Who uses a claim, as it says when it renews it.
+struct Adopter {
+  Id id;               // all zero: none
+  std::string holder;  // for people
+  uint32_t ttlMs = 0;
+  LocalProcess process = {};  // if it is on this machine; not on the wire
 };
 
 // What the server says when it has suspended a lease.

@@ -230,6 +230,7 @@ void Pool::demandOwner(const Principal& who, const Id& id) const {
 void Pool::tick(uint64_t now) {
   latestMs_ = now;
   for (auto& [id, record] : leases_) {
+    checkAdopters(record, now);
     expire(record, now);
     storeAgain(record, now);
     storePlacementsAgain(record, now);
@@ -258,9 +259,13 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
     lease.hindrances = saidOf(record, record.hindrances);
     lease.protection = saidOf(record, record.protection);
+    lease.job = record.job;
+    for (const auto& [adopter, one] : record.adoptions) lease.adopters.push_back(one.adopter.holder);
     if (who.owns(record.tenant)) continue;
     lease.hindrances.clear();
     lease.protection.clear();
+    lease.job.clear();
+    lease.adopters.clear();
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
     lease.tenant.clear();

@@ -65,8 +65,16 @@ enum class Change {
 };
 constexpr bool isMove(Change change) { return change >= Change::placing; }
 
+// A program's holder that uses a claim.
+struct Adoption {
+  Adopter adopter;
+  uint64_t untilMs = 0;   // it has to renew before
+  bool answered = false;  // it has been given the lease
+};
+
 struct LeaseRecord : StoredLease {
-  uint64_t deadlineMs = 0;  // of the holder's right
+  uint64_t deadlineMs = 0;           // of the holder's right
+  std::map<Id, Adoption> adoptions;  // of a claim, by adopter; not stored: they renew
   uint64_t grantedMs = 0;
   uint64_t endsMs = kNever;       // when its time limit is over
   uint64_t revokingMs = 0;        // since when
@@ -107,6 +115,8 @@ struct LeaseRecord : StoredLease {
 // Where sessions of the lease may be, besides that server; null: nowhere.
 Placement* livesBeside(LeaseRecord& record, const std::string& server);
 bool anyGone(const LeaseRecord& record);
+// Of a claim: when its last adopter's time is over at the latest, and then its own; 0: nobody uses it.
+uint64_t leftBy(const LeaseRecord& record);
 // What the lease has on that device of the placement. whole: as if it were not suspended.
 Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole);
 // One value a device; what the server did not say, or says too high, is the whole reservation.
@@ -151,6 +161,8 @@ class PoolEvents {
   virtual bool resumeWanted(const Id& id) = 0;
   // The answer to every request() with this id so far.
   virtual void granted(const Lease& lease) = 0;
+  // The answer to a request to adopt a claim, whose lease this is; else failed() with the adopter's id.
+  virtual void adopted(const Id& adopter, const Lease& lease) = 0;
   virtual void failed(const Id& id, const Failure& failure) = 0;
   virtual void ended(const Id& id) = 0;
   // False: nobody waits for an answer to request `id` any more.
@@ -241,8 +253,16 @@ class Pool {
                uint64_t now);  // PoolEvents::granted or failed, now or later
   // What would become of the request if it were made now. Throws std::invalid_argument if it is refused.
   Explanation explain(const Principal& who, const LeaseRequest& request, uint64_t now);
-  // The new TTL, or none with *why.
-  std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why);
+  // The new TTL, or none with *why. adopter: of a claim, who renews it. One that the pool does not know (it
+  // was started again) is known from then on.
+  std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why,
+                                const Adopter& adopter = {});
+  // Gives a request for a claim its id, which follows from the job. Throws if the request is refused.
+  void nameClaim(const Principal& who, LeaseRequest& request) const;
+  // The id of a claim that is named by its id or its job. Throws if the text is neither.
+  Id claimNamed(const Principal& who, const std::string& tenant, const std::string& name) const;
+  // An adopter uses the claim no more. Nothing happens if it did not.
+  void leave(const Principal& who, const Id& claim, const Id& adopter, uint64_t now);
   // True: a lease is on its way out and PoolEvents::ended follows. False: nothing to wait for.
   bool release(const Principal& who, const Id& id, uint64_t now);
   // Release by an operator, who knows of a lost lease that nothing of it runs any more. Refuses (throws) to
@@ -407,6 +427,14 @@ class Pool {
                                  const std::map<std::string, Held>& held) const;
   std::string quotaHindersResume(const LeaseRecord& record, const Queue& before) const;
   bool waitForQuota(const Waiter& waiter, const Quotas::Hindrance& hindrance, uint64_t now);
+
+  // pool_claims.cpp
+  void adopt(const Principal& who, const LeaseRequest& request, uint64_t now);
+  uint32_t hold(LeaseRecord& claim, const Adopter& adopter, uint64_t now);
+  void unhold(LeaseRecord& claim, const Id& adopter, const std::string& by, const std::string& reason,
+              uint64_t now);
+  void answerAdopters(LeaseRecord& claim);
+  void checkAdopters(LeaseRecord& claim, uint64_t now);
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);

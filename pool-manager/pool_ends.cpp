@@ -202,6 +202,7 @@ void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, 
     tombstones_[id] = {record.reason, latestMs_};
     events_.ended(id);
   }
+  answerAdopters(record);
   if (forgotten) {
     leases_.erase(at);
     events_.ended(id);  // whoever dropped a lost one waits for it
@@ -220,7 +221,10 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
       events_.failed(record.id, {Failure::Kind::serverLost, server + " does not answer"});
       startRevoke(record, LeaseState::lost, server + " did not answer", now);
     } else {
-      startRevoke(record, LeaseState::expired, "its holder has not renewed it for " + age(record.ttlMs), now);
+      startRevoke(record, LeaseState::expired,
+                  record.job.empty() ? "its holder has not renewed it for " + age(record.ttlMs)
+                                     : "no program has used the claim for " + age(record.ttlMs),
+                  now);
     }
   } else if (runs && now >= record.endsMs) {
     startRevoke(record, LeaseState::expired, "its time limit of " + age(record.limitMs) + " is over", now);

@@ -7,6 +7,7 @@
 
 #include "base/hmac.h"
 #include "base/log.h"
+#include "pool-manager/claims.h"
 #include "pool-manager/pool.h"
 #include "pool-manager/roles.h"
 
@@ -18,7 +19,7 @@ constexpr size_t kMostUnknownReleased = 256;
 constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
 constexpr char kByHand[] = "somebody has released it (gpupool release)";
 
-constexpr size_t kMostPurpose = 200;
+constexpr size_t kMostPurpose = 200, kMostHolder = 160;
 constexpr uint64_t kMostLimitMs = uint64_t{366} * 86'400'000;
 constexpr char kOtherVersion[] = "the manager runs another version of gpupool";
 
@@ -45,12 +46,18 @@ bool couldHere(const Wish& wish, std::vector<ServerUse> servers) {
 LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) const {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
   LeaseRequest request = asked;
-  request.holder = printable(request.holder, 160);
+  request.holder = printable(request.holder, kMostHolder);
   const bool named = who.role != Role::user && !request.tenant.empty();
   request.tenant = named ? printable(request.tenant, 64) : who.tenant;
   request.ttlMs = std::clamp(request.ttlMs, times_.minTtlMs, times_.maxTtlMs);
   request.gpu = printable(request.gpu, request.gpu.size());
   request.reason = printable(request.reason, kMostPurpose);
+  if (!request.job.empty()) {
+    checkJob(request.job);
+    request.process = {};  // who asks is not who uses it
+    request.holder =
+        printable("claim " + request.job + (asked.holder.empty() ? "" : " of " + asked.holder), kMostHolder);
+  }
   if (request.deviceCount == 0 || request.deviceCount > kMaxDevices)
     refuse("a lease has 1 to " + std::to_string(kMaxDevices) + " devices");
   if (request.turns.sharePercent > 100) refuse("a lease's share of a device's time is at most 100%");
@@ -76,6 +83,9 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   } catch (const std::invalid_argument& error) {
     return refuse(error.what());
   }
+  if (!request.adopts.empty()) return adopt(who, request, now);
+  if (!request.job.empty() && request.id != claimId(request.tenant, request.job))
+    return refuse("that is not the id of a claim for this job");
   if (const auto dead = tombstones_.find(request.id); dead != tombstones_.end())
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
@@ -314,6 +324,7 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
   record.gpu = request.gpu;
   record.policy = request.policy;
   record.purpose = request.reason;
+  record.job = request.job;
   record.limitMs = request.limitMs;
   if (request.limitMs != 0) {
     record.endsMs = now + request.limitMs;
@@ -341,7 +352,8 @@ void Pool::born(const Id& id, const std::string& why) {
   end(id, LeaseState::revoked, record.reason, latestMs_);
 }
 
-std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t now, std::string* why) {
+std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t now, std::string* why,
+                                    const Adopter& adopter) {
   latestMs_ = now;
   demandOwner(who, id);
   const auto at = leases_.find(id);
@@ -352,7 +364,8 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
                                        : "the manager does not know it";
     return std::nullopt;
   }
-  at->second.deadlineMs = now + at->second.ttlMs;
+  if (adopter.id != Id{} && !at->second.job.empty()) return hold(at->second, adopter, now);
+  at->second.deadlineMs = std::max(leftBy(at->second), now + at->second.ttlMs);
   return at->second.ttlMs;
 }
 

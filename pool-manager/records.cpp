@@ -124,6 +124,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setPurpose(lease.purpose);
   root.setLimitMs(lease.limitMs);
   root.setEndsAtMs(lease.endsAtMs);
+  root.setJob(lease.job);
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -154,6 +155,7 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.purpose = text(root.getPurpose());
   lease.limitMs = root.getLimitMs();
   lease.endsAtMs = root.getEndsAtMs();
+  lease.job = text(root.getJob());
   if (text(root.getBootId()) == bootId)
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return lease;

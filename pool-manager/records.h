@@ -46,6 +46,7 @@ struct StoredLease {
   std::string purpose;    // the request's reason
   uint64_t limitMs = 0;   // 0: no limit
   uint64_t endsAtMs = 0;  // since 1970: when the limit is over; 0: there is none
+  std::string job;        // of a claim (claims.h); empty: it is none
 
   const Placement& primary() const;
   Placement& primary();

@@ -160,6 +160,7 @@ class Service::Session final : public schema::Manager::Server {
     LeaseRequest request = read(context.getParams().getRequest());
     demand(Operation::lease);
     request.process = identifyProcess(peer_);
+    guarded([&] { service().pool_.nameClaim(principal(), request); });
     context.allowCancellation();  // a holder that went away leaves the queue
     const kj::TimePoint asked = service().timer_.now();
     return service()
@@ -175,8 +176,10 @@ class Service::Session final : public schema::Manager::Server {
     std::string why;
     const Id id = read(context.getParams().getId());
     demand(Operation::lease);
-    const auto ttl =
-        guarded([&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why); });
+    Adopter adopter = read(context.getParams().getAdopter());
+    adopter.process = identifyProcess(peer_);
+    const auto ttl = guarded(
+        [&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why, adopter); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
     context.getResults().setTtlMs(*ttl);
     return kj::READY_NOW;
@@ -184,12 +187,19 @@ class Service::Session final : public schema::Manager::Server {
 
   // Answers when the devices are free again, so that the next request finds them, but not for ever.
   kj::Promise<void> release(ReleaseContext context) override {
-    const Id id = read(context.getParams().getId());
+    Id id = read(context.getParams().getId());
     demand(Operation::changeLease);
     const bool drop = context.getParams().getDrop();
+    const std::string claim = text(context.getParams().getClaim());
+    const Id adopter = read(context.getParams().getAdopter());
     const bool ends = guarded([&] {
       Pool& pool = service().pool_;
       const uint64_t now = service().clock_.now();
+      if (!claim.empty()) id = pool.claimNamed(principal(), text(context.getParams().getTenant()), claim);
+      if (adopter != Id{}) {
+        pool.leave(principal(), id, adopter, now);
+        return false;
+      }
       return drop ? pool.drop(principal(), id, now) : pool.release(principal(), id, now);
     });
     if (!ends) return kj::READY_NOW;

@@ -132,6 +132,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void notCheckpointed(const Id& id, const Failure& failure) override;
   bool resumeWanted(const Id& id) override;
   void granted(const Lease& lease) override;
+  void adopted(const Id& adopter, const Lease& lease) override;
   void failed(const Id& id, const Failure& failure) override;
   void ended(const Id& id) override;
   bool wanted(const Id& id) override;

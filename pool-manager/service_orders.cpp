@@ -78,6 +78,7 @@ void Service::revoke(const ServerLife& server, const Id& id, const std::string& 
 }
 
 void Service::granted(const Lease& lease) { waiting_.fulfill(lease.id, lease); }
+void Service::adopted(const Id& adopter, const Lease& lease) { waiting_.fulfill(adopter, lease); }
 void Service::failed(const Id& id, const Failure& failure) { waiting_.reject(id, toError(failure)); }
 void Service::ended(const Id& id) { ending_.fulfill(id); }
 bool Service::wanted(const Id& id) { return waiting_.wanted(id); }

@@ -133,6 +133,16 @@ struct LeaseRequest {
   policy @10 :Policy;
   reason @11 :Text;           # what it is for; for people
   limitMs @12 :UInt64;        # the lease ends so long after its grant; 0: no limit
+  job @13 :Text;              # not empty: a claim, for the scheduler's job "cluster:id:restart count" (pool-manager/claims.h).
+                              # Its id follows from the job, and `id` counts for nothing; ttlMs is how long it may be unused
+  adopts @14 :Text;           # not empty: no lease of its own, but this claim (its id or its job). Of the request count then
+                              # id, tenant, holder and ttlMs, which are the adopter's
+}
+# A program's holder that has adopted a claim.
+struct Adopter {
+  id @0 :Id128;               # LeaseRequest.id of its request; all zero: none
+  holder @1 :Text;            # for people
+  ttlMs @2 :UInt32;
 }
 # Which of the devices that fit: the fullest, so that whole ones stay free; or the emptiest.
 enum Policy { pack @0; spread @1; }
@@ -170,6 +180,8 @@ struct Lease {
   reason @14 :Text;           # in Manager.leases: LeaseRequest.reason
   endsInMs @15 :UInt64;       # until its time limit is over; 0: it has none
   protection @16 :List(Text); # in Manager.leases: LeaseHindrances.protection, as its servers' last beats said
+  job @17 :Text;              # in Manager.leases, of a claim: LeaseRequest.job
+  adopters @18 :List(Text);   # in Manager.leases, of a claim: who uses it, for people
 }
 
 # Where a lease of an overcommitted server is.
@@ -211,9 +223,11 @@ interface Manager {
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
-  renew @4 (id :Id128) -> (ttlMs :UInt32);                 # fails if the lease is gone
-  # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs.
-  release @5 (id :Id128, drop :Bool) -> ();
+  renew @4 (id :Id128, adopter :Adopter) -> (ttlMs :UInt32);  # fails if the lease is gone. adopter: of a claim, who renews it
+  # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs. claim: not empty: the claim of
+  # this id or job, instead of id; with a job, an operator names the tenant. adopter: not all zero: this one uses the claim
+  # no more, and the claim goes on.
+  release @5 (id :Id128, drop :Bool, claim :Text, tenant :Text, adopter :Id128) -> ();
   # People.
   devices @6 () -> (devices :List(DeviceState));
   servers @7 () -> (servers :List(ServerState));
@@ -324,6 +338,7 @@ enum AuditEvent {
   released @7; expired @8; revoked @9; lost @10;
   cordoned @11; uncordoned @12;
   tokenCreated @13; tokenRevoked @14; quotaSet @15;   # of a tenant; holder says which
+  adopted @16; left @17;      # of a claim: a program uses it; and uses it no more
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.
@@ -594,6 +609,7 @@ struct StoredLease {
   purpose @14 :Text;           # LeaseRequest.reason
   limitMs @15 :UInt64;
   endsAtMs @16 :UInt64;        # since 1970: when the limit is over; 0: there is none
+  job @17 :Text;               # as in LeaseRequest
 }
 
 struct StoredPlacement {

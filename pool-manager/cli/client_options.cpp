@@ -72,6 +72,10 @@ std::vector<options::Option> ClientOptions::table() {
        "The time limit: the lease ends so long after its grant, whatever runs. `gpupool run` prints a line "
        "ahead of that. A request with a limit may be served before others that wait, if it ends before they "
        "could begin. 0: no limit."},
+      {"claim", claim, "CLAIM",
+       "Use the GPUs of this claim (`gpupool claim`), named by its id or its job, instead of leasing. What "
+       "the "
+       "claim has counts, and not the options that name GPUs. Empty: lease."},
       {"tenant", tenant, "NAME",
        "The tenant (account) that leases. If the manager requires tokens: the tenant whose token in "
        "--token-file is used. Empty: the only one in that file."},

@@ -21,6 +21,7 @@ struct ClientOptions {
   bool pack = false;
   std::string reason;
   std::chrono::milliseconds time{0};
+  std::string claim;
   std::string tenant;
   std::string tokenFile;
   std::chrono::milliseconds wait{0};

@@ -18,6 +18,7 @@ const std::vector<Command>& commands() {
       {"top", "show GPUs and leases, again every second", runTop},
       {"explain", "say whether a request would be served now, and why not", runExplain},
       {"audit", "list what has happened to leases and servers", runAudit},
+      {"claim", "reserve GPUs for a job before its programs start, for job schedulers", runClaim},
       {"release", "end a lease in its holder's place, or drop a lost one", runRelease},
       {"suspend", "take a lease's memory off its GPUs; its programs stand still", runSuspend},
       {"resume", "bring a suspended lease back to its GPUs", runResume},

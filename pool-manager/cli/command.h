@@ -41,6 +41,7 @@ int runLeases(const Words& words);
 int runTop(const Words& words);
 int runExplain(const Words& words);
 int runAudit(const Words& words);
+int runClaim(const Words& words);
 int runRelease(const Words& words);
 int runSuspend(const Words& words);
 int runResume(const Words& words);

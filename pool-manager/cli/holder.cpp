@@ -253,10 +253,12 @@ kj::Promise<void> Holder::acquire() {
 
 kj::Promise<void> Holder::announceEnd() {
   const uint64_t limit = settings_.request.limitMs, left = lease_->endsInMs;
-  const uint64_t ahead = std::min({limit / 10, kMostAheadMs, left});
+  // A claim's limit is not this request's: what is left of it counts.
+  const uint64_t ahead = std::min({(adopts() ? left : limit) / 10, kMostAheadMs, left});
+  const std::string named =
+      adopts() ? "" : " (--time " + options::formatTime(std::chrono::milliseconds(limit)) + ")";
   const std::string text = "the lease ends in " + options::formatTime(std::chrono::milliseconds(ahead)) +
-                           ": its time limit (--time " +
-                           options::formatTime(std::chrono::milliseconds(limit)) + ") is over then";
+                           ": its time limit" + named + " is over then";
   return io_.getTimer().afterDelay((left - ahead) * kj::MILLISECONDS).then([this, text, id = lease_->id]() {
     if (lease_ && lease_->id == id) onEnding_(text);
   });
@@ -266,6 +268,8 @@ kj::Promise<void> Holder::renewOnce() {
   auto renewed = connect(0, "").then([this]() {
     auto request = connection_->manager().renewRequest();
     pool::write(lease_->id, request.initId());
+    const pool::LeaseRequest& asked = settings_.request;
+    if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
     return request.send().ignoreResult();
   });
   // Several attempts must fit into the lease's time.
@@ -302,7 +306,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
 kj::Promise<void> Holder::release() {
   acquiring_ = nullptr;
   if (!asked_ || !lost_.empty()) return kj::READY_NOW;
-  const Id id = lease_ ? lease_->id : settings_.request.id;
+  const Id id = lease_ && !adopts() ? lease_->id : settings_.request.id;
   const uint64_t ttlMs = lease_ ? lease_->ttlMs : settings_.request.ttlMs;
   lease_.reset();
   asked_ = false;
@@ -312,7 +316,13 @@ kj::Promise<void> Holder::release() {
 kj::Promise<void> Holder::releaseOnce(Id id) {
   auto done = connect(0, "").then([this, id]() {
     auto request = connection_->manager().releaseRequest();
-    pool::write(id, request.initId());
+    if (adopts()) {  // the claim goes on without this one
+      request.setClaim(settings_.request.adopts);
+      request.setTenant(settings_.request.tenant);
+      pool::write(id, request.initAdopter());
+    } else {
+      pool::write(id, request.initId());
+    }
     return request.send().ignoreResult();
   });
   return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done));

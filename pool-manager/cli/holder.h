@@ -70,6 +70,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> renewOnce();
   kj::Promise<void> releaseOnce(Id id);
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
+  bool adopts() const { return !settings_.request.adopts.empty(); }  // a claim, instead of leasing
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
   // Asks again while the lease is suspended, for as long as it and the application live; once only for a

@@ -72,8 +72,9 @@ class Runner {
   kj::Promise<bool> lease(Holder& holder) {
     return kj::evalNow([&]() { return holder.acquire(); })
         .then(
-            [this]() {
-              tell(kLeased);
+            [this, &holder]() {
+              const pool::Lease* lease = holder.lease();
+              tell(kLeased + std::to_string(lease == nullptr ? 0 : lease->devices.size()));
               return true;
             },
             [this](kj::Exception&& error) {

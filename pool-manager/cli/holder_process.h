@@ -14,9 +14,9 @@ struct HolderProcess {
 };
 
 // Between `gpupool run` and its holder: one datagram each, a word and the rest.
-//   holder -> run: "leased", "failed <text>", "lost <reason>", "ending <text>", "released", or "later": it
-//   goes on trying alone run -> holder: "program <pid>", "release"
-inline constexpr char kLeased[] = "leased", kFailed[] = "failed ", kLost[] = "lost ", kEnding[] = "ending ",
+//   holder -> run: "leased <number of GPUs>", "failed <text>", "lost <reason>", "ending <text>", "released",
+//   or "later": it goes on trying alone run -> holder: "program <pid>", "release"
+inline constexpr char kLeased[] = "leased ", kFailed[] = "failed ", kLost[] = "lost ", kEnding[] = "ending ",
                       kReleased[] = "released", kLater[] = "later", kProgram[] = "program ",
                       kRelease[] = "release";
 

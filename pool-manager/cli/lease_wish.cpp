@@ -11,7 +11,8 @@ std::vector<std::string> leaseOptionNames() {
   return {"gpus",           "gpu",     "spread",     "pack",     "reason",
           "time",           "memory",  "share",      "priority", "transport",
           "wait",           "manager", "server",     "tenant",   "token-file",
-          "network-device", "ttl",     "stall-time", "protect",  "protect-interval"};
+          "network-device", "ttl",     "stall-time", "protect",  "protect-interval",
+          "claim"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -62,6 +63,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.credentials = credentialsOf(options.tokenFile, options.tenant);
   settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;
+  settings.request.adopts = options.claim;
   settings.request.ttlMs = static_cast<uint32_t>(options.ttl.count());
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());
   settings.transport = options.transport;

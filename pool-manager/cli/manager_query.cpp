@@ -74,6 +74,20 @@ void ManagerQuery::drop(const Id& id) {
   await(request.send().ignoreResult());
 }
 
+pool::Lease ManagerQuery::claim(const pool::LeaseRequest& wish) {
+  auto request = connection_->manager().leaseRequest();
+  pool::write(wish, request.initRequest());
+  return await(request.send().then([](auto&& response) { return pool::read(response.getLease()); }),
+               uint64_t{wish.waitMs} + limitMs_);
+}
+
+void ManagerQuery::releaseClaim(const std::string& claim, const std::string& tenant) {
+  auto request = connection_->manager().releaseRequest();
+  request.setClaim(claim);
+  request.setTenant(tenant);
+  await(request.send().ignoreResult());
+}
+
 void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::string& reason,
                           const std::string& by) {
   auto request = connection_->manager().cordonRequest();

@@ -33,6 +33,10 @@ class ManagerQuery {
   std::vector<pool::AuditEntry> audit(const std::string& lease, uint64_t sinceMs);
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
+  // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs.
+  pool::Lease claim(const pool::LeaseRequest& wish);
+  // Ends a claim, named by its id or its job; returns when it is over.
+  void releaseClaim(const std::string& claim, const std::string& tenant);
   // by: "user@host".
   void cordon(const std::string& server, bool cordoned, const std::string& reason, const std::string& by);
   // These return when it is done, and fail after limitMs.

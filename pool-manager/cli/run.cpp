@@ -45,6 +45,7 @@ const Help kRunHelp = {
     "  gpupool run --gpus 2 --memory 20GiB --wait 10m -- python train.py\n"
     "  gpupool run --gpu h200 --time 2h --reason 'nightly tests' -- ./tests\n"
     "  gpupool run --memory 60GiB --share 25% --priority low -- python train.py\n"
+    "  gpupool run --claim alps:4711:0 -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
 
 // The holder as this process sees it: the other end of the control socket.
@@ -129,12 +130,18 @@ std::string visibleDevices(uint32_t count) {
   return "CUDA_VISIBLE_DEVICES=" + list;
 }
 
-std::vector<std::string> programEnvironment(const HolderChild& holder, uint32_t devices) {
-  const std::string library = clientLibraryDirectory();
+// Its folder.
+std::string clientLibrary() {
+  std::string library = clientLibraryDirectory();
   if (::access((library + "/libcuda.so.1").c_str(), R_OK) != 0)
     throw CommandError(kExitRun, library +
                                      "/libcuda.so.1 is missing: this installation has no client library. "
                                      "Install it there, or name its folder in GPUPOOL_LIBRARY_DIR.");
+  return library;
+}
+
+std::vector<std::string> programEnvironment(const HolderChild& holder, const std::string& library,
+                                            uint32_t devices) {
   const char* before = std::getenv("LD_LIBRARY_PATH");
   std::string path = "LD_LIBRARY_PATH=" + library;
   if (before != nullptr && *before != '\0') path += ":" + std::string(before);
@@ -145,14 +152,15 @@ std::vector<std::string> programEnvironment(const HolderChild& holder, uint32_t 
 
 int runLeased(HolderSettings settings, const Words& program) {
   settings.request.holder = holderName(::getpid(), program[0].substr(program[0].rfind('/') + 1));
-  const uint32_t devices = settings.request.deviceCount;
   HolderChild holder(std::move(settings));
-  const auto environment = programEnvironment(holder, devices);
+  const std::string library = clientLibrary();
   const std::string first = holder.hear();
   if (first.starts_with(kFailed)) throw CommandError(kExitRun, first.substr(sizeof kFailed - 1));
-  if (first != kLeased)
+  if (!first.starts_with(kLeased))
     throw CommandError(kExitRun,
                        "the process that holds the lease ended unexpectedly; GPUPOOL_LOG=debug may say why");
+  const auto devices = static_cast<uint32_t>(std::strtoul(first.c_str() + sizeof kLeased - 1, nullptr, 10));
+  const auto environment = programEnvironment(holder, library, devices);
   int status = 0;
   {
     ChildProgram child;

@@ -257,6 +257,8 @@ int runLeases(const Words& words) {
     for (const pool::Lease& lease : leases) {
       if (!lease.reason.empty())
         std::cout << "\n" << shortId(lease.id) << " is for: " << lease.reason << "\n";
+      for (const std::string& adopter : lease.adopters)
+        std::cout << "\n" << shortId(lease.id) << " is used by " << adopter << "\n";
       if (lease.endsInMs != 0)
         std::cout << "\n"
                   << shortId(lease.id) << " has " << age(lease.endsInMs) << " left of its time limit\n";

@@ -97,6 +97,8 @@ const char kSchemas[] = R"json({
       "hindrances": {"type": "array", "items": {"type": "string"}},
       "protection": {"type": "array", "items": {"type": "string"}},
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
+      "claim": {"type": "object", "required": ["job", "usedBy"], "properties": {
+        "job": {"type": "string"}, "usedBy": {"type": "array", "items": {"type": "string"}}}},
       "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
         "sharePercent": {"type": "integer", "minimum": 0, "maximum": 100}, "priority": {"type": "string"}}},
       "turn": {"type": "object", "required": ["place", "servedMs", "turns", "note"], "properties": {

@@ -58,6 +58,7 @@ struct Recorder final : PoolEvents {
   void notCheckpointed(const Id& id, const Failure& failure) override { writeFailures[id] = failure.text; }
   bool resumeWanted(const Id& id) override { return !gone.contains(id); }
   void granted(const Lease& lease) override { leases[lease.id] = lease; }
+  void adopted(const Id& adopter, const Lease& lease) override { adoptions[adopter] = lease; }
   void failed(const Id& id, const Failure& failure) override { failures[id] = failure; }
   void ended(const Id& id) override { over.insert(id); }
   bool wanted(const Id& id) override { return !gone.contains(id); }
@@ -88,7 +89,7 @@ struct Recorder final : PoolEvents {
   std::set<Id> running;
   std::vector<Lease> grants;
   std::vector<Revoke> revokes;
-  std::map<Id, Lease> leases;
+  std::map<Id, Lease> leases, adoptions;  // these: by adopter
   std::map<Id, Failure> failures;
   std::set<Id> over, gone;
   std::set<int> dead;

@@ -67,7 +67,7 @@ void add(Result& sum, const Result& one) {
   sum.twins += one.twins, sum.suspends += one.suspends, sum.resumes += one.resumes;
   sum.crowded += one.crowded, sum.cordons += one.cordons, sum.migrations += one.migrations;
   sum.arrivals += one.arrivals, sum.ordered += one.ordered, sum.limited += one.limited;
-  sum.checkpoints += one.checkpoints;
+  sum.checkpoints += one.checkpoints, sum.adoptions += one.adoptions, sum.unused += one.unused;
 }
 
 }  // namespace
@@ -99,12 +99,14 @@ int main(int count, char** words) {
       "partitions, "
       "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions, "
       "%llu cordons, %llu moves (%llu sessions to other GPUs), %llu leases that could have overtaken, %llu "
-      "ended by their time limit, %llu checkpoints: %llu faults, in %.1f s\n",
+      "ended by their time limit, %llu checkpoints, %llu adoptions of claims, %llu claims that nobody used: "
+      "%llu "
+      "faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
       number(sum.kills), number(sum.partitions), number(sum.fullDisks), number(sum.lostStores),
       number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
       number(sum.migrations), number(sum.arrivals), number(sum.ordered), number(sum.limited),
-      number(sum.checkpoints), number(faults),
+      number(sum.checkpoints), number(sum.adoptions), number(sum.unused), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

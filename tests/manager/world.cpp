@@ -1,6 +1,7 @@
 #include "tests/manager/world.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "pool-manager/awake_clock.h"
+#include "pool-manager/claims.h"
 #include "pool-manager/pool.h"
 #include "pool-manager/store/medium.h"
 #include "tests/manager/simulated_server.h"
@@ -90,6 +92,15 @@ struct Connection {
   Pipe toManager, toServer;
 };
 
+// One that uses a claim for a while, and perhaps again.
+struct Program {
+  enum class Is { away, asking, using_ } is = Is::away;
+  Id adopter;
+  uint64_t nextAt = 0, askAt = 0, renewAt = 0, untilAt = 0;
+  uint64_t heardAt = 0;  // when the manager was told the last time
+  bool dies = false;
+};
+
 struct Holder {
   enum class Is { idle, asking, holding, done } is = Is::idle;
   Id id;
@@ -103,6 +114,8 @@ struct Holder {
   std::string gpu = {}, tenant = {};
   Policy policy = Policy::pack;
   uint64_t limitMs = 0;
+  std::string job = {};  // it is a scheduler, and the lease a claim, which these use
+  std::array<Program, 2> programs = {};
 };
 
 class World final : private PoolEvents {
@@ -114,11 +127,13 @@ class World final : private PoolEvents {
         marks_(~seed * 2 + 1),
         targets_(seed * 3 + 7),
         wishes_(~seed * 3 + 7),
+        claims_(seed * 5 + 11),
         bug_(bug) {
     loseStores_ = chance(25);
     // Other bugs are rare enough without it.
     const bool aboutMoves = bug == Bug::hidesSessions || bug == Bug::keepsDevices;
     administrated_ = bug == Bug::losesCordons || aboutMoves || (bug == Bug::none && pickMark(100) < 40);
+    schedules_ = bug == Bug::none && pickClaim(100) < 40;
     choosy_ = bug == Bug::setsCalendar || (bug == Bug::none && pickWish(100) < 50);
     roomy_ = aboutMoves || (administrated_ && pickTarget(2) == 0);
     build();
@@ -145,6 +160,7 @@ class World final : private PoolEvents {
   uint64_t pickMark(uint64_t below) { return marks_() % below; }
   uint64_t pickTarget(uint64_t below) { return targets_() % below; }
   uint64_t pickWish(uint64_t below) { return wishes_() % below; }
+  uint64_t pickClaim(uint64_t below) { return claims_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -685,16 +701,41 @@ class World final : private PoolEvents {
       holder.dies = chance(30);
     }
   }
+  void adopted(const Id& adopter, const Lease& lease) override {
+    for (Holder& holder : holders_)
+      for (Program& program : holder.programs) {
+        if (program.adopter != adopter || program.is != Program::Is::asking || holder.dead) continue;
+        if (lease.id != holder.id || lease.key != holder.key) fault("another lease than was claimed");
+        if (!pool_->leases().contains(lease.id)) fault("a claim is adopted that is over");
+        ++result_.adoptions;
+        program.is = Program::Is::using_;
+        program.renewAt = now_ + kRenewMs;
+        program.heardAt = now_;
+        program.untilAt = now_ + 500 + pickClaim(4000);
+        program.dies = pickClaim(3) == 0;
+      }
+  }
   void failed(const Id& id, const Failure&) override {
     waiting_.erase(id);
+    for (Holder& holder : holders_)
+      for (Program& program : holder.programs)
+        if (program.adopter == id && program.is == Program::Is::asking)
+          program.is = Program::Is::away, program.nextAt = now_ + 500;
     for (Holder& holder : holders_)
       if (holder.id == id && holder.is == Holder::Is::asking) holder.is = Holder::Is::done;
   }
   void ended(const Id&) override {}
   bool wanted(const Id& id) override {
     for (const Holder& holder : holders_)
-      if (holder.id == id && holder.is == Holder::Is::asking && !holder.dead) return true;
+      if (!holder.dead && ((holder.id == id && holder.is == Holder::Is::asking) || adopts(holder, id)))
+        return true;
     return probing_;
+  }
+
+  static bool adopts(const Holder& holder, const Id& adopter) {
+    return std::any_of(holder.programs.begin(), holder.programs.end(), [&](const Program& one) {
+      return one.adopter == adopter && one.is == Program::Is::asking;
+    });
   }
 
   // --- servers
@@ -880,6 +921,7 @@ class World final : private PoolEvents {
       holder.devices = chance(15) ? 2 : 1;
       if (overcommits_) wantTurns(holder);
       if (choosy_) choose(holder);
+      if (schedules_) schedule(holder);
       holder.waitMs = static_cast<uint32_t>(pick(3000));
       holder.askAt = now_;
     }
@@ -891,7 +933,9 @@ class World final : private PoolEvents {
       });
     }
     if (holder.is != Is::holding) return;
-    if (now_ >= holder.renewAt) {
+    for (Program& program : holder.programs)
+      if (!holder.job.empty()) programStep(holder, program);
+    if (holder.job.empty() && now_ >= holder.renewAt) {
       holder.renewAt = now_ + kRenewMs;
       sendFromHolder([this, &holder, id = holder.id] {
         std::string why;
@@ -901,6 +945,54 @@ class World final : private PoolEvents {
     if (now_ < holder.untilAt) return;
     holder.is = Is::done;
     if (!holder.dies) sendFromHolder([this, id = holder.id] { pool_->release({}, id, clock_->now()); });
+  }
+
+  // A job; or the last one again, as a scheduler does that has lost what it had done.
+  void schedule(Holder& holder) {
+    if (pickClaim(2) == 0) return;
+    const bool again = lastJob_ && pickClaim(3) == 0;
+    for (const Holder& other : holders_)
+      if (again && &other != &holder && other.id == lastJob_->id) return;
+    if (again) holder = *lastJob_;
+    if (!again) holder.job = "sim:" + std::to_string(++jobs_) + ":0";
+    holder.id = claimId(holder.tenant, holder.job);
+    for (Program& program : holder.programs) program = {.nextAt = now_ + pickClaim(3000)};
+    lastJob_ = holder;
+  }
+
+  void programStep(Holder& holder, Program& program) {
+    using Is = Program::Is;
+    if (program.is == Is::away && now_ >= program.nextAt) {
+      program.is = Is::asking;
+      program.adopter = {claims_(), claims_()};
+      program.askAt = now_;
+    }
+    if (program.is == Is::asking && now_ >= program.askAt) {
+      program.askAt = now_ + 1000;
+      LeaseRequest request;
+      request.id = program.adopter;
+      request.ttlMs = kTtlMs;
+      request.holder = "program";
+      request.tenant = holder.tenant;
+      request.adopts = pickClaim(2) == 0 ? holder.job : holder.id.text();
+      sendFromHolder([this, request] { pool_->request({}, request, clock_->now()); });
+    }
+    if (program.is != Is::using_) return;
+    if (now_ >= program.renewAt) {
+      program.renewAt = now_ + kRenewMs;
+      sendFromHolder([this, &holder, &program, id = holder.id, adopter = program.adopter] {
+        std::string why;
+        const bool runs = pool_->renew({}, id, clock_->now(), &why, {adopter, "program", kTtlMs}).has_value();
+        if (runs && program.adopter == adopter) program.heardAt = now_;
+        if (!runs && holder.id == id) holder.is = Holder::Is::done;
+      });
+    }
+    if (now_ < program.untilAt) return;
+    program.is = Is::away;
+    program.nextAt = now_ + pickClaim(4000);
+    if (program.dies) return;
+    sendFromHolder(
+        [this, id = holder.id, adopter = program.adopter] { pool_->leave({}, id, adopter, clock_->now()); });
   }
 
   // Other sizes, too, and terms.
@@ -1011,6 +1103,7 @@ class World final : private PoolEvents {
     request.policy = holder.policy;
     request.tenant = holder.tenant;
     request.limitMs = holder.limitMs;
+    request.job = holder.job;
     return request;
   }
 
@@ -1106,10 +1199,22 @@ class World final : private PoolEvents {
       if (holder.limitMs != 0 && created != created_.end() &&
           now_ + kStep >= created->second.atMs + holder.limitMs)
         continue;  // its time is over
+      if (!holder.job.empty()) {
+        checkUnused(holder);
+        continue;
+      }
       if (!holder.dead && now_ >= holder.stalledUntil && holder.healthySince + kTtlMs + kStep < now_ &&
           holder.managerRan + kTtlMs + kStep < managerRan_)
         fault("a lease expired although its holder renewed it");
     }
+  }
+
+  // A claim has ended since nobody has used it for its TTL.
+  void checkUnused(const Holder& holder) {
+    ++result_.unused;
+    for (const Program& one : holder.programs)
+      if (one.is == Program::Is::using_ && now_ < one.heardAt + kTtlMs)
+        fault("a claim ended although a program used it");
   }
 
   // A lease of which more is known than its id: its request.
@@ -1222,11 +1327,12 @@ class World final : private PoolEvents {
             " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_, turns_, marks_, targets_, wishes_;
+  std::mt19937_64 random_, moves_, turns_, marks_, targets_, wishes_, claims_;
   const Bug bug_;
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
-  bool roomy_ = false;   // there are GPUs for leases that move
-  bool choosy_ = false;  // GPUs are of two models, and requests name models, classes and time limits
+  bool roomy_ = false;      // there are GPUs for leases that move
+  bool schedules_ = false;  // some leases are claims
+  bool choosy_ = false;     // GPUs are of two models, and requests name models, classes and time limits
   const uint64_t start_ = 1'000'000;
   uint64_t now_ = start_, managerStalledUntil_ = 0, managerStartAt_ = 0, managerRan_ = 0;
   int boots_ = 0, stores_ = 0;
@@ -1242,13 +1348,14 @@ class World final : private PoolEvents {
   std::set<Id> expired_;
   std::map<std::string, std::set<Id>> cordoned_;  // by server: the leases that there were then
   std::map<std::string, uint64_t> cordonOrders_;  // by server: how many orders to cordon it or not there were
-  uint64_t callNumber_ = 0, arrivals_ = 0;
+  uint64_t callNumber_ = 0, arrivals_ = 0, jobs_ = 0;
   std::map<Id, Waiting> waiting_;  // requests that this life of the manager has read, and not answered
   struct Created {
     uint64_t atMs, managerRan;
   };
   std::map<std::pair<int, Id>, Created> created_;  // leases, by store
   std::set<Id> limited_;
+  std::optional<Holder> lastJob_;  // as it was asked for
   Pipe toManager_;
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request
   std::set<std::pair<int, Id>> wentOn_;  // those that were given a target, and are granted there again

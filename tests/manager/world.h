@@ -12,7 +12,8 @@
 // while its lease goes on, no holder that renews loses its lease because the manager was stopped, no lease
 // comes to be on a cordoned server, and when all faults are over every lease ends and every GPU can be leased
 // again. A lease has the model that it named, ends when its time limit is over and not before, and has
-// nothing for which somebody waits who precedes it.
+// nothing for which somebody waits who precedes it. In some pools leases are claims of jobs, which programs
+// adopt: to claim for a job again gives no second lease, and one that a program uses does not end.
 //
 // The simulated servers do not check memory, as real ones do: the manager alone has to be right.
 
@@ -43,7 +44,7 @@ struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
            twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
-           ordered = 0, limited = 0, checkpoints = 0;
+           ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);
