@@ -282,7 +282,10 @@ struct Pool {
     if (!shm) return transport::loopbackPair({});
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) abort();
-    bootstraps.push_back(fcntl(pair[1], F_DUPFD_CLOEXEC, 0));
+    {
+      std::lock_guard guard(bootstrapping);
+      bootstraps.push_back(fcntl(pair[1], F_DUPFD_CLOEXEC, 0));
+    }
     std::unique_ptr<Connection> far;
     std::thread worker([&] { far = transport::acceptShm(pair[1], {}); });
     auto near = transport::connectShm(pair[0], {});
@@ -384,10 +387,16 @@ struct Pool {
 
   // The old worker's process dies, and its server says so.
   void kill(const std::string& words) {
-    transport::sayLastWords(bootstraps.front(), words);
+    int first;
+    {
+      std::lock_guard guard(bootstrapping);
+      first = bootstraps.front();
+    }
+    transport::sayLastWords(first, words);
     old->die();
   }
 
+  mutable std::mutex bootstrapping;     // guards the next
   mutable std::vector<int> bootstraps;  // over shm: the server's, of each worker's client
   Served served;
   std::unique_ptr<Worker> old, next;
