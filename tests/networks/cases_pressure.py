@@ -163,7 +163,7 @@ def client_paused(bench):
 def opening_paused(bench):
     """Clients and workers stand still while sessions are opened, for longer than a step of that may take, and the
     workers a little longer: nobody gives up for time in which it did not run itself."""
-    stall = STALL * pace.crowd()  # two dozen workers start at once: what they lack of a core is no fault
+    stall = STALL * (1 + pace.crowd())  # two dozen workers start at once: what they lack of a core is no fault
     network, pool = bench.network(), bench.pool(memory="32GiB", environment={"GPUPOOL_STALL_TIME": f"{stall}s"})
     network.set(delay=OPENING_DELAY)
     try:
