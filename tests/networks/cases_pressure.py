@@ -163,8 +163,7 @@ def client_paused(bench):
 def opening_paused(bench):
     """Clients and workers stand still while sessions are opened, for longer than a step of that may take, and the
     workers a little longer: nobody gives up for time in which it did not run itself."""
-    stall = STALL * (1 + pace.crowd())  # two dozen workers start at once: what they lack of a core is no fault
-    network, pool = bench.network(), bench.pool(memory="32GiB", environment={"GPUPOOL_STALL_TIME": f"{stall}s"})
+    network, pool = bench.network(), bench.pool(memory="32GiB", environment={"GPUPOOL_STALL_TIME": f"{STALL}s"})
     network.set(delay=OPENING_DELAY)
     try:
         programs = []
@@ -172,18 +171,20 @@ def opening_paused(bench):
             programs.append(pool.run([bench.load, "check", "1"]))
             time.sleep(OPENING_STEP)
         programs[0].await_line("out", "ready", 60)  # and the others are on their way there
+        # A program that begins now would run while its worker stands still, and give up with reason: it waits.
+        tell([one.process.pid for one in programs if not pid_of(one)], signal.SIGSTOP)
         clients = [client for client in map(pid_of, programs) if client]
         workers = children(pool.process("server"))
         tell(workers + clients, signal.SIGSTOP)
-        time.sleep(stall + 0.4)
+        time.sleep(STALL + 0.4)
         tell(clients, signal.SIGCONT)
         time.sleep(0.3)
-        tell(workers, signal.SIGCONT)
+        tell(workers + [one.process.pid for one in programs], signal.SIGCONT)
         finish({f"program {number}": program for number, program in enumerate(programs)}, 60)
     finally:
         network.set()
     check(len(clients) >= OPENINGS // 2, f"only {len(clients)} programs were stopped")
-    bench.row(f"clients and workers stopped for {stall + 0.4:.1f} s while programs begin", f"right: {len(programs)}, of them stopped: {len(clients)}")
+    bench.row(f"clients and workers stopped for {STALL + 0.4:.1f} s while programs begin", f"right: {len(programs)}, of them stopped: {len(clients)}")
     wait_until(lambda: not pool.leases(), 20, "the leases given back")
 
 

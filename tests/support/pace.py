@@ -52,12 +52,6 @@ def _runnable():
         return int(file.read().split()[3].split("/")[0]) - 1
 
 
-def crowd():
-    """How many threads want each core now, rounded up; 1 on an idle machine. For a bound of the product's own."""
-    cores = os.cpu_count() or 1
-    return max(1, -(-_runnable() // cores))
-
-
 _samplers = {}  # by process: a fork has no threads of its parent's
 
 
