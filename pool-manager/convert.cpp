@@ -170,6 +170,10 @@ AuditQuery read(schema::Manager::AuditParams::Reader from) {
   return {from.getAfter(), from.getSinceMs(), text(from.getLease())};
 }
 
+void write(const std::vector<std::string>& from, capnp::List<capnp::Text>::Builder to) {
+  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
+}
+
 void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setName(from.name);
   write(from.incarnation, to.initIncarnation());
@@ -225,10 +229,8 @@ void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
 
 void write(const LeaseHindrances& from, schema::LeaseHindrances::Builder to) {
   write(from.id, to.initId());
-  auto reasons = to.initReasons(static_cast<unsigned>(from.reasons.size()));
-  for (unsigned i = 0; i < reasons.size(); ++i) reasons.set(i, from.reasons[i]);
-  auto protection = to.initProtection(static_cast<unsigned>(from.protection.size()));
-  for (unsigned i = 0; i < protection.size(); ++i) protection.set(i, from.protection[i]);
+  write(from.reasons, to.initReasons(static_cast<unsigned>(from.reasons.size())));
+  write(from.protection, to.initProtection(static_cast<unsigned>(from.protection.size())));
 }
 
 void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
@@ -246,15 +248,12 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   write(from.terms, to.initTerms());
   if (from.turn) write(*from.turn, to.initTurn());
   to.setMovesTo(from.movesTo);
-  auto hindrances = to.initHindrances(static_cast<unsigned>(from.hindrances.size()));
-  for (unsigned i = 0; i < hindrances.size(); ++i) hindrances.set(i, from.hindrances[i]);
+  write(from.hindrances, to.initHindrances(static_cast<unsigned>(from.hindrances.size())));
   to.setReason(from.reason);
   to.setEndsInMs(from.endsInMs);
-  auto protection = to.initProtection(static_cast<unsigned>(from.protection.size()));
-  for (unsigned i = 0; i < protection.size(); ++i) protection.set(i, from.protection[i]);
+  write(from.protection, to.initProtection(static_cast<unsigned>(from.protection.size())));
   to.setJob(from.job);
-  auto adopters = to.initAdopters(static_cast<unsigned>(from.adopters.size()));
-  for (unsigned i = 0; i < adopters.size(); ++i) adopters.set(i, from.adopters[i]);
+  write(from.adopters, to.initAdopters(static_cast<unsigned>(from.adopters.size())));
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {

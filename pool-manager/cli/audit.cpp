@@ -7,6 +7,7 @@
 
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/output.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
 
@@ -58,7 +59,7 @@ void printJson(const std::vector<pool::AuditEntry>& entries) {
                     {"holder", one.holder},
                     {"by", one.by},
                     {"reason", one.reason}});
-  std::cout << list.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
+  cli::printJson(list);
 }
 
 }  // namespace
@@ -77,7 +78,7 @@ int runAudit(const Words& words) {
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   if (lease.find_first_not_of("0123456789abcdef") != std::string::npos)
     throw options::OptionError("--lease: '" + lease + "' is no lease's id");
-  ManagerQuery query(managerAddresses(client.manager), 3000, credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, 3000);
   const auto entries = query.audit(lease, static_cast<uint64_t>(since.count()));
   asJson ? printJson(entries) : print(entries);
   return 0;

@@ -76,8 +76,7 @@ int runRestore(const Words& words) {
   if (wait > kMostWait) throw options::OptionError("--wait: at most 20 days");
   if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())
     throw options::OptionError("a lease and a folder are expected; `gpupool leases` lists the leases");
-  ManagerQuery query(managerAddresses(client.manager), kListMs,
-                     credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto waitMs = static_cast<unsigned>(wait.count());
   query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1]);
@@ -103,8 +102,7 @@ int runCheckpoint(const Words& words) {
   if (drain > kMostDrain) throw options::OptionError("--drain: at most 1h");
   if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())
     throw options::OptionError("a lease and a folder are expected; `gpupool leases` lists the leases");
-  ManagerQuery query(managerAddresses(client.manager), kListMs,
-                     credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
   if (hold) {

@@ -129,7 +129,7 @@ int list(const Words& words) {
                                      {{"json", asJson, "", "Print JSON instead of a table.", true}});
   if (parsed.helped) return 0;
   demandNothingElse(parsed);
-  ManagerQuery query(managerAddresses(client.manager), 3000, credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, 3000);
   auto claims = query.leases();
   std::erase_if(claims, [](const pool::Lease& lease) { return lease.job.empty(); });
   auto entries = nlohmann::json::array();

@@ -162,10 +162,7 @@ int runDrain(const Words& words) {
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one server is expected; `gpupool servers` lists them");
   drain.server = parsed.rest[0];
-  const auto connect = [&](unsigned limitMs) {
-    return ManagerQuery(managerAddresses(client.manager), limitMs,
-                        credentialsOf(client.tokenFile, client.tenant));
-  };
+  const auto connect = [&](unsigned limitMs) { return ManagerQuery(client, limitMs); };
   {
     ManagerQuery query = connect(kStoreMs);
     ensureCordoned(query, drain);

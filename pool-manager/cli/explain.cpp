@@ -6,6 +6,7 @@
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/lease_wish.h"
 #include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/output.h"
 #include "pool-manager/cli/table.h"
 
 namespace gpupool::cli {
@@ -80,7 +81,7 @@ void printJson(const Explanation& answer) {
                       {"text", answer.text},
                       {"ahead", answer.ahead},
                       {"servers", servers}};
-  std::cout << entry.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
+  cli::printJson(entry);
 }
 
 }  // namespace

@@ -1,10 +1,16 @@
 #include "pool-manager/cli/manager_query.h"
 
+#include "base/tokens.h"
 #include "pool-manager/cli/command.h"
+#include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
 #include "schema/manager_login.h"
 
 namespace gpupool::cli {
+
+ManagerQuery::ManagerQuery(const ClientOptions& client, unsigned limitMs)
+    : ManagerQuery(managerAddresses(client.manager), limitMs,
+                   credentialsOf(client.tokenFile, client.tenant)) {}
 
 ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs,
                            const CredentialSource& credentials)

@@ -17,6 +17,8 @@ namespace gpupool::cli {
 using pool::ListedDevice;
 using pool::ListedServer;
 
+struct ClientOptions;
+
 class ManagerQuery {
  public:
   // Connects to the first address that answers; each within `limitMs`. Throws CommandError naming all that
@@ -24,6 +26,8 @@ class ManagerQuery {
   explicit ManagerQuery(
       const std::vector<std::string>& addresses, unsigned limitMs = 3000,
       const CredentialSource& credentials = [] { return Credentials{}; });
+  // As --manager, --token-file and --tenant say.
+  ManagerQuery(const ClientOptions& client, unsigned limitMs);
 
   std::vector<ListedDevice> devices();
   std::vector<ListedServer> servers();

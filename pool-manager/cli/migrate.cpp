@@ -97,8 +97,7 @@ int runMigrate(const Words& words) {
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one lease is expected; `gpupool leases` lists them");
   const pool::MoveTarget target = readTarget(to);
-  ManagerQuery query(managerAddresses(client.manager), kListMs,
-                     credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto drainMs = static_cast<unsigned>(drain.count());
   const pool::MigrateResult result = query.migrate(id, drainMs, target, drainMs + kMigrateMs);

@@ -1,6 +1,7 @@
 #include "pool-manager/cli/output.h"
 
 #include <algorithm>
+#include <iostream>
 
 namespace gpupool::cli {
 
@@ -13,6 +14,10 @@ void check(Output& output) {
   if (output.form != "table" && output.form != "wide" && output.form != "json")
     throw options::OptionError("--output: '" + output.form + "' is not table, wide or json");
   output.json = output.json || output.form == "json";
+}
+
+void printJson(const nlohmann::json& value) {
+  std::cout << value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
 }
 
 }  // namespace gpupool::cli

@@ -96,11 +96,6 @@ json toJson(const QuotaUse& use) {
             {"per", name(quota.window)}}}};
 }
 
-ManagerQuery connect(const ClientOptions& client) {
-  return ManagerQuery(managerAddresses(client.manager), kStorePatienceMs,
-                      credentialsOf(client.tokenFile, client.tenant));
-}
-
 int set(const Words& words) {
   ClientOptions client;
   std::string devices, hours, per = "month";
@@ -127,29 +122,16 @@ int set(const Words& words) {
   const auto window = pool::windowOf(per);
   if (!window) throw options::OptionError("--per: '" + per + "' is not day, week or month");
   quota.window = *window;
-  connect(client).setQuota(quota, userAndHost());
+  ManagerQuery(client, kStorePatienceMs).setQuota(quota, userAndHost());
   std::cout << "gpupool: tenant " << quota.tenant << " may have " << pool::describe(quota) << '\n';
   return 0;
 }
 
 int list(const Words& words) {
-  ClientOptions client;
-  Output output;
-  std::vector<options::Option> own;
-  output.addTo(own);
-  const Parsed parsed = parseCommand(withOutput(words), kListHelp, &client, kAsking, own);
-  if (parsed.helped) return 0;
-  check(output);
-  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
-  const auto uses = connect(client).quotas();
-  if (!output.json) {
-    print(uses, output.wide());
-    return 0;
-  }
-  json all = json::array();
-  for (const QuotaUse& use : uses) all.push_back(toJson(use));
-  std::cout << all.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-  return 0;
+  return listAs(
+      words, kListHelp, kAsking,
+      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).quotas(); }, print,
+      toJson);
 }
 
 }  // namespace

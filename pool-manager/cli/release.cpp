@@ -29,8 +29,7 @@ int runRelease(const Words& words) {
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one lease; `gpupool leases` lists them");
-  ManagerQuery query(managerAddresses(client.manager), kPatienceMs,
-                     credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, kPatienceMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   query.drop(id);
   std::cout << "gpupool: lease " << id.text() << " is over\n";

@@ -108,8 +108,7 @@ int run(const Words& words, const Order& order) {
   order.check();
   if (parsed.rest.size() != (server.empty() ? 1 : 0) || (server.empty() && parsed.rest[0].empty()))
     throw options::OptionError("one lease is expected, or --server NAME; `gpupool leases` lists them");
-  ManagerQuery query(managerAddresses(client.manager), kListMs,
-                     credentialsOf(client.tokenFile, client.tenant));
+  ManagerQuery query(client, kListMs);
   if (!server.empty()) return onServer(query, server, order);
   const auto leases = query.leases();
   const Id id = findLease(leases, parsed.rest[0]);

@@ -58,10 +58,7 @@ struct Listing {
   bool json = false;
   bool verbose = false;
   bool helped = false;
-  ManagerQuery query() const {
-    return ManagerQuery(managerAddresses(client.manager), 3000,
-                        credentialsOf(client.tokenFile, client.tenant));
-  }
+  ManagerQuery query() const { return ManagerQuery(client, 3000); }
 };
 
 // verbose: what --verbose (-v) does; null: the command has no such option.

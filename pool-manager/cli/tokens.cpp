@@ -76,10 +76,6 @@ json toJson(const StoredToken& token) {
           {"createdBy", token.createdBy}};
 }
 
-void print(const json& value) {
-  std::cout << value.dump(2, ' ', false, json::error_handler_t::replace) << '\n';
-}
-
 void print(const std::vector<StoredToken>& tokens, bool wide) {
   std::vector<std::vector<std::string>> rows = {
       {"TOKEN", "TENANT", "ROLE", "NAME", "STATE", "EXPIRES", "LAST USED"}};
@@ -91,11 +87,6 @@ void print(const std::vector<StoredToken>& tokens, bool wide) {
     if (wide) row.insert(row.end(), {timeText(token.createdS), token.createdBy, timeText(token.revokedS)});
   }
   printTable(rows);
-}
-
-ManagerQuery connect(const ClientOptions& client) {
-  return ManagerQuery(managerAddresses(client.manager), kStorePatienceMs,
-                      credentialsOf(client.tokenFile, client.tenant));
 }
 
 const std::vector<std::string> kAsking = {"manager", "tenant", "token-file"};
@@ -129,11 +120,11 @@ int create(const Words& words) {
   wish.role = *known;
   wish.expiresInS = static_cast<uint64_t>(expires.count() / 1000);
   wish.by = userAndHost();
-  const pool::MadeToken made = connect(client).createToken(wish);
+  const pool::MadeToken made = ManagerQuery(client, kStorePatienceMs).createToken(wish);
   if (output.json) {
     json value = toJson(made.token);
     value["token"] = made.text;
-    print(value);
+    printJson(value);
     return 0;
   }
   std::cout << made.token.tenant << ": " << made.text << std::endl;
@@ -144,23 +135,10 @@ int create(const Words& words) {
 }
 
 int list(const Words& words) {
-  ClientOptions client;
-  Output output;
-  std::vector<options::Option> own;
-  output.addTo(own);
-  const Parsed parsed = parseCommand(withOutput(words), kListHelp, &client, kAsking, own);
-  if (parsed.helped) return 0;
-  check(output);
-  if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
-  const auto tokens = connect(client).tokens();
-  if (!output.json) {
-    print(tokens, output.wide());
-    return 0;
-  }
-  json all = json::array();
-  for (const StoredToken& token : tokens) all.push_back(toJson(token));
-  print(all);
-  return 0;
+  return listAs(
+      words, kListHelp, kAsking,
+      [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).tokens(); }, print,
+      toJson);
 }
 
 int revoke(const Words& words) {
@@ -169,7 +147,7 @@ int revoke(const Words& words) {
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("tokens revoke takes one token's id; `gpupool tokens list` lists them");
-  ManagerQuery query = connect(client);
+  ManagerQuery query(client, kStorePatienceMs);
   std::vector<std::string> found;
   for (const StoredToken& token : query.tokens())
     if (token.id.starts_with(parsed.rest[0])) found.push_back(token.id);

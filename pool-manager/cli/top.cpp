@@ -129,10 +129,7 @@ int runTop(const Words& words) {
   if (parsed.helped) return 0;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   if (own.interval < std::chrono::milliseconds(100)) throw options::OptionError("--interval: 100ms at least");
-  const auto connect = [&] {
-    return std::make_unique<ManagerQuery>(managerAddresses(client.manager), 3000,
-                                          credentialsOf(client.tokenFile, client.tenant));
-  };
+  const auto connect = [&] { return std::make_unique<ManagerQuery>(client, 3000); };
   auto query = connect();  // fails before the screen is touched
   sigset_t signals;
   ::sigemptyset(&signals);

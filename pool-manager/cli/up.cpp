@@ -164,7 +164,7 @@ bool otherIsReady(const PoolDirectory& directory, const PoolPlan& plan) {
   const auto until = std::chrono::steady_clock::now() + plan.wait;
   do {
     try {
-      for (const ListedServer& server : ManagerQuery({plan.managerAddress}, 1000).servers())
+      for (const ListedServer& server : ManagerQuery(std::vector{plan.managerAddress}, 1000).servers())
         if (server.alive && !server.info.devices.empty()) return true;
     } catch (const std::exception&) {  // kj's too: not yet, then
     }
