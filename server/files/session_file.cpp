@@ -1,6 +1,8 @@
 #include "server/files/session_file.h"
 
 #include <capnp/serialize.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,6 +21,7 @@ constexpr char kDamaged[] = "the file is damaged";
 constexpr char kDamagedRecord[] = "the session's record is damaged";
 constexpr char kTooLarge[] = "the session's record tells of more than a session can be";
 constexpr std::chrono::seconds kHearOut{10};
+constexpr int kLookAgainMs = 100;
 
 std::span<const std::byte> asBytes(const uint64_t& value) { return std::as_bytes(std::span(&value, 1)); }
 
@@ -75,7 +78,7 @@ class Taker {
   Taker(StateSocket& socket, int file, FileFacts& facts) : socket_(socket), file_(file), facts_(facts) {}
 
   std::string run(const TakeDownSteps& steps) {
-    mostBytes_ = steps.mostBytes;
+    grows_ = steps.grows;
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
       return socket_.error();
     std::string why = plan_.read();
@@ -99,7 +102,7 @@ class Taker {
     return false;
   }
   bool write(std::span<const std::byte> bytes) {
-    if (bytes.size() > mostBytes_ - facts_.bytes) return fails("there is no room for it");
+    if (std::string why = grows_(bytes.size()); !why.empty()) return fails(std::move(why));
     while (!bytes.empty()) {
       const ssize_t written = ::write(file_, bytes.data(), bytes.size());
       if (written < 0 && errno != EINTR)
@@ -138,7 +141,7 @@ class Taker {
   StateSocket& socket_;
   const int file_;
   FileFacts& facts_;
-  uint64_t mostBytes_ = 0;
+  std::function<std::string(uint64_t)> grows_;
   Plan plan_;
   Sha256 hash_;
   std::vector<std::byte> room_;
@@ -270,6 +273,16 @@ std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const Take
   if (why.empty()) return told ? "" : socket.error();
   socket.endSending();
   socket.hearOut(kHearOut);
+  return why;
+}
+
+std::string takeDown(int socket, const std::function<std::string()>& over, int file, FileFacts& facts,
+                     const TakeDownSteps& steps) {
+  std::string why;
+  for (pollfd first{socket, POLLIN, 0}; why.empty() && poll(&first, 1, kLookAgainMs) <= 0;) why = over();
+  StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
+  if (why.empty()) return takeDown(state, file, facts, steps);
+  state.answer(why);
   return why;
 }
 

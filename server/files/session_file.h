@@ -26,15 +26,21 @@ struct FileFacts {
   int driverVersion = 0;
 };
 
-// Both: "" or why the file is not written; asked in the order in which they stand.
+// Each: "" or why the file is not written.
 struct TakeDownSteps {
-  std::function<std::string()> stands = [] { return ""; };   // the session stands still
-  std::function<std::string()> written = [] { return ""; };  // the file is whole, and on the disk
-  uint64_t mostBytes = UINT64_MAX;                           // a longer file is not written
+  std::function<std::string()> stands = [] { return ""; };  // first: the session stands still
+  std::function<std::string(uint64_t)> grows = [](uint64_t) {
+    return "";
+  };                                                         // the file, by so many bytes more
+  std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
 };
 
 // Takes down in the empty `file` what comes. "" or why not, for people; the worker has been told then.
 std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const TakeDownSteps& steps = {});
+// Likewise, from a socket that stays the caller's. The worker may take long before its first word, since its
+// programs have work to finish: until then `over` is asked, ten times a second, whether to give it up: why.
+std::string takeDown(int socket, const std::function<std::string()>& over, int file, FileFacts& facts,
+                     const TakeDownSteps& steps = {});
 
 // Reads the whole file. "" or why it is not the one that `expected` tells of.
 std::string checkFile(int file, const FileFacts& expected);

@@ -14,11 +14,11 @@
 #include "base/log.h"
 #include "base/transport_names.h"
 #include "server/front/beside.h"
+#include "server/front/play_back.h"
 
 namespace gpupool::server {
 namespace {
 
-constexpr int kLookAgainMs = 100;
 constexpr uint32_t kDisturbHoldDrainMs = 5'000;  // some tests' kernels wait for a later call
 
 kj::Exception checkpointFailure(const std::string& text) {
@@ -106,22 +106,14 @@ struct Checkpoints::Job {
   }
 };
 
-// On a thread of its own. The worker may take long before it says the first word, since its programs have
-// work to finish.
+// On a thread of its own.
 void Checkpoints::writeFile(int socket, const std::shared_ptr<Job>& job, size_t index) {
   Job::One& one = job->sessions[index];
   Cut& cut = *job->cut;
-  for (pollfd first{socket, POLLIN, 0}; one.error.empty() && poll(&first, 1, kLookAgainMs) <= 0;)
-    one.error = cut.why();
-  StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
-  if (!one.error.empty()) {
-    state.answer(one.error);
-    return;
-  }
   TakeDownSteps steps;
   steps.stands = [&] { return cut.arrive(); };
   steps.written = [&] { return cut.finish([&] { return job->publish(); }, job->manifest.held); };
-  one.error = takeDown(state, one.file, one.facts, steps);
+  one.error = takeDown(socket, [&] { return cut.why(); }, one.file, one.facts, steps);
 }
 
 Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
@@ -396,24 +388,11 @@ kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t
         Grant* grant = leases_.admissible(job->lease);
         Restored& one = job->sessions[index];
         if (grant == nullptr || stopped_) return checkpointFailure("the lease ended meanwhile");
-        int ends[2];
-        KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
-        kj::AutoCloseFd workers(ends[0]);
-        one.state = Descriptor(ends[1]);
-        sessions_.announce(one.facts, worker->pid());
-        if (!starts_.send(*worker, one.facts, *grant, workers, WorkerStarts::From::stream)) {
-          sessions_.withdraw();
-          return checkpointFailure("its worker died before it began");
-        }
         grant->sessionEpochs[one.facts.session] = one.facts.epoch - 1;
-        sessions_.arrive(one.facts, kj::mv(worker));
-        return beside<bool>([job, index] {
-                 Restored& one = job->sessions[index];
-                 StateSocket state(Descriptor(fcntl(one.state, F_DUPFD_CLOEXEC, 0)), [] { return false; });
-                 one.error = playBack(state, one.file);
-                 return true;
-               })
-            .ignoreResult();
+        return playBackTo(kj::mv(worker), one.facts, *grant, one.file, sessions_, starts_, one.state)
+            .catch_([job, index](kj::Exception&& why) {
+              job->sessions[index].error = why.getDescription().cStr();
+            });
       });
 }
 
@@ -496,10 +475,8 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, u
 kj::Promise<void> Checkpoints::writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs) {
   const uint64_t number = job->sessions[index].number;
   const SessionFacts* facts = sessions_.facts(number);
-  int ends[2];
-  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
-  kj::AutoCloseFd workers(ends[0]);
-  auto ours = std::make_shared<Descriptor>(ends[1]);
+  auto [workers, end] = stateSocket();
+  auto ours = std::make_shared<Descriptor>(end.release());
   // Each at once, and not when all of them are there: what one answers ends the others' waiting.
   auto written = beside<bool>([job, ours, index] {
                    writeFile(*ours, job, index);

@@ -1,9 +1,6 @@
 #include "server/front/keeper.h"
 
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,12 +13,11 @@
 #include "base/options.h"
 #include "base/transport_names.h"
 #include "server/front/beside.h"
-#include "server/worker/state_socket.h"
+#include "server/front/play_back.h"
 
 namespace gpupool::server {
 namespace {
 
-constexpr int kLookAgainMs = 100;
 constexpr unsigned kMostRestores = 2;  // from one checkpoint: what follows it may be what kills the worker
 
 kj::Exception keeperFailure(const std::string& text) {
@@ -34,12 +30,33 @@ std::string age(kj::Duration time) {
 
 }  // namespace
 
+// A checkpoint in memory. Its bytes count as long as it is there, from the moment in which they are written.
+struct Keeper::Memory {
+  explicit Memory(std::shared_ptr<Budget> of)
+      : budget(std::move(of)), file(memfd_create("gpupool-checkpoint", MFD_CLOEXEC)) {}
+  ~Memory() { budget->used -= bytes; }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::string grows(uint64_t more) {
+    if (budget->used.fetch_add(more) + more <= budget->most) {
+      bytes += more;
+      return "";
+    }
+    budget->used -= more;
+    return "no room in the memory for checkpoints (protect_memory in server.yaml)";
+  }
+
+  const std::shared_ptr<Budget> budget;
+  const Descriptor file;
+  uint64_t bytes = 0;  // the writing thread's
+};
+
 // What thread and event loop have in common is under the mutex; the rest is the thread's while it runs.
 struct Keeper::Writing {
-  std::shared_ptr<Descriptor> file;
+  std::shared_ptr<Memory> file;
   FileFacts facts;
   std::string error;
-  uint64_t mostBytes = 0;
 
   void giveUp(const std::string& why) {
     std::lock_guard lock(mutex_);
@@ -49,20 +66,10 @@ struct Keeper::Writing {
     std::lock_guard lock(mutex_);
     return why_;
   }
-
   void take(int socket) {
-    // The worker may answer without a word here.
-    std::string over;
-    for (pollfd first{socket, POLLIN, 0}; over.empty() && poll(&first, 1, kLookAgainMs) <= 0;) over = why();
-    StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
-    if (!over.empty()) {
-      error = over;
-      state.answer(over);
-      return;
-    }
     TakeDownSteps steps;
-    steps.mostBytes = mostBytes;
-    error = takeDown(state, *file, facts, steps);
+    steps.grows = [this](uint64_t more) { return file->grows(more); };
+    error = takeDown(socket, [this] { return why(); }, file->file, facts, steps);
   }
 
  private:
@@ -79,6 +86,7 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
       pool_(pool),
       starts_(starts),
       settings_(std::move(settings)),
+      budget_(std::make_shared<Budget>(settings_.mostBytes)),
       tasks_(*this) {
   sessions_.onDeath([this](const SessionFacts& facts) { return died(facts); });
   tasks_.add(lookAgain());
@@ -152,13 +160,6 @@ std::string Keeper::refuses(const SessionFacts& facts) const {
   return "";
 }
 
-uint64_t Keeper::room() const {
-  uint64_t used = 0;
-  for (const auto& [name, kept] : kept_)
-    if (kept.file != nullptr) used += kept.facts.bytes;
-  return settings_.mostBytes - std::min(used, settings_.mostBytes);
-}
-
 // ---- checkpoints
 
 void Keeper::write(const Name& name, uint64_t number) {
@@ -180,17 +181,11 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
     return kj::READY_NOW;
   }
   auto writing = std::make_shared<Writing>();
-  writing->file = std::make_shared<Descriptor>(memfd_create("gpupool-checkpoint", MFD_CLOEXEC));
-  if (*writing->file < 0) return keeperFailure(std::string("no file in memory: ") + strerror(errno));
-  // Two that are made at once may not both count on the same room.
-  writing->mostBytes = room();
-  for (const auto& [other, kept] : kept_)
-    if (kept.writing && other != name) writing->mostBytes /= 2;
+  writing->file = std::make_shared<Memory>(budget_);
+  if (writing->file->file < 0) return keeperFailure(std::string("no file in memory: ") + strerror(errno));
   const uint64_t seen = sessions_.sending(number).changes;
-  int ends[2];
-  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
-  kj::AutoCloseFd workers(ends[0]);
-  auto ours = std::make_shared<Descriptor>(ends[1]);
+  auto [workers, end] = stateSocket();
+  auto ours = std::make_shared<Descriptor>(end.release());
   auto taken = beside<bool>([writing, ours] {
                  writing->take(*ours);
                  return true;
@@ -316,24 +311,9 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
       grant->placement(facts.deviceEpoch) == nullptr)
     return keeperFailure("the lease ended meanwhile");
   const std::shared_ptr<Restoring> restoring = at->second;
-  int ends[2];
-  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
-  kj::AutoCloseFd workers(ends[0]);
-  restoring->state = Descriptor(ends[1]);
-  sessions_.announce(facts, worker->pid());
-  if (!starts_.send(*worker, facts, *grant, workers, WorkerStarts::From::stream)) {
-    sessions_.withdraw();
-    return keeperFailure("its worker died before it began");
-  }
-  sessions_.arrive(facts, kj::mv(worker));
-  return beside<std::string>([restoring, socket = fcntl(restoring->state, F_DUPFD_CLOEXEC, 0)] {
-           StateSocket state(Descriptor(socket), [] { return false; });
-           return playBack(state, *restoring->file);
-         })
-      .then([restoring](const std::string& why) {
-        if (!why.empty()) kj::throwFatalException(keeperFailure(why));
-        restoring->ready = true;
-      });
+  return playBackTo(kj::mv(worker), facts, *grant, restoring->file->file, sessions_, starts_,
+                    restoring->state)
+      .then([restoring] { restoring->ready = true; });
 }
 
 // ---- for people

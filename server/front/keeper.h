@@ -18,6 +18,7 @@
 
 #include <kj/async-io.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -57,11 +58,17 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   void stop() { stopped_ = true; }
 
  private:
+  struct Budget {
+    explicit Budget(uint64_t bytes) : most(bytes) {}
+    const uint64_t most;
+    std::atomic<uint64_t> used{0};
+  };
+  struct Memory;
   struct Writing;
   struct Kept {  // of a session
     uint64_t epoch = 0;
     std::string who;
-    std::shared_ptr<Descriptor> file;  // the last whole checkpoint; null: none yet
+    std::shared_ptr<Memory> file;  // the last whole checkpoint; null: none yet
     FileFacts facts;
     kj::TimePoint since = kj::origin<kj::TimePoint>(),
                   at = kj::origin<kj::TimePoint>();    // of the first, the last
@@ -75,7 +82,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   };
   struct Restoring {
     uint64_t epoch = 0;
-    std::shared_ptr<Descriptor> file;
+    std::shared_ptr<Memory> file;
     Descriptor state;  // this side's end of the state socket
     bool ready = false;
     std::string why;  // it failed
@@ -88,7 +95,6 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
-  uint64_t room() const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, const Writing& writing, uint64_t seen);
@@ -107,6 +113,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   WorkerPool& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
+  const std::shared_ptr<Budget> budget_;
   std::map<Name, Kept> kept_;
   std::map<Name, std::shared_ptr<Restoring>> restoring_;
   bool stopped_ = false;

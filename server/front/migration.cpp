@@ -1,11 +1,10 @@
 #include "server/front/migration.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 
 #include "base/log.h"
 #include "base/transport_names.h"
+#include "server/front/play_back.h"
 
 namespace gpupool::server {
 namespace {
@@ -17,13 +16,6 @@ kj::Exception moveFailure(const std::string& text) {
 }
 
 [[noreturn]] void failMove(const std::string& text) { kj::throwFatalException(moveFailure(text)); }
-
-// The old worker's end and the next one's.
-std::pair<kj::AutoCloseFd, kj::AutoCloseFd> stateSocket() {
-  int ends[2];
-  KJ_SYSCALL(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends));
-  return {kj::AutoCloseFd(ends[0]), kj::AutoCloseFd(ends[1])};
-}
 
 }  // namespace
 

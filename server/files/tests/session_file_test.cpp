@@ -273,7 +273,13 @@ TEST_CASE("session file: who may not begin or end says so to the worker; a disk 
     TakeDownSteps steps;
     if (how == 0) steps.stands = [] { return "another session does not stand still"; };
     if (how == 1) steps.written = [] { return "not published"; };
-    if (how == 3) steps.mostBytes = 1'000'000;
+    uint64_t room = 1'000'000;
+    if (how == 3)
+      steps.grows = [&room](uint64_t bytes) {
+        if (bytes > room) return "there is no room for it";
+        room -= bytes;
+        return "";
+      };
     // In place of a disk that is full: a file that may not grow. SIGXFSZ would come with it.
     rlimit before{};
     getrlimit(RLIMIT_FSIZE, &before);
