@@ -31,7 +31,7 @@ struct TakeDownSteps {
   std::function<std::string()> stands = [] { return ""; };  // first: the session stands still
   std::function<std::string(uint64_t)> grows = [](uint64_t) {
     return "";
-  };                                                         // the file, by so many bytes more
+  };  // the file, by so many bytes more
   std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
 };
 
