@@ -8,9 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <string_view>
 
@@ -48,7 +52,7 @@ example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 struct Invocation {
   ManagerOptions options;
   std::string config;
-  bool help = false, printConfig = false, init = false;
+  bool help = false, printConfig = false, checkConfig = false, init = false;
 };
 
 Invocation parse(int count, char** words) {
@@ -58,6 +62,8 @@ Invocation parse(int count, char** words) {
       {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
   table.push_back(
       {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
+  table.push_back({"check-config", invocation.checkConfig, "",
+                   "Check the configuration and the files that it names, and exit.", true});
   invocation.init = count > 1 && words[1] == std::string_view("init");
   const std::vector<std::string> arguments(words + (invocation.init ? 2 : 1), words + count);
   options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
@@ -103,6 +109,25 @@ kj::Own<kj::ConnectionReceiver> listenNetwork(kj::AsyncIoContext& io, const std:
   return io.provider->getNetwork().parseAddress(address.c_str(), port).wait(io.waitScope)->listen();
 }
 
+std::map<std::string, double> weights(const ManagerOptions& options) {
+  try {
+    return parseWeights(options.weights);
+  } catch (const std::invalid_argument& error) {
+    throw options::OptionError(std::string("--weights: ") + error.what());
+  }
+}
+
+// Opens nothing that a manager which runs has open.
+int checkConfig(const ManagerOptions& options) {
+  weights(options);
+  if (!options.tokens.empty()) readTokens(options.tokens);
+  const std::filesystem::path folder = std::filesystem::absolute(options.store).parent_path();
+  if (options.store != "memory" && ::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw options::OptionError("--store: " + folder.string() + ": " + strerror(errno));
+  std::cout << "gpupool-manager: the configuration can be used\n";
+  return 0;
+}
+
 int serve(const ManagerOptions& options) {
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
@@ -114,11 +139,7 @@ int serve(const ManagerOptions& options) {
   times.driftMs = ms(options.drift), times.killMs = ms(options.kill);
   times.halfLifeMs = static_cast<uint64_t>(options.halfLife.count());
   times.auditEntries = options.auditEntries;
-  try {
-    times.weights = parseWeights(options.weights);
-  } catch (const std::invalid_argument& error) {
-    throw options::OptionError(std::string("--weights: ") + error.what());
-  }
+  times.weights = weights(options);
   ServiceLimits limits;
   limits.call = options.call.count() * kj::MILLISECONDS;
   limits.anyUser = options.anyUser;
@@ -164,6 +185,7 @@ int main(int count, char** words) {
   try {
     const pool::Invocation invocation = pool::parse(count, words);
     if (invocation.help || invocation.printConfig) return 0;
+    if (invocation.checkConfig) return pool::checkConfig(invocation.options);
     return invocation.init ? pool::initStore(invocation.options) : pool::serve(invocation.options);
   } catch (const options::OptionError& error) {
     GPUPOOL_ERROR("%s", error.what());

@@ -9,7 +9,7 @@ packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnpr
 # What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces, made-up requests. A test whose tool is not there
 # is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
 testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
-  strace git python3-venv python3-hypothesis python3-jsonschema)
+  strace git dpkg-dev python3-venv python3-hypothesis python3-jsonschema)
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
 lintVersion=19              # of clang-format and clang-tidy: another release formats differently
 # The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.

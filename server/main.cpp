@@ -9,12 +9,16 @@
 
 #include <kj/async-io.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/descriptors.h"
 #include "base/log.h"
+#include "base/tokens.h"
 #include "server/front/front.h"
 
 namespace {
@@ -29,15 +33,31 @@ constexpr const char* kUsage =
     "After SIGTERM or SIGINT it ends its sessions and leaves the pool.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
-// False: help or the configuration was asked for and given.
+// Of files that are named; a GPU is not asked for, and no manager.
+void checkFiles(const ServerOptions& options) {
+  if (!options.tokenFile.empty()) gpupool::readTokens(options.tokenFile);
+  const auto demand = [](const char* option, const std::string& path, int mode) {
+    if (!path.empty() && access(path.c_str(), mode) != 0)
+      throw OptionError(std::string("--") + option + ": " + path + ": " + std::strerror(errno));
+  };
+  demand("worker", options.worker, X_OK);
+  demand("driver", options.driver, R_OK);
+  demand("suspend-folder", options.suspendFolder, W_OK | X_OK);
+  demand("checkpoint-folder", options.checkpointFolder, W_OK | X_OK);
+  std::puts("gpupool-server: the configuration can be used");
+}
+
+// False: help or the configuration was asked for and given, or the configuration was checked.
 bool readOptions(int count, char** words, ServerOptions& options) {
   std::string config;
-  bool help = false, printConfig = false;
+  bool help = false, printConfig = false, checkConfig = false;
   auto table = options.table();
   table.push_back(
       {"config", config, "FILE", std::string("Read this file instead of ") + kConfig + ".", true});
   table.push_back(
       {"print-config", printConfig, "", "Print the configuration file with every default.", true});
+  table.push_back({"check-config", checkConfig, "",
+                   "Check the configuration and the files that it names, and exit.", true});
   const std::vector<std::string> arguments(words + 1, words + count);
   Set early(table, ServerOptions::kPrefix);  // learns --config, which the other words win over
   const auto rest = early.readArguments(arguments, &help);
@@ -56,7 +76,8 @@ bool readOptions(int count, char** words, ServerOptions& options) {
   set.readEnvironment([](const char* name) { return static_cast<const char*>(std::getenv(name)); });
   set.readArguments(arguments);
   options.complete();
-  return true;
+  if (checkConfig) checkFiles(options);
+  return !checkConfig;
 }
 
 int serve(ServerOptions options) {

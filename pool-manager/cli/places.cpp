@@ -56,9 +56,12 @@ std::string clientLibraryDirectory() {
 }
 
 std::string softwareDriver() {
-  const std::string path = executableDirectory() + "/../lib/libcuda-soft.so";
+  const std::string built = executableDirectory() + "/../lib/libcuda-soft.so";
+  const std::string installed = executableDirectory() + "/../lib/gpupool/libcuda-soft.so";
   char resolved[PATH_MAX];
-  return ::realpath(path.c_str(), resolved) != nullptr ? resolved : path;
+  for (const std::string& path : {built, installed})
+    if (::realpath(path.c_str(), resolved) != nullptr) return resolved;
+  return built;
 }
 
 std::vector<std::string> runtimeDirectories(const std::string& chosen) {

@@ -9,7 +9,7 @@ namespace gpupool::cli {
 std::string executableDirectory();  // of /proc/self/exe, symbolic links resolved
 std::string
 clientLibraryDirectory();      // <prefix>/lib/gpupool: our libcuda.so.1. GPUPOOL_LIBRARY_DIR overrides it
-std::string softwareDriver();  // <prefix>/lib/libcuda-soft.so
+std::string softwareDriver();  // <prefix>/lib/libcuda-soft.so where it was built, else lib/gpupool/
 
 // Names in a runtime directory. All that a pool leaves there is in kPoolFiles and kPoolFolder, so that
 // `gpupool down` removes what is ours and nothing else.

@@ -1,0 +1,74 @@
+#!/bin/bash
+# What is installed works where it is installed: the Debian packages and the client's archive are made, unpacked into
+# folders of the test, and a pool is started from there with the configuration that the packages bring.
+#   installed.sh BUILD CPACK VECTOR_ADD
+set -u
+build=$1 cpack=$2 program=$3
+folder=$(mktemp -d "${TMPDIR:-/tmp}/gpupool-packages-XXXXXX")
+export GPUPOOL_STATE=$folder/pool XDG_CACHE_HOME=$folder/cache GPUPOOL_SOFT_MEMORY=256MiB
+unset GPUPOOL_MANAGER GPUPOOL_CONFIG GPUPOOL_HOLDER GPUPOOL_TOKEN_FILE GPUPOOL_TENANT GPUPOOL_TRANSPORT LD_LIBRARY_PATH
+failures=0 started=()
+finish() {
+  for pid in "${started[@]}"; do kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null; done
+  rm -rf "$folder"
+}
+trap finish EXIT
+fail() {
+  printf 'FAILED: %s\n' "$*"
+  failures=$((failures + 1))
+}
+check() { # check TEXT COMMAND...
+  local text=$1
+  shift
+  "$@" >"$folder/out" 2>&1 || { fail "$text"; cat "$folder/out"; }
+}
+until_true() {
+  local i
+  for ((i = 0; i < 1200; ++i)); do
+    "$@" >/dev/null 2>&1 && return 0
+    sleep 0.05
+  done
+  return 1
+}
+command -v dpkg-shlibdeps >/dev/null || { echo "skipped: no dpkg-shlibdeps (Debian package dpkg-dev)"; exit 77; }
+
+# The software GPU's package takes half a minute to compress: the file is taken as it was built.
+make=("$cpack" --config "$build/CPackConfig.cmake" -B "$folder/made" -D "CPACK_OUTPUT_FILE_PREFIX=$folder/made")
+check "the packages" "${make[@]}" -G DEB \
+  -D 'CPACK_COMPONENTS_ALL=client;client-system;server;server-system;manager;manager-system'
+check "the client's archive" "${make[@]}" -G TXZ
+root=$folder/root
+for part in client server manager; do
+  package=$(echo "$folder"/made/gpupool-${part}_*.deb)
+  check "gpupool-$part unpacks" dpkg-deb -x "$package" "$root"
+  check "its control files" dpkg-deb -e "$package" "$folder/control-$part"
+  check "its configuration is the administrator's" grep -qx "/etc/gpupool/$part.yaml" "$folder/control-$part/conffiles"
+  check "it says what it depends on" grep -q '^Depends:.*libc6' "$folder/control-$part/control"
+  for script in "$folder/control-$part"/{pre,post}*; do [ ! -e "$script" ] || check "$script" sh -n "$script"; done
+  [ "$part" = client ] && continue
+  unit=$root/usr/lib/systemd/system/gpupool-$part.service
+  read -r executable words < <(sed -n 's/^ExecStart=//p' "$unit")
+  check "$unit starts what is there: $executable" test -x "$root$executable"
+  check "$executable $words" env GPUPOOL_MANAGER_STORE=memory "$root$executable" ${words/\/etc/$root/etc} --check-config
+done
+check "nothing of it is on the loader's path" test -z "$(find "$root/usr/lib" -maxdepth 1 -name '*.so*')"
+
+ln -s "$build/lib/libcuda-soft.so" "$root/usr/lib/gpupool/libcuda-soft.so"
+"$root/usr/bin/gpupool-manager" --config "$root/etc/gpupool/manager.yaml" --store "$folder/manager.db" \
+  --listen 127.0.0.1:0 --socket "$folder/manager.sock" &
+started+=($!)
+export GPUPOOL_MANAGER=unix:$folder/manager.sock
+GPUPOOL_SOFT_DEVICES=1 "$root/usr/bin/gpupool-server" --config "$root/etc/gpupool/server.yaml" --manager "$GPUPOOL_MANAGER" \
+  --state "$folder/server" --name node --driver "$root/usr/lib/gpupool/libcuda-soft.so" --nvml none &
+started+=($!)
+offered() { timeout 20 "$root/usr/bin/gpupool" devices | grep -q '^0 .*free\|node'; }
+check "the server offers its GPU" until_true offered
+check "a program, by the package's client" timeout 60 "$root/usr/bin/gpupool" run --wait 30s -- "$program"
+mkdir "$folder/elsewhere"
+check "the archive unpacks" tar xf "$(echo "$folder"/made/gpupool-client-*.tar.xz)" -C "$folder/elsewhere"
+client=$(echo "$folder"/elsewhere/gpupool-*)
+check "a program, by the archive's client" timeout 60 "$client/bin/gpupool" run --wait 30s -- "$program"
+export LD_LIBRARY_PATH=$client/lib/gpupool GPUPOOL_WAIT=30s
+check "a program without gpupool run" timeout 60 "$program"
+[ "$failures" -eq 0 ] || { echo "$failures checks failed"; exit 1; }
+echo "the packages and the archive work where they are unpacked"
