@@ -45,7 +45,8 @@ const Help kCreateHelp = {
     "such "
     "GPUs.",
     "  gpupool claim create --job alps:4711:0 --gpus 2 --gpu h200 --time 2h\n"
-    "  gpupool claim create --job alps:4711:0 --memory 20GiB --wait 5m --unused 10m\n"};
+    "  gpupool claim create --job alps:4711:0 --memory 20GiB --wait 5m --unused 10m\n"
+    "  gpupool claim create --job alps:4711:0 --for alice --token-file /etc/slurm/gpupool.token\n"};
 
 const Help kListHelp = {
     "gpupool claim list [options]",
@@ -91,9 +92,16 @@ int statusOf(const kj::Exception& error) {
                                                                  : kExitFailure;
 }
 
+options::Option forTenant(std::string& tenant) {
+  return {"for", tenant, "TENANT",
+          "With the token of a scheduler or an operator: the tenant whose programs use the claim, and who is "
+          "charged for it. Empty: the token's own.",
+          true};
+}
+
 int create(const Words& words) {
   ClientOptions options;
-  std::string job;
+  std::string job, tenant;
   std::chrono::milliseconds unused{pool::kUnusedMs};
   const Parsed parsed = parseCommand(
       words, kCreateHelp, &options, claimOptionNames(),
@@ -102,7 +110,8 @@ int create(const Words& words) {
        {"unused", unused, "TIME",
         "The claim ends when no program has used it for so long, after it was made or after the last one has "
         "ended: 1s to 1h.",
-        true}});
+        true},
+       forTenant(tenant)});
   if (parsed.helped) return 0;
   demandNothingElse(parsed);
   demandJob(job);
@@ -113,6 +122,7 @@ int create(const Words& words) {
   settings.request.job = job;
   settings.request.ttlMs = static_cast<uint32_t>(unused.count());
   settings.request.holder = userAndHost();
+  if (!tenant.empty()) settings.request.tenant = tenant;
   ManagerQuery query(settings.addresses, kCreateMs, settings.credentials);
   try {
     std::cout << query.claim(settings.request).id.text() << "\n";
@@ -153,7 +163,9 @@ int list(const Words& words) {
 
 int release(const Words& words) {
   ClientOptions client;
-  const Parsed parsed = parseCommand(words, kReleaseHelp, &client, {"manager", "tenant", "token-file"}, {});
+  std::string tenant;
+  const Parsed parsed =
+      parseCommand(words, kReleaseHelp, &client, {"manager", "tenant", "token-file"}, {forTenant(tenant)});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one claim; `gpupool claim list` lists them");
@@ -167,7 +179,7 @@ int release(const Words& words) {
     std::erase_if(claims, [](const pool::Lease& lease) { return lease.job.empty(); });
     claim = findLease(claims, claim).text();
   }
-  query.releaseClaim(claim, credentials().tenant);
+  query.releaseClaim(claim, tenant.empty() ? credentials().tenant : tenant);
   std::cout << "gpupool: claim " << claim << " is over\n";
   return 0;
 }
