@@ -6,6 +6,21 @@
 # The client's libcuda.so.1 is in a folder of its own, which is on no loader's path: whoever wants it says so.
 install(TARGETS gpupool RUNTIME DESTINATION bin COMPONENT client)
 install(TARGETS gpupool-client LIBRARY DESTINATION lib/gpupool COMPONENT client)
+# What each program's --help says, as man pages; and bash's completion, which asks --help.
+find_package(Python3 COMPONENTS Interpreter REQUIRED)
+set(man ${CMAKE_BINARY_DIR}/man)
+add_custom_command(OUTPUT ${man}/done
+  COMMAND ${CMAKE_COMMAND} -E rm -rf ${man}
+  COMMAND Python3::Interpreter ${CMAKE_SOURCE_DIR}/scripts/man_pages ${CMAKE_RUNTIME_OUTPUT_DIRECTORY} ${man}
+  COMMAND ${CMAKE_COMMAND} -E touch ${man}/done
+  DEPENDS gpupool gpupool-manager gpupool-server ${CMAKE_SOURCE_DIR}/scripts/man_pages VERBATIM)
+add_custom_target(man_pages ALL DEPENDS ${man}/done)
+foreach(part manager server)
+  install(FILES ${man}/gpupool-${part}.1.gz DESTINATION share/man/man1 COMPONENT ${part})
+endforeach()
+install(DIRECTORY ${man}/ DESTINATION share/man/man1 COMPONENT client FILES_MATCHING PATTERN *.gz
+  PATTERN gpupool-manager.1.gz EXCLUDE PATTERN gpupool-server.1.gz EXCLUDE)
+install(FILES etc/completion/gpupool.bash DESTINATION share/bash-completion/completions RENAME gpupool COMPONENT client)
 install(FILES LICENSE DESTINATION share/doc/gpupool-client COMPONENT client)
 install(TARGETS gpupool-server gpupool-worker RUNTIME DESTINATION bin COMPONENT server)
 install(TARGETS gpupool-manager RUNTIME DESTINATION bin COMPONENT manager)
@@ -106,5 +121,5 @@ include(CPack)
 add_custom_target(packages
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G DEB
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G TXZ
-  DEPENDS gpupool gpupool-client gpupool-server gpupool-worker gpupool-manager cuda-soft
+  DEPENDS man_pages gpupool gpupool-client gpupool-server gpupool-worker gpupool-manager cuda-soft
   WORKING_DIRECTORY ${CMAKE_BINARY_DIR} USES_TERMINAL VERBATIM)

@@ -51,7 +51,33 @@ for part in client server manager; do
   check "$unit starts what is there: $executable" test -x "$root$executable"
   check "$executable $words" env GPUPOOL_MANAGER_STORE=memory "$root$executable" ${words/\/etc/$root/etc} --check-config
 done
-check "nothing of it is on the loader's path" test -z "$(find "$root/usr/lib" -maxdepth 1 -name '*.so*')"
+commands=$("$root/usr/bin/gpupool" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
+check "there are commands" test "$(wc -w <<<"$commands")" -gt 20
+for command in $commands; do
+  page=$root/usr/share/man/man1/gpupool-$command.1.gz
+  check "a man page of $command" test -s "$page"
+  # Each option of the help is in the page.
+  check "its options" diff <("$root/usr/bin/gpupool" "$command" --help | sed -n 's/^  --/--/p') \
+    <(zcat "$page" | sed -n 's/^\.B //p' | sed 's/\\fI//; s/\\fR//; s/\\-/-/g; s/\\e/\\/g')
+done
+check "of the services" test -s "$root/usr/share/man/man1/gpupool-manager.1.gz" -a -s "$root/usr/share/man/man1/gpupool-server.1.gz"
+if command -v groff >/dev/null; then
+  check "groff has nothing to say" test -z "$(zcat "$root"/usr/share/man/man1/*.gz | groff -man -Tutf8 -ww 2>&1 >/dev/null)"
+fi
+# completes WORDS... EXPECTED: what bash would offer for the last of WORDS has EXPECTED among it.
+completes() {
+  local expected=${*: -1}
+  bash -c '. "$0/usr/share/bash-completion/completions/gpupool"
+    COMP_WORDS=("$0/usr/bin/gpupool" "${@:2}") COMP_CWORD=$(($# - 1))
+    _gpupool; echo "offered: ${COMPREPLY[*]}"; printf "%s\n" "${COMPREPLY[@]}" | grep -qx -- "$1"' \
+    "$root" "$expected" "${@:1:$#-1}"
+}
+check "completion of a command" completes cla claim
+check "of a command's word" completes tokens "" revoke
+check "of an option" completes tokens create --ro --role
+check "of a value" completes run --gpus 2 --transport "" ucx
+check "of a program" completes run --protect bas bash
+check "nothing of the packages is on the loader's path" test -z "$(find "$root/usr/lib" -maxdepth 1 -name '*.so*')"
 
 ln -s "$build/lib/libcuda-soft.so" "$root/usr/lib/gpupool/libcuda-soft.so"
 "$root/usr/bin/gpupool-manager" --config "$root/etc/gpupool/manager.yaml" --store "$folder/manager.db" \
