@@ -17,7 +17,9 @@ kj::Exception departureFailure(const std::string& text) {
 kj::AutoCloseFd copyOf(kj::AsyncIoStream& stream) {
   KJ_IF_MAYBE (descriptor, stream.getFd()) {
     const int copy = fcntl(*descriptor, F_DUPFD_CLOEXEC, 0);
-    if (copy < 0) KJ_FAIL_SYSCALL("a connection cannot be given to a worker", errno);
+    if (copy < 0) {
+      KJ_FAIL_SYSCALL("a connection cannot be given to a worker", errno);
+    }
     return kj::AutoCloseFd(copy);
   }
   KJ_FAIL_REQUIRE("the stream has no descriptor");
