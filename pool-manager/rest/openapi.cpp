@@ -107,6 +107,10 @@ const char kSchemas[] = R"json({
   "LeaseList": {"type": "object", "required": ["leases"], "properties": {
     "leases": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}},
     "nextCursor": {"$ref": "#/components/schemas/Id"}}},
+  "ClaimList": {"type": "object", "required": ["claims"], "properties": {
+    "claims": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}}}},
+  "ClaimEnd": {"type": "object", "required": ["claim", "state"], "properties": {
+    "claim": {"type": "string"}, "state": {"const": "ended"}}},
   "LeaseChange": {"type": "object", "required": ["id", "state", "reason"], "properties": {
     "id": {"$ref": "#/components/schemas/Id"},
     "state": {"anyOf": [{"$ref": "#/components/schemas/LeaseState"}, {"const": "ended"}]},
@@ -197,6 +201,9 @@ Json parametersOf(const Route& route) {
   const std::string path = route.path;
   if (path.find("{id}") != std::string::npos)
     list.push_back(parameter("id", "path", "The lease's id, in full.", true, reference("Id")));
+  if (path.find("{claim}") != std::string::npos)
+    list.push_back(
+        parameter("claim", "path", "The claim's id, in full, or its job.", true, {{"type", "string"}}));
   if (path.find("{token}") != std::string::npos)
     list.push_back(parameter("token", "path", "The token's id, in full.", true, reference("TokenId")));
   if (path.find("{tenant}") != std::string::npos)

@@ -4,8 +4,10 @@
 #include <charconv>
 #include <optional>
 
+#include "pool-manager/claims.h"
 #include "pool-manager/lease_state.h"
 #include "pool-manager/rest/changes.h"
+#include "pool-manager/rest/claims.h"
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
@@ -79,6 +81,42 @@ std::vector<Route> makeRoutes() {
         {Kind::ordinals, "devices", "To these GPUs there, one for each of the lease's.", 64},
         {Kind::yes, "elsewhere", "To any other server that has room."},
         drain}},
+      {kGet, "/v1/claims", "listClaims", "The claims: leases that job schedulers have reserved for jobs.",
+       listClaims, "ClaimList"},
+      {kPost,
+       "/v1/claims",
+       "createClaim",
+       "Reserves GPUs for a job; its programs adopt the claim by GPUPOOL_CLAIM. Asked again for the same "
+       "job, "
+       "it is the same claim.",
+       createClaim,
+       "Lease",
+       Operation::lease,
+       {{Kind::text, "job", "The scheduler's job, CLUSTER:ID:RESTARTS. Required.", 255},
+        {Kind::text, "tenant",
+         "Whose programs use it: schedulers and operators may name others. Empty: the token's.", 64},
+        {Kind::count, "devices", "How many GPUs, of one server.", kMaxDevices, 1, 1},
+        {Kind::count, "memoryBytes", "On each GPU. 0: whole GPUs.", uint64_t{1} << 60, 0},
+        {Kind::text, "gpu", "Which GPUs, as --gpu: h200, memory>=80GiB. Empty: any.", 255},
+        {Kind::text, "server", "On this server. Empty: on any.", 255},
+        {Kind::yes, "spread", "Where most is free, not where least is."},
+        {Kind::text, "priority", "The class: low, normal or high. Empty: normal.", 8},
+        {Kind::count, "sharePercent", "Of the GPUs' time, where leases take turns. 0: an equal part.", 100,
+         0},
+        {Kind::text, "reason", "What it is for; for people.", 200},
+        {Kind::count, "limitMs", "It ends so long after its grant. 0: no limit.", uint64_t{366} * 86'400'000,
+         0},
+        {Kind::count, "unusedMs", "It ends when no program has used it for so long.", kMostWaitMs, kUnusedMs,
+         1000},
+        {Kind::count, "waitMs", "How long to wait for GPUs.", 40'000, 0}}},
+      {kPost,
+       "/v1/claims/{claim}/release",
+       "releaseClaim",
+       "Ends a claim, named by its id or its job, whoever uses it. May be repeated.",
+       releaseClaim,
+       "ClaimEnd",
+       Operation::changeLease,
+       {{Kind::text, "tenant", "Whose it is, where it is named by its job. Empty: the token's.", 64}}},
       {kPost,
        "/v1/servers/{name}/cordon",
        "cordonServer",
