@@ -36,14 +36,6 @@ std::string toolPath() {
   return path + "/bin/gpupool";
 }
 
-// An abstract name belongs to whoever has bound it: another user's process must not pass for the holder.
-bool isOurs(int fd) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-         (peer.uid == geteuid() || peer.uid == 0);
-}
-
 int connectTo(const char* name, std::string& text) {
   sockaddr_un address{};
   const socklen_t size = holder::socketAddress(name, address);
@@ -53,7 +45,7 @@ int connectTo(const char* name, std::string& text) {
   }
   int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   const bool connected = fd >= 0 && connect(fd, reinterpret_cast<sockaddr*>(&address), size) == 0;
-  if (connected && isOurs(fd)) return fd;
+  if (connected && holder::peerIsOurs(fd)) return fd;
   text = std::string("no lease holder at ") + name + ": " +
          (connected ? "it belongs to another user" : std::strerror(errno)) +
          "; start the program with `gpupool run`, or without GPUPOOL_HOLDER";

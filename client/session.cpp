@@ -15,6 +15,7 @@
 #include "base/write_all.h"
 #include "client/holder.h"
 #include "client/process.h"
+#include "schema/pci_bus_id.h"
 #include "transports/last_words.h"
 #include "transports/waiting.h"
 
@@ -42,6 +43,18 @@ struct Patience {
 } patience;
 
 transport::Deadline soon(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
+
+// Its devices have the pool's PCI addresses, for as long as the program lives (schema/pci_bus_id.h).
+void nameInThePool(schema::WorkerHello& hello, const std::string& server) {
+  for (uint32_t d = 0; d < hello.deviceCount; ++d) {
+    schema::DeviceProperties& device = hello.devices[d];
+    schema::PciAddress real;
+    if (!schema::readPciAddress(device.pciBusId, real)) continue;
+    const schema::PciAddress address = schema::poolAddress(server, real);
+    std::snprintf(device.pciBusId, sizeof device.pciBusId, "%s", schema::pciText(address).c_str());
+    device.attributes[CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID] = static_cast<int32_t>(address.domain);
+  }
+}
 
 bool isFree(uint64_t address, uint64_t bytes) {
   if (!reserveAt(address, bytes)) return false;
@@ -74,6 +87,7 @@ Session* Session::open(CUresult& status, std::string& text) {
   if (status == CUDA_SUCCESS) {
     session->holder_ = opened.holder;
     session->transport_ = opened.reply.transport;
+    session->server_ = opened.reply.server;
     session->sessionHigh_ = opened.reply.sessionHigh;
     session->sessionLow_ = opened.reply.sessionLow;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
@@ -170,6 +184,7 @@ bool Session::greet(CUresult& status, std::string& text) {
   if (answer.empty()) return false;
   hello_ = std::make_unique<schema::WorkerHello>();
   if (!acceptHello(answer, *hello_, status, text)) return false;
+  nameInThePool(*hello_, server_);
   if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
       !reserveAt(space().hostBase, space().hostBytes)) {
     text = "the application mapped memory where the session's was to lie, while it was opened";

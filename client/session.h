@@ -340,6 +340,7 @@ class Session {
   bool mapsMemory_ = false;
   int holder_ = -1;
   std::string transport_, networkDevice_;
+  std::string server_;  // where it began: names its devices' PCI addresses
   uint64_t sessionHigh_ = 0, sessionLow_ = 0;
   uint32_t epoch_ = 0;
   std::atomic<int> forced_{0};

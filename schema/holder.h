@@ -18,6 +18,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -36,6 +37,14 @@ inline socklen_t socketAddress(const char* name, sockaddr_un& address) {
   if (name[0] != '@') return sizeof address;
   address.sun_path[0] = '\0';
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + length);
+}
+
+// An abstract name belongs to whoever has bound it: the other end must be a process of this user, or root's.
+inline bool peerIsOurs(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
+         (peer.uid == ::geteuid() || peer.uid == 0);
 }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
@@ -86,5 +95,33 @@ struct OpenReply {
   char text[512] = {};
 };
 static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 672);
+
+// What NVML says of the lease's devices: asked by our libnvidia-ml.so.1 (client/nvml) on a connection of its
+// own. Each request is answered by one datagram, a FiguresReply and behind it `bytes` of the device's
+// NvmlFigures (schema/nvml_figures.h), within kFiguresBoundMs. Nothing of it needs a session.
+inline constexpr uint32_t kFiguresMagic = 0x47505546;  // "GPUF"
+inline constexpr int kFiguresBoundMs = 2'500;
+
+struct FiguresRequest {
+  uint32_t magic = kFiguresMagic;
+  uint32_t version = kVersion;
+  uint32_t number = 0;  // the reply repeats it
+  uint32_t device = 0;  // of the lease
+  uint32_t maxAgeMs = 0;
+  uint32_t reserved = 0;
+};
+
+struct FiguresReply {
+  uint32_t magic = kFiguresMagic;
+  uint32_t version = kVersion;
+  uint32_t number = 0;
+  // ok: the figures are no older than was asked for. serverLost: the server does not answer; the figures,
+  // where there are some, are the last ones. leaseEnded. refused: there is no such device.
+  Status status = Status::ok;
+  uint32_t ageMs = 0;
+  uint32_t bytes = 0;
+  char text[256] = {};  // status != ok: why, for people
+};
+static_assert(sizeof(FiguresRequest) == 24 && sizeof(FiguresReply) == 280);
 
 }  // namespace gpupool::holder

@@ -442,6 +442,8 @@ struct SessionHello {
   arrives @9 :Bool;           # not from a holder: from the server that the session leaves, which knows the lease's key,
                               # too. After `ok` this socket is the state stream (MoveOrder) of the worker that rebuilds
                               # the session; its client comes later, with the same session and epoch.
+  asks @10 :Bool;             # no session: the holder asks for what NVML says of the lease's devices. After `ok`: FiguresQuery
+                              # and FiguresReport in turns, until one of the two closes. Also of a suspended lease.
 }
 struct SessionChallenge {
   serverNonce @0 :Data;
@@ -456,6 +458,14 @@ struct SessionAnswer {
   ok @0 :Bool;
   error @1 :Text;
   suspended @2 :Bool;         # refused only for now, because the lease is suspended: ask again
+}
+
+# What NVML says of the lease's devices, now.
+struct FiguresQuery { maxAgeMs @0 :UInt32; }   # no older, if that can be had within a second
+struct FiguresReport {
+  devices @0 :List(Data);     # of the lease, in its order: schema/nvml_figures.h; empty: not now, and why
+  ageMs @1 :UInt32;           # since the figures that change were taken
+  error @2 :Text;
 }
 
 # Between server and worker, over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET). One worker serves one

@@ -57,6 +57,7 @@ class OpeningHandshake {
     hello.setPid(opening_.pid);
     hello.setCommand(opening_.command);
     hello.setArrives(opening_.arrives);
+    hello.setAsks(opening_.asks);
   }
 
   // The server shows first that it knows the key; only then does it see ours.

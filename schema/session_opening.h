@@ -22,6 +22,7 @@ struct SessionOpening {
   uint32_t pid = 0;
   std::string command;
   bool arrives = false;
+  bool asks = false;  // no session: SessionHello.asks
 };
 
 enum class OpeningVerdict : uint8_t {

@@ -16,6 +16,7 @@ const std::vector<Command>& commands() {
       {"servers", "list the servers of the pool", runServers},
       {"leases", "list the leases: who holds which GPUs", runLeases},
       {"top", "show GPUs and leases, again every second", runTop},
+      {"smi", "show the GPUs of the lease here, in nvidia-smi's words", runSmi},
       {"explain", "say whether a request would be served now, and why not", runExplain},
       {"audit", "list what has happened to leases and servers", runAudit},
       {"claim", "reserve GPUs for a job before its programs start, for job schedulers", runClaim},

@@ -39,6 +39,7 @@ int runDevices(const Words& words);
 int runServers(const Words& words);
 int runLeases(const Words& words);
 int runTop(const Words& words);
+int runSmi(const Words& words);
 int runExplain(const Words& words);
 int runAudit(const Words& words);
 int runClaim(const Words& words);

@@ -37,13 +37,6 @@ void setField(char (&to)[size], const std::string& from) {
   to[length] = '\0';
 }
 
-bool ourUser(int socket) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-         (peer.uid == ::geteuid() || peer.uid == 0);
-}
-
 // The reply, and the session's socket with it. A peer that does not read is a peer that is gone.
 void sendReply(int socket, const OpenReply& reply, int passed) {
   sendWithDescriptors(socket, std::as_bytes(std::span(&reply, 1)), {&passed, passed >= 0 ? size_t{1} : 0});
@@ -153,6 +146,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       settings_(std::move(settings)),
       onLost_(std::move(onLost)),
       onEnding_(std::move(onEnding)),
+      figures_(io, {settings_.transport}),
       tasks_(*this) {
   settings_.request.id = Id::random();
 }
@@ -359,6 +353,11 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
     return peer.observer.whenBecomesReadable().then([this, &peer]() { return serveNext(peer); });
   if (size <= 0) return kj::READY_NOW;
+  if (request.magic == holder::kFiguresMagic && size == sizeof(holder::FiguresRequest)) {
+    holder::FiguresRequest asked;
+    std::memcpy(static_cast<void*>(&asked), &request, sizeof asked);
+    return tellFigures(peer, asked).then([this, &peer]() { return serveNext(peer); });
+  }
   if (const auto failure = check(request, size)) {
     sendReply(peer.socket, failureReply(*failure), -1);
     return serveNext(peer);
@@ -392,6 +391,45 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            sendReply(peer.socket, failureReply(toFailure(error), moving), -1);
                          });
   return opening.exclusiveJoin(sayWaiting(peer));
+}
+
+kj::Promise<void> Holder::tellFigures(Peer& peer, holder::FiguresRequest request) {
+  if (request.version != holder::kVersion) {
+    sendFigures(peer, request, Status::mismatch, "the holder and libnvidia-ml.so.1 are of different builds");
+    return kj::READY_NOW;
+  }
+  if (!lease_) {
+    sendFigures(peer, request, Status::leaseEnded, lost_.empty() ? "there is no lease yet" : lost_);
+    return kj::READY_NOW;
+  }
+  return refreshFigures(request.maxAgeMs * kj::MILLISECONDS)
+      .then([this, &peer, request]() { sendFigures(peer, request, Status::ok, ""); },
+            [this, &peer, request](kj::Exception&& error) {
+              sendFigures(peer, request, lease_ ? Status::serverLost : Status::leaseEnded,
+                          toFailure(error).text);
+            });
+}
+
+kj::Promise<void> Holder::refreshFigures(kj::Duration age) {
+  return kj::evalNow([&] { return figures_.refresh(*lease_, age); })
+      .catch_([this](kj::Exception&& error) -> kj::Promise<void> {
+        // It may have moved: where to is learnt for the next question, since a program waits for this one.
+        if (lease_ && !locating_) {
+          locating_ = true;
+          tasks_.add(places().then([](std::vector<pool::Server>&&) {}, [](kj::Exception&&) {}).then([this] {
+            locating_ = false;
+          }));
+        }
+        return kj::mv(error);
+      });
+}
+
+// A peer that does not read is a peer that is gone.
+void Holder::sendFigures(Peer& peer, const holder::FiguresRequest& request, Status status,
+                         const std::string& text) {
+  const std::string datagram = figures_.datagram(request, status, oneLine(text));
+  if (::send(peer.socket, datagram.data(), datagram.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+    GPUPOOL_DEBUG("figures: %s", std::strerror(errno));
 }
 
 kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wish) {
@@ -527,7 +565,7 @@ kj::Promise<void> Holder::listen(int listeningSocket) {
     const int accepted = ::accept4(listeningSocket, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (accepted < 0) break;
     kj::AutoCloseFd socket(accepted);
-    if (ourUser(accepted)) tasks_.add(serve(kj::mv(socket)));
+    if (holder::peerIsOurs(accepted)) tasks_.add(serve(kj::mv(socket)));
   }
   auto observer = kj::heap<kj::UnixEventPort::FdObserver>(port_, listeningSocket,
                                                           kj::UnixEventPort::FdObserver::OBSERVE_READ);

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/cli/figures.h"
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/rpc.h"
 
@@ -51,7 +52,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> acquire();
   const pool::Lease* lease() const { return lease_ ? &*lease_ : nullptr; }
 
-  // Answers OpenRequests on a SOCK_SEQPACKET socket until the peer closes it.
+  // Answers OpenRequests and FiguresRequests on a SOCK_SEQPACKET socket until the peer closes it.
   kj::Promise<void> serve(kj::AutoCloseFd socket);
   // Accepts such connections from this user's processes (and root's) for ever.
   kj::Promise<void> listen(int listeningSocket);
@@ -73,6 +74,12 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool adopts() const { return !settings_.request.adopts.empty(); }  // a claim, instead of leasing
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);
+  // Answers a FiguresRequest.
+  kj::Promise<void> tellFigures(Peer& peer, holder::FiguresRequest request);
+  // Of a lease that has moved its new server is asked the next time.
+  kj::Promise<void> refreshFigures(kj::Duration age);
+  void sendFigures(Peer& peer, const holder::FiguresRequest& request, holder::Status status,
+                   const std::string& text);
   // Asks again while the lease is suspended, for as long as it and the application live; once only for a
   // session that moves.
   kj::Promise<OpenSession> openPatiently(Peer& peer, const SessionWish& wish);
@@ -102,6 +109,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   std::string lost_;     // why the lease ended, if it did
   bool asked_ = false;   // the manager may know our request
   bool opened_ = false;  // a session
+  FiguresSource figures_;
+  bool locating_ = false;  // the manager is being asked where the lease is
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
   kj::TaskSet tasks_;
 };

@@ -117,6 +117,15 @@ OpenFailure toFailure(const kj::Exception& error) {
   return {Status::internal, pool::errorText(error)};
 }
 
+kj::Promise<ServerConnection> connectServer(kj::AsyncIoProvider& io, const pool::Server& server,
+                                            const std::string& transport) {
+  Route route = chooseRoute(server, transport);
+  return connectTo(io, route.address)
+      .then([name = std::move(route.transport)](kj::Own<kj::AsyncIoStream> stream) {
+        return ServerConnection{kj::mv(stream), name};
+      });
+}
+
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport) {
   auto opening = kj::heap<schema::SessionOpening>();

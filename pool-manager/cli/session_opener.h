@@ -44,6 +44,15 @@ struct OpenSession {
 kj::Exception toException(const OpenFailure& failure);
 OpenFailure toFailure(const kj::Exception& error);
 
+// A connection to where the server takes sessions of that transport (empty: the first that reaches it), with
+// nothing said on it yet. Fails with toException(OpenFailure) or the network's exception; has no bound.
+struct ServerConnection {
+  kj::Own<kj::AsyncIoStream> stream;
+  std::string transport;
+};
+kj::Promise<ServerConnection> connectServer(kj::AsyncIoProvider& io, const pool::Server& server,
+                                            const std::string& transport);
+
 // The handshake over a connection that is there. `lease` stays alive until it resolves. Fails with
 // toException(OpenFailure) or the stream's exception; has no bound. Status::waiting: not now, since the lease
 // is suspended; ask again.

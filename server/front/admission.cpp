@@ -48,6 +48,7 @@ struct Admission::Attempt {
   std::vector<std::byte> key;
   std::vector<int> ordinals;  // the driver's, of the devices where it is to begin
   bool arrives = false;       // it comes from another server
+  bool asks = false;          // it is no session
   int workersLost = 0;
   bool hostile = false;   // counted against the peer
   bool unproven = false;  // in unproven_
@@ -181,6 +182,7 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
   const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
   const uint64_t lastEpoch = last == grant->sessionEpochs.end() ? 0 : last->second;
   if (hello.getArrives()) return judgeArrival(hello, lastEpoch);
+  if (hello.getAsks()) return hello.getEpoch() == 1 ? "" : "who asks for figures has no session";
   if (hello.getEpoch() <= lastEpoch)
     return "this session was opened before with epoch " + std::to_string(lastEpoch);
   return hello.getEpoch() == 1 ? crowded(id) : "";
@@ -227,6 +229,7 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
                    {},
                    {}};
   attempt.arrives = hello.getArrives();
+  attempt.asks = hello.getAsks() && !attempt.arrives;
   attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
@@ -262,6 +265,10 @@ kj::Promise<void> Admission::readProof(Attempt& attempt) {
 kj::Promise<void> Admission::begin(Attempt& attempt) {
   leavePlace(attempt);
   const Id lease = attempt.facts.lease;
+  if (attempt.asks)
+    return answer(attempt, "").then([this, &attempt] {
+      settings_.asked(kj::mv(attempt.stream), attempt.facts.lease);
+    });
   // This and what follows no earlier: it concerns those alone who have the key.
   if (attempt.facts.epoch != 1 && !attempt.arrives) return bringClient(attempt);
   if (const Grant* grant = leases_.admissible(lease); grant != nullptr && grant->paused)

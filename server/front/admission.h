@@ -41,6 +41,9 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     WorkerStarts::Settings starts;
     // Called when a holder has proven its key and is told to ask again, since its lease is paused.
     std::function<void(const Id& lease)> told = [](const Id&) {};
+    // A holder that has proven its key has questions and wants no session (SessionHello.asks).
+    std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease)> asked =
+        [](kj::Own<kj::AsyncIoStream>, const Id&) {};
     // Keeper::failingOver.
     std::function<std::optional<std::string>(const SessionFacts& client)> failingOver =
         [](const SessionFacts&) { return std::nullopt; };

@@ -233,6 +233,12 @@ void Front::startAdmission() {
   admission.messageBound = duration(options_.handshakeTime);
   if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
   admission.failingOver = [this](const SessionFacts& client) { return keeper_->failingOver(client); };
+  FigureDesk::Settings figures;
+  figures.server = options_.name;
+  figures_ = kj::heap<FigureDesk>(timer_, *leases_, *sessions_, *health_, std::move(figures));
+  admission.asked = [this](kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
+    figures_->serve(kj::mv(stream), lease);
+  };
   admission.starts.reportActivity = turns_.get() != nullptr;
   admission.starts.deviceLock = [this](size_t device) { return claims_->lock(device); };
   admission_ = kj::heap<Admission>(timer_, *leases_, *sessions_, *pool_, std::move(admission));

@@ -12,6 +12,7 @@
 #include "server/front/control.h"
 #include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
+#include "server/front/figures.h"
 #include "server/front/inventory.h"
 #include "server/front/keeper.h"
 #include "server/front/listeners.h"
@@ -97,6 +98,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<Suspension> suspension_;
   kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<WorkerPool> pool_;
+  kj::Own<FigureDesk> figures_;
   kj::Own<Admission> admission_;
   kj::Own<Migration> migration_;
   kj::Own<Checkpoints> checkpoints_;

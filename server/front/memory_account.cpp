@@ -45,6 +45,11 @@ uint64_t MemoryAccount::freeBytes(uint32_t place) const {
   return place < limits_.size() ? limits_[place] - used_[place] : 0;
 }
 
+uint64_t MemoryAccount::used(uint64_t session, uint32_t place) const {
+  const auto found = sessions_.find(session);
+  return found == sessions_.end() || place >= limits_.size() ? 0 : found->second[place];
+}
+
 uint64_t MemoryAccount::others(uint64_t session, uint32_t place) const {
   if (place >= limits_.size()) return 0;
   const auto found = sessions_.find(session);

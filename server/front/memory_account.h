@@ -23,6 +23,9 @@ class MemoryAccount {
   // The session takes here what it has in `other`. False: a place has no such room, and nothing was taken.
   bool takeAs(const MemoryAccount& other, uint64_t session);
   uint64_t freeBytes(uint32_t place) const;
+  // What the session has there, or, without one, all together.
+  uint64_t used(uint64_t session, uint32_t place) const;
+  uint64_t used(uint32_t place) const { return place < used_.size() ? used_[place] : 0; }
   // What all sessions but this one have there.
   uint64_t others(uint64_t session, uint32_t place) const;
 

@@ -59,6 +59,23 @@ bool SessionTable::takeMemory(const Session& session, uint32_t place, uint64_t b
   return false;
 }
 
+uint64_t SessionTable::used(const Id& lease, uint64_t deviceEpoch, uint32_t place) const {
+  const auto account = accounts_.find({lease, deviceEpoch});
+  return account == accounts_.end() ? 0 : account->second.used(place);
+}
+
+std::vector<SessionTable::Client> SessionTable::clients(const Id& lease) const {
+  std::vector<Client> clients;
+  for (const auto& session : living_) {
+    if (session->facts.lease != lease) continue;
+    Client& client = clients.emplace_back(Client{session->facts.clientPid, {}});
+    const auto account = accounts_.find(accountOf(session->facts));
+    for (uint32_t place = 0; place < session->facts.devices.size(); ++place)
+      client.bytes.push_back(account == accounts_.end() ? 0 : account->second.used(session->number, place));
+  }
+  return clients;
+}
+
 void SessionTable::leaveAccount(const AccountName& name, uint64_t number) {
   const auto account = accounts_.find(name);
   if (account == accounts_.end()) return;

@@ -124,6 +124,14 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
 
   // Sessions have a number, which none has had before.
   std::vector<uint64_t> numbers(const Id& lease) const;
+  // What a lease's sessions have together of a device of its placement of that epoch.
+  uint64_t used(const Id& lease, uint64_t deviceEpoch, uint32_t place) const;
+  // The programs of its sessions, and what each has on each of its devices.
+  struct Client {
+    uint32_t pid = 0;  // as its machine counts
+    std::vector<uint64_t> bytes;
+  };
+  std::vector<Client> clients(const Id& lease) const;
   // Whose it is, for people.
   std::string describe(uint64_t number) const;
   // What a session answers to these; one order at a time for each. `copier`: its connection to the copier. A

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "schema/device_sample.h"
+#include "schema/nvml_figures.h"
 
 namespace gpupool::health {
 
@@ -23,6 +24,10 @@ class Gpus {
   virtual size_t count() const = 0;
   // lost: set if the driver says that the GPU does not answer any more.
   virtual DeviceSample sample(size_t device, bool* lost) = 0;
+  // What programs may ask of it, but for what lies between two GPUs: all facts, or what changes.
+  virtual void facts(size_t device, schema::NvmlFigures& to) = 0;
+  virtual void live(size_t device, schema::NvmlFigures& to) = 0;
+  virtual schema::FigurePair between(size_t device, size_t other) = 0;
   // Critical Xids: waits for the first, at most so long.
   virtual std::vector<Event> events(std::chrono::milliseconds time) = 0;
 };

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "server/health/gpus.h"
+#include "server/health/questions.h"
 
 namespace gpupool::health {
 namespace {
@@ -27,6 +28,8 @@ struct Library {
   decltype(&nvmlDeviceRegisterEvents) registerEvents = nullptr;
   decltype(&nvmlEventSetWait_v2) eventSetWait = nullptr;
 
+  void* handle = nullptr;  // for what is found by name when it is asked
+
   bool load(const std::string& path, std::string* why);
 };
 
@@ -36,7 +39,7 @@ void find(void* handle, Function*& function, const char* name) {
 }
 
 bool Library::load(const std::string& path, std::string* why) {
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* error = dlerror();
     *why = error != nullptr ? error : path + " cannot be loaded";
@@ -69,7 +72,8 @@ bool Library::load(const std::string& path, std::string* why) {
 
 class Nvml final : public Gpus {
  public:
-  Nvml(const Library& library, const std::vector<std::string>& uuids) : library_(library) {
+  Nvml(const Library& library, const std::vector<std::string>& uuids)
+      : library_(library), figures_(library.handle) {
     for (const std::string& uuid : uuids) {
       nvmlDevice_t device = nullptr;
       handles_.push_back(library_.handleByUuid(uuid.c_str(), &device) == NVML_SUCCESS ? device : nullptr);
@@ -115,6 +119,18 @@ class Nvml final : public Gpus {
     return sample;
   }
 
+  void facts(size_t index, schema::NvmlFigures& to) override {
+    figures_.system(to);
+    if (handles_[index] != nullptr) figures_.facts(handles_[index], to);
+  }
+  void live(size_t index, schema::NvmlFigures& to) override {
+    if (handles_[index] != nullptr) figures_.live(handles_[index], to);
+  }
+  schema::FigurePair between(size_t index, size_t other) override {
+    if (handles_[index] == nullptr || handles_[other] == nullptr) return {};
+    return figures_.between(handles_[index], handles_[other]);
+  }
+
   std::vector<Event> events(std::chrono::milliseconds time) override {
     std::vector<Event> events;
     if (set_ == nullptr) return events;
@@ -148,6 +164,7 @@ class Nvml final : public Gpus {
   }
 
   Library library_;
+  NvmlQuestions figures_;
   std::vector<nvmlDevice_t> handles_;  // null: NVML does not know it
   nvmlEventSet_t set_ = nullptr;
 };

@@ -1,6 +1,7 @@
 #include "server/health/watch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "base/log.h"
@@ -12,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // NVML's wait for events cannot be ended from outside: it is taken in pieces.
-constexpr std::chrono::milliseconds kPiece{100};
+constexpr std::chrono::milliseconds kPiece{100}, kKeenPiece{20};
 
 }  // namespace
 
@@ -22,8 +23,13 @@ struct Watch::Shared {
   std::mutex lock;
   Report report;
   Clock::time_point taken{};
+  Figures figures;
+  Clock::time_point figuresTaken{};
+  std::atomic<Clock::time_point> wantedUntil{Clock::time_point::min()};
   std::vector<uint32_t> xids;  // of the thread alone
 
+  bool keen() const { return Clock::now() < wantedUntil.load(); }
+  void takeFigures();
   void run(const WatchThread::Stop& stop);
   void sampleAll();
   void note(const Event& event);
@@ -58,12 +64,30 @@ void Watch::Shared::sampleAll() {
   taken = Clock::now();
 }
 
+// figures' facts are written once, by this thread, which alone reads them without the lock.
+void Watch::Shared::takeFigures() {
+  if (!keen() || Clock::now() < figuresTaken + settings.figurePause) return;
+  Figures taken = figures;
+  if (taken.devices.empty()) {
+    for (size_t device = 0; device < gpus->count(); ++device) {
+      gpus->facts(device, taken.devices.emplace_back(schema::emptyFigures()));
+      auto& pairs = taken.between.emplace_back();
+      for (size_t other = 0; other < gpus->count(); ++other) pairs.push_back(gpus->between(device, other));
+    }
+  }
+  for (size_t device = 0; device < gpus->count(); ++device) gpus->live(device, taken.devices[device]);
+  std::lock_guard guard(lock);
+  figures = std::move(taken);
+  figuresTaken = Clock::now();
+}
+
 void Watch::Shared::run(const WatchThread::Stop& stop) {
   for (;;) {
     sampleAll();
     const auto next = Clock::now() + settings.period;
     while (Clock::now() < next) {
-      const auto piece = std::min(kPiece, settings.period);
+      takeFigures();
+      const auto piece = std::min(keen() ? kKeenPiece : kPiece, settings.period);
       const auto began = Clock::now();
       for (const Event& event : gpus->events(piece)) note(event);
       // Where there are no events, or one came, this is not over yet.
@@ -104,6 +128,15 @@ Report Watch::latest() const {
   }
   for (DeviceSample& sample : report.samples) sample.ageMs = static_cast<uint32_t>(age.count());
   return report;
+}
+
+void Watch::want() { shared_->wantedUntil = Clock::now() + shared_->settings.wanted; }
+
+Figures Watch::figures() const {
+  std::lock_guard guard(shared_->lock);
+  Figures figures = shared_->figures;
+  figures.age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - shared_->figuresTaken);
+  return figures;
 }
 
 std::unique_ptr<Watch> watchGpus(const std::string& library, const std::string& driver,

@@ -19,12 +19,21 @@ struct Report {
   std::string note;                   // why there are no samples; for people
 };
 
+// What programs ask of the GPUs (schema/nvml_figures.h): taken only while somebody wants it.
+struct Figures {
+  std::vector<schema::NvmlFigures> devices;              // empty: NVML has not answered yet, or there is none
+  std::vector<std::vector<schema::FigurePair>> between;  // of each GPU, to each
+  std::chrono::milliseconds age{0};                      // of what changes
+};
+
 class Watch {
  public:
   struct Settings {
     std::chrono::milliseconds period{1000};
     std::chrono::milliseconds longest{10'000};  // an older sample says nothing
     std::chrono::milliseconds stopBound{1000};
+    std::chrono::milliseconds wanted{3000};     // after somebody wanted figures, they are taken for so long
+    std::chrono::milliseconds figurePause{50};  // between two of them
   };
   Watch(std::unique_ptr<Gpus> gpus, Settings settings);
   // Without a thread: never a sample, and why.
@@ -36,6 +45,11 @@ class Watch {
 
   // Any thread. The samples' ages are those of now.
   Report latest() const;
+  // Any thread. From now on, and for Settings::wanted, figures are taken. A first one is there after some 100
+  // ms.
+  void want();
+  bool takesFigures() const { return thread_ != nullptr; }
+  Figures figures() const;
 
  private:
   struct Shared;

@@ -1,0 +1,114 @@
+#include "pool-manager/cli/figures.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize-async.h>
+
+#include <algorithm>
+
+#include "pool-manager/cli/session_opener.h"
+#include "pool-manager/rpc.h"
+#include "schema/convert.h"
+#include "schema/pool.capnp.h"
+#include "schema/session_opening.h"
+
+namespace gpupool::cli {
+namespace {
+
+constexpr unsigned kMostDevices = 8;
+constexpr size_t kMostBytes = 32 * 1024;  // schema::kMostFigureBytes
+constexpr capnp::ReaderOptions kReports{.traversalLimitInWords = kMostDevices * kMostBytes / 8 + 1024,
+                                        .nestingLimit = 4};
+
+[[noreturn]] void fail(const std::string& text) {
+  kj::throwFatalException(toException({holder::Status::serverLost, text}));
+}
+
+}  // namespace
+
+kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration age) {
+  if (!latest_.devices.empty() && ageOfLatest() <= age) return kj::READY_NOW;
+  KJ_IF_MAYBE (already, asking_) return already->addBranch();
+  if (where_ && *where_ != lease.server.life()) stream_ = nullptr;  // it has moved
+  where_ = lease.server.life();
+  auto copy = kj::heap<pool::Lease>(lease);
+  const auto maxAgeMs = static_cast<uint32_t>(age / kj::MILLISECONDS);
+  // A connection that has been idle may be closed by now: then another one is made, once.
+  auto asked = kj::evalNow([&] { return stream_.get() == nullptr ? connect(*copy) : kj::READY_NOW; })
+                   .then([this, maxAgeMs] { return ask(maxAgeMs); })
+                   .catch_([this, &lease = *copy, maxAgeMs,
+                            again = stream_.get() != nullptr](kj::Exception&& error) -> kj::Promise<void> {
+                     stream_ = nullptr;
+                     if (!again || error.getType() != kj::Exception::Type::DISCONNECTED) return kj::mv(error);
+                     return connect(lease).then([this, maxAgeMs] { return ask(maxAgeMs); });
+                   });
+  auto fork = io_.getTimer().timeoutAfter(settings_.askBound, kj::mv(asked)).attach(kj::mv(copy)).fork();
+  auto done = fork.addBranch().then([this] { asking_ = nullptr; },
+                                    [this](kj::Exception&& error) {
+                                      asking_ = nullptr;
+                                      stream_ = nullptr;
+                                      kj::throwFatalException(kj::mv(error));
+                                    });
+  asking_ = kj::mv(fork);
+  return done;
+}
+
+kj::Promise<void> FiguresSource::connect(const pool::Lease& lease) {
+  auto opening = kj::heap<schema::SessionOpening>();
+  opening->lease = lease.id;
+  opening->key = lease.key;
+  opening->server = lease.server.name;
+  opening->session = Id::random();
+  opening->rowsHash = lease.server.rowsHash;
+  opening->asks = true;
+  return connectServer(io_, lease.server, settings_.transport)
+      .then([this, opening = kj::mv(opening)](ServerConnection&& connection) mutable {
+        opening->transport = connection.transport;
+        auto stream = kj::mv(connection.stream);
+        auto answered = schema::openSession(*stream, *opening);
+        return answered.then([this, stream = kj::mv(stream),
+                              opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
+          if (answer.verdict != schema::OpeningVerdict::open) fail(answer.text);
+          stream_ = kj::mv(stream);
+        });
+      });
+}
+
+kj::Promise<void> FiguresSource::ask(uint32_t maxAgeMs) {
+  auto query = kj::heap<capnp::MallocMessageBuilder>();
+  query->initRoot<schema::FiguresQuery>().setMaxAgeMs(maxAgeMs);
+  auto sent = capnp::writeMessage(*stream_, *query);
+  return sent.attach(kj::mv(query))
+      .then([this] { return capnp::readMessage(*stream_, kReports); })
+      .then([this](kj::Own<capnp::MessageReader> message) {
+        const auto report = message->getRoot<schema::FiguresReport>();
+        if (report.getDevices().size() == 0) fail(schema::text(report.getError()));
+        Figures heard;
+        for (const auto device : report.getDevices()) {
+          if (device.size() > kMostBytes || heard.devices.size() == kMostDevices)
+            fail("the server's figures are malformed");
+          heard.devices.push_back(schema::bytes(device));
+        }
+        // Of figures that NVML has not told yet there is no age.
+        constexpr uint32_t kLongest = 24 * 3600 * 1000;
+        heard.taken = io_.getTimer().now() - std::min(report.getAgeMs(), kLongest) * kj::MILLISECONDS;
+        latest_ = std::move(heard);
+      });
+}
+
+std::string FiguresSource::datagram(const holder::FiguresRequest& request, holder::Status status,
+                                    const std::string& text) const {
+  holder::FiguresReply reply;
+  reply.number = request.number;
+  const bool there = request.device < latest_.devices.size() && status != holder::Status::mismatch;
+  reply.status = there || status != holder::Status::ok ? status : holder::Status::refused;
+  text.copy(reply.text, sizeof reply.text - 1);
+  if (there) {
+    reply.bytes = static_cast<uint32_t>(latest_.devices[request.device].size());
+    reply.ageMs = static_cast<uint32_t>(std::min<int64_t>(ageOfLatest() / kj::MILLISECONDS, INT32_MAX));
+  }
+  std::string datagram(reinterpret_cast<const char*>(&reply), sizeof reply);
+  if (there) datagram += latest_.devices[request.device];
+  return datagram;
+}
+
+}  // namespace gpupool::cli
