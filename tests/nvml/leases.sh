@@ -1,0 +1,109 @@
+#!/bin/bash
+# NVML in programs of leases: each sees its own GPUs and no others, as CUDA names them; what is answered when the holder or
+# the server is stopped or gone; and `gpupool smi`. Two servers on this machine, one with two software GPUs.
+#   leases.sh BIN LIBRARY ASKS
+. "$(dirname "$0")/../errors/common.sh"
+asks=("${first_error[@]}")
+
+second_server() {
+  mkdir -p "$folder/$1" "$folder/$1-locks"
+  GPUPOOL_SOFT_IDENTITY=$1 "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
+    --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
+    --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1 &
+  server=$!
+  started+=("$server")
+  until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
+}
+in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
+passes() { # passes NAME OPTION... -- WORD...: asks prints PASS, in a lease
+  local name=$1
+  shift
+  gpupool run --wait 1m "$@" >"$folder/$name" 2>&1 && grep -q '^PASS$' "$folder/$name" || { cat "$folder/$name"; return 1; }
+}
+# follow OPTION...: a program in a lease that asks when it is told to. Sets launched and holder.
+follow() {
+  rm -f "$folder/questions"
+  mkfifo "$folder/questions"
+  : >"$folder/answers"
+  "$bin/gpupool" run "$@" -- "${asks[@]}" lines <"$folder/questions" >"$folder/answers" 2>"$folder/follow.err" &
+  launched=$!
+  started+=("$launched")
+  exec 9>"$folder/questions"
+  answers 0 0 || fail "no answer at first: $(cat "$folder/answers" "$folder/follow.err")"
+  holder=$(pgrep -P "$launched" gpupool | head -1)
+}
+answered_one() { [ "$(grep -c . "$folder/answers")" -gt "$before" ]; }
+question() { # prints the answer: what live figures and what facts say, milliseconds
+  before=$(grep -c . "$folder/answers")
+  sleep 0.15 # what is known is too old then
+  echo >&9
+  until_true answered_one && tail -1 "$folder/answers"
+}
+answers() { # answers LIVE FACT: the next answer
+  local live fact ms
+  read -r live fact ms <<<"$(question)"
+  [ "$live $fact" = "$1 $2" ] && within "$ms" 5000 || { echo "answered $live $fact after $ms ms"; return 1; }
+}
+# The same, sooner or later.
+comes_to() { for ((i = 0; i < 100; ++i)); do answers "$@" >/dev/null && return 0; done; return 1; }
+query() { gpupool run --server node --gpus 2 -- "$bin/gpupool" smi "$@"; }
+
+gpupool up --detach --software 2 --name node >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
+second_server other
+
+case_of "CUDA and NVML name the same GPUs"
+check "two GPUs" passes two --server node --gpus 2 -- "${asks[@]}" agree 2
+check "over a network" passes network --server other --transport ucx --memory 1GiB -- "${asks[@]}" agree 1
+check "a share of a GPU" passes share --server node --memory 512MiB -- "${asks[@]}" agree 1
+check "another server's GPUs have other addresses: $(grep -h '^GPU' "$folder/two" "$folder/network")" \
+  test "$(grep -h '^GPU' "$folder/two" "$folder/network" | awk '{ print substr($4, 1, 4) }' | sort -u | wc -l)" -eq 2
+check "and all are different" test "$(grep -h '^GPU' "$folder/two" "$folder/network" | awk '{ print $3 }' | sort -u | wc -l)" -eq 3
+check "no session was needed for what follows" passes often --server node -- "${asks[@]}" often
+
+case_of "without a holder"
+run env -u GPUPOOL_HOLDER LD_LIBRARY_PATH="$library" "${asks[@]}" none
+check "no driver: $out" test "$out" = "9 Driver Not Loaded"
+run env GPUPOOL_HOLDER=@gpupool-nobody LD_LIBRARY_PATH="$library" "${asks[@]}" none
+check "nor with one that is gone: $out" test "$out" = "9 Driver Not Loaded"
+run gpupool smi
+check "smi says so: $status $err" test "$status" -eq 9
+check "in one line" one_line "$err" "no lease here"
+
+case_of "smi"
+uuids=$(grep -h '^GPU' "$folder/two" | awk '{ print $3 }')
+run query -L
+check "-L: $out $err" test "$(sed 's/.*UUID: \(.*\))/\1/' <<<"$out")" = "$uuids"
+run query --query-gpu=index,gpu_name,memory.total,utilization.gpu --format=csv
+check "csv: $out $err" test "$out" = "index, name, memory.total [MiB], utilization.gpu [%]
+0, gpupool software GPU, 2048 MiB, [N/A]
+1, gpupool software GPU, 2048 MiB, [N/A]"
+run query --query-gpu=index,memory.total --format=csv,noheader,nounits -i 1
+check "noheader, nounits, -i: $out $err" test "$out" = "1, 2048"
+run query
+check "the table: $out $err" test "$(grep -c '0MiB / 2048MiB' <<<"$out")" -eq 2
+check "its lines are of one width" test "$(grep '^[|+]' <<<"$out" | awk '{ print length }' | sort -u)" = 91
+run query --query-gpu=index,nonsense --format=csv
+check "an unknown field: $status $out" test "$status" -eq 2
+check "nvidia-smi's words: $out" has "$out" 'Field "nonsense" is not a valid field to query.'
+run query -i 2
+check "an unknown GPU: $status $err" test "$status" -eq 6
+
+case_of "a holder that is stopped, and one that is killed"
+follow --server node
+kill -STOP "$holder"
+check "a stopped one" answers 10 0
+kill -CONT "$holder"
+check "goes on" comes_to 0 0
+kill -KILL "$holder"
+check "a dead one" comes_to 15 0
+exec 9>&-
+wait "$launched"
+
+case_of "a server that is stopped"
+follow --server other
+kill -STOP "$server"
+check "what it said last" answers 0 0
+check "and then nothing" comes_to 15 0
+kill -CONT "$server"
+exec 9>&-
+wait "$launched"
