@@ -23,8 +23,10 @@ struct PciAddress {
 // "0000:17:00.0", as CUDA and NVML write it. False: it is something else.
 inline bool readPciAddress(const std::string& text, PciAddress& address) {
   PciAddress read;
+  unsigned function = 0;
   char end = 0;
-  if (std::sscanf(text.c_str(), "%8x:%2x:%2x.%*1x%c", &read.domain, &read.bus, &read.device, &end) != 3)
+  if (std::sscanf(text.c_str(), "%8x:%2x:%2x.%1x%c", &read.domain, &read.bus, &read.device, &function,
+                  &end) != 4)
     return false;
   address = read;
   return true;

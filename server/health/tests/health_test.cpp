@@ -84,6 +84,33 @@ TEST_CASE("a sample has what NVML says, and defaults for what it does not") {
   CHECK(lost);
 }
 
+TEST_CASE("figures have NVML's own answers, and are taken only while somebody wants them") {
+  Library library;
+  library.says("load 37 memory 1024 temperature 41 sm 1980 links 3");
+  auto watch = watchGpus(library.path(), "", kTwo, {.period = 20ms, .wanted = 60s, .figurePause = 1ms});
+  REQUIRE(until([&] { return watch->latest().samples.size() == 2; }));
+  CHECK(watch->figures().devices.empty());
+  watch->want();
+  REQUIRE(until([&] { return watch->figures().devices.size() == 2; }));
+  const Figures first = watch->figures();
+  const schema::NvmlFigures& one = first.devices[0];
+  CHECK((one.utilization.status == NVML_SUCCESS && one.utilization.value.gpu == 37));
+  CHECK(
+      (one.memory.status == NVML_SUCCESS && one.memory.value.used == 1024 && one.memory.value.total == 4096));
+  CHECK((one.temperatures[0].status == NVML_SUCCESS && one.temperatures[0].value == 41));
+  CHECK((one.clocks[NVML_CLOCK_SM].status == NVML_SUCCESS && one.clocks[NVML_CLOCK_SM].value == 1980));
+  CHECK(one.clocks[NVML_CLOCK_MEM].status == NVML_ERROR_NOT_SUPPORTED);
+  CHECK(
+      (one.linkStates[2].value == NVML_FEATURE_ENABLED && one.linkStates[3].value == NVML_FEATURE_DISABLED));
+  CHECK(one.powerMw.status == NVML_ERROR_NOT_SUPPORTED);
+  CHECK(one.name.status == NVML_ERROR_NOT_SUPPORTED);  // the library has no such function
+  CHECK((first.between.size() == 2 && first.between[0].size() == 2));
+  CHECK(first.between[0][1].ancestor.status == NVML_ERROR_NOT_SUPPORTED);
+  library.says("load 38 memory 1024 lost 1");
+  REQUIRE(until([&] { return watch->figures().devices[0].utilization.status == NVML_ERROR_GPU_IS_LOST; }));
+  CHECK(watch->figures().devices[1].utilization.value.gpu == 38);
+}
+
 TEST_CASE("a library that cannot serve is refused with the reason") {
   Library library;
   std::string why;
