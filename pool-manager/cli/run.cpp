@@ -29,7 +29,8 @@ constexpr int kReleaseBoundMs = 10'000;
 const Help kRunHelp = {
     "gpupool run [options] [--] program [argument...]",
     "Leases GPUs of the pool, runs the program with them, and gives them back when it ends. The program "
-    "needs no change: LD_LIBRARY_PATH makes it load gpupool's libcuda.so.1. Child processes of the program "
+    "needs no change: LD_LIBRARY_PATH makes it load gpupool's libcuda.so.1 and libnvidia-ml.so.1. Child "
+    "processes of the program "
     "may use the same lease as long as the program itself runs. Signals that gpupool receives are passed on "
     "to the program. The lease is kept while the program is stopped from the terminal.",
     "For the program, gpupool's library folder is put in front of LD_LIBRARY_PATH, and GPUPOOL_HOLDER is set "
@@ -122,7 +123,7 @@ class HolderChild {
   pid_t pid_ = -1;
 };
 
-// PyTorch counts a machine's GPUs with NVML where there is one, and NVML knows nothing of a lease: it is told
+// A program that finds the machine's own NVML past LD_LIBRARY_PATH would count the machine's GPUs: it is told
 // as job schedulers tell it. Whoever has chosen already is left alone.
 std::string visibleDevices(uint32_t count) {
   std::string list;

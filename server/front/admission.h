@@ -1,6 +1,8 @@
 #pragma once
 // Opens sessions: the handshake on a fresh socket, and its hand-over to a worker.
 //
+// A holder may also come with questions alone (SessionHello.asks): it goes through the same proof.
+//
 //   holder -> SessionHello; server -> SessionChallenge (with its own proof); holder -> SessionProof;
 //   server -> SessionAnswer. Then the socket is the worker's.
 //

@@ -1,15 +1,21 @@
 #!/bin/bash
 # NVML in programs of leases: each sees its own GPUs and no others, as CUDA names them; what is answered when the holder or
-# the server is stopped or gone; and `gpupool smi`. Two servers on this machine, one with two software GPUs.
-#   leases.sh BIN LIBRARY ASKS
+# the server is stopped or gone; and `gpupool smi`. Two servers on this machine, one with two software GPUs, and one that has
+# an NVML.
+#   leases.sh BIN LIBRARY ASKS FAKE_NVML     the last as of server/health/tests, which stands for a server's NVML
 . "$(dirname "$0")/../errors/common.sh"
-asks=("${first_error[@]}")
+asks=("${first_error[@]}") fake_nvml=$4
+export FAKE_NVML_STATE=$folder/nvml
+says() { # what the fake one says from now on
+  echo "$*" >"$folder/nvml.new"
+  mv "$folder/nvml.new" "$folder/nvml"
+}
 
 second_server() {
   mkdir -p "$folder/$1" "$folder/$1-locks"
   GPUPOOL_SOFT_IDENTITY=$1 "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
     --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
-    --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1 &
+    --nvml "$fake_nvml" --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1 &
   server=$!
   started+=("$server")
   until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
@@ -49,6 +55,7 @@ comes_to() { for ((i = 0; i < 100; ++i)); do answers "$@" >/dev/null && return 0
 query() { gpupool run --server node --gpus 2 -- "$bin/gpupool" smi "$@"; }
 
 gpupool up --detach --software 2 --name node >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
+says load 37 memory 1024 temperature 41 power 300500 limit 700000 sm 1980 ecc 2
 second_server other
 
 case_of "CUDA and NVML name the same GPUs"
@@ -87,6 +94,24 @@ check "an unknown field: $status $out" test "$status" -eq 2
 check "nvidia-smi's words: $out" has "$out" 'Field "nonsense" is not a valid field to query.'
 run query -i 2
 check "an unknown GPU: $status $err" test "$status" -eq 6
+
+case_of "figures of the server's NVML"
+fields=utilization.gpu,temperature.gpu,power.draw,clocks.sm,clocks.mem,ecc.errors.uncorrected.volatile.total
+run gpupool run --server other -- "$bin/gpupool" smi --query-gpu=$fields --format=csv,noheader
+check "what it says: $out $err" test "$out" = "37 %, 41, 300.50 W, 1980 MHz, [N/A], 2"
+run gpupool run --server other -- "$bin/gpupool" smi --query-gpu=memory.total --format=csv,noheader,nounits
+check "memory is NVML's where the lease has a whole GPU: $out" test "$out" = 0
+run gpupool run --server other --memory 1GiB -- "$bin/gpupool" smi --query-gpu=memory.total --format=csv,noheader
+check "and the lease's share where it has one: $out" test "$out" = "1024 MiB"
+# One program that goes on asking sees what changes.
+"$bin/gpupool" run --server other -- "$bin/gpupool" smi --query-gpu=utilization.gpu --format=csv,noheader -lms 20 >"$folder/loop" 2>&1 &
+looping=$!
+started+=("$looping")
+check "the load as it was" until_true grep -q '^37 %' "$folder/loop"
+says "load 99 memory 1024"
+check "the load as it is: $(tail -1 "$folder/loop")" until_true grep -q '^99 %' "$folder/loop"
+kill "$looping"
+wait "$looping"
 
 case_of "a holder that is stopped, and one that is killed"
 follow --server node
