@@ -3,9 +3,10 @@
 #   ninja -C build/release packages                         build/release/packages/*.deb and the client's archive
 #
 # Programs find what belongs to them beside themselves (../lib/gpupool), so a tree can be moved as a whole.
-# The client's libcuda.so.1 is in a folder of its own, which is on no loader's path: whoever wants it says so.
+# The client's libcuda.so.1 and libnvidia-ml.so.1 are in a folder of their own, which is on no loader's path: whoever wants
+# them says so.
 install(TARGETS gpupool RUNTIME DESTINATION bin COMPONENT client)
-install(TARGETS gpupool-client LIBRARY DESTINATION lib/gpupool COMPONENT client)
+install(TARGETS gpupool-client gpupool-nvml LIBRARY DESTINATION lib/gpupool COMPONENT client)
 # What each program's --help says, as man pages; and bash's completion, which asks --help.
 find_package(Python3 COMPONENTS Interpreter REQUIRED)
 set(man ${CMAKE_BINARY_DIR}/man)
@@ -86,7 +87,8 @@ function(gpupool_package group text)
   set(CPACK_DEBIAN_${upper}_DESCRIPTION "${text}" PARENT_SCOPE)
 endfunction()
 gpupool_package(client "GPUs of a pool for this machine
-The command gpupool and a libcuda.so.1 that forwards CUDA programs to the GPUs that they lease.")
+The command gpupool, a libcuda.so.1 that forwards CUDA programs to the GPUs that they lease, and a libnvidia-ml.so.1 that
+shows these.")
 gpupool_package(server "lends this machine's GPUs to a pool
 The service gpupool-server and its worker processes.")
 gpupool_package(manager "manages a pool of GPUs
@@ -121,5 +123,5 @@ include(CPack)
 add_custom_target(packages
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G DEB
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G TXZ
-  DEPENDS man_pages gpupool gpupool-client gpupool-server gpupool-worker gpupool-manager cuda-soft
+  DEPENDS man_pages gpupool gpupool-client gpupool-nvml gpupool-server gpupool-worker gpupool-manager cuda-soft
   WORKING_DIRECTORY ${CMAKE_BINARY_DIR} USES_TERMINAL VERBATIM)

@@ -49,10 +49,4 @@ inline nvmlReturn_t give(const schema::Said<schema::NvmlText>& said, char* to, u
   return said.status == NVML_SUCCESS ? giveText(said.value.text, to, room) : said.status;
 }
 
-// nvmlPciInfo_t of the early versions ends before its second busId.
-inline nvmlReturn_t giveEarly(const nvmlPciInfo_t& from, nvmlPciInfo_t* to) {
-  std::memcpy(to, &from, offsetof(nvmlPciInfo_t, busId));
-  return NVML_SUCCESS;
-}
-
 }  // namespace gpupool::nvml

@@ -10,7 +10,6 @@
 using gpupool::nvml::answer;
 using gpupool::nvml::Fact;
 using gpupool::nvml::give;
-using gpupool::nvml::giveEarly;
 using gpupool::nvml::giveText;
 using gpupool::nvml::Library;
 using gpupool::nvml::Live;
@@ -136,19 +135,17 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsi
   return answer<Fact>(device, uuid != nullptr,
                       [&](const NvmlFigures& figures) { return giveText(figures.uuid, uuid, room); });
 }
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
-  return answer<Fact>(device, pci != nullptr, [&](const NvmlFigures& figures) {
-    *pci = figures.pci;
-    return NVML_SUCCESS;
-  });
-}
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t* pci) {
-  return answer<Fact>(device, pci != nullptr,
-                      [&](const NvmlFigures& figures) { return giveEarly(figures.pci, pci); });
-}
-NVML_EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t* pci) {
-  return nvmlDeviceGetPciInfo_v2(device, pci);
-}
+// The header gives all versions one type; who calls an early one by its name, as NCCL does, reads all of it.
+#define PCI_INFO(function)                                                        \
+  NVML_EXPORT nvmlReturn_t function(nvmlDevice_t device, nvmlPciInfo_t* pci) {    \
+    return answer<Fact>(device, pci != nullptr, [&](const NvmlFigures& figures) { \
+      *pci = figures.pci;                                                         \
+      return NVML_SUCCESS;                                                        \
+    });                                                                           \
+  }
+PCI_INFO(nvmlDeviceGetPciInfo)
+PCI_INFO(nvmlDeviceGetPciInfo_v2)
+PCI_INFO(nvmlDeviceGetPciInfo_v3)
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int* major, int* minor) {
   return answer<Fact>(device, major != nullptr && minor != nullptr,
                       [&](const NvmlFigures& figures) { return give(figures.capability, major, minor); });
@@ -197,11 +194,7 @@ NVML_EXPORT nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, n
 }
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned link,
                                                           nvmlPciInfo_t* pci) {
-  return answer<Fact>(device, pci != nullptr && link < NVML_NVLINK_MAX_LINKS,
-                      [&](const NvmlFigures& figures) {
-                        const auto& peer = figures.linkPeers[link];
-                        return peer.status == NVML_SUCCESS ? giveEarly(peer.value, pci) : peer.status;
-                      });
+  return nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, pci);
 }
 
 // ---- memory and processes ----

@@ -21,16 +21,12 @@ namespace {
 constexpr int kExitNoDriver = 9, kExitNotFound = 6;
 
 const Help kSmiHelp = {
-    "gpupool smi [-L] [-i GPU,...] [-l SECONDS] [--query-gpu=FIELD,... --format=csv[,noheader][,nounits]]",
+    "gpupool smi [options]",
     "Shows the GPUs of a lease, inside `gpupool run`, with nvidia-smi's words: load, memory, temperature, "
     "power and "
-    "clocks, as the GPUs' server sees them now. Without options a table; -L (--list-gpus): one line a GPU; "
-    "--query-gpu: these fields as CSV; --query-compute-apps: the lease's processes, with the fields "
-    "gpu_uuid, pid, "
-    "process_name and used_memory; --help-query-gpu: the names of the fields. -i (--id): only these GPUs, by "
-    "index, UUID or PCI address. -l (--loop): again every so many seconds; -lms: milliseconds. `gpupool "
-    "devices -v` "
-    "shows all GPUs of the pool.",
+    "clocks, as the GPUs' server sees them now. Without options a table. `gpupool devices -v` shows all GPUs "
+    "of the "
+    "pool.",
     "GPUPOOL_HOLDER: set by `gpupool run`. GPUPOOL_LIBRARY_DIR: the folder of libnvidia-ml.so.1, instead of "
     "the one "
     "beside this tool.",
@@ -351,14 +347,31 @@ void show(const Request& request, const std::vector<const SmiField*>& fields, co
   std::fflush(stdout);
 }
 
+// For --help alone: nvidia-smi's way to write options is read by readOption.
+void printSmiHelp() {
+  std::string text;
+  bool given = false;
+  std::vector<options::Option> all = {
+      {"list-gpus", given, "", "Or -L: one line a GPU."},
+      {"query-gpu", text, "FIELDS", "These fields of each GPU, as CSV: names with commas between them."},
+      {"help-query-gpu", given, "", "Print the names of the fields."},
+      {"query-compute-apps", text, "FIELDS",
+       "The lease's processes, as CSV: gpu_uuid, gpu_name, gpu_bus_id, pid, process_name, used_memory."},
+      {"format", text, "csv", "With a query: csv, or csv,noheader or csv,noheader,nounits."},
+      {"id", text, "GPUS", "Or -i: only these GPUs, by index, UUID or PCI address."},
+      {"loop", text, "SECONDS", "Or -l: again and again, after so many seconds."},
+      {"loop-ms", text, "MS", "Or -lms: after so many milliseconds."}};
+  parseCommand({"--help"}, kSmiHelp, nullptr, {}, std::move(all));
+}
+
 }  // namespace
 
 int runSmi(const Words& words) {
-  for (const std::string& word : words)
-    if (word == "--help" || word == "-h") {
-      parseCommand({"--help"}, kSmiHelp, nullptr, {}, {});
-      return 0;
-    }
+  if (std::find_if(words.begin(), words.end(),
+                   [](const std::string& word) { return word == "--help" || word == "-h"; }) != words.end()) {
+    printSmiHelp();
+    return 0;
+  }
   const Request request = readRequest(words);
   if (request.helpFields) {
     for (const SmiField& field : smiFields()) {

@@ -90,6 +90,7 @@ started+=($!)
 offered() { timeout 20 "$root/usr/bin/gpupool" devices | grep -q '^0 .*free\|node'; }
 check "the server offers its GPU" until_true offered
 check "a program, by the package's client" timeout 60 "$root/usr/bin/gpupool" run --wait 30s -- "$program"
+check "its NVML" timeout 60 "$root/usr/bin/gpupool" run --wait 30s -- "$root/usr/bin/gpupool" smi -L
 mkdir "$folder/elsewhere"
 check "the archive unpacks" tar xf "$(echo "$folder"/made/gpupool-client-*.tar.xz)" -C "$folder/elsewhere"
 client=$(echo "$folder"/elsewhere/gpupool-*)
