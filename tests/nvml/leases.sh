@@ -113,6 +113,27 @@ check "the load as it is: $(tail -1 "$folder/loop")" until_true grep -q '^99 %' 
 kill "$looping"
 wait "$looping"
 
+case_of "a lease that is suspended, and one that moves to another server"
+"$bin/gpupool" run --server node --memory 1GiB -- "$bin/gpupool" smi --query-gpu=uuid,utilization.gpu --format=csv,noheader -lms 20 >"$folder/loop" 2>&1 &
+looping=$!
+started+=("$looping")
+shows() { tail -1 "$folder/loop" | grep -q ", $1\$"; } # in the latest line
+check "the software GPU has no load: $(tail -1 "$folder/loop")" until_true shows '\[N/A\]'
+lease=$(gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}' | tail -1)
+run gpupool suspend "$lease"
+check "suspend: $status $err" test "$status" -eq 0
+lines=$(grep -c . "$folder/loop")
+goes_on() { [ "$(grep -c . "$folder/loop")" -gt $((lines + 10)) ] && shows '\[N/A\]'; }
+check "it is answered as before: $(tail -1 "$folder/loop")" until_true goes_on
+run gpupool resume "$lease"
+check "resume: $status $err" test "$status" -eq 0
+run gpupool migrate --to other "$lease"
+check "migrate: $status $err" test "$status" -eq 0
+check "the load is the other server's: $(tail -1 "$folder/loop")" until_true shows '99 %'
+check "the name is the one that the program knows" test "$(cut -d , -f 1 "$folder/loop" | sort -u | wc -l)" -eq 1
+kill "$looping"
+wait "$looping"
+
 case_of "a holder that is stopped, and one that is killed"
 follow --server node
 kill -STOP "$holder"
