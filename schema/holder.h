@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
 
 namespace gpupool::holder {
 
@@ -46,6 +47,10 @@ inline bool peerIsOurs(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
          (peer.uid == ::geteuid() || peer.uid == 0);
 }
+
+// Where a holder that a client library has started takes connections, too: of what else in that process asks
+// for its lease, as libnvidia-ml.so.1 does.
+inline std::string holderOfProcess(int pid) { return "@gpupool-hold-" + std::to_string(pid); }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
 inline constexpr uint32_t kVersion = 4;

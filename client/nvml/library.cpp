@@ -1,6 +1,7 @@
 #include "client/nvml/library.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <cstdlib>
 
@@ -23,8 +24,8 @@ Library::Library() {
 nvmlReturn_t Library::init() {
   std::lock_guard lock(mutex_);
   if (initialised_ == 0) {
-    const char* name = std::getenv("GPUPOOL_HOLDER");
-    if (name == nullptr || *name == 0) return NVML_ERROR_DRIVER_NOT_LOADED;
+    const char* named = std::getenv("GPUPOOL_HOLDER");
+    const std::string name = named != nullptr && *named != 0 ? named : holder::holderOfProcess(::getpid());
     if (holder_ != name) count_ = 0;
     holder_ = name;
     const nvmlReturn_t status = count_ == 0 ? learn() : refresh(0);

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "base/log.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/holder_process.h"
 #include "pool-manager/cli/lease_wish.h"
@@ -37,6 +38,19 @@ int descriptorOf(const Words& words) {
   return -1;
 }
 
+// For what else in the application's process asks for the lease. -1: it goes without.
+int listenBeside(int application) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(application, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return -1;
+  try {
+    return listenForApplications(holder::holderOfProcess(peer.pid));
+  } catch (const std::exception& error) {
+    GPUPOOL_INFO("no NVML for process %d: %s", peer.pid, error.what());
+    return -1;
+  }
+}
+
 }  // namespace
 
 int runHold(const Words& words) {
@@ -62,7 +76,8 @@ int runHold(const Words& words) {
   }
   const int socket = static_cast<int>(descriptor);
   process.application = socket;
-  detachFromCaller({socket});
+  process.listening = listenBeside(socket);
+  detachFromCaller({socket, process.listening});
   return runHolderProcess(std::move(process));
 }
 

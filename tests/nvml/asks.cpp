@@ -1,6 +1,7 @@
 // A program that asks NVML, and CUDA beside it, for the scripts of this folder. Both libraries are found as
 // programs find them: by their names.
 //   asks agree COUNT      CUDA and NVML name the same COUNT GPUs alike, and NVML sees this program's memory
+//   asks alone COUNT      the same without `gpupool run`: there is no lease before cuInit
 //   asks often            initialised twice, from threads and from a child; the end by counting
 //   asks none             what nvmlInit answers
 //   asks lines            for each line on stdin: what the first GPU's memory and name answer, and after how
@@ -148,10 +149,14 @@ void seesMemory() {
   REQUIRE(room == 1);
 }
 
-int agree(unsigned wanted) {
+int agree(unsigned wanted, bool alone = false) {
   unsigned count = 99;
   int devices = 0;
   REQUIRE(ask("nvmlDeviceGetCount_v2", &count) == NVML_ERROR_UNINITIALIZED);
+  if (alone) {
+    REQUIRE(ask("nvmlInit_v2") == NVML_ERROR_DRIVER_NOT_LOADED);
+    REQUIRE(cuda("cuInit", 0u) == CUDA_SUCCESS);
+  }
   REQUIRE(ask("nvmlInit_v2") == NVML_SUCCESS);
   REQUIRE(ask("nvmlDeviceGetCount_v2", &count) == NVML_SUCCESS && count == wanted);
   REQUIRE(cuda("cuInit", 0u) == CUDA_SUCCESS);
@@ -242,9 +247,10 @@ int lines() {
 int main(int count, char** words) {
   const std::string what = count > 1 ? words[1] : "";
   if (what == "agree" && count > 2) return agree(static_cast<unsigned>(std::atoi(words[2])));
+  if (what == "alone" && count > 2) return agree(static_cast<unsigned>(std::atoi(words[2])), true);
   if (what == "often") return often();
   if (what == "none") return none();
   if (what == "lines") return lines();
-  std::printf("asks agree COUNT | often | none | lines\n");
+  std::printf("asks agree COUNT | alone COUNT | often | none | lines\n");
   return 2;
 }

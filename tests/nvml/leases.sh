@@ -76,6 +76,10 @@ run gpupool smi
 check "smi says so: $status $err" test "$status" -eq 9
 check "in one line" one_line "$err" "no lease here"
 
+case_of "without gpupool run"
+run env GPUPOOL_GPUS=2 GPUPOOL_WAIT=1m LD_LIBRARY_PATH="$library" "${asks[@]}" alone 2
+check "the process's own lease: $out $err" test "$(tail -1 <<<"$out")" = PASS
+
 case_of "smi"
 uuids=$(grep -h '^GPU' "$folder/two" | awk '{ print $3 }')
 run query -L
