@@ -98,7 +98,7 @@ struct NvmlFigures {
 #undef FIGURE_TEXT
 };
 static_assert(std::is_trivially_copyable_v<NvmlFigures>);
-inline constexpr size_t kMostFigureBytes = 32 * 1024;  // of one GPU, for those who only pass it on
+inline constexpr size_t kMostFigureBytes = size_t{32} * 1024;  // of one GPU, for those who only pass it on
 static_assert(sizeof(NvmlFigures) <= kMostFigureBytes);
 
 // Names the members and their sizes.

@@ -38,7 +38,7 @@ class Library {
   using Clock = std::chrono::steady_clock;
   struct Gpu {
     schema::NvmlFigures facts, latest;
-    Clock::time_point until{};  // what came of the last question counts so long
+    Clock::time_point until;  // what came of the last question counts so long
     nvmlReturn_t status = NVML_ERROR_UNINITIALIZED;
   };
   Library();

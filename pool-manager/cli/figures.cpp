@@ -15,7 +15,7 @@ namespace gpupool::cli {
 namespace {
 
 constexpr unsigned kMostDevices = 8;
-constexpr size_t kMostBytes = 32 * 1024;  // schema::kMostFigureBytes
+constexpr size_t kMostBytes = size_t{32} * 1024;  // schema::kMostFigureBytes
 constexpr capnp::ReaderOptions kReports{.traversalLimitInWords = kMostDevices * kMostBytes / 8 + 1024,
                                         .nestingLimit = 4};
 

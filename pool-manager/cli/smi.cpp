@@ -158,6 +158,7 @@ SmiGpu gpuOf(const NvmlLibrary& nvml, const std::string& id) {
 
 std::vector<SmiGpu> gpusOf(const NvmlLibrary& nvml, const Request& request) {
   std::vector<SmiGpu> gpus;
+  gpus.reserve(request.ids.size());
   for (const std::string& id : request.ids) gpus.push_back(gpuOf(nvml, id));
   unsigned count = 0;
   if (request.ids.empty()) nvml.ask("nvmlDeviceGetCount_v2", &count);
@@ -190,6 +191,7 @@ std::vector<const SmiField*> fieldsOf(const Request& request) {
 void printQuery(const std::vector<const SmiField*>& fields, const std::vector<SmiGpu>& gpus, bool header,
                 bool units) {
   std::vector<std::string> cells;
+  cells.reserve(fields.size());
   for (const SmiField* field : fields) cells.push_back(smiHeading(*field));
   if (header) printRow(cells);
   for (const SmiGpu& gpu : gpus) {
@@ -249,6 +251,7 @@ void printApps(const Request& request, const std::vector<SmiGpu>& gpus, bool hea
   for (const SmiGpu& gpu : gpus)
     for (const nvmlProcessInfo_t& process : processesOf(gpu)) {
       std::vector<std::string> cells;
+      cells.reserve(request.fields.size());
       for (const std::string& field : request.fields)
         cells.push_back(appCell(field, gpu, process, request.units));
       printRow(cells);

@@ -24,7 +24,7 @@ struct Watch::Shared {
   Report report;
   Clock::time_point taken{};
   Figures figures;
-  Clock::time_point figuresTaken{};
+  Clock::time_point figuresTaken;
   std::atomic<Clock::time_point> wantedUntil{Clock::time_point::min()};
   std::vector<uint32_t> xids;  // of the thread alone
 

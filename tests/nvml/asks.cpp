@@ -177,6 +177,7 @@ int agree(unsigned wanted, bool alone = false) {
 
 void manyThreads() {
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([] {
       for (int i = 0; i < 100; ++i) {

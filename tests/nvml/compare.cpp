@@ -143,7 +143,7 @@ void compareFields(const Nvml& ours, nvmlDevice_t mine, const Nvml& native, nvml
     a.fieldId = b.fieldId = id;
     ours.ask("nvmlDeviceGetFieldValues", mine, 1, &a);
     native.ask("nvmlDeviceGetFieldValues", its, 1, &b);
-    compare(false, "field " + std::to_string(id), a.nvmlReturn, a.value, b.nvmlReturn, b.value);
+    compare(false, "field " + std::to_string(id), a.nvmlReturn, a.value.ullVal, b.nvmlReturn, b.value.ullVal);
   }
 }
 
@@ -192,7 +192,7 @@ int main(int count, char** words) {
     std::printf("FAIL init: %d, %u GPUs\n", status, devices);
     return 1;
   }
-  nvmlDevice_t mine[kFigureDevices], its[kFigureDevices];
+  nvmlDevice_t mine[kFigureDevices] = {}, its[kFigureDevices] = {};
   for (unsigned i = 0; i < devices; ++i) {
     char uuid[96] = {};
     ours.ask("nvmlDeviceGetHandleByIndex_v2", i, &mine[i]);
