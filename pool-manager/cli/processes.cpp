@@ -106,6 +106,7 @@ bool endProcess(const ProcessName& process, std::chrono::milliseconds patience) 
 ProcessName startDaemon(const std::vector<std::string>& words, const std::vector<std::string>& extra,
                         const std::string& log, const std::string& role) {
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

@@ -127,7 +127,7 @@ int create(const Words& words) {
     printJson(value);
     return 0;
   }
-  std::cout << made.token.tenant << ": " << made.text << std::endl;
+  std::cout << made.token.tenant << ": " << made.text << '\n' << std::flush;
   std::cerr << "gpupool: token " << made.token.id << " of tenant " << made.token.tenant << ", " << role
             << (made.token.expiresS == 0 ? ", never expires" : ", expires " + timeText(made.token.expiresS))
             << "; the line on stdout is its file (mode 0600), and is not shown again\n";

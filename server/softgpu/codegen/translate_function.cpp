@@ -271,7 +271,7 @@ void Translator::kernelPrologue() {
     tids_[axis] = phi;
   }
   for (unsigned axis = 0; axis < 3; ++axis)
-    builder_.CreateStore(tids_[axis], threadPointer(offsetof(ThreadContext, tid) + axis * 4));
+    builder_.CreateStore(tids_[axis], threadPointer(offsetof(ThreadContext, tid) + size_t{axis} * 4));
   builder_.CreateStore(linear_, threadPointer(offsetof(ThreadContext, linear)));
   Value* base = threadField(offsetof(ThreadContext, localBase), integer(64));
   builder_.CreateStore(base, threadPointer(offsetof(ThreadContext, localTop)));

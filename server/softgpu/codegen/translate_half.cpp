@@ -42,8 +42,9 @@ llvm::Value* Translator::mapLanes(Type type, const std::vector<Value*>& operands
                                   const std::function<Value*(const std::vector<Value*>&)>& one) {
   if (type.lanes == 1) return one(operands);
   Value* result = constant(0);
-  for (unsigned lane = 0; lane < 2; ++lane) {
+  for (uint64_t lane = 0; lane < 2; ++lane) {
     std::vector<Value*> parts;
+    parts.reserve(operands.size());
     for (Value* word : operands)
       parts.push_back(builder_.CreateTrunc(builder_.CreateLShr(word, constant(16 * lane)), integer(16)));
     result = builder_.CreateOr(
