@@ -24,6 +24,11 @@ target_link_libraries(capnp_static INTERFACE
 add_library(yaml_static INTERFACE)
 target_link_libraries(yaml_static INTERFACE -l:libyaml-cpp.a)
 
+# Writes seccomp filters (server/walls/): what the kernel takes is a program for a small machine, of numbers that differ
+# between processors.
+add_library(seccomp_static INTERFACE)
+target_link_libraries(seccomp_static INTERFACE -l:libseccomp.a)
+
 # Every target of ours links gpupool_flags: warnings are errors, libstdc++ goes inside.
 # gcc 12's -Wrestrict takes "text" + std::string for an overlap (its bug 105329).
 add_library(gpupool_flags INTERFACE)

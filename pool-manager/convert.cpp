@@ -17,6 +17,18 @@ List devicesOf(List list) {
   return list;
 }
 
+constexpr size_t kMostWalls = 32;
+
+// At most so many.
+std::vector<std::string> texts(capnp::List<capnp::Text>::Reader from, size_t most) {
+  std::vector<std::string> to;
+  for (auto one : from) {
+    if (to.size() == most) break;
+    to.push_back(text(one));
+  }
+  return to;
+}
+
 }  // namespace
 
 Server read(schema::ServerInfo::Reader from) {
@@ -32,10 +44,9 @@ Server read(schema::ServerInfo::Reader from) {
             {},
             from.getOvercommitPercent()};
   for (auto device : devicesOf(from.getDevices())) to.devices.push_back(read(device));
-  for (auto note : from.getLeftOut()) {
-    if (to.leftOut.size() == kMaxDevices) break;
-    to.leftOut.push_back(text(note));
-  }
+  to.leftOut = texts(from.getLeftOut(), kMaxDevices);
+  to.walls = texts(from.getWalls(), kMostWalls);
+  to.missingWalls = texts(from.getMissingWalls(), kMostWalls);
   return to;
 }
 

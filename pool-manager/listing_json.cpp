@@ -131,6 +131,8 @@ json toJson(const ListedServer& server) {
                 {"rowsHash", server.info.rowsHash},
                 {"devices", devices},
                 {"leftOut", server.info.leftOut},
+                {"walls", server.info.walls},
+                {"missingWalls", server.info.missingWalls},
                 {"fabric", fabricJson(server.fabric)}};
   if (server.info.overcommitPercent > 100) entry["overcommitPercent"] = server.info.overcommitPercent;
   return entry;

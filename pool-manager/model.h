@@ -34,6 +34,7 @@ struct Server {
   uint32_t pid = 0;
   std::vector<std::string> leftOut;  // GPUs of its host that it does not offer, and why; for people
   uint32_t overcommitPercent = 100;  // of each device's memory, so much may be leased
+  std::vector<std::string> walls, missingWalls;  // around its workers, and why others are not; for people
 
   ServerLife life() const { return {name, incarnation}; }
 };

@@ -50,6 +50,8 @@ std::string withoutPort(std::string address) {
   return address;
 }
 
+unsigned sizeOf(const std::vector<std::string>& list) { return static_cast<unsigned>(list.size()); }
+
 }  // namespace
 
 // What an RPC system lets go of, it lets go of later: a session may outlive the service.
@@ -327,8 +329,9 @@ class Service::Session final : public schema::Manager::Server {
     for (const auto& [name, server] : servers) {
       auto one = list[at++];
       write(server.facts, one.initInfo());
-      auto leftOut = one.getInfo().initLeftOut(static_cast<unsigned>(server.facts.leftOut.size()));
-      for (unsigned i = 0; i < leftOut.size(); ++i) leftOut.set(i, server.facts.leftOut[i]);
+      write(server.facts.leftOut, one.getInfo().initLeftOut(sizeOf(server.facts.leftOut)));
+      write(server.facts.walls, one.getInfo().initWalls(sizeOf(server.facts.walls)));
+      write(server.facts.missingWalls, one.getInfo().initMissingWalls(sizeOf(server.facts.missingWalls)));
       one.setLastBeatMs(now - server.beatMs);
       one.setAlive(service().pool_.alive(server, now));
       one.setWarmWorkers(server.warmWorkers);

@@ -63,6 +63,8 @@ struct ServerInfo {
   fabric @9 :Fabric;          # for people, and for placement to come; not in a lease's copy of this
   leftOut @10 :List(Text);    # GPUs of the host that this server does not offer, and why; for people
   overcommitPercent @11 :UInt32 = 100;  # of each device's memory, so much may be leased: above 100, leases take turns
+  walls @12 :List(Text);        # that stand around each of its workers, by name (server/walls/walls.h); for people
+  missingWalls @13 :List(Text); # those that do not, with the reason; for people
 }
 
 # What a joining server knows of one of its devices from before: its server may have been restarted, and so may the
@@ -532,6 +534,7 @@ struct WorkerStart {
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
   rowsHash @5 :UInt64;              # of the rows the worker was built with
+  walls @14 :List(Text);            # with ready: what stands around this process
   union {
     ready @0 :Void;                 # warm: cuInit done
     devices @1 :List(DeviceInfo);   # answer to --inventory

@@ -124,6 +124,7 @@ void print(const std::string& driver, std::span<const Device> devices) {
 
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
+    "                      [--walls off|auto|required|log] [--module-cache PATH]\n"
     "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED]\n"
     "                                                                 started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
@@ -152,6 +153,13 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
         throw std::runtime_error("--warm-context: '" + text + "' is no device ordinal");
     } else if (word == "--client-stall-time") {
       arguments.clientStallTime = std::chrono::milliseconds(std::strtoll(value().c_str(), nullptr, 10));
+    } else if (word == "--walls") {
+      const std::string name = value();
+      const auto mode = walls::modeNamed(name);
+      if (!mode) throw std::runtime_error("--walls: '" + name + "' is not off, auto, required or log");
+      arguments.walls = *mode;
+    } else if (word == "--module-cache") {
+      arguments.moduleCache = value();
     } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams") {
       arguments.disturbMoves = word == "--disturb-moves";
       arguments.disturbStreams = word == "--disturb-streams";
@@ -271,11 +279,13 @@ WorkerProcess::~WorkerProcess() {
   close(descriptor_);
 }
 
-bool WorkerProcess::reportReady(const std::string& driverPath) {
+bool WorkerProcess::reportReady(const std::string& driverPath, std::span<const std::string> walls) {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setDriver(driverPath);
   report.setRowsHash(rowsHash_);
+  auto list = report.initWalls(static_cast<unsigned>(walls.size()));
+  for (unsigned i = 0; i < list.size(); ++i) list.set(i, walls[i]);
   report.setReady();
   return sendReport(descriptor_, message);
 }

@@ -30,6 +30,7 @@
 
 #include "schema/device.h"
 #include "schema/id.h"
+#include "server/walls/walls.h"
 
 struct CUctx_st;  // *CUcontext: the server includes this without CUDA
 
@@ -54,6 +55,8 @@ struct WorkerArguments {
   std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
+  walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h
+  std::string moduleCache;               // --module-cache PATH: the folder of all tenants' caches, for the walls
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);
@@ -144,7 +147,7 @@ class WorkerProcess {
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
   // Each returns false if the server is gone.
-  bool reportReady(const std::string& driverPath = {});
+  bool reportReady(const std::string& driverPath = {}, std::span<const std::string> walls = {});
   bool reportDevices(const std::string& driverPath, std::span<const Device> devices);
   bool reportFailed(const std::string& text);
   // The session is over, and why: "client closed", "client lost: ..." From here the server waits a bounded

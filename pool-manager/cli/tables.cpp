@@ -39,6 +39,19 @@ std::string describeCordon(const ListedServer& server) {
          (said.empty() ? "" : " (" + said + ")");
 }
 
+// "node7: workers have the walls no_new_privs, limits, seccomp; missing: landlock: ..."
+void printWalls(const pool::Server& server) {
+  const auto joined = [](const std::vector<std::string>& texts, const char* between) {
+    std::string all;
+    for (const std::string& text : texts) all += (all.empty() ? "" : between) + text;
+    return all;
+  };
+  if (!server.walls.empty())
+    std::cout << server.name << " has walls around its workers: " << joined(server.walls, ", ") << "\n";
+  if (!server.missingWalls.empty())
+    std::cout << server.name << " lacks walls around its workers: " << joined(server.missingWalls, "; ") << "\n";
+}
+
 const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
 // As many cells as that.
 std::vector<std::string> sampleCells(const std::optional<DeviceSample>& sample) {
@@ -181,7 +194,7 @@ int runServers(const Words& words) {
       "Lists the servers of the pool: whether each is alive, its number of GPUs and waiting workers, and the "
       "addresses for sessions. A cordoned one is listed also when it is not in the pool, as absent.",
       "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
-      "Also -v. Lists each server's RDMA devices, the state and addresses of their ports, their PCI distance "
+      "Also -v. Lists the walls around each server's workers (docs/security.md), its RDMA devices, the state and addresses of their ports, their PCI distance "
       "from each GPU (PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo` shows it), and whether they can "
       "access GPU memory directly (GPUDirect, by dma-buf).");
   if (listing.helped) return 0;
@@ -214,6 +227,7 @@ int runServers(const Words& words) {
       if (server.info.overcommitPercent > 100)
         std::cout << server.info.name << " leases " << server.info.overcommitPercent
                   << "% of its GPUs' memory: leases take turns\n";
+      printWalls(server.info);
       for (const std::string& note : server.info.leftOut)
         std::cout << server.info.name << " leaves out " << note << "\n";
       printFabric(server);

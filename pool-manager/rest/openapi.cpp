@@ -58,7 +58,8 @@ const char kSchemas[] = R"json({
     "devices": {"type": "array", "items": {"$ref": "#/components/schemas/ListedDevice"}}}},
   "Server": {"type": "object",
     "required": ["name", "alive", "cordoned", "cordonReason", "cordonedBy", "cordonedSeconds", "absent", "lastBeatMs",
-                 "warmWorkers", "pid", "localPath", "address", "rowsHash", "devices", "leftOut", "fabric"],
+                 "warmWorkers", "pid", "localPath", "address", "rowsHash", "devices", "leftOut", "walls", "missingWalls",
+                 "fabric"],
     "properties": {
       "name": {"type": "string"},
       "alive": {"type": "boolean"},
@@ -76,6 +77,8 @@ const char kSchemas[] = R"json({
       "overcommitPercent": {"type": "integer", "minimum": 100},
       "devices": {"type": "array", "items": {"$ref": "#/components/schemas/Device"}},
       "leftOut": {"type": "array", "items": {"type": "string"}},
+      "walls": {"type": "array", "items": {"type": "string"}},
+      "missingWalls": {"type": "array", "items": {"type": "string"}},
       "fabric": {"type": "object", "required": ["note", "devices"], "properties": {
         "note": {"type": "string"}, "devices": {"type": "array", "items": {"type": "object"}}}}}},
   "ServerList": {"type": "object", "required": ["servers"], "properties": {

@@ -26,6 +26,12 @@ std::string readLine(const char* path) {
   return line;
 }
 
+template <class Init>
+void writeTexts(const std::vector<std::string>& from, Init init) {
+  auto to = init(static_cast<unsigned>(from.size()));
+  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
+}
+
 // The host part of "host:port" or "[v6]:port".
 std::string hostOf(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
@@ -40,6 +46,7 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
       disturb_(disturbance()),
+      walls_(wallsFor(options_)),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
       tasks_(*this),
       accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
@@ -61,6 +68,15 @@ std::optional<Front::Disturbance> Front::disturbance() {
     throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
                                "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
   return Disturbance{std::string(what), std::string(seed)};
+}
+
+walls::State Front::wallsFor(const ServerOptions& options) {
+  auto state = walls::ofThisMachine(options.wallsMode());
+  if (options.wallsMode() == walls::Mode::required && !state.missing.empty())
+    throw options::OptionError("--walls required: missing is " + state.missing[0]);
+  for (const std::string& missing : state.missing)
+    GPUPOOL_WARNING("no wall around workers: %s", missing.c_str());
+  return state;
 }
 
 kj::Promise<void> Front::start() {
@@ -193,6 +209,7 @@ void Front::run(Inventory found) {
 
   startSuspension();
   startTurns();
+  hasCache_ = openCache();
   startWorkers();
 
   startAdmission();
@@ -228,7 +245,7 @@ void Front::startAdmission() {
   admission.rowsHash = inventory_.rowsHash;
   admission.starts.networkDevice = options_.networkDevice;
   admission.starts.networkWire = options_.networkWire;
-  if (openCache()) admission.starts.moduleCache = options_.moduleCache;
+  if (hasCache_) admission.starts.moduleCache = options_.moduleCache;
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
   if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
@@ -304,7 +321,9 @@ void Front::startWorkers() {
   workers.executable = options_.worker;
   // The very library the inventory found: a search could end elsewhere once a device is gone.
   workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
-                       std::to_string(options_.clientStallTime.count())};
+                       std::to_string(options_.clientStallTime.count()), "--walls",
+                       options_.walls};
+  if (hasCache_) workers.arguments.insert(workers.arguments.end(), {"--module-cache", options_.moduleCache});
   if (disturb_)
     workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"
                                                        : disturb_->kind == "stream" ? "--disturb-streams"
@@ -316,6 +335,7 @@ void Front::startWorkers() {
       workers.contexts.push_back(static_cast<int>(device.ordinal));
   workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
+  workers.walls = walls_.standing;
   pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
 }
 
@@ -434,8 +454,9 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
-  auto notes = info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size()));
-  for (unsigned i = 0; i < notes.size(); ++i) notes.set(i, claims_->leftOut()[i]);
+  writeTexts(walls_.standing, [&](unsigned count) { return info.initWalls(count); });
+  writeTexts(walls_.missing, [&](unsigned count) { return info.initMissingWalls(count); });
+  writeTexts(claims_->leftOut(), [&](unsigned count) { return info.initLeftOut(count); });
 
   auto workers = sessions_->workers();
   for (StoredWorker& worker : claims_->earlier()) workers.push_back(std::move(worker));

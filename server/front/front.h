@@ -81,8 +81,12 @@ class Front final : private kj::TaskSet::ErrorHandler {
     std::string seed;
   };
   static std::optional<Disturbance> disturbance();
+  // Throws options::OptionError if --walls requires what this machine does not have.
+  static walls::State wallsFor(const ServerOptions& options);
   std::optional<Disturbance> disturb_;  // GPUPOOL_DISTURB, for tests
   Id incarnation_ = Id::random();
+  walls::State walls_;  // around the workers
+  bool hasCache_ = false;
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
   uint16_t port_ = 0;

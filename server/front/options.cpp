@@ -99,6 +99,11 @@ std::vector<options::Option> ServerOptions::table() {
        "Empty: /run/lock where every user may write there, else /tmp."},
       {"worker", worker, "PATH",
        "The worker's executable. Empty: gpupool-worker in the folder of gpupool-server."},
+      {"walls", walls, "auto|required|off|log",
+       "What is put around workers, which run tenants' code, so that they reach nothing but their own "
+       "(docs/security.md). auto: what this kernel has. required: all, or this server does not start, and says "
+       "what is missing. off: nothing. log: nothing is refused, and what would be is logged; to find out what a "
+       "driver needs. `gpupool servers -v` lists what stands."},
       {"warm", warm, "COUNT", "The number of workers that are started ahead of time and wait for sessions."},
       {"warm-contexts", warmContexts, "",
        "For each device, one more worker waits that has made its CUDA context already. A session then "
@@ -173,6 +178,8 @@ std::vector<std::string> ServerOptions::deviceList() const {
   return list;
 }
 
+server::walls::Mode ServerOptions::wallsMode() const { return *server::walls::modeNamed(walls); }
+
 void ServerOptions::complete() {
   if (manager.empty()) throw options::OptionError("--manager: name the pool manager, host:port or unix:PATH");
   if (name.empty()) {
@@ -183,6 +190,8 @@ void ServerOptions::complete() {
   }
   if (networkWire != "auto" && networkWire != "tcp" && networkWire != "rdma")
     throw options::OptionError("--network-wire: '" + networkWire + "' is not auto, tcp or rdma");
+  if (!server::walls::modeNamed(walls))
+    throw options::OptionError("--walls: '" + walls + "' is not auto, required, off or log");
   if (name.find('/') != std::string::npos)
     throw options::OptionError("--name: '" + name + "' contains a '/'");
   if (worker.empty()) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/options.h"
+#include "server/walls/walls.h"
 
 namespace gpupool::server {
 
@@ -21,6 +22,7 @@ struct ServerOptions {
   std::string devices;
   std::string deviceLocks;
   std::string worker;
+  std::string walls = "auto";
   uint32_t warm = 2;
   bool warmContexts = true;
   std::string networkDevice;
@@ -47,6 +49,7 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
+  server::walls::Mode wallsMode() const;                // --walls, taken apart; after complete
   uint64_t suspendBytes = 0;         // --suspend-memory, by complete
   uint32_t overcommitPercent = 100;  // --overcommit, by complete
   // Fills what depends on the machine: name, worker, state, local and others. Throws options::OptionError.

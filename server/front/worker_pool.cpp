@@ -106,6 +106,15 @@ void WorkerPool::start(int device) {
   tasks_.add(awaitReady(kj::mv(slot)));
 }
 
+std::string WorkerPool::lacking(schema::WorkerReport::Reader report) const {
+  for (const std::string& wall : settings_.walls) {
+    bool stands = false;
+    for (auto one : report.getWalls()) stands = stands || wall == one.cStr();
+    if (!stands) return wall;
+  }
+  return "";
+}
+
 kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
   auto report = timer_.timeoutAfter(settings_.startBound, slot->child->receive());
   auto kept = kj::addRef(*slot);
@@ -117,6 +126,8 @@ kj::Promise<void> WorkerPool::awaitReady(kj::Own<Slot> slot) {
           if (!report.isReady()) return discard(kj::mv(slot), "sent something else than that it is ready");
           if (report.getRowsHash() != settings_.rowsHash)
             return discard(kj::mv(slot), "speaks other call rows than this server's: restart the server");
+          if (const std::string wall = lacking(report); !wall.empty())
+            return discard(kj::mv(slot), "has no wall '" + wall + "', which this server's workers have");
           starting_.remove(slot.get());
           failures_ = 0;
           auto task = watchIdle(kj::addRef(*slot));

@@ -33,6 +33,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
     kj::Duration contextCheck = 300 * kj::MILLISECONDS;
     kj::Duration contextPause = 30 * kj::SECONDS;  // after a context could not be had
     uint64_t rowsHash = 0;                         // of a worker of this server; another's is not used
+    std::vector<std::string> walls;                // by name: a worker without one of them is not used
     uint32_t atOnce = 4;                           // starting at the same time
     kj::Duration startBound = 60 * kj::SECONDS;    // from fork to ready
     kj::Duration firstPause = 100 * kj::MILLISECONDS, longestPause = 10 * kj::SECONDS;
@@ -71,6 +72,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   size_t count(int device) const;
   bool mayStart() const;
   void start(int device);
+  std::string lacking(schema::WorkerReport::Reader report) const;  // the first wall; empty: none
   kj::Promise<void> awaitReady(kj::Own<Slot> slot);
   kj::Promise<void> watchIdle(kj::Own<Slot> slot);
   // Kills the worker, waits until it is gone and counts the failure.

@@ -3,6 +3,7 @@
 #include <capnp/message.h>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -11,6 +12,33 @@
 #include "schema/convert.h"
 
 namespace gpupool::server {
+namespace {
+
+constexpr size_t kKeyBytes = 32;
+
+// Servers of one cache have one key. Empty: there is none, and the log says why.
+std::string keyOf(const std::string& moduleCache) {
+  const std::string path = moduleCache + ".key", made = path + "." + std::to_string(getpid());
+  char key[kKeyBytes];
+  if (access(path.c_str(), F_OK) != 0 && getentropy(key, sizeof key) == 0) {
+    const kj::AutoCloseFd file(open(made.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (file >= 0 && write(file, key, sizeof key) == ssize_t{sizeof key})
+      static_cast<void>(link(made.c_str(), path.c_str()) == 0);  // whole, and another server's stays
+    unlink(made.c_str());
+  }
+  const kj::AutoCloseFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (file >= 0 && read(file, key, sizeof key) == ssize_t{sizeof key}) return {key, sizeof key};
+  GPUPOOL_WARNING("no module cache: its key %s: %s", path.c_str(), file >= 0 ? "too short" : strerror(errno));
+  return "";
+}
+
+}  // namespace
+
+WorkerStarts::WorkerStarts(LeaseTable& leases, Settings settings)
+    : leases_(leases), settings_(std::move(settings)) {
+  if (!settings_.moduleCache.empty()) cacheKey_ = keyOf(settings_.moduleCache);
+  if (cacheKey_.empty()) settings_.moduleCache.clear();
+}
 
 bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Grant& grant, int socket,
                         From from) const {
@@ -59,15 +87,23 @@ std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder 
   return descriptors;
 }
 
-// Code is never shared between tenants; their names come from outside, so the folder's is a digest.
+// Code is never shared between tenants; their names come from outside, so the folder's is a digest. A worker
+// may open files below the cache's folder and not list it, so it must not be able to guess: the digest is keyed.
+std::string WorkerStarts::folderOf(const std::string& tenant) const {
+  const std::string keyed = cacheKey_ + tenant;
+  const Digest digest = sha256(std::as_bytes(std::span(keyed)));
+  std::string hex;
+  for (size_t i = 0; i < 16; ++i) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", static_cast<unsigned>(digest[i]));
+    hex += two;
+  }
+  return settings_.moduleCache + "/" + hex;
+}
+
 kj::AutoCloseFd WorkerStarts::cacheFolder(const std::string& tenant) const {
   if (settings_.moduleCache.empty()) return nullptr;
-  const Digest digest = sha256(std::as_bytes(std::span(tenant)));
-  uint64_t name = 0;
-  std::memcpy(&name, digest.data(), sizeof name);
-  char hex[17];
-  std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(name));
-  const std::string folder = settings_.moduleCache + "/" + hex;
+  const std::string folder = folderOf(tenant);
   int opened = -1;
   if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST)
     opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);

@@ -24,7 +24,7 @@ class WorkerStarts {
     bool reportActivity = false;  // WorkerStart's
     uint64_t moduleCacheBytes = 0;
   };
-  WorkerStarts(LeaseTable& leases, Settings settings) : leases_(leases), settings_(std::move(settings)) {}
+  WorkerStarts(LeaseTable& leases, Settings settings);
   KJ_DISALLOW_COPY(WorkerStarts);
 
   // Where a worker's session comes from, and what `socket` is then.
@@ -44,9 +44,11 @@ class WorkerStarts {
   std::vector<int> describeDescriptors(schema::WorkerStart::Builder start, const Placement& placement,
                                        int socket, int cache) const;
   kj::AutoCloseFd cacheFolder(const std::string& tenant) const;
+  std::string folderOf(const std::string& tenant) const;
 
   LeaseTable& leases_;
   Settings settings_;
+  std::string cacheKey_;  // <moduleCache>.key
 };
 
 }  // namespace gpupool::server

@@ -255,13 +255,14 @@ bool isAbandoned(const Kept& file) {
 void list(Descriptor folder, int depth, std::vector<Kept>& files) {
   if (folder < 0) return;
   auto kept = std::make_shared<Descriptor>(std::move(folder));
-  // The stream closes a descriptor of its own, with a position of its own.
-  const int own = openat(*kept, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  // The stream closes a descriptor of its own. Not opened: a worker may open no folder (server/walls/).
+  const int own = fcntl(*kept, F_DUPFD_CLOEXEC, 0);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
   if (stream == nullptr) {
     if (own >= 0) close(own);
     return;
   }
+  rewinddir(stream);  // the position is the folder's descriptor's
   while (const dirent* entry = readdir(stream)) {
     const std::string name = entry->d_name;
     struct stat info{};

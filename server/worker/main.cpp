@@ -9,6 +9,7 @@
 #include <cstdio>
 
 #include "base/log.h"
+#include "base/transport_names.h"
 #include "schema/rows.h"
 #include "server/copier/copier.h"
 #include "server/driver.h"
@@ -21,6 +22,7 @@
 #include "server/worker/server_account.h"
 #include "server/worker/session.h"
 #include "server/worker/suspender.h"
+#include "server/walls/walls.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
 
@@ -85,11 +87,19 @@ std::string receive(const server::Driver& driver, const server::SessionStart& st
 
 int serve(const server::WorkerArguments& arguments) {
   server::preferForOutOfMemory();
+  server::walls::State walls;
+  std::string unprotected;
+  try {
+    walls = server::walls::raise({arguments.walls, true, arguments.driver, arguments.moduleCache});
+  } catch (const std::exception& e) {
+    unprotected = e.what();
+  }
   transport::expeditedBarrier();  // registering takes 17 ms once the driver's threads are there
   server::WorkerProcess process(server::kControlDescriptor, schema::rowsHash());
   std::unique_ptr<const server::Driver> driver;
   server::HostPages pages;
   try {
+    if (!unprotected.empty()) throw std::runtime_error(unprotected);
     driver = server::Driver::load(arguments.driver);
     CUcontext context = server::warmUp(*driver, arguments.warmDevice);
     pages = server::makeHostPages();
@@ -98,11 +108,13 @@ int serve(const server::WorkerArguments& arguments) {
     process.reportFailed(e.what());
     return 1;
   }
-  process.reportReady(driver->path());
+  process.reportReady(driver->path(), walls.standing);
   auto start = process.waitForSession();
   if (!start) return 0;
   std::string why;
   try {
+    const TransportFacts* transport = findTransport(start->transport);
+    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost) server::walls::closeNetwork();
     server::Descriptor state(start->state);
     server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });
     server::Rebuild rebuild(*driver, stateSocket, start->stream, [&] { return process.stopping(); });

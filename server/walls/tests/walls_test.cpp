@@ -1,0 +1,221 @@
+// What a worker that has been taken over can reach: hostile_worker, started as the server starts workers, once
+// without walls, so that each attempt is seen to be a real one, and once behind them.
+#include "server/walls/walls.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <kj/async-io.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "catch.h"
+#include "server/front/worker_child.h"
+
+using namespace gpupool::server;
+namespace fs = std::filesystem;
+
+namespace {
+
+alignas(16) char secret[16] = "nobody knows me";
+constexpr uid_t kOrdinary = 65534;
+
+// A process with `secret` that waits for its end: the server, or a neighbour behind walls of its own.
+class Victim {
+ public:
+  Victim(uid_t user, bool walled) {
+    int ready[2];
+    KJ_SYSCALL(pipe2(ready, O_CLOEXEC));
+    KJ_SYSCALL(pid_ = fork());
+    if (pid_ == 0) live(user, walled, ready[1]);
+    close(ready[1]);
+    char byte = 0;
+    const bool began = read(ready[0], &byte, 1) == 1;
+    close(ready[0]);
+    REQUIRE(began);
+  }
+  ~Victim() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  [[noreturn]] static void live(uid_t user, bool walled, int ready) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (user != 0 && (setgid(user) != 0 || setuid(user) != 0)) _exit(1);
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    try {
+      if (walled) walls::raise({walls::Mode::automatic, false, "", ""});
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "a neighbour: %s\n", error.what());
+      _exit(1);
+    }
+    if (write(ready, "", 1) != 1) _exit(1);
+    for (;;) pause();
+  }
+  pid_t pid_ = -1;
+};
+
+int listening(int family, const sockaddr* address, socklen_t bytes) {
+  const int made = socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  KJ_SYSCALL(bind(made, address, bytes));
+  KJ_SYSCALL(listen(made, 16));
+  return made;
+}
+
+struct Attempt {
+  std::string wall, what;
+  bool through;
+};
+
+class Bench {
+ public:
+  explicit Bench(uid_t user) : user_(user), server_(user, false), neighbour_(user, true) {
+    char name[] = "/tmp/gpupool-walls-XXXXXX";
+    REQUIRE(mkdtemp(name) != nullptr);
+    folder_ = name;
+    for (const char* tenant : {"own", "other"}) {
+      fs::create_directories(folder_ + "/cache/" + tenant);
+      std::ofstream(folder_ + "/cache/" + tenant + "/image") << "code";
+    }
+    std::ofstream(folder_ + "/token") << "servers: secret\n";
+    std::ofstream(folder_ + "/blank") << "full";
+    listen();
+    if (user_ != 0) {
+      KJ_SYSCALL(chown(folder_.c_str(), user_, user_));
+      for (const auto& entry : fs::recursive_directory_iterator(folder_))
+        KJ_SYSCALL(chown(entry.path().c_str(), user_, user_));
+    }
+    chmod((folder_ + "/token").c_str(), 0600);
+  }
+  ~Bench() {
+    for (int socket : sockets_) close(socket);
+    fs::remove_all(folder_);
+  }
+
+  // What the hostile worker reports of its attempts, and which walls it has.
+  std::vector<Attempt> run(walls::Mode mode, std::vector<std::string>* standing = nullptr) {
+    const std::vector<std::string> arguments{
+        walls::nameOf(mode),
+        folder_,
+        std::to_string(server_.pid()),
+        std::to_string(neighbour_.pid()),
+        std::to_string(reinterpret_cast<uintptr_t>(secret)),
+        std::to_string(port_),
+        std::to_string(user_)};
+    auto worker = WorkerChild::start(io_.unixEventPort, HOSTILE_WORKER, arguments);
+    std::string table;
+    for (;;) {
+      auto maybe = worker->receive().wait(io_.waitScope);
+      KJ_IF_MAYBE (message, maybe) {
+        const auto report = (*message)->get();
+        if (report.isFailed()) FAIL(report.getFailed().cStr());
+        if (report.isReady() && standing != nullptr)
+          for (auto wall : report.getWalls()) standing->push_back(wall.cStr());
+        if (report.isEnded()) table = report.getEnded().cStr();
+      } else {
+        break;
+      }
+    }
+    INFO(worker->exited().wait(io_.waitScope).text);
+    REQUIRE(!table.empty());
+    return parse(table);
+  }
+
+ private:
+  void listen() {
+    sockaddr_in inet{};
+    inet.sin_family = AF_INET;
+    inet.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    sockets_.push_back(listening(AF_INET, reinterpret_cast<const sockaddr*>(&inet), sizeof inet));
+    socklen_t bytes = sizeof inet;
+    KJ_SYSCALL(getsockname(sockets_[0], reinterpret_cast<sockaddr*>(&inet), &bytes));
+    port_ = ntohs(inet.sin_port);
+    sockaddr_un local{};
+    local.sun_family = AF_UNIX;
+    std::snprintf(local.sun_path, sizeof local.sun_path, "%s/server.sock", folder_.c_str());
+    sockets_.push_back(listening(AF_UNIX, reinterpret_cast<const sockaddr*>(&local), sizeof local));
+    sockaddr_un abstract{};
+    abstract.sun_family = AF_UNIX;
+    const int length = std::snprintf(abstract.sun_path + 1, sizeof abstract.sun_path - 1, "gpupool-%d", port_);
+    bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
+    sockets_.push_back(listening(AF_UNIX, reinterpret_cast<const sockaddr*>(&abstract), bytes));
+  }
+
+  static std::vector<Attempt> parse(const std::string& table) {
+    std::vector<Attempt> attempts;
+    std::istringstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      const size_t first = line.find('|'), last = line.rfind('|');
+      attempts.push_back({line.substr(0, first), line.substr(first + 1, last - first - 1),
+                          line.substr(last + 1) == "through"});
+    }
+    return attempts;
+  }
+
+  kj::AsyncIoContext io_ = kj::setupAsyncIo();
+  uid_t user_;
+  Victim server_, neighbour_;
+  std::string folder_;
+  int port_ = 0;
+  std::vector<int> sockets_;
+};
+
+bool contains(const std::vector<std::string>& list, const std::string& one) {
+  return std::find(list.begin(), list.end(), one) != list.end();
+}
+
+void compare(uid_t user) {
+  Bench bench(user);
+  const auto open = bench.run(walls::Mode::off);
+  std::vector<std::string> standing;
+  const auto walled = bench.run(walls::Mode::automatic, &standing);
+  REQUIRE(open.size() == walled.size());
+  CHECK(standing == walls::ofThisMachine(walls::Mode::automatic).standing);
+  std::printf("%-12s %-52s %-8s %s\n", "WALL", user == 0 ? "A WORKER OF ROOT" : "A WORKER OF AN ORDINARY USER",
+              "WITHOUT", "WITH");
+  size_t real = 0;
+  for (size_t i = 0; i < walled.size(); ++i) {
+    const Attempt& now = walled[i];
+    std::printf("%-12s %-52s %-8s %s\n", now.wall.c_str(), now.what.c_str(),
+                open[i].through ? "through" : "refused", now.through ? "through" : "refused");
+    INFO(now.what);
+    if (open[i].through) ++real;
+    if (now.wall.empty()) CHECK(now.through);  // what it is for
+    if (now.wall == "start" || contains(standing, now.wall)) CHECK_FALSE(now.through);
+  }
+  // Some systems refuse some of them to everybody.
+  CHECK(real * 3 >= walled.size() * 2);
+}
+
+}  // namespace
+
+TEST_CASE("a hostile worker reaches nothing but its own") {
+  compare(geteuid() == 0 ? 0 : geteuid());
+}
+
+TEST_CASE("a hostile worker of an ordinary user reaches nothing but its own") {
+  if (geteuid() == 0) compare(kOrdinary);
+}
+
+TEST_CASE("walls have names, and what is missing has a reason") {
+  CHECK_FALSE(walls::modeNamed("on"));
+  for (const char* name : {"off", "auto", "required", "log"}) CHECK(walls::nameOf(*walls::modeNamed(name)) == name);
+  const auto none = walls::ofThisMachine(walls::Mode::off);
+  CHECK(none.standing.empty());
+  CHECK(none.missing == std::vector<std::string>{"all: --walls is off"});
+}

@@ -1,0 +1,152 @@
+#include "server/walls/walls.h"
+
+#include <linux/capability.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+
+#include "base/log.h"
+#include "server/walls/calls.h"
+#include "server/walls/files.h"
+
+namespace gpupool::server::walls {
+namespace {
+
+constexpr rlim_t kMostDescriptors = 65'536;
+constexpr std::pair<Mode, const char*> kModes[] = {
+    {Mode::off, "off"}, {Mode::automatic, "auto"}, {Mode::required, "required"}, {Mode::log, "log"}};
+
+// A report of theirs takes ptrace, child processes, and files that the environment names.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+void succeed(int result, const char* what) {
+  if (result != 0) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
+}
+
+bool setsCalls = false;  // seccomp stands: closeNetwork adds to it
+
+void dropCapabilities() {
+  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+  // Without CAP_SETPCAP the bounding set stays: with no_new_privs nothing comes from it.
+  for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; ++capability)
+    prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[2]{};
+  succeed(static_cast<int>(syscall(SYS_capset, &header, none)), "capset");
+}
+
+void setLimits() {
+  const auto set = [](__rlimit_resource resource, rlim_t most) {
+    rlimit limit{};
+    succeed(getrlimit(resource, &limit), "getrlimit");
+    limit.rlim_max = std::min(limit.rlim_max, most);
+    limit.rlim_cur = std::min(limit.rlim_cur, limit.rlim_max);
+    succeed(setrlimit(resource, &limit), "setrlimit");
+  };
+  set(RLIMIT_CORE, 0);
+  set(RLIMIT_MSGQUEUE, 0);
+  set(RLIMIT_NOFILE, kMostDescriptors);
+  // Pinned memory is what a worker is for; what a lease may pin, the server's account says.
+  rlimit locked{RLIM_INFINITY, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_MEMLOCK, &locked) == 0 || getrlimit(RLIMIT_MEMLOCK, &locked) != 0) return;
+  locked.rlim_cur = locked.rlim_max;
+  setrlimit(RLIMIT_MEMLOCK, &locked);
+}
+
+std::vector<FileRule> rulesOf(const Plan& plan) {
+  auto rules = filesOfWorkers(plan.driver);
+  if (!plan.moduleCache.empty()) rules.push_back({plan.moduleCache, FileRule::Access::cache});
+  return rules;
+}
+
+bool below(const std::string& path, const std::string& folder) {
+  return path == folder || (path.starts_with(folder) && path[folder.size()] == '/');
+}
+
+// Each once.
+void logCalls(const Plan& plan) {
+  watchCalls(plan.network, [rules = rulesOf(plan), known = std::set<std::string>()](
+                               const std::string& call) mutable {
+    constexpr std::string_view kOpen = "open ";
+    if (call.starts_with(kOpen)) {
+      const std::string path = call.substr(kOpen.size());
+      for (const FileRule& rule : rules)
+        if (below(path, rule.path)) return;
+    }
+    if (known.insert(call).second) GPUPOOL_WARNING("walls would refuse: %s", call.c_str());
+  });
+}
+
+}  // namespace
+
+std::optional<Mode> modeNamed(std::string_view name) {
+  for (const auto& [mode, text] : kModes)
+    if (name == text) return mode;
+  return std::nullopt;
+}
+
+std::string nameOf(Mode mode) {
+  for (const auto& [one, text] : kModes)
+    if (one == mode) return text;
+  return "";
+}
+
+State ofThisMachine(Mode mode) {
+  State state;
+  if (mode == Mode::off || kSanitized) {
+    state.missing.emplace_back(kSanitized && mode != Mode::off ? "all: this build has a sanitizer"
+                                                               : "all: --walls is off");
+    return state;
+  }
+  state.standing = {"no_new_privs", "capabilities", "undumpable", "limits"};
+  const auto put = [&](const char* name, bool there, const char* why) {
+    if (!there) {
+      state.missing.push_back(std::string(name) + ": " + why);
+    } else if (mode == Mode::log) {
+      state.missing.push_back(std::string(name) + ": --walls log lets everything pass");
+    } else {
+      state.standing.emplace_back(name);
+    }
+  };
+  put("landlock", landlockVersion() > 0, "this kernel has none, or it is switched off (Linux 5.13, lsm=landlock)");
+  put("seccomp", hasSeccomp(), "this kernel has no filters of calls (CONFIG_SECCOMP_FILTER)");
+  return state;
+}
+
+State raise(const Plan& plan) {
+  State state = ofThisMachine(plan.mode);
+  if (plan.mode == Mode::required && !state.missing.empty())
+    throw std::runtime_error("--walls required, and missing is " + state.missing[0]);
+  if (state.standing.empty()) return state;
+  const auto stands = [&](const char* name) {
+    return std::find(state.standing.begin(), state.standing.end(), name) != state.standing.end();
+  };
+  setLimits();
+  dropCapabilities();
+  succeed(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
+  succeed(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE");
+  if (stands("landlock")) permitOnly(rulesOf(plan));
+  if (stands("seccomp")) {
+    permitCalls(plan.network);
+    setsCalls = true;
+  }
+  if (plan.mode == Mode::log && hasSeccomp()) logCalls(plan);
+  return state;
+}
+
+void closeNetwork() {
+  if (setsCalls) refuseNetwork();
+}
+
+}  // namespace gpupool::server::walls
