@@ -7,6 +7,7 @@ bin=$1 driver=$2 verbs=$3 nvml=$4
 folder=$(mktemp -d /tmp/gpupool-cli-XXXXXX)
 export GPUPOOL_SERVER_DEVICE_LOCKS=$folder  # the fake driver's GPUs are not this machine's
 export GPUPOOL_STATE=$folder/pool GPUPOOL_LIBRARY_DIR=$folder/lib GPUPOOL_SERVER_WORKER=$bin/fake_worker
+export GPUPOOL_SERVER_WALLS=off  # pretended workers put up none
 unset GPUPOOL_MANAGER GPUPOOL_LOG
 mkdir "$folder/lib" && : > "$folder/lib/libcuda.so.1"
 failures=0 case=start
@@ -89,12 +90,15 @@ check "with its distances" has "$text" "GPU 0 n/a, GPU 1 n/a"
 check "its ports" has "$text" "mlx5_0:2  active  InfiniBand  400 Gbit/s  4096  2"
 check "their addresses" has "$text" "mlx5_0:2  0      InfiniBand  fe80::2 (default)"
 check "and what is wrong" has "$text" "mlx5_1: cannot be opened: Permission denied"
+check "no walls, and why" has "$text" "node lacks walls around its workers: all: --walls is off"
 check "--verbose is -v" has "$(gpupool servers --verbose)" "RDMA DEVICE"
 plain=$(gpupool servers)
 check "servers alone has no fabric" test "$(wc -l <<< "$plain")" = 2
 check "JSON is JSON" python3 -c '
 import json, sys
-first, second = json.loads(sys.argv[1])[0]["fabric"]["devices"]
+server = json.loads(sys.argv[1])[0]
+assert server["walls"] == [] and server["missingWalls"] == ["all: --walls is off"], server
+first, second = server["fabric"]["devices"]
 assert first["name"] == "mlx5_0" and first["dmaBuf"] == "yes" and first["gpuDistances"] == ["n/a", "n/a"], first
 assert [port["state"] for port in first["ports"]] == ["active", "active"], first
 assert first["ports"][0]["gids"] == [

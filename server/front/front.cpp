@@ -74,8 +74,9 @@ walls::State Front::wallsFor(const ServerOptions& options) {
   auto state = walls::ofThisMachine(options.wallsMode());
   if (options.wallsMode() == walls::Mode::required && !state.missing.empty())
     throw options::OptionError("--walls required: missing is " + state.missing[0]);
-  for (const std::string& missing : state.missing)
-    GPUPOOL_WARNING("no wall around workers: %s", missing.c_str());
+  if (!state.standing.empty())  // none: somebody has said so
+    for (const std::string& missing : state.missing)
+      GPUPOOL_WARNING("no wall around workers: %s", missing.c_str());
   return state;
 }
 

@@ -37,7 +37,7 @@ struct Seen {
   std::string name, local, host;
   uint16_t port = 0;
   size_t devices = 0;
-  std::vector<std::string> leftOut;
+  std::vector<std::string> leftOut, walls, missingWalls;
   std::vector<uint64_t> epochs;
   std::vector<std::vector<Id>> running;
   uint64_t rows = 0;
@@ -75,6 +75,10 @@ class FakeManager final : public schema::Manager::Server {
     seen_.overcommitPercent = info.getOvercommitPercent();
     seen_.leftOut.clear();
     for (auto note : info.getLeftOut()) seen_.leftOut.push_back(note.cStr());
+    seen_.walls.clear();
+    for (auto wall : info.getWalls()) seen_.walls.push_back(wall.cStr());
+    seen_.missingWalls.clear();
+    for (auto wall : info.getMissingWalls()) seen_.missingWalls.push_back(wall.cStr());
     seen_.epochs.clear();
     seen_.running.clear();
     for (auto report : context.getParams().getReports()) {
@@ -156,6 +160,7 @@ struct Bench {
     options.warmContexts = false;
     options.stopTime = std::chrono::milliseconds(300);
     options.deviceLocks = folder.path;
+    options.walls = "off";  // the worker is none
     if (adjust) adjust(options);
     options.complete();
     front = kj::heap<Front>(io, options);
@@ -465,6 +470,25 @@ TEST_CASE("--devices offers a subset, and says which of it there is not") {
   REQUIRE(bench.seen.leftOut.size() == 1);
   CHECK(contains(bench.seen.leftOut[0], "is not on this machine"));
   CHECK(contains(failure([&] { bench.grant({1, 1}, 1); }), "no device of the uuid"));
+}
+
+TEST_CASE("a server says which walls stand around its workers, and which do not") {
+  {
+    Bench without;
+    without.until([&] { return without.seen.joins == 1; });
+    CHECK(without.seen.walls.empty());
+    CHECK(without.seen.missingWalls == std::vector<std::string>{"all: --walls is off"});
+  }
+  const auto expected = walls::ofThisMachine(walls::Mode::automatic);
+  {
+    Bench with(true, false, [](ServerOptions& options) { options.walls = "auto"; });
+    with.until([&] { return with.seen.joins == 1; });
+    CHECK(with.seen.walls == expected.standing);
+    CHECK(with.seen.missingWalls == expected.missing);
+  }
+  if (expected.missing.empty()) return;
+  CHECK(contains(failure([] { Bench required(true, false, [](ServerOptions& o) { o.walls = "required"; }); }),
+                 "--walls required: missing is"));
 }
 
 TEST_CASE("a server's next life knows the epochs it has granted") {

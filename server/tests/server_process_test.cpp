@@ -29,7 +29,7 @@ struct ServerProcess {
                                       folder.path,      "--local",   local(),
                                       "--driver",       FAKE_DRIVER, "--worker",
                                       FAKE_WORKER,      "--warm",    "1",
-                                      "--device-locks", folder.path};
+                                      "--device-locks", folder.path,  "--walls", "off"};  // the worker is none
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> list;
     list.reserve(words.size() + 1);

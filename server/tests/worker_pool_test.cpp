@@ -196,6 +196,16 @@ TEST_CASE("a worker built from other rows is not used") {
   bench.stop(pool);
 }
 
+TEST_CASE("a worker without a wall that this server's workers have is not used") {
+  Bench bench;
+  auto settings = bench.settings(1);
+  settings.walls = {"seccomp"};
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return contains(pool.lastFailure(), "has no wall 'seccomp'"); });
+  CHECK(pool.warm() == 0);
+  bench.stop(pool);
+}
+
 TEST_CASE("a waiting worker that dies is replaced") {
   Bench bench;
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));

@@ -58,6 +58,7 @@ constexpr const char* kPermitted[] = {
     "getresuid", "getresgid", "getgroups", "capget", "uname", "sysinfo", "getrusage", "getrlimit", "getcpu",
     "getrandom", "pidfd_open", "seccomp"};
 
+constexpr const char* kOpens[] = {"open", "openat"};  // landlock judges their paths
 constexpr const char* kNetworkCalls[] = {"connect", "bind", "listen", "accept", "accept4"};
 
 constexpr int kPrctlOptions[] = {PR_SET_NAME,      PR_GET_NAME,         PR_GET_DUMPABLE,    PR_GET_NO_NEW_PRIVS,
@@ -111,11 +112,10 @@ scmp_arg_cmp isMasked(unsigned argument, uint64_t mask, uint64_t value) {
   return {argument, SCMP_CMP_MASKED_EQ, mask, value};
 }
 
-// What is not on the list gets the filter's own answer. opens: what those two get, whose paths landlock judges.
-void addList(Filter& filter, bool network, uint32_t opens) {
+// What is not on the list gets the filter's own answer.
+void addList(Filter& filter, bool network) {
   const auto self = static_cast<uint64_t>(getpid());
   for (const char* call : kPermitted) filter.add(SCMP_ACT_ALLOW, call);
-  for (const char* call : {"open", "openat"}) filter.add(opens, call);
   for (int option : kPrctlOptions) filter.add(SCMP_ACT_ALLOW, "prctl", {is(0, static_cast<uint64_t>(option))});
   for (int command : kFcntlCommands)
     filter.add(SCMP_ACT_ALLOW, "fcntl", {is(1, static_cast<uint64_t>(command))});
@@ -183,7 +183,8 @@ bool hasSeccomp() {
 
 void permitCalls(bool network) {
   Filter list(SCMP_ACT_ERRNO(ENOSYS));
-  addList(list, network, SCMP_ACT_ALLOW);
+  addList(list, network);
+  for (const char* call : kOpens) list.add(SCMP_ACT_ALLOW, call);
   // What the list permits with any arguments, a second filter refuses with some.
   Filter refusals(SCMP_ACT_ALLOW);
   for (unsigned request : kRefusedIoctls)
@@ -193,15 +194,20 @@ void permitCalls(bool network) {
 }
 
 void watchCalls(bool network, std::function<void(const std::string& call)> seen) {
+  auto list = std::make_unique<Filter>(SCMP_ACT_NOTIFY);
+  addList(*list, network);
+  list->add(SCMP_ACT_ERRNO(ENOSYS), "clone3");
   // Started first: it is not under the filter.
   std::promise<int> loaded;
   std::thread([descriptor = loaded.get_future(), seen = std::move(seen)]() mutable {
-    letPass(descriptor.get(), seen);
+    if (const int notifications = descriptor.get(); notifications >= 0) letPass(notifications, seen);
   }).detach();
-  auto list = std::make_unique<Filter>(SCMP_ACT_NOTIFY);
-  addList(*list, network, SCMP_ACT_NOTIFY);
-  list->add(SCMP_ACT_ERRNO(ENOSYS), "clone3");
-  list->load();
+  try {
+    list->load();
+  } catch (...) {
+    loaded.set_value(-1);
+    throw;
+  }
   loaded.set_value(list->notifications());
   [[maybe_unused]] Filter* kept = list.release();  // its descriptor is the watcher's
 }

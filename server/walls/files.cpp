@@ -76,7 +76,7 @@ void permit(int ruleset, const FileRule& rule, uint64_t all) {
 
 void addDevices(std::vector<FileRule>& rules) {
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator("/dev", error))
+  for (const auto& entry : fs::directory_iterator("/dev/", error))
     if (entry.path().filename().string().starts_with("nvidia"))
       rules.push_back({entry.path(), FileRule::Access::use});
   for (const char* path : {"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/infiniband",
@@ -91,7 +91,7 @@ std::vector<FileRule> filesOfWorkers(const std::string& driver) {
   for (const char* path :
        {"/usr", "/lib", "/lib64", "/sys", "/etc/ld.so.cache", "/etc/ucx", "/etc/libnl", "/etc/localtime",
         "/etc/machine-id", "/etc/nvidia", "/etc/nsswitch.conf", "/etc/libibverbs.d", "/proc/cpuinfo",
-        "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/meminfo", "/proc/modules", "/proc/stat",
+        "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/meminfo", "/proc/modules", "/proc/net", "/proc/stat",
         "/proc/sys", "/proc/version"})
     rules.push_back({path});
   rules.push_back({"/proc/self", FileRule::Access::use});

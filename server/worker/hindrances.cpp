@@ -103,7 +103,7 @@ HindranceWatch::~HindranceWatch() {
 }
 
 void HindranceWatch::run() {
-  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 19);
+  setpriority(PRIO_PROCESS, 0, 19);  // this thread's
   uint64_t seen = 0;
   std::vector<std::string> told;
   std::unique_lock lock(mutex_);

@@ -22,6 +22,7 @@ systems='^[a-z0-9_]+ (descriptor:|/proc/|/sys/|/dev/|/etc/(machine-id|ucx/|libnl
 for transport in shm ucx; do
   case_of "$transport"
   up
+  check "behind walls" grep -q "node has walls around its workers: no_new_privs, .*seccomp" <(gpupool servers -v)
   for program in "stress_mixed --threads 2" managed_memory device_printf; do
     read -ra words <<<"$program"
     run gpupool run --transport "$transport" -- "${launcher[@]}" "$programs/${words[0]}" "${words[@]:1}"

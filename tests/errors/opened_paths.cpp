@@ -1,6 +1,6 @@
 // Preloaded into a process: writes every path that it opens to the file that GPUPOOL_OPENED_PATHS names, a
-// line each, and opens it. "descriptor:": a name in a folder that the process has as a descriptor. What the
-// dynamic linker opens for itself does not pass through here.
+// line each, and opens it. "descriptor:": a name in a folder that the process has as a descriptor. Not
+// here: what the dynamic linker opens for itself, and O_PATH, which reads nothing (the walls name files so).
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -17,16 +17,20 @@ Function* next(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name));
 }
 
+int logFile = -1;
+
+// Once, at the start: later a worker may open no such file (server/walls/walls.h).
+__attribute__((constructor)) void openLog() {
+  if (const char* log = std::getenv("GPUPOOL_OPENED_PATHS"))
+    logFile = next<int(const char*, int, ...)>("open")(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+}
+
 void note(const char* how, int folder, const char* path) {
-  const char* log = std::getenv("GPUPOOL_OPENED_PATHS");
-  if (log == nullptr || path == nullptr) return;
-  const int file =
-      next<int(const char*, int, ...)>("open")(log, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+  if (logFile < 0 || path == nullptr) return;
   char line[4200];
   const bool beside = path[0] != '/' && folder != AT_FDCWD;
   const int size = std::snprintf(line, sizeof line, "%s %s%s\n", how, beside ? "descriptor:" : "", path);
-  if (file < 0 || write(file, line, static_cast<size_t>(size)) != size) std::abort();
-  close(file);
+  if (write(logFile, line, static_cast<size_t>(size)) != size) std::abort();
 }
 
 bool hasMode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
@@ -39,7 +43,7 @@ bool hasMode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) =
     va_start(list, flags);                                             \
     const int mode = hasMode(flags) ? va_arg(list, int) : 0;           \
     va_end(list);                                                      \
-    note(#NAME, AT_FDCWD, path);                                       \
+    if ((flags & O_PATH) == 0) note(#NAME, AT_FDCWD, path);            \
     return next<int(const char*, int, ...)>(#NAME)(path, flags, mode); \
   }
 #define OPENAT(NAME)                                                                \
@@ -48,7 +52,7 @@ bool hasMode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) =
     va_start(list, flags);                                                          \
     const int mode = hasMode(flags) ? va_arg(list, int) : 0;                        \
     va_end(list);                                                                   \
-    note(#NAME, folder, path);                                                      \
+    if ((flags & O_PATH) == 0) note(#NAME, folder, path);                           \
     return next<int(int, const char*, int, ...)>(#NAME)(folder, path, flags, mode); \
   }
 #define FOPEN(NAME)                                                  \
