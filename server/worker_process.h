@@ -56,7 +56,7 @@ struct WorkerArguments {
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
   walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h
-  std::string moduleCache;               // --module-cache PATH: the folder of all tenants' caches, for the walls
+  std::string moduleCache;  // --module-cache PATH: the folder of all tenants' caches, for the walls
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);

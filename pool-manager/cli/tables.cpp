@@ -49,7 +49,8 @@ void printWalls(const pool::Server& server) {
   if (!server.walls.empty())
     std::cout << server.name << " has walls around its workers: " << joined(server.walls, ", ") << "\n";
   if (!server.missingWalls.empty())
-    std::cout << server.name << " lacks walls around its workers: " << joined(server.missingWalls, "; ") << "\n";
+    std::cout << server.name << " lacks walls around its workers: " << joined(server.missingWalls, "; ")
+              << "\n";
 }
 
 const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
@@ -194,7 +195,8 @@ int runServers(const Words& words) {
       "Lists the servers of the pool: whether each is alive, its number of GPUs and waiting workers, and the "
       "addresses for sessions. A cordoned one is listed also when it is not in the pool, as absent.",
       "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
-      "Also -v. Lists the walls around each server's workers (docs/security.md), its RDMA devices, the state and addresses of their ports, their PCI distance "
+      "Also -v. Lists the walls around each server's workers (docs/security.md), its RDMA devices, the state "
+      "and addresses of their ports, their PCI distance "
       "from each GPU (PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo` shows it), and whether they can "
       "access GPU memory directly (GPUDirect, by dma-buf).");
   if (listing.helped) return 0;

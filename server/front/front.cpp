@@ -321,9 +321,9 @@ void Front::startWorkers() {
   WorkerPool::Settings workers;
   workers.executable = options_.worker;
   // The very library the inventory found: a search could end elsewhere once a device is gone.
-  workers.arguments = {"--driver", inventory_.driver, "--client-stall-time",
-                       std::to_string(options_.clientStallTime.count()), "--walls",
-                       options_.walls};
+  workers.arguments = {
+      "--driver", inventory_.driver, "--client-stall-time", std::to_string(options_.clientStallTime.count()),
+      "--walls",  options_.walls};
   if (hasCache_) workers.arguments.insert(workers.arguments.end(), {"--module-cache", options_.moduleCache});
   if (disturb_)
     workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"

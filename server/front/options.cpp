@@ -101,8 +101,10 @@ std::vector<options::Option> ServerOptions::table() {
        "The worker's executable. Empty: gpupool-worker in the folder of gpupool-server."},
       {"walls", walls, "auto|required|off|log",
        "What is put around workers, which run tenants' code, so that they reach nothing but their own "
-       "(docs/security.md). auto: what this kernel has. required: all, or this server does not start, and says "
-       "what is missing. off: nothing. log: nothing is refused, and what would be is logged; to find out what a "
+       "(docs/security.md). auto: what this kernel has. required: all, or this server does not start, and "
+       "says "
+       "what is missing. off: nothing. log: nothing is refused, and what would be is logged; to find out "
+       "what a "
        "driver needs. `gpupool servers -v` lists what stands."},
       {"warm", warm, "COUNT", "The number of workers that are started ahead of time and wait for sessions."},
       {"warm-contexts", warmContexts, "",

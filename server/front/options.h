@@ -49,9 +49,9 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
-  server::walls::Mode wallsMode() const;                // --walls, taken apart; after complete
-  uint64_t suspendBytes = 0;         // --suspend-memory, by complete
-  uint32_t overcommitPercent = 100;  // --overcommit, by complete
+  server::walls::Mode wallsMode() const;  // --walls, taken apart; after complete
+  uint64_t suspendBytes = 0;              // --suspend-memory, by complete
+  uint32_t overcommitPercent = 100;       // --overcommit, by complete
   // Fills what depends on the machine: name, worker, state, local and others. Throws options::OptionError.
   void complete();
 };

@@ -88,7 +88,8 @@ std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder 
 }
 
 // Code is never shared between tenants; their names come from outside, so the folder's is a digest. A worker
-// may open files below the cache's folder and not list it, so it must not be able to guess: the digest is keyed.
+// may open files below the cache's folder and not list it, so it must not be able to guess: the digest is
+// keyed.
 std::string WorkerStarts::folderOf(const std::string& tenant) const {
   const std::string keyed = cacheKey_ + tenant;
   const Digest digest = sha256(std::as_bytes(std::span(keyed)));

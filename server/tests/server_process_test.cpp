@@ -24,12 +24,25 @@ struct ServerProcess {
   explicit ServerProcess(const std::vector<std::string>& more = {},
                          std::shared_ptr<Folder> at = std::make_shared<Folder>())
       : kept(std::move(at)), folder(*kept) {
-    std::vector<std::string> words = {SERVER_PROGRAM,   "--manager", "unix:" + folder.path + "/manager.sock",
-                                      "--name",         kServer,     "--state",
-                                      folder.path,      "--local",   local(),
-                                      "--driver",       FAKE_DRIVER, "--worker",
-                                      FAKE_WORKER,      "--warm",    "1",
-                                      "--device-locks", folder.path,  "--walls", "off"};  // the worker is none
+    std::vector<std::string> words = {SERVER_PROGRAM,
+                                      "--manager",
+                                      "unix:" + folder.path + "/manager.sock",
+                                      "--name",
+                                      kServer,
+                                      "--state",
+                                      folder.path,
+                                      "--local",
+                                      local(),
+                                      "--driver",
+                                      FAKE_DRIVER,
+                                      "--worker",
+                                      FAKE_WORKER,
+                                      "--warm",
+                                      "1",
+                                      "--device-locks",
+                                      folder.path,
+                                      "--walls",
+                                      "off"};  // the worker is none
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> list;
     list.reserve(words.size() + 1);

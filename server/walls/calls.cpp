@@ -29,20 +29,21 @@ namespace {
 // With any arguments. What names a file is landlock's concern.
 constexpr const char* kPermitted[] = {
     // memory
-    "brk", "mmap", "mremap", "munmap", "mprotect", "madvise", "mincore", "msync", "mlock", "mlock2", "munlock",
-    "mlockall", "munlockall", "memfd_create", "membarrier", "mbind", "get_mempolicy", "set_mempolicy",
+    "brk", "mmap", "mremap", "munmap", "mprotect", "madvise", "mincore", "msync", "mlock", "mlock2",
+    "munlock", "mlockall", "munlockall", "memfd_create", "membarrier", "mbind", "get_mempolicy",
+    "set_mempolicy",
     // files and descriptors
-    "close", "close_range", "read", "write", "pread64", "pwrite64", "readv", "writev",
-    "preadv", "pwritev", "preadv2", "pwritev2", "lseek", "sendfile", "copy_file_range", "fstat", "stat", "lstat",
-    "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat", "faccessat2", "readlink", "readlinkat",
-    "getdents", "getdents64", "getcwd", "dup", "dup2", "dup3", "ioctl", "flock", "fsync", "fdatasync",
-    "fadvise64", "fallocate", "ftruncate", "rename", "renameat", "renameat2", "unlink", "unlinkat", "umask",
-    "pipe", "pipe2", "eventfd", "eventfd2", "signalfd", "signalfd4", "timerfd_create", "timerfd_settime",
-    "timerfd_gettime", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait", "epoll_pwait2",
-    "poll", "ppoll", "select", "pselect6",
+    "close", "close_range", "read", "write", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev",
+    "preadv2", "pwritev2", "lseek", "sendfile", "copy_file_range", "fstat", "stat", "lstat", "newfstatat",
+    "statx", "statfs", "fstatfs", "access", "faccessat", "faccessat2", "readlink", "readlinkat", "getdents",
+    "getdents64", "getcwd", "dup", "dup2", "dup3", "ioctl", "flock", "fsync", "fdatasync", "fadvise64",
+    "fallocate", "ftruncate", "rename", "renameat", "renameat2", "unlink", "unlinkat", "umask", "pipe",
+    "pipe2", "eventfd", "eventfd2", "signalfd", "signalfd4", "timerfd_create", "timerfd_settime",
+    "timerfd_gettime", "epoll_create", "epoll_create1", "epoll_ctl", "epoll_wait", "epoll_pwait",
+    "epoll_pwait2", "poll", "ppoll", "select", "pselect6",
     // on sockets that it has
-    "sendto", "sendmsg", "sendmmsg", "recvfrom", "recvmsg", "recvmmsg", "shutdown", "getsockopt", "setsockopt",
-    "getsockname", "getpeername",
+    "sendto", "sendmsg", "sendmmsg", "recvfrom", "recvmsg", "recvmmsg", "shutdown", "getsockopt",
+    "setsockopt", "getsockname", "getpeername",
     // time
     "clock_gettime", "clock_getres", "clock_nanosleep", "nanosleep", "gettimeofday", "time", "times",
     "getitimer", "setitimer", "alarm", "pause", "timer_create", "timer_settime", "timer_gettime",
@@ -61,13 +62,27 @@ constexpr const char* kPermitted[] = {
 constexpr const char* kOpens[] = {"open", "openat"};  // landlock judges their paths
 constexpr const char* kNetworkCalls[] = {"connect", "bind", "listen", "accept", "accept4"};
 
-constexpr int kPrctlOptions[] = {PR_SET_NAME,      PR_GET_NAME,         PR_GET_DUMPABLE,    PR_GET_NO_NEW_PRIVS,
-                                 PR_CAPBSET_READ,  PR_GET_TIMERSLACK,   PR_SET_TIMERSLACK,  PR_GET_SECCOMP,
-                                 PR_SET_THP_DISABLE, PR_GET_THP_DISABLE, 0x53564d41 /* PR_SET_VMA */};
-constexpr int kFcntlCommands[] = {F_DUPFD,  F_DUPFD_CLOEXEC, F_GETFD,       F_SETFD,       F_GETFL,
-                                  F_SETFL,  F_GETLK,         F_SETLK,       F_SETLKW,      F_GETOWN,
-                                  F_ADD_SEALS, F_GET_SEALS,  F_GETPIPE_SZ,  F_SETPIPE_SZ,  36 /* F_OFD_GETLK */,
-                                  37, 38};
+constexpr int kPrctlOptions[] = {PR_SET_NAME,         PR_GET_NAME,     PR_GET_DUMPABLE,
+                                 PR_GET_NO_NEW_PRIVS, PR_CAPBSET_READ, PR_GET_TIMERSLACK,
+                                 PR_SET_TIMERSLACK,   PR_GET_SECCOMP,  PR_SET_THP_DISABLE,
+                                 PR_GET_THP_DISABLE,  0x53564d41 /* PR_SET_VMA */};
+constexpr int kFcntlCommands[] = {F_DUPFD,
+                                  F_DUPFD_CLOEXEC,
+                                  F_GETFD,
+                                  F_SETFD,
+                                  F_GETFL,
+                                  F_SETFL,
+                                  F_GETLK,
+                                  F_SETLK,
+                                  F_SETLKW,
+                                  F_GETOWN,
+                                  F_ADD_SEALS,
+                                  F_GET_SEALS,
+                                  F_GETPIPE_SZ,
+                                  F_SETPIPE_SZ,
+                                  36 /* F_OFD_GETLK */,
+                                  37,
+                                  38};
 // ioctl(2) of any descriptor: who gets its signals, and input of a terminal that others read.
 constexpr unsigned kRefusedIoctls[] = {0x8901 /* FIOSETOWN */, 0x8902 /* SIOCSPGRP */, 0x5412 /* TIOCSTI */,
                                        0x541c /* TIOCLINUX */};
@@ -89,8 +104,8 @@ class Filter {
   void add(uint32_t action, const char* call, std::initializer_list<scmp_arg_cmp> arguments = {}) {
     const int number = seccomp_syscall_resolve_name(call);
     if (number < 0) return;
-    const int error = seccomp_rule_add_array(context_, action, number, static_cast<unsigned>(arguments.size()),
-                                             arguments.begin());
+    const int error = seccomp_rule_add_array(context_, action, number,
+                                             static_cast<unsigned>(arguments.size()), arguments.begin());
     if (error != 0) throw std::runtime_error(std::string("seccomp: ") + call + ": " + std::strerror(-error));
   }
   void set(scmp_filter_attr attribute, uint32_t value) {
@@ -116,7 +131,8 @@ scmp_arg_cmp isMasked(unsigned argument, uint64_t mask, uint64_t value) {
 void addList(Filter& filter, bool network) {
   const auto self = static_cast<uint64_t>(getpid());
   for (const char* call : kPermitted) filter.add(SCMP_ACT_ALLOW, call);
-  for (int option : kPrctlOptions) filter.add(SCMP_ACT_ALLOW, "prctl", {is(0, static_cast<uint64_t>(option))});
+  for (int option : kPrctlOptions)
+    filter.add(SCMP_ACT_ALLOW, "prctl", {is(0, static_cast<uint64_t>(option))});
   for (int command : kFcntlCommands)
     filter.add(SCMP_ACT_ALLOW, "fcntl", {is(1, static_cast<uint64_t>(command))});
   filter.add(SCMP_ACT_ALLOW, "fcntl", {is(1, F_SETOWN), is(2, self)});
@@ -134,7 +150,8 @@ void addList(Filter& filter, bool network) {
   for (uint64_t type : {SOCK_STREAM, SOCK_SEQPACKET})
     filter.add(SCMP_ACT_ALLOW, "socketpair", {is(0, AF_UNIX), isMasked(1, 0xf, type)});
   if (!network) return;
-  for (uint64_t family : {AF_INET, AF_INET6, AF_NETLINK}) filter.add(SCMP_ACT_ALLOW, "socket", {is(0, family)});
+  for (uint64_t family : {AF_INET, AF_INET6, AF_NETLINK})
+    filter.add(SCMP_ACT_ALLOW, "socket", {is(0, family)});
   for (const char* call : kNetworkCalls) filter.add(SCMP_ACT_ALLOW, call);
 }
 

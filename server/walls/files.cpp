@@ -42,9 +42,12 @@ uint64_t handled(int version) {
 
 uint64_t rights(FileRule::Access access) {
   switch (access) {
-    case FileRule::Access::read: return kRead;
-    case FileRule::Access::use: return kUse;
-    case FileRule::Access::cache: return kCache;
+    case FileRule::Access::read:
+      return kRead;
+    case FileRule::Access::use:
+      return kUse;
+    case FileRule::Access::cache:
+      return kCache;
   }
   return 0;
 }
@@ -79,8 +82,8 @@ void addDevices(std::vector<FileRule>& rules) {
   for (const auto& entry : fs::directory_iterator("/dev/", error))
     if (entry.path().filename().string().starts_with("nvidia"))
       rules.push_back({entry.path(), FileRule::Access::use});
-  for (const char* path : {"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/infiniband",
-                           "/dev/gdrdrv"})
+  for (const char* path :
+       {"/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/infiniband", "/dev/gdrdrv"})
     rules.push_back({path, FileRule::Access::use});
 }
 
@@ -88,11 +91,28 @@ void addDevices(std::vector<FileRule>& rules) {
 
 std::vector<FileRule> filesOfWorkers(const std::string& driver) {
   std::vector<FileRule> rules;
-  for (const char* path :
-       {"/usr", "/lib", "/lib64", "/sys", "/etc/ld.so.cache", "/etc/ucx", "/etc/libnl", "/etc/localtime",
-        "/etc/machine-id", "/etc/nvidia", "/etc/nsswitch.conf", "/etc/libibverbs.d", "/proc/cpuinfo",
-        "/proc/devices", "/proc/driver", "/proc/filesystems", "/proc/meminfo", "/proc/modules", "/proc/net", "/proc/stat",
-        "/proc/sys", "/proc/version"})
+  for (const char* path : {"/usr",
+                           "/lib",
+                           "/lib64",
+                           "/sys",
+                           "/etc/ld.so.cache",
+                           "/etc/ucx",
+                           "/etc/libnl",
+                           "/etc/localtime",
+                           "/etc/machine-id",
+                           "/etc/nvidia",
+                           "/etc/nsswitch.conf",
+                           "/etc/libibverbs.d",
+                           "/proc/cpuinfo",
+                           "/proc/devices",
+                           "/proc/driver",
+                           "/proc/filesystems",
+                           "/proc/meminfo",
+                           "/proc/modules",
+                           "/proc/net",
+                           "/proc/stat",
+                           "/proc/sys",
+                           "/proc/version"})
     rules.push_back({path});
   rules.push_back({"/proc/self", FileRule::Access::use});
   addDevices(rules);
@@ -113,8 +133,7 @@ std::vector<FileRule> filesOfWorkers(const std::string& driver) {
 }
 
 int landlockVersion() {
-  const long version =
-      syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
+  const long version = syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
   return version > 0 ? static_cast<int>(version) : 0;
 }
 

@@ -8,7 +8,11 @@ namespace gpupool::server::walls {
 
 struct FileRule {
   std::string path;  // with what lies below
-  enum class Access { read, use, cache } access = Access::read;  // use: read and write; cache: Plan.moduleCache
+  enum class Access {
+    read,
+    use,
+    cache
+  } access = Access::read;  // use: read and write; cache: Plan.moduleCache
 };
 
 // Those that exist here, without the module cache's: what the driver, the loader and UCX open.

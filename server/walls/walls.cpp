@@ -76,17 +76,18 @@ bool below(const std::string& path, const std::string& folder) {
 
 // Each once, whatever its arguments.
 void logCalls(const Plan& plan) {
-  watchCalls(plan.network, [rules = rulesOf(plan), known = std::set<std::string>()](
-                               const std::string& call) mutable {
-    constexpr std::string_view kOpen = "open ";
-    if (call.starts_with(kOpen)) {
-      const std::string path = call.substr(kOpen.size());
-      for (const FileRule& rule : rules)
-        if (below(path, rule.path)) return;
-    }
-    const size_t arguments = call.starts_with(kOpen) ? call.npos : call.find('(');
-    if (known.insert(call.substr(0, arguments)).second) GPUPOOL_WARNING("walls would refuse: %s", call.c_str());
-  });
+  watchCalls(plan.network,
+             [rules = rulesOf(plan), known = std::set<std::string>()](const std::string& call) mutable {
+               constexpr std::string_view kOpen = "open ";
+               if (call.starts_with(kOpen)) {
+                 const std::string path = call.substr(kOpen.size());
+                 for (const FileRule& rule : rules)
+                   if (below(path, rule.path)) return;
+               }
+               const size_t arguments = call.starts_with(kOpen) ? call.npos : call.find('(');
+               if (known.insert(call.substr(0, arguments)).second)
+                 GPUPOOL_WARNING("walls would refuse: %s", call.c_str());
+             });
 }
 
 }  // namespace
@@ -120,7 +121,8 @@ State ofThisMachine(Mode mode) {
       state.standing.emplace_back(name);
     }
   };
-  put("landlock", landlockVersion() > 0, "this kernel has none, or it is switched off (Linux 5.13, lsm=landlock)");
+  put("landlock", landlockVersion() > 0,
+      "this kernel has none, or it is switched off (Linux 5.13, lsm=landlock)");
   put("seccomp", hasSeccomp(), "this kernel has no filters of calls (CONFIG_SECCOMP_FILTER)");
   return state;
 }

@@ -1,12 +1,13 @@
 #pragma once
-// The walls around a worker. A worker runs tenants' code by way of a driver, and may be taken over by it: what
-// it can then reach is what the kernel still lets this process do.
+// The walls around a worker. A worker runs tenants' code by way of a driver, and may be taken over by it:
+// what it can then reach is what the kernel still lets this process do.
 //
 //   no_new_privs   no setuid program gives it rights
 //   capabilities   none, not even of root
 //   undumpable     no other process looks into it, and it leaves no core
 //   limits         on descriptors; no core files, no message queues
-//   landlock       files: the driver, the system's libraries, devices, /proc/self and the cache of modules; of
+//   landlock       files: the driver, the system's libraries, devices, /proc/self and the cache of modules;
+//   of
 //                  a newer kernel (6.12) also no signals to others and no abstract sockets
 //   seccomp        the calls that worker and driver make; no other program, no child process, no signal to
 //                  others, nothing of other processes' memory; no network unless the session comes from there

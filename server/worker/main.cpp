@@ -14,6 +14,7 @@
 #include "server/copier/copier.h"
 #include "server/driver.h"
 #include "server/host_room.h"
+#include "server/walls/walls.h"
 #include "server/worker/activity_watch.h"
 #include "server/worker/disturbance.h"
 #include "server/worker/hindrances.h"
@@ -22,7 +23,6 @@
 #include "server/worker/server_account.h"
 #include "server/worker/session.h"
 #include "server/worker/suspender.h"
-#include "server/walls/walls.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
 
@@ -114,7 +114,8 @@ int serve(const server::WorkerArguments& arguments) {
   std::string why;
   try {
     const TransportFacts* transport = findTransport(start->transport);
-    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost) server::walls::closeNetwork();
+    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
+      server::walls::closeNetwork();
     server::Descriptor state(start->state);
     server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });
     server::Rebuild rebuild(*driver, stateSocket, start->stream, [&] { return process.stopping(); });

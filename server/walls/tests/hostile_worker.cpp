@@ -1,10 +1,10 @@
 // A worker that has been taken over: started as workers are, behind the same walls, it tries what its own
-// process must not reach, and reports for each attempt whether it came through. walls_test.cpp has set up what
-// there is to reach.
+// process must not reach, and reports for each attempt whether it came through. walls_test.cpp has set up
+// what there is to reach.
 //   hostile_worker MODE FOLDER SERVER NEIGHBOUR SECRET PORT USER
 // FOLDER: token, server.sock, cache/own/image, cache/other/image. SERVER, NEIGHBOUR: processes, both with
-// SECRET, the address of 16 bytes. PORT: of 127.0.0.1, and the number in the name of an abstract socket. USER:
-// to become that one first; 0: to stay.
+// SECRET, the address of 16 bytes. PORT: of 127.0.0.1, and the number in the name of an abstract socket.
+// USER: to become that one first; 0: to stay.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -76,8 +76,8 @@ void tryFiles(const Targets& at) {
   });
   attempt("", "writes an image for its own tenant", [&] {
     const int file = openat(at.ownCache, "new.part", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    return file >= 0 && write(file, "x", 1) == 1 && renameat(at.ownCache, "new.part", at.ownCache, "new") == 0 &&
-           unlinkat(at.ownCache, "new", 0) == 0;
+    return file >= 0 && write(file, "x", 1) == 1 &&
+           renameat(at.ownCache, "new.part", at.ownCache, "new") == 0 && unlinkat(at.ownCache, "new", 0) == 0;
   });
   attempt("", "starts a thread", [] {
     bool ran = false;
@@ -90,7 +90,8 @@ void tryFiles(const Targets& at) {
   attempt("landlock", "lists the caches of all tenants", [&] { return opens(cache, O_DIRECTORY); });
   attempt("landlock", "leaves its own cache upwards",
           [&] { return openat(at.ownCache, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC) >= 0; });
-  attempt("landlock", "writes into the server's folder", [&] { return opens(at.folder + "/x", O_WRONLY | O_CREAT); });
+  attempt("landlock", "writes into the server's folder",
+          [&] { return opens(at.folder + "/x", O_WRONLY | O_CREAT); });
   attempt("landlock", "writes into /tmp", [&] { return opens("/tmp", O_WRONLY | O_TMPFILE); });
   attempt("landlock", "reads /etc/passwd", [&] { return opens("/etc/passwd"); });
   attempt("landlock", "makes a folder", [&] { return mkdir((at.folder + "/y").c_str(), 0700) == 0; });
@@ -98,8 +99,10 @@ void tryFiles(const Targets& at) {
     return linkat(AT_FDCWD, (at.folder + "/token").c_str(), AT_FDCWD, (at.folder + "/z").c_str(), 0) == 0 &&
            unlink((at.folder + "/z").c_str()) == 0;
   });
-  attempt("seccomp", "empties a file by its path", [&] { return truncate((at.folder + "/blank").c_str(), 0) == 0; });
-  attempt("seccomp", "changes a file's mode", [&] { return chmod((at.folder + "/blank").c_str(), 0666) == 0; });
+  attempt("seccomp", "empties a file by its path",
+          [&] { return truncate((at.folder + "/blank").c_str(), 0) == 0; });
+  attempt("seccomp", "changes a file's mode",
+          [&] { return chmod((at.folder + "/blank").c_str(), 0666) == 0; });
   attempt("seccomp", "watches a folder", [&] {
     return syscall(SYS_inotify_add_watch, syscall(SYS_inotify_init1, 0), cache.c_str(), 0x100) >= 0;
   });
@@ -164,9 +167,8 @@ void trySignals(const Targets& at) {
       int ends[2], pid = process;
       return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && ioctl(ends[0], FIOSETOWN, &pid) == 0;
     });
-    attempt("seccomp", "takes the limits" + whom, [&] {
-      return syscall(SYS_prlimit64, process, RLIMIT_CORE, nullptr, nullptr) == 0;
-    });
+    attempt("seccomp", "takes the limits" + whom,
+            [&] { return syscall(SYS_prlimit64, process, RLIMIT_CORE, nullptr, nullptr) == 0; });
   }
   attempt("seccomp", "signals everybody", [] { return kill(-1, 0) == 0; });
 }
@@ -197,8 +199,10 @@ void tryNetwork(const Targets& at) {
           [&] { return connects(AF_UNIX, SOCK_STREAM, named, sizeof path); });
   sockaddr_un abstract{};
   abstract.sun_family = AF_UNIX;
-  const int length = std::snprintf(abstract.sun_path + 1, sizeof abstract.sun_path - 1, "gpupool-%d", at.port);
-  const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
+  const int length =
+      std::snprintf(abstract.sun_path + 1, sizeof abstract.sun_path - 1, "gpupool-%d", at.port);
+  const auto bytes =
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
   const auto* nameless = reinterpret_cast<const sockaddr*>(&abstract);
   attempt("seccomp", "connects to an abstract socket",
           [&] { return connects(AF_UNIX, SOCK_STREAM, nameless, bytes); });
@@ -237,7 +241,8 @@ void tryKernel(const Targets&) {
           [] { return syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, KEY_SPEC_PROCESS_KEYRING, 1) >= 0; });
   attempt("seccomp", "can be looked into again", [] { return prctl(PR_SET_DUMPABLE, 1, 0, 0, 0) == 0; });
   attempt("undumpable", "can be looked into", [] { return prctl(PR_GET_DUMPABLE, 0, 0, 0, 0) != 0; });
-  attempt("no_new_privs", "could run setuid programs", [] { return prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 0; });
+  attempt("no_new_privs", "could run setuid programs",
+          [] { return prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 0; });
   attempt("limits", "leaves a core", [] {
     rlimit limit{};
     return getrlimit(RLIMIT_CORE, &limit) == 0 && limit.rlim_max != 0;
@@ -263,8 +268,12 @@ void countDescriptors(int most) {
 
 int main(int count, char** words) {
   if (count != 8) return 2;
-  Targets at{words[2], static_cast<pid_t>(std::atol(words[3])), static_cast<pid_t>(std::atol(words[4])),
-             std::strtoull(words[5], nullptr, 10), std::atoi(words[6]), -1};
+  Targets at{words[2],
+             static_cast<pid_t>(std::atol(words[3])),
+             static_cast<pid_t>(std::atol(words[4])),
+             std::strtoull(words[5], nullptr, 10),
+             std::atoi(words[6]),
+             -1};
   const auto user = static_cast<uid_t>(std::atol(words[7]));
   if (user != 0 && (setgid(user) != 0 || setuid(user) != 0)) return 3;
   if (user != 0) prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);  // it was not changed by an exec

@@ -1,5 +1,5 @@
-// What a worker that has been taken over can reach: hostile_worker, started as the server starts workers, once
-// without walls, so that each attempt is seen to be a real one, and once behind them.
+// What a worker that has been taken over can reach: hostile_worker, started as the server starts workers,
+// once without walls, so that each attempt is seen to be a real one, and once behind them.
 #include "server/walls/walls.h"
 
 #include <arpa/inet.h>
@@ -109,14 +109,13 @@ class Bench {
 
   // What the hostile worker reports of its attempts, and which walls it has.
   std::vector<Attempt> run(walls::Mode mode, std::vector<std::string>* standing = nullptr) {
-    const std::vector<std::string> arguments{
-        walls::nameOf(mode),
-        folder_,
-        std::to_string(server_.pid()),
-        std::to_string(neighbour_.pid()),
-        std::to_string(reinterpret_cast<uintptr_t>(secret)),
-        std::to_string(port_),
-        std::to_string(user_)};
+    const std::vector<std::string> arguments{walls::nameOf(mode),
+                                             folder_,
+                                             std::to_string(server_.pid()),
+                                             std::to_string(neighbour_.pid()),
+                                             std::to_string(reinterpret_cast<uintptr_t>(secret)),
+                                             std::to_string(port_),
+                                             std::to_string(user_)};
     auto worker = WorkerChild::start(io_.unixEventPort, HOSTILE_WORKER, arguments);
     std::string table;
     for (;;) {
@@ -151,7 +150,8 @@ class Bench {
     sockets_.push_back(listening(AF_UNIX, reinterpret_cast<const sockaddr*>(&local), sizeof local));
     sockaddr_un abstract{};
     abstract.sun_family = AF_UNIX;
-    const int length = std::snprintf(abstract.sun_path + 1, sizeof abstract.sun_path - 1, "gpupool-%d", port_);
+    const int length =
+        std::snprintf(abstract.sun_path + 1, sizeof abstract.sun_path - 1, "gpupool-%d", port_);
     bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
     sockets_.push_back(listening(AF_UNIX, reinterpret_cast<const sockaddr*>(&abstract), bytes));
   }
@@ -186,8 +186,8 @@ void compare(uid_t user) {
   const auto walled = bench.run(walls::Mode::automatic, &standing);
   REQUIRE(open.size() == walled.size());
   CHECK(standing == walls::ofThisMachine(walls::Mode::automatic).standing);
-  std::printf("%-12s %-52s %-8s %s\n", "WALL", user == 0 ? "A WORKER OF ROOT" : "A WORKER OF AN ORDINARY USER",
-              "WITHOUT", "WITH");
+  std::printf("%-12s %-52s %-8s %s\n", "WALL",
+              user == 0 ? "A WORKER OF ROOT" : "A WORKER OF AN ORDINARY USER", "WITHOUT", "WITH");
   size_t real = 0;
   for (size_t i = 0; i < walled.size(); ++i) {
     const Attempt& now = walled[i];
@@ -204,9 +204,7 @@ void compare(uid_t user) {
 
 }  // namespace
 
-TEST_CASE("a hostile worker reaches nothing but its own") {
-  compare(geteuid() == 0 ? 0 : geteuid());
-}
+TEST_CASE("a hostile worker reaches nothing but its own") { compare(geteuid() == 0 ? 0 : geteuid()); }
 
 TEST_CASE("a hostile worker of an ordinary user reaches nothing but its own") {
   if (geteuid() == 0) compare(kOrdinary);
@@ -214,7 +212,8 @@ TEST_CASE("a hostile worker of an ordinary user reaches nothing but its own") {
 
 TEST_CASE("walls have names, and what is missing has a reason") {
   CHECK_FALSE(walls::modeNamed("on"));
-  for (const char* name : {"off", "auto", "required", "log"}) CHECK(walls::nameOf(*walls::modeNamed(name)) == name);
+  for (const char* name : {"off", "auto", "required", "log"})
+    CHECK(walls::nameOf(*walls::modeNamed(name)) == name);
   const auto none = walls::ofThisMachine(walls::Mode::off);
   CHECK(none.standing.empty());
   CHECK(none.missing == std::vector<std::string>{"all: --walls is off"});
