@@ -60,7 +60,7 @@ constexpr const char* kPermitted[] = {
     "getrandom", "pidfd_open", "seccomp"};
 
 constexpr const char* kOpens[] = {"open", "openat"};  // landlock judges their paths
-constexpr const char* kNetworkCalls[] = {"connect", "bind", "listen", "accept", "accept4"};
+constexpr const char* kNetworkCalls[] = {"connect", "accept", "accept4"};
 
 constexpr int kPrctlOptions[] = {PR_SET_NAME,         PR_GET_NAME,     PR_GET_DUMPABLE,
                                  PR_GET_NO_NEW_PRIVS, PR_CAPBSET_READ, PR_GET_TIMERSLACK,
@@ -149,6 +149,9 @@ void addList(Filter& filter, bool network) {
   // A datagram socket of a pair could be connected to a name.
   for (uint64_t type : {SOCK_STREAM, SOCK_SEQPACKET})
     filter.add(SCMP_ACT_ALLOW, "socketpair", {is(0, AF_UNIX), isMasked(1, 0xf, type)});
+  // NVIDIA's driver makes one in cuInit, binds it to an abstract name and listens, or does not start.
+  filter.add(SCMP_ACT_ALLOW, "socket", {is(0, AF_UNIX), isMasked(1, 0xf, SOCK_SEQPACKET)});
+  for (const char* call : {"bind", "listen"}) filter.add(SCMP_ACT_ALLOW, call);
   if (!network) return;
   for (uint64_t family : {AF_INET, AF_INET6, AF_NETLINK})
     filter.add(SCMP_ACT_ALLOW, "socket", {is(0, family)});
@@ -233,7 +236,15 @@ void refuseNetwork() {
   Filter refusals(SCMP_ACT_ALLOW);
   refusals.set(SCMP_FLTATR_CTL_TSYNC, 1);
   refusals.add(SCMP_ACT_ERRNO(EPERM), "socket");
+  for (const char* call : {"bind", "listen"}) refusals.add(SCMP_ACT_ERRNO(EPERM), call);
   for (const char* call : kNetworkCalls) refusals.add(SCMP_ACT_ERRNO(EPERM), call);
+  refusals.load();
+}
+
+void refuseLocalSockets() {
+  Filter refusals(SCMP_ACT_ALLOW);
+  refusals.set(SCMP_FLTATR_CTL_TSYNC, 1);
+  refusals.add(SCMP_ACT_ERRNO(EPERM), "socket", {is(0, AF_UNIX)});
   refusals.load();
 }
 

@@ -20,5 +20,6 @@ void watchCalls(bool network, std::function<void(const std::string& call)> seen)
 
 // Of all threads, besides the list. Throws std::runtime_error.
 void refuseNetwork();
+void refuseLocalSockets();  // AF_UNIX
 
 }  // namespace gpupool::server::walls

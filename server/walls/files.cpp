@@ -28,7 +28,8 @@ constexpr uint64_t kScopeAbstractSockets = 1, kScopeSignals = 2;
 
 constexpr uint64_t kReadFile = LANDLOCK_ACCESS_FS_READ_FILE;
 constexpr uint64_t kRead = kReadFile | LANDLOCK_ACCESS_FS_READ_DIR;
-constexpr uint64_t kUse = kRead | LANDLOCK_ACCESS_FS_WRITE_FILE;
+// NVIDIA's driver opens with O_TRUNC what it writes.
+constexpr uint64_t kUse = kRead | LANDLOCK_ACCESS_FS_WRITE_FILE | kTruncate;
 constexpr uint64_t kCache = kReadFile | LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_MAKE_REG |
                             LANDLOCK_ACCESS_FS_REMOVE_FILE | kTruncate;
 constexpr uint64_t kOfFiles = kReadFile | LANDLOCK_ACCESS_FS_WRITE_FILE | kTruncate;

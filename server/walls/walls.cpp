@@ -148,6 +148,10 @@ State raise(const Plan& plan) {
   return state;
 }
 
+void closeLocal() {
+  if (setsCalls) refuseLocalSockets();
+}
+
 void closeNetwork() {
   if (setsCalls) refuseNetwork();
 }

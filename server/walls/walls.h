@@ -53,6 +53,10 @@ State ofThisMachine(Mode mode);
 // or is required.
 State raise(const Plan& plan);
 
+// No new local sockets, of any thread, from now on: the driver is initialized, and has the only one that it
+// needs. Nothing where seccomp does not stand. Throws std::runtime_error.
+void closeLocal();
+
 // No new connections, of any thread, from now on; what the process has stays. Nothing where seccomp does not
 // stand. Throws std::runtime_error.
 void closeNetwork();

@@ -102,6 +102,7 @@ int serve(const server::WorkerArguments& arguments) {
     if (!unprotected.empty()) throw std::runtime_error(unprotected);
     driver = server::Driver::load(arguments.driver);
     CUcontext context = server::warmUp(*driver, arguments.warmDevice);
+    server::walls::closeLocal();
     pages = server::makeHostPages();
     if (context != nullptr) server::registerHostPages(*driver, context, pages);
   } catch (const std::exception& e) {

@@ -206,6 +206,8 @@ void tryNetwork(const Targets& at) {
   const auto* nameless = reinterpret_cast<const sockaddr*>(&abstract);
   attempt("seccomp", "connects to an abstract socket",
           [&] { return connects(AF_UNIX, SOCK_STREAM, nameless, bytes); });
+  attempt("seccomp", "makes a local socket as the driver's",
+          [&] { return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0) >= 0; });
   attempt("seccomp", "makes a pair of sockets that can be connected anew", [&] {
     int ends[2];
     return socketpair(AF_UNIX, SOCK_DGRAM, 0, ends) == 0;
@@ -282,6 +284,7 @@ int main(int count, char** words) {
     countDescriptors(gpupool::server::kControlDescriptor);
     at.ownCache = open((at.folder + "/cache/own").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const auto state = walls::raise({*walls::modeNamed(words[1]), true, "", at.folder + "/cache"});
+    walls::closeLocal();
     walls::closeNetwork();
     process.reportReady("", state.standing);
     tryFiles(at);
