@@ -314,10 +314,19 @@ CUresult downloadRemote(const StreamRef& ref, uint64_t to, uint64_t from, size_t
   return status == CUDA_SUCCESS ? waitFor(ref, open.back()) : status;
 }
 
+// A network, a protected session: bytes on their way to us would depend on the worker's life.
+CUresult downloadProtected(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
+  CUresult status = CUDA_SUCCESS;
+  for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += Staging::kSmall)
+    status = downloadInline(ref, to + at, from + at, std::min(Staging::kSmall, bytes - at));
+  return status;
+}
+
 CUresult downloadLinear(const StreamRef& ref, uint64_t to, uint64_t from, size_t bytes) {
   if (Session::get().mapsMemory()) return downloadShared(ref, to, from, bytes);
-  return bytes <= Staging::kSmall ? downloadInline(ref, to, from, bytes)
-                                  : downloadRemote(ref, to, from, bytes);
+  if (bytes <= Staging::kSmall) return downloadInline(ref, to, from, bytes);
+  return Session::get().isProtected() ? downloadProtected(ref, to, from, bytes)
+                                      : downloadRemote(ref, to, from, bytes);
 }
 
 // Arena memory on a network goes piece by piece, so that the device takes one while the next one travels.

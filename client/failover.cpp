@@ -1,12 +1,13 @@
 // The session's worker has died, and its server restores the session in another one, from a checkpoint
-// (server/front/keeper.h). It goes on there only if the checkpoint has everything that the session has sent:
-// every frame, every aside call, and every put and get. What was sent later is lost, and nothing is sent
-// again: then the session ends, and says so.
+// (server/front/keeper.h). What was sent since is sent again from the log of calls (client/call_log.h),
+// before anybody else sends anything; where that cannot be done exactly, the session ends, and says why.
 //
 // The service thread carries it out; nothing comes from a worker meanwhile. As in a move, what it holds keeps
-// every other thread from sending. A thread that was inside a call has failed by then, or fails now: the
-// session's sticky error is set before it lets go of what this thread waits for.
+// every other thread from sending. A thread that is inside a call meets a dead connection: what it puts and
+// sends then goes into the log alone, as if it had been sent just before the death, and what it waits for
+// comes from the new worker. So the old one is not needed any more, and nobody stays inside for long.
 #include "base/log.h"
+#include "client/replay.h"
 #include "client/session.h"
 #include "transports/last_words.h"
 #include "transports/waiting.h"
@@ -16,6 +17,9 @@ namespace gpupool::client {
 namespace {
 
 constexpr std::chrono::seconds kMoverBound{5};  // a move that the death has ended winds up
+constexpr std::chrono::milliseconds kLook{1};
+constexpr std::chrono::seconds kDeathBound{1};  // of a worker whose transfer has failed, to be known
+constexpr std::chrono::milliseconds kTellPause{500};
 
 std::string plural(uint64_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
@@ -25,29 +29,14 @@ std::string plural(uint64_t count, const char* what) {
 
 bool Session::isFailover(const std::string& reason) { return reason.starts_with(transport::kFailoverWords); }
 
-// Under both channels' locks, with nobody inside transfers_: a copy of the session is being made, or is
-// given up. Of several at one frame the first counts.
-void Session::noteCut() {
-  const uint64_t asides = asides_.load(std::memory_order_relaxed);
-  if (cut_ && cut_->frame == seq_ && cut_->aside == asides) return;
-  cut_ = Cut{seq_, asides, transfers_.entered(), transport::Clock::now()};
-}
-
-// "": all that the session has sent is in what the new worker has.
-std::string Session::sentSince(const schema::WorkerHello& restored) const {
-  const uint64_t asides = asides_.load(std::memory_order_relaxed);
-  if (restored.lastFrame > seq_ || restored.lastAside > asides)
-    return "the checkpoint is of a later moment than the program has come to";
-  const uint64_t calls = seq_ - restored.lastFrame + (asides - restored.lastAside);
-  if (calls != 0)
-    return plural(calls, "call") + (calls == 1 ? " was" : " were") + " sent since the checkpoint";
-  if (!cut_ || cut_->frame != seq_ || cut_->aside != asides || cut_->transfers != transfers_.entered())
-    return "data was transferred since the checkpoint";
-  return "";
+bool Session::goesOver() const {
+  if (log_ == nullptr || closing_ || words_->sticky() != CUDA_SUCCESS) return false;
+  const auto gone = link();
+  return gone->peer() != transport::Peer::alive && isFailover(gone->reason());
 }
 
 bool Session::failOver(const transport::Connection& gone) {
-  if (closing_ || !isFailover(gone.reason())) return false;
+  if (closing_ || log_ == nullptr || !isFailover(gone.reason())) return false;
   {
     std::unique_lock lock(moveMutex_);
     for (transport::TimeLeft time(kMoverBound); moverRuns_ && time.any();) moveChanged_.wait_for(lock, kTick);
@@ -63,15 +52,23 @@ bool Session::failOver(const transport::Connection& gone) {
   return done;
 }
 
-// Inside transfers_ what was prepared belongs to the worker that is gone. Ends with the service thread's
-// decision: it goes over, or makes the loss sticky.
-bool Session::awaitFailover() const {
-  constexpr auto kLook = std::chrono::milliseconds(1);
-  const auto gone = link();
-  if (gone->peer() == transport::Peer::alive || !isFailover(gone->reason()) || Transfers::inside())
-    return false;
+// Ends with the service thread's decision: it goes over, or makes the loss sticky.
+bool Session::awaitFailover(const std::shared_ptr<transport::Connection>& gone) {
+  if (log_ == nullptr) return false;
+  for (transport::TimeLeft time(kDeathBound); gone->peer() == transport::Peer::alive && time.any();)
+    std::this_thread::sleep_for(kLook);
+  if (gone->peer() == transport::Peer::alive || !isFailover(gone->reason())) return false;
+  const Transfers::Outside outside(transfers_);
   while (link() == gone && words_->sticky() == CUDA_SUCCESS && !closing_) std::this_thread::sleep_for(kLook);
   return link() != gone;
+}
+
+// Whoever read has met the end of the connection.
+bool Session::keepReadersAway() {
+  std::unique_lock lock(replyMutex_);
+  away_ = true;
+  while (receiving_ && !lost_) replied_.wait_for(lock, kTick);
+  return !lost_;
 }
 
 bool Session::goOn() {
@@ -82,30 +79,137 @@ bool Session::goOn() {
   const Transfers::Closed alone(transfers_, Transfers::alone, cancelled);
   if (!alone) return false;
   std::lock_guard control(controlMutex_);
-  {
-    std::lock_guard lock(replyMutex_);
-    if (cancelled() || lost_ || receiving_ || !waiters_.empty()) return false;
-  }
+  const bool readersAway = keepReadersAway();
+  std::string why;
   setStill(kMoving, true);
   NextWorker next;
-  std::string why;
-  bool reached = reachNext(next, why);
-  if (reached) {
-    why = sentSince(next.hello);
-    reached = why.empty();
+  next.replaces = true;
+  link()->close();  // nothing that the old worker has sent arrives any more
+  bool done = readersAway && !cancelled() && reachNext(next, why);
+  if (done) {
+    why = makeAgain(next);
+    done = why.empty();
   }
-  if (reached) {
-    switchTo(next);
-    GPUPOOL_INFO("the session's worker has died, and it goes on at another one as epoch %u", epoch_);
-  } else {
+  if (!done) {
+    GPUPOOL_INFO("the session does not go on: %s", why.c_str());
     if (next.connection != nullptr) next.connection->close();
     beside_ = nullptr;
-    tellReason("the GPU server's worker has died, and the session cannot go on from its checkpoint: " + why +
-               "; start the program again");
+    if (!closing_)
+      tellReason("the GPU server's worker has died, and the session cannot go on from its checkpoint: " +
+                 why + "; start the program again");
     words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   }
+  {
+    std::lock_guard lock(replyMutex_);
+    away_ = false;
+  }
+  replied_.notify_all();
   setStill(kMoving, false);
-  return reached;
+  return done;
+}
+
+std::string Session::makeAgain(NextWorker& next) {
+  const schema::WorkerHello& hello = next.hello;
+  std::string why;
+  const auto entries = log_->since(hello.lastFrame, hello.lastAside, why);
+  const auto age = [&] {
+    return " (the checkpoint is " + std::to_string(log_->age(hello.lastFrame, hello.lastAside).count()) +
+           "s old)";
+  };
+  if (!entries) return why + age();
+  log_->relocate(hello_->stagingAddress, hello.stagingAddress, hello.stagingBytes);
+  const MoveHooks* hooks = moveHooks_;
+  Replay::Target target{*next.connection, next.epoch, {hello.staging.id, hello.staging.generation}, {}, {}};
+  for (const schema::MovedRegion& region : next.regions)
+    target.pinned[region.address] = {region.region.id, region.region.generation};
+  target.lent = [hooks](uint64_t address, transport::Region& region, uint64_t& offset) {
+    return hooks != nullptr && hooks->lent(address, region, offset);
+  };
+  Replay::Settings settings;
+  settings.goOnDifferent = goesOnDifferent_;
+  settings.cancelled = [this] { return closing_ || words_->sticky() != CUDA_SUCCESS; };
+  Replay replay(*entries, std::move(target), settings);
+  why = replay.run();
+  if (why.empty() && hooks != nullptr) hooks->arrive(replay.pinned(), why);
+  if (!why.empty()) return why + age();
+  switchTo(next);
+  hearUnseen(replay);
+  const Replay::Counts& counts = replay.counts();
+  GPUPOOL_INFO(
+      "the session's worker has died, and it goes on at another one as epoch %u: %s made again, %llu of "
+      "kernels, %s repeated, %s compared",
+      epoch_, plural(counts.calls, "call").c_str(), static_cast<unsigned long long>(counts.kernels),
+      plural(counts.transfers, "transfer").c_str(), plural(counts.compared, "answer").c_str());
+  if (counts.different != 0)
+    GPUPOOL_WARNING(
+        "the session goes on at another worker, with other data than the program has seen: %llu of %s "
+        "differ, "
+        "the first one of %s",
+        static_cast<unsigned long long>(counts.different), plural(counts.compared, "answer").c_str(),
+        counts.first.c_str());
+  return "";
+}
+
+// What the program had not seen before the death, in the order that it would have come in.
+void Session::hearUnseen(const Replay& replay) {
+  {
+    std::lock_guard lock(replyMutex_);
+    for (const auto& message : replay.unseenReplies()) deliver(message);
+  }
+  for (const auto& message : replay.unseenNotices()) handleNotice(message);
+  hearWords(replay.words());
+}
+
+// ---- the log of calls
+
+void Session::logCall(bool aside, std::span<const std::byte> message, uint8_t traits) {
+  log_->sent(aside, message, traits);
+  if (!aside && log_->turnsWanted()) tellLog(true);  // under this channel's lock only
+}
+
+void Session::logPut(CallLog::Place place, uint64_t at, const void* from, size_t bytes) {
+  log_->put(place, at, from, bytes);
+  if (log_->turnsWanted()) tellLog(true);
+}
+
+void Session::tellLog(bool soon) {
+  if (log_ == nullptr) return;
+  std::unique_lock control(controlMutex_, std::try_to_lock);
+  const auto now = transport::Clock::now();
+  if (!control.owns_lock() || (!soon && now - logToldAt_ < kTellPause)) return;
+  CallLog::State state = log_->state();
+  if (state.frameBytes == logTold_.frameBytes && state.payloadBytes == logTold_.payloadBytes &&
+      state.wanted == logTold_.wanted && state.obstacle == logTold_.obstacle)
+    return;
+  const size_t bytes =
+      sizeof(schema::Notice) + sizeof(schema::LogBody) + 8 + schema::padded(state.obstacle.size());
+  std::byte* room = connection_->reserve(transport::Channel::control, bytes, transport::Deadline::min());
+  if (room == nullptr) return;
+  Writer out(room, bytes);
+  out.value(schema::Notice{schema::NoticeType::log, epoch_, 0});
+  out.value(schema::LogBody{state.frameBytes, state.payloadBytes, state.wanted ? 1u : 0u, 0});
+  out.text(state.obstacle);
+  connection_->commit(transport::Channel::control, bytes);
+  logTold_ = std::move(state);
+  logToldAt_ = now;
+}
+
+std::byte* Session::unsentRoom(transport::Channel channel, size_t bytes) {
+  auto& room = unsent_[static_cast<size_t>(channel)];
+  if (room.size() < bytes) room.resize(bytes);
+  return room.data();
+}
+
+// For people: what it is that does not only depend on the calls before it.
+std::string Session::obstacle(std::string_view call) {
+  if (call == "sessionHostFunction")
+    return "it has host functions (cudaLaunchHostFunc, cudaStreamAddCallback)";
+  if (call == "sessionOutput") return "its kernels print";
+  if (call == "sessionGate" || call == "sessionGateOpen")
+    return "it copies registered memory (cudaHostRegister)";
+  if (call == "sessionMirrorApply" || call == "sessionMirrorCollect")
+    return "its kernels or graphs use host memory (mapped or managed)";
+  return "it has called " + std::string(call);
 }
 
 }  // namespace gpupool::client

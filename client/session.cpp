@@ -92,6 +92,10 @@ Session* Session::open(CUresult& status, std::string& text) {
     session->sessionLow_ = opened.reply.sessionLow;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
     patience.set(opened.reply.stallMs);
+    if (opened.reply.logFrameBytes != 0)
+      session->log_ = std::make_unique<CallLog>(
+          CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes});
+    session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);
     if (connection != nullptr) {
       session->mapsMemory_ = connection->mapsMemory();
@@ -264,8 +268,7 @@ void Session::tellGone() {
     tellReason(isFailover(reason)
                    ? "the GPU server's worker has died (" +
                          reason.substr(sizeof transport::kFailoverWords - 1) +
-                         ") while the program had calls under way, which its checkpoint does not "
-                         "have; start the program again"
+                         "), and the program cannot go on from its checkpoint; start the program again"
                    : "the GPU server is gone: " + reason + "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   reasonAwaited_ = true;
@@ -316,7 +319,14 @@ void Session::await(Waiter& waiter) {
       waiter.status = sticky() != CUDA_SUCCESS ? sticky() : CUDA_ERROR_DEVICE_UNAVAILABLE;
       return;
     }
-    if (receiving_) {
+    if (log_ != nullptr && goesOver()) {
+      lock.unlock();
+      awaitFailover(link());
+      lock.lock();
+      if (words_->sticky() != CUDA_SUCCESS) lost_ = true;
+      continue;
+    }
+    if (receiving_ || away_) {
       replied_.wait_for(lock, kTick);
       continue;
     }
@@ -334,7 +344,7 @@ void Session::readReply(std::unique_lock<std::mutex>& lock) {
   receiving_ = false;
   if (!message.empty()) {
     deliver(message);
-  } else if (over) {
+  } else if (over && !goesOver()) {
     lock.unlock();
     lost();
     lock.lock();
@@ -354,7 +364,10 @@ void Session::deliver(std::span<const std::byte> message) {
     writeOutput(STDOUT_FILENO,
                 {reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
                  std::min<size_t>(header.outputBytes, text)});
+  if (log_ != nullptr && text != 0) log_->refuse(obstacle("sessionOutput"));
   if (header.seq == 0) return;  // output only
+  if (log_ != nullptr)
+    log_->answered(header.seq, header.status, message.subspan(sizeof header, outputs - text));
   if (isLoss(static_cast<CUresult>(header.status))) awaitLoss();
   const uint64_t aside = header.seq & ~schema::kAside;
   if (aside == header.seq)

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,8 +22,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "client/call_log.h"
 #include "client/codec.h"
 #include "client/move_course.h"
+#include "client/replay.h"
 #include "client/transfers.h"
 #include "client/words.h"
 #include "schema/frame.h"
@@ -133,6 +136,12 @@ class Session {
                     std::string& why);
     // Goes over to what was prepared; hello() names the new worker's staging memory.
     void (*finish)();
+    // Where the old worker has died, instead of `prepare`: pinned memory is lent to the new one. Then where
+    // the new worker is to put bytes for an address of it; and the names that the new worker has for all of
+    // it.
+    bool (*lend)(transport::Connection& next, std::string& why) = nullptr;
+    bool (*lent)(uint64_t address, transport::Region& region, uint64_t& offset) = nullptr;
+    bool (*arrive)(const std::map<uint64_t, transport::Region>& pinned, std::string& why) = nullptr;
   };
   // Once, at the session's start.
   void hookMoves(const MoveHooks& hooks) { moveHooks_ = &hooks; }
@@ -143,6 +152,24 @@ class Session {
 
   // The error of a put or get that was refused or did not arrive.
   CUresult transferFailed();
+
+  // ---- protected sessions (client/call_log.h)
+  bool isProtected() const { return log_ != nullptr; }
+  // Inside transfers(), before the put.
+  void notePut(CallLog::Place place, uint64_t at, const void* from, size_t bytes) {
+    if (__builtin_expect(log_ != nullptr, 0)) logPut(place, at, from, bytes);
+  }
+  void noteGot(CallLog::Place place, uint64_t at, std::span<const std::byte> bytes) {
+    if (__builtin_expect(log_ != nullptr, 0)) log_->got(place, at, bytes);
+  }
+  // A put that was noted has failed, or memory was not shared: the worker has died, and all that will be done
+  // again at another one.
+  bool isDoneAgain() const { return log_ != nullptr && provesGone() && goesOver(); }
+  // Of a thread that has no answer, and holds nothing that others need to give it one: true: the session has
+  // gone on at another worker. `gone`: the connection that failed.
+  bool awaitFailover(const std::shared_ptr<transport::Connection>& gone);
+  // For threads that are neither inside transfers() nor hold a channel's lock.
+  std::shared_ptr<transport::Connection> link() const;
   // The error of memory that could not be mapped here or shared with the worker, though there is room for it.
   CUresult shareFailed();
 
@@ -162,8 +189,6 @@ class Session {
                                                  CUresult& status, std::string& text) const;
   // Makes it the session's connection; another thread than the mover only at the session's start.
   void use(std::shared_ptr<transport::Connection> connection);
-  // For threads that are neither inside transfers() nor hold a channel's lock.
-  std::shared_ptr<transport::Connection> link() const;
   bool greet(CUresult& status, std::string& text);
   // One greeting each way; what came, unchecked, is empty with the reason in `text`.
   static std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
@@ -188,11 +213,14 @@ class Session {
     const size_t bytes = header + RowCodec<R>::measure(arguments);
     std::unique_lock lock(aside ? controlMutex_ : enqueueMutex_);
     std::byte* room = reserve(bytes, channel);
-    while (__builtin_expect(room == nullptr, 0)) {
-      lock.unlock();
-      if (!awaitFailover()) return lost();
-      lock.lock();
-      room = reserve(bytes, channel);
+    bool unsent = false;
+    if (__builtin_expect(room == nullptr, 0)) {
+      if (!goesOver()) {
+        lock.unlock();
+        return lost();
+      }
+      unsent = true;  // it goes into the log alone, and is sent from there
+      room = unsentRoom(channel, bytes);
     }
     schema::Frame frame;
     frame.call = R::id;
@@ -215,7 +243,13 @@ class Session {
       waiter->seq = frame.seq;
       addWaiter(waiter);
     }
-    connection_->commit(channel, bytes);
+    if (__builtin_expect(log_ != nullptr, 0)) {
+      if constexpr (R::unlogged)
+        log_->refuse(obstacle(R::name.view()));
+      else
+        logCall(aside, {room, bytes}, traits<R>);
+    }
+    if (!unsent) connection_->commit(channel, bytes);
     if constexpr (aside) asides_.fetch_add(1, std::memory_order_release);
     if (__builtin_expect(statsOn_, 0)) count(R::name.view(), waiter != nullptr, bytes);
     return CUDA_SUCCESS;
@@ -244,6 +278,10 @@ class Session {
   }
 
   static constexpr auto kTick = std::chrono::milliseconds(500);
+  template <class R>
+  static constexpr uint8_t traits =
+      static_cast<uint8_t>((R::varies || R::polls ? CallLog::kVaries : 0) | (R::polls ? CallLog::kPolls : 0) |
+                           (R::name.view() == "sessionRead" ? CallLog::kContents : 0));
 
   // Errors after which a context answers nothing else.
   static bool isFault(CUresult status);
@@ -285,6 +323,7 @@ class Session {
     uint32_t epoch = 0;
     schema::WorkerHello hello;
     std::vector<schema::MovedRegion> regions;
+    bool replaces = false;  // a dead one: its pinned memory is that of the checkpoint
   };
   using Stage = MoveCourse::Stage;
   void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
@@ -310,13 +349,25 @@ class Session {
   // ---- the worker has died (failover.cpp) ----
 
   static bool isFailover(const std::string& reason);
-  void noteCut();
-  std::string sentSince(const schema::WorkerHello& restored) const;
+  // The worker has died, and its server restores the session in another one.
+  bool goesOver() const;
   // False: the session does not go on; where that is to be said, it was.
   bool failOver(const transport::Connection& gone);
-  // Of a thread that could not send, and holds no lock: true: the session goes on at another worker.
-  bool awaitFailover() const;
   bool goOn();
+  // All that was sent since the checkpoint is with the new worker, and this session goes over to it. "" or
+  // why not.
+  std::string makeAgain(NextWorker& next);
+  void hearUnseen(const Replay& replay);
+  bool keepReadersAway();
+
+  // ---- the log of calls
+  void logCall(bool aside, std::span<const std::byte> message, uint8_t traits);
+  void logPut(CallLog::Place place, uint64_t at, const void* from, size_t bytes);
+  // Tells the worker how full it is, if that has changed much, and if it can be told at once.
+  void tellLog(bool soon);
+  static std::string obstacle(std::string_view call);
+  std::byte* unsentRoom(transport::Channel channel, size_t bytes);
+  void hearWords(std::span<const schema::WordUpdate> words);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
   void switchTo(NextWorker& next);
@@ -361,6 +412,7 @@ class Session {
   std::mutex replyMutex_;
   std::condition_variable replied_;
   bool receiving_ = false;
+  bool away_ = false;  // nobody reads: the session goes over to another worker
   std::unordered_map<uint64_t, Waiter*> waiters_;
   bool lost_ = false;
 
@@ -385,13 +437,12 @@ class Session {
   bool moverRuns_ = false;
   std::atomic<const MoveHooks*> moveHooks_{nullptr};
   std::function<std::unique_ptr<transport::Connection>(uint32_t epoch, std::string& why)> dial_;  // tests
-  int owedReplies_ = 0;  // of the holder, to requests that were given up; the mover's
-  // What had been sent when the session last stood still.
-  struct Cut {
-    uint64_t frame = 0, aside = 0, transfers = 0;
-    transport::Clock::time_point at;
-  };
-  std::optional<Cut> cut_;                   // under controlMutex_
+  int owedReplies_ = 0;           // of the holder, to requests that were given up; the mover's
+  std::unique_ptr<CallLog> log_;  // null: the session is not protected
+  bool goesOnDifferent_ = false;
+  std::vector<std::byte> unsent_[transport::kChannels];  // each under its channel's lock
+  CallLog::State logTold_;                               // this and the next under controlMutex_
+  transport::Clock::time_point logToldAt_;
   std::vector<schema::WordUpdate> watches_;  // under controlMutex_
   size_t sweepWatches_ = 64;                 // from so many on, those that were reached are looked for
 

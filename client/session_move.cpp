@@ -158,7 +158,7 @@ void Session::carryOutMove() {
   if (!alone) return;
   std::lock_guard control(controlMutex_);
   setStill(kMoving, true);
-  noteCut();
+  if (log_ != nullptr) log_->cut(seq_, asides_.load(std::memory_order_relaxed));
   if (readReplies() && sayStage(Stage::quiet, NoticeType::quiet, asides_.load(std::memory_order_relaxed)) &&
       awaitStage(Stage::moved))
     goOver();
@@ -269,7 +269,9 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
   }
   if (!greetNext(next, why)) return false;
   const MoveHooks* hooks = moveHooks_;
-  return hooks == nullptr || hooks->prepare(*next.connection, next.regions, why);
+  if (hooks == nullptr) return true;
+  return next.replaces ? hooks->lend(*next.connection, why)
+                       : hooks->prepare(*next.connection, next.regions, why);
 }
 
 bool Session::greetNext(NextWorker& next, std::string& why) const {
@@ -283,11 +285,17 @@ bool Session::greetNext(NextWorker& next, std::string& why) const {
     return false;
   }
   const MoveHooks* hooks = moveHooks_;
-  const size_t expected = hooks == nullptr ? 0 : hooks->regions();
+  size_t expected = hooks == nullptr ? 0 : hooks->regions();
   std::span<const std::byte> list;
   bool over = false;
   for (transport::TimeLeft time(kReachBound); list.empty() && !over && !moveIsOver() && time.any();)
     list = next.connection->next(Channel::call, within(kStayLook), over);
+  if (next.replaces) {  // the pinned memory that there was at the checkpoint
+    expected = list.size() / sizeof(schema::MovedRegion);
+    schema::MovedRegion first;
+    if (list.size() == sizeof first) std::memcpy(&first, list.data(), sizeof first);
+    if (expected == 1 && first.address == 0) expected = 0;
+  }
   // No message is empty: where there is no pinned memory, one region has address 0.
   next.regions.resize(std::max<size_t>(expected, 1));
   if (list.size() != next.regions.size() * sizeof(schema::MovedRegion)) {

@@ -56,6 +56,7 @@ void Session::serviceLoop() {
     const auto connection = link();
     bool over = false;
     auto message = connection->next(Channel::control, transport::Clock::now() + kTick, over);
+    tellLog(false);
     if (!message.empty())
       handleNotice(message);
     else if (over && !wentOver(connection.get()) && !failOver(*connection)) {
@@ -90,13 +91,17 @@ void Session::handleNotice(std::span<const std::byte> message) {
   Reader in(message);
   auto header = in.value<Notice>();
   switch (header.type) {
-    case NoticeType::words:
-      while (in.remaining() >= sizeof(schema::WordUpdate)) {
-        auto update = in.value<schema::WordUpdate>();
-        words_->set(update.index, update.value);
-      }
-      words_->ring();
+    case NoticeType::words: {
+      std::vector<schema::WordUpdate> updates;
+      while (in.remaining() >= sizeof(schema::WordUpdate)) updates.push_back(in.value<schema::WordUpdate>());
+      hearWords(updates);
       break;
+    }
+    case NoticeType::kept: {
+      const auto body = in.value<schema::KeptBody>();
+      if (log_ != nullptr) log_->kept(body.frame, body.aside);
+      break;
+    }
     case NoticeType::failed: {
       auto body = in.value<schema::FailedBody>();
       auto text = in.text();
@@ -118,6 +123,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
     }
     case NoticeType::callback: {
       auto body = in.value<schema::CallbackBody>();
+      if (log_ != nullptr) log_->refuse(obstacle("sessionHostFunction"));
       std::lock_guard lock(hostMutex_);
       hostQueue_.emplace_back(body.id, static_cast<CUresult>(body.status));
       if (!hostThread_) {
@@ -140,6 +146,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
                header.type == NoticeType::moved ? in.value<schema::MovedBody>() : schema::MovedBody{});
       break;
     case NoticeType::output:
+      if (log_ != nullptr && in.remaining() != 0) log_->refuse(obstacle("sessionOutput"));
       writeOutput(STDOUT_FILENO, in.text());
       break;
     case NoticeType::errors:
@@ -149,6 +156,15 @@ void Session::handleNotice(std::span<const std::byte> message) {
     default:
       GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
   }
+}
+
+void Session::hearWords(std::span<const schema::WordUpdate> words) {
+  for (const schema::WordUpdate& update : words) {
+    if (log_ != nullptr && words_->value(update.index) < update.value)
+      log_->reached(update.index, update.value);
+    words_->set(update.index, update.value);
+  }
+  words_->ring();
 }
 
 uint64_t Session::addHostFunction(const HostFunction& function) {

@@ -33,6 +33,7 @@ class Transfers {
     Inside& operator=(const Inside&) = delete;
 
    private:
+    friend class Transfers;
     Transfers* transfers_;
     Kind kind_;
   };
@@ -47,11 +48,22 @@ class Transfers {
     Exempt& operator=(const Exempt&) = delete;
   };
 
+  // A thread that is inside, and waits for the session to go on at another worker: what it has read of the
+  // old one's names is worth nothing behind it.
+  class Outside {
+   public:
+    explicit Outside(Transfers& transfers);
+    ~Outside();
+    Outside(const Outside&) = delete;
+    Outside& operator=(const Outside&) = delete;
+
+   private:
+    Inside* left_;
+  };
+
   // Nobody is inside while it lives; false if `cancelled` said so before the last one had left. One thread.
   // The calling thread is.
   static bool inside();
-  // How often somebody has come inside, of either kind. While nobody is.
-  uint64_t entered() const { return (inside_[named] >> 32) + (inside_[alone] >> 32); }
 
   class Closed {
    public:
@@ -71,8 +83,7 @@ class Transfers {
   void enter(Kind kind);
   void leave(Kind kind);
 
-  static constexpr uint64_t kCount = 0xffff'ffff;
-  std::atomic<uint64_t> inside_[2]{};  // how many are inside; in the upper half, how often somebody has come
+  std::atomic<uint64_t> inside_[2]{};  // how many are inside
   std::atomic<bool> closed_[2]{};
   std::mutex mutex_;
   std::condition_variable changed_;

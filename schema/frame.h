@@ -21,8 +21,10 @@ inline constexpr uint32_t kProtocolVersion = 4;
 
 struct Frame {
   enum Flag : uint32_t {
-    kAwait = 1,   // a reply is expected
-    kForced = 2,  // a Post sent as Await by GPUPOOL_SYNC or a capture
+    kAwait = 1,      // a reply is expected
+    kForced = 2,     // a Post sent as Await by GPUPOOL_SYNC or a capture
+    kUntilDone = 4,  // of a call that polls, sent again after the worker's death: the program has seen
+                     // "done", and so it is answered when that is true
   };
   uint32_t call = 0;  // fnv32 of the call's name
   uint32_t flags = 0;
@@ -66,6 +68,7 @@ enum class NoticeType : uint32_t {
   suspended = 9,  // no frame is served before `resumed`
   resumed = 10,
   stay = 11,  // the move has failed: go on as before
+  kept = 12,  // KeptBody: the server keeps a whole checkpoint of that moment
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order
@@ -75,6 +78,7 @@ enum class NoticeType : uint32_t {
   quiet = 69,    // StoppedBody: the last aside call; nothing follows before `stay` or `moved`
   left = 70,     // the client goes on at the other worker; nothing follows
   stays = 71,    // the client could not reach the other worker, and goes on at this one
+  log = 72,      // LogBody, text: what the client's log of calls holds, when that changes (docs/failover.md)
 };
 
 // A move: the session goes on at another worker, which rebuilds it from what this one sends. The client stops
@@ -123,6 +127,16 @@ struct MovedBody {
 struct StoppedBody {
   uint64_t last =
       0;  // number of the last frame (stopped) or aside call (quiet, without kAside) sent; 0: none
+};
+struct KeptBody {
+  uint64_t frame = 0, aside = 0;  // numbers of the last frame and aside call that it has
+};
+// Of a protected session. Then: blob with text: why the calls since the last checkpoint could not be made
+// again in another worker; empty: they could.
+struct LogBody {
+  uint64_t frameBytes = 0, payloadBytes = 0;
+  uint32_t wanted = 0;  // 1: it is nearly full, and a checkpoint would empty it
+  uint32_t reserved = 0;
 };
 struct CallbackBody {
   uint64_t id = 0;

@@ -53,7 +53,7 @@ inline bool peerIsOurs(int socket) {
 inline std::string holderOfProcess(int pid) { return "@gpupool-hold-" + std::to_string(pid); }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 4;
+inline constexpr uint32_t kVersion = 5;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
@@ -93,13 +93,16 @@ struct OpenReply {
   char transport[16] = {};
   char networkDevice[32] = {};
   char server[64] = {};
-  uint32_t stallMs = 0;  // a worker that does nothing for so long is given up; 0: never
-  uint32_t reserved = 0;
+  uint32_t stallMs = 0;        // a worker that does nothing for so long is given up; 0: never
+  uint32_t goOnDifferent = 0;  // 1: --on-divergence=continue
+  // Of a protected lease: what the client may keep of its calls, and of what they refer to, in bytes. Not
+  // protected: 0.
+  uint64_t logFrameBytes = 0, logPayloadBytes = 0;
   // status != ok: one line that says what happened and what to do; with waiting, what is waited for besides a
   // lease, for the program's user.
   char text[512] = {};
 };
-static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 672);
+static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 688);
 
 // What NVML says of the lease's devices: asked by our libnvidia-ml.so.1 (client/nvml) on a connection of its
 // own. Each request is answered by one datagram, a FiguresReply and behind it `bytes` of the device's

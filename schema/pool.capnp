@@ -483,6 +483,7 @@ struct WorkerOrder {   # server -> worker
     move @6 :MoveOrder;               # to the old worker: a socket to the copier (not with MoveOrder.stream) and its end
                                       # of the state socket come with it, in this order
     client @7 :Void;                  # to the new worker: the client's socket comes with it
+    kept @8 :KeptCheckpoint;          # of a protected session: the server keeps a whole checkpoint of that moment
   }
 }
 # Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
@@ -497,6 +498,10 @@ struct MoveOrder {
                                       # there: its client leaves, and no worker waits for it
   copy @3 :Bool;                      # with stream: at the other end is no worker, but who writes the session into a
                                       # file. It goes on here, in any case, and `moved` says whether it is written
+}
+struct KeptCheckpoint {
+  frame @0 :UInt64;                   # the last frame and aside call that it has
+  aside @1 :UInt64;
 }
 struct SuspendOrder {
   drainMs @0 :UInt32;                 # as in Manager.suspend
@@ -549,7 +554,14 @@ struct WorkerReport {
     moved @12 :MoveReport;          # the answer to `move`, when it is done or has failed
     hindrances @13 :List(Text);     # when it changes: what keeps the session from being moved, for people. At the start of
                                     # a session, and in a new worker's: nothing
+    log @14 :LogReport;             # when it changes: what a protected session's client has kept of its calls
   }
+}
+struct LogReport {                  # schema/frame.h: LogBody
+  frameBytes @0 :UInt64;
+  payloadBytes @1 :UInt64;
+  wanted @2 :Bool;                  # it is nearly full: a checkpoint is wanted
+  obstacle @3 :Text;                # not empty: why the calls since the last checkpoint could not be made again
 }
 struct MoveReport {
   error @0 :Text;                   # not empty: the session stays where it was, and why. Empty: its client has gone

@@ -94,4 +94,10 @@ static_assert(!idsDiffer({"cuInit", "cuInit"}) && !idsDiffer({"costarring", "liq
 
 uint64_t rowsHash() { return hashOfAll(); }
 
+std::string_view callName(uint32_t id) {
+  for (const std::string_view name : kNames)
+    if (fnv32(name) == id) return name;
+  return {};
+}
+
 }  // namespace gpupool::schema

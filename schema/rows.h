@@ -36,6 +36,11 @@
 //                 the same arguments of enum types
 //     Loads       may have the driver load code, which may place variables of modules: the first call with
 //                 the same handles, device and text is kept, and no other call that loads runs meanwhile
+//     Varies      what it answers besides its status is not the same from run to run (times, logs, names of a
+//                 connection): calls that are made again in another worker are not compared by it
+//     Polls       says whether something is done, or CUDA_ERROR_NOT_READY
+//     Unlogged    what it does depends on more than the calls before it, such as what a host function or the
+//                 program's own memory does at that moment: it is not made again in another worker
 //
 // The roles say what each parameter is, in the order of the prototype; they are checked against cuda.h:
 //
@@ -74,7 +79,10 @@ enum class Worker : uint32_t {
   Aside = 32,
   Recorded = 64,
   Setting = 128,
-  Loads = 256
+  Loads = 256,
+  Varies = 512,
+  Polls = 1024,
+  Unlogged = 2048
 };
 template <class W>
 concept RowWord = std::is_same_v<W, Client> || std::is_same_v<W, Worker>;
@@ -229,6 +237,9 @@ struct Row {
   static constexpr bool recorded = says(W, Worker::Recorded);
   static constexpr bool setting = says(W, Worker::Setting);
   static constexpr bool loads = says(W, Worker::Loads);
+  static constexpr bool varies = says(W, Worker::Varies);
+  static constexpr bool polls = says(W, Worker::Polls);
+  static constexpr bool unlogged = says(W, Worker::Unlogged);
   using Function = F;
   using Arguments = typename Signature<F>::Arguments;
   using RoleList = std::tuple<Roles...>;
@@ -300,5 +311,8 @@ consteval bool idsDiffer(const std::string_view (&names)[Count]) {
 // Fingerprint of every row that travels: name, words, roles and parameter sizes. Client and worker must
 // agree.
 uint64_t rowsHash();
+
+// Of the call with that id, for people; empty: there is none.
+std::string_view callName(uint32_t id);
 
 }  // namespace gpupool::schema

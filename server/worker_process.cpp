@@ -125,7 +125,8 @@ void print(const std::string& driver, std::span<const Device> devices) {
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
     "                      [--walls off|auto|required|log] [--module-cache PATH]\n"
-    "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED]\n"
+    "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED |\n"
+    "                       --disturb-kills SEED]\n"
     "                                                                 started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
     "       gpupool-worker --copier --budget BYTES [--driver PATH] [--folder DIR] [--touch-ahead BYTES]\n"
@@ -160,9 +161,11 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
       arguments.walls = *mode;
     } else if (word == "--module-cache") {
       arguments.moduleCache = value();
-    } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams") {
+    } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams" ||
+               word == "--disturb-kills") {
       arguments.disturbMoves = word == "--disturb-moves";
       arguments.disturbStreams = word == "--disturb-streams";
+      arguments.disturbKills = word == "--disturb-kills";
       arguments.disturb = std::strtoull(value().c_str(), nullptr, 10);
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");
@@ -388,6 +391,18 @@ bool WorkerProcess::reportHindrances(std::span<const std::string> reasons) {
   return sendReport(descriptor_, message);
 }
 
+bool WorkerProcess::reportLog(const ClientLog& log) {
+  capnp::MallocMessageBuilder message;
+  auto report = message.initRoot<schema::WorkerReport>();
+  report.setRowsHash(rowsHash_);
+  auto said = report.initLog();
+  said.setFrameBytes(log.frameBytes);
+  said.setPayloadBytes(log.payloadBytes);
+  said.setWanted(log.wanted);
+  said.setObstacle(log.obstacle);
+  return sendReport(descriptor_, message);
+}
+
 std::optional<SessionStart> WorkerProcess::waitForSession() {
   const Datagram datagram = receive(descriptor_);
   if (datagram.bytes == 0 || (datagram.bytes < 0 && errno == ECONNRESET)) return std::nullopt;
@@ -587,6 +602,9 @@ std::string WorkerProcess::carryOut(const Order& given) {
       return "";
     case schema::WorkerOrder::MOVE:
       move(given);
+      return "";
+    case schema::WorkerOrder::KEPT:
+      if (orders_.kept) orders_.kept(order.getKept().getFrame(), order.getKept().getAside());
       return "";
     case schema::WorkerOrder::CLIENT:
       takeClient(descriptors);

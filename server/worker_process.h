@@ -56,7 +56,8 @@ struct WorkerArguments {
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
   walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h
-  std::string moduleCache;  // --module-cache PATH: the folder of all tenants' caches, for the walls
+  std::string moduleCache;    // --module-cache PATH: the folder of all tenants' caches, for the walls
+  bool disturbKills = false;  // --disturb-kills SEED instead: it kills itself
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);
@@ -112,6 +113,13 @@ struct SuspendOutcome {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
+// schema::LogReport.
+struct ClientLog {
+  uint64_t frameBytes = 0, payloadBytes = 0;
+  bool wanted = false;
+  std::string obstacle;
+};
+
 // schema::Activity.
 enum class Activity : uint16_t { busy, quiet, waiting };
 
@@ -135,6 +143,8 @@ struct WorkerOrders {
   // The session's state is copied into a file, whose writer is at the other end of `state`, and goes on here.
   // Answered as `move` is.
   std::function<void(std::chrono::milliseconds drain, int state)> copy = nullptr;
+  // The server keeps a whole checkpoint that has so many frames and aside calls.
+  std::function<void(uint64_t frame, uint64_t aside)> kept = nullptr;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -168,6 +178,8 @@ class WorkerProcess {
   bool reportActivity(Activity activity);
   // What keeps the session from being moved, for people; empty: nothing any more.
   bool reportHindrances(std::span<const std::string> reasons);
+  // What the client says of its log of calls (schema::LogBody).
+  bool reportLog(const ClientLog& log);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server

@@ -113,6 +113,13 @@ CUresult initialise() {
       [] {
         staging().moved();
         hostMemory().moved();
+      },
+      [](transport::Connection& next, std::string& why) { return hostMemory().lend(next, why); },
+      [](uint64_t address, transport::Region& region, uint64_t& offset) {
+        return hostMemory().lentAtNext(address, region, offset);
+      },
+      [](const std::map<uint64_t, transport::Region>& pinned, std::string& why) {
+        return hostMemory().arrive(pinned, why);
       }};
   Session::get().hookMoves(moves);
   hookStreams({&settleHostMemory, &captureAccepts});

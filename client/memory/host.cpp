@@ -68,7 +68,7 @@ CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, P
   }
   if (piece.memory != nullptr && !session.mapsMemory()) {
     piece.lent = session.connection().share(piece.memory);
-    if (piece.lent == transport::Region{}) piece.memory.reset();
+    if (piece.lent == transport::Region{} && !session.isDoneAgain()) piece.memory.reset();
   }
   if (piece.memory == nullptr) {
     session.post<"sessionHostUnmap">(context, CUdeviceptr{address});
@@ -255,6 +255,42 @@ bool HostMemory::prepareMove(transport::Connection& next, std::span<const schema
       why = "pinned memory cannot be shared with the new worker";
       return false;
     }
+  }
+  return true;
+}
+
+bool HostMemory::lend(transport::Connection& next, std::string& why) {
+  std::lock_guard lock(mutex_);
+  arrivals_.clear();
+  for (auto& [address, piece] : pieces_) {
+    Arrival& arrival = arrivals_[address];
+    arrival.lent = next.share(piece.memory);
+    if (arrival.lent != transport::Region{}) continue;
+    why = "pinned memory cannot be shared with the new worker";
+    return false;
+  }
+  return true;
+}
+
+bool HostMemory::lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const {
+  std::lock_guard lock(mutex_);
+  const auto piece = pieceOf(address);
+  const auto arrival = piece == pieces_.end() ? arrivals_.end() : arrivals_.find(piece->first);
+  if (arrival == arrivals_.end()) return false;
+  region = arrival->second.lent;
+  offset = address - piece->first;
+  return true;
+}
+
+bool HostMemory::arrive(const std::map<uint64_t, transport::Region>& pinned, std::string& why) {
+  std::lock_guard lock(mutex_);
+  for (auto& [address, arrival] : arrivals_) {
+    const auto named = pinned.find(address);
+    if (named == pinned.end()) {
+      why = "the new worker does not name all of the session's pinned memory";
+      return false;
+    }
+    arrival.region = named->second;
   }
   return true;
 }

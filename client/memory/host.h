@@ -93,6 +93,10 @@ class HostMemory {
   bool prepareMove(transport::Connection& next, std::span<const schema::MovedRegion> regions,
                    std::string& why);
   void moved();
+  // The old worker has died (Session::MoveHooks).
+  bool lend(transport::Connection& next, std::string& why);
+  bool lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const;
+  bool arrive(const std::map<uint64_t, transport::Region>& pinned, std::string& why);
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:

@@ -88,22 +88,29 @@ CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool lande
   if (!regionAt(to, region, start)) return CUDA_ERROR_INVALID_VALUE;
   // The copy frame behind it is delivered after these bytes have landed (the transport's contract), and the
   // application may not touch them before that copy is done.
+  session.notePut(CallLog::Place::pinned, to, from, bytes);
   transport::Transfer transfer = session.connection().put(from, region, to - start, bytes);
   const bool good = transfer != transport::kRefused &&
                     (!landed || session.connection().wait(transfer, transport::kForever));
-  return good ? CUDA_SUCCESS : session.transferFailed();
+  return good || session.isDoneAgain() ? CUDA_SUCCESS : session.transferFailed();
 }
 
 CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
   Session& session = Session::get();
-  const Transfers::Inside inside(session.transfers(), Transfers::alone);
-  transport::Region region;
-  uint64_t start = 0;
-  if (!regionAt(from, region, start)) return CUDA_ERROR_INVALID_VALUE;
-  transport::Transfer transfer = session.connection().get(to, region, from - start, bytes);
-  const bool good =
-      transfer != transport::kRefused && session.connection().wait(transfer, transport::kForever);
-  return good ? CUDA_SUCCESS : session.transferFailed();
+  std::shared_ptr<transport::Connection> used;
+  do {
+    const Transfers::Inside inside(session.transfers(), Transfers::alone);
+    transport::Region region;
+    uint64_t start = 0;
+    if (!regionAt(from, region, start)) return CUDA_ERROR_INVALID_VALUE;
+    used = session.link();
+    const transport::Transfer transfer = used->get(to, region, from - start, bytes);
+    if (transfer != transport::kRefused && used->wait(transfer, transport::kForever)) {
+      session.noteGot(CallLog::Place::pinned, from, {static_cast<const std::byte*>(to), bytes});
+      return CUDA_SUCCESS;
+    }
+  } while (session.awaitFailover(used));
+  return session.transferFailed();
 }
 
 // Where we have lent the worker the arena memory at `address`, and where that starts.

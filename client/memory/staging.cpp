@@ -89,20 +89,34 @@ void Staging::releaseAfter(const Slot& slot, const StreamRef& ref, uint64_t valu
 }
 
 CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transport::Transfer& transfer) {
-  transfer = Session::get().connection().put(from, region_, slot.offset, bytes);
-  return transfer != transport::kRefused ? CUDA_SUCCESS : Session::get().transferFailed();
+  Session& session = Session::get();
+  session.notePut(CallLog::Place::staging, slot.offset, from, bytes);
+  transfer = session.connection().put(from, region_, slot.offset, bytes);
+  if (transfer != transport::kRefused) return CUDA_SUCCESS;
+  transfer = 0;
+  return session.isDoneAgain() ? CUDA_SUCCESS : session.transferFailed();
 }
 
 CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
-  const Transfers::Inside inside(Session::get().transfers(), Transfers::alone);
-  return finish(Session::get().connection().get(to, region_, slot.offset, bytes));
+  Session& session = Session::get();
+  std::shared_ptr<transport::Connection> used;
+  do {
+    const Transfers::Inside inside(session.transfers(), Transfers::alone);
+    used = session.link();
+    const transport::Transfer transfer = used->get(to, region_, slot.offset, bytes);
+    if (transfer != transport::kRefused && used->wait(transfer, transport::kForever)) {
+      session.noteGot(CallLog::Place::staging, slot.offset, {static_cast<const std::byte*>(to), bytes});
+      return CUDA_SUCCESS;
+    }
+  } while (session.awaitFailover(used));
+  return session.transferFailed();
 }
 
 CUresult Staging::finish(transport::Transfer transfer) {
   Session& session = Session::get();
   if (transfer == 0) return CUDA_SUCCESS;
   bool arrived = transfer != transport::kRefused && session.connection().wait(transfer, transport::kForever);
-  return arrived ? CUDA_SUCCESS : session.transferFailed();
+  return arrived || session.isDoneAgain() ? CUDA_SUCCESS : session.transferFailed();
 }
 
 void Staging::moved() {

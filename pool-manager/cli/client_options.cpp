@@ -47,13 +47,22 @@ std::vector<options::Option> ClientOptions::table() {
        "a "
        "higher priority goes first, and those of a lower one wait while it has something to do."},
       {"protect", protect, "",
-       "The program goes on when the process dies on the server that has its GPU memory, if it has made no "
-       "CUDA "
-       "call since its last checkpoint. The server checkpoints it by itself, at moments in which its GPUs "
-       "are "
-       "idle. `gpupool leases -v` says whether it is protected. Over ucx only; see docs/failover.md."},
+       "The program goes on when the process dies on the server that has its GPU memory: from its last "
+       "checkpoint, and the CUDA calls that it has made since are made again. The server checkpoints it by "
+       "itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it is protected. "
+       "Over "
+       "ucx only; see docs/failover.md."},
       {"protect-interval", protectInterval, "TIME",
        "With --protect: how often the program is checkpointed, if it has made calls since. At least 1s."},
+      {"protect-log", protectLog, "SIZE",
+       "With --protect: the memory of this machine, in each process of the program, for its calls since the "
+       "last checkpoint. Nearly full, it asks for the next checkpoint early."},
+      {"protect-log-data", protectLogData, "SIZE",
+       "With --protect: likewise for the data that it has copied to its GPUs since."},
+      {"on-divergence", onDivergence, "stop|continue",
+       "With --protect: what happens if calls that are made again give other data than the program has seen "
+       "before, because its kernels give other results from run to run. stop: its CUDA calls fail. continue: "
+       "it goes on with the new data; a line says how much differed."},
       {"transport", transport, transportChoices("|"),
        "How to reach the server: shm (shared memory, on the same machine) or ucx (any network, over RDMA or "
        "TCP). Empty: shm where that is possible, else ucx."},

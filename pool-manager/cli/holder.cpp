@@ -383,6 +383,9 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            setField(reply.transport, session.transport);
                            setField(reply.networkDevice, settings_.networkDevice);
                            reply.stallMs = settings_.stallMs;
+                           reply.logFrameBytes = settings_.logFrameBytes;
+                           reply.logPayloadBytes = settings_.logPayloadBytes;
+                           reply.goOnDifferent = settings_.goOnDifferent;
                            setField(reply.server, session.server);
                            opened_ = true;
                            sendReply(peer.socket, reply, session.socket);

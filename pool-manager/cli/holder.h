@@ -23,6 +23,8 @@ struct HolderSettings {
   pool::LeaseRequest request;                                   // without its id
   std::string transport, networkDevice;
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
+  uint64_t logFrameBytes = 0, logPayloadBytes = 0;  // schema/holder.h: OpenReply
+  bool goOnDifferent = false;
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is

@@ -8,11 +8,18 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",           "gpu",     "spread",     "pack",     "reason",
-          "time",           "memory",  "share",      "priority", "transport",
-          "wait",           "manager", "server",     "tenant",   "token-file",
-          "network-device", "ttl",     "stall-time", "protect",  "protect-interval",
-          "claim"};
+  return {"gpus",          "gpu",
+          "spread",        "pack",
+          "reason",        "time",
+          "memory",        "share",
+          "priority",      "transport",
+          "wait",          "manager",
+          "server",        "tenant",
+          "token-file",    "network-device",
+          "ttl",           "stall-time",
+          "protect",       "protect-interval",
+          "protect-log",   "protect-log-data",
+          "on-divergence", "claim"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -41,6 +48,10 @@ HolderSettings leaseWish(const ClientOptions& options) {
     throw options::OptionError("--ttl: 1s to 1h");
   if (options.protectInterval.count() < 1000 || options.protectInterval > std::chrono::hours(24))
     throw options::OptionError("--protect-interval: 1s to 24h");
+  if (options.protect && (options.protectLog.value == 0 || options.protectLogData.value == 0))
+    throw options::OptionError("--protect-log and --protect-log-data: at least 1");
+  if (options.onDivergence != "stop" && options.onDivergence != "continue")
+    throw options::OptionError("--on-divergence: '" + options.onDivergence + "' is not stop or continue");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
   if (options.stallTime > std::chrono::hours(24)) throw options::OptionError("--stall-time: at most 24h");
   if (options.time.count() != 0 && options.time.count() < 1000)
@@ -68,6 +79,11 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());
   settings.transport = options.transport;
   settings.networkDevice = options.networkDevice;
+  if (options.protect) {
+    settings.logFrameBytes = options.protectLog.value;
+    settings.logPayloadBytes = options.protectLogData.value;
+    settings.goOnDifferent = options.onDivergence == "continue";
+  }
   settings.stallMs = static_cast<uint32_t>(options.stallTime.count());
   return settings;
 }

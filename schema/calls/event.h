@@ -4,10 +4,10 @@
 CALL(cuEventCreate, Policy, Generated, Mints<"phEvent">, In<"Flags">)
 CALL(cuEventRecord, Policy, None)
 CALL(cuEventRecordWithFlags, Policy, None)
-CALL(cuEventQuery, Policy, Generated, Handle<"hEvent">)
+CALL(cuEventQuery, Policy, Generated | Polls, Handle<"hEvent">)
 CALL(cuEventSynchronize, Policy, None)
 CALL(cuEventDestroy, Policy | Cleanup, None)
 CALL(cuEventDestroy_v2, Policy | Cleanup, Checked, Frees<"hEvent">)
 CALL(cuEventElapsedTime, Policy, None)
-CALL(cuEventElapsedTime_v2, Policy, Checked, Out<"pMilliseconds">, Handle<"hStart">, Handle<"hEnd">)
+CALL(cuEventElapsedTime_v2, Policy, Checked | Varies, Out<"pMilliseconds">, Handle<"hStart">, Handle<"hEnd">)
 // clang-format on

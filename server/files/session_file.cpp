@@ -57,6 +57,7 @@ struct Plan {
 
   void tell(FileFacts& facts) {
     facts.lastFrame = record().getLastFrame();
+    facts.lastAside = record().getLastAside();
     facts.rowsHash = record().getRowsHash();
     facts.driverVersion = record().getDriverVersion();
   }

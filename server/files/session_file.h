@@ -20,8 +20,8 @@ namespace gpupool::server {
 
 struct FileFacts {
   uint64_t bytes = 0;
-  Digest digest{};         // schema::CheckpointSession.digest
-  uint64_t lastFrame = 0;  // SessionRecord's, as those that follow
+  Digest digest{};                        // schema::CheckpointSession.digest
+  uint64_t lastFrame = 0, lastAside = 0;  // SessionRecord's, as those that follow
   uint64_t rowsHash = 0;
   int driverVersion = 0;
 };

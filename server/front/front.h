@@ -77,7 +77,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   ServerOptions options_;
   struct Disturbance {
-    std::string kind;  // "suspend", "move", "stream" or "files"
+    std::string kind;  // "suspend", "move", "stream", "files" or "kill"
     std::string seed;
   };
   static std::optional<Disturbance> disturbance();

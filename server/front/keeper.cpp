@@ -89,11 +89,20 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
       budget_(std::make_shared<Budget>(settings_.mostBytes)),
       tasks_(*this) {
   sessions_.onDeath([this](const SessionFacts& facts) { return died(facts); });
+  if (settings_.disturb)
+    sessions_.onDisturb([this](const Id& lease, uint64_t number) {
+      const SessionFacts* facts = sessions_.facts(number);
+      if (facts == nullptr) return;
+      if (const auto kept = kept_.find({lease, facts->session}); kept != kept_.end())
+        kept->second.asked = true;
+      look();
+    });
   tasks_.add(lookAgain());
 }
 
 Keeper::~Keeper() noexcept {
   sessions_.onDeath([](const SessionFacts&) { return false; });
+  if (settings_.disturb) sessions_.onDisturb([](const Id&, uint64_t) {});
 }
 
 kj::Promise<void> Keeper::lookAgain() {
@@ -133,6 +142,7 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   Kept& kept = at->second;
   if (std::exchange(kept.epoch, facts.epoch) != facts.epoch) kept.seen = UINT64_MAX;  // another worker counts
   kept.who = sessions_.describe(number);
+  kept.log = sessions_.clientLog(number);
   if (isNew) kept.at = kept.next = timer_.now();
   if (kept.writing) return;
   if (const std::string why = refuses(facts); !why.empty()) {
@@ -146,6 +156,10 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
 bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) const {
   const kj::TimePoint now = timer_.now();
   const SessionTable::Sending sending = sessions_.sending(number);
+  // Its client's log is nearly full. Where the last attempt has failed, the next one waits its time.
+  const bool failed = kept.retry != 0 * kj::SECONDS;
+  if (!failed && kept.log.wanted) return true;
+  if (kept.asked) return true;
   if (now < kept.next) return false;
   if (kept.file != nullptr && sending.quiet && sending.changes == kept.seen) return false;
   return sending.quiet || kept.file != nullptr || now - kept.at >= interval;
@@ -204,12 +218,14 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
   auto both = kj::heapArrayBuilder<kj::Promise<void>>(2);
   both.add(kj::mv(taken));
   both.add(kj::mv(answered));
-  return kj::joinPromises(both.finish()).then([this, name, writing, seen] { written(name, *writing, seen); });
+  return kj::joinPromises(both.finish()).then([this, name, number, writing, seen] {
+    written(name, number, *writing, seen);
+  });
 }
 
-void Keeper::written(const Name& name, const Writing& writing, uint64_t seen) {
+void Keeper::written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen) {
   Kept& kept = kept_[name];
-  kept.writing = false;
+  kept.writing = kept.asked = false;
   std::string why = writing.why();
   if (why.empty()) why = writing.error;
   if (!why.empty()) return failed(kept, why);
@@ -222,6 +238,8 @@ void Keeper::written(const Name& name, const Writing& writing, uint64_t seen) {
   kept.retry = 0 * kj::SECONDS;
   kept.restored = 0;
   kept.why.clear();
+  // From here on its client does not keep the calls before it.
+  sessions_.tellKept(number, kept.facts.lastFrame, kept.facts.lastAside);
   const Grant* grant = leases_.admissible(name.first);
   kept.next = kept.at + (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
@@ -318,9 +336,23 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
 
 // ---- for people
 
+std::string Keeper::describe(const Kept& kept) const {
+  const kj::TimePoint now = timer_.now();
+  const bool replays = kept.log.obstacle.empty();
+  std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
+  text += ": " + kept.who + ": its checkpoint is " + age(now - kept.at) + " old, " +
+          options::formatSize(kept.facts.bytes);
+  if (!replays) text += "; since then: " + kept.log.obstacle;
+  if (replays && kept.log.frameBytes + kept.log.payloadBytes != 0)
+    text += "; the calls since then take " + options::formatSize(kept.log.frameBytes + kept.log.payloadBytes);
+  if (!kept.why.empty()) text += "; no later one: " + kept.why;
+  if (kept.times != 0)
+    text += "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times");
+  return text;
+}
+
 std::map<Id, std::vector<std::string>> Keeper::say() const {
   std::map<Id, std::vector<std::string>> all;
-  const kj::TimePoint now = timer_.now();
   for (const auto& [name, kept] : kept_) {
     std::string text = "is ";
     if (restoring_.contains(name))
@@ -329,12 +361,7 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
       text +=
           "not protected: " + kept.who + ": " + (kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else
-      text += "protected for " + age(now - kept.since) + ": " + kept.who + ": its checkpoint is " +
-              age(now - kept.at) + " old, " + options::formatSize(kept.facts.bytes) +
-              (kept.why.empty() ? "" : "; no later one: " + kept.why) +
-              (kept.times == 0
-                   ? ""
-                   : "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times"));
+      text += describe(kept);
     all[name.first].push_back(std::move(text));
   }
   for (const auto& [id, grant] : leases_.all())

@@ -42,6 +42,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::Duration bound = 1 * kj::HOURS;           // a worker has so long for its session
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
+    bool disturb = false;                         // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
   };
   // Takes over SessionTable::onDeath.
   Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
@@ -75,7 +76,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
     kj::Duration retry = 0 * kj::SECONDS;              // 0: the last attempt was no failure
     uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
+    bool asked = false;                                // tests: its worker has asked for one
     std::string why;                                   // the last attempt failed
+    ClientLog log;
     bool writing = false;
     unsigned restored = 0;  // from the last checkpoint
     unsigned times = 0;     // its client has gone on from one
@@ -97,7 +100,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::string refuses(const SessionFacts& facts) const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
-  void written(const Name& name, const Writing& writing, uint64_t seen);
+  void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
+  std::string describe(const Kept& kept) const;
   void failed(Kept& kept, const std::string& why);
   bool died(const SessionFacts& facts);
   // In another worker, and where that dies meanwhile, in one more.

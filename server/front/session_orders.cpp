@@ -165,6 +165,21 @@ SessionTable::Sending SessionTable::sending(uint64_t number) const {
   return {session->activity == schema::Activity::QUIET, session->activityChanges};
 }
 
+ClientLog SessionTable::clientLog(uint64_t number) const {
+  const Session* session = find(number);
+  return session == nullptr ? ClientLog{} : session->log;
+}
+
+void SessionTable::tellKept(uint64_t number, uint64_t frame, uint64_t aside) {
+  Session* session = find(number);
+  if (session == nullptr || session->ordered) return;
+  capnp::MallocMessageBuilder message;
+  auto kept = message.initRoot<schema::WorkerOrder>().initKept();
+  kept.setFrame(frame);
+  kept.setAside(aside);
+  session->worker->send(message);  // one that takes no order any more has other troubles
+}
+
 kj::Promise<void> SessionTable::endOne(uint64_t number, const std::string& reason) {
   Session* session = find(number);
   if (session == nullptr) return kj::READY_NOW;

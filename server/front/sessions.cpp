@@ -112,6 +112,11 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
       if (session.hindrances.size() < kMostHindrances)
         session.hindrances.push_back(std::string(one.cStr()).substr(0, kMostHindrance));
   }
+  if (report.isLog()) {
+    const auto log = report.getLog();
+    session.log = {log.getFrameBytes(), log.getPayloadBytes(), log.getWanted(),
+                   std::string(log.getObstacle().cStr()).substr(0, kMostHindrance)};
+  }
   if (report.isDisturb()) disturb_(session.facts.lease, session.number);
   if (session.role == Role::next) return true;
   if (report.isSuspended()) answered(session, report.getSuspended());

@@ -45,6 +45,7 @@
 #include "server/front/memory_account.h"
 #include "server/front/server_state.h"
 #include "server/front/worker_child.h"
+#include "server/worker_process.h"
 
 namespace gpupool::server {
 
@@ -191,6 +192,10 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t changes = 0;  // grows when frames come after such a moment, and when none come any more
   };
   Sending sending(uint64_t number) const;
+  // Of a protected session: what its client's log of calls holds, as last said.
+  ClientLog clientLog(uint64_t number) const;
+  // Its worker and its client hear that a whole checkpoint of that moment is kept.
+  void tellKept(uint64_t number, uint64_t frame, uint64_t aside);
   // Called when the process of a worker is gone, and neither it nor an order has ended its session. True: the
   // session is restored in another worker, and its client is told so (transport::kFailoverWords).
   void onDeath(std::function<bool(const SessionFacts&)> died) { died_ = std::move(died); }
@@ -228,6 +233,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     std::optional<schema::Activity> activity;  // as last said
     uint64_t activityChanges = 0;
     std::vector<std::string> hindrances;              // likewise
+    ClientLog log;                                    // likewise
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way

@@ -1,9 +1,13 @@
 #include "server/worker/disturbance.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 
@@ -13,6 +17,9 @@ namespace {
 constexpr unsigned kMostSuspensions = 6, kMostMoves = 3;  // of one session: a run stays short
 // Frames before each of a program's moves, at least, and fewer than twice as many: short ones have a dozen.
 constexpr uint64_t kBetweenMoves[kMostMoves] = {4, 8, 64};
+// Deaths: frames before the checkpoint is asked for, and from there to the end, are fewer than these.
+constexpr unsigned kMostDeaths = 2, kBeforeAsking = 48, kBeforeDeath = 24;
+constexpr std::chrono::seconds kKeptBound{5};
 constexpr std::chrono::seconds kBound{30};
 constexpr std::chrono::seconds kStopBound{2};
 constexpr std::chrono::milliseconds kLookForStop{1};
@@ -61,6 +68,47 @@ void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, 
     const bool ran = suspender.awaitCycle(seen, kBound);
     GPUPOOL_INFO("disturbed before frame %llu: %s", static_cast<unsigned long long>(plan->frame),
                  ran ? "suspended and resumed" : "no answer");
+  });
+}
+
+namespace {
+
+struct Death {
+  uint64_t frame = 0, ask = 0, end = 0;  // before these it asks, and ends; 0: not known yet
+  uint64_t carriedOut = 0, stops = 0, kept = 0;
+  bool waited = false;
+};
+
+}  // namespace
+
+void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::function<void()> ask) {
+  const uint64_t epoch = std::max<uint64_t>(session.start().epoch, 1);
+  if (epoch > kMostDeaths) return;
+  auto plan = std::make_shared<Death>();
+  auto random = std::make_shared<std::mt19937_64>(seed + epoch - 1);
+  // A worker that took a dead one's place is first sent again what that had served.
+  plan->ask = 2 + (*random)() % kBeforeAsking + (epoch - 1) * 2 * kBeforeDeath;
+  session.beforeFrames([plan, random, &session, &suspender, ask = std::move(ask)] {
+    ++plan->frame;
+    if (plan->end != 0 && plan->frame >= plan->end) ::kill(::getpid(), SIGKILL);
+    if (plan->frame < plan->ask || plan->end != 0) return;
+    if (plan->frame == plan->ask || plan->stops == UINT64_MAX) {
+      plan->stops = UINT64_MAX;
+      if (suspender.captureOpen()) return;  // the frames behind end it
+      plan->carriedOut = suspender.carriedOut();
+      plan->stops = session.clientStops();
+      plan->kept = session.checkpointsKept();
+      ask();
+      return awaitStop(session, suspender, plan->carriedOut, plan->stops);
+    }
+    const auto isKept = [&] { return session.checkpointsKept() != plan->kept; };
+    // The checkpoint is written, and is kept in a moment.
+    if (suspender.carriedOut() != plan->carriedOut && !std::exchange(plan->waited, true)) {
+      const auto until = std::chrono::steady_clock::now() + kKeptBound;
+      while (!isKept() && !session.stopping() && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(kLookForStop);
+    }
+    if (isKept()) plan->end = plan->frame + 1 + (*random)() % kBeforeDeath;
   });
 }
 

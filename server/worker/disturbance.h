@@ -1,7 +1,7 @@
 #pragma once
-// Tests (GPUPOOL_DISTURB=suspend:SEED or move:SEED at the server): suspends a session in the middle of its
-// work and brings it back, or moves it to another worker, at frames that the seed chooses. A program's
-// results must not show it.
+// Tests (GPUPOOL_DISTURB=suspend:SEED, move:SEED or kill:SEED at the server): suspends a session in the
+// middle of its work and brings it back, moves it to another worker, or kills its worker, at frames that the
+// seed chooses. A program's results must not show it.
 
 #include <cstdint>
 #include <functional>
@@ -15,5 +15,9 @@ namespace gpupool::server {
 // The executor waits for a suspension, with no frame under way; a move needs the frames that follow, until
 // the client has stopped. What the server or the device refuses is passed over.
 void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, std::function<void()> ask);
+
+// Of a protected session: asks for a checkpoint, waits until the server keeps it, serves some more frames and
+// ends this process by SIGKILL; in at most two of a session's workers.
+void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::function<void()> ask);
 
 }  // namespace gpupool::server

@@ -143,9 +143,13 @@ int serve(const server::WorkerArguments& arguments) {
                       [&](std::chrono::milliseconds drain, uint64_t epoch, int socket) {
                         suspender.hold(drain, epoch, socket);
                       },
-                      [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); }});
+                      [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
+                      [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); }});
+    session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
-    if (arguments.disturb)
+    if (arguments.disturbKills)
+      server::disturbByDeath(session, suspender, *arguments.disturb, [&] { process.reportDisturb(); });
+    else if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb,
                       arguments.disturbMoves || arguments.disturbStreams, [&] { process.reportDisturb(); });
     std::optional<server::ActivityWatch> activity;

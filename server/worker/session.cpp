@@ -23,6 +23,7 @@ using transport::Peer;
 namespace {
 
 constexpr size_t kMostBeside = 64;
+constexpr std::chrono::microseconds kPoll{100};
 constexpr size_t kMostQueued =
     4096;  // a client's thread waits for its call, so it has no more threads than that
 
@@ -355,6 +356,11 @@ void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   if (!handler->aside) call.status = makeCurrent(call.frame.context, &call.view);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
+  while ((call.frame.flags & Frame::kUntilDone) != 0 && call.status == CUDA_ERROR_NOT_READY && !stopping_) {
+    std::this_thread::sleep_for(kPoll);
+    call.out.clear();
+    handler->serve(*this, call);
+  }
   if (call.malformed != nullptr || call.deferred) return;
   if (__builtin_expect(call.status != CUDA_SUCCESS, 0)) {
     // Ahead of the reply: who sees the error may end at once.

@@ -113,6 +113,11 @@ class Session {
   std::string stopClient(std::chrono::steady_clock::time_point deadline);
   std::string quietClient(std::chrono::steady_clock::time_point deadline);
   uint64_t clientStops() const { return clientStops_; }  // tests: how often it has stopped
+  // Any thread: the client hears that the server keeps a whole checkpoint of that moment.
+  void tellKept(uint64_t frame, uint64_t aside);
+  uint64_t checkpointsKept() const { return checkpointsKept_; }  // tests
+  // Before run: called on the control thread with what the client says of its log of calls.
+  void onClientLog(std::function<void(const ClientLog&)> heard) { heardLog_ = std::move(heard); }
   // What kernels have printed goes to the client: all of it has been written.
   void tellOutput();
   // The client may go on here.
@@ -315,6 +320,8 @@ class Session {
 
   FrameGate gate_;
   std::function<void()> beforeFrame_;
+  std::function<void(const ClientLog&)> heardLog_;
+  std::atomic<uint64_t> checkpointsKept_{0};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> clientLeft_{false};
   std::mutex endMutex_;

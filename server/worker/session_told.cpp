@@ -19,6 +19,7 @@ namespace {
 
 constexpr auto kLettingGo = std::chrono::milliseconds(2000);
 constexpr size_t kMostDeliveries = 8192;
+constexpr size_t kMostObstacle = 200;
 
 }  // namespace
 
@@ -209,6 +210,12 @@ bool Session::control(std::span<const std::byte> message) {
     const bool numbered = header.type == NoticeType::stopped || header.type == NoticeType::quiet;
     const auto body = numbered ? in.value<schema::StoppedBody>() : schema::StoppedBody{};
     if (!in.bad()) hearMove(header, body.last);
+  } else if (header.type == NoticeType::log) {
+    const auto body = in.value<schema::LogBody>();
+    const auto text = in.text();
+    if (!in.bad() && heardLog_)
+      heardLog_(
+          {body.frameBytes, body.payloadBytes, body.wanted != 0, std::string(text.substr(0, kMostObstacle))});
   } else if (header.type == NoticeType::goodbye) {
     clientLeft_ = true;
     end("client closed the session");
@@ -220,6 +227,12 @@ bool Session::control(std::span<const std::byte> message) {
 size_t Session::hostFunctionsOpen() {
   std::lock_guard lock(callbackMutex_);
   return callbacksOpen_.size();
+}
+
+void Session::tellKept(uint64_t frame, uint64_t aside) {
+  ++checkpointsKept_;
+  const schema::KeptBody body{frame, aside};
+  notice(NoticeType::kept, &body, sizeof body, {});
 }
 
 void Session::setSuspended(bool suspended) {

@@ -1,0 +1,272 @@
+#include "client/call_log.h"
+
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+
+#include "base/content.h"
+#include "schema/rows.h"
+
+namespace gpupool::client {
+
+namespace {
+
+using schema::Frame;
+using schema::RowOf;
+using EntryKind = CallLog::Entry::Kind;
+
+constexpr uint64_t kOverhead = sizeof(CallLog::Entry) + 16;
+constexpr size_t kMostCuts = 64;
+constexpr size_t kHeader = sizeof(Frame);
+constexpr size_t kReadPiece = size_t{1} << 20;
+
+// Where arguments begin: every one takes 8 bytes and what does not fit there (client/codec.h).
+constexpr size_t argument(size_t index) { return 8 * index; }
+
+uint64_t wordAt(std::span<const std::byte> bytes, size_t offset) {
+  uint64_t value = 0;
+  if (offset + sizeof value <= bytes.size()) std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+
+// Of memory that the program may unmap meanwhile, though it must not.
+Digest digestOf(uint64_t address, uint64_t bytes) {
+  ContentHash hash;
+  std::vector<std::byte> piece(std::min<uint64_t>(bytes, kReadPiece));
+  for (uint64_t at = 0; at < bytes;) {
+    const size_t n = std::min<uint64_t>(piece.size(), bytes - at);
+    const iovec to{piece.data(), n}, from{reinterpret_cast<void*>(address + at), n};
+    if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != static_cast<ssize_t>(n)) break;
+    hash.update(std::span(piece).first(n));
+    at += n;
+  }
+  return hash.finish();
+}
+
+}  // namespace
+
+void relocateArguments(uint32_t call, std::span<std::byte> arguments, uint64_t from, uint64_t to,
+                       uint64_t bytes) {
+  const auto move = [&](size_t offset) {
+    const uint64_t known = wordAt(arguments, offset);
+    if (known < from || known - from >= bytes || offset + sizeof known > arguments.size()) return;
+    const uint64_t now = to + (known - from);
+    std::memcpy(arguments.data() + offset, &now, sizeof now);
+  };
+  using Write = RowOf<"sessionWrite">;
+  switch (call) {
+    case Write::id:
+      return move(argument(schema::parameterIndex<Write, "from">()));
+    case RowOf<"sessionRead">::id:
+      return move(argument(schema::parameterIndex<RowOf<"sessionRead">, "to">()));
+    case RowOf<"cuMemcpyHtoDAsync_v2">::id:
+      return move(argument(schema::parameterIndex<RowOf<"cuMemcpyHtoDAsync_v2">, "srcHost">()));
+    case RowOf<"cuMemcpyDtoHAsync_v2">::id:
+      return move(argument(schema::parameterIndex<RowOf<"cuMemcpyDtoHAsync_v2">, "dstHost">()));
+    case RowOf<"cuMemcpy3DAsync_v2">::id:
+      move(8 + offsetof(CUDA_MEMCPY3D_v2, srcHost));
+      return move(8 + offsetof(CUDA_MEMCPY3D_v2, dstHost));
+    default:
+      return;
+  }
+}
+
+void CallLog::add(Entry entry) {
+  const bool payload = entry.kind == EntryKind::put;
+  frameBytes_ += kOverhead + (payload ? 0 : entry.bytes.size());
+  if (payload) payloadBytes_ += entry.bytes.size();
+  entries_.push_back(std::move(entry));
+  lookWanted();
+  if (frameBytes_ > limits_.frameBytes || payloadBytes_ > limits_.payloadBytes)
+    breakOff("the log of its calls is full (protect_log" +
+             std::string(frameBytes_ > limits_.frameBytes ? "" : "_data") + " in client.yaml)");
+}
+
+void CallLog::lookWanted() {
+  const bool wanted =
+      !broken_.empty() || frameBytes_ > limits_.frameBytes / 2 || payloadBytes_ > limits_.payloadBytes / 2;
+  if (wanted && !wanted_) turned_ = true;
+  wanted_ = wanted;
+}
+
+void CallLog::breakOff(const std::string& why) {
+  broken_ = why;
+  for (Cut& cut : cuts_)
+    if (cut.broken.empty()) cut.broken = why;
+  trim(first_ + entries_.size());
+  landings_.clear();
+  lookWanted();
+}
+
+void CallLog::trim(uint64_t position) {
+  for (; first_ < position && !entries_.empty(); ++first_) {
+    const Entry& entry = entries_.front();
+    const bool payload = entry.kind == EntryKind::put;
+    frameBytes_ -= kOverhead + (payload ? 0 : entry.bytes.size());
+    if (payload) payloadBytes_ -= entry.bytes.size();
+    entries_.pop_front();
+  }
+  std::erase_if(landings_, [&](const Landing& landing) { return landing.position < first_; });
+}
+
+void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t traits) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  Frame frame;
+  std::memcpy(&frame, message.data() + (aside ? sizeof(schema::Notice) : 0), sizeof frame);
+  Entry entry;
+  entry.kind = aside ? EntryKind::aside : EntryKind::frame;
+  entry.traits = traits;
+  entry.number = frame.seq;
+  entry.bytes.assign(message.begin(), message.end());
+  add(std::move(entry));
+  if (frame.call == RowOf<"sessionRead">::id && recording()) noteLanding(message.subspan(kHeader));
+}
+
+void CallLog::noteLanding(std::span<const std::byte> arguments) {
+  using Read = RowOf<"sessionRead">;
+  schema::RegionName region;
+  std::memcpy(&region, arguments.data() + argument(schema::parameterIndex<Read, "region">()), sizeof region);
+  if (region.id == 0) return;
+  landings_.push_back({first_ + entries_.size() - 1,
+                       wordAt(arguments, argument(schema::parameterIndex<Read, "word">())),
+                       wordAt(arguments, argument(schema::parameterIndex<Read, "value">())),
+                       wordAt(arguments, argument(schema::parameterIndex<Read, "to">())),
+                       wordAt(arguments, argument(schema::parameterIndex<Read, "bytes">()))});
+}
+
+void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
+  const auto* data = static_cast<const std::byte*>(from);
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  if (bytes > limits_.payloadBytes - std::min(payloadBytes_, limits_.payloadBytes))
+    return breakOff("the log of its calls is full (protect_log_data in client.yaml)");
+  Entry entry;
+  entry.kind = EntryKind::put;
+  entry.place = place;
+  entry.number = at;
+  entry.bytes.assign(data, data + bytes);
+  add(std::move(entry));
+}
+
+void CallLog::got(Place place, uint64_t at, std::span<const std::byte> bytes) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  Entry entry;
+  entry.kind = EntryKind::get;
+  entry.place = place;
+  entry.number = at;
+  entry.value = bytes.size();
+  entry.digest = contentDigest(bytes);
+  add(std::move(entry));
+}
+
+void CallLog::reached(uint64_t word, uint64_t value) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  const auto overtaken = [&](const Landing& landing) {
+    return std::ranges::any_of(landings_, [&](const Landing& other) {
+      return other.position > landing.position && other.address < landing.address + landing.bytes &&
+             landing.address < other.address + other.bytes;
+    });
+  };
+  const auto isThere = [&](const Landing& l) { return l.word == word && l.value <= value; };
+  for (const Landing& landing : landings_) {
+    if (!isThere(landing)) continue;
+    Entry& read = entries_[landing.position - first_];
+    read.seen = true;
+    read.compared = !overtaken(landing);
+    if (read.compared) read.digest = digestOf(landing.address, landing.bytes);
+  }
+  std::erase_if(landings_, isThere);
+  Entry entry;
+  entry.kind = EntryKind::word;
+  entry.number = word;
+  entry.value = value;
+  add(std::move(entry));
+}
+
+void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  Entry entry;
+  entry.kind = EntryKind::reply;
+  entry.status = status;
+  entry.number = seq;
+  entry.digest = contentDigest(outputs);
+  add(std::move(entry));
+}
+
+void CallLog::refuse(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (recording()) breakOff(why);
+}
+
+const CallLog::Cut* CallLog::find(uint64_t frame, uint64_t aside) const {
+  for (const Cut& cut : cuts_)
+    if (cut.frame == frame && cut.aside == aside) return &cut;
+  return nullptr;
+}
+
+// A cut whose entries were dropped stays so, though nothing was sent since: something was put.
+void CallLog::cut(uint64_t frame, uint64_t aside) {
+  std::lock_guard lock(mutex_);
+  broken_.clear();
+  lookWanted();
+  if (find(frame, aside) != nullptr) return;
+  if (cuts_.size() >= kMostCuts) cuts_.erase(cuts_.begin() + 1);
+  cuts_.push_back({frame, aside, first_ + entries_.size(), Clock::now(), ""});
+}
+
+void CallLog::kept(uint64_t frame, uint64_t aside) {
+  std::lock_guard lock(mutex_);
+  const Cut* known = find(frame, aside);
+  if (known == nullptr) return;
+  const uint64_t position = known->position;
+  while (cuts_.front().frame != frame || cuts_.front().aside != aside) cuts_.pop_front();
+  trim(position);
+  lookWanted();
+}
+
+CallLog::State CallLog::state() const {
+  std::lock_guard lock(mutex_);
+  return {frameBytes_, payloadBytes_, wanted_, cuts_.empty() ? "" : cuts_.front().broken};
+}
+
+std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint64_t aside, std::string& why) {
+  std::lock_guard lock(mutex_);
+  const Cut* from = find(frame, aside);
+  if (from == nullptr) {
+    why = "the checkpoint is of a moment that the program does not know";
+    return std::nullopt;
+  }
+  if (!from->broken.empty()) {
+    why = "calls were sent since the checkpoint that cannot be made again: " + from->broken;
+    return std::nullopt;
+  }
+  std::vector<Entry*> entries;
+  for (uint64_t at = from->position - first_; at < entries_.size(); ++at) entries.push_back(&entries_[at]);
+  return entries;
+}
+
+std::chrono::seconds CallLog::age(uint64_t frame, uint64_t aside) const {
+  std::lock_guard lock(mutex_);
+  const Cut* cut = find(frame, aside);
+  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - (cut ? cut->at : Clock::now()));
+}
+
+void CallLog::relocate(uint64_t from, uint64_t to, uint64_t bytes) {
+  if (from == to) return;
+  std::lock_guard lock(mutex_);
+  for (Entry& entry : entries_) {
+    if (entry.kind != EntryKind::frame) continue;
+    Frame frame;
+    std::memcpy(&frame, entry.bytes.data(), sizeof frame);
+    relocateArguments(frame.call, std::span(entry.bytes).subspan(kHeader), from, to, bytes);
+  }
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,130 @@
+#pragma once
+// What a protected session has sent since its last checkpoint, and what its program has seen of it: enough to
+// send it again to the worker that restores the checkpoint (client/replay.h). The client keeps it, for it is
+// the one who must survive.
+//
+// One order for all: frames and aside calls, puts with their bytes, and, where they became known here, words
+// that were reached and replies that came. What a thread did because it had seen a word or a reply stands
+// behind that. Of what has been seen of contents a digest is kept.
+//
+// A cut is a moment in which a checkpoint may have been made: nothing was under way. Entries begin with the
+// first one; those before the cut of a checkpoint that the server keeps are dropped (`kept`). Beyond its
+// limits, or where something cannot be made again, everything is dropped until the next cut, and what was
+// sent between an earlier cut and that one cannot be made again.
+//
+// Threads: any, a mutex inside. What belongs together in order (a frame's entry and its being sent) is under
+// the caller's lock of the channel.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/hmac.h"
+#include "schema/frame.h"
+
+namespace gpupool::client {
+
+class CallLog {
+ public:
+  struct Limits {
+    uint64_t frameBytes = 0, payloadBytes = 0;
+  };
+  enum class Place : uint8_t { staging, pinned };  // an offset there; an address
+  enum Trait : uint8_t {
+    kVaries = 1,  // of rows: Varies, Polls
+    kPolls = 2,
+    kContents = 4,  // its answer holds bytes of the device's memory, and no names or addresses
+  };
+  struct Entry {
+    enum class Kind : uint8_t { frame, aside, put, get, word, reply };
+    Kind kind{};
+    Place place{};          // of a put, a get
+    uint8_t traits = 0;     // of a frame, an aside call
+    bool seen = false;      // of a frame that has the worker put bytes into pinned memory: they came
+    bool compared = false;  // and they are known: nothing else was on its way to the same place
+    uint32_t status = 0;    // of a reply
+    uint64_t number = 0;    // Frame.seq of what was sent or answered; a word's index; where a put or get goes
+    uint64_t value = 0;     // a word's; bytes of a get
+    Digest digest{};        // of what was seen
+    std::vector<std::byte> bytes;  // the message; a put's payload
+  };
+
+  explicit CallLog(Limits limits) : limits_(limits) {}
+
+  // A message that is sent next. name: of its call, static.
+  void sent(bool aside, std::span<const std::byte> message, uint8_t traits);
+  void put(Place place, uint64_t at, const void* from, size_t bytes);
+  void got(Place place, uint64_t at, std::span<const std::byte> bytes);
+  // Before anybody here can see it.
+  void reached(uint64_t word, uint64_t value);
+  void answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs);
+  // What is sent from here on, until the next cut, cannot be made again.
+  void refuse(const std::string& why);
+
+  // Nothing is under way. Of several at one frame and aside call the first counts.
+  void cut(uint64_t frame, uint64_t aside);
+  // The server keeps a checkpoint of that cut.
+  void kept(uint64_t frame, uint64_t aside);
+
+  // Its size, whether a checkpoint is wanted, and what keeps the calls since the last kept one from being
+  // made again; empty: nothing.
+  struct State {
+    uint64_t frameBytes = 0, payloadBytes = 0;
+    bool wanted = false;
+    std::string obstacle;
+  };
+  State state() const;
+  // True once, when a checkpoint has come to be wanted.
+  bool turnsWanted() { return turned_.exchange(false, std::memory_order_relaxed); }
+
+  // ---- of the thread that sends it again, while nothing is sent
+  // What was sent since that cut; none: why that cannot be made again.
+  std::optional<std::vector<Entry*>> since(uint64_t frame, uint64_t aside, std::string& why);
+  // How long ago that cut was.
+  std::chrono::seconds age(uint64_t frame, uint64_t aside) const;
+  // The worker's staging memory lies elsewhere now: what names it is changed.
+  void relocate(uint64_t from, uint64_t to, uint64_t bytes);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Cut {
+    uint64_t frame = 0, aside = 0;
+    uint64_t position = 0;
+    Clock::time_point at;
+    std::string broken;  // what came after it is not here, and why
+  };
+  struct Landing {  // bytes that the worker puts into pinned memory before the word is reached
+    uint64_t position = 0, word = 0, value = 0, address = 0, bytes = 0;
+  };
+  // All under mutex_.
+  bool recording() const { return !cuts_.empty() && broken_.empty(); }
+  void add(Entry entry);
+  void breakOff(const std::string& why);
+  void lookWanted();
+  void trim(uint64_t position);
+  const Cut* find(uint64_t frame, uint64_t aside) const;
+  void noteLanding(std::span<const std::byte> message);
+
+  const Limits limits_;
+  mutable std::mutex mutex_;
+  std::deque<Entry> entries_;
+  uint64_t first_ = 0;  // position of the first entry
+  std::deque<Cut> cuts_;
+  std::vector<Landing> landings_;
+  std::string broken_;  // nothing is recorded until the next cut, and why
+  uint64_t frameBytes_ = 0, payloadBytes_ = 0;
+  bool wanted_ = false;
+  std::atomic<bool> turned_{false};
+};
+
+// Of a call that is sent again: where its arguments name an address of the worker's staging memory, for each.
+void relocateArguments(uint32_t call, std::span<std::byte> arguments, uint64_t from, uint64_t to,
+                       uint64_t bytes);
+
+}  // namespace gpupool::client

@@ -1,0 +1,333 @@
+#include "client/replay.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "base/content.h"
+#include "schema/rows.h"
+#include "schema/wire.h"
+
+namespace gpupool::client {
+
+using schema::Frame;
+using schema::Notice;
+using schema::NoticeType;
+using schema::RowOf;
+using transport::Channel;
+using transport::Clock;
+using transport::Peer;
+
+namespace {
+
+constexpr std::chrono::microseconds kNap{50};
+constexpr std::chrono::milliseconds kSendLook{2};
+constexpr size_t kHeader = sizeof(Frame);
+constexpr size_t kRegion = 8 * schema::parameterIndex<RowOf<"sessionRead">, "region">(),
+                 kOffset = 8 * schema::parameterIndex<RowOf<"sessionRead">, "offset">(),
+                 kTo = 8 * schema::parameterIndex<RowOf<"sessionRead">, "to">(),
+                 kBytes = 8 * schema::parameterIndex<RowOf<"sessionRead">, "bytes">(),
+                 kWord = 8 * schema::parameterIndex<RowOf<"sessionRead">, "word">(),
+                 kValue = 8 * schema::parameterIndex<RowOf<"sessionRead">, "value">();
+
+template <class T>
+T valueAt(std::span<const std::byte> bytes, size_t offset) {
+  T value{};
+  if (offset + sizeof value <= bytes.size()) std::memcpy(&value, bytes.data() + offset, sizeof value);
+  return value;
+}
+template <class T>
+void setAt(std::span<std::byte> bytes, size_t offset, const T& value) {
+  if (offset + sizeof value <= bytes.size()) std::memcpy(bytes.data() + offset, &value, sizeof value);
+}
+
+Frame frameOf(const CallLog::Entry& entry) {
+  return valueAt<Frame>(entry.bytes, entry.kind == CallLog::Entry::Kind::aside ? sizeof(Notice) : 0);
+}
+
+std::string nameOf(const CallLog::Entry& call) {
+  return std::string(schema::callName(frameOf(call).call)) + " (call " +
+         std::to_string(call.number & ~schema::kAside) + ")";
+}
+
+}  // namespace
+
+Replay::Replay(std::vector<CallLog::Entry*> entries, Target target, Settings settings)
+    : entries_(std::move(entries)), target_(std::move(target)), settings_(std::move(settings)) {
+  for (const Entry* entry : entries_) {
+    if (entry->kind == Entry::Kind::frame || entry->kind == Entry::Kind::aside) calls_[entry->number] = entry;
+    if (entry->kind == Entry::Kind::reply) replies_[entry->number] = entry;
+  }
+}
+
+Replay::~Replay() {
+  for (const Scratch& scratch : scratch_) target_.connection.unshare(scratch.region);
+}
+
+std::string Replay::run() {
+  lastHeard_ = Clock::now();
+  for (const Entry* entry : entries_) {
+    if (!why_.empty()) break;
+    step(*entry);
+  }
+  return why_;
+}
+
+std::vector<schema::WordUpdate> Replay::words() const {
+  std::vector<schema::WordUpdate> all;
+  all.reserve(words_.size());
+  for (const auto& [index, value] : words_) all.push_back({index, value});
+  return all;
+}
+
+void Replay::step(const Entry& entry) {
+  switch (entry.kind) {
+    case Entry::Kind::frame:
+      return sendFrame(entry);
+    case Entry::Kind::aside:
+      return send(entry);
+    case Entry::Kind::put:
+      return put(entry);
+    case Entry::Kind::get:
+      return get(entry);
+    case Entry::Kind::word:
+      return awaitWord(entry.number, entry.value);
+    case Entry::Kind::reply:
+      return awaitReply(entry.number);
+  }
+}
+
+// ---- sending
+
+void Replay::send(const Entry& entry) {
+  buffer_ = entry.bytes;
+  Frame frame = frameOf(entry);
+  frame.epoch = target_.epoch;
+  setAt(buffer_, sizeof(Notice), frame);
+  setAt(buffer_, 0, Notice{NoticeType::aside, target_.epoch, 0});
+  ++counts_.calls;
+  commit(Channel::control, buffer_);
+}
+
+void Replay::sendFrame(const Entry& entry) {
+  buffer_ = entry.bytes;
+  Frame frame = frameOf(entry);
+  frame.epoch = target_.epoch;
+  const auto known = replies_.find(entry.number);
+  if ((entry.traits & CallLog::kPolls) != 0 && known != replies_.end() &&
+      known->second->status == CUDA_SUCCESS)
+    frame.flags |= Frame::kUntilDone;
+  setAt(buffer_, 0, frame);
+  const auto arguments = std::span(buffer_).subspan(kHeader);
+  if (frame.call == RowOf<"sessionRead">::id) redirect(entry, arguments);
+  noteHostCall(frame, arguments);
+  ++counts_.calls;
+  if (frame.call == RowOf<"sessionLaunch">::id || frame.call == RowOf<"cuGraphLaunch">::id) ++counts_.kernels;
+  commit(Channel::call, buffer_);
+}
+
+// What the program has seen goes to memory of its own, and is compared there.
+void Replay::redirect(const Entry& entry, std::span<std::byte> arguments) {
+  if (valueAt<schema::RegionName>(arguments, kRegion).id == 0) return;
+  const auto address = valueAt<uint64_t>(arguments, kTo), bytes = valueAt<uint64_t>(arguments, kBytes);
+  transport::Region region;
+  uint64_t offset = 0;
+  if (entry.seen || !target_.lent(address, region, offset)) {
+    Scratch scratch{entry.compared ? &entry : nullptr,
+                    valueAt<uint64_t>(arguments, kWord),
+                    valueAt<uint64_t>(arguments, kValue),
+                    bytes,
+                    nullptr,
+                    {}};
+    try {
+      scratch.memory = transport::SharedMemory::create(bytes);
+      scratch.region = target_.connection.share(scratch.memory);
+    } catch (const std::exception& e) {
+      return fail(std::string("no memory to compare a copy in: ") + e.what());
+    }
+    if (scratch.region == transport::Region{}) return fail("no memory to compare a copy in");
+    region = scratch.region;
+    offset = 0;
+    scratch_.push_back(std::move(scratch));
+  }
+  setAt(arguments, kRegion, schema::RegionName{region.id, region.generation});
+  setAt(arguments, kOffset, offset);
+}
+
+// The new worker names its pinned memory anew.
+void Replay::noteHostCall(const Frame& frame, std::span<const std::byte> arguments) {
+  if (frame.call == RowOf<"sessionHostMap">::id) hostMaps_[frame.seq] = valueAt<uint64_t>(arguments, 0);
+  if (frame.call == RowOf<"sessionHostUnmap">::id) target_.pinned.erase(valueAt<uint64_t>(arguments, 0));
+}
+
+void Replay::commit(Channel channel, std::span<const std::byte> message) {
+  transport::Connection& to = target_.connection;
+  std::byte* room = nullptr;
+  while (why_.empty() && room == nullptr) {
+    room = to.reserve(channel, message.size(), Clock::now() + kSendLook);
+    if (room == nullptr) pump();
+  }
+  if (room == nullptr) return;
+  std::memcpy(room, message.data(), message.size());
+  to.commit(channel, message.size());
+}
+
+bool Replay::place(const Entry& entry, uint64_t bytes, transport::Region& region, uint64_t& offset) {
+  if (entry.place == CallLog::Place::staging) {
+    region = target_.staging;
+    offset = entry.number;
+    return true;
+  }
+  auto after = target_.pinned.upper_bound(entry.number);
+  if (after == target_.pinned.begin()) return false;
+  --after;
+  region = after->second;
+  offset = entry.number - after->first;
+  return bytes != 0;
+}
+
+void Replay::put(const Entry& entry) {
+  transport::Region region;
+  uint64_t offset = 0;
+  if (!place(entry, entry.bytes.size(), region, offset))
+    return fail("the other worker does not have all of the session's pinned memory");
+  ++counts_.transfers;
+  const auto transfer = target_.connection.put(entry.bytes.data(), region, offset, entry.bytes.size());
+  if (transfer == transport::kRefused || !target_.connection.wait(transfer, transport::kForever))
+    fail("data did not reach the other worker again");
+}
+
+void Replay::get(const Entry& entry) {
+  transport::Region region;
+  uint64_t offset = 0;
+  Message bytes(entry.value);
+  if (!place(entry, bytes.size(), region, offset))
+    return fail("the other worker does not have all of the session's pinned memory");
+  const auto transfer = target_.connection.get(bytes.data(), region, offset, bytes.size());
+  if (transfer == transport::kRefused || !target_.connection.wait(transfer, transport::kForever))
+    return fail("data did not come from the other worker again");
+  ++counts_.compared;
+  if (contentDigest(bytes) != entry.digest) differs("a copy from the device", true);
+}
+
+// ---- what comes of it
+
+void Replay::awaitWord(uint64_t index, uint64_t value) {
+  bool asked = false;
+  while (why_.empty() && words_[index] < value) {
+    if (!std::exchange(asked, true)) {
+      Message watch(sizeof(Notice) + sizeof(schema::WordUpdate));
+      setAt<Notice>(watch, 0, {NoticeType::watch, target_.epoch, 0});
+      setAt<schema::WordUpdate>(watch, sizeof(Notice), {index, value});
+      commit(Channel::control, watch);
+      continue;
+    }
+    pump();
+  }
+  compareScratch();
+}
+
+void Replay::awaitReply(uint64_t seq) {
+  if (!calls_.contains(seq)) return;  // its answer was one to a call before the checkpoint
+  while (why_.empty() && !answered_[seq]) pump();
+}
+
+void Replay::compareScratch() {
+  std::erase_if(scratch_, [&](const Scratch& scratch) {
+    if (!why_.empty() || words_[scratch.word] < scratch.value) return false;
+    if (scratch.read != nullptr) {
+      ++counts_.compared;
+      if (contentDigest({scratch.memory->data(), scratch.bytes}) != scratch.read->digest)
+        differs(nameOf(*scratch.read), true);
+    }
+    target_.connection.unshare(scratch.region);
+    return true;
+  });
+}
+
+void Replay::pump() {
+  transport::Connection& from = target_.connection;
+  bool heard = false, over = false, overToo = false;
+  for (auto message = from.next(Channel::call, transport::Deadline::min(), over); !message.empty();
+       message = from.next(Channel::call, transport::Deadline::min(), over)) {
+    hearReply(message);
+    heard = true;
+  }
+  for (auto message = from.next(Channel::control, transport::Deadline::min(), overToo); !message.empty();
+       message = from.next(Channel::control, transport::Deadline::min(), overToo)) {
+    hearNotice(message);
+    heard = true;
+  }
+  if (heard) {
+    lastHeard_ = Clock::now();
+    return;
+  }
+  if (over && overToo) return fail("the other worker is gone: " + from.reason());
+  if (settings_.cancelled()) return fail("the program ends");
+  if (Clock::now() - lastHeard_ > settings_.stall)
+    return fail("the other worker does not get as far as the dead one within " +
+                std::to_string(settings_.stall.count()) + " s");
+  std::this_thread::sleep_for(kNap);
+}
+
+void Replay::hearReply(std::span<const std::byte> message) {
+  const auto header = valueAt<schema::Reply>(message, 0);
+  if (message.size() < sizeof header) return fail("the other worker sent nonsense");
+  const size_t rest = message.size() - sizeof header,
+               text = std::min<size_t>(schema::padded(header.outputBytes), rest);
+  const auto outputs = message.subspan(sizeof header, rest - text);
+  if (const auto map = hostMaps_.find(header.seq); map != hostMaps_.end() && header.status == CUDA_SUCCESS) {
+    const auto name = valueAt<schema::RegionName>(outputs, 0);
+    target_.pinned[map->second] = {name.id, name.generation};
+  }
+  answered_[header.seq] = true;
+  const auto reply = replies_.find(header.seq);
+  const auto call = calls_.find(header.seq);
+  if (reply == replies_.end() || call == calls_.end()) {
+    unseenReplies_.emplace_back(message.begin(), message.end());
+    return;
+  }
+  compare(*call->second, *reply->second, header, outputs);
+}
+
+void Replay::compare(const Entry& call, const Entry& reply, const schema::Reply& header,
+                     std::span<const std::byte> outputs) {
+  if (header.outputBytes != 0) return differs("what kernels print before " + nameOf(call), false);
+  const bool polls = (call.traits & CallLog::kPolls) != 0;
+  if (polls && reply.status == CUDA_ERROR_NOT_READY) return;
+  ++counts_.compared;
+  if (header.status != reply.status)
+    return differs(nameOf(call) + " (status " + std::to_string(header.status) + ", not " +
+                       std::to_string(reply.status) + ")",
+                   false);
+  if ((call.traits & CallLog::kVaries) != 0 || contentDigest(outputs) == reply.digest) return;
+  differs(nameOf(call), (call.traits & CallLog::kContents) != 0);
+}
+
+void Replay::differs(const std::string& what, bool contents) {
+  if (counts_.different++ == 0) counts_.first = what;
+  if (contents && settings_.goOnDifferent) return;
+  fail(what + " gave another answer than before" +
+       (contents ? ", for the program's results differ from run to run (--on-divergence)" : ""));
+}
+
+void Replay::hearNotice(std::span<const std::byte> message) {
+  schema::Reader in(message);
+  const auto header = in.value<Notice>();
+  if (header.type == NoticeType::words) {
+    while (in.remaining() >= sizeof(schema::WordUpdate)) {
+      const auto update = in.value<schema::WordUpdate>();
+      uint64_t& known = words_[update.index];
+      known = std::max(known, update.value);
+    }
+    return;
+  }
+  if (header.type == NoticeType::failed) {
+    in.value<schema::FailedBody>();
+    return fail("the other worker's session has failed: " + std::string(in.text()));
+  }
+  unseenNotices_.emplace_back(message.begin(), message.end());
+}
+
+}  // namespace gpupool::client
