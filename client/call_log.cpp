@@ -20,6 +20,8 @@ using EntryKind = CallLog::Entry::Kind;
 
 constexpr uint64_t kOverhead = sizeof(CallLog::Entry) + 16;
 constexpr size_t kMostCuts = 64;
+constexpr char kFull[] = "the log of its calls is full (protect_log in client.yaml)";
+constexpr char kDataFull[] = "the log of its data is full (protect_log_data in client.yaml)";
 constexpr size_t kHeader = sizeof(Frame);
 constexpr size_t kReadPiece = size_t{1} << 20;
 
@@ -80,9 +82,8 @@ void CallLog::add(Entry entry) {
   if (payload) payloadBytes_ += entry.bytes.size();
   entries_.push_back(std::move(entry));
   lookWanted();
-  if (frameBytes_ > limits_.frameBytes || payloadBytes_ > limits_.payloadBytes)
-    breakOff("the log of its calls is full (protect_log" +
-             std::string(frameBytes_ > limits_.frameBytes ? "" : "_data") + " in client.yaml)");
+  if (frameBytes_ > limits_.frameBytes) return breakOff(kFull);
+  if (payloadBytes_ > limits_.payloadBytes) breakOff(kDataFull);
 }
 
 void CallLog::lookWanted() {
@@ -90,6 +91,7 @@ void CallLog::lookWanted() {
       !broken_.empty() || frameBytes_ > limits_.frameBytes / 2 || payloadBytes_ > limits_.payloadBytes / 2;
   if (wanted && !wanted_) turned_ = true;
   wanted_ = wanted;
+  recorded_ = recording();
 }
 
 void CallLog::breakOff(const std::string& why) {
@@ -139,65 +141,85 @@ void CallLog::noteLanding(std::span<const std::byte> arguments) {
 }
 
 void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
+  if (!recorded()) return;
   const auto* data = static_cast<const std::byte*>(from);
-  std::lock_guard lock(mutex_);
-  if (!recording()) return;
-  if (bytes > limits_.payloadBytes - std::min(payloadBytes_, limits_.payloadBytes))
-    return breakOff("the log of its calls is full (protect_log_data in client.yaml)");
   Entry entry;
   entry.kind = EntryKind::put;
   entry.place = place;
   entry.number = at;
-  entry.bytes.assign(data, data + bytes);
+  if (bytes <= limits_.payloadBytes) entry.bytes.assign(data, data + bytes);
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  if (bytes > limits_.payloadBytes) return breakOff(kDataFull);
   add(std::move(entry));
 }
 
 void CallLog::got(Place place, uint64_t at, std::span<const std::byte> bytes) {
-  std::lock_guard lock(mutex_);
-  if (!recording()) return;
+  if (!recorded()) return;
   Entry entry;
   entry.kind = EntryKind::get;
   entry.place = place;
   entry.number = at;
   entry.value = bytes.size();
   entry.digest = contentDigest(bytes);
-  add(std::move(entry));
+  std::lock_guard lock(mutex_);
+  if (recording()) add(std::move(entry));
 }
 
 void CallLog::reached(uint64_t word, uint64_t value) {
-  std::lock_guard lock(mutex_);
-  if (!recording()) return;
-  const auto overtaken = [&](const Landing& landing) {
-    return std::ranges::any_of(landings_, [&](const Landing& other) {
-      return other.position > landing.position && other.address < landing.address + landing.bytes &&
-             landing.address < other.address + other.bytes;
-    });
-  };
-  const auto isThere = [&](const Landing& l) { return l.word == word && l.value <= value; };
-  for (const Landing& landing : landings_) {
-    if (!isThere(landing)) continue;
-    Entry& read = entries_[landing.position - first_];
-    read.seen = true;
-    read.compared = !overtaken(landing);
-    if (read.compared) read.digest = digestOf(landing.address, landing.bytes);
-  }
-  std::erase_if(landings_, isThere);
+  if (!recorded()) return;
+  seeLandings(word, value);
   Entry entry;
   entry.kind = EntryKind::word;
   entry.number = word;
   entry.value = value;
-  add(std::move(entry));
+  std::lock_guard lock(mutex_);
+  if (recording()) add(std::move(entry));
+}
+
+// Whoever has not seen the word does not touch what has landed: the digests are made without the lock.
+void CallLog::seeLandings(uint64_t word, uint64_t value) {
+  const auto isThere = [&](const Landing& l) { return l.word == word && l.value <= value; };
+  std::vector<Landing> there, overtaken;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Landing& landing : landings_) {
+      if (!isThere(landing)) continue;
+      const bool late = std::ranges::any_of(landings_, [&](const Landing& other) {
+        return other.position > landing.position && other.address < landing.address + landing.bytes &&
+               landing.address < other.address + other.bytes;
+      });
+      (late ? overtaken : there).push_back(landing);
+    }
+  }
+  if (there.empty() && overtaken.empty()) return;
+  std::vector<Digest> digests;
+  digests.reserve(there.size());
+  for (const Landing& landing : there) digests.push_back(digestOf(landing.address, landing.bytes));
+  std::lock_guard lock(mutex_);
+  const auto entryOf = [&](const Landing& landing) {
+    const bool kept = landing.position >= first_ && landing.position - first_ < entries_.size();
+    return kept ? &entries_[landing.position - first_] : nullptr;
+  };
+  for (size_t i = 0; i < there.size(); ++i)
+    if (Entry* read = entryOf(there[i]); read != nullptr) {
+      read->seen = read->compared = true;
+      read->digest = digests[i];
+    }
+  for (const Landing& landing : overtaken)
+    if (Entry* read = entryOf(landing); read != nullptr) read->seen = true;
+  std::erase_if(landings_, isThere);
 }
 
 void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs) {
-  std::lock_guard lock(mutex_);
-  if (!recording()) return;
+  if (!recorded()) return;
   Entry entry;
   entry.kind = EntryKind::reply;
   entry.status = status;
   entry.number = seq;
   entry.digest = contentDigest(outputs);
-  add(std::move(entry));
+  std::lock_guard lock(mutex_);
+  if (recording()) add(std::move(entry));
 }
 
 void CallLog::refuse(const std::string& why) {
@@ -219,6 +241,7 @@ void CallLog::cut(uint64_t frame, uint64_t aside) {
   if (find(frame, aside) != nullptr) return;
   if (cuts_.size() >= kMostCuts) cuts_.erase(cuts_.begin() + 1);
   cuts_.push_back({frame, aside, first_ + entries_.size(), Clock::now(), ""});
+  lookWanted();
 }
 
 void CallLog::kept(uint64_t frame, uint64_t aside) {

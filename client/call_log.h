@@ -102,14 +102,17 @@ class CallLog {
   struct Landing {  // bytes that the worker puts into pinned memory before the word is reached
     uint64_t position = 0, word = 0, value = 0, address = 0, bytes = 0;
   };
-  // All under mutex_.
+  // All under mutex_, but recorded().
   bool recording() const { return !cuts_.empty() && broken_.empty(); }
+  // What is worth being prepared before the lock; recording() decides.
+  bool recorded() const { return recorded_.load(std::memory_order_relaxed); }
   void add(Entry entry);
   void breakOff(const std::string& why);
   void lookWanted();
   void trim(uint64_t position);
   const Cut* find(uint64_t frame, uint64_t aside) const;
   void noteLanding(std::span<const std::byte> message);
+  void seeLandings(uint64_t word, uint64_t value);
 
   const Limits limits_;
   mutable std::mutex mutex_;
@@ -120,7 +123,7 @@ class CallLog {
   std::string broken_;  // nothing is recorded until the next cut, and why
   uint64_t frameBytes_ = 0, payloadBytes_ = 0;
   bool wanted_ = false;
-  std::atomic<bool> turned_{false};
+  std::atomic<bool> turned_{false}, recorded_{false};
 };
 
 // Of a call that is sent again: where its arguments name an address of the worker's staging memory, for each.

@@ -46,8 +46,8 @@ bool Session::failOver(const transport::Connection& gone) {
   const bool done = goOn();
   std::lock_guard lock(moveMutex_);
   course_.arrive();
-  course_.end();
   moverRuns_ = false;
+  if (course_.end()) startMover();  // the new worker has asked for a move already
   moveChanged_.notify_all();
   return done;
 }
@@ -118,6 +118,7 @@ std::string Session::makeAgain(NextWorker& next) {
   };
   if (!entries) return why + age();
   log_->relocate(hello_->stagingAddress, hello.stagingAddress, hello.stagingBytes);
+  hello_->stagingAddress = hello.stagingAddress;
   const MoveHooks* hooks = moveHooks_;
   Replay::Target target{*next.connection, next.epoch, {hello.staging.id, hello.staging.generation}, {}, {}};
   for (const schema::MovedRegion& region : next.regions)

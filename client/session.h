@@ -49,6 +49,11 @@ class Session {
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
+  // A reply has told that the word is there.
+  void hearWord(uint64_t index, uint64_t value) {
+    const schema::WordUpdate update{index, value};
+    hearWords({&update, 1});
+  }
   CUresult sticky() const {
     CUresult status = words_->sticky();
     if (__builtin_expect(status == CUDA_ERROR_ASSERT, 0)) awaitErrors();
@@ -327,6 +332,7 @@ class Session {
   };
   using Stage = MoveCourse::Stage;
   void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
+  void startMover();
   void moveLoop();
   void carryOutMove();
   void goOver();

@@ -54,7 +54,11 @@ void Session::hearMove(const Notice& notice, const schema::MovedBody& moved) {
     return;
   }
   moveChanged_.notify_all();
-  if (moverRuns_ || course_.stage() == Stage::none) return;
+  if (!moverRuns_ && course_.stage() != Stage::none) startMover();
+}
+
+// Under moveMutex_.
+void Session::startMover() {
   try {
     SignalsBlocked blocked;
     std::thread([this] { moveLoop(); }).detach();
@@ -342,6 +346,8 @@ bool Session::fits(const schema::WorkerHello& now, const schema::WorkerHello& ne
 void Session::switchTo(NextWorker& next) {
   const auto old = link();
   const auto traffic = old->traffic();
+  if (log_ != nullptr)
+    log_->relocate(hello_->stagingAddress, next.hello.stagingAddress, next.hello.stagingBytes);
   epoch_ = next.epoch;
   hello_->words = next.hello.words;
   hello_->staging = next.hello.staging;

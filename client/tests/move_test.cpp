@@ -66,6 +66,8 @@ schema::WorkerHello helloOf(uint32_t epoch) {
 struct Served {
   std::mutex mutex;
   uint64_t frames = 0, asides = 0;
+  bool differs = false;              // the next worker answers otherwise
+  std::atomic<bool> silent{false};   // no frame is answered
   std::vector<std::string> faults;
   void check(bool good, const std::string& what) {
     if (!good) faults.push_back(what);
@@ -154,11 +156,12 @@ class Worker {
       served_.check(frame.seq == ((aside ? schema::kAside : 0) | (count + 1)), "a frame out of order");
       ++count;
     }
-    if ((frame.flags & schema::Frame::kAwait) == 0) return;
+    if ((frame.flags & schema::Frame::kAwait) == 0 || served_.silent) return;
     schema::Reply reply;
     reply.seq = frame.seq;
     reply.epoch = epoch_;
     reply.status = static_cast<uint32_t>(aside ? 0 : frame.context);
+    if (served_.differs && epoch_ > 1) ++reply.status;
     send(Channel::call, &reply, sizeof reply);
   }
   void serveFrames() {
@@ -223,6 +226,9 @@ struct SessionSeam {
     service.join();
     eventually([this] { return !moving(); });
     if (!session->hostThread_) delete session;  // that thread never ends
+  }
+  void protect() {
+    session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20});
   }
   bool moving() {
     std::lock_guard lock(session->moveMutex_);
@@ -512,36 +518,49 @@ TEST_CASE("a session that was held and is nowhere ends") {
   pool.finish();
 }
 
-TEST_CASE("a session whose worker has died goes on from its checkpoint only if that has all that was sent") {
+TEST_CASE("a session whose worker has died goes on from its checkpoint, and what it has sent since is made again") {
   Pool pool(0, true);
-  const auto call = [&] {
-    return pool.session().await<"cuStreamQuery">(client::fromId<CUcontext>(740), CUstream{nullptr}) ==
-           static_cast<CUresult>(740);
+  const bool isProtected = GENERATE(true, false);
+  if (isProtected) pool.seam->protect();
+  const auto ask = [&](uint64_t token) {
+    return pool.session().await<"cuCtxGetCacheConfig">(client::fromId<CUcontext>(token),
+                                                       static_cast<CUfunc_cache*>(nullptr));
   };
+  const auto call = [&](uint64_t token = 740) { return ask(token) == static_cast<CUresult>(token); };
   REQUIRE(call());
   pool.lead(Stage::quiet);  // a checkpoint
   pool.stay();
   REQUIRE(eventually([&] { return !pool.seam->moving(); }));
   const uint64_t frames = pool.seam->frames(), asides = pool.seam->asides();
   uint64_t lacks = 0;
-  bool goesOn = true;
+  bool goesOn = isProtected;
   std::string words = std::string(transport::kFailoverWords) + "the worker was killed";
+  std::thread waiting;
+  std::atomic<CUresult> answer{CUDA_ERROR_NOT_READY};
   SECTION("nothing was sent since") {}
-  SECTION("a frame was sent since") {
-    REQUIRE(call());
-    goesOn = false;
+  SECTION("calls were sent since") {
+    for (uint64_t token = 741; token < 750; ++token) REQUIRE(call(token));
   }
   SECTION("an aside call was sent since") {
     REQUIRE(pool.session().await<"sessionOutput">(CUcontext{nullptr}) == CUDA_SUCCESS);
+    REQUIRE(call());
+  }
+  SECTION("they answer otherwise than before") {
+    REQUIRE(call());
+    pool.served.differs = true;
     goesOn = false;
   }
-  SECTION("data was transferred since, and no frame sent") {
-    {
-      const client::Transfers::Inside inside(pool.session().transfers(), Transfers::named);
-    }
+  SECTION("one of them cannot be made again") {
+    REQUIRE(pool.session().post<"sessionHostFunction">(CUcontext{nullptr}, CUstream{nullptr}, uint64_t{1},
+                                                       0u) == CUDA_SUCCESS);
     goesOn = false;
   }
-  SECTION("the checkpoint is an earlier one") {
+  SECTION("the program waits for an answer") {
+    pool.served.silent = true;
+    waiting = std::thread([&] { answer = ask(755); });
+    REQUIRE(eventually([&] { return pool.seam->frames() == frames + 1; }));
+  }
+  SECTION("the checkpoint is of another moment") {
     lacks = 1;
     goesOn = false;
   }
@@ -556,13 +575,27 @@ TEST_CASE("a session whose worker has died goes on from its checkpoint only if t
   pool.alter = [&](schema::WorkerHello& hello) {
     hello.lastFrame = frames - lacks;
     hello.lastAside = asides;
+    std::lock_guard lock(pool.served.mutex);
+    pool.served.frames = hello.lastFrame;
+    pool.served.asides = hello.lastAside;
+    pool.served.silent = false;
   };
+  const uint64_t sent = pool.seam->frames(), sentAside = pool.seam->asides();
   pool.kill(words);
-  // Before the next call: one that is under way when the death is noticed ends the session.
   REQUIRE(eventually(
       [&] { return goesOn ? pool.seam->moves() == 1 : pool.session().words().sticky() != CUDA_SUCCESS; }));
+  if (waiting.joinable()) waiting.join();
+  if (goesOn) {
+    CHECK((answer == CUDA_ERROR_NOT_READY || answer == static_cast<CUresult>(755)));
+    CHECK(eventually([&] {
+      std::lock_guard lock(pool.served.mutex);
+      return pool.served.frames == sent && pool.served.asides == sentAside;
+    }));
+  } else {
+    CHECK(answer != static_cast<CUresult>(755));
+  }
   CHECK(call() == goesOn);
-  CHECK((pool.dialled == 0) == (words == "the worker was killed"));
+  CHECK((pool.dialled == 0) == (words == "the worker was killed" || !isProtected));
   CHECK(pool.seam->moves() == (goesOn ? 1 : 0));
   pool.settleDial();
 }

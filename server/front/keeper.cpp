@@ -331,7 +331,10 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
   const std::shared_ptr<Restoring> restoring = at->second;
   return playBackTo(kj::mv(worker), facts, *grant, restoring->file->file, sessions_, starts_,
                     restoring->state)
-      .then([restoring] { restoring->ready = true; });
+      .then([restoring] {
+        restoring->ready = true;
+        restoring->file = nullptr;  // else its memory counts until nobody waits for the client any more
+      });
 }
 
 // ---- for people

@@ -1,0 +1,219 @@
+// The log of a protected session's calls: what is in it, for how long, and what it says of itself.
+#include "client/call_log.h"
+
+#include <cstring>
+#include <string>
+
+#include "base/content.h"
+#include "catch.h"
+#include "schema/rows.h"
+
+namespace gpupool::client {
+namespace {
+
+using Kind = CallLog::Entry::Kind;
+constexpr CallLog::Limits kAmple{1 << 20, 1 << 20};
+
+std::vector<std::byte> frame(uint64_t seq, uint32_t call, std::vector<uint64_t> arguments) {
+  schema::Frame header;
+  header.call = call;
+  header.seq = seq;
+  std::vector<std::byte> bytes(sizeof header + 8 * arguments.size());
+  std::memcpy(bytes.data(), &header, sizeof header);
+  std::memcpy(bytes.data() + sizeof header, arguments.data(), 8 * arguments.size());
+  return bytes;
+}
+std::vector<std::byte> launch(uint64_t seq) {
+  return frame(seq, schema::RowOf<"sessionLaunch">::id, {1, 2, 3, 4});
+}
+// A copy to pinned memory of `bytes` at `to`.
+std::vector<std::byte> read(uint64_t seq, const void* to, uint64_t bytes, uint64_t word, uint64_t value) {
+  const uint64_t region = 7 | uint64_t{1} << 32;
+  return frame(seq, schema::RowOf<"sessionRead">::id,
+               {1, reinterpret_cast<uint64_t>(to), 99, bytes, word, value, region, 0, 0, 0});
+}
+std::span<const std::byte> bytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::vector<CallLog::Entry*> all(CallLog& log, uint64_t frame = 0) {
+  std::string why;
+  auto entries = log.since(frame, 0, why);
+  REQUIRE(entries.has_value());
+  return *entries;
+}
+
+}  // namespace
+
+TEST_CASE("nothing is kept before the first cut, and everything in its order since") {
+  CallLog log(kAmple);
+  log.sent(false, launch(1), 0);
+  CHECK(log.state().frameBytes == 0);
+  log.cut(1, 0);
+  std::string data = "before";
+  log.put(CallLog::Place::staging, 64, data.data(), data.size());
+  log.sent(false, launch(2), 0);
+  data = "behind";  // the program may change what it has copied
+  log.reached(5, 1);
+  log.answered(2, CUDA_SUCCESS, bytesOf("reply"));
+  const auto entries = all(log, 1);
+  REQUIRE(entries.size() == 4);
+  CHECK(entries[0]->kind == Kind::put);
+  CHECK(entries[0]->number == 64);
+  CHECK(std::memcmp(entries[0]->bytes.data(), "before", 6) == 0);
+  CHECK(entries[1]->kind == Kind::frame);
+  CHECK(entries[1]->number == 2);
+  CHECK(entries[2]->kind == Kind::word);
+  CHECK(entries[3]->kind == Kind::reply);
+  CHECK(entries[3]->digest == contentDigest(bytesOf("reply")));
+  CHECK(log.state().payloadBytes == 6);
+}
+
+TEST_CASE("what a kept checkpoint has is dropped, and only when it is kept") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  log.sent(false, launch(1), 0);
+  log.cut(1, 0);
+  log.sent(false, launch(2), 0);
+  CHECK(all(log, 0).size() == 2);
+  CHECK(all(log, 1).size() == 1);
+  const uint64_t before = log.state().frameBytes;
+  log.kept(7, 7);  // of a cut that is not known
+  CHECK(log.state().frameBytes == before);
+  log.kept(1, 0);
+  CHECK(log.state().frameBytes == before / 2);
+  CHECK(all(log, 1).size() == 1);
+  std::string why;
+  CHECK_FALSE(log.since(0, 0, why).has_value());
+  CHECK(why.find("does not know") != why.npos);
+}
+
+TEST_CASE("of several cuts at one call the first counts") {
+  CallLog log(kAmple);
+  log.cut(3, 0);
+  log.put(CallLog::Place::staging, 0, "put", 3);
+  log.cut(3, 0);  // its checkpoint has the put, and it does no harm to put that again
+  CHECK(all(log, 3).size() == 1);
+}
+
+TEST_CASE("a budget that is crossed asks for a checkpoint, and then drops all until the next cut") {
+  for (const bool payload : {false, true}) {
+    CallLog log(payload ? CallLog::Limits{1 << 20, 1000} : CallLog::Limits{4000, 1 << 20});
+    log.cut(0, 0);
+    uint64_t seq = 0;
+    const std::string data(100, 'x');
+    const auto more = [&] {
+      if (payload)
+        log.put(CallLog::Place::staging, 0, data.data(), data.size());
+      else
+        log.sent(false, launch(++seq), 0);
+    };
+    more();
+    CHECK_FALSE(log.state().wanted);
+    CHECK_FALSE(log.turnsWanted());
+    while (!log.state().wanted) more();
+    CHECK(log.turnsWanted());
+    CHECK_FALSE(log.turnsWanted());  // once
+    CHECK(log.state().obstacle.empty());
+    while (log.state().obstacle.empty()) more();
+    CHECK(log.state().obstacle.find("full") != std::string::npos);
+    CHECK(log.state().frameBytes == 0);
+    CHECK(log.state().payloadBytes == 0);
+    more();
+    CHECK(log.state().frameBytes == 0);
+    std::string why;
+    CHECK_FALSE(log.since(0, 0, why).has_value());
+    CHECK(why.find("full") != why.npos);
+    log.cut(1000, 0);
+    log.sent(false, launch(1001), 0);
+    CHECK_FALSE(log.state().obstacle.empty());  // the checkpoint that is kept is the old one still
+    log.kept(1000, 0);
+    CHECK(log.state().obstacle.empty());
+    CHECK_FALSE(log.state().wanted);
+    CHECK(all(log, 1000).size() == 1);
+  }
+}
+
+TEST_CASE("one put beyond the budget is not taken in") {
+  CallLog log({1 << 20, 100});
+  log.cut(0, 0);
+  const std::string data(101, 'x');
+  log.put(CallLog::Place::staging, 0, data.data(), data.size());
+  CHECK(log.state().obstacle.find("protect_log_data") != std::string::npos);
+}
+
+TEST_CASE("what cannot be made again is said until a later checkpoint is kept") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  log.refuse("it has host functions");
+  log.cut(1, 0);
+  log.sent(false, launch(2), 0);
+  CHECK(log.state().obstacle == "it has host functions");
+  std::string why;
+  CHECK_FALSE(log.since(0, 0, why).has_value());
+  CHECK(why.find("host functions") != why.npos);
+  CHECK(all(log, 1).size() == 1);  // should its checkpoint be kept and the client not know yet
+  log.kept(1, 0);
+  CHECK(log.state().obstacle.empty());
+}
+
+TEST_CASE("a cut at the call where something was dropped does not count as whole") {
+  CallLog log({1 << 20, 10});
+  log.cut(1, 0);
+  log.put(CallLog::Place::staging, 0, "more than ten bytes", 19);
+  log.cut(1, 0);
+  std::string why;
+  CHECK_FALSE(log.since(1, 0, why).has_value());
+}
+
+TEST_CASE("bytes that land in pinned memory are known by their digest once their word was reached") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  std::string memory = "result";
+  log.sent(false, read(1, memory.data(), memory.size(), 5, 2), CallLog::kContents);
+  log.reached(5, 1);
+  CHECK_FALSE(all(log)[0]->seen);
+  log.reached(5, 2);
+  memory = "other!";
+  CHECK(all(log)[0]->seen);
+  CHECK(all(log)[0]->compared);
+  CHECK(all(log)[0]->digest == contentDigest(bytesOf("result")));
+}
+
+TEST_CASE("bytes whose place another copy goes to are seen, and not compared") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  std::string memory = "result";
+  log.sent(false, read(1, memory.data(), memory.size(), 5, 1), CallLog::kContents);
+  log.sent(false, read(2, memory.data() + 3, 3, 5, 2), CallLog::kContents);
+  log.reached(5, 1);
+  CHECK(all(log)[0]->seen);
+  CHECK_FALSE(all(log)[0]->compared);
+  CHECK_FALSE(all(log)[1]->seen);
+}
+
+TEST_CASE("memory that is not there any more ends nothing") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  log.sent(false, read(1, reinterpret_cast<void*>(16), 100, 5, 1), CallLog::kContents);
+  log.reached(5, 1);
+  CHECK(all(log)[0]->seen);
+}
+
+TEST_CASE("addresses of the worker's staging memory follow it to the next worker") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  const uint64_t old = 0x7000'0000, now = 0x9000'0000, bytes = 0x1000;
+  log.sent(false, frame(1, schema::RowOf<"sessionWrite">::id, {1, old, old + 8, 0, 64, 0, 0}), 0);
+  log.sent(false, frame(2, schema::RowOf<"cuMemcpyHtoDAsync_v2">::id, {old, old + bytes, 64, 1}), 0);
+  log.sent(false, frame(3, schema::RowOf<"sessionLaunch">::id, {old, old, old}), 0);
+  log.relocate(old, now, bytes);
+  const auto argument = [&](size_t entry, size_t index) {
+    uint64_t value = 0;
+    std::memcpy(&value, all(log)[entry]->bytes.data() + sizeof(schema::Frame) + 8 * index, sizeof value);
+    return value;
+  };
+  CHECK(argument(0, 1) == old);  // the device's: whatever it looks like
+  CHECK(argument(0, 2) == now + 8);
+  CHECK(argument(1, 1) == old + bytes);  // behind it
+  for (const size_t i : {0, 1, 2}) CHECK(argument(2, i) == old);
+}
+
+}  // namespace gpupool::client
