@@ -148,6 +148,7 @@ void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
   entry.place = place;
   entry.number = at;
   if (bytes <= limits_.payloadBytes) entry.bytes.assign(data, data + bytes);
+  if (omits_ == Omits::payloads) std::ranges::fill(entry.bytes, std::byte{});
   std::lock_guard lock(mutex_);
   if (!recording()) return;
   if (bytes > limits_.payloadBytes) return breakOff(kDataFull);
@@ -212,7 +213,7 @@ void CallLog::seeLandings(uint64_t word, uint64_t value) {
 }
 
 void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs) {
-  if (!recorded()) return;
+  if (!recorded() || omits_ == Omits::answers) return;
   Entry entry;
   entry.kind = EntryKind::reply;
   entry.status = status;

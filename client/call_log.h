@@ -55,7 +55,11 @@ class CallLog {
     std::vector<std::byte> bytes;  // the message; a put's payload
   };
 
-  explicit CallLog(Limits limits) : limits_(limits) {}
+  // Tests (GPUPOOL_DISTURB_LOG): what the log leaves out, so that a test can show that it would be missed:
+  // the bytes of puts, or what answers were.
+  enum class Omits : uint8_t { nothing, payloads, answers };
+
+  explicit CallLog(Limits limits, Omits omits = Omits::nothing) : limits_(limits), omits_(omits) {}
 
   // A message that is sent next. name: of its call, static.
   void sent(bool aside, std::span<const std::byte> message, uint8_t traits);
@@ -115,6 +119,7 @@ class CallLog {
   void seeLandings(uint64_t word, uint64_t value);
 
   const Limits limits_;
+  const Omits omits_;
   mutable std::mutex mutex_;
   std::deque<Entry> entries_;
   uint64_t first_ = 0;  // position of the first entry

@@ -62,6 +62,13 @@ bool isFree(uint64_t address, uint64_t bytes) {
   return true;
 }
 
+CallLog::Omits omitted() {
+  const char* text = std::getenv("GPUPOOL_DISTURB_LOG");
+  const std::string_view what = text != nullptr ? text : "";
+  if (what == "payloads") return CallLog::Omits::payloads;
+  return what == "answers" ? CallLog::Omits::answers : CallLog::Omits::nothing;
+}
+
 std::string whySilent(const transport::Connection& connection) {
   const std::string reason = connection.reason();
   return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
@@ -94,7 +101,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     patience.set(opened.reply.stallMs);
     if (opened.reply.logFrameBytes != 0)
       session->log_ = std::make_unique<CallLog>(
-          CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes});
+          CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes}, omitted());
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);
     if (connection != nullptr) {

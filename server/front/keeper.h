@@ -9,9 +9,10 @@
 //
 // When the process of its worker is gone, and nobody has ended the session, its client is told so
 // (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)
-// until another worker has rebuilt it. Whether the client may go on from there is the client's to find out:
-// only if it has sent nothing since (client/failover.cpp). A checkpoint from which a session was restored
-// twice, and whose worker died again, is not tried a third time.
+// until another worker has rebuilt it. Then the client sends what it has sent since again, and whether it may
+// go on from there is the client's to find out (client/failover.cpp). It keeps all that until it is told that
+// a later checkpoint is whole; where its log fills up, it asks for the next one early. A checkpoint from
+// which a session was restored twice, and whose worker died again, is not tried a third time.
 //
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.

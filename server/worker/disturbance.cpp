@@ -19,7 +19,8 @@ constexpr unsigned kMostSuspensions = 6, kMostMoves = 3;  // of one session: a r
 constexpr uint64_t kBetweenMoves[kMostMoves] = {4, 8, 64};
 // Deaths: frames before the checkpoint is asked for, and from there to the end, are fewer than these.
 constexpr unsigned kMostDeaths = 2, kBeforeAsking = 48, kBeforeDeath = 24;
-constexpr std::chrono::seconds kKeptBound{5};
+constexpr std::chrono::seconds kKeptBound{2};
+constexpr unsigned kMostTries = 4;
 constexpr std::chrono::seconds kBound{30};
 constexpr std::chrono::seconds kStopBound{2};
 constexpr std::chrono::milliseconds kLookForStop{1};
@@ -77,6 +78,7 @@ struct Death {
   uint64_t frame = 0, ask = 0, end = 0;  // before these it asks, and ends; 0: not known yet
   uint64_t carriedOut = 0, stops = 0, kept = 0;
   bool waited = false;
+  unsigned tries = 0;  // checkpoints that were not made
 };
 
 }  // namespace
@@ -108,7 +110,10 @@ void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::
       while (!isKept() && !session.stopping() && std::chrono::steady_clock::now() < until)
         std::this_thread::sleep_for(kLookForStop);
     }
-    if (isKept()) plan->end = plan->frame + 1 + (*random)() % kBeforeDeath;
+    if (isKept())
+      plan->end = plan->frame + 1 + (*random)() % kBeforeDeath;
+    else if (plan->waited && ++plan->tries < kMostTries)
+      *plan = {.frame = plan->frame, .ask = plan->frame + 1, .tries = plan->tries};
   });
 }
 

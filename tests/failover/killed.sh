@@ -1,7 +1,7 @@
 #!/bin/bash
-# The workers of protected programs (`gpupool run --protect`) are killed: a program that has made no call since its
-# checkpoint goes on, and its results are right; any other one ends with a line that says why. Over the transport named
-# last; a pool of one software GPU of 2 GiB.
+# The workers of protected programs (`gpupool run --protect`) are killed: a program goes on from its checkpoint, the calls
+# since are made again, and its results are right; where that cannot be, it ends with a line that says why. Over the
+# transport named last; a pool of one software GPU of 2 GiB.
 . "$(dirname "$0")/../errors/common.sh"
 transport=${!#}
 programs=$(dirname "$3")
@@ -74,16 +74,72 @@ ends waits
 check "it is right: $status $out $err" right
 check "it says of it nothing but its rounds' time: $err" test "$(grep -c gpupool <<<"$err")" -eq 0
 
-case_of "one whose calls are not in the checkpoint ends, and says so"
+case_of "one that works goes on, and what it has sent since its checkpoint is made again"
+export GPUPOOL_LOG=info
+made_again() { grep -Eqc "epoch $1: [0-9]+ calls made again, [1-9][0-9]* of kernels, .*[1-9][0-9]* answers compared" "$folder/calls.err"; }
+busy_again() { says_of_it 'the calls since then take'; }
+protect=(--protect --protect-interval 1h)
 steady calls --until "$folder/end"
-check "it is protected: $(said)" until_true is_covered
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
 go
-busy_again() { says_of_it 'checkpoint is [0-2]s old' || says_of_it 'no later one'; }
-check "it runs: $(said)" until_true busy_again
-kill_worker
+for round in 1 2; do
+  check "it runs: $(said)" until_true busy_again
+  kill_worker
+  check "another worker has it: $(said)" until_true says_of_it "restored $round time"
+  check "calls are made again: $(cat "$folder/calls.err")" until_true made_again $((round + 1))
+done
+touch "$folder/end"
 ends calls
-check "it ends: $status $out $err" honest
-check "and says why: $err" grep -Eq 'since the checkpoint|calls under way' <<<"$err"
+check "it is right: $status $out $err" right
+unset GPUPOOL_LOG
+
+case_of "results that differ from run to run"
+for what in stop continue unseen; do
+  rm -f "$folder/end" "$folder/clock.in"
+  [ $what = unseen ] && export GPUPOOL_DISTURB_LOG=answers # nothing compares: that stops it else is what this shows
+  protect=(--protect --protect-interval 1h)
+  [ $what = continue ] && protect+=(--on-divergence continue)
+  steady clock --clock --until "$folder/end"
+  check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+  go
+  check "it runs: $(said)" until_true busy_again
+  sleep 0.3 # some rounds
+  kill_worker
+  if [ $what = stop ]; then
+    ends clock
+    check "it ends: $status $out $err" honest
+    check "and says why: $err" grep -Eq 'sessionRead .call [0-9]+. gave another answer than before.*on-divergence.*s old' <<<"$err"
+  else
+    check "another worker has it: $(said)" until_true says_of_it "restored 1 time"
+    touch "$folder/end"
+    ends clock
+    check "it goes on: $status $out $err" right
+    [ $what = unseen ] || check "and says what differs: $err" grep -Eq 'with other data than the program has seen: [1-9]' <<<"$err"
+  fi
+  unset GPUPOOL_DISTURB_LOG
+done
+
+case_of "a log that is full"
+rm -f "$folder/end"
+protect=(--protect --protect-interval 1h --protect-log 32KiB)
+steady full --until "$folder/end"
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+go
+sleep 3 # far behind the first one, and before the next interval
+check "it is checkpointed early: $(said)" until_true says_of_it 'checkpoint is [0-2]s old'
+touch "$folder/end"
+ends full
+check "it is right: $status $out $err" right
+rm -f "$folder/end" "$folder/full.in"
+protect=(--protect --protect-interval 1h --protect-log 1KiB)
+steady full --until "$folder/end"
+check "it is protected: $(said)" until_true says_of_it 'is protected'
+go
+check "it says so: $(said)" until_true says_of_it 'only while idle: .*log of its calls is full'
+touch "$folder/end"
+ends full
+check "and is right all the same: $status $out $err" right
+protect=(--protect --protect-interval 1s)
 
 case_of "kills at any moment"
 resumed=0 ended=0

@@ -4,6 +4,7 @@
 //   --rounds N    rounds of one kernel for each GiB, each round awaited (default 20)
 //   --until FILE  as many rounds as it takes until the file exists
 //   --pause MS    between two rounds
+//   --clock       reads a clock of the device in each round, which no two runs show alike
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
 //   --capture FILE  captures a first round, says so, and leaves the capture open until the file exists
@@ -11,6 +12,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "check.h"
@@ -35,6 +37,8 @@ __global__ void compare(const unsigned* words, size_t count, unsigned factor, un
        i += size_t{gridDim.x} * blockDim.x)
     if (words[i] != factor * static_cast<unsigned>(i) + step) atomicAdd(wrong, 1ull);
 }
+
+__global__ void readClock(long long* clock) { *clock = clock64(); }
 
 using Pieces = std::vector<std::pair<unsigned*, size_t>>;
 
@@ -83,6 +87,8 @@ int main(int argc, char** argv) {
     }
   }
 
+  std::optional<check::Device<long long>> clock;
+  if (check::flag(argc, argv, "--clock")) clock.emplace(std::vector<long long>{0});
   const auto began = Clock::now();
   unsigned factor = 1, step = 0;
   if (captured != nullptr) {
@@ -92,7 +98,9 @@ int main(int argc, char** argv) {
   }
   for (int round = 0; until != nullptr ? access(until, F_OK) != 0 : round < rounds; ++round) {
     for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
+    if (clock) readClock<<<1, 1>>>(*clock);
     CUDA(cudaDeviceSynchronize());
+    if (clock) REQUIRE(clock->read()[0] != 0);
     factor *= kFactor;
     step = kFactor * step + kStep;
     if (pause != 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
