@@ -66,8 +66,8 @@ schema::WorkerHello helloOf(uint32_t epoch) {
 struct Served {
   std::mutex mutex;
   uint64_t frames = 0, asides = 0;
-  bool differs = false;              // the next worker answers otherwise
-  std::atomic<bool> silent{false};   // no frame is answered
+  bool differs = false;             // the next worker answers otherwise
+  std::atomic<bool> silent{false};  // no frame is answered
   std::vector<std::string> faults;
   void check(bool good, const std::string& what) {
     if (!good) faults.push_back(what);
@@ -227,9 +227,7 @@ struct SessionSeam {
     eventually([this] { return !moving(); });
     if (!session->hostThread_) delete session;  // that thread never ends
   }
-  void protect() {
-    session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20});
-  }
+  void protect() { session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20}); }
   bool moving() {
     std::lock_guard lock(session->moveMutex_);
     return session->moverRuns_;
@@ -518,7 +516,8 @@ TEST_CASE("a session that was held and is nowhere ends") {
   pool.finish();
 }
 
-TEST_CASE("a session whose worker has died goes on from its checkpoint, and what it has sent since is made again") {
+TEST_CASE(
+    "a session whose worker has died goes on from its checkpoint, and what it has sent since is made again") {
   Pool pool(0, true);
   const bool isProtected = GENERATE(true, false);
   if (isProtected) pool.seam->protect();
