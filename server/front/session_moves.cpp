@@ -104,7 +104,8 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
   if (means.copier.get() >= 0) descriptors.push_back(means.copier);
   descriptors.push_back(means.state);
   if (!old.worker->send(message, descriptors)) {
-    if (old.text.empty()) old.text = "its worker took no order any more";
+    // Of a copy that is not why it ends: a protected session goes on from the one before.
+    if (old.text.empty() && !old.copies) old.text = "its worker took no order any more";
     old.worker->kill();
   }
   auto late = timer_.afterDelay(means.bound).then([this, number = old.number] { return moveLate(number); });
