@@ -43,8 +43,8 @@ const char* name(AuditEvent event) {
   constexpr const char* kNames[] = {"queued",    "unserved", "granted",    "suspended",     "resumed",
                                     "moving",    "moved",    "released",   "expired",       "revoked",
                                     "lost",      "cordoned", "uncordoned", "token-created", "token-revoked",
-                                    "quota-set", "adopted",  "left"};
-  return event <= AuditEvent::left ? kNames[static_cast<uint32_t>(event)] : "unknown";
+                                    "quota-set", "adopted",  "left",       "held",          "restored"};
+  return event <= AuditEvent::restored ? kNames[static_cast<uint32_t>(event)] : "unknown";
 }
 
 void AuditLog::load(const std::vector<Entry>& stored) {

@@ -33,7 +33,9 @@ enum class AuditEvent : uint32_t {
   tokenRevoked,
   quotaSet,
   adopted,
-  left
+  left,
+  held,
+  restored
 };
 const char* name(AuditEvent event);
 

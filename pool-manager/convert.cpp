@@ -128,6 +128,7 @@ Lease read(schema::Lease::Reader from) {
   for (auto one : from.getProtection()) to.protection.push_back(text(one));
   to.job = text(from.getJob());
   for (auto one : from.getAdopters()) to.adopters.push_back(text(one));
+  to.held = read(from.getHeld());
   return to;
 }
 
@@ -138,7 +139,12 @@ std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from) {
 }
 
 SuspendResult read(schema::SuspendResult::Reader from) {
-  return {readKept(from.getKept()), from.getMovedBytes(), from.getDrainMs(), from.getMoveMs()};
+  return {readKept(from.getKept()), from.getMovedBytes(), from.getDrainMs(), from.getMoveMs(),
+          read(from.getHeld())};
+}
+
+HeldLease read(schema::HeldLease::Reader from) {
+  return {read(from.getCheckpoint()), text(from.getFolder()), text(from.getServer())};
 }
 
 MigrateResult read(schema::MigrateResult::Reader from) {
@@ -157,7 +163,7 @@ MoveTarget read(schema::MoveTarget::Reader from) {
 }
 
 SuspendedLease read(schema::SuspendedLease::Reader from) {
-  return {read(from.getId()), readKept(from.getKept())};
+  return {read(from.getId()), readKept(from.getKept()), read(from.getHeld())};
 }
 
 Explanation read(schema::Explanation::Reader from) {
@@ -265,6 +271,13 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   write(from.protection, to.initProtection(static_cast<unsigned>(from.protection.size())));
   to.setJob(from.job);
   write(from.adopters, to.initAdopters(static_cast<unsigned>(from.adopters.size())));
+  if (from.held) write(from.held, to.initHeld());
+}
+
+void write(const HeldLease& from, schema::HeldLease::Builder to) {
+  write(from.checkpoint, to.initCheckpoint());
+  to.setFolder(from.folder);
+  to.setServer(from.server);
 }
 
 void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
@@ -272,6 +285,7 @@ void write(const SuspendResult& from, schema::SuspendResult::Builder to) {
   to.setMovedBytes(from.movedBytes);
   to.setDrainMs(from.drainMs);
   to.setMoveMs(from.moveMs);
+  if (from.held) write(from.held, to.initHeld());
 }
 
 void write(const MigrateResult& from, schema::MigrateResult::Builder to) {
@@ -299,6 +313,7 @@ void write(const MoveTarget& from, schema::MoveTarget::Builder to) {
 void write(const SuspendedLease& from, schema::SuspendedLease::Builder to) {
   write(from.id, to.initId());
   schema::writeKept(from.kept, to);
+  if (from.held) write(from.held, to.initHeld());
 }
 
 void write(const Explanation& from, schema::Explanation::Builder to) {

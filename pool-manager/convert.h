@@ -20,6 +20,7 @@ Server read(schema::ServerInfo::Reader from);
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
+HeldLease read(schema::HeldLease::Reader from);
 SuspendResult read(schema::SuspendResult::Reader from);
 MigrateResult read(schema::MigrateResult::Reader from);
 CheckpointResult read(schema::CheckpointResult::Reader from);
@@ -42,6 +43,7 @@ void write(const std::vector<std::string>& from, capnp::List<capnp::Text>::Build
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 void write(const SuspendResult& from, schema::SuspendResult::Builder to);
+void write(const HeldLease& from, schema::HeldLease::Builder to);
 void write(const MigrateResult& from, schema::MigrateResult::Builder to);
 void write(const CheckpointResult& from, schema::CheckpointResult::Builder to);
 void write(const MoveTarget& from, schema::MoveTarget::Builder to);

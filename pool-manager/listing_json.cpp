@@ -102,6 +102,7 @@ json toJson(const Lease& lease) {
   if (!lease.job.empty()) entry["claim"] = {{"job", lease.job}, {"usedBy", lease.adopters}};
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (!lease.protection.empty()) entry["protection"] = lease.protection;
+  if (lease.held) entry["held"] = {{"folder", lease.held.folder}, {"server", lease.held.server}};
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},
                      {"servedMs", lease.turn->servedMs},

@@ -57,6 +57,14 @@ struct TurnTerms {
   uint32_t protectMs = 0;  // its sessions are checkpointed so often; 0: it is not protected
 };
 
+// A lease whose sessions are in files, as in pool.capnp.
+struct HeldLease {
+  Id checkpoint;  // all zero: none is
+  std::string folder = {}, server = {};
+
+  explicit operator bool() const { return checkpoint != Id{}; }
+};
+
 // Where such a lease is, as its server says.
 struct LeaseTurn {
   Id id;
@@ -110,6 +118,7 @@ struct Lease {
   std::vector<std::string> protection = {};  // as hindrances
   std::string job = {};                      // this and the next: of a claim, as in pool.capnp
   std::vector<std::string> adopters = {};
+  HeldLease held = {};  // to be restored from there, in what a server is told; in what is listed: is held
 };
 
 // Who uses a claim, as it says when it renews it.
@@ -125,6 +134,7 @@ struct SuspendResult {
   std::vector<uint64_t> kept;  // by device of the lease: bytes that stay there, besides contexts and code
   uint64_t movedBytes = 0;
   uint32_t drainMs = 0, moveMs = 0;
+  HeldLease held = {};  // none: it is not in files
 };
 
 // What the server says when it has moved a lease's sessions.
@@ -173,6 +183,7 @@ struct Explanation {
 struct SuspendedLease {
   Id id;
   std::vector<uint64_t> kept;  // as in SuspendResult
+  HeldLease held = {};         // likewise
 };
 
 const char* name(Priority priority);

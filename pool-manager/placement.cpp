@@ -341,6 +341,21 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers) {
   return choice;
 }
 
+bool couldMove(const MoveWish& wish, const ServerUse& server) {
+  if (takesTurns(server)) return false;
+  std::vector<const DeviceUse*> left;
+  for (const DeviceUse& device : server.devices) left.push_back(&device);
+  for (size_t i = 0; i < wish.claims.size(); ++i) {
+    const auto at = std::find_if(left.begin(), left.end(), [&](const DeviceUse* device) {
+      return (wish.ordinals.empty() || device->info.ordinal == wish.ordinals[i]) &&
+             alike(device->info, wish.claims[i].device.info);
+    });
+    if (at == left.end()) return false;
+    left.erase(at);
+  }
+  return true;
+}
+
 Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
   std::vector<const DeviceUse*> devices;

@@ -96,6 +96,8 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers);
 // software) and none of the lease's own; in the order of the claims. The inventory has the lease in it. Not
 // on servers that overcommit: their leases take turns. `never` says nothing here.
 Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers);
+// Whether the server has such devices, whatever is free there.
+bool couldMove(const MoveWish& wish, const ServerUse& server);
 
 // Whether the wish could be served if every device were free and in order. With no servers: false.
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);

@@ -127,7 +127,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     const bool moves = record.state == LeaseState::moving && record.target() != nullptr;
     if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
       record.state = LeaseState::granting;
-    record.suspension.kept = record.primary().kept;
+    if (record.isPlaced()) record.suspension.kept = record.primary().kept;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = start.nowMs;
     leases_[record.id] = std::move(record);
@@ -159,7 +159,8 @@ AuditEntry Pool::entryOf(AuditEvent event, const StoredLease& lease, const std::
   AuditEntry entry;
   entry.event = event;
   entry.lease = lease.id;
-  if (!lease.placements.empty()) entry.server = describe(lease.primary());
+  if (lease.isPlaced() || lease.hold)
+    entry.server = describe(lease.isPlaced() ? lease.primary() : lease.hold->was);
   entry.tenant = lease.tenant;
   entry.holder = lease.holder;
   entry.by = by.empty() ? "the manager" : by;
@@ -251,6 +252,12 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     Lease& lease = list.emplace_back(wireLease(record));
     lease.key.clear();
     lease.ageMs = now - record.grantedMs;
+    if (record.state == LeaseState::held) {
+      lease.server = {};
+      lease.devices.clear();
+    } else {
+      lease.held = {};
+    }
     lease.reason = record.purpose;
     if (record.endsMs != kNever)
       lease.endsInMs = std::max<uint64_t>(1, record.endsMs - std::min(record.endsMs, now));
@@ -268,6 +275,7 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.adopters.clear();
     if (lease.turn) lease.turn->note.clear();
     lease.holder = "in use";
+    lease.held = {};
     lease.tenant.clear();
     lease.reason.clear();
   }
@@ -288,6 +296,7 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
   if (record.state == LeaseState::revoking) text += ", ending";
   if (record.state == LeaseState::suspended) text += ", suspended";
   if (record.state == LeaseState::moving) text += ", moving";
+  if (record.runs() && record.hold) text += ", being restored";
   if (record.state == LeaseState::lost) text += ", ended; its server has not said that nothing of it runs";
   return text + ")";
 }

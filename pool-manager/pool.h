@@ -56,6 +56,7 @@ enum class Change {
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
+  restoring,   // held, and has devices again: the store, and then their server, have not accepted that yet
   copying,     // its server writes its sessions into files
   placing,     // it is to move to its target; the store has not accepted that yet
   preparing,   // its target's server reserves the devices
@@ -88,8 +89,8 @@ struct LeaseRecord : StoredLease {
   std::string changedBy;     // on whose word
   uint64_t order = 0;        // the number of the order that is under way, which the answer repeats
   std::string orderedAt;     // the server that carries it out
-  SuspendResult suspension;  // storing, suspended: what the server said
-  std::string folder;        // reserving, resuming: the files in which its sessions are; empty: they are not
+  SuspendResult suspension;  // storing, suspended, held: what the server said
+  std::string folder;        // restoring, resuming: the files in which its sessions are; empty: they are not
   std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
@@ -102,8 +103,10 @@ struct LeaseRecord : StoredLease {
   // The store has other placements than these. What has been left is told of it when it has not.
   bool rewrite = false, rewriting = false;
   uint64_t rewrittenMs = 0;
-  std::string
-      arrival;  // for the audit log, with the next rewrite: what has become of its move; empty: nothing
+  // For the audit log, with the next rewrite: what has become of its move, or that it is restored; empty:
+  // nothing.
+  std::string arrival;
+  AuditEvent arrivalEvent = AuditEvent::moved;
 
   std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
   // By server, as their last beats say.
@@ -274,15 +277,16 @@ class Pool {
   // that is another tenant's, or in no state for it. Takes its memory off its devices: PoolEvents::suspended
   // or notSuspended, now or later. Of a lease that is suspended already: the same answer again; of one that
   // is being suspended: joins that.
-  // folder: not empty: into files of its server; whether they are there only the server knows, and a lease
-  // that is suspended otherwise is refused.
+  // folder: not empty: into files of its server, and away from there: it is held then. One that is suspended
+  // is refused, and one that is held in other files.
   void suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_t now,
                const std::string& folder = "");
   // Brings it back to its devices, when there is room: takes its place in the queue for at most waitMs.
   // PoolEvents::resumed or notResumed, now or later. Of a lease that is active: nothing to do.
-  // folder: not empty: its sessions are in these files; then one that is active is refused.
+  // folder: not empty: it is held in these files, and goes to devices like those that it had, where `to`
+  // says (pool.capnp); one that is active is refused.
   void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
-              const std::string& folder = "");
+              const std::string& folder = "", const MoveTarget& to = {});
   // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
   // that is being moved there: joins that.
   void migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now);
@@ -290,7 +294,8 @@ class Pool {
   // The pool keeps nothing of that.
   void checkpoint(const Principal& who, const Id& id, uint32_t drainMs, const std::string& folder,
                   uint64_t now);
-  // Where its sessions are, and the target first. Throws as those above, and if the lease has ended.
+  // Where its sessions are, and the target first; nothing while they are in files. Throws as those above, and
+  // if the lease has ended.
   std::vector<Server> places(const Principal& who, const Id& id) const;
 
   // --- what the servers answered
@@ -356,7 +361,8 @@ class Pool {
     uint64_t number = 0;      // grows with every request
     Wish wish = {};           // what the request names; its endsMs when it is looked at
     bool noted = false;       // the audit log says that it waits
-    std::string folder = {};  // resumes: from these files; empty: from where its server keeps it
+    std::string folder = {};  // resumes: it is held in these files; empty: its server keeps it
+    MoveTarget to = {};       // with a folder: where to
   };
   // What those who are before the next one leave, while the queue is served.
   struct Queue {
@@ -449,13 +455,26 @@ class Pool {
                               uint64_t now) const;
   bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
   bool isClaimed(const LeaseRecord& record, const Queue& before) const;
-  void reserve(LeaseRecord& record, const std::string& folder);
+  void reserve(LeaseRecord& record);
   void reserved(const Id& id, const std::string& why);
   void sendResume(LeaseRecord& record);
   void endChange(LeaseRecord& record, const Failure& failure);
   void disconnected(const std::string& server);
   void orderLost(LeaseRecord& record, const std::string& server);
   void compareSuspended(LeaseRecord& record, const SuspendedLease* reported, uint64_t now);
+
+  // pool_holds.cpp
+  void demandUnheld(const LeaseRecord& record, const char* what) const;
+  void restore(LeaseRecord& record, const Principal& who, uint32_t waitMs, uint64_t now,
+               const std::string& folder, const MoveTarget& to);
+  MoveWish placeWanted(const LeaseRecord& record, const MoveTarget& to) const;
+  Choice placeHeld(const LeaseRecord& record, const MoveWish& wish, std::vector<ServerUse> servers) const;
+  bool serveRestore(const Waiter& waiter, LeaseRecord& record, Queue& before, uint64_t now);
+  void beginRestore(const Waiter& waiter, LeaseRecord& record, Choice choice);
+  void restorePlaced(const Id& id, const std::string& why);
+  void sendRestore(LeaseRecord& record);
+  void stayHeld(LeaseRecord& record, const Failure& failure);
+  void restored(LeaseRecord& record);
 
   // pool_moves.cpp
   Choice chooseTarget(const LeaseRecord& record, const Principal& who, const MoveTarget& to,

@@ -39,8 +39,9 @@ void Pool::granted(const Id& id, uint64_t now) {
   LeaseRecord& record = at->second;
   setState(record, LeaseState::active);
   record.ordered.erase(record.server().name);
-  record.deadlineMs = now + record.ttlMs;
+  record.deadlineMs = std::max(record.deadlineMs, now + record.ttlMs);
   record.grantedMs = now;
+  if (record.hold) return sendRestore(record);
   events_.granted(tell(record));
 }
 
@@ -51,6 +52,9 @@ void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint6
   const std::string server = at->second.server().name;
   if (const auto known = servers_.find(server); known != servers_.end()) known->second.suspect = why;
   at->second.ordered.erase(server);
+  if (at->second.hold)
+    return stayHeld(at->second,
+                    {Failure::Kind::serverLost, "server " + server + " did not take the lease: " + why});
   events_.failed(id, {Failure::Kind::serverLost, "server " + server + " did not take the lease: " + why});
   // Also where it was refused: the server may be ending that very lease, by order of this manager's earlier
   // life.
@@ -65,6 +69,7 @@ void Pool::startRevoke(LeaseRecord& record, LeaseState as, const std::string& re
   if (record.unborn) return end(record.id, as, reason, now);  // no server has heard of it
   endChange(record, {Failure::Kind::refused, "the lease has ended: " + reason});
   setState(record, LeaseState::revoking);
+  record.forget({});  // a held one may have left a server that has not confirmed it
   record.ending = as;
   record.reason = reason;
   record.revokingMs = now;
@@ -93,7 +98,7 @@ void Pool::revoked(const ServerLife& server, const Id& id, uint64_t now) {
   const Placement* there = at == leases_.end() ? nullptr : at->second.on(server.name);
   if (there == nullptr || there->server.life() != server) return serveWaiters(now);
   LeaseRecord& record = at->second;
-  const bool hasLeft = there->role == PlacementRole::left && record.server().name != server.name;
+  const bool hasLeft = there->role == PlacementRole::left && !record.isPlacedOn(server.name);
   if ((record.runs() && !hasLeft) || ofEarlierLife(*there)) return;
   record.ordered.erase(server.name);
   vacate(id, server.name, record.reason, now);
@@ -118,6 +123,10 @@ bool Pool::ofEarlierLife(const Placement& placement) const {
 // is elsewhere, too, it goes on, and what it has here is kept until nothing of it runs any more.
 void Pool::outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now) {
   if (record.runs() && livesBeside(record, server) != nullptr) return;
+  if (record.runs() && record.hold) {
+    if (record.isPlacedOn(server)) stayHeld(record, {Failure::Kind::serverLost, reason});
+    return;
+  }
   answerEnded(record, reason);
   beginEnd(record, LeaseState::lost, reason, now);
   if (!isEnd(record.state)) close(record, now, true);
@@ -132,6 +141,7 @@ void Pool::beginEnd(LeaseRecord& record, LeaseState as, const std::string& reaso
   if (record.state == LeaseState::revoking || isEnd(record.state)) return;
   endChange(record, {Failure::Kind::refused, "the lease has ended: " + reason});
   setState(record, LeaseState::revoking);
+  record.forget({});
   record.ending = as;
   record.reason = reason;
   record.revokingMs = now;
@@ -155,6 +165,8 @@ void Pool::vacate(const Id& id, const std::string& server, const std::string& re
     placement.gone = true;
     lived = lived || placement.role != PlacementRole::left;
   }
+  if (record.runs() && record.hold)
+    return lived ? stayHeld(record, {Failure::Kind::serverLost, reason}) : storePlacements(record);
   if (record.runs() && livesBeside(record, server) != nullptr)
     return lived ? abandon(record, server, reason) : storePlacements(record);
   if (record.runs() && !allGone(record)) {  // what it has left elsewhere has to be confirmed still
@@ -216,7 +228,7 @@ void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, 
 void Pool::expire(LeaseRecord& record, uint64_t now) {
   const bool runs = record.runs();
   if (runs && now > record.deadlineMs + times_.driftMs) {
-    if (record.state == LeaseState::granting) {
+    if (record.state == LeaseState::granting && !record.hold) {
       const std::string server = "server " + record.server().name;
       events_.failed(record.id, {Failure::Kind::serverLost, server + " does not answer"});
       startRevoke(record, LeaseState::lost, server + " did not answer", now);

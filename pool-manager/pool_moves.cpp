@@ -37,7 +37,7 @@ bool hasLeft(const LeaseRecord& record, const std::string& server) {
 }
 
 bool isHere(const LeaseRecord& record, const Placement& placement) {
-  return placement.server.name == record.server().name;
+  return record.isPlacedOn(placement.server.name);
 }
 
 }  // namespace
@@ -45,6 +45,7 @@ bool isHere(const LeaseRecord& record, const Placement& placement) {
 void Pool::migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now) {
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, kMoved);
+  demandUnheld(record, kMoved);
   const Placement* target = record.target();
   if (target != nullptr && !to.empty() && !leadsTo(to, record, *target))
     refuse(record, "is moving to " + describe(*target) +
@@ -228,6 +229,7 @@ void Pool::stayOn(LeaseRecord& record, Placement& kept, const std::string& arriv
   if (record.state == LeaseState::moving) setState(record, LeaseState::active);
   record.change = Change::settling;
   record.arrival = arrival;
+  record.arrivalEvent = AuditEvent::moved;
   storePlacements(record);
 }
 
@@ -259,7 +261,7 @@ void Pool::storePlacements(LeaseRecord& record) {
   stored.forget(gone);
   std::vector<AuditEntry> entries;
   const std::string arrival = std::exchange(record.arrival, "");
-  if (!arrival.empty()) entries.push_back(entryOf(AuditEvent::moved, record, record.changedBy, arrival));
+  if (!arrival.empty()) entries.push_back(entryOf(record.arrivalEvent, record, record.changedBy, arrival));
   write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}}, std::move(entries),
         [this, id = record.id, gone, arrival](const std::string& why) {
           const auto at = leases_.find(id);
@@ -281,12 +283,12 @@ void Pool::placementsStored(const Id& id, const std::set<uint64_t>& gone, const 
   if (!record.runs()) return;  // its end says what is free
   if (!why.empty()) {          // tick() tries again
     record.rewrite = true;
+    if (record.change != Change::settling) return;
     const Failure unwritten{
         Failure::Kind::refused,
         "the lease is on " + describe(record.primary()) +
             ", but what it has left is not free before the manager can write its store: " + why};
-    if (record.change == Change::settling) events_.notMigrated(id, record.failure.value_or(unwritten));
-    return;
+    return events_.notMigrated(id, record.failure.value_or(unwritten));
   }
   record.forget(gone);
   if (record.rewrite) return storePlacements(record);
@@ -310,10 +312,14 @@ void Pool::answerMove(LeaseRecord& record) {
 void Pool::tellLeft(LeaseRecord& record, const Placement& left) {
   const std::string& name = left.server.name;
   const auto server = servers_.find(name);
-  if (!record.runs() || record.rewrite || record.rewriting || left.gone) return;
+  if (left.role != PlacementRole::left || !record.runs() || record.rewrite || record.rewriting || left.gone)
+    return;
   if (server == servers_.end() || !server->second.connected || ofEarlierLife(left)) return;
   if (!isHere(record, left)) {
-    if (!record.ordered.contains(name)) sendRevoke(record, name, "its sessions have moved to another server");
+    if (!record.ordered.contains(name))
+      sendRevoke(
+          record, name,
+          record.hold ? "its sessions are held in files" : "its sessions have moved to another server");
     return;
   }
   if (record.settleOrder != 0 || record.state == LeaseState::granting) return;
@@ -351,6 +357,7 @@ std::vector<Server> Pool::places(const Principal& who, const Id& id) const {
   }
   const LeaseRecord& record = at->second;
   std::vector<Server> servers;
+  if (record.hold) return servers;  // whoever waits for it asks again
   if (record.target() != nullptr && !isHere(record, *record.target()))
     servers.push_back(record.target()->server);
   servers.push_back(record.server());
@@ -364,6 +371,7 @@ void Pool::checkpoint(const Principal& who, const Id& id, uint32_t drainMs, cons
   latestMs_ = now;
   LeaseRecord& record = demandRunning(who, id, "written into files");
   demandArrived(record, "written into files");
+  demandUnheld(record, "written into files");
   if (record.change != Change::none) refuseNow(record);
   if (record.state == LeaseState::suspended)
     refuse(record, "cannot be written into files: it is suspended, and has to be resumed first");

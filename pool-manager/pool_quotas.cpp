@@ -32,6 +32,9 @@ Held heldBy(const LeaseRecord& record, bool whole) {
       const Claim claim = claimOf(record, placement, i, whole);
       held += heldBy(countedBytes(claim), claim.device.info);
     }
+  if (whole && record.state == LeaseState::held)
+    for (const LeasedDevice& device : record.hold->was.devices)
+      held += heldBy(countedBytes({device}), device.info);
   return held;
 }
 

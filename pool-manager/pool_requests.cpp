@@ -236,7 +236,7 @@ void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
 }
 
 void Pool::stay(const Waiter& waiter, Queue& before, uint64_t now) const {
-  if (waiter.resumes) {
+  if (waiter.resumes && waiter.folder.empty()) {
     before.resuming.insert(waiter.request.id);
     refresh(before, now);
   } else {

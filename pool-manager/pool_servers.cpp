@@ -259,7 +259,7 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
       sendRevoke(record, name, record.reason);
     const auto at = std::find_if(suspended.begin(), suspended.end(),
                                  [&](const SuspendedLease& one) { return one.id == record.id; });
-    if (record.server().name == name)
+    if (record.isPlacedOn(name))
       comparePrimary(record, reported.contains(id), at == suspended.end() ? nullptr : &*at, now);
     else
       compareOther(record, *there, reported.contains(id));
@@ -270,17 +270,20 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
 void Pool::comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* suspended, uint64_t now) {
   const std::string lost = "its server " + record.server().name + " no longer holds it";
   if (record.state == LeaseState::granting && !record.ordered.contains(record.server().name) &&
-      !record.unborn) {
+      !record.unborn && record.change == Change::none) {
     // Left over from an earlier life of this manager: the server has it already, or is told again.
+    if (!held && record.hold)
+      return stayHeld(record, {Failure::Kind::serverLost, "the manager was restarted"});
     if (held)
       setState(record, LeaseState::active);
     else
       sendGrant(record);
-    if (held) events_.granted(tell(record));
+    if (held && !record.hold) events_.granted(tell(record));
   } else if (!held && record.runs() && record.state != LeaseState::granting &&
              now > record.grantedMs + uint64_t{2} * times_.beatMs) {
     if (livesBeside(record, record.server().name) != nullptr)
       return abandon(record, record.server().name, lost);
+    if (record.hold) return stayHeld(record, {Failure::Kind::serverLost, lost});
     startRevoke(record, LeaseState::lost, lost, now);
   }
   if (held) compareSuspended(record, suspended, now);
@@ -301,11 +304,12 @@ void Pool::compareOther(LeaseRecord& record, const Placement& there, bool held) 
 // that is suspended by order, or about to be, is not named.
 void Pool::noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns) {
   for (auto& [id, record] : leases_)
-    if (record.server().name == server.facts.name) record.turn.reset();
+    if (record.isPlacedOn(server.facts.name)) record.turn.reset();
   if (server.facts.overcommitPercent == kLeastOvercommit) return;
   for (const LeaseTurn& turn : turns) {
     const auto at = leases_.find(turn.id);
-    if (at == leases_.end() || at->second.server().life() != server.facts.life()) continue;
+    if (at == leases_.end() || !at->second.isPlaced() || at->second.server().life() != server.facts.life())
+      continue;
     LeaseTurn& noted = at->second.turn.emplace(turn);
     noted.note = printable(turn.note, kMostNote);
     if (!turn.kept.empty()) noted.kept = checkedKept(at->second.primary(), turn.kept);

@@ -16,10 +16,18 @@ namespace {
 
 constexpr size_t kMaxQueued = 4096;
 constexpr uint64_t kStoreAgainMs = 1000;  // what the store refused is tried again after this
+constexpr size_t kMostFolder = 1024;
+
+// From a server.
+HeldLease checkedFiles(HeldLease held) {
+  held.folder = printable(held.folder, kMostFolder);
+  held.server = printable(held.server, 63);
+  return held;
+}
 
 }  // namespace
 
-// Throws unless the lease is active, suspended or moving, and the asker's.
+// Throws unless the lease is active, suspended, held or moving, and the asker's.
 LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char* what) {
   demandOwner(who, id);
   const auto at = leases_.find(id);
@@ -35,9 +43,10 @@ LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char*
   LeaseRecord& record = at->second;
   const std::string why = std::string("cannot be ") + what + ": it is ";
   if (record.state == LeaseState::granting)
-    refuse(record, why + "granting: its server has not confirmed it yet");
+    refuse(record, why + (record.hold ? "being restored" : "granting: its server has not confirmed it yet"));
   if (record.target() != nullptr && record.runs()) return record;
-  if (record.state != LeaseState::active && record.state != LeaseState::suspended)
+  if (record.state != LeaseState::active && record.state != LeaseState::suspended &&
+      record.state != LeaseState::held)
     refuse(record, why + std::string(name(record.state)) + " (" + record.reason + ")");
   return record;
 }
@@ -69,6 +78,9 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   demandArrived(record, "suspended");
   if (!folder.empty() && record.change != Change::none) refuseNow(record);
   if (!folder.empty() && record.state == LeaseState::suspended) refuse(record, "is suspended already");
+  if (!folder.empty() && record.state == LeaseState::held && record.hold->held.folder == folder)
+    return events_.suspended(id, record.suspension);
+  demandUnheld(record, "suspended");
   if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
@@ -105,15 +117,22 @@ void Pool::suspendFailed(const Id& id, uint64_t order, const std::string& why, u
 // It is suspended: its memory is free for others as soon as the store has accepted that.
 void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t now) {
   result.kept = checkedKept(record.primary(), std::move(result.kept));
+  result.held = checkedFiles(std::move(result.held));
   record.change = Change::storing;
   record.suspension = std::move(result);
   record.writing = true;
   record.writtenMs = now;
   StoredLease stored = record;
-  stored.state = LeaseState::suspended;
-  stored.primary().kept = record.suspension.kept;
+  const HeldLease& held = record.suspension.held;
+  if (held) {
+    stored.holdIn(held);
+  } else {
+    stored.state = LeaseState::suspended;
+    stored.primary().kept = record.suspension.kept;
+  }
+  const std::string reason = !record.notResumed.empty() || !held ? record.notResumed : "in " + held.folder;
   write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
-        {entryOf(AuditEvent::suspended, record, record.changedBy, record.notResumed)},
+        {entryOf(held ? AuditEvent::held : AuditEvent::suspended, record, record.changedBy, reason)},
         [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
 }
 
@@ -138,15 +157,21 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
     return;
   }
   record.change = Change::none;
-  record.primary().kept = record.suspension.kept;
-  setState(record, LeaseState::suspended);
+  if (record.suspension.held) {
+    record.holdIn(record.suspension.held);
+    record.turn.reset();
+    for (const Placement& placement : record.placements) tellLeft(record, placement);
+  } else {
+    record.primary().kept = record.suspension.kept;
+    setState(record, LeaseState::suspended);
+  }
   events_.suspended(id, record.suspension);
   if (!text.empty()) events_.notResumed(id, {Failure::Kind::noDevice, text});
   serveWaiters(latestMs_);
 }
 
 void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
-                  const std::string& folder) {
+                  const std::string& folder, const MoveTarget& to) {
   latestMs_ = now;
   const char* what = folder.empty() ? "resumed" : "restored";
   LeaseRecord& record = demandRunning(who, id, what);
@@ -154,6 +179,12 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (!folder.empty() && record.change != Change::none) refuseNow(record);
   if (!folder.empty() && record.state == LeaseState::active)
     refuse(record, "cannot be restored: it runs, and has gone on since it was written");
+  if (!folder.empty() && record.state == LeaseState::suspended)
+    refuse(record,
+           "cannot be restored: it is not held in files, but suspended (gpupool resume " + shortId(id) + ")");
+  if (record.state == LeaseState::held && !folder.empty())
+    return restore(record, who, waitMs, now, folder, to);
+  demandUnheld(record, what);
   if (record.change == Change::suspending || record.change == Change::storing) refuseNow(record);
   if (isMove(record.change) || record.change == Change::copying) return events_.resumed(id);
   if (record.change != Change::none) return;  // the answer follows
@@ -169,7 +200,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (waiters_.size() >= kMaxQueued) refuse(record, "cannot be resumed: too many requests wait for devices");
   LeaseRequest place;
   place.id = id;
-  enqueue({place, who, now + waitMs, true, 0, {}, false, folder}, now);
+  enqueue({place, who, now + waitMs, true}, now);
 }
 
 // resumed: those whose devices are not for this one.
@@ -193,6 +224,8 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
   const Id& id = waiter.request.id;
   if (!events_.resumeWanted(id)) return true;
   const auto at = leases_.find(id);
+  if (!waiter.folder.empty() && at != leases_.end() && at->second.state == LeaseState::held)
+    return serveRestore(waiter, at->second, before, now);
   if (at == leases_.end() || at->second.state != LeaseState::suspended) {
     const auto dead = tombstones_.find(id);
     if (at != leases_.end() && at->second.state == LeaseState::active)
@@ -212,7 +245,7 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
   if (mayTry && room && overQuota.empty()) {
     record.changedBy = waiter.who.text();
-    reserve(record, waiter.folder);
+    reserve(record);
     refresh(before, now);
     return true;
   }
@@ -241,8 +274,8 @@ bool Pool::isClaimed(const LeaseRecord& record, const Queue& before) const {
 }
 
 // All of its memory is its own again from now on; its server hears of it when the store has accepted it.
-void Pool::reserve(LeaseRecord& record, const std::string& folder) {
-  record.folder = folder;
+void Pool::reserve(LeaseRecord& record) {
+  record.folder.clear();
   record.suspension.kept = std::move(record.primary().kept);
   record.primary().kept.clear();
   record.change = Change::reserving;
@@ -282,6 +315,7 @@ void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
   if (record == nullptr) return;
   record->change = Change::none;
   record->unheard = false;
+  if (record->hold) restored(*record);
   events_.resumed(id);
 }
 
@@ -290,6 +324,7 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
   LeaseRecord* record = ordered(id, Change::resuming, order);
   if (record == nullptr) return;
   const std::string text = "server " + record->server().name + ": " + why;
+  if (refused && record->hold) return stayHeld(*record, {Failure::Kind::refused, text});
   if (refused) {
     record->unheard = false;
     record->notResumed = text;
@@ -303,7 +338,8 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
 // Nobody waits any more for what was under way.
 void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   const Change was = record.change;
-  const bool resumed = was == Change::reserving || was == Change::resuming || !record.notResumed.empty();
+  const bool resumed = was == Change::reserving || was == Change::restoring || was == Change::resuming ||
+                       !record.notResumed.empty();
   record.change = Change::none;
   record.notResumed.clear();
   if (was == Change::placing && record.target() != nullptr) record.target()->gone = true;  // nobody knows it
@@ -320,7 +356,7 @@ void Pool::disconnected(const std::string& server) {
     orderLost(record, server);
     record.hindrances.erase(server);
     record.protection.erase(server);
-    if (record.server().name != server) continue;
+    if (!record.isPlacedOn(server)) continue;
     record.unheard = false;
     record.turn.reset();
     record.settleOrder = 0;
@@ -348,6 +384,8 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
   Placement& placement = record.primary();
   if (reported == nullptr) {
     record.unheard = false;
+    if (record.hold && record.runs())
+      return sendRestore(record);  // it is restored, or about to be: this order says which
     if (placement.kept.empty()) return;
     GPUPOOL_WARNING(
         "lease %s is suspended, but its server %s says that it runs: its memory is reserved again",
@@ -363,11 +401,11 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
   }
   if (record.state == LeaseState::active) {
     // An order to resume it that the server has not read yet would be carried out when its memory is gone.
-    if (record.unheard) return sendResume(record);
+    if (record.unheard) return record.hold ? sendRestore(record) : sendResume(record);
     GPUPOOL_INFO("server %s says that lease %s is suspended", record.server().name.c_str(),
                  record.id.text().c_str());
     record.changedBy.clear();
-    return storeSuspended(record, {reported->kept, 0, 0, 0}, now);
+    return storeSuspended(record, {reported->kept, 0, 0, 0, reported->held}, now);
   }
   if (record.state != LeaseState::suspended) return;
   const auto kept = checkedKept(placement, reported->kept);

@@ -13,7 +13,7 @@
 namespace gpupool::pool {
 namespace {
 
-constexpr unsigned kMostPlacements = 16;
+constexpr unsigned kMostStoredPlacements = 16;
 
 template <class List>
 auto find(List& placements, PlacementRole role) {
@@ -64,6 +64,8 @@ LeaseState readState(schema::LeaseState from) {
 
 }  // namespace
 
+bool StoredLease::isPlaced() const { return find(placements, PlacementRole::primary) != placements.end(); }
+bool StoredLease::isPlacedOn(const std::string& name) const { return isPlaced() && server().name == name; }
 const Placement& StoredLease::primary() const { return *find(placements, PlacementRole::primary); }
 Placement& StoredLease::primary() { return *find(placements, PlacementRole::primary); }
 const Placement* StoredLease::target() const { return findTarget(placements); }
@@ -84,8 +86,16 @@ std::set<uint64_t> StoredLease::goneEpochs() const {
 
 void StoredLease::forget(const std::set<uint64_t>& epochs) {
   std::erase_if(placements, [&](const Placement& one) { return epochs.contains(one.epoch); });
-  if (!placements.empty() && find(placements, PlacementRole::primary) == placements.end())
+  if (state != LeaseState::held && !placements.empty() && !isPlaced())
     placements.front().role = PlacementRole::primary;
+}
+
+void StoredLease::holdIn(const HeldLease& held) {
+  Placement& left = primary();
+  if (!hold) hold = Hold{held, left};  // one that was not restored is held where it was written
+  left.role = PlacementRole::left;
+  left.kept.assign(left.devices.size(), 0);
+  state = LeaseState::held;
 }
 
 std::string describe(const Placement& placement) {
@@ -95,12 +105,16 @@ std::string describe(const Placement& placement) {
   return placement.server.name + (placement.devices.size() == 1 ? " GPU " : " GPUs ") + ordinals;
 }
 
-Lease wireLease(const StoredLease& lease) { return wireLease(lease, lease.primary()); }
+Lease wireLease(const StoredLease& lease) {
+  return wireLease(lease, lease.isPlaced() ? lease.primary() : lease.hold.value().was);
+}
 
 Lease wireLease(const StoredLease& lease, const Placement& placement) {
-  return {lease.id,      placement.server, placement.devices, lease.ttlMs, placement.epoch,
-          placement.key, lease.holder,     lease.tenant,      0,           {},
-          lease.terms};
+  Lease wire{lease.id,      placement.server, placement.devices, lease.ttlMs, placement.epoch,
+             placement.key, lease.holder,     lease.tenant,      0,           {},
+             lease.terms};
+  if (lease.hold) wire.held = lease.hold->held;
+  return wire;
 }
 
 std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
@@ -125,6 +139,11 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setLimitMs(lease.limitMs);
   root.setEndsAtMs(lease.endsAtMs);
   root.setJob(lease.job);
+  if (lease.hold) {
+    auto hold = root.initHold();
+    write(lease.hold->held, hold.initHeld());
+    writePlacement(lease.hold->was, hold.initWas());
+  }
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -137,12 +156,16 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   StoredLease lease;
   lease.id = read(root.getId());
   lease.state = readState(root.getState());
-  if (root.getPlacements().size() > kMostPlacements)
+  if (root.getPlacements().size() > kMostStoredPlacements)
     throw std::runtime_error("store: a lease lies on too many servers");
   for (auto placement : root.getPlacements()) lease.placements.push_back(readPlacement(placement));
-  if (std::count_if(lease.placements.begin(), lease.placements.end(),
-                    [](const Placement& one) { return one.role == PlacementRole::primary; }) != 1)
-    throw std::runtime_error("store: a lease needs one primary placement");
+  const auto primaries =
+      std::count_if(lease.placements.begin(), lease.placements.end(),
+                    [](const Placement& one) { return one.role == PlacementRole::primary; });
+  const bool nowhere = lease.state == LeaseState::held || lease.placements.empty();
+  if (root.hasHold()) lease.hold = {read(root.getHold().getHeld()), readPlacement(root.getHold().getWas())};
+  if (primaries != (nowhere ? 0 : 1)) throw std::runtime_error("store: a lease needs one primary placement");
+  if (nowhere && !lease.hold) throw std::runtime_error("store: a lease is nowhere, and in no files");
   lease.ttlMs = root.getTtlMs();
   lease.tenant = text(root.getTenant());
   lease.holder = text(root.getHolder());

@@ -2,6 +2,7 @@
 // What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
 // Cordon under "cordon/<name>".
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -31,10 +32,17 @@ struct Placement {
   bool gone = false;  // not stored: nothing of the lease runs there any more
 };
 
+// The files in which a lease is held, and where it was.
+struct Hold {
+  HeldLease held;
+  Placement was;
+};
+
 struct StoredLease {
   Id id;
   LeaseState state = LeaseState::queued;
-  std::vector<Placement> placements;  // exactly one is the primary
+  // Exactly one is the primary; but a held lease has only such as it has left, or none.
+  std::vector<Placement> placements;
   uint32_t ttlMs = 0;
   std::string tenant, holder;
   LeaseState ending = LeaseState::lost;  // revoking: what it ends as
@@ -47,17 +55,24 @@ struct StoredLease {
   uint64_t limitMs = 0;   // 0: no limit
   uint64_t endsAtMs = 0;  // since 1970: when the limit is over; 0: there is none
   std::string job;        // of a claim (claims.h); empty: it is none
+  // Held; or it is being restored on its placement, and held again if that fails.
+  std::optional<Hold> hold = {};
 
+  // Not of a held lease.
   const Placement& primary() const;
   Placement& primary();
+  bool isPlaced() const;                             // it has one
+  bool isPlacedOn(const std::string& server) const;  // and that is there
   // Null: it does not move.
   const Placement* target() const;
   Placement* target();
   // Any one on that server; null: none. All of a lease on one server are of one life of it.
   const Placement* on(const std::string& server) const;
   std::set<uint64_t> goneEpochs() const;  // of the placements that are gone
-  // Without these placements; of the others, if there are any, one is the primary then.
+  // Without these placements; of the others, if there are any and it is not held, one is the primary then.
   void forget(const std::set<uint64_t>& epochs);
+  // It leaves its placement, whose server keeps nothing but what it was granted there, for these files.
+  void holdIn(const HeldLease& held);
   const Server& server() const { return primary().server; }
 };
 

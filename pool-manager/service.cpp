@@ -245,7 +245,7 @@ class Service::Session final : public schema::Manager::Server {
     context.allowCancellation();  // who went away leaves the queue
     const auto params = context.getParams();
     return service().resumeLease(principal(), read(params.getId()), params.getWaitMs(),
-                                 text(params.getFolder()));
+                                 text(params.getFolder()), read(params.getTo()));
   }
 
   kj::Promise<void> migrate(MigrateContext context) override {

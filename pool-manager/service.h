@@ -105,7 +105,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
                                                 const std::string& folder);
   kj::Promise<uint32_t> sessionsOf(const std::string& server, const Id& id, kj::TimePoint until);
   kj::Promise<void> resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
-                                const std::string& folder);
+                                const std::string& folder = "", const MoveTarget& to = {});
   void noteBeat(const std::string& name);
   void newFabric(const std::string& name, schema::Fabric::Reader report);
 

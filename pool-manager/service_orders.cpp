@@ -98,8 +98,8 @@ kj::Promise<SuspendResult> Service::suspendLease(const Principal& who, const Id&
 }
 
 kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint32_t waitMs,
-                                       const std::string& folder) {
-  return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now, folder); });
+                                       const std::string& folder, const MoveTarget& to) {
+  return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now, folder, to); });
 }
 
 kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs,

@@ -7,7 +7,7 @@ using Cxx = import "/capnp/c++.capnp";
 using import "administration.capnp".Administration;
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 6;
+const protocolVersion :UInt32 = 7;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -184,6 +184,15 @@ struct Lease {
   protection @16 :List(Text); # in Manager.leases: LeaseHindrances.protection, as its servers' last beats said
   job @17 :Text;              # in Manager.leases, of a claim: LeaseRequest.job
   adopters @18 :List(Text);   # in Manager.leases, of a claim: who uses it, for people
+  held @19 :HeldLease;        # in ServerControl.grant, of a lease that is to be restored: no session of it begins before.
+                              # In Manager.leases, of one that is held; it has no server and no devices
+}
+
+# A lease whose sessions are in files and nowhere else.
+struct HeldLease {
+  checkpoint @0 :Id128;       # Checkpoint.id
+  folder @1 :Text;            # the checkpoint's, as the server that has written it was told; for people
+  server @2 :Text;            # that has written it
 }
 
 # Where a lease of an overcommitted server is.
@@ -256,12 +265,15 @@ interface Manager {
   # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
   # and nothing else. Returns when that is done and stored; fails with the reason, and then the sessions run as before:
   # drainMs: what runs on the devices has so long to finish. Of a suspended lease: the same answer again.
-  # folder: not empty: the sessions go into files, as by checkpoint, and leave their workers: nothing of them stays.
+  # folder: not empty: the sessions go into files, as by checkpoint, and leave their workers and their server: the lease
+  # is `held` then, and has no devices.
   suspend @12 (id :Id128, drainMs :UInt32, folder :Text) -> (result :SuspendResult);
   # Brings it back to the same devices, as soon as there is room: waits for it as a lease does, at most waitMs. Fails with
   # what is missing, and who holds it. Of a lease that is not suspended: does nothing.
-  # folder: not empty: the sessions are in files, there, and go to new workers. Of a lease that runs: fails.
-  resume @13 (id :Id128, waitMs :UInt32, folder :Text) -> ();
+  # folder: not empty: the lease is held, in files there: devices like those that it had are found for it, and its sessions
+  # go to new workers. to: on which server (empty: the one that has written the files), and which devices of it (empty:
+  # any). Where that fails, the lease is held as before. Of a lease that runs: fails.
+  resume @13 (id :Id128, waitMs :UInt32, folder :Text, to :MoveTarget) -> ();
 
   # The lease's owner, and operators. Moves the lease's sessions to where `to` says; programs see that calls take longer
   # and nothing else. Returns when all of them have moved.
@@ -281,7 +293,8 @@ interface Manager {
   checkpoint @18 (id :Id128, drainMs :UInt32, folder :Text) -> (result :CheckpointResult);
 
   # The lease's holder. Where a session of the lease that moves finds its next worker first, and where new sessions begin
-  # last: one server, or two while the lease is moving. The lease's key is the same on both.
+  # last: one server, or two while the lease is moving. The lease's key is the same on both. None while it is held, and
+  # before it has been restored: ask again.
   places @15 (id :Id128) -> (servers :List(ServerInfo));
 
   # What would become of this request if it were made now; nothing is leased, and nobody waits. Its id counts for nothing.
@@ -341,6 +354,7 @@ enum AuditEvent {
   cordoned @11; uncordoned @12;
   tokenCreated @13; tokenRevoked @14; quotaSet @15;   # of a tenant; holder says which
   adopted @16; left @17;      # of a claim: a program uses it; and uses it no more
+  held @18; restored @19;
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.
@@ -356,10 +370,12 @@ struct SuspendResult {
   movedBytes @1 :UInt64;      # what left the devices
   drainMs @2 :UInt32;         # the longest wait of a session for its devices
   moveMs @3 :UInt32;          # from then until the memory was free, the longest
+  held @4 :HeldLease;         # null: it is not in files
 }
 struct SuspendedLease {
   id @0 :Id128;
   kept @1 :List(UInt64);      # SuspendResult.kept
+  held @2 :HeldLease;         # SuspendResult.held
 }
 
 struct ServerState {
@@ -635,6 +651,12 @@ struct StoredLease {
   limitMs @15 :UInt64;
   endsAtMs @16 :UInt64;        # since 1970: when the limit is over; 0: there is none
   job @17 :Text;               # as in LeaseRequest
+  hold @18 :StoredHold;        # null: its sessions are in no files. Held, it has no placement but those that it has left;
+                               # being restored, it has one
+}
+struct StoredHold {
+  held @0 :HeldLease;
+  was @1 :StoredPlacement;     # where it was: it is restored on such devices, with this key
 }
 
 struct StoredPlacement {
@@ -650,6 +672,7 @@ struct StoredPlacement {
 # known to be free.
 enum LeaseState {
   queued @0; granting @1; active @2; suspended @3; moving @4; revoking @5; released @6; expired @7; revoked @8; lost @9;
+  held @10;
 }
 # Holds the sessions; is to hold them; would hold them; held them or was to, and its server has not said yet that it has
 # given the devices up.

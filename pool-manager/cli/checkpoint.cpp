@@ -7,6 +7,7 @@
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
+#include "pool-manager/cli/target.h"
 
 namespace gpupool::cli {
 namespace {
@@ -45,16 +46,18 @@ std::string describe(const Id& id, const pool::CheckpointResult& result) {
 
 const Help kRestore = {
     "gpupool restore [options] LEASE DIR",
-    "Brings the sessions of a lease back that is held in files (`gpupool checkpoint --hold`): onto the same "
-    "GPUs, "
-    "in new worker processes, and its programs go on. The files are checked first. Where they are damaged, "
-    "are of "
-    "another lease, or are not those in which it is held, or where there is no room on its GPUs, the lease "
-    "is held "
-    "as before. The lease has to be your own, or you the pool's operator. See docs/sessions.md.",
+    "Brings the sessions of a lease back that is held in files (`gpupool checkpoint --hold`), in new worker "
+    "processes, and its programs go on. They get GPUs of the server that has written the files, also if it "
+    "was "
+    "started again, or with --to of another one whose --checkpoint-folder is the same folder (shared, by NFS "
+    "for example): of the same model, with as much memory and the same driver. The files are checked first. "
+    "Where they are damaged, are of another lease, or are not those in which it is held, or where there is "
+    "no "
+    "room, the lease is held as before. The lease has to be your own, or you the pool's operator. See "
+    "docs/sessions.md.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: it runs. 1: there is no such lease, or it could not be restored. 2: the command line is wrong.",
-    "  gpupool restore 3f2a91c4 monday\n  gpupool restore --wait 1h 3f2a91c4 monday\n"};
+    "  gpupool restore 3f2a91c4 monday\n  gpupool restore --wait 1h --to node8 3f2a91c4 monday\n"};
 
 std::string describeHeld(const Id& id, const std::string& folder, const pool::SuspendResult& result) {
   char time[32];
@@ -68,18 +71,25 @@ std::string describeHeld(const Id& id, const std::string& folder, const pool::Su
 int runRestore(const Words& words) {
   ClientOptions client;
   milliseconds wait{0};
-  const Parsed parsed =
-      parseCommand(words, kRestore, &client, {"manager", "tenant", "token-file"},
-                   {{"wait", wait, "TIME",
-                     "Wait so long for room on its GPUs, in turn with those who wait for a lease.", true}});
+  std::string to;
+  const Parsed parsed = parseCommand(
+      words, kRestore, &client, {"manager", "tenant", "token-file"},
+      {{"wait", wait, "TIME",
+        "Wait so long for room, and for the server, in turn with those who wait for a lease.", true},
+       {"to", to, "PLACE",
+        "Where to: GPU[,GPU...] of the server that has written the files (their numbers, as `gpupool "
+        "devices` prints them, one for each GPU that the lease had), SERVER, or SERVER:GPU[,GPU...]. "
+        "Empty: any GPUs of that server.",
+        true}});
   if (parsed.helped) return 0;
   if (wait > kMostWait) throw options::OptionError("--wait: at most 20 days");
   if (parsed.rest.size() != 2 || parsed.rest[0].empty() || parsed.rest[1].empty())
     throw options::OptionError("a lease and a folder are expected; `gpupool leases` lists the leases");
+  const pool::MoveTarget target = readTarget(to);
   ManagerQuery query(client, kListMs);
   const Id id = findLease(query.leases(), parsed.rest[0]);
   const auto waitMs = static_cast<unsigned>(wait.count());
-  query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1]);
+  query.resume(id, waitMs, waitMs + kWriteMs, parsed.rest[1], target);
   std::cout << "gpupool: lease " << id.text().substr(0, 8) << " runs\n";
   return 0;
 }
@@ -91,8 +101,8 @@ int runCheckpoint(const Words& words) {
   const Parsed parsed =
       parseCommand(words, kCheckpoint, &client, {"manager", "tenant", "token-file"},
                    {{"hold", hold, "",
-                     "The sessions leave their GPUs and the server, and the programs stand still "
-                     "until `gpupool restore`. Not over shared memory (shm).",
+                     "The sessions leave their GPUs and the server, which may be started again, and the "
+                     "programs stand still until `gpupool restore`. Not over shared memory (shm).",
                      true},
                     {"drain", drain, "TIME",
                      "What runs on the GPUs has so long to finish. If it does not, the programs "

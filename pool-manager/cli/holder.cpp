@@ -10,11 +10,13 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <map>
 #include <span>
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
 #include "base/options.h"
+#include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
 
@@ -82,7 +84,10 @@ OpenReply waitingReply(const std::string& what) {
 }
 
 // Why its server begins no session now. It does not say whether the lease only waits for its turn.
-std::string suspendedText(const pool::Lease& lease) {
+std::string suspendedText(const pool::Lease& lease, bool held) {
+  if (held)
+    return "the lease is held in files; waiting until it is restored (gpupool restore " + lease.id.text() +
+           " DIR)";
   const std::string resume = "gpupool resume " + lease.id.text();
   if (lease.server.overcommitPercent <= 100)
     return "the lease is suspended; waiting until it is resumed (" + resume + ")";
@@ -95,6 +100,7 @@ std::string suspendedText(const pool::Lease& lease) {
 constexpr unsigned kUsual = 3, kSoon = 12;
 // The end of a time limit is told a tenth of it ahead, and not earlier than this.
 constexpr uint64_t kMostAheadMs = 300'000;
+constexpr char kHeld[] = "the lease is held in files";
 
 }  // namespace
 
@@ -128,7 +134,8 @@ struct Holder::Peer {
       : socket(kj::mv(descriptor)), observer(port, socket, kj::UnixEventPort::FdObserver::OBSERVE_READ) {}
   kj::AutoCloseFd socket;
   kj::UnixEventPort::FdObserver observer;
-  std::string waitingFor;  // besides a lease
+  std::string waitingFor;              // besides a lease
+  std::map<Id, SessionWish> sessions;  // that were opened for it: what would bring each back from files
   kj::Duration pause = 0 * kj::SECONDS;
 
   bool gone() const {
@@ -352,7 +359,10 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
   if (size < 0 && errno == EINTR) return serveNext(peer);
   if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
     return peer.observer.whenBecomesReadable().then([this, &peer]() { return serveNext(peer); });
-  if (size <= 0) return kj::READY_NOW;
+  if (size <= 0) {
+    endSessions(peer);
+    return kj::READY_NOW;
+  }
   if (request.magic == holder::kFiguresMagic && size == sizeof(holder::FiguresRequest)) {
     holder::FiguresRequest asked;
     std::memcpy(static_cast<void*>(&asked), &request, sizeof asked);
@@ -374,7 +384,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
     settings_.request.holder = holderName(request.pid, wish.command);
   auto opening = openPatiently(peer, wish)
                      .then(
-                         [this, &peer](OpenSession&& session) {
+                         [this, &peer, wish](OpenSession&& session) {
                            OpenReply reply;
                            reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
                            reply.sessionHigh = session.id.high;
@@ -388,6 +398,12 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            reply.goOnDifferent = settings_.goOnDifferent;
                            setField(reply.server, session.server);
                            opened_ = true;
+                           SessionWish& next = peer.sessions[session.id];
+                           next = wish;
+                           next.session = session.id;
+                           next.epoch = session.epoch + 1;
+                           next.transport = session.transport;
+                           next.left = true;
                            sendReply(peer.socket, reply, session.socket);
                          },
                          [&peer, moving = Moving{wish.session, wish.epoch}](kj::Exception&& error) {
@@ -458,12 +474,16 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
 }
 
 kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
-  return places().then([this, wish](std::vector<pool::Server>&& servers) { return openAt(servers, wish); },
-                       [](kj::Exception&& error) -> kj::Promise<OpenSession> {
-                         return toException({Status::noManager,
-                                             "the session cannot move: the manager does not say where to: " +
-                                                 pool::errorText(error)});
-                       });
+  return places().then(
+      [this, wish](std::vector<pool::Server>&& servers) -> kj::Promise<OpenSession> {
+        if (servers.empty()) return toException({Status::waiting, kHeld});
+        return openAt(servers, wish);
+      },
+      [](kj::Exception&& error) -> kj::Promise<OpenSession> {
+        return toException(
+            {Status::noManager,
+             "the session cannot move: the manager does not say where to: " + pool::errorText(error)});
+      });
 }
 
 kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
@@ -473,9 +493,12 @@ kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
         const Status status = toFailure(error).status;
         if (status != Status::leaseEnded && status != Status::serverLost) return kj::mv(error);
         return places().then(
-            [this, wish, tried,
+            [this, wish, tried, status,
              why = kj::cp(error)](std::vector<pool::Server>&& servers) mutable -> kj::Promise<OpenSession> {
-              std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
+              if (servers.empty()) return toException({Status::waiting, kHeld});
+              // A server that did not know the lease may do so now: it has been restored there.
+              if (status == Status::serverLost)
+                std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
               if (servers.empty() || !lease_) return kj::mv(why);
               return openAt({servers.rbegin(), servers.rend()}, wish);
             },
@@ -517,7 +540,7 @@ kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
               -> kj::Promise<std::vector<pool::Server>> {
             std::vector<pool::Server> servers;
             for (auto server : response.getServers()) servers.push_back(pool::read(server));
-            if (servers.empty()) return KJ_EXCEPTION(FAILED, "the lease is nowhere");
+            held_ = servers.empty();
             if (servers.size() == 1 && lease_) lease_->server = servers.front();  // it has arrived
             return kj::mv(servers);
           },
@@ -531,16 +554,24 @@ kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
 
 kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wish) {
   if (lease_ && peer.waitingFor.empty()) {
-    peer.waitingFor = suspendedText(*lease_);
+    peer.waitingFor = suspendedText(*lease_, held_);
     sendReply(peer.socket, waitingReply(peer.waitingFor), -1);
   }
   const kj::Duration pause = peer.pause;
   peer.pause = kj::min(pause * 5 / 4, settings_.mostSuspendedPause);
   return io_.getTimer().afterDelay(pause).then([this, &peer, wish]() -> kj::Promise<OpenSession> {
     if (!peer.gone()) return openPatiently(peer, wish);
-    if (wish.left) tasks_.add(endHeld(wish));
     return KJ_EXCEPTION(DISCONNECTED, "the application is gone");
   });
+}
+
+// Where a worker has the session it knows that its client is gone, and its server refuses this.
+void Holder::endSessions(const Peer& peer) {
+  for (const auto& [id, wish] : peer.sessions) {
+    const TransportFacts* transport = findTransport(wish.transport);
+    const bool stays = transport == nullptr || transport->reach == TransportFacts::Reach::sameHost;
+    if (lease_ && !stays) tasks_.add(endHeld(wish));
+  }
 }
 
 // Its server cannot know that nobody comes: a restored session's worker waits for its client.

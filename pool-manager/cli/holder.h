@@ -91,13 +91,15 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
   // At the first of these servers that does not refuse it.
   kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
-  // Manager.places, within placesLimit, also of a manager that is just being started again.
+  // Manager.places, within placesLimit, also of a manager that is just being started again. Empty: the lease
+  // is held in files.
   kj::Promise<std::vector<pool::Server>> places();
   kj::Promise<std::vector<pool::Server>> askPlaces();
   kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
-  // A session that is held, and whose application is gone: takes it when it is restored, and ends it. Until
-  // then, or until the lease ends.
+  // Of a session whose application is gone: if it is held in files, or is just leaving for them, takes it
+  // when it is restored, and ends it. Until then, or until the lease ends.
   kj::Promise<void> endHeld(const SessionWish& wish);
+  void endSessions(const Peer& peer);
   kj::Promise<void> sayWaiting(Peer& peer);
   void taskFailed(kj::Exception&& error) override;
 
@@ -113,6 +115,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool opened_ = false;  // a session
   FiguresSource figures_;
   bool locating_ = false;  // the manager is being asked where the lease is
+  bool held_ = false;      // as the manager last said: the lease is in files
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
   kj::TaskSet tasks_;
 };

@@ -114,10 +114,12 @@ pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64
                limitMs);
 }
 
-void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder) {
+void ManagerQuery::resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder,
+                          const pool::MoveTarget& to) {
   auto request = connection_->manager().resumeRequest();
   pool::write(id, request.initId());
   request.setFolder(folder);
+  pool::write(to, request.initTo());
   request.setWaitMs(waitMs);
   await(request.send().ignoreResult(), limitMs);
 }

@@ -46,7 +46,8 @@ class ManagerQuery {
   // These return when it is done, and fail after limitMs.
   pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
                               const std::string& folder = "");
-  void resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder = "");
+  void resume(const Id& id, unsigned waitMs, uint64_t limitMs, const std::string& folder = "",
+              const pool::MoveTarget& to = {});
   pool::CheckpointResult checkpoint(const Id& id, unsigned drainMs, const std::string& folder,
                                     uint64_t limitMs);
   pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);

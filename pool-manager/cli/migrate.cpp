@@ -1,14 +1,13 @@
 // gpupool migrate: a lease's sessions in other worker processes, on its GPUs or on others, while their
 // programs run.
 
-#include <charconv>
 #include <cstdio>
 #include <iostream>
-#include <optional>
 
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
+#include "pool-manager/cli/target.h"
 
 namespace gpupool::cli {
 namespace {
@@ -38,33 +37,6 @@ const Help kMigrate = {
     "line is wrong.",
     "  gpupool migrate 3f2a91c4\n  gpupool migrate --to 1 3f2a91c4\n  gpupool migrate --to node8 --drain 5m "
     "3f2a91c4\n  gpupool migrate --to node8:0,1 3f2a91c4\n"};
-
-// "1", "0,1". None: it is no such list.
-std::optional<std::vector<uint32_t>> readOrdinals(const std::string& text) {
-  std::vector<uint32_t> ordinals;
-  for (const char* at = text.data();; ++at) {
-    uint32_t ordinal = 0;
-    const auto [end, error] = std::from_chars(at, text.data() + text.size(), ordinal);
-    if (error != std::errc()) return std::nullopt;
-    ordinals.push_back(ordinal);
-    if (end == text.data() + text.size()) return ordinals;
-    if (*end != ',') return std::nullopt;
-    at = end;
-  }
-}
-
-// "1", "0,1", "node8", "node8:1".
-pool::MoveTarget readTarget(const std::string& text) {
-  if (text.empty()) return {};
-  if (auto own = readOrdinals(text)) return {"", std::move(*own), false};
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos) return {text, {}, false};
-  auto ordinals = readOrdinals(text.substr(colon + 1));
-  if (colon == 0 || !ordinals)
-    throw options::OptionError("--to: '" + text +
-                               "' is neither GPU[,GPU...], SERVER nor SERVER:GPU[,GPU...]");
-  return {text.substr(0, colon), std::move(*ordinals), false};
-}
 
 std::string describe(const Id& id, const pool::MigrateResult& result) {
   const std::string lease = "lease " + id.text().substr(0, 8), where = "; it is on " + result.server;

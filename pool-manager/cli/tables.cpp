@@ -121,8 +121,11 @@ std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
     whole = whole && device.memoryBytes >= device.info.memoryBytes;
   }
   std::vector<std::string> row = {
-      shortId(lease.id), lease.server.name, ordinals,
-      whole ? "whole" : options::formatSize(lease.devices.empty() ? 0 : lease.devices[0].memoryBytes),
+      shortId(lease.id), lease.server.name.empty() ? "-" : lease.server.name,
+      ordinals.empty() ? "-" : ordinals,
+      lease.devices.empty() ? "-"
+      : whole               ? "whole"
+                            : options::formatSize(lease.devices[0].memoryBytes),
       lease.state + (lease.turn ? std::string(", ") + name(lease.turn->place) : "")};
   if (verbose) {
     row.push_back(lease.terms.sharePercent == 0 ? "-" : std::to_string(lease.terms.sharePercent) + "%");
@@ -242,7 +245,8 @@ int runLeases(const Words& words) {
       words, "gpupool leases [options]",
       "Lists the leases: which GPUs, how much memory, in which state, since when, and for whom. A lost lease "
       "is over, and its GPUs are not free: its server has not said that nothing of it runs (see `gpupool "
-      "release --help`). A suspended one has left its GPUs until it is resumed. Where more is leased than "
+      "release --help`). A suspended one has left its GPUs until it is resumed, and one that is held has "
+      "left its server for files. Where more is leased than "
       "there is, leases take turns: resident, its memory is on its GPUs; aside, it is not, and its programs "
       "want nothing; waiting, they do, and it comes back by itself when it is its turn. A moving one has "
       "other "

@@ -132,7 +132,8 @@ void Events::compareLeases(bool tell) {
     Known& known = leases_[id];
     if (known.state == name(record.state)) continue;
     const std::string was = known.state;
-    known = {std::string(name(record.state)), record.tenant, record.holder, record.server().name};
+    known = {std::string(name(record.state)), record.tenant, record.holder,
+             record.isPlaced() ? record.server().name : ""};
     if (tell) addLease(id, known, was, record.reason);
   }
   std::erase_if(leases_, [&](const auto& one) {

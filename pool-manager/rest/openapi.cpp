@@ -102,6 +102,8 @@ const char kSchemas[] = R"json({
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
       "claim": {"type": "object", "required": ["job", "usedBy"], "properties": {
         "job": {"type": "string"}, "usedBy": {"type": "array", "items": {"type": "string"}}}},
+      "held": {"type": "object", "required": ["folder", "server"], "properties": {
+        "folder": {"type": "string"}, "server": {"type": "string"}}},
       "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
         "sharePercent": {"type": "integer", "minimum": 0, "maximum": 100}, "priority": {"type": "string"}}},
       "turn": {"type": "object", "required": ["place", "servedMs", "turns", "note"], "properties": {

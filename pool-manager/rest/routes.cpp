@@ -245,7 +245,7 @@ void checkQuery(const Field& field, const std::string& value, Request& request) 
   for (uint32_t i = 0; i < kLeaseStates; ++i)
     if (value == name(static_cast<LeaseState>(i))) return;
   refuse({400, "bad_parameter", "there is no such state",
-          "queued, granting, active, suspended, moving, revoking or lost"});
+          "queued, granting, active, suspended, held, moving, revoking or lost"});
 }
 
 void checkBody(const Field& field, const Json& value, Request& request) {

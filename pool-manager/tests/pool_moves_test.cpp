@@ -190,27 +190,3 @@ TEST_CASE_METHOD(Moves, "what cannot be written into files is refused with the r
   }
   CHECK(events.checkpoints.empty());
 }
-
-TEST_CASE_METHOD(Moves, "a lease is held in files as it is suspended, and restored as it is resumed") {
-  const uint64_t free = freeBytes();
-  pool->suspend(kAdmin, {1, 1}, 4000, now, "monday");
-  REQUIRE(events.suspends.size() == 1);
-  CHECK(events.suspends[0].folder == "monday");
-  CHECK(contains(thrown([&] { pool->suspend(kAdmin, {1, 1}, 0, now, "monday"); }), "at this moment"));
-  pool->suspendDone({1, 1}, events.suspends[0].number, {{0}, 10 * kGiB, 0, 700}, now);
-  CHECK(state(1) == LeaseState::suspended);
-  CHECK(freeBytes() == free + 40 * kGiB);
-  CHECK(contains(thrown([&] { pool->suspend(kAdmin, {1, 1}, 0, now, "tuesday"); }), "is suspended already"));
-  pool->resume(kAdmin, {1, 1}, 0, now, "monday");
-  REQUIRE(events.resumes.size() == 1);
-  CHECK(events.resumes[0].folder == "monday");
-  CHECK(freeBytes() == free);
-  pool->resumeFailed({1, 1}, events.resumes[0].number, "it is damaged", true, now);
-  CHECK(events.resumeFailures[{1, 1}] == "server a: it is damaged");
-  CHECK(state(1) == LeaseState::suspended);
-  pool->resume(kAdmin, {1, 1}, 0, now, "monday");
-  pool->resumeDone({1, 1}, events.resumes[1].number, now);
-  CHECK(state(1) == LeaseState::active);
-  CHECK(contains(thrown([&] { pool->resume(kAdmin, {1, 1}, 0, now, "monday"); }),
-                 "cannot be restored: it runs, and has gone on since it was written"));
-}

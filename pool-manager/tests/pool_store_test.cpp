@@ -142,8 +142,9 @@ TEST_CASE("a lease's states follow one another as the table says") {
   using enum LeaseState;
   const std::map<LeaseState, std::set<LeaseState>> table = {
       {queued, {granting, released, revoked}},
-      {granting, {active, revoking, lost}},
-      {active, {suspended, moving, revoking, lost}},
+      {granting, {active, held, revoking, lost}},
+      {active, {suspended, moving, held, revoking, lost}},
+      {held, {granting, revoking}},
       {suspended, {active, revoking, lost}},
       {moving, {active, revoking, lost}},
       {revoking, {released, expired, revoked, lost}},
@@ -157,6 +158,7 @@ TEST_CASE("a lease's states follow one another as the table says") {
     }
   CHECK(name(lost) == "lost");
   CHECK_FALSE(isEnd(revoking));
+  CHECK_FALSE(isEnd(held));
   CHECK(isEnd(released));
 }
 
@@ -174,6 +176,7 @@ TEST_CASE("a stored lease comes back as it was, on every server that it lies on"
                       {a, {{a.devices[0], kGiB}}, 7, std::string(32, 'a'), PlacementRole::primary, {123}}};
   for (uint32_t state = 0; state < kLeaseStates; ++state) {
     lease.state = static_cast<LeaseState>(state);
+    if (lease.state == LeaseState::held) continue;
     const StoredLease read = decodeLease(encodeLease(lease, "boot"), "boot");
     CHECK(read.state == lease.state);
     CHECK(read.ending == LeaseState::expired);
@@ -188,6 +191,7 @@ TEST_CASE("a stored lease comes back as it was, on every server that it lies on"
     CHECK(read.tenant + read.holder + read.reason == "alicealice@nodewhy");
     CHECK(read.process.pid == 17);
   }
+  lease.state = LeaseState::active;
   CHECK(decodeLease(encodeLease(lease, "boot"), "another").process.pid == 0);
   const Lease wire = wireLease(lease);
   CHECK(wire.server.name == "a");
@@ -195,4 +199,28 @@ TEST_CASE("a stored lease comes back as it was, on every server that it lies on"
   lease.placements.pop_back();
   CHECK(contains(thrown([&] { decodeLease(encodeLease(lease, "boot"), "boot"); }), "one primary"));
   CHECK_THROWS_AS(decodeLease("garbage", "boot"), std::runtime_error);
+}
+
+TEST_CASE("a stored lease that is held is nowhere, and its files and where it was come back") {
+  StoredLease lease;
+  lease.id = {1, 2};
+  const Server a = server("a", 1);
+  lease.state = LeaseState::active;
+  lease.placements = {{a, {{a.devices[0], kGiB}}, 7, std::string(32, 'a')}};
+  lease.holdIn({{3, 4}, "monday", "a"});
+  StoredLease read = decodeLease(encodeLease(lease, "boot"), "boot");
+  CHECK(read.state == LeaseState::held);
+  CHECK_FALSE(read.isPlaced());
+  REQUIRE(read.placements.size() == 1);
+  CHECK(read.placements[0].role == PlacementRole::left);
+  REQUIRE(read.hold);
+  CHECK(read.hold->held.checkpoint == Id{3, 4});
+  CHECK(read.hold->held.folder + read.hold->held.server == "mondaya");
+  CHECK(read.hold->was.key == std::string(32, 'a'));
+  CHECK(read.hold->was.devices.at(0).info.uuid == a.devices[0].uuid);
+  read.forget({7});
+  CHECK(read.placements.empty());
+  CHECK(decodeLease(encodeLease(read, "boot"), "boot").placements.empty());
+  lease.hold.reset();
+  CHECK(contains(thrown([&] { decodeLease(encodeLease(lease, "boot"), "boot"); }), "in no files"));
 }

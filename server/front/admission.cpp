@@ -365,14 +365,16 @@ kj::Promise<void> Admission::replaceWorker(Attempt& attempt) {
 // Of a session that moves: its new worker waits for it. So it begins none, also where the lease is paused.
 kj::Promise<void> Admission::bringClient(Attempt& attempt) {
   Grant* grant = leases_.admissible(attempt.facts.lease);
-  if (grant == nullptr || stopped_) return answer(attempt, "the lease was revoked");
+  // It may be held in files, and come back elsewhere: that the manager knows.
+  if (grant == nullptr) return answer(attempt, "the lease has left this server", true);
+  if (stopped_) return answer(attempt, "the lease was revoked");
   if (grant->held) return answerPaused(attempt, *grant);  // not before all of its sessions are there
   if (const auto why = settings_.failingOver(attempt.facts))
     return why->empty() ? answer(attempt, "the session is being restored", true) : answer(attempt, *why);
   if (const std::string why = sessions_.refusesClient(attempt.facts); !why.empty()) {
     if (grant->holding) return answerPaused(attempt, *grant);  // it has just left, and comes when restored
-    GPUPOOL_WARNING("session %s from %s refused: %s", attempt.facts.session.text().c_str(),
-                    attempt.peer.c_str(), why.c_str());
+    GPUPOOL_INFO("session %s from %s refused: %s", attempt.facts.session.text().c_str(), attempt.peer.c_str(),
+                 why.c_str());
     return answer(attempt, why);
   }
   uint64_t& epoch = grant->sessionEpochs[attempt.facts.session];

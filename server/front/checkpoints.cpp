@@ -246,14 +246,14 @@ kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std:
                 sessions_.endOne(one.number, "the session was to be held in files: " + one.answer.error));
         return kj::joinPromises(ends.releaseAsArray()).then([job] { return job; });
       })
-      .then([this, lease](std::shared_ptr<Job> job) {
+      .then([this, lease, name](std::shared_ptr<Job> job) {
         Suspended done;
         for (const Job::One& one : job->sessions) {
           done.movedBytes += one.facts.bytes;
           done.drainMs = std::max(done.drainMs, one.answer.drainMs);
           done.moveMs = std::max(done.moveMs, one.answer.pauseMs);
         }
-        leases_.setHeld(lease, job->manifest.id, std::move(done));
+        leases_.setHeld(lease, {job->manifest.id, name, settings_.server}, std::move(done));
         const Grant* grant = leases_.admissible(lease);
         if (grant == nullptr) kj::throwFatalException(checkpointFailure("the lease ended meanwhile"));
         return *grant->suspended;
@@ -311,11 +311,12 @@ kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
   if (stopped_) return checkpointFailure("the server is shutting down");
   if (grant == nullptr)
     return checkpointFailure("lease " + lease.text() + " is not known here, or is ending");
-  if (!grant->held) return checkpointFailure("the lease is not held in files");
+  if (!grant->held && grant->suspended) return checkpointFailure("the lease is not held in files");
+  if (!grant->held) return kj::READY_NOW;  // it has been restored: the manager did not hear the answer
   if (folder_ == nullptr)
     return checkpointFailure("server " + settings_.server + " has no --checkpoint-folder any more");
   Manifest here = describe(*grant);
-  here.id = *grant->held;
+  here.id = grant->held->checkpoint;
   auto job = std::make_shared<Restoring>();
   job->lease = lease;
   return beside<bool>([job, folder = folder_, name, here] {
@@ -367,7 +368,7 @@ kj::Promise<void> Checkpoints::giveUp(std::shared_ptr<Restoring> job, const std:
   }
   return kj::joinPromises(gone.releaseAsArray()).then([this, job, why]() -> kj::Promise<void> {
     if (const Grant* grant = leases_.admissible(job->lease); grant != nullptr && grant->suspended)
-      leases_.setHeld(job->lease, job->manifest.id, *grant->suspended);
+      leases_.setHeld(job->lease, HeldFiles(grant->held.value()), *grant->suspended);
     return checkpointFailure(why);
   });
 }

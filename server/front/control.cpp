@@ -55,12 +55,13 @@ kj::Promise<void> Control::suspend(SuspendContext context) {
   context.releaseParams();
   if (!folder.empty() && !hooks_.hold) return KJ_EXCEPTION(FAILED, "this server writes no checkpoints");
   auto suspended = folder.empty() ? suspension_.suspend(id, drainMs) : hooks_.hold(id, drainMs, folder);
-  return suspended.then([context](const Suspended& suspended) mutable {
+  return suspended.then([this, context, id](const Suspended& suspended) mutable {
     auto result = context.getResults().initResult();
     schema::writeKept(suspended.kept, result);
     result.setMovedBytes(suspended.movedBytes);
     result.setDrainMs(suspended.drainMs);
     result.setMoveMs(suspended.moveMs);
+    if (const HeldFiles* held = leases_.held(id)) write(*held, result.initHeld());
   });
 }
 

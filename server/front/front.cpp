@@ -105,6 +105,7 @@ kj::Promise<void> Front::start() {
         facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
         facts.activeLeases = [this] { return leases_->active(); };
         facts.suspended = [this] { return leases_->suspended(); };
+        facts.held = [this](const Id& lease) { return leases_->held(lease); };
         if (turns_.get() != nullptr)
           facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
             turns_->report([&](unsigned count) { return beat.initTurns(count); });

@@ -6,6 +6,12 @@
 
 namespace gpupool::server {
 
+void write(const HeldFiles& from, schema::HeldLease::Builder to) {
+  schema::write(from.checkpoint, to.initCheckpoint());
+  to.setFolder(from.folder);
+  to.setServer(from.server);
+}
+
 LeaseTable::LeaseTable(std::vector<Device> devices, const std::map<std::string, uint64_t>& epochs,
                        uint32_t overcommitPercent)
     : devices_(std::move(devices)),
@@ -42,7 +48,16 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
     return std::nullopt;
   }
   if (auto why = readPlacement(lease, grant)) return why;
+  if (const Id checkpoint = schema::read(lease.getHeld().getCheckpoint()); checkpoint != Id{}) {
+    if (overcommitted()) return "leases take turns here (overcommit), and those are not held in files";
+    grant.held = HeldFiles{checkpoint, schema::text(lease.getHeld().getFolder()),
+                           schema::text(lease.getHeld().getServer())};
+  }
   if (auto missing = findRoom(grant)) return missing;
+  if (grant.held) {
+    grant.paused = true;
+    grant.suspended = Suspended{.kept = std::vector<uint64_t>(grant.devices.size())};
+  }
   for (const auto& device : grant.devices) epochs_[device.index] = grant.epoch;
   leases_.emplace(grant.id, std::move(grant));
   return std::nullopt;
@@ -211,12 +226,12 @@ void LeaseTable::pauseToHold(const Id& id) {
   if (Grant* lease = admissible(id)) lease->holding = true;
 }
 
-void LeaseTable::setHeld(const Id& id, const Id& checkpoint, Suspended suspended) {
+void LeaseTable::setHeld(const Id& id, HeldFiles held, Suspended suspended) {
   Grant* lease = admissible(id);
   if (lease == nullptr) return;
   suspended.kept.assign(lease->devices.size(), 0);
   setSuspended(id, std::move(suspended));
-  lease->held = checkpoint;
+  lease->held = std::move(held);
   lease->holding = lease->moving = false;
 }
 
@@ -248,6 +263,11 @@ std::vector<std::pair<Id, std::vector<uint64_t>>> LeaseTable::suspended() const 
     if (!lease.closing && lease.suspended && !lease.resuming && !lease.aside)
       list.emplace_back(id, lease.suspended->kept);
   return list;
+}
+
+const HeldFiles* LeaseTable::held(const Id& id) const {
+  const auto found = leases_.find(id);
+  return found == leases_.end() || !found->second.held ? nullptr : &*found->second.held;
 }
 
 std::vector<int> LeaseTable::ordinals(const Placement& placement) const {

@@ -49,6 +49,12 @@ struct Suspended {
   uint32_t drainMs = 0, moveMs = 0;
 };
 
+// The files in which a lease is held; schema/pool.capnp says what each is.
+struct HeldFiles {
+  Id checkpoint;
+  std::string folder, server;
+};
+
 // Devices that a lease has together, and the device epoch with which it has them: its name among the
 // placements.
 struct Placement {
@@ -70,9 +76,9 @@ struct Grant : Placement {
   bool aside = false;   // paused, so that others have their turn, and not by order
   bool moving = false;  // paused, while its sessions move to other workers
   std::optional<Suspended> suspended;
-  // Suspended, and its sessions are in files, in the checkpoint of this id: none of them is here, and none
-  // comes before it is restored.
-  std::optional<Id> held;
+  // Suspended, and its sessions are in files: none of them is here, and none comes before it is restored. So
+  // is one from the beginning that is granted to be restored here.
+  std::optional<HeldFiles> held;
   bool holding = false;                  // paused, while its sessions go into files and leave
   bool resuming = false;                 // suspended, with its whole reservation
   std::vector<uint64_t> lastKept;        // when it was last suspended or aside; empty: it never was
@@ -84,6 +90,8 @@ struct Grant : Placement {
     return target && target->epoch == deviceEpoch ? &*target : nullptr;
   }
 };
+
+void write(const HeldFiles& from, schema::HeldLease::Builder to);
 
 class LeaseTable {
  public:
@@ -130,7 +138,7 @@ class LeaseTable {
   // pauseToMove, to hold it.
   void pauseToHold(const Id& id);
   // Suspended, with nothing left of it here.
-  void setHeld(const Id& id, const Id& checkpoint, Suspended suspended);
+  void setHeld(const Id& id, HeldFiles held, Suspended suspended);
   // From here on it reserves `suspended.kept` alone, which has a number for each of its devices.
   void setSuspended(const Id& id, Suspended suspended);
   // Reserves all that the suspended lease had, until unpause or setSuspended. The error: what is missing.
@@ -140,6 +148,8 @@ class LeaseTable {
   // Those that are suspended by order; not those on their way back, whose whole reservation counts: were the
   // manager told that they are suspended, it would lease their memory to others.
   std::vector<std::pair<Id, std::vector<uint64_t>>> suspended() const;
+  // Null: it is not held.
+  const HeldFiles* held(const Id& id) const;
   std::vector<Id> holders(size_t device) const;
   // A device that broke while a session used it is not trusted again in the life of this server: somebody has
   // to look at it first. No lease on it is accepted from then on. False: that is known already, or there is

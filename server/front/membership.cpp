@@ -120,6 +120,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
   for (unsigned i = 0; i < away.size(); ++i) {
     schema::write(suspended[i].first, away[i].initId());
     schema::writeKept(suspended[i].second, away[i]);
+    if (const HeldFiles* held = facts_.held(suspended[i].first)) write(*held, away[i].initHeld());
   }
   facts_.turns(request);
   const auto hindrances = facts_.hindrances(), protection = facts_.protection();

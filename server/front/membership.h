@@ -20,6 +20,7 @@
 #include "schema/device_sample.h"
 #include "schema/fabric.h"
 #include "schema/id.h"
+#include "server/front/leases.h"
 
 namespace gpupool::server {
 
@@ -41,6 +42,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     std::function<std::vector<Id>()> activeLeases;
     // Those of them that are suspended, and what each keeps on its devices.
     std::function<std::vector<std::pair<Id, std::vector<uint64_t>>>()> suspended;
+    // Where such a lease is held; null: in no files.
+    std::function<const HeldFiles*(const Id& lease)> held;
     // How leases take turns; writes nothing where they do not.
     std::function<void(schema::Manager::BeatParams::Builder)> turns =
         [](schema::Manager::BeatParams::Builder) {};

@@ -45,7 +45,9 @@ bool findsPlantedBugs() {
               {Bug::losesCordons, "a disk that loses that servers are cordoned"},
               {Bug::hidesSessions, "a server that says that no session has moved to it"},
               {Bug::setsCalendar, "a calendar that is set forward"},
-              {Bug::keepsDevices, "a server that keeps the devices that a lease has left"}};
+              {Bug::keepsDevices, "a server that keeps the devices that a lease has left"},
+              {Bug::earlyHolds, "a server that says that a lease is held before its sessions have left"},
+              {Bug::forgetsHolds, "a disk that loses that leases are held"}};
   bool all = true;
   for (const auto& one : bugs) {
     std::string fault;
@@ -68,6 +70,7 @@ void add(Result& sum, const Result& one) {
   sum.crowded += one.crowded, sum.cordons += one.cordons, sum.migrations += one.migrations;
   sum.arrivals += one.arrivals, sum.ordered += one.ordered, sum.limited += one.limited;
   sum.checkpoints += one.checkpoints, sum.adoptions += one.adoptions, sum.unused += one.unused;
+  sum.holds += one.holds, sum.restores += one.restores;
 }
 
 }  // namespace
@@ -99,14 +102,17 @@ int main(int count, char** words) {
       "partitions, "
       "%llu full disks, %llu lost stores, %llu twin servers, %llu suspensions, %llu resumptions, "
       "%llu cordons, %llu moves (%llu sessions to other GPUs), %llu leases that could have overtaken, %llu "
-      "ended by their time limit, %llu checkpoints, %llu adoptions of claims, %llu claims that nobody used: "
+      "ended by their time limit, %llu checkpoints, %llu leases held in files, %llu restored, %llu adoptions "
+      "of "
+      "claims, %llu claims that nobody used: "
       "%llu "
       "faults, in %.1f s\n",
       number(runs), number(sum.leases), number(sum.crowded), number(sum.restarts), number(sum.stalls),
       number(sum.kills), number(sum.partitions), number(sum.fullDisks), number(sum.lostStores),
       number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
       number(sum.migrations), number(sum.arrivals), number(sum.ordered), number(sum.limited),
-      number(sum.checkpoints), number(sum.adoptions), number(sum.unused), number(faults),
+      number(sum.checkpoints), number(sum.holds), number(sum.restores), number(sum.adoptions),
+      number(sum.unused), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

@@ -19,6 +19,7 @@ namespace gpupool::history {
 // suspended.
 struct Moving {
   enum class Is { running, suspending, suspended, resuming } is = Is::running;
+  bool intoFiles = false;  // suspending: its sessions leave for files
   std::vector<uint64_t> kept;
   uint64_t doneAt = 0;  // suspending, resuming
   std::vector<std::function<void(bool done)>> answers;
@@ -42,6 +43,7 @@ struct Running {
   std::optional<pool::Lease> target;  // other devices of this server
   uint32_t onTarget = 0;              // sessions there
   std::deque<MoveOrder> orders;
+  Id held;  // suspended, resuming: the checkpoint that it is in; all zero: it is in no files
   bool closing = false;
   uint64_t goneAt = 0;  // closing: when its workers are gone
   std::vector<std::function<void()>> confirm;

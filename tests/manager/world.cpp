@@ -38,7 +38,7 @@ PoolTimes times() {
 // The disk outlives the manager's process.
 struct Disk {
   std::unique_ptr<Medium> medium = makeMemoryMedium();
-  bool full = false, unsure = false, forgets = false, losesCordons = false;
+  bool full = false, unsure = false, forgets = false, losesCordons = false, losesHolds = false;
 };
 
 class OnDisk final : public Medium {
@@ -53,17 +53,23 @@ class OnDisk final : public Medium {
       for (size_t i = 0; i < group.size(); ++i) lies.push_back({Outcome::Kind::committed, ++revision_, {}});
       return lies;
     }
-    if (disk_.losesCordons) return applyWithoutCordons(group);
+    if (disk_.losesCordons)
+      return applyWithout(group, [](const Write& write) { return write.key.starts_with("cordon/"); });
+    if (disk_.losesHolds)
+      return applyWithout(group, [](const Write& write) {
+        return write.key.starts_with("lease/") && write.value &&
+               decodeLease(*write.value, "manager").state == LeaseState::held;
+      });
     auto outcomes = disk_.medium->apply(group);
     if (disk_.unsure) throw std::runtime_error("store: I/O error");
     return outcomes;
   }
 
  private:
-  std::vector<Outcome> applyWithoutCordons(std::span<const Transaction> group) {
+  template <class Loses>
+  std::vector<Outcome> applyWithout(std::span<const Transaction> group, Loses loses) {
     std::vector<Transaction> kept(group.begin(), group.end());
-    for (Transaction& one : kept)
-      std::erase_if(one.writes, [](const Write& write) { return write.key.starts_with("cordon/"); });
+    for (Transaction& one : kept) std::erase_if(one.writes, loses);
     return disk_.medium->apply(kept);
   }
 
@@ -125,6 +131,7 @@ class World final : private PoolEvents {
         moves_(~seed),
         turns_(seed * 2 + 1),
         marks_(~seed * 2 + 1),
+        holds_(seed * 7 + 13),
         targets_(seed * 3 + 7),
         wishes_(~seed * 3 + 7),
         claims_(seed * 5 + 11),
@@ -161,6 +168,7 @@ class World final : private PoolEvents {
   uint64_t pickTarget(uint64_t below) { return targets_() % below; }
   uint64_t pickWish(uint64_t below) { return wishes_() % below; }
   uint64_t pickClaim(uint64_t below) { return claims_() % below; }
+  uint64_t pickHold(uint64_t below) { return holds_() % below; }
   // Once in about `ms` of the world's time.
   bool onceIn(uint64_t ms) { return pick(ms) < kStep; }
   void fault(const std::string& text) {
@@ -274,6 +282,7 @@ class World final : private PoolEvents {
     server.alive = false;
     server.startAt = now_ + pick(4000);
     for (auto& [id, one] : server.leases) {
+      if (one.held != Id{} && one.moving.is == Moving::Is::suspended) continue;  // no worker is here
       server.orphans.push_back({one.lease, one.moving, now_ + pick(4000)});
       if (one.target) server.orphans.push_back({*one.target, one.moving, now_ + pickTarget(4000)});
     }
@@ -300,6 +309,7 @@ class World final : private PoolEvents {
     clock_.emplace([this] { return now_; }, bug_ == Bug::countsGaps ? 3'600'000 : 250);
     disk_.forgets = bug_ == Bug::forgetsStore;
     disk_.losesCordons = bug_ == Bug::losesCordons;
+    disk_.losesHolds = bug_ == Bug::forgetsHolds;
     store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
     try {
       pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
@@ -358,6 +368,7 @@ class World final : private PoolEvents {
     noteCreated();
     checkExpiries();
     checkLimits();
+    checkHolds();
   }
 
   enum class Asks { grant, revoke, suspend, resume, migrate, checkpoint, prepare, giveBack, settle };
@@ -466,14 +477,15 @@ class World final : private PoolEvents {
     });
   }
 
-  void suspend(const std::string& server, const Id& id, uint32_t, const std::string&,
+  void suspend(const std::string& server, const Id& id, uint32_t, const std::string& folder,
                uint64_t order) override {
-    sendOrder(server, id, order, true);
+    sendOrder(server, id, order, true, folder);
   }
-  void resume(const std::string& server, const Id& id, const std::string&, uint64_t order) override {
-    sendOrder(server, id, order, false);
+  void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) override {
+    sendOrder(server, id, order, false, folder);
   }
-  void sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends) {
+  void sendOrder(const std::string& server, const Id& id, uint64_t order, bool suspends,
+                 const std::string& folder) {
     Connection* connection = connectionOf(server);
     if (connection == nullptr) return fault("an order for a server that is not connected");
     const uint64_t number = ++callNumber_;
@@ -484,21 +496,26 @@ class World final : private PoolEvents {
       SimulatedServer& at = servers_[connection->server];
       const auto lease = at.leases.find(id);
       const auto kept = lease == at.leases.end() ? std::vector<uint64_t>() : lease->second.moving.kept;
-      connection->toManager.send(now_ + pickMove(80), [this, id, number, order, suspends, done, kept] {
+      const HeldLease held = lease == at.leases.end() ? HeldLease() : filesOf(at, lease->second);
+      connection->toManager.send(now_ + pickMove(80), [this, id, number, order, suspends, done, kept, held] {
         if (!take(number)) return;
         const uint64_t now = clock_->now();
-        if (suspends && done) pool_->suspendDone(id, order, {kept, 0, 0, 0}, now);
+        if (suspends && done) pool_->suspendDone(id, order, {kept, 0, 0, 0, held}, now);
         if (suspends && !done) pool_->suspendFailed(id, order, "it cannot", now);
         if (!suspends && done) pool_->resumeDone(id, order, now);
         if (!suspends && !done) pool_->resumeFailed(id, order, "it cannot", true, now);
       });
     };
-    connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, answer] {
+    connection->toServer.send(now_ + pickMove(80), [this, connection, id, suspends, folder, answer] {
       SimulatedServer& at = servers_[connection->server];
       const auto lease = at.leases.find(id);
       if (lease == at.leases.end() || lease->second.closing || !lease->second.orders.empty())
         return answer(false);
-      beginMove(lease->second, suspends, answer);
+      if (folder.empty() != (lease->second.held == Id{}) && !(suspends && !folder.empty()))
+        return answer(!suspends && lease->second.moving.is == Moving::Is::running);
+      if (suspends && !folder.empty() && (lease->second.target || at.overcommitPercent > 100))
+        return answer(false);
+      beginMove(lease->second, suspends, !folder.empty(), answer);
     });
   }
 
@@ -652,27 +669,64 @@ class World final : private PoolEvents {
                   });
   }
 
-  void beginMove(Running& running, bool suspends, const std::function<void(bool)>& answer) {
+  // As its server tells it.
+  HeldLease filesOf(const SimulatedServer& server, const Running& running) const {
+    if (running.held != Id{}) return {running.held, "monday", server.facts.name};
+    if (bug_ == Bug::earlyHolds && running.moving.intoFiles) return {{1, 1}, "monday", server.facts.name};
+    return {};
+  }
+
+  void beginMove(Running& running, bool suspends, bool files, const std::function<void(bool)>& answer) {
     using Is = Moving::Is;
     Moving& moving = running.moving;
-    if (moving.is == (suspends ? Is::suspended : Is::running)) return answer(true);
+    if (moving.is == (suspends ? Is::suspended : Is::running))
+      return answer(!suspends || files == (running.held != Id{}));
     if (moving.is == (suspends ? Is::resuming : Is::suspending)) return answer(false);
+    if (moving.is == Is::resuming && files) return moving.answers.push_back(answer);  // behind the first one
     if (moving.is == (suspends ? Is::running : Is::suspended)) {
       moving.is = suspends ? Is::suspending : Is::resuming;
       moving.doneAt = now_ + pickMove(2000);
+      moving.intoFiles = suspends && files;
       if (suspends) moving.kept.assign(running.lease.devices.size(), pickMove(2) == 0 ? 0 : kMemory / 16);
+      if (files) moving.kept.assign(running.lease.devices.size(), 0);
     }
-    if (bug_ == Bug::earlySuspends && suspends) return answer(true);
+    if (bug_ == Bug::earlySuspends && suspends && !files) return answer(true);
+    if (bug_ == Bug::earlyHolds && suspends && files) return answer(true);
     moving.answers.push_back(answer);
   }
 
   // With some luck.
-  void endMove(Moving& moving) {
+  void endMove(Running& running) {
     using Is = Moving::Is;
+    Moving& moving = running.moving;
     const bool suspends = moving.is == Is::suspending, done = pickMove(100) < 85;
     if (done) ++(suspends ? result_.suspends : result_.resumes);
     moving.is = suspends == done ? Is::suspended : Is::running;
+    if (done && suspends && moving.intoFiles) goIntoFiles(running);
+    if (done && !suspends && running.held != Id{}) comeFromFiles(running);
+    moving.intoFiles = false;
     for (const auto& answer : std::exchange(moving.answers, {})) answer(done);
+  }
+
+  void goIntoFiles(Running& running) {
+    ++result_.holds;
+    running.held = {holds_(), holds_()};
+    files_[running.lease.id] = {running.held, std::exchange(running.sessions, 0)};
+  }
+
+  // It is here and nowhere else, and as it has left.
+  void comeFromFiles(Running& running) {
+    ++result_.restores;
+    const Files& files = files_[running.lease.id];
+    if (files.checkpoint != running.held) fault("a lease is restored from files that it is not held in");
+    running.held = {};
+    running.sessions = files.sessions;
+    wasHeld_.erase({stores_, running.lease.id});
+    if (running.sessions == 0 || stores_ != 0) return;
+    for (SimulatedServer& server : servers_)
+      for (auto& [id, other] : server.leases)
+        if (id == running.lease.id && &other != &running && other.sessions != 0)
+          fault("a lease is restored that runs elsewhere");
   }
 
   void suspended(const Id&, const SuspendResult&) override {}
@@ -746,6 +800,7 @@ class World final : private PoolEvents {
       return at->second.closing ? "it is being revoked" : "";
     for (const auto& device : lease.devices)
       if (lease.epoch <= server.epochs[device.info.uuid]) return "its epoch is too low";
+    if (lease.held) wentOn_.insert({store, lease.id});
     const auto [before, first] = granted_.try_emplace({store, lease.id}, lease.epoch);
     if (!first && before->second != lease.epoch && !isTarget && !wentOn_.contains({store, lease.id}))
       fault("a request was granted twice");
@@ -757,7 +812,13 @@ class World final : private PoolEvents {
     Running& running = server.leases[lease.id];
     running.lease = lease;
     running.sessions = isTarget ? 0 : static_cast<uint32_t>(pickTarget(3));
-    result_.leases += !isTarget;
+    if (lease.held) {
+      running.sessions = 0;
+      running.held = lease.held.checkpoint;
+      running.moving.is = Moving::Is::suspended;
+      running.moving.kept.assign(lease.devices.size(), 0);
+    }
+    result_.leases += !isTarget && !lease.held;
     result_.crowded += std::any_of(lease.devices.begin(), lease.devices.end(), [&](const auto& device) {
       uint64_t sum = 0;
       for (const auto& [id, use] : server.on(device.info.uuid)) sum += use.now;
@@ -778,7 +839,7 @@ class World final : private PoolEvents {
     for (auto& [id, one] : server.leases) {
       if (!one.closing && !one.orders.empty() && now_ >= one.orders.front().nextAt) moveSession(one);
       const bool moves = one.moving.is == Moving::Is::suspending || one.moving.is == Moving::Is::resuming;
-      if (moves && !one.closing && now_ >= one.moving.doneAt) endMove(one.moving);
+      if (moves && !one.closing && now_ >= one.moving.doneAt) endMove(one);
     }
     for (auto at = server.leases.begin(); at != server.leases.end();) {
       if (!at->second.closing || now_ < at->second.goneAt) {
@@ -839,7 +900,7 @@ class World final : private PoolEvents {
       active.push_back(id);
       if (one.moving.is == Moving::Is::suspended ||
           (bug_ == Bug::hidesResuming && one.moving.is == Moving::Is::resuming))
-        suspended.push_back({id, one.moving.kept});
+        suspended.push_back({id, one.moving.kept, filesOf(server, one)});
       else if (server.overcommitPercent > 100)
         turns.push_back(turnOf(one.lease));
     }
@@ -1018,16 +1079,19 @@ class World final : private PoolEvents {
     if (!pool_ || pool_->leases().empty() || pickMove(250) >= kStep) return;
     auto at = pool_->leases().begin();
     std::advance(at, static_cast<std::ptrdiff_t>(pickMove(pool_->leases().size())));
-    const bool suspends = pickMove(5) < (at->second.state == LeaseState::suspended ? 1 : 4);
+    const bool isHeld = at->second.state == LeaseState::held;
+    const bool suspends = pickMove(5) < (isHeld || at->second.state == LeaseState::suspended ? 1 : 4);
     const uint32_t waitMs = pickMove(2) == 0 ? 0 : static_cast<uint32_t>(pickMove(8000));
     // Into files, or from there: the server knows.
-    const std::string folder = pickTarget(2) == 0 ? "" : "monday";
-    toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends, folder] {
+    const std::string folder = pickTarget(2) == 0 && !(isHeld && pickHold(4) != 0) ? "" : "monday";
+    MoveTarget to;
+    if (pickHold(2) == 0) to.server = servers_[pickHold(servers_.size())].facts.name;
+    toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends, folder, to] {
       try {
         if (suspends)
           pool_->suspend({}, id, 1000, clock_->now(), folder);
         else
-          pool_->resume({}, id, waitMs, clock_->now(), folder);
+          pool_->resume({}, id, waitMs, clock_->now(), folder, to);
       } catch (const std::invalid_argument&) {
         return;  // not in the state for it
       }
@@ -1184,6 +1248,17 @@ class World final : private PoolEvents {
     if (shares > 100) fault("more of a GPU's time was promised than there is: " + uuid);
   }
 
+  // What is in files does not end with a server or a manager.
+  void checkHolds() {
+    for (const auto& [id, record] : pool_->leases()) {
+      if (record.hold && !record.runs() && record.ending == LeaseState::lost)
+        fault("a lease was lost although it is in files: " + record.reason);
+      if (record.state == LeaseState::held) wasHeld_.insert({stores_, id});
+      if (record.runs() && !record.hold && wasHeld_.contains({stores_, id}))
+        fault("a lease that is in files is not known to be there any more");
+    }
+  }
+
   // Who was well for a whole TTL has renewed, and the manager had only to read it. Judged when the lease
   // expires: a holder that was stopped may be well again before the manager, stopped too, has told it. And
   // the manager, too, must have run for so long meanwhile: one that is stopped shortly before a deadline, and
@@ -1261,6 +1336,7 @@ class World final : private PoolEvents {
                               ? before.turns.priority > now.turns.priority
                               : before.tenant == now.tenant && waits.arrival < served.arrival;
     if (!precedes) return;
+    if (!lease.isPlaced()) return;
     const ServerRecord& server = pool_->servers().at(lease.server().name);
     std::set<std::string> could;
     for (size_t i = 0; i < server.facts.devices.size(); ++i)
@@ -1288,6 +1364,7 @@ class World final : private PoolEvents {
 
   // For whoever looks for the fault.
   std::string state(const LeaseRecord& record) const {
+    if (!record.isPlaced()) return ", nowhere";
     const auto server = pool_->servers().find(record.server().name);
     if (server == pool_->servers().end()) return ", which is not there";
     std::string text = server->second.connected ? ", connected" : ", away";
@@ -1306,7 +1383,7 @@ class World final : private PoolEvents {
     if (!pool_) return fault("the manager did not start again");
     for (const auto& [id, record] : pool_->leases())
       return fault("a lease did not end: it is " + std::string(name(record.state)) + ", on server " +
-                   record.server().name + state(record));
+                   (record.isPlaced() ? record.server().name : "-") + state(record));
     // How many leases may have the whole of it: by turns, if they keep nothing there.
     std::map<std::string, size_t> gpus;
     for (const SimulatedServer& server : servers_) {
@@ -1327,7 +1404,7 @@ class World final : private PoolEvents {
             " leases could have, " + std::to_string(pool_->leases().size()) + " can when all is over");
   }
 
-  std::mt19937_64 random_, moves_, turns_, marks_, targets_, wishes_, claims_;
+  std::mt19937_64 random_, moves_, turns_, marks_, holds_, targets_, wishes_, claims_;
   const Bug bug_;
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
   bool roomy_ = false;      // there are GPUs for leases that move
@@ -1357,6 +1434,12 @@ class World final : private PoolEvents {
   std::set<Id> limited_;
   std::optional<Holder> lastJob_;  // as it was asked for
   Pipe toManager_;
+  struct Files {
+    Id checkpoint;
+    uint32_t sessions = 0;
+  };
+  std::map<Id, Files> files_;                       // by lease: the latest
+  std::set<std::pair<int, Id>> wasHeld_;            // and has not been restored since, by store
   std::map<std::pair<int, Id>, uint64_t> granted_;  // epoch by store and request
   std::set<std::pair<int, Id>> wentOn_;  // those that were given a target, and are granted there again
   std::string fault_;

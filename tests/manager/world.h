@@ -13,7 +13,9 @@
 // comes to be on a cordoned server, and when all faults are over every lease ends and every GPU can be leased
 // again. A lease has the model that it named, ends when its time limit is over and not before, and has
 // nothing for which somebody waits who precedes it. In some pools leases are claims of jobs, which programs
-// adopt: to claim for a job again gives no second lease, and one that a program uses does not end.
+// adopt: to claim for a job again gives no second lease, and one that a program uses does not end. A lease
+// that is held in files is not lost with its server, nor with the manager; its sessions are in one place at
+// most, and come back from those files.
 //
 // The simulated servers do not check memory, as real ones do: the manager alone has to be right.
 
@@ -38,13 +40,15 @@ enum class Bug {
   hidesSessions,   // a server says that no session has moved to it, whatever has
   setsCalendar,    // the machine's calendar is set forward by an hour whenever the manager is started again
   keepsDevices,    // a server says that a lease has left its devices, and keeps them for it
+  earlyHolds,      // a server says that a lease is held before its sessions have left
+  forgetsHolds,    // the disk loses that leases are held
 };
 
 struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
            twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
-           ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0;
+           ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0, holds = 0, restores = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

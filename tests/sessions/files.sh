@@ -214,7 +214,7 @@ if [ "$transport" != shm ]; then
   up --software 2
   free_bytes() { gpupool devices --json | grep -o '"freeBytes": *[0-9]*'; }
   all_free() { [ "$(free_bytes)" = "$before" ]; }
-  is_suspended() { gpupool leases | grep -q "^${lease:0:8} .* suspended "; }
+  is_held() { gpupool leases | grep -q "^${lease:0:8} .* held "; }
   restored() {
     restore "$lease" two-gpus
     [ "$status" -eq 0 ]
@@ -231,8 +231,11 @@ if [ "$transport" != shm ]; then
   check "held: $status $out $err" test "$status" -eq 0
   check "both GPUs are free: $(free_bytes)" all_free
   kill -KILL "$(pid_of manager)"
-  check "the manager is back, and it is held" until_true is_suspended
+  check "the manager is back, and it is held" until_true is_held
   check "both GPUs are still free" until_true all_free
+  kill -KILL "$(pid_of server)"
+  check "the server is back, and it is held" until_true is_held
+  check "both GPUs are free there" until_true all_free
   check "restored: $status $err" until_true restored
   check "both have a worker" until_true workers_are 2
   touch "$folder/end"
