@@ -1083,7 +1083,9 @@ class World final : private PoolEvents {
     const bool suspends = pickMove(5) < (isHeld || at->second.state == LeaseState::suspended ? 1 : 4);
     const uint32_t waitMs = pickMove(2) == 0 ? 0 : static_cast<uint32_t>(pickMove(8000));
     // Into files, or from there: the server knows.
-    const std::string folder = pickTarget(2) == 0 && !(isHeld && pickHold(4) != 0) ? "" : "monday";
+    // The other bug is rare enough without files.
+    const bool plain = pickTarget(2) == 0 && (!isHeld || pickHold(4) == 0);
+    const std::string folder = plain || bug_ == Bug::hidesResuming ? "" : "monday";
     MoveTarget to;
     if (pickHold(2) == 0) to.server = servers_[pickHold(servers_.size())].facts.name;
     toManager_.send(now_ + pickMove(80), [this, id = at->first, waitMs, suspends, folder, to] {
