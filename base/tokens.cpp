@@ -52,6 +52,7 @@ bool isWord(const std::string& text) {
 }
 
 constexpr std::string_view kMadeToken = "gpt_";
+constexpr std::string_view kCertificate = "certificate ";  // no tenant: those are words
 constexpr size_t kIdDigits = 16, kSecretDigits = 64;
 
 std::string randomDigits(size_t digits) {
@@ -80,8 +81,16 @@ std::string tokenId(const std::string& token) {
   return id.find_first_not_of("0123456789abcdef") == std::string::npos ? id : "";
 }
 
-Tokens readTokens(const std::string& path) {
+namespace {
+
+struct Content {
   Tokens tokens;
+  std::vector<Fingerprint> certificates;
+};
+
+Content readContent(const std::string& path) {
+  Content content;
+  Tokens& tokens = content.tokens;
   std::istringstream lines(readPrivate(path));
   int number = 0;
   for (std::string raw; std::getline(lines, raw);) {
@@ -91,6 +100,12 @@ Tokens readTokens(const std::string& path) {
     const auto fail = [&](const std::string& why) {
       throw std::runtime_error("token file " + path + ", line " + std::to_string(number) + ": " + why);
     };
+    if (line.starts_with(kCertificate)) {
+      const auto certificate = parseFingerprint(trimmed(line.substr(kCertificate.size())));
+      if (!certificate) fail("a certificate is 'sha256:' and 64 hexadecimal digits");
+      content.certificates.push_back(*certificate);
+      continue;
+    }
     const size_t colon = line.find(':');
     if (colon == std::string::npos) fail("is not of the form 'tenant: token'");
     const std::string tenant = trimmed(line.substr(0, colon)), token = trimmed(line.substr(colon + 1));
@@ -99,26 +114,42 @@ Tokens readTokens(const std::string& path) {
       fail("a token is a word of at least 16 characters (openssl rand -hex 32 makes one)");
     if (!tokens.emplace(tenant, token).second) fail("tenant '" + tenant + "' has a token already");
   }
+  return content;
+}
+
+}  // namespace
+
+Tokens readTokens(const std::string& path) {
+  Tokens tokens = readContent(path).tokens;
   if (tokens.empty()) throw std::runtime_error("token file " + path + ": holds no token");
   return tokens;
 }
 
-Credentials readCredentials(const std::string& path, const std::string& tenant) {
-  if (path.empty()) return {tenant, ""};
-  const Tokens tokens = readTokens(path);
+std::string certificateLine(const Fingerprint& certificate) {
+  return std::string(kCertificate) + fingerprintText(certificate);
+}
+
+Credentials readCredentials(const std::string& path, const std::string& tenant,
+                            const std::string& authorities) {
+  if (path.empty()) return {tenant, "", {}, authorities};
+  const auto [tokens, certificates] = readContent(path);
+  if (tokens.empty() && !certificates.empty()) return {tenant, "", certificates, authorities};
+  if (tokens.empty()) throw std::runtime_error("token file " + path + ": holds no token");
   const auto found = tenant.empty() && tokens.size() == 1 ? tokens.begin() : tokens.find(tenant);
-  if (found != tokens.end()) return {found->first, found->second};
+  if (found != tokens.end()) return {found->first, found->second, certificates, authorities};
   if (tenant.empty())
     throw std::runtime_error("token file " + path + ": holds several tokens: choose a tenant");
   throw std::runtime_error("token file " + path + ": holds no token of tenant '" + tenant + "'");
 }
 
-CredentialSource credentialsOf(const std::string& path, const std::string& tenant) {
-  Credentials first = readCredentials(path, tenant);
-  if (path.empty()) return [first] { return first; };
+CredentialSource credentialsOf(const std::string& path, const std::string& tenant,
+                               const std::string& authorities) {
   // The process may change its directory.
-  return [path = std::filesystem::absolute(path).string(), tenant = first.tenant] {
-    return readCredentials(path, tenant);
+  const std::string issuers = authorities.empty() ? "" : std::filesystem::absolute(authorities).string();
+  Credentials first = readCredentials(path, tenant, issuers);
+  if (path.empty()) return [first] { return first; };
+  return [path = std::filesystem::absolute(path).string(), tenant = first.tenant, issuers] {
+    return readCredentials(path, tenant, issuers);
   };
 }
 

@@ -1,13 +1,18 @@
 #pragma once
 // Tokens: secrets that tenants share with the pool's manager. A file of lines "tenant: token", '#' begins a
 // comment; the same format for the manager (all tenants), a user (one line, usually) and a server (tenant
-// kServersTenant). Those that the manager has made (`gpupool tokens create`) name themselves by an id.
+// kServersTenant). A user's or server's file may also have lines "certificate sha256:...": those of the
+// manager that the tokens are for, and then nobody else is shown them. Those that the manager has made
+// (`gpupool tokens create`) name themselves by an id.
 
 #include <compare>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
+
+#include "base/fingerprint.h"
 
 namespace gpupool {
 
@@ -35,13 +40,21 @@ Tokens readTokens(const std::string& path);
 // readTokens.
 struct Credentials {
   std::string tenant, token;  // no token: there is none to show
+  std::vector<Fingerprint>
+      certificates;         // the manager has one of these, or one of an authority of this file;
+  std::string authorities;  // neither is named: it may speak without TLS
 };
-Credentials readCredentials(const std::string& path, const std::string& tenant);
+// authorities: a PEM file, or empty.
+Credentials readCredentials(const std::string& path, const std::string& tenant,
+                            const std::string& authorities = "");
+// A line of a token file.
+std::string certificateLine(const Fingerprint& certificate);
 
 // What is shown to a manager; asked at every connection, throws as readTokens.
 using CredentialSource = std::function<Credentials()>;
 // Reads the file now, and again each time: a token may be exchanged while the process runs.
-CredentialSource credentialsOf(const std::string& path, const std::string& tenant);
+CredentialSource credentialsOf(const std::string& path, const std::string& tenant,
+                               const std::string& authorities = "");
 
 // A manager's file of tokens, which may change while it runs.
 class TokenFile {

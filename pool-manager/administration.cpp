@@ -49,6 +49,7 @@ class Administration final : public schema::Administration::Server {
     const auto params = context.getParams();
     const std::string by = onWhoseWord(who, text(params.getBy()));
     const bool first = !service.tokens().demanded();
+    if (first) guarded([&] { service.guardTokens(); });
     Stored stored;
     auto made = std::make_shared<MadeToken>();
     guarded([&] {
@@ -66,6 +67,9 @@ class Administration final : public schema::Administration::Server {
                    name(made->token.role));
       write(made->token, context.getResults().initToken());
       context.getResults().setSecret(made->text);
+      const auto certificates = caller_.service().certificates();
+      auto known = context.getResults().initCertificates(static_cast<unsigned>(certificates.size()));
+      for (unsigned i = 0; i < known.size(); ++i) known.set(i, fingerprintText(certificates[i]));
     });
   }
 

@@ -38,13 +38,14 @@ Digest Login::prove(std::span<const std::byte> proof) {
   schema::TokenVerifier verifier;  // of nobody: an unknown token's proof is wrong like any other
   randomBytes(verifier.stored);
   if (known) verifier = known->verifier;
-  const schema::LoginFacts facts{askedTenant_, clientNonce_, serverNonce_};
+  const schema::LoginFacts facts{askedTenant_, clientNonce_, serverNonce_, certificate_};
   const std::string name = printable(askedTenant_, kMostTenantBytes);
   if (!schema::isClientProof(proof, verifier, facts)) {
     failures_.failed(peer_, FailureLimit::Clock::now());
     GPUPOOL_WARNING("%s used a wrong token of tenant '%s'", peer_.c_str(), name.c_str());
     refuseLogin("the manager refuses the token of tenant '" + name +
-                "': it has another one for this tenant, or none; check the token file");
+                "': it has another one for this tenant, or none; check the token file" +
+                (certificate_ ? " (or somebody between you and the manager ends the TLS)" : ""));
   }
   // What follows is told only to who knows the token.
   if (known->who.tenant != askedTenant_)

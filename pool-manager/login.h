@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/hmac.h"
+#include "base/fingerprint.h"
 #include "base/rate_limit.h"
 #include "pool-manager/tokens.h"
 #include "schema/fault.h"
@@ -22,9 +22,15 @@ namespace gpupool::pool {
 
 class Login {
  public:
-  // peer: who is counted for wrong tokens. unproven: released when a token is proven.
-  Login(TokenBook& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven)
-      : tokens_(tokens), failures_(failures), peer_(std::move(peer)), unproven_(std::move(unproven)) {}
+  // peer: who is counted for wrong tokens. unproven: released when a token is proven. certificate: that was
+  // shown to the peer; none: the connection has no TLS.
+  Login(TokenBook& tokens, FailureLimit& failures, std::string peer, std::shared_ptr<void> unproven,
+        const std::optional<Fingerprint>& certificate = {})
+      : tokens_(tokens),
+        failures_(failures),
+        peer_(std::move(peer)),
+        unproven_(std::move(unproven)),
+        certificate_(certificate) {}
 
   // Both throw as refuseLogin. begin returns the challenge, prove the manager's own proof. token: as
   // TokenBook::find.
@@ -40,6 +46,7 @@ class Login {
   FailureLimit& failures_;
   std::string peer_;
   std::shared_ptr<void> unproven_;
+  std::optional<Fingerprint> certificate_;
   std::string askedTenant_, askedToken_;
   std::optional<Principal> who_;
   std::vector<std::byte> clientNonce_;

@@ -4,6 +4,7 @@
 // sessions run on, and after its restart (state is in the store) servers and holders come back by themselves.
 
 #include <kj/async-unix.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,11 +16,13 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string_view>
 
 #include "base/descriptors.h"
 #include "base/log.h"
+#include "base/tls.h"
 #include "pool-manager/init.h"
 #include "pool-manager/manager_options.h"
 #include "pool-manager/rest/api.h"
@@ -32,13 +35,14 @@ namespace {
 const char kHelp[] =
     R"(gpupool-manager - manages a pool of GPUs: which servers offer them, and who leases them
 
-usage: gpupool-manager [init] [options]
+usage: gpupool-manager [init|certificate] [options]
 
 Each gpupool-server joins the manager and offers its GPUs. `gpupool run` and gpupool's libcuda.so.1 ask the manager
 for leases. `gpupool up` starts a manager for one machine; for several servers, run it as a service (etc/systemd).
 
-`gpupool-manager init` makes a new store and its first token, the operator's, prints that once, and exits. Without it
-(and without --tokens) whoever reaches the manager may do everything.
+`gpupool-manager init` makes a new store, a certificate, and the first token, the operator's, prints that once, and
+exits. Without it (and without --tokens) whoever reaches the manager may do everything. `gpupool-manager certificate`
+makes a certificate if there is none, prints the line of token files that names it, and exits.
 
 options:
 )";
@@ -48,49 +52,6 @@ exit status: 0 after SIGTERM or SIGINT; 1 if it could not start; 2 if the comman
 
 example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 )";
-
-struct Invocation {
-  ManagerOptions options;
-  std::string config;
-  bool help = false, printConfig = false, checkConfig = false, init = false;
-};
-
-Invocation parse(int count, char** words) {
-  Invocation invocation;
-  auto table = invocation.options.table();
-  table.push_back(
-      {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
-  table.push_back(
-      {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
-  table.push_back({"check-config", invocation.checkConfig, "",
-                   "Check the configuration and the files that it names, and exit.", true});
-  invocation.init = count > 1 && words[1] == std::string_view("init");
-  const std::vector<std::string> arguments(words + (invocation.init ? 2 : 1), words + count);
-  options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
-  if (!early.readArguments(arguments, &invocation.help).empty())
-    throw options::OptionError("unexpected argument: gpupool-manager takes options only");
-  if (invocation.help) {
-    invocation.options = {};
-    std::cout << kHelp << options::Set(table, kManagerPrefix).help()
-              << options::wrap("\nenvironment: " + early.environmentHelp() + ", GPUPOOL_LOG.", 0)
-              << kHelpTail;
-    return invocation;
-  }
-  const std::string config = invocation.config;
-  invocation.options = {};
-  options::Set set(table, kManagerPrefix);
-  if (invocation.printConfig) {
-    std::cout << set.yaml(kManagerIntroduction);
-    return invocation;
-  }
-  if (!set.readYamlFile(config.empty() ? "/etc/gpupool/manager.yaml" : config) && !config.empty())
-    throw options::OptionError(config + ": there is no such file");
-  set.readEnvironment([](const char* name) { return std::getenv(name); });
-  set.readArguments(arguments);
-  if (!invocation.init && invocation.options.listen.empty() && invocation.options.socket.empty())
-    throw options::OptionError("no address to listen on: give --listen HOST:PORT or --socket PATH");
-  return invocation;
-}
 
 uint32_t ms(std::chrono::milliseconds time) { return static_cast<uint32_t>(time.count()); }
 
@@ -117,10 +78,31 @@ std::map<std::string, double> weights(const ManagerOptions& options) {
   }
 }
 
+// Whether others than this machine's processes can connect.
+bool isOpen(kj::ConnectionReceiver& listener) {
+  sockaddr_storage address{};
+  kj::uint size = sizeof address;
+  listener.getsockname(reinterpret_cast<sockaddr*>(&address), &size);
+  if (address.ss_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 != 127;
+  return !IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+// Null: there is none, or it is not to be used.
+std::unique_ptr<tls::Certificate> readCertificate(const ManagerOptions& options) {
+  const std::string file = options.certificateFile();
+  if (options.tls == "off" || (options.tlsCertificate.empty() && !std::filesystem::exists(file)))
+    return nullptr;
+  auto certificate = std::make_unique<tls::Certificate>(file, options.keyFile());
+  GPUPOOL_INFO("TLS with the certificate %s", fingerprintText(certificate->fingerprint()).c_str());
+  return certificate;
+}
+
 // Opens nothing that a manager which runs has open.
 int checkConfig(const ManagerOptions& options) {
   weights(options);
   if (!options.tokens.empty()) readTokens(options.tokens);
+  readCertificate(options);
   const std::filesystem::path folder = std::filesystem::absolute(options.store).parent_path();
   if (options.store != "memory" && ::access(folder.c_str(), W_OK | X_OK) != 0)
     throw options::OptionError("--store: " + folder.string() + ": " + strerror(errno));
@@ -128,7 +110,32 @@ int checkConfig(const ManagerOptions& options) {
   return 0;
 }
 
+kj::Promise<void> reloadAtHangup(kj::UnixEventPort& port, tls::Certificate& certificate) {
+  return port.onSignal(SIGHUP).then([&](siginfo_t) {
+    certificate.reload();
+    return reloadAtHangup(port, certificate);
+  });
+}
+
+// Tokens are for networks that not everybody can be trusted on.
+void guardTokens(const ManagerOptions& options, bool plain, Service& service) {
+  if (!plain) return;
+  if (options.tls == "off") {
+    if (service.tokens().demanded())
+      GPUPOOL_WARNING("--tls off: who can read the network reads the tokens of REST, and session keys");
+    return;
+  }
+  const std::string todo =
+      "an address that other machines reach has no TLS: make its certificate (gpupool-manager certificate), "
+      "or say "
+      "--tls off";
+  if (service.tokens().demanded()) throw options::OptionError("there are tokens, and " + todo);
+  service.guardTokensBy(
+      [todo] { throw std::invalid_argument("before there are tokens: " + todo + ", and restart"); });
+}
+
 int serve(const ManagerOptions& options) {
+  kj::UnixEventPort::captureSignal(SIGHUP);
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   auto io = kj::setupAsyncIo();
@@ -151,9 +158,21 @@ int serve(const ManagerOptions& options) {
     tokens.emplace(options.tokens);
     service.demandTokens([&]() -> const Tokens& { return tokens->current(); });
   }
+  const auto certificate = readCertificate(options);
+  kj::Promise<void> reloads = kj::NEVER_DONE;
+  if (certificate != nullptr) {
+    service.demandTls(*certificate);
+    reloads = reloadAtHangup(io.unixEventPort, *certificate);
+  }
+  bool plain = false;
+  const auto listenOn = [&](const std::string& address, uint16_t port) {
+    auto listener = listenNetwork(io, address, port);
+    plain = plain || (certificate == nullptr && isOpen(*listener));
+    return listener;
+  };
   if (!options.socket.empty()) service.serve(listenLocal(io, options.socket, options.anyUser), true);
   if (!options.listen.empty()) {
-    auto listener = listenNetwork(io, options.listen, kDefaultPort);
+    auto listener = listenOn(options.listen, kDefaultManagerPort);
     GPUPOOL_INFO("listening on %s, port %u", options.listen.c_str(), listener->getPort());
     service.serve(kj::mv(listener), false);
   }
@@ -163,17 +182,65 @@ int serve(const ManagerOptions& options) {
   if (!httpSocket.empty()) {
     http.serve(listenLocal(io, httpSocket, options.anyUser), true);
   } else if (!options.httpListen.empty()) {
-    auto listener = listenNetwork(io, options.httpListen, rest::kDefaultHttpPort);
+    auto listener = listenOn(options.httpListen, rest::kDefaultHttpPort);
     GPUPOOL_INFO("REST on %s, port %u", options.httpListen.c_str(), listener->getPort());
     http.serve(kj::mv(listener), false);
   }
+  guardTokens(options, plain, service);
   service.run()
+      .exclusiveJoin(kj::mv(reloads))
       .exclusiveJoin(io.unixEventPort.onSignal(SIGTERM).ignoreResult())
       .exclusiveJoin(io.unixEventPort.onSignal(SIGINT).ignoreResult())
       .wait(io.waitScope);
   for (const std::string& path : {options.socket, httpSocket})
     if (!path.empty()) ::unlink(path.c_str());
   return 0;
+}
+
+struct Invocation {
+  ManagerOptions options;
+  std::string config;
+  bool help = false, printConfig = false, checkConfig = false;
+  int (*work)(const ManagerOptions&) = nullptr;
+};
+
+Invocation parse(int count, char** words) {
+  Invocation invocation;
+  auto table = invocation.options.table();
+  table.push_back(
+      {"config", invocation.config, "FILE", "Read this file instead of /etc/gpupool/manager.yaml.", true});
+  table.push_back(
+      {"print-config", invocation.printConfig, "", "Print the configuration file with every default.", true});
+  table.push_back({"check-config", invocation.checkConfig, "",
+                   "Check the configuration and the files that it names, and exit.", true});
+  const std::string_view word = count > 1 ? words[1] : "";
+  invocation.work = word == "init" ? initStore : word == "certificate" ? printCertificate : serve;
+  const std::vector<std::string> arguments(words + (invocation.work == serve ? 1 : 2), words + count);
+  options::Set early(table, kManagerPrefix);  // learns --config, which later words may not contradict
+  if (!early.readArguments(arguments, &invocation.help).empty())
+    throw options::OptionError("unexpected argument: gpupool-manager takes options only");
+  if (invocation.help) {
+    invocation.options = {};
+    std::cout << kHelp << options::Set(table, kManagerPrefix).help()
+              << options::wrap("\nenvironment: " + early.environmentHelp() + ", GPUPOOL_LOG.", 0)
+              << kHelpTail;
+    return invocation;
+  }
+  const std::string config = invocation.config;
+  invocation.options = {};
+  options::Set set(table, kManagerPrefix);
+  if (invocation.printConfig) {
+    std::cout << set.yaml(kManagerIntroduction);
+    return invocation;
+  }
+  if (!set.readYamlFile(config.empty() ? "/etc/gpupool/manager.yaml" : config) && !config.empty())
+    throw options::OptionError(config + ": there is no such file");
+  set.readEnvironment([](const char* name) { return std::getenv(name); });
+  set.readArguments(arguments);
+  check(invocation.options);
+  if (invocation.work == serve && invocation.options.listen.empty() && invocation.options.socket.empty())
+    throw options::OptionError("no address to listen on: give --listen HOST:PORT or --socket PATH");
+  return invocation;
 }
 
 }  // namespace
@@ -186,7 +253,7 @@ int main(int count, char** words) {
     const pool::Invocation invocation = pool::parse(count, words);
     if (invocation.help || invocation.printConfig) return 0;
     if (invocation.checkConfig) return pool::checkConfig(invocation.options);
-    return invocation.init ? pool::initStore(invocation.options) : pool::serve(invocation.options);
+    return invocation.work(invocation.options);
   } catch (const options::OptionError& error) {
     GPUPOOL_ERROR("%s", error.what());
     return 2;

@@ -1,5 +1,7 @@
 #include "pool-manager/manager_options.h"
 
+#include <filesystem>
+
 namespace gpupool::pool {
 
 const char kManagerPrefix[] = "GPUPOOL_MANAGER_";
@@ -12,10 +14,8 @@ const char kManagerIntroduction[] =
 std::vector<options::Option> ManagerOptions::table() {
   return {
       {"listen", listen, "HOST:PORT",
-       "The TCP address for servers and clients; '*' means every interface. Empty: no TCP. There is no TLS "
-       "yet: session keys travel unencrypted, and without tokens (docs/tenants.md) whoever reaches this "
-       "address "
-       "can lease. Use a network that you trust."},
+       "The TCP address for servers and clients; '*' means every interface. Empty: no TCP. Without "
+       "tokens (docs/tenants.md) whoever reaches this address can lease."},
       {"tokens", tokens, "FILE",
        "A file of tokens: lines 'tenant: token', file mode 0600, besides those that `gpupool tokens create` "
        "makes. Where there are any, whoever connects from the network must prove that it knows one of them. "
@@ -30,8 +30,18 @@ std::vector<options::Option> ManagerOptions::table() {
       {"http-listen", httpListen, "HOST:PORT",
        "The address for REST and /metrics (docs/rest.md), for example 127.0.0.1:4781, or unix:PATH. Requests "
        "show a token as 'Authorization: Bearer TOKEN'; where the manager has no tokens, whoever reaches this "
-       "address may do everything. There is no TLS yet, and tokens cross the wire: listen on 127.0.0.1, or "
-       "behind a reverse proxy that has TLS. Empty: no REST."},
+       "address may do everything. Empty: no REST."},
+      {"tls", tls, "auto|off",
+       "auto: what connects by TCP speaks TLS, if there is a certificate; connections from this machine may "
+       "go without. Where there are tokens, and an address that is not this machine's alone, there has to be "
+       "one. off: no TLS: who can read the network reads tokens (REST) and session keys."},
+      {"tls-certificate", tlsCertificate, "FILE",
+       "The certificate (PEM), followed by those that lead to its authority, if it has one. `gpupool-manager "
+       "init` makes one, `gpupool-manager certificate` does so later, and prints the line of it for token "
+       "files. Read again at SIGHUP. Empty: the store's name with .crt."},
+      {"tls-key", tlsKey, "FILE",
+       "The certificate's key (PEM), without a passphrase, which not everybody may read. Empty: the store's "
+       "name with .key."},
       {"store", store, "PATH",
        "The SQLite file that keeps leases across restarts. It is created with mode 0600; its folder must "
        "exist. 'memory': keep nothing."},
@@ -55,6 +65,22 @@ std::vector<options::Option> ManagerOptions::table() {
       {"audit-entries", auditEntries, "N",
        "So many of the latest entries of the audit log are kept, about half a kilobyte each. 0: none."},
   };
+}
+
+std::string ManagerOptions::certificateFile() const {
+  return tlsCertificate.empty() ? std::filesystem::path(store).replace_extension(".crt").string()
+                                : tlsCertificate;
+}
+
+std::string ManagerOptions::keyFile() const {
+  return tlsKey.empty() ? std::filesystem::path(store).replace_extension(".key").string() : tlsKey;
+}
+
+void check(const ManagerOptions& options) {
+  if (options.tls != "auto" && options.tls != "off")
+    throw options::OptionError("--tls: '" + options.tls + "' is not auto or off");
+  if (options.tlsCertificate.empty() != options.tlsKey.empty())
+    throw options::OptionError("--tls-certificate and --tls-key: give both or neither");
 }
 
 }  // namespace gpupool::pool

@@ -11,6 +11,8 @@ struct ManagerOptions {
   std::string httpListen;
   std::string store = "/var/lib/gpupool/manager.db";
   std::string tokens;
+  std::string tls = "auto";
+  std::string tlsCertificate, tlsKey;
   bool anyUser = false;
   std::chrono::milliseconds beat{1000};
   std::chrono::milliseconds silent{5000};
@@ -24,7 +26,13 @@ struct ManagerOptions {
   uint32_t auditEntries = 10'000;
 
   std::vector<options::Option> table();
+  // Where the certificate and its key are, or would be: beside the store, where the options name none.
+  std::string certificateFile() const;
+  std::string keyFile() const;
 };
+
+// Throws an OptionError.
+void check(const ManagerOptions& options);
 
 extern const char kManagerPrefix[];        // of its environment variables
 extern const char kManagerIntroduction[];  // heads etc/manager.yaml

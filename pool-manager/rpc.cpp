@@ -1,10 +1,7 @@
 #include "pool-manager/rpc.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include "schema/fault.h"
+#include "schema/manager_link.h"
 #include "schema/manager_login.h"
 
 namespace gpupool::pool {
@@ -43,20 +40,6 @@ std::string errorText(const kj::Exception& error) {
   return withoutCall(text);
 }
 
-void endWithHost(kj::AsyncIoStream& stream) {
-  constexpr int kSeconds = 5, kProbes = 3;
-  KJ_IF_MAYBE (descriptor, stream.getFd()) {
-    const auto set = [&](int level, int name, int value) {
-      ::setsockopt(*descriptor, level, name, &value, sizeof value);
-    };
-    set(SOL_SOCKET, SO_KEEPALIVE, 1);
-    set(IPPROTO_TCP, TCP_KEEPIDLE, kSeconds);
-    set(IPPROTO_TCP, TCP_KEEPINTVL, kSeconds);
-    set(IPPROTO_TCP, TCP_KEEPCNT, kProbes);
-    set(IPPROTO_TCP, TCP_USER_TIMEOUT, kSeconds * kProbes * 1000);  // and for what was sent
-  }
-}
-
 ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
     : stream_(kj::mv(stream)),
       network_(*stream_, capnp::rpc::twoparty::Side::CLIENT),
@@ -72,18 +55,11 @@ std::string noManagerText(const std::string& tried) {
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
                                                        kj::Duration limit, CredentialSource credentials) {
   auto attempt =
-      io.getNetwork()
-          .parseAddress(address.c_str(), kDefaultPort)
-          .then([](kj::Own<kj::NetworkAddress> parsed) {
-            auto connected = parsed->connect();
-            return connected.attach(kj::mv(parsed));
-          })
-          .then([address, credentials](kj::Own<kj::AsyncIoStream> stream) mutable {
-            endWithHost(*stream);
-            auto connection = kj::heap<ManagerConnection>(kj::mv(stream));
-            auto let = schema::logIn(connection->manager(), credentials, address);
-            return let.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
-          });
+      schema::reachManager(io.getNetwork(), address, credentials).then([](schema::ManagerLink&& link) {
+        auto connection = kj::heap<ManagerConnection>(kj::mv(link.stream));
+        auto let = schema::logIn(connection->manager(), link);
+        return let.then([connection = kj::mv(connection)]() mutable { return kj::mv(connection); });
+      });
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(attempt))
       .catch_([address, limit](kj::Exception&& error) -> kj::Own<ManagerConnection> {

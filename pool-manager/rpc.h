@@ -1,29 +1,26 @@
 #pragma once
 // Small things that manager and tool both need around Cap'n Proto RPC: addresses, errors as text, connecting.
 //
-// An address is "unix:/path", "host:port" or "host" (port kDefaultPort).
+// An address is "unix:/path", "host:port" or "host" (port kDefaultManagerPort).
 
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
 
 #include <string>
 
-#include "base/tokens.h"
+#include "schema/manager_link.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::pool {
 
-inline constexpr uint16_t kDefaultPort = 4780;
+using schema::endWithHost;
+using schema::kDefaultManagerPort;
 
 // Exceptions cross the wire as a type and a text. OVERLOADED: nothing free now; UNIMPLEMENTED: the pool has
 // nothing of the kind; DISCONNECTED: a server or the wire was lost; FAILED: refused.
 kj::Exception rpcError(kj::Exception::Type type, const std::string& text);
 // The text as it was thrown on the other side, without what RPC wraps around it.
 std::string errorText(const kj::Exception& error);
-
-// For a connection over TCP, either end: it ends when the peer's host has not answered for 15 s, also while
-// the connection is idle, so that a host that vanished leaves no connection open. No effect on a Unix socket.
-void endWithHost(kj::AsyncIoStream& stream);
 
 // One connection to a manager. Belongs to one event loop; the promises that use it end before it.
 class ManagerConnection {

@@ -474,28 +474,22 @@ schema::Manager::Client Service::managerFor(const Principal& who) {
   return kj::heap<Session>(kj::addRef(*tie_), who);
 }
 
+void Service::demandTls(tls::Certificate& certificate) {
+  certificate_ = &certificate;
+  door_ = kj::heap<TlsDoor>(timer_, certificate, limits_.login, limits_.plainFromLoopback);
+}
+
+std::vector<Fingerprint> Service::certificates() const {
+  if (certificate_ == nullptr) return {};
+  return {certificate_->fingerprint()};
+}
+
 // other: null: by RPC.
 kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool local, Accept other) {
   return listener.acceptAuthenticated()
       .then(
           [this, local, other](kj::AuthenticatedStream&& peer) -> kj::Promise<void> {
-            bool own = false;
-            int process = 0;
-            std::string name = withoutPort(peer.peerIdentity->toString().cStr());
-            if (auto* identity = dynamic_cast<kj::LocalPeerIdentity*>(peer.peerIdentity.get())) {
-              const auto credentials = identity->getCredentials();
-              KJ_IF_MAYBE (pid, credentials.pid) process = *pid;
-              KJ_IF_MAYBE (uid, credentials.uid) {
-                own = *uid == geteuid() || *uid == 0;
-                name = "uid " + std::to_string(*uid);
-              }
-            }
-            if (local && !own && !limits_.anyUser)
-              GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
-            else if (other)
-              other(kj::mv(peer.stream), own, name);
-            else
-              accept(kj::mv(peer.stream), own, name, process);
+            acceptPeer(kj::mv(peer), local, other);
             return kj::READY_NOW;
           },
           [this](kj::Exception&& error) {
@@ -506,15 +500,53 @@ kj::Promise<void> Service::acceptLoop(kj::ConnectionReceiver& listener, bool loc
       .then([this, &listener, local, other]() { return acceptLoop(listener, local, other); });
 }
 
-void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process) {
-  endWithHost(*stream);
+void Service::acceptPeer(kj::AuthenticatedStream peer, bool local, const Accept& other) {
+  bool own = false;
+  int process = 0;
+  std::string name = withoutPort(peer.peerIdentity->toString().cStr());
+  if (auto* identity = dynamic_cast<kj::LocalPeerIdentity*>(peer.peerIdentity.get())) {
+    const auto credentials = identity->getCredentials();
+    KJ_IF_MAYBE (pid, credentials.pid) process = *pid;
+    KJ_IF_MAYBE (uid, credentials.uid) {
+      own = *uid == geteuid() || *uid == 0;
+      name = "uid " + std::to_string(*uid);
+    }
+  }
+  endWithHost(*peer.stream);
+  if (local && !own && !limits_.anyUser)
+    GPUPOOL_WARNING("refused a connection of another user (see --any-user)");
+  else if (!local && door_.get() != nullptr)
+    tasks_.add(enter(kj::mv(peer.stream), name, other));
+  else if (other)
+    other(kj::mv(peer.stream), own, name);
+  else
+    accept(kj::mv(peer.stream), own, name, process);
+}
+
+kj::Promise<void> Service::enter(kj::Own<kj::AsyncIoStream> stream, const std::string& peer, Accept other) {
+  return door_->enter(kj::mv(stream), peer)
+      .then(
+          [this, peer, other](TlsDoor::Entered&& entered) {
+            if (entered.stream.get() == nullptr) return;
+            if (other)
+              other(kj::mv(entered.stream), false, peer);
+            else
+              accept(kj::mv(entered.stream), false, peer, 0, entered.certificate);
+          },
+          [peer](kj::Exception&& error) {
+            GPUPOOL_DEBUG("%s did not begin TLS: %s", peer.c_str(), errorText(error).c_str());
+          });
+}
+
+void Service::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process,
+                     const std::optional<Fingerprint>& certificate) {
   auto place = connections_.take(peer);
   if (place == nullptr) return;
   std::shared_ptr<Login> login;
   if (!trusted && tokens_.demanded()) {
     auto unproven = unproven_.take(peer);
     if (unproven == nullptr) return;
-    login = std::make_shared<Login>(tokens_, failures_, peer, std::move(unproven));
+    login = std::make_shared<Login>(tokens_, failures_, peer, std::move(unproven), certificate);
   }
   auto connection = kj::heap<Connection>(
       patientStream(kj::mv(stream)),

@@ -22,6 +22,7 @@
 #include "pool-manager/login.h"
 #include "pool-manager/peer_count.h"
 #include "pool-manager/pool.h"
+#include "pool-manager/tls_door.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::pool {
@@ -33,6 +34,7 @@ struct ServiceLimits {
   kj::Duration login = 10 * kj::SECONDS;  // a login must be finished within this
   size_t connections = 512;               // of one host, or of one user of the Unix socket, at once
   bool anyUser = false;                   // Unix socket: else only this process's user, and root
+  bool plainFromLoopback = true;          // see TlsDoor
 };
 
 class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
@@ -50,9 +52,18 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   // connection that has proven a token keeps its rights.
   // The same is so, without a file, once the store has had a token.
   void demandTokens(std::function<const Tokens&()> tokens) { tokens_.useFile(std::move(tokens)); }
+  // From now on connections over TCP have TLS with this certificate, which outlives the service.
+  void demandTls(tls::Certificate& certificate);
+  // As docs/tenants.md says, tokens do not cross a network without TLS. Called where tokens are made; throws
+  // with what to do instead.
+  void guardTokensBy(std::function<void()> guard) { guardTokens_ = std::move(guard); }
+  void guardTokens() const { guardTokens_(); }
+  // The certificates that those who connect are to know; see Administration.createToken.
+  std::vector<Fingerprint> certificates() const;
   // One connection that came in. trusted: it is of this process's user or of root, and nothing needs to be
-  // proven. peer: who is slowed down. process: at its other end, 0: unknown.
-  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process);
+  // proven. peer: who is slowed down. process: at its other end, 0: unknown. certificate: as in Login.
+  void accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer, int process,
+              const std::optional<Fingerprint>& certificate = {});
   // Expiry and other housekeeping. Resolves only by failing: when another manager has taken over the store.
   kj::Promise<void> run();
 
@@ -90,6 +101,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   };
 
   kj::Promise<void> acceptLoop(kj::ConnectionReceiver& listener, bool local, Accept other);
+  void acceptPeer(kj::AuthenticatedStream peer, bool local, const Accept& other);
+  kj::Promise<void> enter(kj::Own<kj::AsyncIoStream> stream, const std::string& peer, Accept other);
   void closed(Session& session);
   [[noreturn]] void refuseVersion(uint32_t theirs);
   // Asks the pool, whose answer comes now or later. Throws what the pool throws.
@@ -148,6 +161,9 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   AwakeClock clock_;
   std::set<uint32_t> otherVersions_;                            // that have connected and were logged
   FailureLimit failures_{10, std::chrono::milliseconds(6000)};  // by peer: ten at once, then ten a minute
+  tls::Certificate* certificate_ = nullptr;
+  kj::Own<TlsDoor> door_;  // null: there is no TLS
+  std::function<void()> guardTokens_ = [] {};
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
   Counters counters_;

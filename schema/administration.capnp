@@ -47,8 +47,10 @@ struct QuotaUse {
 
 interface Administration {
   # Operators. The secret is told here, and never again. expiresInS: 0: never. Fails if a valid token of this tenant has
-  # this name. by: whose word it is, "user@host"; for people.
-  createToken @0 (tenant :Text, name :Text, role :Role, expiresInS :UInt64, by :Text) -> (token :TokenInfo, secret :Text);
+  # this name. by: whose word it is, "user@host"; for people. certificates: of the manager (base/fingerprint.h): lines of
+  # the token's file; none: it has no TLS.
+  createToken @0 (tenant :Text, name :Text, role :Role, expiresInS :UInt64, by :Text) ->
+      (token :TokenInfo, secret :Text, certificates :List(Text));
   tokens @1 () -> (tokens :List(TokenInfo));
   # Returns when the store has it; the token is good for nothing before. Idempotent.
   revokeToken @2 (id :Text, by :Text) -> (token :TokenInfo);

@@ -27,10 +27,11 @@ struct Login {
   Manager::Client manager;
   Credentials credentials;
   std::string address;
+  std::optional<Fingerprint> certificate;
   std::byte clientNonce[kNonceBytes];
   std::vector<std::byte> serverNonce;
 
-  LoginFacts facts() const { return {credentials.tenant, clientNonce, serverNonce}; }
+  LoginFacts facts() const { return {credentials.tenant, clientNonce, serverNonce, certificate}; }
 };
 
 kj::Promise<void> prove(Login& login) {
@@ -44,16 +45,11 @@ kj::Promise<void> prove(Login& login) {
   });
 }
 
-Credentials shown(const CredentialSource& credentials) {
-  try {
-    return credentials();
-  } catch (const std::runtime_error& error) {
-    refuse(error.what());
-  }
-}
+}  // namespace
 
-kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::string address) {
-  auto login = kj::heap<Login>(Login{kj::mv(manager), std::move(credentials), std::move(address), {}, {}});
+kj::Promise<void> logIn(Manager::Client manager, const ManagerLink& link) {
+  auto login =
+      kj::heap<Login>(Login{kj::mv(manager), link.credentials, link.address, link.certificate, {}, {}});
   Login& kept = *login;
   randomBytes(kept.clientNonce);
   auto request = kept.manager.loginRequest();
@@ -68,7 +64,7 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
         const bool given = !kept.credentials.token.empty();
         if (!answer.getNeeded()) {
           // It would also be what an impostor says.
-          if (given && !kept.address.starts_with("unix:"))
+          if (given && !kept.certificate && !kept.address.starts_with("unix:"))
             refuse("the manager at " + kept.address +
                    " requires no token, so it does not prove that it is yours: give it its tokens, or leave "
                    "--token-file "
@@ -94,11 +90,6 @@ kj::Promise<void> logIn(Manager::Client manager, Credentials credentials, std::s
   return answered.attach(kj::mv(login));
 }
 
-}  // namespace
-
-kj::Promise<void> logIn(Manager::Client manager, const CredentialSource& credentials, std::string address) {
-  return kj::evalNow([&] { return logIn(kj::mv(manager), shown(credentials), std::move(address)); });
-}
 std::string protocolMismatch(uint32_t managers, uint32_t callers) {
   return "version mismatch: the pool's manager speaks pool protocol " + std::to_string(managers) +
          ", its caller speaks " + std::to_string(callers) + "; install the same gpupool on both";

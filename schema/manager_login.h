@@ -6,15 +6,15 @@
 
 #include <string>
 
-#include "base/tokens.h"
+#include "schema/manager_link.h"
 #include "schema/pool.capnp.h"
 
 namespace gpupool::schema {
 
-// Resolves when the connection may be used. address: the manager's, for the texts. Rejects, where the manager
-// is there and it is the token or the version that is at fault, with an exception of which `loginRefusal`
-// gives the text for people; else with what the connection failed of.
-kj::Promise<void> logIn(Manager::Client manager, const CredentialSource& credentials, std::string address);
+// Resolves when the connection may be used. link: what the manager was reached by; its stream may be gone.
+// Rejects, where the manager is there and it is the token or the version that is at fault, with an exception
+// of which `loginRefusal` gives the text for people; else with what the connection failed of.
+kj::Promise<void> logIn(Manager::Client manager, const ManagerLink& link);
 
 // Said by whichever side sees it.
 std::string protocolMismatch(uint32_t managers, uint32_t callers);

@@ -7,18 +7,23 @@
 //
 //   client key = HMAC(token, "gpupool-client")        kept: stored = SHA-256(client key)
 //   facts      = client nonce ‖ server nonce ‖ tenant       manager = HMAC(token, "gpupool-manager")
+//                [‖ "\n" ‖ fingerprint]
 //   client's proof  = client key XOR HMAC(stored, facts)
 //   manager's proof = HMAC(manager, facts)
 //
-// Nonces: kNonceBytes each, checked before this is called. The tenant's name ends the facts, so no field can
-// run into another. The client proves first. Tokens are random and long: nothing slows their hashing down.
+// Fingerprint: of the certificate that the connection's TLS shows, at whichever end; none without TLS. Who is
+// between the two with another certificate, or ends the TLS himself, gets proofs that are good for nothing.
+//
+// Nonces: kNonceBytes each, checked before this is called. A tenant's name is a word, so no field can run
+// into another. The client proves first. Tokens are random and long: nothing slows their hashing down.
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "base/hmac.h"
+#include "base/fingerprint.h"
 #include "schema/handshake.h"
 
 namespace gpupool::schema {
@@ -26,6 +31,7 @@ namespace gpupool::schema {
 struct LoginFacts {
   std::string_view tenant;
   std::span<const std::byte> clientNonce, serverNonce;
+  std::optional<Fingerprint> certificate;
 };
 
 struct TokenVerifier {
@@ -49,6 +55,9 @@ inline Digest signFacts(const Digest& key, const LoginFacts& facts) {
   for (auto nonce : {facts.clientNonce, facts.serverNonce})
     input.append(reinterpret_cast<const char*>(nonce.data()), nonce.size());
   input.append(facts.tenant);
+  if (facts.certificate)
+    input.append("\n").append(reinterpret_cast<const char*>(facts.certificate->data()),
+                              facts.certificate->size());
   return hmacSha256(key, asBytes(input));
 }
 

@@ -70,7 +70,7 @@ int runAudit(const Words& words) {
   std::chrono::milliseconds since{0};
   bool asJson = false;
   const Parsed parsed = parseCommand(
-      words, kAuditHelp, &client, {"manager", "tenant", "token-file"},
+      words, kAuditHelp, &client, kAskingOptions,
       {{"lease", lease, "LEASE", "Only what is about this lease: its id, or how that begins.", true},
        {"since", since, "TIME", "Only what is not older than this. 0: everything.", true},
        {"json", asJson, "", "Print JSON instead of a table.", true}});

@@ -73,7 +73,7 @@ int runRestore(const Words& words) {
   milliseconds wait{0};
   std::string to;
   const Parsed parsed = parseCommand(
-      words, kRestore, &client, {"manager", "tenant", "token-file"},
+      words, kRestore, &client, kAskingOptions,
       {{"wait", wait, "TIME",
         "Wait so long for room, and for the server, in turn with those who wait for a lease.", true},
        {"to", to, "PLACE",
@@ -99,7 +99,7 @@ int runCheckpoint(const Words& words) {
   milliseconds drain{30'000};
   bool hold = false;
   const Parsed parsed =
-      parseCommand(words, kCheckpoint, &client, {"manager", "tenant", "token-file"},
+      parseCommand(words, kCheckpoint, &client, kAskingOptions,
                    {{"hold", hold, "",
                      "The sessions leave their GPUs and the server, which may be started again, and the "
                      "programs stand still until `gpupool restore`. Not over shared memory (shm).",

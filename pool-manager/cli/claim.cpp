@@ -135,7 +135,7 @@ int create(const Words& words) {
 int list(const Words& words) {
   ClientOptions client;
   bool asJson = false;
-  const Parsed parsed = parseCommand(words, kListHelp, &client, {"manager", "tenant", "token-file"},
+  const Parsed parsed = parseCommand(words, kListHelp, &client, kAskingOptions,
                                      {{"json", asJson, "", "Print JSON instead of a table.", true}});
   if (parsed.helped) return 0;
   demandNothingElse(parsed);
@@ -164,13 +164,12 @@ int list(const Words& words) {
 int release(const Words& words) {
   ClientOptions client;
   std::string tenant;
-  const Parsed parsed =
-      parseCommand(words, kReleaseHelp, &client, {"manager", "tenant", "token-file"}, {forTenant(tenant)});
+  const Parsed parsed = parseCommand(words, kReleaseHelp, &client, kAskingOptions, {forTenant(tenant)});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one claim; `gpupool claim list` lists them");
   std::string claim = parsed.rest[0];
-  const CredentialSource credentials = credentialsOf(client.tokenFile, client.tenant);
+  const CredentialSource credentials = credentialsOf(client.tokenFile, client.tenant, client.tlsCa);
   const bool isJob = claim.find(':') != std::string::npos;
   if (isJob) demandJob(claim);
   ManagerQuery query(managerAddresses(client.manager), kReleaseMs, credentials);

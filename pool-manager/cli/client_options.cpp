@@ -90,7 +90,11 @@ std::vector<options::Option> ClientOptions::table() {
        "--token-file is used. Empty: the only one in that file."},
       {"token-file", tokenFile, "FILE",
        "A file with the token, for a manager that requires one: the line 'tenant: token', file mode 0600. "
-       "Only the process that holds the lease reads it; the program never sees it."},
+       "Lines 'certificate sha256:...' name the manager's certificate: then no other is trusted, and TLS is "
+       "used. Only the process that holds the lease reads the file; the program never sees it."},
+      {"tls-ca", tlsCa, "FILE",
+       "The authorities (PEM) that issue the manager's certificate, for its host's name, where a site has "
+       "some: TLS is used. Empty: only the certificates that the token file names."},
       {"wait", wait, "TIME", "How long to wait for GPUs to become free. 0: fail at once."},
       {"ttl", ttl, "TIME",
        "The lease's time to live: the lease ends when it has not been renewed for this long. Its holder "

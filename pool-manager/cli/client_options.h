@@ -27,6 +27,7 @@ struct ClientOptions {
   std::string claim;
   std::string tenant;
   std::string tokenFile;
+  std::string tlsCa;
   std::chrono::milliseconds wait{0};
   std::chrono::milliseconds ttl{15000};
   std::chrono::milliseconds stallTime{30000};

@@ -70,6 +70,8 @@ struct Parsed {
   bool helped = false;
   Words rest;
 };
+// Those of ClientOptions that every command takes that asks a manager.
+inline const std::vector<std::string> kAskingOptions = {"manager", "tenant", "token-file", "tls-ca"};
 // names: those of ClientOptions that the command takes on its command line.
 Parsed parseCommand(const Words& words, const Help& help, ClientOptions* client,
                     const std::vector<std::string>& names, std::vector<options::Option> own);

@@ -39,8 +39,7 @@ int set(const Words& words, bool cordoned) {
   if (cordoned)
     own.push_back({"reason", reason, "TEXT",
                    "Why, for people: whoever could be placed only there reads it. At most 200 bytes."});
-  const Parsed parsed =
-      parseCommand(words, cordoned ? kCordon : kUncordon, &client, {"manager", "tenant", "token-file"}, own);
+  const Parsed parsed = parseCommand(words, cordoned ? kCordon : kUncordon, &client, kAskingOptions, own);
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one server is expected; `gpupool servers` lists them");

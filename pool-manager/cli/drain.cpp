@@ -151,7 +151,7 @@ int runDrain(const Words& words) {
   ClientOptions client;
   Drain drain;
   const Parsed parsed = parseCommand(
-      words, kDrain, &client, {"manager", "tenant", "token-file"},
+      words, kDrain, &client, kAskingOptions,
       {{"wait", drain.wait, "TIME", "How long to wait for the end of the leases. 0: look once. At most 20d.",
         true},
        {"reason", drain.reason, "TEXT",

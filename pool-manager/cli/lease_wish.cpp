@@ -8,18 +8,31 @@
 namespace gpupool::cli {
 
 std::vector<std::string> leaseOptionNames() {
-  return {"gpus",          "gpu",
-          "spread",        "pack",
-          "reason",        "time",
-          "memory",        "share",
-          "priority",      "transport",
-          "wait",          "manager",
-          "server",        "tenant",
-          "token-file",    "network-device",
-          "ttl",           "stall-time",
-          "protect",       "protect-interval",
-          "protect-log",   "protect-log-data",
-          "on-divergence", "claim"};
+  return {"gpus",
+          "gpu",
+          "spread",
+          "pack",
+          "reason",
+          "time",
+          "memory",
+          "share",
+          "priority",
+          "transport",
+          "wait",
+          "manager",
+          "server",
+          "tenant",
+          "token-file",
+          "tls-ca",
+          "network-device",
+          "ttl",
+          "stall-time",
+          "protect",
+          "protect-interval",
+          "protect-log",
+          "protect-log-data",
+          "on-divergence",
+          "claim"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -71,7 +84,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
   settings.request.reason = options.reason;
   settings.request.limitMs = static_cast<uint64_t>(options.time.count());
-  settings.credentials = credentialsOf(options.tokenFile, options.tenant);
+  settings.credentials = credentialsOf(options.tokenFile, options.tenant, options.tlsCa);
   settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;
   settings.request.adopts = options.claim;

@@ -10,7 +10,7 @@ namespace gpupool::cli {
 
 ManagerQuery::ManagerQuery(const ClientOptions& client, unsigned limitMs)
     : ManagerQuery(managerAddresses(client.manager), limitMs,
-                   credentialsOf(client.tokenFile, client.tenant)) {}
+                   credentialsOf(client.tokenFile, client.tenant, client.tlsCa)) {}
 
 ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs,
                            const CredentialSource& credentials)
@@ -144,7 +144,7 @@ pool::CheckpointResult ManagerQuery::checkpoint(const Id& id, unsigned drainMs, 
                limitMs);
 }
 
-pool::MadeToken ManagerQuery::createToken(const pool::TokenWish& wish) {
+CreatedToken ManagerQuery::createToken(const pool::TokenWish& wish) {
   auto request = administration().createTokenRequest();
   request.setTenant(wish.tenant);
   request.setName(wish.name);
@@ -152,7 +152,9 @@ pool::MadeToken ManagerQuery::createToken(const pool::TokenWish& wish) {
   request.setExpiresInS(wish.expiresInS);
   request.setBy(wish.by);
   return await(request.send().then([](auto&& response) {
-    return pool::MadeToken{pool::read(response.getToken()), pool::text(response.getSecret())};
+    CreatedToken made{pool::read(response.getToken()), pool::text(response.getSecret()), {}};
+    for (auto one : response.getCertificates()) made.certificates.push_back(pool::text(one));
+    return made;
   }));
 }
 

@@ -19,6 +19,12 @@ using pool::ListedServer;
 
 struct ClientOptions;
 
+struct CreatedToken {
+  pool::StoredToken token;
+  std::string text;
+  std::vector<std::string> certificates;  // of the manager: fingerprints
+};
+
 class ManagerQuery {
  public:
   // Connects to the first address that answers; each within `limitMs`. Throws CommandError naming all that
@@ -52,7 +58,7 @@ class ManagerQuery {
                                     uint64_t limitMs);
   pool::MigrateResult migrate(const Id& id, unsigned drainMs, const pool::MoveTarget& to, uint64_t limitMs);
   // by of the wish, and by: "user@host".
-  pool::MadeToken createToken(const pool::TokenWish& wish);
+  CreatedToken createToken(const pool::TokenWish& wish);
   std::vector<pool::StoredToken> tokens();
   void revokeToken(const std::string& id, const std::string& by);
   void setQuota(const pool::Quota& quota, const std::string& by);

@@ -54,7 +54,7 @@ int runMigrate(const Words& words) {
   milliseconds drain{30'000};
   std::string to;
   const Parsed parsed = parseCommand(
-      words, kMigrate, &client, {"manager", "tenant", "token-file"},
+      words, kMigrate, &client, kAskingOptions,
       {{"to", to, "PLACE",
         "Where to: GPU[,GPU...] of its own server (their numbers, as `gpupool devices` prints them, "
         "one for each GPU of the lease), SERVER, or SERVER:GPU[,GPU...]. Empty: the GPUs that it "

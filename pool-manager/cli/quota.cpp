@@ -43,8 +43,6 @@ const Help kQuotaHelp = {"gpupool quota set|list [options] ...",
                          "Quotas: how much of the pool a tenant may have. Both have --help.", kEnvironment,
                          kStatus, "  gpupool quota set --devices 2 alice\n  gpupool quota list\n"};
 
-const std::vector<std::string> kAsking = {"manager", "tenant", "token-file"};
-
 // In `unit`ths.
 uint64_t decimal(const std::string& option, const std::string& text, double unit) {
   double value = 0;
@@ -102,7 +100,7 @@ int set(const Words& words) {
   options::Bytes memory;
   bool none = false;
   const Parsed parsed = parseCommand(
-      words, kSetHelp, &client, kAsking,
+      words, kSetHelp, &client, kAskingOptions,
       {{"devices", devices, "N", "So many GPUs at once; a part of a GPU's memory is that part of a GPU.",
         true},
        {"memory", memory, "SIZE", "So much memory of GPUs at once: 160GiB.", true},
@@ -129,7 +127,7 @@ int set(const Words& words) {
 
 int list(const Words& words) {
   return listAs(
-      words, kListHelp, kAsking,
+      words, kListHelp, kAskingOptions,
       [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).quotas(); }, print,
       toJson);
 }

@@ -25,7 +25,7 @@ const Help kReleaseHelp = {
 
 int runRelease(const Words& words) {
   ClientOptions client;
-  const Parsed parsed = parseCommand(words, kReleaseHelp, &client, {"manager", "tenant", "token-file"}, {});
+  const Parsed parsed = parseCommand(words, kReleaseHelp, &client, kAskingOptions, {});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one lease; `gpupool leases` lists them");

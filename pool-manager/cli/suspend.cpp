@@ -102,7 +102,7 @@ int run(const Words& words, const Order& order) {
   ClientOptions client;
   std::string server;
   const Parsed parsed = parseCommand(
-      words, order.help, &client, {"manager", "tenant", "token-file"},
+      words, order.help, &client, kAskingOptions,
       {order.option, {"server", server, "NAME", "All leases on this server, one after the other.", true}});
   if (parsed.helped) return 0;
   order.check();

@@ -86,7 +86,7 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
     own.push_back({"verbose", listing.verbose, "", verbose, true});
     std::replace(words.begin(), words.end(), std::string("-v"), std::string("--verbose"));
   }
-  const Parsed parsed = parseCommand(words, help, &listing.client, {"manager", "tenant", "token-file"}, own);
+  const Parsed parsed = parseCommand(words, help, &listing.client, kAskingOptions, own);
   listing.helped = parsed.helped;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   return listing;

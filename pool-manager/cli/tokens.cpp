@@ -23,8 +23,10 @@ const char* const kStatus =
 
 const Help kCreateHelp = {
     "gpupool tokens create [options] TENANT",
-    "Makes a token for a tenant, and prints it as the line of a token file: 'tenant: token'. It is not shown "
-    "again: the manager keeps nothing that anybody could log in with. From the first token on, whoever "
+    "Makes a token for a tenant, and prints its token file: the line 'tenant: token' and, where the manager "
+    "has "
+    "TLS, one with its certificate. It is not shown again: the manager keeps nothing that anybody could log "
+    "in with. From the first token on, whoever "
     "connects from the network has to show one; connections that have shown none are ended. Only the pool's "
     "operator can. Servers' tokens are of the tenant 'servers'.",
     kEnvironment, kStatus,
@@ -89,8 +91,6 @@ void print(const std::vector<StoredToken>& tokens, bool wide) {
   printTable(rows);
 }
 
-const std::vector<std::string> kAsking = {"manager", "tenant", "token-file"};
-
 int create(const Words& words) {
   ClientOptions client;
   Output output;
@@ -105,7 +105,7 @@ int create(const Words& words) {
        "What its bearer may do (docs/tenants.md). Empty: server for the tenant 'servers', else user.", true},
       {"expires", expires, "TIME", "It ends after this time: 720h. 0: never.", true}};
   output.addTo(own);
-  const Parsed parsed = parseCommand(withOutput(words), kCreateHelp, &client, kAsking, own);
+  const Parsed parsed = parseCommand(withOutput(words), kCreateHelp, &client, kAskingOptions, own);
   if (parsed.helped) return 0;
   check(output);
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
@@ -120,30 +120,33 @@ int create(const Words& words) {
   wish.role = *known;
   wish.expiresInS = static_cast<uint64_t>(expires.count() / 1000);
   wish.by = userAndHost();
-  const pool::MadeToken made = ManagerQuery(client, kStorePatienceMs).createToken(wish);
+  const CreatedToken made = ManagerQuery(client, kStorePatienceMs).createToken(wish);
   if (output.json) {
     json value = toJson(made.token);
     value["token"] = made.text;
+    value["certificates"] = made.certificates;
     printJson(value);
     return 0;
   }
-  std::cout << made.token.tenant << ": " << made.text << '\n' << std::flush;
+  std::cout << made.token.tenant << ": " << made.text << '\n';
+  for (const std::string& one : made.certificates) std::cout << "certificate " << one << '\n';
+  std::cout << std::flush;
   std::cerr << "gpupool: token " << made.token.id << " of tenant " << made.token.tenant << ", " << role
             << (made.token.expiresS == 0 ? ", never expires" : ", expires " + timeText(made.token.expiresS))
-            << "; the line on stdout is its file (mode 0600), and is not shown again\n";
+            << "; what is on stdout is its file (mode 0600), and is not shown again\n";
   return 0;
 }
 
 int list(const Words& words) {
   return listAs(
-      words, kListHelp, kAsking,
+      words, kListHelp, kAskingOptions,
       [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).tokens(); }, print,
       toJson);
 }
 
 int revoke(const Words& words) {
   ClientOptions client;
-  const Parsed parsed = parseCommand(words, kRevokeHelp, &client, kAsking, {});
+  const Parsed parsed = parseCommand(words, kRevokeHelp, &client, kAskingOptions, {});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("tokens revoke takes one token's id; `gpupool tokens list` lists them");

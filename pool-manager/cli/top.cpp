@@ -124,8 +124,7 @@ bool waited(std::chrono::milliseconds time, const sigset_t& signals) {
 int runTop(const Words& words) {
   ClientOptions client;
   TopOptions own;
-  const Parsed parsed =
-      parseCommand(words, kTopHelp, &client, {"manager", "tenant", "token-file"}, own.table());
+  const Parsed parsed = parseCommand(words, kTopHelp, &client, kAskingOptions, own.table());
   if (parsed.helped) return 0;
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   if (own.interval < std::chrono::milliseconds(100)) throw options::OptionError("--interval: 100ms at least");

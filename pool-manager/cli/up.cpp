@@ -48,6 +48,7 @@ struct UpOptions {
   uint32_t port = 0;
   std::string listen = "127.0.0.1";
   std::string networkDevice, tokens, httpListen;
+  std::string tls = "auto", tlsCertificate, tlsKey;
   std::string networkWire;
   std::string state, name, driver;
   uint32_t warm = 2;
@@ -62,13 +63,16 @@ struct UpOptions {
         {"software", software, "N",
          "Offer N software GPUs, even if there is an NVIDIA driver. 0: one, only if there is none.", true},
         {"port", port, "PORT",
-         "The manager's TCP port, so that other machines can lease. 0: this machine only. There is no TLS "
-         "yet: use a network that you trust.",
-         true},
+         "The manager's TCP port, so that other machines can lease. 0: this machine only.", true},
         {"tokens", tokens, "FILE",
          "With --port: a file of tokens (lines 'tenant: token', file mode 0600). Other machines must prove "
          "that they know one of them.",
          true},
+        {"tls", tls, "auto|off",
+         "As the manager's: with --tokens and an open --listen there is TLS, or it is off.", true},
+        {"tls-certificate", tlsCertificate, "FILE",
+         "The manager's certificate (PEM); `gpupool-manager certificate` makes one. Empty: none.", true},
+        {"tls-key", tlsKey, "FILE", "Its key (PEM).", true},
         {"http-listen", httpListen, "HOST:PORT",
          "The manager's address for REST and /metrics, for example 127.0.0.1:4781. Without --tokens whoever "
          "reaches it may do everything, other users of this machine too. Empty: none.",
@@ -123,6 +127,10 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
     plan.manager.insert(plan.manager.end(), {"--http-listen", options.httpListen});
   if (!options.tokens.empty())
     plan.manager.insert(plan.manager.end(), {"--tokens", absolutePath(options.tokens)});
+  plan.manager.insert(plan.manager.end(), {"--tls", options.tls});
+  if (!options.tlsCertificate.empty())
+    plan.manager.insert(plan.manager.end(), {"--tls-certificate", absolutePath(options.tlsCertificate),
+                                             "--tls-key", absolutePath(options.tlsKey)});
   const bool local = findTransport(options.transport)->reach == TransportFacts::Reach::sameHost;
   plan.server = {executable("gpupool-server"),
                  "--config",
@@ -150,6 +158,9 @@ PoolPlan makePlan(const UpOptions& options, const PoolDirectory& directory) {
 
 void check(const UpOptions& options) {
   checkTransport(options.transport);
+  if (options.tls != "auto" && options.tls != "off") throw options::OptionError("--tls: auto or off");
+  if (options.tlsCertificate.empty() != options.tlsKey.empty())
+    throw options::OptionError("--tls-certificate and --tls-key: give both or neither");
   if (options.port > 65535) throw options::OptionError("--port: 1 to 65535");
   if (options.software > 64) throw options::OptionError("--software: at most 64");
   if (options.software != 0 && !options.driver.empty())

@@ -279,7 +279,6 @@ void HttpFront::serve(kj::Own<kj::ConnectionReceiver> listener, bool local) {
 }
 
 void HttpFront::accept(kj::Own<kj::AsyncIoStream> stream, bool trusted, const std::string& peer) {
-  endWithHost(*stream);
   auto place = connections_.take(peer), shared = service_.connections().take(peer);
   if (place == nullptr || shared == nullptr) return;
   auto connection = kj::heap<Connection>(*this, kj::mv(stream), trusted, peer);

@@ -97,8 +97,8 @@ kj::Promise<void> Front::start() {
       .then([this] {
         Membership::Settings settings;
         settings.manager = options_.manager;
-        if (!options_.tokenFile.empty())
-          settings.credentials = credentialsOf(options_.tokenFile, kServersTenant);
+        if (!options_.tokenFile.empty() || !options_.tlsCa.empty())
+          settings.credentials = credentialsOf(options_.tokenFile, kServersTenant, options_.tlsCa);
         Membership::Facts facts;
         facts.name = options_.name;
         facts.incarnation = incarnation_;

@@ -71,16 +71,12 @@ void Membership::report(const kj::Exception& exception, bool was) {
 }
 
 kj::Promise<void> Membership::connectAndServe() {
-  auto connection = network_.parseAddress(settings_.manager).then([](kj::Own<kj::NetworkAddress> address) {
-    auto connecting = address->connect();
-    return connecting.attach(kj::mv(address));
-  });
-  return timer_.timeoutAfter(settings_.connectBound, kj::mv(connection))
-      .then([this](kj::Own<kj::AsyncIoStream> stream) {
-        auto link = kj::heap<Link>(kj::mv(stream));
+  auto reached = schema::reachManager(network_, settings_.manager, settings_.credentials);
+  return timer_.timeoutAfter(settings_.connectBound, kj::mv(reached))
+      .then([this](schema::ManagerLink reached) {
+        auto link = kj::heap<Link>(kj::mv(reached.stream));
         Link& current = *link;
-        auto entered = timer_.timeoutAfter(
-            settings_.connectBound, schema::logIn(current.manager, settings_.credentials, settings_.manager));
+        auto entered = timer_.timeoutAfter(settings_.connectBound, schema::logIn(current.manager, reached));
         auto served = entered.then([this, &current] { return join(current); }).then([this, &current] {
           return beats(current);
         });

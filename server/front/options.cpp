@@ -73,7 +73,11 @@ std::vector<options::Option> ServerOptions::table() {
       {"manager", manager, "ADDRESS", "The address of the pool manager: HOST:PORT, or unix:PATH."},
       {"token-file", tokenFile, "FILE",
        "A file with this server's token, for a manager that requires tokens: the line 'servers: token', "
-       "file mode 0600."},
+       "file mode 0600. Lines 'certificate sha256:...' name the manager's certificate: then no other is "
+       "trusted, and TLS is used."},
+      {"tls-ca", tlsCa, "FILE",
+       "The authorities (PEM) that issue the manager's certificate, for its host's name, where a site has "
+       "some: TLS is used. Empty: only the certificates that the token file names."},
       {"name", name, "NAME", "The name of this server, unique in the pool. Empty: the host name."},
       {"state", state, "PATH",
        "The folder for sockets and other files that exist while the server runs. Empty: "

@@ -13,6 +13,7 @@ namespace gpupool::server {
 struct ServerOptions {
   std::string manager = "127.0.0.1:4780";
   std::string tokenFile;
+  std::string tlsCa;
   std::string name;
   std::string state;
   std::string local;
