@@ -1,6 +1,6 @@
 #pragma once
 // SHA-256 (FIPS 180-4) and HMAC-SHA256 (RFC 2104), and random bytes from the kernel: all the cryptography
-// that the session handshake needs, so that nothing links a TLS library for 32 bytes. Any thread; no
+// that the session handshake needs: clients and workers link no TLS library for 32 bytes. Any thread; no
 // allocation.
 
 #include <array>

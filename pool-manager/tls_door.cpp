@@ -27,13 +27,27 @@ bool isLoopback(const std::string& peer) {
 // Cap'n Proto begins with a number of segments, whose first byte is no letter.
 bool isHttp(kj::byte first) { return (first >= 'A' && first <= 'Z') || (first >= 'a' && first <= 'z'); }
 
+// A connection that is closed with bytes unread may lose the answer.
+kj::Promise<void> discard(kj::AsyncIoStream& stream, kj::ArrayPtr<kj::byte> buffer, size_t most) {
+  return stream.tryRead(buffer.begin(), 1, buffer.size())
+      .then([&stream, buffer, most](size_t size) -> kj::Promise<void> {
+        if (size == 0 || size > most) return kj::READY_NOW;
+        return discard(stream, buffer, most - size);
+      });
+}
+
 kj::Promise<void> refuseHttp(kj::AsyncIoStream& stream) {
   auto text = kj::str(
       "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
-      "{\"error\":{\"code\":\"tls_required\",\"message\":\"the manager speaks TLS\",\"todo\":\"ask for "
+      "{\"error\":{\"code\":\"tls_required\",\"message\":\"the manager speaks TLS\",\"hint\":\"ask for "
       "https://\"}}\n");
   auto written = stream.write(text.begin(), text.size());
-  return written.attach(kj::mv(text));
+  return written.attach(kj::mv(text)).then([&stream] {
+    stream.shutdownWrite();
+    auto buffer = kj::heapArray<kj::byte>(4096);
+    const auto into = buffer.asPtr();
+    return discard(stream, into, 64 << 10).attach(kj::mv(buffer));
+  });
 }
 
 // Until the peer has gone, which it does when it has read why.

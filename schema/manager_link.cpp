@@ -31,6 +31,13 @@ std::string hostOf(const std::string& address) {
   return colon == address.rfind(':') ? address.substr(0, colon) : address;
 }
 
+// OpenSSL's own words, of what kj-tls makes of them.
+std::string handshakeText(const kj::Exception& error) {
+  const std::string text = faultOf(error).text, before = "message = ";
+  const size_t at = text.find(before);
+  return at == std::string::npos ? text : text.substr(at + before.size());
+}
+
 kj::Promise<ManagerLink> secure(kj::Own<kj::AsyncIoStream> stream, const std::string& address,
                                 const Credentials& credentials) {
   const tls::Trust trust{credentials.certificates, credentials.authorities};
@@ -47,7 +54,7 @@ kj::Promise<ManagerLink> secure(kj::Own<kj::AsyncIoStream> stream, const std::st
           [](kj::Exception&& error) -> ManagerLink {
             kj::throwFatalException(
                 kj::Exception(error.getType(), "", 0,
-                              kj::str("no TLS connection to the manager was made: ", faultOf(error).text,
+                              kj::str("no TLS connection to the manager was made: ", handshakeText(error),
                                       "; does it have a certificate (gpupool-manager certificate)?")));
           });
 }

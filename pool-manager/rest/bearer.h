@@ -1,6 +1,6 @@
 #pragma once
 // Who asks, by the token that a request shows (RFC 6750): one that the manager has made, or one of its token
-// file. Unlike over RPC the token itself crosses the wire, and there is no TLS yet. One thread.
+// file. Unlike over RPC the token itself crosses the wire. One thread.
 
 #include <string>
 

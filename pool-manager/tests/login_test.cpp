@@ -359,7 +359,8 @@ TEST_CASE("whoever cannot prove the token is no manager") {
   schema::Manager::Client manager(kj::mv(impostor));
   const auto refused = [&] {
     return refusal([&] {
-      schema::logIn(manager, [] { return Credentials{"alice", kAlice}; }, "head:4780").wait(io.waitScope);
+      const schema::ManagerLink link{kj::Own<kj::AsyncIoStream>(), "head:4780", {"alice", kAlice}, {}};
+      schema::logIn(manager, link).wait(io.waitScope);
     });
   };
   CHECK(contains(refused(), "whoever answers at head:4780 does not know the token of tenant 'alice'"));
