@@ -85,7 +85,12 @@ Adopter read(schema::Adopter::Reader from) {
 }
 
 TurnTerms read(schema::TurnTerms::Reader from) {
-  return {from.getSharePercent(), static_cast<Priority>(from.getPriority()), from.getProtectMs()};
+  return {from.getSharePercent(), static_cast<Priority>(from.getPriority()), from.getProtectMs(),
+          from.getIdleMs()};
+}
+
+LeaseUse read(schema::LeaseUse::Reader from) {
+  return {read(from.getId()), from.getIdleMs(), from.getSessions(), from.getWanted()};
 }
 
 LeaseTurn read(schema::LeaseTurn::Reader from) {
@@ -233,6 +238,7 @@ void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
   to.setSharePercent(from.sharePercent);
   to.setPriority(static_cast<schema::Priority>(from.priority));
   to.setProtectMs(from.protectMs);
+  to.setIdleMs(from.idleMs);
 }
 
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {

@@ -28,6 +28,7 @@ MoveTarget read(schema::MoveTarget::Reader from);
 SuspendedLease read(schema::SuspendedLease::Reader from);
 Adopter read(schema::Adopter::Reader from);
 TurnTerms read(schema::TurnTerms::Reader from);
+LeaseUse read(schema::LeaseUse::Reader from);
 LeaseTurn read(schema::LeaseTurn::Reader from);
 LeaseHindrances read(schema::LeaseHindrances::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device

@@ -146,6 +146,7 @@ int serve(const ManagerOptions& options) {
   times.driftMs = ms(options.drift), times.killMs = ms(options.kill);
   times.halfLifeMs = static_cast<uint64_t>(options.halfLife.count());
   times.auditEntries = options.auditEntries;
+  times.idleMs = ms(options.idleRelease), times.mostIdleMs = ms(options.mostIdle);
   times.weights = weights(options);
   ServiceLimits limits;
   limits.call = options.call.count() * kj::MILLISECONDS;

@@ -56,6 +56,11 @@ std::vector<options::Option> ManagerOptions::table() {
        "The longest time that a server needs to end the sessions of a lease. If the server does not confirm "
        "the end, the devices count as free again this long after the lease's deadline."},
       {"call", call, "TIME", "How long the manager waits for a server's answer."},
+      {"idle-release", idleRelease, "TIME",
+       "Leases that name no --idle-release have this one: when a lease has not been used for so long, its "
+       "GPUs "
+       "are taken back (docs/leases.md). 0: none."},
+      {"most-idle", mostIdle, "TIME", "The longest --idle-release, and for those without any. 0: no limit."},
       {"half-life", halfLife, "TIME",
        "Of those who wait for GPUs in one class, the tenant that has used least, for its weight, is served "
        "first. Half of what it has used is forgotten after this time. 0: nothing is."},
@@ -66,6 +71,12 @@ std::vector<options::Option> ManagerOptions::table() {
        "So many of the latest entries of the audit log are kept, about half a kilobyte each. 0: none."},
   };
 }
+
+namespace {
+
+constexpr std::chrono::hours kLongestIdle{720};
+
+}  // namespace
 
 std::string ManagerOptions::certificateFile() const {
   return tlsCertificate.empty() ? std::filesystem::path(store).replace_extension(".crt").string()
@@ -81,6 +92,10 @@ void check(const ManagerOptions& options) {
     throw options::OptionError("--tls: '" + options.tls + "' is not auto or off");
   if (options.tlsCertificate.empty() != options.tlsKey.empty())
     throw options::OptionError("--tls-certificate and --tls-key: give both or neither");
+  for (const auto& [name, time] :
+       {std::pair{"--idle-release", options.idleRelease}, {"--most-idle", options.mostIdle}})
+    if (time.count() != 0 && (time < std::chrono::seconds(1) || time > kLongestIdle))
+      throw options::OptionError(std::string(name) + ": 1s to 720h, or 0");
 }
 
 }  // namespace gpupool::pool

@@ -21,6 +21,7 @@ struct ManagerOptions {
   std::chrono::milliseconds drift{500};
   std::chrono::milliseconds kill{3000};
   std::chrono::milliseconds call{5000};
+  std::chrono::milliseconds idleRelease{0}, mostIdle{0};
   std::chrono::milliseconds halfLife{std::chrono::hours(24)};
   std::string weights;
   uint32_t auditEntries = 10'000;

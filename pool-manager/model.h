@@ -55,6 +55,7 @@ struct TurnTerms {
   uint32_t sharePercent = 0;  // of a device's time; 0: an equal part of what others leave
   Priority priority = Priority::normal;
   uint32_t protectMs = 0;  // its sessions are checkpointed so often; 0: it is not protected
+  uint32_t idleMs = 0;     // it is given back when it has not been used for so long; 0: it is not
 };
 
 // A lease whose sessions are in files, as in pool.capnp.
@@ -76,6 +77,14 @@ struct LeaseTurn {
 };
 
 // What is known of why sessions of a lease could not be moved, as in pool.capnp.
+// As its server sees it; schema/pool.capnp says what each is.
+struct LeaseUse {
+  Id id;
+  uint64_t idleMs = 0;
+  uint32_t sessions = 0;
+  bool wanted = false;
+};
+
 struct LeaseHindrances {
   Id id;
   std::vector<std::string> reasons = {};

@@ -95,6 +95,9 @@ struct LeaseRecord : StoredLease {
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
   bool unheard = false;      // the server may still have an order to resume before it
+  std::string idleReason;    // suspending, storing: why by the pool itself; empty: by order
+  uint64_t idleNotBeforeMs = 0;  // it is not tried again to suspend it because it is idle
+  uint64_t broughtBackMs = 0;    // its server refused to resume it then; 0: never
 
   uint32_t drainMs = 0;            // preparing: of the order to migrate that follows
   MigrateResult moved;             // settling: the answer, if it is not `failure`
@@ -113,6 +116,8 @@ struct LeaseRecord : StoredLease {
   std::map<std::string, std::vector<std::string>> hindrances, protection;
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
+  // Suspended, until its programs call.
+  bool comesBack() const { return state == LeaseState::suspended && !reason.empty(); }
 };
 
 // Where sessions of the lease may be, besides that server; null: nowhere.
@@ -187,6 +192,7 @@ struct PoolTimes {
   uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
   uint32_t tombstoneMs = 3'600'000;
   uint64_t halfLifeMs = 86'400'000;       // half of what a tenant has used is forgotten after this
+  uint32_t idleMs = 0, mostIdleMs = 0;    // TurnTerms::idleMs of leases that name none; at most; 0: none
   std::map<std::string, double> weights;  // by tenant; the others have 1
   size_t auditEntries = 10'000;
 };
@@ -234,7 +240,7 @@ class Pool {
   bool beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
             const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
             const std::vector<SuspendedLease>& suspended = {}, const std::vector<LeaseTurn>& turns = {},
-            const std::vector<LeaseHindrances>& hindrances = {});
+            const std::vector<LeaseHindrances>& hindrances = {}, const std::vector<LeaseUse>& uses = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // Of a server that beats. As many as it has devices, or none.
@@ -453,6 +459,15 @@ class Pool {
   void storedSuspended(const Id& id, const std::string& why);
   std::string missingToResume(const LeaseRecord& record, const Principal& who, const std::set<Id>& resumed,
                               uint64_t now) const;
+  // Leases that are not used (pool_idle.cpp).
+  uint32_t idleTime(uint32_t asked) const;
+  void noteUses(const std::string& server, const Id& incarnation, const std::vector<LeaseUse>& uses,
+                uint64_t now);
+  void endIdle(LeaseRecord& record, const LeaseUse& use, uint64_t now);
+  void bringBack(LeaseRecord& record, uint64_t now);
+  bool resumeWanted(const Id& id) const;
+  void orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder);
+  void keepSuspended(LeaseRecord& record);
   bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
   bool isClaimed(const LeaseRecord& record, const Queue& before) const;
   void reserve(LeaseRecord& record);

@@ -67,6 +67,9 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
     refuse(std::string("there is no such priority: ") + kOtherVersion);
   if (request.turns.protectMs != 0 && request.turns.protectMs < 1000)
     refuse("a protected lease's sessions are checkpointed once a second at most");
+  if (request.turns.idleMs != 0 && request.turns.idleMs < 1000)
+    refuse("a lease that is given back when it is idle has at least a second");
+  request.turns.idleMs = idleTime(request.turns.idleMs);
   if (request.policy > Policy::spread) refuse(std::string("there is no such placement: ") + kOtherVersion);
   if (request.limitMs > kMostLimitMs) refuse("a lease's time limit is at most 366 days");
   parseDeviceFilter(request.gpu);

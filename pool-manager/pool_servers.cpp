@@ -212,7 +212,7 @@ void Pool::setProblem(Server& server, size_t index, const std::string& said) {
 bool Pool::beat(const std::string& name, const Id& incarnation, const std::vector<Id>& leases,
                 const std::vector<std::string>& problems, uint32_t warmWorkers, uint64_t now,
                 const std::vector<SuspendedLease>& suspended, const std::vector<LeaseTurn>& turns,
-                const std::vector<LeaseHindrances>& hindrances) {
+                const std::vector<LeaseHindrances>& hindrances, const std::vector<LeaseUse>& uses) {
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || !at->second.connected || at->second.facts.incarnation != incarnation)
@@ -229,6 +229,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   noteHindrances(server, hindrances);
   server.reported = true;
   claimDevices(server, now);
+  noteUses(name, incarnation, uses, now);
   serveWaiters(now);
   return true;
 }

@@ -81,15 +81,31 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   if (!folder.empty() && record.state == LeaseState::held && record.hold->held.folder == folder)
     return events_.suspended(id, record.suspension);
   demandUnheld(record, "suspended");
-  if (record.state == LeaseState::suspended) return events_.suspended(id, record.suspension);
+  if (record.state == LeaseState::suspended) return keepSuspended(record);
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
   demandServer(record, record.primary(), "suspended", now);
-  record.change = Change::suspending;
   record.changedBy = who.text();
+  orderSuspend(record, drainMs, folder);
+}
+
+void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder) {
+  record.change = Change::suspending;
   record.order = ++orders_;
   record.orderedAt = record.server().name;
-  events_.suspend(record.server().name, id, drainMs, folder, record.order);
+  events_.suspend(record.server().name, record.id, drainMs, folder, record.order);
+}
+
+// Ordered when it was suspended already: then it does not come back by itself.
+void Pool::keepSuspended(LeaseRecord& record) {
+  if (record.comesBack()) {
+    record.reason.clear();
+    std::erase_if(waiters_, [&](const Waiter& one) {
+      return one.resumes && one.request.id == record.id && !events_.resumeWanted(record.id);
+    });
+    write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}}, {}, [](const std::string&) {});
+  }
+  events_.suspended(record.id, record.suspension);
 }
 
 // The lease that this answer is about; null: the order is not waited for any more.
@@ -110,6 +126,9 @@ void Pool::suspendFailed(const Id& id, uint64_t order, const std::string& why, u
   latestMs_ = now;
   LeaseRecord* record = ordered(id, Change::suspending, order);
   if (record == nullptr) return;
+  if (!record->idleReason.empty())
+    GPUPOOL_INFO("lease %s is not suspended, though %s: %s", id.text().c_str(), record->idleReason.c_str(),
+                 why.c_str());
   endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
   serveWaiters(now);
 }
@@ -129,10 +148,13 @@ void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t no
   } else {
     stored.state = LeaseState::suspended;
     stored.primary().kept = record.suspension.kept;
+    stored.reason = record.idleReason;
   }
-  const std::string reason = !record.notResumed.empty() || !held ? record.notResumed : "in " + held.folder;
+  const std::string why = !record.notResumed.empty() ? record.notResumed
+                          : held                     ? "in " + held.folder
+                                                     : record.idleReason;
   write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
-        {entryOf(held ? AuditEvent::held : AuditEvent::suspended, record, record.changedBy, reason)},
+        {entryOf(held ? AuditEvent::held : AuditEvent::suspended, record, record.changedBy, why)},
         [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
 }
 
@@ -163,6 +185,7 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
     for (const Placement& placement : record.placements) tellLeft(record, placement);
   } else {
     record.primary().kept = record.suspension.kept;
+    record.reason = record.idleReason;
     setState(record, LeaseState::suspended);
   }
   events_.suspended(id, record.suspension);
@@ -190,7 +213,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (record.change != Change::none) return;  // the answer follows
   if (record.state == LeaseState::active) return events_.resumed(id);
   const auto waits = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& one) {
-    return one.resumes && one.request.id == id && events_.resumeWanted(id);
+    return one.resumes && one.request.id == id && resumeWanted(id);
   });
   if (waits != waiters_.end()) {
     if (waitMs == 0) refuse(record, "waits already to be resumed: " + missingToResume(record, who, {}, now));
@@ -222,7 +245,7 @@ std::string Pool::missingToResume(const LeaseRecord& record, const Principal& wh
 // True: it has been answered, or will be by what was begun.
 bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
   const Id& id = waiter.request.id;
-  if (!events_.resumeWanted(id)) return true;
+  if (!resumeWanted(id)) return true;
   const auto at = leases_.find(id);
   if (!waiter.folder.empty() && at != leases_.end() && at->second.state == LeaseState::held)
     return serveRestore(waiter, at->second, before, now);
@@ -279,6 +302,7 @@ void Pool::reserve(LeaseRecord& record) {
   record.suspension.kept = std::move(record.primary().kept);
   record.primary().kept.clear();
   record.change = Change::reserving;
+  record.idleReason = std::exchange(record.reason, "");  // for it may be suspended again
   setState(record, LeaseState::active);
   write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
         {entryOf(AuditEvent::resumed, record, record.changedBy, "")},
@@ -291,6 +315,7 @@ void Pool::reserved(const Id& id, const std::string& why) {
   LeaseRecord& record = at->second;
   if (why.empty()) return sendResume(record);
   record.primary().kept = record.suspension.kept;
+  record.reason = record.idleReason;
   setState(record, LeaseState::suspended);
   endChange(record, {Failure::Kind::refused, "the manager cannot write its store: " + why});
   serveWaiters(latestMs_);
@@ -316,6 +341,7 @@ void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
   record->change = Change::none;
   record->unheard = false;
   if (record->hold) restored(*record);
+  record->idleReason.clear();
   events_.resumed(id);
 }
 
@@ -328,6 +354,7 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
   if (refused) {
     record->unheard = false;
     record->notResumed = text;
+    record->broughtBackMs = now;
     return storeSuspended(*record, record->suspension, now);
   }
   // It may have the order before it still: its memory stays reserved.
@@ -342,6 +369,7 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
                        !record.notResumed.empty();
   record.change = Change::none;
   record.notResumed.clear();
+  record.idleReason.clear();
   if (was == Change::placing && record.target() != nullptr) record.target()->gone = true;  // nobody knows it
   if (was == Change::suspending || was == Change::storing) events_.notSuspended(record.id, failure);
   if (was == Change::copying) events_.notCheckpointed(record.id, failure);
@@ -392,6 +420,7 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
         record.id.text().c_str(), record.server().name.c_str());
     placement.kept.clear();
     if (record.state != LeaseState::suspended) return;
+    record.reason.clear();
     setState(record, LeaseState::active);
     // Should the store refuse it, the server will say it again to a restarted manager.
     write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
@@ -405,6 +434,9 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
     GPUPOOL_INFO("server %s says that lease %s is suspended", record.server().name.c_str(),
                  record.id.text().c_str());
     record.changedBy.clear();
+    // Whoever ordered it has not heard that it was done; if it was the pool, a program must not wait for
+    // ever.
+    if (record.terms.idleMs != 0 && !reported->held) record.idleReason = "it was idle";
     return storeSuspended(record, {reported->kept, 0, 0, 0, reported->held}, now);
   }
   if (record.state != LeaseState::suspended) return;

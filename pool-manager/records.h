@@ -46,8 +46,9 @@ struct StoredLease {
   uint32_t ttlMs = 0;
   std::string tenant, holder;
   LeaseState ending = LeaseState::lost;  // revoking: what it ends as
-  std::string reason;                    // revoking or ended: why
-  LocalProcess process;                  // the holder, if it is on this machine
+  // revoking or ended: why. Suspended: why the pool did it by itself; it comes back when its programs call.
+  std::string reason;
+  LocalProcess process;  // the holder, if it is on this machine
   TurnTerms terms;
   std::string gpu;  // this and the following: what its request named
   Policy policy = Policy::pack;

@@ -115,7 +115,7 @@ class Service::Session final : public schema::Manager::Server {
     std::vector<std::string> problems;
     KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
     KJ_REQUIRE(params.getSuspended().size() <= kMaxListed && params.getTurns().size() <= kMaxListed);
-    KJ_REQUIRE(params.getHindrances().size() <= kMaxListed);
+    KJ_REQUIRE(params.getHindrances().size() <= kMaxListed && params.getUses().size() <= kMaxListed);
     for (auto id : params.getActiveLeases()) leases.push_back(read(id));
     std::vector<SuspendedLease> suspended;
     for (auto one : params.getSuspended()) suspended.push_back(read(one));
@@ -126,6 +126,8 @@ class Service::Session final : public schema::Manager::Server {
       KJ_REQUIRE(one.getReasons().size() <= kMaxReasons);
       hindrances.push_back(read(one));
     }
+    std::vector<LeaseUse> uses;
+    for (auto one : params.getUses()) uses.push_back(read(one));
     for (auto one : params.getProblems()) problems.push_back(text(one));
     const std::string name = text(params.getName());
     const auto control = service().controls_.find(name);
@@ -134,7 +136,7 @@ class Service::Session final : public schema::Manager::Server {
           service().noteBeat(name);
           return service().pool_.beat(name, read(params.getIncarnation()), leases, problems,
                                       params.getWarmWorkers(), service().clock_.now(), suspended, turns,
-                                      hindrances);
+                                      hindrances, uses);
         });
     if (known && params.hasSamples()) {
       KJ_REQUIRE(params.getSamples().size() <= kMaxDevices);

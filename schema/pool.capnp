@@ -156,6 +156,7 @@ struct TurnTerms {
                               # the leases that name a share leave
   priority @1 :Priority = normal;
   protectMs @2 :UInt32;       # its server checkpoints each session so often, and restores it when its worker dies; 0: no
+  idleMs @3 :UInt32;          # when it has not been used for so long, it is suspended, or without a session released; 0: no
 }
 enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 
@@ -210,6 +211,14 @@ enum TurnPlace {
   waiting @2;                 # with the server, and it has something to do
 }
 
+# How a lease is used, as its server sees it.
+struct LeaseUse {
+  id @0 :Id128;
+  idleMs @1 :UInt64;          # since a call of its programs, or the end of one, or the grant
+  sessions @2 :UInt32;        # that live
+  wanted @3 :Bool;            # calls arrive, or a session is asked for; also while it is suspended
+}
+
 # What is known before anybody asks of why sessions of a lease could not be moved, and of whether they are protected.
 struct LeaseHindrances {
   id @0 :Id128;
@@ -224,13 +233,13 @@ interface Manager {
   # activeLeases: every lease the server would admit a session for (granted and not revoked), with or without sessions.
   # suspended: those of them whose sessions are suspended. Not one that is being resumed: its memory is coming back.
   # turns: of every lease on an overcommitted server that is not suspended by order.
-  # hindrances: of every lease that has some.
+  # hindrances: of every lease that has some. uses: of every lease with TurnTerms.idleMs.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
   # the server takes none.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
-      samples :List(DeviceSample), hindrances :List(LeaseHindrances)) -> (known :Bool);
+      samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -640,7 +649,8 @@ struct StoredLease {
   tenant @4 :Text;
   holder @5 :Text;             # for people
   ending @6 :LeaseState;       # revoking: what it ends as
-  reason @7 :Text;             # revoking, and the four ends: why
+  reason @7 :Text;             # revoking, and the four ends: why. Suspended: why the manager did it by itself; then it is
+                               # resumed when its programs call again
   bootId @8 :Text;             # of the manager's machine, for the two below
   holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
   holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again

@@ -81,6 +81,11 @@ std::vector<options::Option> ClientOptions::table() {
        "The time limit: the lease ends so long after its grant, whatever runs. `gpupool run` prints a line "
        "ahead of that. A request with a limit may be served before others that wait, if it ends before they "
        "could begin. 0: no limit."},
+      {"idle-release", idleRelease, "TIME",
+       "Give the GPUs back when they have not been used for this long: no call, and nothing runs on them. A "
+       "program that has a session goes on with its next call, when there is room again; without a session "
+       "the "
+       "lease ends. 0: as the manager is set up, usually never."},
       {"claim", claim, "CLAIM",
        "Use the GPUs of this claim (`gpupool claim`), named by its id or its job, instead of leasing. What "
        "the "

@@ -24,6 +24,7 @@ struct ClientOptions {
   bool pack = false;
   std::string reason;
   std::chrono::milliseconds time{0};
+  std::chrono::milliseconds idleRelease{0};
   std::string claim;
   std::string tenant;
   std::string tokenFile;

@@ -32,7 +32,8 @@ std::vector<std::string> leaseOptionNames() {
           "protect-log",
           "protect-log-data",
           "on-divergence",
-          "claim"};
+          "claim",
+          "idle-release"};
 }
 
 uint32_t parseShare(const std::string& text) {
@@ -69,6 +70,9 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (options.stallTime > std::chrono::hours(24)) throw options::OptionError("--stall-time: at most 24h");
   if (options.time.count() != 0 && options.time.count() < 1000)
     throw options::OptionError("--time: at least 1s");
+  if (options.idleRelease.count() != 0 &&
+      (options.idleRelease.count() < 1000 || options.idleRelease > std::chrono::hours(720)))
+    throw options::OptionError("--idle-release: 1s to 720h");
   try {
     pool::parseDeviceFilter(options.gpu);
   } catch (const std::invalid_argument& error) {
@@ -79,7 +83,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
   const auto protect = options.protect ? static_cast<uint32_t>(options.protectInterval.count()) : 0;
-  settings.request.turns = {parseShare(options.share), parsePriority(options.priority), protect};
+  settings.request.turns = {parseShare(options.share), parsePriority(options.priority), protect,
+                            static_cast<uint32_t>(options.idleRelease.count())};
   settings.request.gpu = options.gpu;
   settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
   settings.request.reason = options.reason;

@@ -110,6 +110,9 @@ kj::Promise<void> Front::start() {
           facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
             turns_->report([&](unsigned count) { return beat.initTurns(count); });
           };
+        facts.uses = [this](schema::Manager::BeatParams::Builder beat) {
+          idle_->report([&](unsigned count) { return beat.initUses(count); });
+        };
         facts.problems = [this] {
           lookAtHealth();
           return problems();
@@ -243,6 +246,7 @@ void Front::startSuspension() {
 }
 
 void Front::startAdmission() {
+  idle_ = kj::heap<IdleWatch>(timer_, *leases_, *sessions_);
   Admission::Settings admission;
   admission.server = options_.name;
   admission.rowsHash = inventory_.rowsHash;
@@ -251,7 +255,10 @@ void Front::startAdmission() {
   if (hasCache_) admission.starts.moduleCache = options_.moduleCache;
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
-  if (turns_.get() != nullptr) admission.told = [this](const Id& lease) { turns_->asked(lease); };
+  admission.told = [this](const Id& lease) {
+    if (turns_.get() != nullptr) turns_->asked(lease);
+    idle_->asked(lease);
+  };
   admission.failingOver = [this](const SessionFacts& client) { return keeper_->failingOver(client); };
   FigureDesk::Settings figures;
   figures.server = options_.name;

@@ -13,6 +13,7 @@
 #include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
 #include "server/front/figures.h"
+#include "server/front/idle_watch.h"
 #include "server/front/inventory.h"
 #include "server/front/keeper.h"
 #include "server/front/listeners.h"
@@ -101,6 +102,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<CopierChild> copier_;
   kj::Own<Suspension> suspension_;
   kj::Own<TurnTaker> turns_;  // null: no overcommit
+  kj::Own<IdleWatch> idle_;
   kj::Own<WorkerPool> pool_;
   kj::Own<FigureDesk> figures_;
   kj::Own<Admission> admission_;

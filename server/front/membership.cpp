@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 
 #include "base/hmac.h"
 #include "base/log.h"
@@ -10,6 +11,22 @@
 #include "schema/manager_login.h"
 
 namespace gpupool::server {
+
+namespace {
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> addresses;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
+    if (!word.empty()) addresses.push_back(word);
+  }
+  if (addresses.empty()) addresses.push_back(list);
+  return addresses;
+}
+
+}  // namespace
 
 struct Membership::Link {
   kj::Own<kj::AsyncIoStream> stream;
@@ -30,6 +47,7 @@ Membership::Membership(kj::Network& network, kj::Timer& timer, Settings settings
       facts_(std::move(facts)),
       control_(kj::mv(control)),
       pause_(settings_.firstPause),
+      addresses_(split(settings_.manager)),
       tasks_(*this) {
   tasks_.add(run());
 }
@@ -43,9 +61,11 @@ kj::Promise<void> Membership::run() {
         const bool was = joined_;
         report(exception, was);
         joined_ = false;
+        at_ = (at_ + 1) % addresses_.size();
       })
       .then([this]() -> kj::Promise<void> {
         if (leaving_) return kj::READY_NOW;
+        if (at_ != 0) return run();  // all of them, and then a pause
         uint16_t noise = 0;
         randomBytes(std::as_writable_bytes(std::span(&noise, 1)));
         const auto pause =
@@ -62,16 +82,17 @@ void Membership::report(const kj::Exception& exception, bool was) {
   if (fault.kind == schema::FaultKind::token || fault.kind == schema::FaultKind::version) {
     text += "; this server is in no pool";
   } else if (fault.remote) {
-    text = "the pool manager at " + settings_.manager + " refuses this server: " + text;
+    text = "the pool manager at " + address() + " refuses this server: " + text;
   } else {
-    text = "no pool manager at " + settings_.manager + ": " + text + "; sessions run on, retrying";
+    text = "no pool manager at " + address() + ": " + text + "; sessions run on, retrying";
   }
-  if (text != reported_ || was) GPUPOOL_WARNING("%s", text.c_str());
-  reported_ = std::move(text);
+  std::string& reported = reported_[address()];
+  if (text != reported || was) GPUPOOL_WARNING("%s", text.c_str());
+  reported = std::move(text);
 }
 
 kj::Promise<void> Membership::connectAndServe() {
-  auto reached = schema::reachManager(network_, settings_.manager, settings_.credentials);
+  auto reached = schema::reachManager(network_, address(), settings_.credentials);
   return timer_.timeoutAfter(settings_.connectBound, kj::mv(reached))
       .then([this](schema::ManagerLink reached) {
         auto link = kj::heap<Link>(kj::mv(reached.stream));
@@ -100,7 +121,7 @@ kj::Promise<void> Membership::join(Link& link) {
     joined_ = true;
     reported_.clear();
     pause_ = settings_.firstPause;
-    GPUPOOL_INFO("joined the pool manager at %s as %s", settings_.manager.c_str(), facts_.name.c_str());
+    GPUPOOL_INFO("joined the pool manager at %s as %s", address().c_str(), facts_.name.c_str());
   }));
 }
 
@@ -119,6 +140,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
     if (const HeldFiles* held = facts_.held(suspended[i].first)) write(*held, away[i].initHeld());
   }
   facts_.turns(request);
+  facts_.uses(request);
   const auto hindrances = facts_.hindrances(), protection = facts_.protection();
   std::set<Id> said;
   for (const auto* one : {&hindrances, &protection})

@@ -27,7 +27,8 @@ namespace gpupool::server {
 class Membership final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
-    std::string manager;                                          // "unix:PATH" or "host:port"
+    // "unix:PATH" or "host:port"; several, joined by commas, are tried in turn
+    std::string manager;
     CredentialSource credentials = [] { return Credentials{}; };  // shown to it
     kj::Duration connectBound = 5 * kj::SECONDS;
     kj::Duration firstPause = 200 * kj::MILLISECONDS, longestPause = 5 * kj::SECONDS;
@@ -49,6 +50,9 @@ class Membership final : private kj::TaskSet::ErrorHandler {
         [](schema::Manager::BeatParams::Builder) {};
     // Of leases that have some: why their sessions could not be moved.
     std::function<std::map<Id, std::vector<std::string>>()> hindrances, protection;
+    // How leases are used that end when they are not.
+    std::function<void(schema::Manager::BeatParams::Builder)> uses =
+        [](schema::Manager::BeatParams::Builder) {};
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // One of each device, or none.
@@ -75,6 +79,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> beats(Link& link);
   kj::Promise<bool> beat(Link& link);
   void report(const kj::Exception& exception, bool was);
+  const std::string& address() const { return addresses_[at_]; }
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Network& network_;
@@ -84,7 +89,9 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   schema::ServerControl::Client control_;
   kj::Duration pause_;
   bool joined_ = false;
-  std::string reported_;  // why this server is in no pool, as it was logged last
+  std::vector<std::string> addresses_;           // of settings_.manager
+  size_t at_ = 0;                                // the one that is tried, or has been joined
+  std::map<std::string, std::string> reported_;  // by address: why it is not joined, as it was logged last
   bool leaving_ = false;
   Link* link_ = nullptr;  // owned by the promise of connectAndServe
   kj::TaskSet tasks_;

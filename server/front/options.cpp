@@ -70,7 +70,9 @@ const char ServerOptions::kIntroduction[] =
 
 std::vector<options::Option> ServerOptions::table() {
   return {
-      {"manager", manager, "ADDRESS", "The address of the pool manager: HOST:PORT, or unix:PATH."},
+      {"manager", manager, "ADDRESS",
+       "The address of the pool manager: HOST:PORT, or unix:PATH. Several "
+       "addresses, separated by commas, are tried in turn."},
       {"token-file", tokenFile, "FILE",
        "A file with this server's token, for a manager that requires tokens: the line 'servers: token', "
        "file mode 0600. Lines 'certificate sha256:...' name the manager's certificate: then no other is "

@@ -141,6 +141,16 @@ bool SessionTable::active(const Id& lease, bool suspended) const {
   return false;
 }
 
+SessionTable::Use SessionTable::use(const Id& lease) const {
+  Use use;
+  for (const auto& session : living_) {
+    if (session->facts.lease != lease) continue;
+    ++use.sessions;
+    use.changes += session->activityChanges;
+  }
+  return use;
+}
+
 std::map<Id, std::vector<std::string>> SessionTable::hindrances() const {
   std::map<Id, std::vector<std::string>> all;
   const auto add = [&](const Id& lease, const std::string& reason) {

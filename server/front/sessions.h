@@ -186,6 +186,13 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Does one of the lease's sessions want its devices? While they are suspended: has one of them something to
   // do? Of a worker that never says anything (WorkerReport.activity) it counts as if it had.
   bool active(const Id& lease, bool suspended) const;
+  // Of a lease: its sessions, and how often they have begun or ceased to call (WorkerStart.reportActivity).
+  struct Use {
+    uint32_t sessions = 0;
+    uint64_t changes = 0;
+    auto operator<=>(const Use&) const = default;
+  };
+  Use use(const Id& lease) const;
   // Of a session whose worker reports it (WorkerStart.reportActivity).
   struct Sending {
     bool quiet = false;    // no frame has come for a moment
