@@ -99,8 +99,11 @@ Compiles PTX for the processor; for tests, not for speed.")
 set(CPACK_DEBIAN_CLIENT_PACKAGE_RECOMMENDS libucx0)
 set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS libucx0)
 set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS gpupool-software-gpu)
-set(CPACK_DEBIAN_SERVER_PACKAGE_DEPENDS adduser)
-set(CPACK_DEBIAN_MANAGER_PACKAGE_DEPENDS adduser)
+# What connects to the manager speaks TLS. Ubuntu 24.04's name is the second.
+set(ssl "libssl3 | libssl3t64")
+set(CPACK_DEBIAN_CLIENT_PACKAGE_DEPENDS "${ssl}")
+set(CPACK_DEBIAN_SERVER_PACKAGE_DEPENDS "adduser, ${ssl}")
+set(CPACK_DEBIAN_MANAGER_PACKAGE_DEPENDS "adduser, ${ssl}")
 
 # dpkg asks before it replaces a configuration file that was changed.
 foreach(part client server manager)

@@ -144,8 +144,8 @@ const char kSchemas[] = R"json({
       "lastUsedS": {"$ref": "#/components/schemas/Seconds"},
       "revokedS": {"$ref": "#/components/schemas/Seconds"},
       "createdBy": {"type": "string"}}},
-  "NewToken": {"allOf": [{"$ref": "#/components/schemas/Token"}], "type": "object", "required": ["token"],
-    "properties": {"token": {"type": "string"}}},
+  "NewToken": {"allOf": [{"$ref": "#/components/schemas/Token"}], "type": "object", "required": ["token", "certificates"],
+    "properties": {"token": {"type": "string"}, "certificates": {"type": "array", "items": {"type": "string"}}}},
   "TokenList": {"type": "object", "required": ["tokens"], "properties": {
     "tokens": {"type": "array", "items": {"$ref": "#/components/schemas/Token"}}}},
   "Quota": {"type": "object", "required": ["tenant", "milliDevices", "memoryBytes", "deviceSeconds", "per"],

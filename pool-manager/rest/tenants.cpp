@@ -63,6 +63,8 @@ kj::Promise<Answer> createToken(const Context& context, const Request& request) 
   return order.send().then([](auto&& response) -> Answer {
     Json json = toJson(read(response.getToken()));
     json["token"] = pool::text(response.getSecret());
+    json["certificates"] = Json::array();
+    for (auto one : response.getCertificates()) json["certificates"].push_back(pool::text(one));
     return {200, std::move(json)};
   });
 }

@@ -285,7 +285,8 @@ TEST_CASE("a certificate that has expired is good for who names it, and not by i
 
 TEST_CASE("who speaks without TLS to one that does") {
   Fixture fixture;
-  CHECK(contains(fixture.told(fixture.alice({})), "the manager speaks TLS: put the line with its certificate"));
+  CHECK(
+      contains(fixture.told(fixture.alice({})), "the manager speaks TLS: put the line with its certificate"));
   auto stream = fixture.dial(fixture.httpAddress);
   const std::string answer = fixture.request(*stream);
   CHECK(contains(answer, "400 Bad Request"));

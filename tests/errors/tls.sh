@@ -38,10 +38,10 @@ export GPUPOOL_MANAGER=127.0.0.1:$port
 GPUPOOL_TOKEN_FILE=$folder/operator gpupool tokens create servers >"$folder/servers" 2>>"$folder/said"
 GPUPOOL_TOKEN_FILE=$folder/operator gpupool tokens create alice >"$folder/alice" 2>>"$folder/said"
 check "new ones too" test "$(tail -1 "$folder/alice")" = "$(tail -1 "$folder/operator")"
-join() { # join NAME TOKEN_FILE: a server; its log is $folder/NAME.log
+join() { # join NAME TOKEN_FILE: a server, whose first address has no manager; its log is $folder/NAME.log
   GPUPOOL_SOFT_DEVICES=1 GPUPOOL_LOG=info background "$bin/gpupool-server" --config /dev/null --name "$1" \
-    --manager "127.0.0.1:$port" --state "$folder/$1" --driver "$library/../libcuda-soft.so" --warm 1 --token-file "$2" \
-    2>"$folder/$1.log"
+    --manager "127.0.0.1:1, 127.0.0.1:$port" --state "$folder/$1" --driver "$library/../libcuda-soft.so" --warm 1 \
+    --token-file "$2" 2>"$folder/$1.log"
 }
 join one "$folder/servers"
 join two "$folder/servers"
