@@ -186,6 +186,7 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
   } else {
     record.primary().kept = record.suspension.kept;
     record.reason = record.idleReason;
+    record.idleNotBeforeMs = 0;
     setState(record, LeaseState::suspended);
   }
   events_.suspended(id, record.suspension);

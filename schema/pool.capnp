@@ -579,7 +579,7 @@ struct WorkerReport {
     moved @12 :MoveReport;          # the answer to `move`, when it is done or has failed
     hindrances @13 :List(Text);     # when it changes: what keeps the session from being moved, for people. At the start of
                                     # a session, and in a new worker's: nothing
-    log @14 :LogReport;             # when it changes: what a protected session's client has kept of its calls
+    log @15 :LogReport;             # when it changes: what a protected session's client has kept of its calls
   }
 }
 struct LogReport {                  # schema/frame.h: LogBody

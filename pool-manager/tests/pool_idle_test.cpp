@@ -23,8 +23,10 @@ struct Idle : Suspends {
   void beatUse(uint64_t idleMs, uint32_t sessions, bool wanted = false, bool away = false) {
     std::vector<SuspendedLease> suspended;
     if (away) suspended.push_back({{1, 1}, {16 * kMiB}});
-    REQUIRE(pool->beat("a", {1, 0}, {{1, 1}}, {}, 1, now, suspended, {}, {},
-                       {{{1, 1}, idleMs, sessions, wanted}}));
+    std::vector<Id> held;
+    for (const auto& [lease, record] : pool.pool->leases()) held.push_back(lease);
+    REQUIRE(
+        pool->beat("a", {1, 0}, held, {}, 1, now, suspended, {}, {}, {{{1, 1}, idleMs, sessions, wanted}}));
   }
   void idleSuspended() {
     leaseFor(1, 40 * kGiB);
@@ -77,8 +79,9 @@ TEST_CASE_METHOD(Idle, "one with sessions is suspended, and comes back with its 
     leaseFor(2, 60 * kGiB);
     beatUse(0, 1, true, true);
     beatUse(0, 1, true, true);
-    now += 86'400'000;
-    pool->renew(kAdmin, {1, 1}, now, nullptr);
+    now += 3'000'000;
+    beatUse(0, 1, true, true);
+    pool->tick(now);
     CHECK(events.resumes.empty());
     CHECK(state(1) == LeaseState::suspended);
     pool->release(kAdmin, {2, 2}, now);
