@@ -14,7 +14,7 @@ is() { [ "$(state "$1")" = "$2" ]; }
 GPUPOOL_LOG=info up
 
 case_of "a lease without a session"
-background "$bin/gpupool" run --idle-release 1s --memory 100MiB -- sleep 60 2>"$folder/holder"
+background "$bin/gpupool" run --idle-release 1s --memory 100MiB -- sleep 20 >"$folder/holder" 2>&1
 ended() { gpupool audit 2>/dev/null | grep -q "released.*it was idle for 1"; }
 check "ends: $(gpupool leases)" until_true ended
 check "is gone" test -z "$(state 100)"
