@@ -49,13 +49,14 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   request.holder = printable(request.holder, kMostHolder);
   const bool named = who.role != Role::user && !request.tenant.empty();
   request.tenant = named ? printable(request.tenant, 64) : who.tenant;
-  if (!asked.tenant.empty() && !who.owns(printable(asked.tenant, 64)))
-    refuse("tenant '" + who.tenant + "' leases for itself alone: for others operators and schedulers do");
   request.ttlMs = std::clamp(request.ttlMs, times_.minTtlMs, times_.maxTtlMs);
   request.gpu = printable(request.gpu, request.gpu.size());
   request.reason = printable(request.reason, kMostPurpose);
   if (!request.job.empty()) {
     checkJob(request.job);
+    if (!asked.tenant.empty() && !who.owns(printable(asked.tenant, 64)))
+      refuse("tenant '" + who.tenant +
+             "' makes claims for itself alone: for others operators and schedulers do");
     request.process = {};  // who asks is not who uses it
     request.holder =
         printable("claim " + request.job + (asked.holder.empty() ? "" : " of " + asked.holder), kMostHolder);

@@ -48,7 +48,7 @@ check "a program without gpupool run" test "$(GPUPOOL_CLAIM=alps:7:0 GPUPOOL_TOK
 
 case_of "others"
 out=$(as bob claim create --job alps:8:0 --for alice 2>&1)
-check "a user reserves for itself alone: $out" has "$out" "tenant 'bob' leases for itself alone"
+check "a user reserves for itself alone: $out" has "$out" "tenant 'bob' makes claims for itself alone"
 out=$(step alps:7:0 bob)
 check "the same job's name is another claim for another tenant: $out" has "$out" "there is no claim alps:7:0"
 out=$(step "$id" bob)
