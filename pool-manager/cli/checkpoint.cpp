@@ -70,7 +70,7 @@ std::string describeHeld(const Id& id, const std::string& folder, const pool::Su
 
 int runRestore(const Words& words) {
   ClientOptions client;
-  milliseconds wait{0};
+  milliseconds wait{5000};  // one that was just held may not have left its server yet
   std::string to;
   const Parsed parsed = parseCommand(
       words, kRestore, &client, kAskingOptions,

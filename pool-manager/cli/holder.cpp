@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 #include <map>
+#include <set>
 #include <span>
 
 #include "base/descriptor_passing.h"
@@ -136,6 +137,7 @@ struct Holder::Peer {
   kj::UnixEventPort::FdObserver observer;
   std::string waitingFor;              // besides a lease
   std::map<Id, SessionWish> sessions;  // that were opened for it: what would bring each back from files
+  std::set<Id> away;                   // of these, it has asked for its next epoch, for it has left for files
   kj::Duration pause = 0 * kj::SECONDS;
 
   bool gone() const {
@@ -382,6 +384,10 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   if (wish.transport.empty()) wish.transport = settings_.transport;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
+  if (wish.left) {
+    peer.sessions[wish.session] = wish;
+    peer.away.insert(wish.session);
+  }
   auto opening = openPatiently(peer, wish)
                      .then(
                          [this, &peer, wish](OpenSession&& session) {
@@ -398,6 +404,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            reply.goOnDifferent = settings_.goOnDifferent;
                            setField(reply.server, session.server);
                            opened_ = true;
+                           peer.away.erase(session.id);
                            SessionWish& next = peer.sessions[session.id];
                            next = wish;
                            next.session = session.id;
@@ -570,7 +577,7 @@ void Holder::endSessions(const Peer& peer) {
   for (const auto& [id, wish] : peer.sessions) {
     const TransportFacts* transport = findTransport(wish.transport);
     const bool stays = transport == nullptr || transport->reach == TransportFacts::Reach::sameHost;
-    if (lease_ && !stays) tasks_.add(endHeld(wish));
+    if (lease_ && (!stays || peer.away.contains(id))) tasks_.add(endHeld(wish));
   }
 }
 

@@ -324,10 +324,10 @@ TEST_CASE_METHOD(Fixture, "callers of another version are told so, also where no
   };
   const std::string ours = std::to_string(schema::poolProtocol());
   const std::string wanted = "version mismatch: the pool's manager speaks pool protocol " + ours +
-                             ", its caller speaks 7; install the same gpupool on both";
-  CHECK(asks(*bare(), 7, io.waitScope) == wanted);
+                             ", its caller speaks 1007; install the same gpupool on both";
+  CHECK(asks(*bare(), 1007, io.waitScope) == wanted);
   service->demandTokens(nullptr);
-  CHECK(asks(*bare(), 7, io.waitScope) == wanted);
+  CHECK(asks(*bare(), 1007, io.waitScope) == wanted);
   CHECK(asks(*bare(), schema::poolProtocol(), io.waitScope) == "");
 }
 

@@ -706,9 +706,9 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
   }
   CHECK(state == "running 1");
   Environment nonsense("GPUPOOL_DISTURB", "often");
-  CHECK_THROWS_WITH(
-      kj::heap<Front>(bench.io, ServerOptions{}),
-      "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
+  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
+                    "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, "
+                    "files:NUMBER and kill:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
@@ -730,9 +730,9 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   CHECK(one.order('L').wait(bench.io.waitScope).empty());
   CHECK(two.order('e').wait(bench.io.waitScope) == "e0");
   Environment nonsense("GPUPOOL_DISTURB", "move:");
-  CHECK_THROWS_WITH(
-      kj::heap<Front>(bench.io, ServerOptions{}),
-      "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER and files:NUMBER");
+  CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
+                    "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, "
+                    "files:NUMBER and kill:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its lease held in files, where that can be") {
