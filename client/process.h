@@ -5,8 +5,9 @@
 // gets CUDA_ERROR_NOT_INITIALIZED from everything but the version, the error texts and address look-up, from
 // cuInit too, as the driver does (measured on 580); a child forked before cuInit starts afresh.
 //
-// There is no shut-down handler: the library serves calls from static destructors and exit handlers as long
-// as the connection is there. When it is gone, `lost()` makes cleanup calls (destroy, free, unload, release)
+// There is no shut-down handler where memory is shared: the library serves calls from static destructors and
+// exit handlers as long as the connection is there. Over a network it leaves as an exit handler
+// (calls/device.cpp). When it is gone, `lost()` makes cleanup calls (destroy, free, unload, release)
 // silent successes.
 
 #include <cuda.h>

@@ -84,6 +84,20 @@ CUresult loadModule(CUmodule* module, const void* image) {
 
 void childHandler() { Session::get().abandon(); }
 
+// The library's own last word. Libraries that are unloaded after this one still call in: cleanup succeeds
+// silently then.
+__attribute__((destructor)) void leave() {
+  if (process::state() != process::State::ready) return;
+  process::lose();
+  Session::get().goodbye();
+}
+
+// Over a network it leaves as an exit handler, before the libraries' destructors: UCX's come before ours,
+// since it was loaded later, and what still runs in UCX then ends the process by an assertion.
+void leaveNetwork() {
+  if (process::state() == process::State::ready && !Session::get().mapsMemory()) leave();
+}
+
 CUresult initialise() {
   CUresult status = CUDA_SUCCESS;
   std::string text;
@@ -128,15 +142,8 @@ CUresult initialise() {
                                           &deviceCount, &deviceIdentity,    &tpcMap};
   setExportTableHooks(hooks);
   process::setChildHandler(&childHandler);
+  std::atexit(&leaveNetwork);
   return CUDA_SUCCESS;
-}
-
-// The library's own last word. Libraries that are unloaded after this one still call in: cleanup succeeds
-// silently then.
-__attribute__((destructor)) void leave() {
-  if (process::state() != process::State::ready) return;
-  process::lose();
-  Session::get().goodbye();
 }
 
 CUresult copyText(char* to, int room, const char* text) {

@@ -30,8 +30,9 @@ unset GPUPOOL_MANAGER
 check "the server said it once" test "$(grep -cF "$refusal" "$folder/server.log")" = 1
 check "and so did the manager" one_log_line "$(cat "$folder/manager.log")" "$refusal"
 
+holders=$(sed -n 's/^inline constexpr uint32_t kVersion = \([0-9]*\);/\1/p' "$(dirname "$0")/../../schema/holder.h")
 case_of "holder protocol: a library with a holder of another version"
-python3 - "$folder/holder" 7 <<'PY' &
+python3 - "$folder/holder" 1007 <<'PY' &
 import os, socket, struct, sys
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(sys.argv[1])
@@ -45,7 +46,7 @@ PY
 started+=($!)
 until_true test -S "$folder/holder"
 GPUPOOL_HOLDER=$folder/holder says 803 \
-  "version mismatch: this libcuda.so.1 and the lease holder are of different builds of gpupool \(holder protocol 4 here, 7 there\)" alone
+  "version mismatch: this libcuda.so.1 and the lease holder are of different builds of gpupool \(holder protocol $holders here, 1007 there\)" alone
 
 case_of "holder protocol: a holder with a library of another version"
 said=$(python3 - "$bin/gpupool" <<'PY'
@@ -63,4 +64,4 @@ theirs.close()
 holder.wait(10)
 PY
 )
-check "it is told so" has "$said" "6 version mismatch: libcuda.so.1 speaks holder protocol 9, this gpupool speaks 4; use both"
+check "it is told so" has "$said" "6 version mismatch: libcuda.so.1 speaks holder protocol 9, this gpupool speaks $holders; use both"

@@ -39,7 +39,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 4);
+  CHECK(holder::kVersion == 5);
   CHECK(static_cast<uint32_t>(NoticeType::moved) == 5);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 6);
   CHECK(static_cast<uint32_t>(NoticeType::drained) == 7);
@@ -215,10 +215,13 @@ TEST_CASE("between an application and its lease's holder") {
   put(reply.networkDevice, "mlx5_0:1");
   put(reply.server, "server");
   reply.stallMs = 0x31323334;
+  reply.goOnDifferent = 1;
+  reply.logFrameBytes = 0x4142434445464748;
+  reply.logPayloadBytes = 0x5152535455565758;
   put(reply.text, "text");
   CHECK(pin("open_reply",
             "holder::OpenReply: magic, version, status, devices, session, epoch, transport, network device, "
-            "server, stall time, text",
+            "server, stall time, log's limits, text",
             reply)
             .epoch == reply.epoch);
 }

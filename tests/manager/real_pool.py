@@ -198,6 +198,7 @@ class RealPool:
             found.update(os.path.join(folder, name) for name in names)
         own = [f"{self.folder}/{name}/" for name in ("programs", "cache/gpupool/modules", *(one.name for one in self.members()))]
         found = {path for path in found if not any(path.startswith(folder) for folder in own) or ".new" in path}
+        found.discard(f"{self.folder}/cache/gpupool/modules.key")  # of the caches' names, for ever
         # SQLite's own, which come and go with the manager; the output of `listed`.
         found -= {f"{self.folder}/manager.db{suffix}" for suffix in ("-wal", "-shm", "-journal")}
         found -= {f"{self.runtime}/out", f"{self.runtime}/err"}
