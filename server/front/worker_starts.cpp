@@ -22,13 +22,13 @@ std::string keyOf(const std::string& moduleCache) {
   char key[kKeyBytes];
   if (access(path.c_str(), F_OK) != 0 && getentropy(key, sizeof key) == 0) {
     const kj::AutoCloseFd file(open(made.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (file >= 0 && ::write(file, key, sizeof key) == ssize_t{sizeof key})
+    if (file.get() >= 0 && ::write(file, key, sizeof key) == ssize_t{sizeof key})
       static_cast<void>(link(made.c_str(), path.c_str()) == 0);  // whole, and another server's stays
     unlink(made.c_str());
   }
   const kj::AutoCloseFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (file >= 0 && ::read(file, key, sizeof key) == ssize_t{sizeof key}) return {key, sizeof key};
-  GPUPOOL_WARNING("no module cache: its key %s: %s", path.c_str(), file >= 0 ? "too short" : strerror(errno));
+  if (file.get() >= 0 && ::read(file, key, sizeof key) == ssize_t{sizeof key}) return {key, sizeof key};
+  GPUPOOL_WARNING("no module cache: its key %s: %s", path.c_str(), file.get() >= 0 ? "too short" : strerror(errno));
   return "";
 }
 

@@ -34,7 +34,7 @@ fuzzer(frames LIBS fuzz_worker)
 fuzzer(call_rows LIBS fuzz_worker)
 
 set(client ${CMAKE_SOURCE_DIR}/client)
-fuzzer(client_replies SOURCES ${client}/failover.cpp ${client}/session.cpp ${client}/session_move.cpp ${client}/session_notices.cpp
+fuzzer(client_replies SOURCES ${client}/failover.cpp ${client}/call_log.cpp ${client}/replay.cpp ${client}/session.cpp ${client}/session_move.cpp ${client}/session_notices.cpp
   ${client}/move_course.cpp ${client}/transfers.cpp ${client}/words.cpp ${client}/holder.cpp ${client}/process.cpp LIBS transports call_rows)
 target_compile_definitions(fuzz_client_replies PRIVATE __CUDA_API_VERSION_INTERNAL)
 fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
@@ -46,7 +46,7 @@ add_library(fuzz_pool STATIC
   ${front}/session_arrivals.cpp ${front}/session_memory.cpp ${front}/session_moves.cpp ${front}/session_orders.cpp
   ${front}/sessions.cpp ${front}/suspension.cpp
   ${front}/worker_child.cpp ${front}/worker_pool.cpp ${front}/worker_starts.cpp
-  ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
+  ${CMAKE_SOURCE_DIR}/pool-manager/cli/figures.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
 target_link_libraries(fuzz_pool PUBLIC pool_service transports)
 target_compile_options(pool_schema PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/kj_and_clang.h")
 fuzzer(handshake LIBS fuzz_pool)
