@@ -28,7 +28,8 @@ std::string keyOf(const std::string& moduleCache) {
   }
   const kj::AutoCloseFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
   if (file.get() >= 0 && ::read(file, key, sizeof key) == ssize_t{sizeof key}) return {key, sizeof key};
-  GPUPOOL_WARNING("no module cache: its key %s: %s", path.c_str(), file.get() >= 0 ? "too short" : strerror(errno));
+  GPUPOOL_WARNING("no module cache: its key %s: %s", path.c_str(),
+                  file.get() >= 0 ? "too short" : strerror(errno));
   return "";
 }
 
