@@ -40,8 +40,7 @@ struct Bench {
     header.epoch = 1;
     std::vector<std::byte> bytes(sizeof header + 8 * arguments.size());
     std::memcpy(bytes.data(), &header, sizeof header);
-    if (!arguments.empty())
-      std::memcpy(bytes.data() + sizeof header, arguments.data(), 8 * arguments.size());
+    if (!arguments.empty()) std::memcpy(bytes.data() + sizeof header, arguments.data(), 8 * arguments.size());
     log.sent(false, bytes, traits);
   }
   void begin() {
