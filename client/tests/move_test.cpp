@@ -66,8 +66,8 @@ schema::WorkerHello helloOf(uint32_t epoch) {
 struct Served {
   std::mutex mutex;
   uint64_t frames = 0, asides = 0;
-  bool differs = false;             // the next worker answers otherwise
-  std::atomic<bool> silent{false};  // no frame is answered
+  std::atomic<bool> differs{false};  // the next worker answers otherwise
+  std::atomic<bool> silent{false};   // no frame is answered
   std::vector<std::string> faults;
   void check(bool good, const std::string& what) {
     if (!good) faults.push_back(what);
@@ -212,7 +212,8 @@ int sessionDevice(CUdevice device) { return device; }
 
 struct SessionSeam {
   using Dial = std::function<std::unique_ptr<transport::Connection>(uint32_t, std::string&)>;
-  SessionSeam(std::unique_ptr<transport::Connection> connection, Dial dial) {
+  SessionSeam(std::unique_ptr<transport::Connection> connection, Dial dial, bool isProtected) {
+    if (isProtected) session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20});
     session->mapsMemory_ = connection->mapsMemory();
     session->use(std::move(connection));
     session->epoch_ = 1;
@@ -227,7 +228,6 @@ struct SessionSeam {
     eventually([this] { return !moving(); });
     if (!session->hostThread_) delete session;  // that thread never ends
   }
-  void protect() { session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20}); }
   bool moving() {
     std::lock_guard lock(session->moveMutex_);
     return session->moverRuns_;
@@ -238,7 +238,10 @@ struct SessionSeam {
   }
   uint64_t moves() const { return session->moves_; }
   size_t watches() const { return session->watches_.size(); }
-  uint64_t frames() const { return session->seq_; }
+  uint64_t frames() const {
+    std::lock_guard lock(session->enqueueMutex_);
+    return session->seq_;
+  }
   uint64_t asides() const { return session->asides_; }
 
   Session* session = new Session;
@@ -254,12 +257,13 @@ namespace {
 
 // A session with its worker, the next one as it is dialled, and threads that use it all the time.
 struct Pool {
-  explicit Pool(int threads = 3, bool overShm = false) : shm(overShm) {
+  explicit Pool(int threads = 3, bool overShm = false, bool isProtected = false) : shm(overShm) {
     auto [near, far] = connected();
     old = std::make_unique<Worker>(std::move(far), 1, served);
     old->serve();
     seam = std::make_unique<SessionSeam>(
-        std::move(near), [this](uint32_t number, std::string& why) { return dial(number, why); });
+        std::move(near), [this](uint32_t number, std::string& why) { return dial(number, why); },
+        isProtected);
     for (int i = 0; i < threads; ++i) traffic.emplace_back([this, i] { use(static_cast<uint64_t>(i)); });
     if (threads != 0) traffic.emplace_back([this] { useAside(); });
   }
@@ -518,9 +522,8 @@ TEST_CASE("a session that was held and is nowhere ends") {
 
 TEST_CASE(
     "a session whose worker has died goes on from its checkpoint, and what it has sent since is made again") {
-  Pool pool(0, true);
   const bool isProtected = GENERATE(true, false);
-  if (isProtected) pool.seam->protect();
+  Pool pool(0, true, isProtected);
   const auto ask = [&](uint64_t token) {
     return pool.session().await<"cuCtxGetCacheConfig">(client::fromId<CUcontext>(token),
                                                        static_cast<CUfunc_cache*>(nullptr));
