@@ -63,6 +63,24 @@ bool Session::awaitFailover(const std::shared_ptr<transport::Connection>& gone) 
   return link() != gone;
 }
 
+CUresult Session::fetch(CallLog::Place place, uint64_t at, std::span<std::byte> to,
+                        const std::function<bool(transport::Region&, uint64_t&)>& where) {
+  std::shared_ptr<transport::Connection> used;
+  do {
+    const Transfers::Inside inside(transfers_, Transfers::alone);
+    transport::Region region;
+    uint64_t offset = 0;
+    if (!where(region, offset)) return CUDA_ERROR_INVALID_VALUE;
+    used = link();
+    const transport::Transfer transfer = used->get(to.data(), region, offset, to.size());
+    if (transfer != transport::kRefused && used->wait(transfer, transport::kForever)) {
+      if (log_ != nullptr) log_->got(place, at, to);
+      return CUDA_SUCCESS;
+    }
+  } while (awaitFailover(used));
+  return transferFailed();
+}
+
 // Whoever read has met the end of the connection.
 bool Session::keepReadersAway() {
   std::unique_lock lock(replyMutex_);
@@ -158,7 +176,8 @@ void Session::hearUnseen(const Replay& replay) {
     for (const auto& message : replay.unseenReplies()) deliver(message);
   }
   for (const auto& message : replay.unseenNotices()) handleNotice(message);
-  hearWords(replay.words());
+  for (const auto& [index, value] : replay.words()) hearWord(index, value);
+  words_->ring();
 }
 
 // ---- the log of calls

@@ -74,13 +74,6 @@ std::string Replay::run() {
   return why_;
 }
 
-std::vector<schema::WordUpdate> Replay::words() const {
-  std::vector<schema::WordUpdate> all;
-  all.reserve(words_.size());
-  for (const auto& [index, value] : words_) all.push_back({index, value});
-  return all;
-}
-
 void Replay::step(const Entry& entry) {
   switch (entry.kind) {
     case Entry::Kind::frame:

@@ -55,8 +55,8 @@ class Replay {
   // In the order in which they came.
   using Message = std::vector<std::byte>;
   const std::vector<Message>& unseenReplies() const { return unseenReplies_; }
-  const std::vector<Message>& unseenNotices() const { return unseenNotices_; }  // all but words
-  std::vector<schema::WordUpdate> words() const;
+  const std::vector<Message>& unseenNotices() const { return unseenNotices_; }    // all but words
+  const std::unordered_map<uint64_t, uint64_t>& words() const { return words_; }  // values by index
 
  private:
   using Entry = CallLog::Entry;

@@ -49,10 +49,11 @@ class Session {
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
-  // A reply has told that the word is there.
+  // A reply or a notice has told that the word is there. Who waits for it is not woken (Words::ring).
   void hearWord(uint64_t index, uint64_t value) {
-    const schema::WordUpdate update{index, value};
-    hearWords({&update, 1});
+    if (index >= schema::kWordsCount) return;
+    if (__builtin_expect(log_ != nullptr, 0) && words_->value(index) < value) log_->reached(index, value);
+    words_->set(index, value);
   }
   CUresult sticky() const {
     CUresult status = words_->sticky();
@@ -164,9 +165,10 @@ class Session {
   void notePut(CallLog::Place place, uint64_t at, const void* from, size_t bytes) {
     if (__builtin_expect(log_ != nullptr, 0)) logPut(place, at, from, bytes);
   }
-  void noteGot(CallLog::Place place, uint64_t at, std::span<const std::byte> bytes) {
-    if (__builtin_expect(log_ != nullptr, 0)) log_->got(place, at, bytes);
-  }
+  // Bytes of memory that the worker has; where it dies meanwhile, of the next one's. `where`, inside
+  // transfers(): which region, and where in it; false: there is none. `at`: as the log names it.
+  CUresult fetch(CallLog::Place place, uint64_t at, std::span<std::byte> to,
+                 const std::function<bool(transport::Region& region, uint64_t& offset)>& where);
   // A put that was noted has failed, or memory was not shared: the worker has died, and all that will be done
   // again at another one.
   bool isDoneAgain() const { return log_ != nullptr && provesGone() && goesOver(); }
@@ -373,7 +375,6 @@ class Session {
   void tellLog(bool soon);
   static std::string obstacle(std::string_view call);
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
-  void hearWords(std::span<const schema::WordUpdate> words);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
   void switchTo(NextWorker& next);

@@ -91,12 +91,13 @@ void Session::handleNotice(std::span<const std::byte> message) {
   Reader in(message);
   auto header = in.value<Notice>();
   switch (header.type) {
-    case NoticeType::words: {
-      std::vector<schema::WordUpdate> updates;
-      while (in.remaining() >= sizeof(schema::WordUpdate)) updates.push_back(in.value<schema::WordUpdate>());
-      hearWords(updates);
+    case NoticeType::words:
+      while (in.remaining() >= sizeof(schema::WordUpdate)) {
+        const auto update = in.value<schema::WordUpdate>();
+        hearWord(update.index, update.value);
+      }
+      words_->ring();
       break;
-    }
     case NoticeType::kept: {
       const auto body = in.value<schema::KeptBody>();
       if (log_ != nullptr) log_->kept(body.frame, body.aside);
@@ -156,15 +157,6 @@ void Session::handleNotice(std::span<const std::byte> message) {
     default:
       GPUPOOL_WARNING("the worker sent a notice of unknown type %u", static_cast<unsigned>(header.type));
   }
-}
-
-void Session::hearWords(std::span<const schema::WordUpdate> words) {
-  for (const schema::WordUpdate& update : words) {
-    if (log_ != nullptr && words_->value(update.index) < update.value)
-      log_->reached(update.index, update.value);
-    words_->set(update.index, update.value);
-  }
-  words_->ring();
 }
 
 uint64_t Session::addHostFunction(const HostFunction& function) {

@@ -282,125 +282,101 @@ WorkerProcess::~WorkerProcess() {
   close(descriptor_);
 }
 
-bool WorkerProcess::reportReady(const std::string& driverPath, std::span<const std::string> walls) {
+// One report of this worker; `fill` says what.
+template <class Fill>
+bool WorkerProcess::report(Fill&& fill, int flags) {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
-  report.setDriver(driverPath);
   report.setRowsHash(rowsHash_);
-  auto list = report.initWalls(static_cast<unsigned>(walls.size()));
-  for (unsigned i = 0; i < list.size(); ++i) list.set(i, walls[i]);
-  report.setReady();
-  return sendReport(descriptor_, message);
+  fill(report);
+  return sendReport(descriptor_, message, flags);
+}
+
+bool WorkerProcess::reportReady(const std::string& driverPath, std::span<const std::string> walls) {
+  return report([&](auto& to) {
+    to.setDriver(driverPath);
+    auto list = to.initWalls(static_cast<unsigned>(walls.size()));
+    for (unsigned i = 0; i < list.size(); ++i) list.set(i, walls[i]);
+    to.setReady();
+  });
 }
 
 bool WorkerProcess::reportDevices(const std::string& driverPath, std::span<const Device> devices) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setDriver(driverPath);
-  report.setRowsHash(rowsHash_);
-  auto list = report.initDevices(static_cast<unsigned>(devices.size()));
-  for (unsigned i = 0; i < devices.size(); ++i) schema::write(devices[i], list[i]);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    to.setDriver(driverPath);
+    auto list = to.initDevices(static_cast<unsigned>(devices.size()));
+    for (unsigned i = 0; i < devices.size(); ++i) schema::write(devices[i], list[i]);
+  });
 }
 
 bool WorkerProcess::reportFailed(const std::string& text) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  report.setFailed(text);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) { to.setFailed(text); });
 }
 
 bool WorkerProcess::reportEnded(const std::string& text) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  report.setEnded(text);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) { to.setEnded(text); });
 }
 
 bool WorkerProcess::reportLost(uint32_t ordinal, const std::string& error) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto lost = report.initLost();
-  lost.setOrdinal(ordinal);
-  lost.setText(error);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    auto lost = to.initLost();
+    lost.setOrdinal(ordinal);
+    lost.setText(error);
+  });
 }
 
 bool WorkerProcess::reportSuspended(const SuspendOutcome& outcome) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto suspended = report.initSuspended();
-  suspended.setSuspended(outcome.suspended);
-  suspended.setError(outcome.error);
-  schema::writeKept(outcome.kept, suspended);
-  suspended.setMovedBytes(outcome.movedBytes);
-  suspended.setDrainMs(outcome.drainMs);
-  suspended.setMoveMs(outcome.moveMs);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    auto suspended = to.initSuspended();
+    suspended.setSuspended(outcome.suspended);
+    suspended.setError(outcome.error);
+    schema::writeKept(outcome.kept, suspended);
+    suspended.setMovedBytes(outcome.movedBytes);
+    suspended.setDrainMs(outcome.drainMs);
+    suspended.setMoveMs(outcome.moveMs);
+  });
 }
 
 bool WorkerProcess::reportMoved(const MoveOutcome& outcome) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto moved = report.initMoved();
-  moved.setError(outcome.error);
-  moved.setMovedBytes(outcome.movedBytes);
-  moved.setDrainMs(outcome.drainMs);
-  moved.setPauseMs(outcome.pauseMs);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    auto moved = to.initMoved();
+    moved.setError(outcome.error);
+    moved.setMovedBytes(outcome.movedBytes);
+    moved.setDrainMs(outcome.drainMs);
+    moved.setPauseMs(outcome.pauseMs);
+  });
 }
 
 bool WorkerProcess::reportRebuilt(const std::string& error) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  report.setRebuilt(error);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) { to.setRebuilt(error); });
 }
 
 bool WorkerProcess::reportDisturb() {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  report.setDisturb();
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) { to.setDisturb(); });
 }
 
 bool WorkerProcess::reportActivity(Activity activity) {
   static_assert(static_cast<int>(schema::Activity::BUSY) == static_cast<int>(Activity::busy) &&
                 static_cast<int>(schema::Activity::QUIET) == static_cast<int>(Activity::quiet) &&
                 static_cast<int>(schema::Activity::WAITING) == static_cast<int>(Activity::waiting));
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  report.setActivity(static_cast<schema::Activity>(activity));
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) { to.setActivity(static_cast<schema::Activity>(activity)); });
 }
 
 bool WorkerProcess::reportHindrances(std::span<const std::string> reasons) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto list = report.initHindrances(static_cast<unsigned>(reasons.size()));
-  for (unsigned i = 0; i < list.size(); ++i) list.set(i, reasons[i]);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    auto list = to.initHindrances(static_cast<unsigned>(reasons.size()));
+    for (unsigned i = 0; i < list.size(); ++i) list.set(i, reasons[i]);
+  });
 }
 
 bool WorkerProcess::reportLog(const ClientLog& log) {
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto said = report.initLog();
-  said.setFrameBytes(log.frameBytes);
-  said.setPayloadBytes(log.payloadBytes);
-  said.setWanted(log.wanted);
-  said.setObstacle(log.obstacle);
-  return sendReport(descriptor_, message);
+  return report([&](auto& to) {
+    auto said = to.initLog();
+    said.setFrameBytes(log.frameBytes);
+    said.setPayloadBytes(log.payloadBytes);
+    said.setWanted(log.wanted);
+    said.setObstacle(log.obstacle);
+  });
 }
 
 std::optional<SessionStart> WorkerProcess::waitForSession() {
@@ -432,19 +408,17 @@ std::optional<SessionStart> WorkerProcess::waitForSession() {
 MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
   std::unique_lock lock(memoryMutex_);
   const uint64_t ticket = nextTicket_++;
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto request = report.initMemory();
-  request.setTicket(ticket);
-  request.setPlace(place);
-  request.setTake(bytes);
   const uint64_t owed = std::exchange(owed_[place], 0);
-  request.setGive(owed);
   Asked& asked = asked_[ticket];
   asked = {place, bytes};
   lock.unlock();
-  const bool sent = sendReport(descriptor_, message);
+  const bool sent = report([&](auto& to) {
+    auto request = to.initMemory();
+    request.setTicket(ticket);
+    request.setPlace(place);
+    request.setTake(bytes);
+    request.setGive(owed);
+  });
   lock.lock();
   if (!sent) owed_[place] += owed;
   const auto bound = std::chrono::steady_clock::now() + kMemoryBound;
@@ -464,13 +438,14 @@ MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
 void WorkerProcess::giveMemory(uint32_t place, uint64_t bytes) {
   std::lock_guard lock(memoryMutex_);
   uint64_t& owed = owed_[place] += bytes;
-  capnp::MallocMessageBuilder message;
-  auto report = message.initRoot<schema::WorkerReport>();
-  report.setRowsHash(rowsHash_);
-  auto request = report.initMemory();
-  request.setPlace(place);
-  request.setGive(owed);
-  if (sendReport(descriptor_, message, MSG_DONTWAIT)) owed = 0;
+  const bool sent = report(
+      [&](auto& to) {
+        auto request = to.initMemory();
+        request.setPlace(place);
+        request.setGive(owed);
+      },
+      MSG_DONTWAIT);
+  if (sent) owed = 0;
 }
 
 void WorkerProcess::answer(uint64_t ticket, MemoryAnswer memory) {

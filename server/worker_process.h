@@ -222,6 +222,8 @@ class WorkerProcess {
   void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace,
              int clientGone);
   bool endsWithin(std::chrono::milliseconds time) const;
+  template <class Fill>
+  bool report(Fill&& fill, int flags = 0);
   // The server's next order; why the session ends, or empty: it goes on.
   std::string obey();
   struct Order;

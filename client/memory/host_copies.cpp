@@ -96,21 +96,13 @@ CUresult HostMemory::put(const void* from, uint64_t to, size_t bytes, bool lande
 }
 
 CUresult HostMemory::get(void* to, uint64_t from, size_t bytes) {
-  Session& session = Session::get();
-  std::shared_ptr<transport::Connection> used;
-  do {
-    const Transfers::Inside inside(session.transfers(), Transfers::alone);
-    transport::Region region;
-    uint64_t start = 0;
-    if (!regionAt(from, region, start)) return CUDA_ERROR_INVALID_VALUE;
-    used = session.link();
-    const transport::Transfer transfer = used->get(to, region, from - start, bytes);
-    if (transfer != transport::kRefused && used->wait(transfer, transport::kForever)) {
-      session.noteGot(CallLog::Place::pinned, from, {static_cast<const std::byte*>(to), bytes});
-      return CUDA_SUCCESS;
-    }
-  } while (session.awaitFailover(used));
-  return session.transferFailed();
+  return Session::get().fetch(CallLog::Place::pinned, from, {static_cast<std::byte*>(to), bytes},
+                              [&](transport::Region& region, uint64_t& offset) {
+                                uint64_t start = 0;
+                                if (!regionAt(from, region, start)) return false;
+                                offset = from - start;
+                                return true;
+                              });
 }
 
 // Where we have lent the worker the arena memory at `address`, and where that starts.

@@ -98,18 +98,12 @@ CUresult Staging::write(const Slot& slot, const void* from, size_t bytes, transp
 }
 
 CUresult Staging::read(const Slot& slot, void* to, size_t bytes) {
-  Session& session = Session::get();
-  std::shared_ptr<transport::Connection> used;
-  do {
-    const Transfers::Inside inside(session.transfers(), Transfers::alone);
-    used = session.link();
-    const transport::Transfer transfer = used->get(to, region_, slot.offset, bytes);
-    if (transfer != transport::kRefused && used->wait(transfer, transport::kForever)) {
-      session.noteGot(CallLog::Place::staging, slot.offset, {static_cast<const std::byte*>(to), bytes});
-      return CUDA_SUCCESS;
-    }
-  } while (session.awaitFailover(used));
-  return session.transferFailed();
+  return Session::get().fetch(CallLog::Place::staging, slot.offset, {static_cast<std::byte*>(to), bytes},
+                              [&](transport::Region& region, uint64_t& offset) {
+                                region = region_;
+                                offset = slot.offset;
+                                return true;
+                              });
 }
 
 CUresult Staging::finish(transport::Transfer transfer) {
