@@ -83,6 +83,7 @@ bool isOpen(kj::ConnectionReceiver& listener) {
   sockaddr_storage address{};
   kj::uint size = sizeof address;
   listener.getsockname(reinterpret_cast<sockaddr*>(&address), &size);
+  if (address.ss_family == AF_UNIX) return false;
   if (address.ss_family == AF_INET)
     return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 != 127;
   return !IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
@@ -153,13 +154,13 @@ int serve(const ManagerOptions& options) {
   limits.anyUser = options.anyUser;
   limits.connections = raiseDescriptorLimit() / 2;  // one host cannot take them all
   auto& timer = io.provider->getTimer();
+  const auto certificate = readCertificate(options);  // outlives the service
   Service service(timer, *store, times, limits, bootTimeMs);
   std::optional<TokenFile> tokens;
   if (!options.tokens.empty()) {
     tokens.emplace(options.tokens);
     service.demandTokens([&]() -> const Tokens& { return tokens->current(); });
   }
-  const auto certificate = readCertificate(options);
   kj::Promise<void> reloads = kj::NEVER_DONE;
   if (certificate != nullptr) {
     service.demandTls(*certificate);

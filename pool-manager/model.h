@@ -76,7 +76,6 @@ struct LeaseTurn {
   std::vector<uint64_t> kept;  // as in SuspendResult; empty: unknown
 };
 
-// What is known of why sessions of a lease could not be moved, as in pool.capnp.
 // As its server sees it; schema/pool.capnp says what each is.
 struct LeaseUse {
   Id id;
@@ -85,6 +84,7 @@ struct LeaseUse {
   bool wanted = false;
 };
 
+// What is known of why sessions of a lease could not be moved, as in pool.capnp.
 struct LeaseHindrances {
   Id id;
   std::vector<std::string> reasons = {};

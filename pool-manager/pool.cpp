@@ -128,6 +128,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
       record.state = LeaseState::granting;
     if (record.isPlaced()) record.suspension.kept = record.primary().kept;
+    if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = start.nowMs;
     leases_[record.id] = std::move(record);

@@ -466,7 +466,9 @@ class Pool {
   void endIdle(LeaseRecord& record, const LeaseUse& use, uint64_t now);
   void bringBack(LeaseRecord& record, uint64_t now);
   bool resumeWanted(const Id& id) const;
-  void orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder);
+  // idleReason: why by the pool itself; empty: by order.
+  void orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder,
+                    const std::string& idleReason = "");
   void keepSuspended(LeaseRecord& record);
   bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
   bool isClaimed(const LeaseRecord& record, const Queue& before) const;

@@ -30,6 +30,8 @@ Id Pool::claimNamed(const Principal& who, const std::string& tenant, const std::
     throw std::invalid_argument("'" + printable(name, 64) +
                                 "' names no claim: name its id, 32 hexadecimal digits, or its job");
   checkJob(name);
+  if (!tenant.empty() && !who.owns(tenant))
+    throw std::invalid_argument("tenant '" + who.tenant + "' names its own claims alone");
   return claimId(who.role != Role::user && !tenant.empty() ? tenant : who.tenant, name);
 }
 
@@ -58,6 +60,9 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
   LeaseRecord& claim = at->second;
   if (claim.job.empty()) return refuse("lease " + id.text() + " is no claim, and has a holder of its own");
   if (!claim.runs()) return refuse(name + " is ending: " + claim.reason);
+  if (claim.hold)
+    return refuse(name + " is held in files, " + claim.hold->held.folder +
+                  "; gpupool restore brings it back");
   if (claim.adoptions.size() >= kMostAdopters && !claim.adoptions.contains(request.id))
     return refuse(name + " is used by too many programs");
   const bool isNew = !claim.adoptions.contains(request.id);

@@ -106,6 +106,8 @@ bool Pool::serveRestore(const Waiter& waiter, LeaseRecord& record, Queue& before
   if (tooLate(waiter, now)) {
     std::string missing = placeHeld(record, wish, there).missing;
     if (missing.empty()) missing = overQuota;
+    if (missing.empty() && record.placements.size() >= kMostToLeave)
+      missing = "servers that it has left have not confirmed that yet";
     if (missing.empty()) missing = "the devices that are free are for those who waited longer";
     if (before.length != 0)
       missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";

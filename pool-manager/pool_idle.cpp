@@ -30,7 +30,7 @@ void Pool::noteUses(const std::string& server, const Id& incarnation, const std:
     const auto at = leases_.find(use.id);
     if (at == leases_.end() || at->second.change != Change::none) continue;
     LeaseRecord& record = at->second;
-    if (record.server().name != server || record.server().incarnation != incarnation) continue;
+    if (!record.isPlaced() || record.server().life() != ServerLife{server, incarnation}) continue;
     if (record.state == LeaseState::active)
       endIdle(record, use, now);
     else if (record.comesBack() && use.wanted)
@@ -42,11 +42,12 @@ void Pool::endIdle(LeaseRecord& record, const LeaseUse& use, uint64_t now) {
   const uint32_t limit = record.terms.idleMs;
   if (limit == 0 || use.wanted || use.idleMs < limit || now < record.idleNotBeforeMs) return;
   const std::string why = "it was idle for " + age(limit);
+  if (use.sessions == 0 && !record.adoptions.empty())
+    return;  // a program uses the claim, and has it yet to call
   if (use.sessions == 0) return startRevoke(record, LeaseState::released, why, now);
   record.idleNotBeforeMs = now + limit;  // should it fail
-  record.idleReason = why;
   record.changedBy.clear();
-  orderSuspend(record, kDrainMs, "");
+  orderSuspend(record, kDrainMs, "", why);
 }
 
 // It waits for its devices for as long as it takes.

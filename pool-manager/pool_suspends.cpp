@@ -42,7 +42,7 @@ LeaseRecord& Pool::demandRunning(const Principal& who, const Id& id, const char*
   }
   LeaseRecord& record = at->second;
   const std::string why = std::string("cannot be ") + what + ": it is ";
-  if (record.state == LeaseState::granting)
+  if (record.state == LeaseState::granting || (record.state == LeaseState::active && record.hold))
     refuse(record, why + (record.hold ? "being restored" : "granting: its server has not confirmed it yet"));
   if (record.target() != nullptr && record.runs()) return record;
   if (record.state != LeaseState::active && record.state != LeaseState::suspended &&
@@ -82,6 +82,8 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
     return events_.suspended(id, record.suspension);
   demandUnheld(record, "suspended");
   if (record.state == LeaseState::suspended) return keepSuspended(record);
+  if (record.change == Change::storing && !record.idleReason.empty()) refuseNow(record);  // it is written
+  if (record.change == Change::suspending) record.idleReason.clear();  // now it is ordered, and stays so
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
   demandServer(record, record.primary(), "suspended", now);
@@ -89,7 +91,9 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   orderSuspend(record, drainMs, folder);
 }
 
-void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder) {
+void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder,
+                        const std::string& idleReason) {
+  record.idleReason = idleReason;
   record.change = Change::suspending;
   record.order = ++orders_;
   record.orderedAt = record.server().name;
@@ -103,7 +107,12 @@ void Pool::keepSuspended(LeaseRecord& record) {
     std::erase_if(waiters_, [&](const Waiter& one) {
       return one.resumes && one.request.id == record.id && !events_.resumeWanted(record.id);
     });
-    write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}}, {}, [](const std::string&) {});
+    write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}}, {},
+          [this, id = record.id, result = record.suspension](const std::string& why) {
+            if (why.empty()) return events_.suspended(id, result);
+            events_.notSuspended(id, {Failure::Kind::refused, "the manager cannot write its store: " + why});
+          });
+    return;
   }
   events_.suspended(record.id, record.suspension);
 }
@@ -185,7 +194,7 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
     for (const Placement& placement : record.placements) tellLeft(record, placement);
   } else {
     record.primary().kept = record.suspension.kept;
-    record.reason = record.idleReason;
+    record.reason = std::exchange(record.idleReason, "");
     record.idleNotBeforeMs = 0;
     setState(record, LeaseState::suspended);
   }
@@ -218,7 +227,8 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   });
   if (waits != waiters_.end()) {
     if (waitMs == 0) refuse(record, "waits already to be resumed: " + missingToResume(record, who, {}, now));
-    waits->untilMs = std::max(waits->untilMs, now + waitMs);
+    // One that the pool has queued by itself waits for ever: whoever orders it gets an answer in time.
+    waits->untilMs = waits->untilMs == kNever ? now + waitMs : std::max(waits->untilMs, now + waitMs);
     return;
   }
   if (waiters_.size() >= kMaxQueued) refuse(record, "cannot be resumed: too many requests wait for devices");

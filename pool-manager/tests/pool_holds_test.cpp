@@ -358,3 +358,13 @@ TEST_CASE_METHOD(Holds, "it ends as others do") {
   restart();
   CHECK(pool.pool->leases().empty());
 }
+
+TEST_CASE_METHOD(Holds, "its server's use of one that has just been held is nobody's use") {
+  lease(1, 0);
+  hold(1);
+  // Before its server has heard that it has left.
+  CHECK(pool->beat("a", kA.incarnation, {{1, 1}}, {}, 1, now, {}, {}, {}, {{{1, 1}, 1'000'000, 0, true}}));
+  pool->revoked(kA, {1, 1}, now);
+  CHECK(pool->beat("a", kA.incarnation, {}, {}, 1, now, {}, {}, {}, {{{1, 1}, 1'000'000, 0, true}}));
+  CHECK(state(1) == LeaseState::held);
+}

@@ -158,3 +158,27 @@ TEST_CASE_METHOD(Idle, "a site's default and maximum") {
   leaseFor(4, kGiB, 0);
   CHECK(record(4).terms.idleMs == 90'000);
 }
+
+TEST_CASE_METHOD(Idle, "one that is suspended by order after it came back stays suspended") {
+  idleSuspended();
+  beatUse(0, 1, true, true);  // a program calls
+  REQUIRE(events.resumes.size() == 1);
+  pool->resumeDone({1, 1}, events.resumes.back().number, now);
+  REQUIRE(state(1) == LeaseState::active);
+  pool->suspend(kAdmin, {1, 1}, 30'000, now, "");
+  serverSuspends();
+  REQUIRE(state(1) == LeaseState::suspended);
+  beatUse(0, 1, true, true);
+  CHECK(events.resumes.size() == 1);
+}
+
+TEST_CASE_METHOD(Idle, "an order while it is being suspended makes it stay so") {
+  leaseFor(1, 40 * kGiB);
+  beatUse(kLimitMs, 1);
+  REQUIRE(events.suspends.size() == 1);
+  pool->suspend(kAdmin, {1, 1}, 30'000, now, "");
+  serverSuspends();
+  REQUIRE(state(1) == LeaseState::suspended);
+  beatUse(0, 1, true, true);
+  CHECK(events.resumes.empty());
+}
