@@ -87,8 +87,8 @@ void CallLog::add(Entry entry) {
 }
 
 void CallLog::lookWanted() {
-  const bool wanted =
-      !broken_.empty() || frameBytes_ > limits_.frameBytes / 2 || payloadBytes_ > limits_.payloadBytes / 2;
+  // A log that was broken off waits for the next checkpoint in its turn.
+  const bool wanted = frameBytes_ > limits_.frameBytes / 2 || payloadBytes_ > limits_.payloadBytes / 2;
   if (wanted && !wanted_) turned_ = true;
   wanted_ = wanted;
   recorded_ = recording();

@@ -61,7 +61,7 @@ class CallLog {
 
   explicit CallLog(Limits limits, Omits omits = Omits::nothing) : limits_(limits), omits_(omits) {}
 
-  // A message that is sent next. name: of its call, static.
+  // A message that is sent next. traits: of its call (Trait).
   void sent(bool aside, std::span<const std::byte> message, uint8_t traits);
   void put(Place place, uint64_t at, const void* from, size_t bytes);
   void got(Place place, uint64_t at, std::span<const std::byte> bytes);

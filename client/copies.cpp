@@ -280,7 +280,10 @@ CUresult downloadInline(const StreamRef& ref, uint64_t to, uint64_t from, size_t
         session.collect<"sessionRead">(waiter, ref.wire, CUdeviceptr{staged}, CUdeviceptr{from}, bytes,
                                        ref.stream->word, value, none, uint64_t{0}, data, &count);
     if (status == CUDA_SUCCESS) status = answer;
-    if (answer == CUDA_SUCCESS) session.hearWord(ref.stream->word, value);
+    if (answer == CUDA_SUCCESS) {
+      const Inside inside(transfers(), Transfers::alone);  // nothing is noted while the log is sent again
+      session.hearWord(ref.stream->word, value);
+    }
   }
   staging().releaseAfter(slot, ref, value);
   if (status == CUDA_SUCCESS && count != bytes) status = CUDA_ERROR_UNKNOWN;

@@ -18,7 +18,6 @@ namespace {
 
 constexpr std::chrono::seconds kMoverBound{5};  // a move that the death has ended winds up
 constexpr std::chrono::milliseconds kLook{1};
-constexpr std::chrono::seconds kDeathBound{1};  // of a worker whose transfer has failed, to be known
 constexpr std::chrono::milliseconds kTellPause{500};
 
 std::string plural(uint64_t count, const char* what) {
@@ -29,10 +28,9 @@ std::string plural(uint64_t count, const char* what) {
 
 bool Session::isFailover(const std::string& reason) { return reason.starts_with(transport::kFailoverWords); }
 
-bool Session::goesOver() const {
-  if (log_ == nullptr || closing_ || words_->sticky() != CUDA_SUCCESS) return false;
-  const auto gone = link();
-  return gone->peer() != transport::Peer::alive && isFailover(gone->reason());
+bool Session::goesOver(const transport::Connection& gone) const {
+  return !closing_ && words_->sticky() == CUDA_SUCCESS && gone.peer() != transport::Peer::alive &&
+         isFailover(gone.reason());
 }
 
 bool Session::failOver(const transport::Connection& gone) {
@@ -55,9 +53,7 @@ bool Session::failOver(const transport::Connection& gone) {
 // Ends with the service thread's decision: it goes over, or makes the loss sticky.
 bool Session::awaitFailover(const std::shared_ptr<transport::Connection>& gone) {
   if (log_ == nullptr) return false;
-  for (transport::TimeLeft time(kDeathBound); gone->peer() == transport::Peer::alive && time.any();)
-    std::this_thread::sleep_for(kLook);
-  if (gone->peer() == transport::Peer::alive || !isFailover(gone->reason())) return false;
+  if (!provesGone(*gone) || !isFailover(gone->reason())) return false;
   const Transfers::Outside outside(transfers_);
   while (link() == gone && words_->sticky() == CUDA_SUCCESS && !closing_) std::this_thread::sleep_for(kLook);
   return link() != gone;
@@ -149,8 +145,7 @@ std::string Session::makeAgain(NextWorker& next) {
   settings.cancelled = [this] { return closing_ || words_->sticky() != CUDA_SUCCESS; };
   Replay replay(*entries, std::move(target), settings);
   why = replay.run();
-  if (why.empty() && hooks != nullptr) hooks->arrive(replay.pinned(), why);
-  if (!why.empty()) return why + age();
+  if (!why.empty() || (hooks != nullptr && !hooks->arrive(replay.pinned(), why))) return why + age();
   switchTo(next);
   hearUnseen(replay);
   const Replay::Counts& counts = replay.counts();

@@ -164,6 +164,19 @@ void Replay::commit(Channel channel, std::span<const std::byte> message) {
   if (room == nullptr) return;
   std::memcpy(room, message.data(), message.size());
   to.commit(channel, message.size());
+  lastHeard_ = Clock::now();
+}
+
+// The bound is of waiting: it begins where a transfer does, and where an answer is waited for.
+bool Replay::arrives(transport::Transfer transfer) {
+  lastHeard_ = Clock::now();
+  if (transfer == transport::kRefused) return false;
+  while (why_.empty()) {
+    if (target_.connection.wait(transfer, Clock::now() + kSendLook)) return true;
+    if (target_.connection.peer() != Peer::alive) return false;
+    pump();
+  }
+  return false;
 }
 
 bool Replay::place(const Entry& entry, uint64_t bytes, transport::Region& region, uint64_t& offset) {
@@ -187,8 +200,7 @@ void Replay::put(const Entry& entry) {
     return fail("the other worker does not have all of the session's pinned memory");
   ++counts_.transfers;
   const auto transfer = target_.connection.put(entry.bytes.data(), region, offset, entry.bytes.size());
-  if (transfer == transport::kRefused || !target_.connection.wait(transfer, transport::kForever))
-    fail("data did not reach the other worker again");
+  if (!arrives(transfer)) fail("data did not reach the other worker again");
 }
 
 void Replay::get(const Entry& entry) {
@@ -198,8 +210,7 @@ void Replay::get(const Entry& entry) {
   if (!place(entry, bytes.size(), region, offset))
     return fail("the other worker does not have all of the session's pinned memory");
   const auto transfer = target_.connection.get(bytes.data(), region, offset, bytes.size());
-  if (transfer == transport::kRefused || !target_.connection.wait(transfer, transport::kForever))
-    return fail("data did not come from the other worker again");
+  if (!arrives(transfer)) return fail("data did not come from the other worker again");
   ++counts_.compared;
   if (contentDigest(bytes) != entry.digest) differs("a copy from the device", true);
 }
@@ -208,6 +219,7 @@ void Replay::get(const Entry& entry) {
 
 void Replay::awaitWord(uint64_t index, uint64_t value) {
   bool asked = false;
+  lastHeard_ = Clock::now();
   while (why_.empty() && words_[index] < value) {
     if (!std::exchange(asked, true)) {
       Message watch(sizeof(Notice) + sizeof(schema::WordUpdate));
@@ -223,6 +235,7 @@ void Replay::awaitWord(uint64_t index, uint64_t value) {
 
 void Replay::awaitReply(uint64_t seq) {
   if (!calls_.contains(seq)) return;  // its answer was one to a call before the checkpoint
+  lastHeard_ = Clock::now();
   while (why_.empty() && !answered_[seq]) pump();
 }
 

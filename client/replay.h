@@ -75,6 +75,7 @@ class Replay {
   void put(const Entry& entry);
   void get(const Entry& entry);
   bool place(const Entry& entry, uint64_t bytes, transport::Region& region, uint64_t& offset);
+  bool arrives(transport::Transfer transfer);
   void awaitWord(uint64_t index, uint64_t value);
   void awaitReply(uint64_t seq);
   void compareScratch();

@@ -282,18 +282,17 @@ void Session::tellGone() {
 }
 
 // What takes both sides fails a moment before the other is known to be gone.
-bool Session::provesGone() const {
+bool Session::provesGone(const transport::Connection& connection) {
   constexpr auto kBound = std::chrono::seconds(1);
-  const auto connection = link();
-  for (transport::TimeLeft time(kBound); connection->peer() == Peer::alive && time.any();)
+  for (transport::TimeLeft time(kBound); connection.peer() == Peer::alive && time.any();)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return connection->peer() != Peer::alive;
+  return connection.peer() != Peer::alive;
 }
 
-CUresult Session::shareFailed() { return provesGone() ? lost() : CUDA_ERROR_OUT_OF_MEMORY; }
+CUresult Session::shareFailed() { return provesGone(*link()) ? lost() : CUDA_ERROR_OUT_OF_MEMORY; }
 
 CUresult Session::transferFailed() {
-  if (provesGone()) return lost();
+  if (provesGone(*link())) return lost();
   tellReason("the GPU server refused a transfer of data; start the program again");
   return CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
@@ -326,9 +325,9 @@ void Session::await(Waiter& waiter) {
       waiter.status = sticky() != CUDA_SUCCESS ? sticky() : CUDA_ERROR_DEVICE_UNAVAILABLE;
       return;
     }
-    if (log_ != nullptr && goesOver()) {
+    if (const auto gone = log_ != nullptr ? link() : nullptr; gone != nullptr && goesOver(*gone)) {
       lock.unlock();
-      awaitFailover(link());
+      awaitFailover(gone);
       lock.lock();
       if (words_->sticky() != CUDA_SUCCESS) lost_ = true;
       continue;

@@ -171,7 +171,7 @@ class Session {
                  const std::function<bool(transport::Region& region, uint64_t& offset)>& where);
   // A put that was noted has failed, or memory was not shared: the worker has died, and all that will be done
   // again at another one.
-  bool isDoneAgain() const { return log_ != nullptr && provesGone() && goesOver(); }
+  bool isDoneAgain() const { return log_ != nullptr && provesGone(*link()) && goesOver(); }
   // Of a thread that has no answer, and holds nothing that others need to give it one: true: the session has
   // gone on at another worker. `gone`: the connection that failed.
   bool awaitFailover(const std::shared_ptr<transport::Connection>& gone);
@@ -298,7 +298,7 @@ class Session {
   static void awaitLoss();
   std::byte* reserve(size_t bytes, transport::Channel channel = transport::Channel::call);
   CUresult lost();
-  bool provesGone() const;
+  static bool provesGone(const transport::Connection& connection);
   void addWaiter(Waiter* waiter);
   void await(Waiter& waiter);
   void readReply(std::unique_lock<std::mutex>& lock);  // of replyMutex_: nobody else reads
@@ -358,7 +358,8 @@ class Session {
 
   static bool isFailover(const std::string& reason);
   // The worker has died, and its server restores the session in another one.
-  bool goesOver() const;
+  bool goesOver() const { return log_ != nullptr && goesOver(*link()); }
+  bool goesOver(const transport::Connection& gone) const;
   // False: the session does not go on; where that is to be said, it was.
   bool failOver(const transport::Connection& gone);
   bool goOn();

@@ -348,6 +348,8 @@ void Session::switchTo(NextWorker& next) {
   const auto traffic = old->traffic();
   if (log_ != nullptr)
     log_->relocate(hello_->stagingAddress, next.hello.stagingAddress, next.hello.stagingBytes);
+  logTold_ = {};  // the next worker has not heard of it
+  logToldAt_ = {};
   epoch_ = next.epoch;
   hello_->words = next.hello.words;
   hello_->staging = next.hello.staging;

@@ -27,8 +27,6 @@ Transfers::Inside::~Inside() {
   transfers_->leave(kind_);
 }
 
-bool Transfers::inside() { return insideDepth != 0; }
-
 Transfers::Exempt::Exempt() { ++insideDepth; }
 Transfers::Exempt::~Exempt() { --insideDepth; }
 

@@ -32,10 +32,10 @@ inline bool readPciAddress(const std::string& text, PciAddress& address) {
   return true;
 }
 
-// server: ServerInfo.name. Its first 63 bytes count, which is what a holder tells a client of it.
+// server: ServerInfo.name. Its first 63 bytes count, which is what a holder tells a client of it. Two
+// addresses of one server stay two; those of different servers are almost certainly different.
 inline PciAddress poolAddress(std::string_view server, PciAddress real) {
-  const std::string from = std::string(server.substr(0, 63)) + "/" + std::to_string(real.domain);
-  return {0x8000u | (fnv32(from) & 0x7fffu), real.bus, real.device};
+  return {0x8000u | ((fnv32(server.substr(0, 63)) + real.domain) & 0x7fffu), real.bus, real.device};
 }
 
 // As cuDeviceGetPCIBusId writes it.

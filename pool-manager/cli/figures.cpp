@@ -27,7 +27,8 @@ constexpr capnp::ReaderOptions kReports{.traversalLimitInWords = kMostDevices * 
 
 kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration age) {
   if (!latest_.devices.empty() && ageOfLatest() <= age) return kj::READY_NOW;
-  KJ_IF_MAYBE (already, asking_) return already->addBranch();
+  if (!settled_)
+    KJ_IF_MAYBE (already, asking_) return already->addBranch();
   if (where_ && *where_ != lease.server.life()) stream_ = nullptr;  // it has moved
   where_ = lease.server.life();
   auto copy = kj::heap<pool::Lease>(lease);
@@ -41,15 +42,21 @@ kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration 
                      if (!again || error.getType() != kj::Exception::Type::DISCONNECTED) return kj::mv(error);
                      return connect(lease).then([this, maxAgeMs] { return ask(maxAgeMs); });
                    });
-  auto fork = io_.getTimer().timeoutAfter(settings_.askBound, kj::mv(asked)).attach(kj::mv(copy)).fork();
-  auto done = fork.addBranch().then([this] { asking_ = nullptr; },
-                                    [this](kj::Exception&& error) {
-                                      asking_ = nullptr;
-                                      stream_ = nullptr;
-                                      kj::throwFatalException(kj::mv(error));
-                                    });
+  settled_ = false;
+  // In the fork itself: whoever asked first may be gone before the answer.
+  auto fork = io_.getTimer()
+                  .timeoutAfter(settings_.askBound, kj::mv(asked))
+                  .attach(kj::mv(copy))
+                  .then([this] { settled_ = true; },
+                        [this](kj::Exception&& error) {
+                          settled_ = true;
+                          stream_ = nullptr;
+                          kj::throwFatalException(kj::mv(error));
+                        })
+                  .fork();
+  auto branch = fork.addBranch();
   asking_ = kj::mv(fork);
-  return done;
+  return branch;
 }
 
 kj::Promise<void> FiguresSource::connect(const pool::Lease& lease) {

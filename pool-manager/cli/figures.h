@@ -46,7 +46,8 @@ class FiguresSource {
   kj::Own<kj::AsyncIoStream> stream_;  // null: to be connected
   std::optional<pool::ServerLife> where_;
   Figures latest_;
-  kj::Maybe<kj::ForkedPromise<void>> asking_;
+  kj::Maybe<kj::ForkedPromise<void>> asking_;  // the last question
+  bool settled_ = true;                        // it has been answered, or has failed
 };
 
 }  // namespace gpupool::cli

@@ -80,7 +80,7 @@ kj::Promise<void> FigureDesk::serveNext(kj::AsyncIoStream& stream, Id lease) {
 
 kj::Promise<void> FigureDesk::fresh(std::chrono::milliseconds age, kj::TimePoint until) {
   if (!health_.takesFigures() || timer_.now() >= until) return kj::READY_NOW;
-  if (const auto taken = health_.figures(); !taken.devices.empty() && taken.age <= age) return kj::READY_NOW;
+  if (const auto taken = health_.figuresAge(); taken && *taken <= age) return kj::READY_NOW;
   return timer_.afterDelay(settings_.look).then([this, age, until] { return fresh(age, until); });
 }
 

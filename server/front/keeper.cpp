@@ -18,6 +18,7 @@
 namespace gpupool::server {
 namespace {
 
+constexpr kj::Duration kEarliest = 2 * kj::SECONDS;  // between two checkpoints that a full log asks for
 constexpr unsigned kMostRestores = 2;  // from one checkpoint: what follows it may be what kills the worker
 
 kj::Exception keeperFailure(const std::string& text) {
@@ -158,7 +159,7 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   const SessionTable::Sending sending = sessions_.sending(number);
   // Its client's log is nearly full. Where the last attempt has failed, the next one waits its time.
   const bool failed = kept.retry != 0 * kj::SECONDS;
-  if (!failed && kept.log.wanted) return true;
+  if (!failed && kept.log.wanted && (kept.file == nullptr || now - kept.at >= kEarliest)) return true;
   if (kept.asked) return true;
   if (now < kept.next) return false;
   if (kept.file != nullptr && sending.quiet && sending.changes == kept.seen) return false;

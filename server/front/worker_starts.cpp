@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "schema/convert.h"
 
@@ -20,7 +21,8 @@ constexpr size_t kKeyBytes = 32;
 std::string keyOf(const std::string& moduleCache) {
   const std::string path = moduleCache + ".key", made = path + "." + std::to_string(getpid());
   char key[kKeyBytes];
-  if (access(path.c_str(), F_OK) != 0 && getentropy(key, sizeof key) == 0) {
+  if (access(path.c_str(), F_OK) != 0) {
+    randomBytes(std::as_writable_bytes(std::span(key)));
     const kj::AutoCloseFd file(open(made.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (file.get() >= 0 && ::write(file, key, sizeof key) == ssize_t{sizeof key})
       static_cast<void>(link(made.c_str(), path.c_str()) == 0);  // whole, and another server's stays
@@ -92,8 +94,7 @@ std::vector<int> WorkerStarts::describeDescriptors(schema::WorkerStart::Builder 
 // may open files below the cache's folder and not list it, so it must not be able to guess: the digest is
 // keyed.
 std::string WorkerStarts::folderOf(const std::string& tenant) const {
-  const std::string keyed = cacheKey_ + tenant;
-  const Digest digest = sha256(std::as_bytes(std::span(keyed)));
+  const Digest digest = hmacSha256(std::as_bytes(std::span(cacheKey_)), std::as_bytes(std::span(tenant)));
   std::string hex;
   for (size_t i = 0; i < 16; ++i) {
     char two[3];

@@ -139,6 +139,12 @@ Figures Watch::figures() const {
   return figures;
 }
 
+std::optional<std::chrono::milliseconds> Watch::figuresAge() const {
+  std::lock_guard guard(shared_->lock);
+  if (shared_->figures.devices.empty()) return std::nullopt;
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - shared_->figuresTaken);
+}
+
 std::unique_ptr<Watch> watchGpus(const std::string& library, const std::string& driver,
                                  const std::vector<std::string>& uuids, Watch::Settings settings) {
   if (library == "none") return std::make_unique<Watch>("not asked (--nvml none)");

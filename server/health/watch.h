@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ class Watch {
   void want();
   bool takesFigures() const { return thread_ != nullptr; }
   Figures figures() const;
+  std::optional<std::chrono::milliseconds> figuresAge()
+      const;  // of them, without a copy; none: there are none
 
  private:
   struct Shared;

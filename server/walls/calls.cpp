@@ -178,12 +178,17 @@ std::string describe(const seccomp_data& data) {
 void letPass(int notifications, const std::function<void(const std::string&)>& seen) {
   seccomp_notif* request = nullptr;
   seccomp_notif_resp* answer = nullptr;
-  if (seccomp_notify_alloc(&request, &answer) != 0) return;
+  // Where nobody listens any more the kernel refuses what it would have let pass (ENOSYS).
+  const auto ends = [&](const char* what) {
+    seen(std::string("watching has ended: ") + what + ": " + std::strerror(errno));
+    close(notifications);
+  };
+  if (seccomp_notify_alloc(&request, &answer) != 0) return ends("seccomp_notify_alloc");
   for (;;) {
     std::memset(request, 0, sizeof *request);
     if (seccomp_notify_receive(notifications, request) != 0) {
       if (errno == EINTR || errno == ENOENT || errno == ECANCELED) continue;
-      return;
+      return ends("seccomp_notify_receive");
     }
     const std::string call = describe(request->data);
     if (!call.empty()) seen(call);

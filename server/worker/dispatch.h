@@ -14,6 +14,7 @@ struct Handler {
   bool aside = false;   // on the control thread: may never call the driver, or wait for who does
   std::string_view name;
   bool verified = false;  // a rebuilt session must answer the same
+  bool polls = false;     // Frame::kUntilDone means something
 };
 
 // Null for an id without a handler: calls the client answers itself never come.

@@ -115,7 +115,7 @@ int serve(const server::WorkerArguments& arguments) {
   std::string why;
   try {
     const TransportFacts* transport = findTransport(start->transport);
-    if (transport != nullptr && transport->reach == TransportFacts::Reach::sameHost)
+    if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
       server::walls::closeNetwork();
     server::Descriptor state(start->state);
     server::StateSocket stateSocket(std::move(state), [&] { return process.stopping(); });

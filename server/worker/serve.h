@@ -142,7 +142,7 @@ class HandlerTable {
   }
   template <class R>
   void put(void (*serve)(Session&, Call&)) {
-    insert(R::id, {serve, R::beside, R::aside, R::name.view(), DeedOf<R>::verified});
+    insert(R::id, {serve, R::beside, R::aside, R::name.view(), DeedOf<R>::verified, R::polls});
   }
   const Handler* find(uint32_t id) const;
 

@@ -356,7 +356,8 @@ void Session::execute(Call& call) {
   const Handler* handler = findHandler(call.frame.call);
   if (!handler->aside) call.status = makeCurrent(call.frame.context, &call.view);
   if (call.status == CUDA_SUCCESS) handler->serve(*this, call);
-  while ((call.frame.flags & Frame::kUntilDone) != 0 && call.status == CUDA_ERROR_NOT_READY && !stopping_) {
+  const bool untilDone = handler->polls && (call.frame.flags & Frame::kUntilDone) != 0;
+  while (untilDone && call.status == CUDA_ERROR_NOT_READY && waitsFor(*connection_, stopping_)) {
     std::this_thread::sleep_for(kPoll);
     call.out.clear();
     handler->serve(*this, call);
