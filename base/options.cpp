@@ -285,4 +285,15 @@ std::string Set::yaml(std::string_view introduction) const {
   return out;
 }
 
+std::vector<std::string> commaSeparated(const std::string& list) {
+  std::vector<std::string> parts;
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    word.erase(0, word.find_first_not_of(' '));
+    word.erase(word.find_last_not_of(' ') + 1);
+    if (!word.empty()) parts.push_back(std::move(word));
+  }
+  return parts;
+}
+
 }  // namespace gpupool::options

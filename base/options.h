@@ -97,6 +97,9 @@ std::string formatTime(std::chrono::milliseconds time);
 std::string formatBytes(Bytes bytes);    // exact: the largest binary unit that divides it
 std::string formatSize(uint64_t bytes);  // for people: "139.8 GiB"
 
+// The parts of "a, b,c", without spaces around them and without empty ones.
+std::vector<std::string> commaSeparated(const std::string& list);
+
 // Indents by `indent` and wraps at 100 columns; keeps line breaks.
 std::string wrap(std::string_view text, size_t indent);
 

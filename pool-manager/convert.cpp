@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 namespace gpupool::pool {
-
 namespace {
 
 // A list of empty structs takes no bytes in a message, whatever its length says, and much memory here.
@@ -190,10 +189,6 @@ AuditEntry read(schema::AuditEntry::Reader from) {
 
 AuditQuery read(schema::Manager::AuditParams::Reader from) {
   return {from.getAfter(), from.getSinceMs(), text(from.getLease())};
-}
-
-void write(const std::vector<std::string>& from, capnp::List<capnp::Text>::Builder to) {
-  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
 }
 
 void write(const Server& from, schema::ServerInfo::Builder to) {

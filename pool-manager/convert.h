@@ -40,7 +40,7 @@ Quota read(schema::Quota::Reader from);
 QuotaUse read(schema::QuotaUse::Reader from);
 AuditQuery read(schema::Manager::AuditParams::Reader from);
 
-void write(const std::vector<std::string>& from, capnp::List<capnp::Text>::Builder to);
+using schema::write;
 void write(const Server& from, schema::ServerInfo::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 void write(const SuspendResult& from, schema::SuspendResult::Builder to);

@@ -32,6 +32,10 @@ void write(const gpupool::Device& from, DeviceInfo::Builder to) {
   to.setProblem(from.problem);
 }
 
+void write(std::span<const std::string> from, capnp::List<capnp::Text>::Builder to) {
+  for (unsigned i = 0; i < to.size() && i < from.size(); ++i) to.set(i, from[i]);
+}
+
 void write(const gpupool::LeasedDevice& from, LeasedDevice::Builder to) {
   write(from.info, to.initInfo());
   to.setMemoryBytes(from.memoryBytes);

@@ -3,6 +3,7 @@
 // shape.
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ gpupool::LeasedDevice read(LeasedDevice::Reader from);
 void write(const Id& from, Id128::Builder to);
 void write(const gpupool::Device& from, DeviceInfo::Builder to);
 void write(const gpupool::LeasedDevice& from, LeasedDevice::Builder to);
+// As many as `to` has room for: it was made for them.
+void write(std::span<const std::string> from, capnp::List<capnp::Text>::Builder to);
 // `kept` of whichever struct has it: bytes, one value for each device of a lease.
 template <class Builder>
 void writeKept(const std::vector<uint64_t>& from, Builder to) {

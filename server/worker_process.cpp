@@ -295,8 +295,7 @@ bool WorkerProcess::report(Fill&& fill, int flags) {
 bool WorkerProcess::reportReady(const std::string& driverPath, std::span<const std::string> walls) {
   return report([&](auto& to) {
     to.setDriver(driverPath);
-    auto list = to.initWalls(static_cast<unsigned>(walls.size()));
-    for (unsigned i = 0; i < list.size(); ++i) list.set(i, walls[i]);
+    schema::write(walls, to.initWalls(static_cast<unsigned>(walls.size())));
     to.setReady();
   });
 }
@@ -363,10 +362,8 @@ bool WorkerProcess::reportActivity(Activity activity) {
 }
 
 bool WorkerProcess::reportHindrances(std::span<const std::string> reasons) {
-  return report([&](auto& to) {
-    auto list = to.initHindrances(static_cast<unsigned>(reasons.size()));
-    for (unsigned i = 0; i < list.size(); ++i) list.set(i, reasons[i]);
-  });
+  return report(
+      [&](auto& to) { schema::write(reasons, to.initHindrances(static_cast<unsigned>(reasons.size()))); });
 }
 
 bool WorkerProcess::reportLog(const ClientLog& log) {

@@ -92,12 +92,8 @@ void makePrivateDirectory(const std::string& path) {
 
 std::vector<std::string> managerAddresses(const std::string& list) {
   std::vector<std::string> addresses;
-  std::istringstream words(list);
-  for (std::string word; std::getline(words, word, ',');) {
-    word.erase(0, word.find_first_not_of(' '));
-    word.erase(word.find_last_not_of(' ') + 1);
-    if (!word.empty()) addresses.push_back(word[0] == '/' ? "unix:" + word : word);
-  }
+  for (const std::string& word : options::commaSeparated(list))
+    addresses.push_back(word[0] == '/' ? "unix:" + word : word);
   if (!addresses.empty()) return addresses;
   for (const std::string& directory : runtimeDirectories())
     addresses.push_back("unix:" + directory + "/" + kManagerSocket);

@@ -26,12 +26,6 @@ std::string readLine(const char* path) {
   return line;
 }
 
-template <class Init>
-void writeTexts(const std::vector<std::string>& from, Init init) {
-  auto to = init(static_cast<unsigned>(from.size()));
-  for (unsigned i = 0; i < to.size(); ++i) to.set(i, from[i]);
-}
-
 // The host part of "host:port" or "[v6]:port".
 std::string hostOf(const std::string& address) {
   std::string host = address.substr(0, address.rfind(':'));
@@ -467,9 +461,9 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
   info.setRowsHash(inventory_.rowsHash);
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
-  writeTexts(walls_.standing, [&](unsigned count) { return info.initWalls(count); });
-  writeTexts(walls_.missing, [&](unsigned count) { return info.initMissingWalls(count); });
-  writeTexts(claims_->leftOut(), [&](unsigned count) { return info.initLeftOut(count); });
+  schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));
+  schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
+  schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
 
   auto workers = sessions_->workers();
   for (StoredWorker& worker : claims_->earlier()) workers.push_back(std::move(worker));

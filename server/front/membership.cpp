@@ -6,6 +6,7 @@
 
 #include "base/hmac.h"
 #include "base/log.h"
+#include "base/options.h"
 #include "schema/convert.h"
 #include "schema/fault.h"
 #include "schema/manager_login.h"
@@ -15,15 +16,8 @@ namespace gpupool::server {
 namespace {
 
 std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> addresses;
-  std::istringstream words(list);
-  for (std::string word; std::getline(words, word, ',');) {
-    word.erase(0, word.find_first_not_of(' '));
-    word.erase(word.find_last_not_of(' ') + 1);
-    if (!word.empty()) addresses.push_back(word);
-  }
-  if (addresses.empty()) addresses.push_back(list);
-  return addresses;
+  const auto addresses = options::commaSeparated(list);
+  return addresses.empty() ? std::vector{list} : addresses;
 }
 
 }  // namespace
@@ -150,8 +144,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
   const auto put = [](const auto& all, const Id& lease, auto&& init) {
     const auto found = all.find(lease);
     if (found == all.end()) return;
-    auto texts = init(static_cast<unsigned>(found->second.size()));
-    for (unsigned i = 0; i < texts.size(); ++i) texts.set(i, found->second[i]);
+    schema::write(found->second, init(static_cast<unsigned>(found->second.size())));
   };
   for (const Id& lease : said) {
     auto out = hindered[at++];
@@ -160,8 +153,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
     put(protection, lease, [&](unsigned count) { return out.initProtection(count); });
   }
   const auto problems = facts_.problems();
-  auto told = request.initProblems(static_cast<unsigned>(problems.size()));
-  for (unsigned i = 0; i < told.size(); ++i) told.set(i, problems[i]);
+  schema::write(problems, request.initProblems(static_cast<unsigned>(problems.size())));
   request.setWarmWorkers(facts_.warmWorkers());
   if (const auto samples = facts_.samples(); !samples.empty()) {
     auto taken = request.initSamples(static_cast<unsigned>(samples.size()));

@@ -178,13 +178,7 @@ std::vector<options::Option> ServerOptions::table() {
   };
 }
 
-std::vector<std::string> ServerOptions::deviceList() const {
-  std::vector<std::string> list;
-  std::istringstream words(devices);
-  for (std::string word; std::getline(words, word, ',');)
-    if (!word.empty()) list.push_back(word);
-  return list;
-}
+std::vector<std::string> ServerOptions::deviceList() const { return options::commaSeparated(devices); }
 
 server::walls::Mode ServerOptions::wallsMode() const { return *server::walls::modeNamed(walls); }
 
