@@ -11,6 +11,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "base/options.h"
+
 namespace gpupool::cli {
 namespace {
 
