@@ -153,15 +153,37 @@ CUresult Space::scrubElsewhere(const Physical& physical, CUdeviceptr address) {
 }
 
 // A rebuilt session's memory is not cleared, so its contexts would be without what clearing makes in them.
-void Space::contextMade(CUcontext context) {
-  if (driver_.software()) return;
+void Space::contextMade(CUcontext context, unsigned device) {
   std::lock_guard lock(mapping_);
+  openToOthers(device);
+  if (driver_.software()) return;
   const auto [at, made] = scrubbers_.try_emplace(context, driver_);
   if (!made || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
   PlaceGlobals place;
   if (const CUresult result = at->second.prepare(); result != CUDA_SUCCESS)
     GPUPOOL_WARNING("a context could not be prepared: %s", driver_.describe(result).c_str());
   driver_.cuCtxPopCurrent_v2(&context);
+}
+
+// What cuMemAlloc makes, every device may copy, whichever context is current and whether peer access is enabled
+// or not (driver manual, Unified Addressing). Mapped memory takes part in copies of those devices only that
+// cuMemSetAccess names, so memory is open to all devices that the session works on. A kernel that uses
+// another device's memory without having enabled it is not stopped here; natively it is. Between devices
+// that cannot reach one another's memory (no NVLink, no peer access over PCIe) such copies fail.
+void Space::openToOthers(unsigned device) {
+  if (device >= devices_.size() || (withContext_ >> device & 1) != 0) return;
+  withContext_ |= 1u << device;
+  for (unsigned other = 0; other < devices_.size(); ++other) {
+    if (other == device || (withContext_ >> other & 1) == 0) continue;
+    for (const auto& [owner, user] : {std::pair(device, other), std::pair(other, device)}) {
+      int can = 0;
+      if (driver_.cuDeviceCanAccessPeer(&can, devices_[user], devices_[owner]) != CUDA_SUCCESS || can == 0)
+        continue;
+      if (const CUresult result = allow(owner, user); result != CUDA_SUCCESS)
+        GPUPOOL_WARNING("memory of one GPU cannot be opened to another: %s",
+                        driver_.describe(result).c_str());
+    }
+  }
 }
 
 void Space::contextEnds() {
@@ -312,6 +334,12 @@ CUresult Space::unmapExtent(CUdeviceptr address) {
 CUresult Space::allowPeer(unsigned device, unsigned peer) {
   std::lock_guard order(mapping_);
   if (device >= devices_.size() || peer >= devices_.size()) return CUDA_ERROR_INVALID_DEVICE;
+  return allow(device, peer);
+}
+
+// Under mapping_.
+CUresult Space::allow(unsigned device, unsigned peer) {
+  if ((peers_[device] >> peer & 1) != 0) return CUDA_SUCCESS;
   peers_[device] |= 1u << peer;
   for (auto& [address, mapping] : mappings_) {
     if (mapping.ofClient || mapping.physical->device != device) continue;

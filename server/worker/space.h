@@ -38,8 +38,8 @@ class Space {
 
   // A context is about to end: nothing of ours may live there.
   void contextEnds();
-  // The session has this context, made now or known before; nothing has been loaded in a new one.
-  void contextMade(CUcontext context);
+  // The session has this context of `device`, made now or known before; nothing has been loaded in a new one.
+  void contextMade(CUcontext context, unsigned device);
   // It has ended. True: pinned memory has lost its registration.
   bool contextEnded(CUcontext context);
 
@@ -52,8 +52,8 @@ class Space {
   CUresult mapPhysical(uint64_t name, CUdeviceptr address);
   // Of a mapping of mapPhysical, for one device.
   CUresult setAccess(CUdeviceptr address, unsigned device, CUmemAccess_flags flags);
-  // A piece without a name, mapped once: for memory that the client cuts up itself. Accessible to its device
-  // and to those allowPeer names.
+  // A piece without a name, mapped once: for memory that the client cuts up itself. Accessible to its device,
+  // to those of the session's contexts that can reach it, and to those that allowPeer names.
   CUresult mapExtent(unsigned device, CUdeviceptr address, size_t bytes);
   // Ends a mapping of either kind.
   CUresult unmapExtent(CUdeviceptr address);
@@ -177,6 +177,8 @@ class Space {
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_
   CUresult map(const std::shared_ptr<Physical>& physical, CUdeviceptr address, bool ofClient);
   CUresult open(const Physical& physical, CUdeviceptr address);
+  void openToOthers(unsigned device);
+  CUresult allow(unsigned device, unsigned peer);
   CUresult scrub(Physical& physical, CUdeviceptr address);
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
   CUresult create(Physical& physical) const;
@@ -189,6 +191,7 @@ class Space {
   int reserved_ = -1;
   std::vector<CUdeviceptr> windows_;
   std::vector<uint32_t> peers_;  // bit p of peers_[d]: device p may access d's extents
+  uint32_t withContext_ = 0;     // bit d: the session has had a context of device d
   mutable std::mutex mapping_;   // taken before mutex_; alone it lets nobody change mappings_ and host_
   mutable std::mutex mutex_;
   std::map<CUdeviceptr, Mapping> mappings_;

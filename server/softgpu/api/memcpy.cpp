@@ -39,6 +39,14 @@ bool touchesHost(const CopyPlan& plan) {
   return host(plan.source) || host(plan.target);
 }
 
+// Mapped memory takes part in copies of the devices that cuMemSetAccess names: an H100's driver (580) answers
+// CUDA_ERROR_INVALID_VALUE for another device's, in peer copies, too. What cuMemAlloc makes, any may copy.
+CUresult checkAccess(const CopySide& side, int device) {
+  const auto allocation = side.known ? addresses().find(side.base) : nullptr;
+  if (!allocation || allocation->kind != Allocation::Kind::mapped) return CUDA_SUCCESS;
+  return allocation->openTo >> device & 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult submitCopy(const ContextPtr& context, const CUDA_MEMCPY3D& parameters, CUstream handle, When when) {
   SOFT_STREAM(stream, handle, context);
   if (when == When::synchronous) SOFT_TRY(forbidOnStream(*stream));
@@ -47,6 +55,8 @@ CUresult submitCopy(const ContextPtr& context, const CUDA_MEMCPY3D& parameters, 
   operation->context = context->handle;
   SOFT_TRY(planCopy(parameters, operation->plan));
   CopyPlan& plan = operation->plan;
+  SOFT_TRY(checkAccess(plan.source, context->device));
+  SOFT_TRY(checkAccess(plan.target, context->device));
   if (when == When::asynchronous && capturing(*stream)) {
     return submitOperation(*stream, operation, Submit::asynchronous);
   }

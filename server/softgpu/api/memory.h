@@ -32,6 +32,7 @@ struct Allocation {
   unsigned flags = 0;
   uint64_t id = 0;                        // CU_POINTER_ATTRIBUTE_BUFFER_ID
   bool readable = true, writable = true;  // mapped memory: as cuMemSetAccess left it
+  std::atomic<uint64_t> openTo{0};        // mapped memory: bit d, device d has some access
   bool syncMemops = false;
   std::shared_ptr<MemoryPool> pool;
   std::shared_ptr<Physical> physical;

@@ -148,6 +148,16 @@ std::mutex& referenceMutex() {
   return *mutex;
 }
 
+// Kernels of any device may use what one may: all devices are one process here. Copies are checked.
+void openTo(Allocation& mapping, const CUmemAccessDesc& description) {
+  if (description.location.type != CU_MEM_LOCATION_TYPE_DEVICE) return;
+  const uint64_t bit = uint64_t{1} << (description.location.id & 63);
+  if (description.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+    mapping.openTo &= ~bit;
+  else
+    mapping.openTo |= bit;
+}
+
 }  // namespace
 
 Physical::~Physical() {
@@ -297,6 +307,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
   for (auto& mapping : mappings) {
     mapping->readable = wanted & PROT_READ;
     mapping->writable = wanted & PROT_WRITE;
+    for (size_t i = 0; i < count; ++i) openTo(*mapping, descriptions[i]);
   }
   return CUDA_SUCCESS;
 }

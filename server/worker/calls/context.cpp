@@ -13,6 +13,17 @@ using PrimaryFlags = GPUPOOL_ROW(cuDevicePrimaryCtxSetFlags_v2);
 using EnablePeer = GPUPOOL_ROW(cuCtxEnablePeerAccess);
 using DisablePeer = GPUPOOL_ROW(cuCtxDisablePeerAccess);
 
+unsigned deviceOf(Session& session, CUcontext context) {
+  CUdevice device = 0;
+  session.driver().cuCtxPushCurrent_v2(context);
+  session.driver().cuCtxGetDevice(&device);
+  session.driver().cuCtxPopCurrent_v2(&context);
+  auto& devices = session.objects().devices();
+  for (unsigned d = 0; d < devices.size(); ++d)
+    if (devices[d] == device) return d;
+  return ~0u;
+}
+
 void createContext(Session& session, Call& call) {
   Served<CtxCreate> served(session, call);
   if (!served.open()) return;
@@ -20,7 +31,7 @@ void createContext(Session& session, Call& call) {
   CUresult status = served.invoke(session.driver().cuCtxCreate_v2);
   CUcontext made = nullptr;
   if (status == CUDA_SUCCESS) session.driver().cuCtxPopCurrent_v2(&made);
-  if (made != nullptr) session.space().contextMade(made);
+  if (made != nullptr) session.space().contextMade(made, deviceOf(session, made));
   served.close(status);
 }
 
@@ -88,7 +99,7 @@ void retainPrimary(Session& session, Call& call) {
   if (call.status != CUDA_SUCCESS) return;
   const CUcontext context = *served.get<"pctx">().pass();
   session.primaries()[served.get<"dev">().value()] = context;
-  session.space().contextMade(context);
+  session.space().contextMade(context, deviceOf(session, context));
 }
 
 void resetPrimary(Session& session, Call& call) {
@@ -97,17 +108,6 @@ void resetPrimary(Session& session, Call& call) {
   endContext(session, call, session.primaries()[served.get<"dev">().value()],
              [&] { served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2)); });
   dropPrimaryMemory(session);
-}
-
-unsigned deviceOf(Session& session, CUcontext context) {
-  CUdevice device = 0;
-  session.driver().cuCtxPushCurrent_v2(context);
-  session.driver().cuCtxGetDevice(&device);
-  session.driver().cuCtxPopCurrent_v2(&context);
-  auto& devices = session.objects().devices();
-  for (unsigned d = 0; d < devices.size(); ++d)
-    if (devices[d] == device) return d;
-  return ~0u;
 }
 
 // Peer access is per device here: memory is mapped, not allocated by a context, and access is a property of
