@@ -126,6 +126,11 @@ CUresult describe(CUfunction handle, Function& function, const Context* context)
              : functionInfo(handle, function, context, context != nullptr ? context->device : 0, unused);
 }
 
+CUresult loadIn(const Context& context, CUfunction handle, Function& function) {
+  schema::FunctionInfo unused;
+  return functionInfo(handle, function, &context, context.device, unused);
+}
+
 CUresult functionName(CUfunction handle, Function& function, CUcontext context, const char** name) {
   if (!function.nameKnown.load(std::memory_order_acquire)) {
     char text[4096] = {};

@@ -115,6 +115,8 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
   auto data = reinterpret_cast<const unsigned char*>(parameters);
   if (state.accepted(key))
     return postTo<"sessionLaunch">(ref, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
+  status = loadIn(*context, handle, *function);
+  if (status != CUDA_SUCCESS) return status;
   notePrinting(*function);
   const uint64_t revision = state.revision();
   status = Session::get().await<"sessionLaunch">(ref.context, handle, ref.wire, shape, data, bytes,
@@ -178,7 +180,7 @@ CUresult packParameters(CUfunction handle, void** kernelParams, void** extra, Co
                         std::vector<std::byte>& out) {
   Function* function = findFunction(handle);
   if (function == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = describe(handle, *function, &context);
+  CUresult status = loadIn(context, handle, *function);
   if (status != CUDA_SUCCESS) return status;
   notePrinting(*function);
   if (extra != nullptr) {
