@@ -67,22 +67,39 @@ std::optional<int> waitForClient(server::WorkerProcess& process, const server::S
   return process.waitForClient(kClientsLastTime);
 }
 
-// What the old worker sends first. This one has no context: it makes the one that the old one began with.
-std::string receive(const server::Driver& driver, const server::SessionStart& start, server::Rebuild& rebuild,
-                    server::HostPages& pages) {
-  server::HostPages own = pages;
-  if (std::string why = rebuild.receive(pages); !why.empty()) return why;
-  const unsigned ahead = rebuild.contextAhead();
+// The first context, which the session began with if `ahead` says so: 1 + the device by index, or 0.
+std::string makeFirstContext(const server::Driver& driver, const server::SessionStart& start, unsigned ahead,
+                             server::HostPages& own) {
   if (own.registeredIn != nullptr || ahead > start.devices.size())
     return "the worker's first context is not the session's";
   if (ahead == 0) return "";
   CUcontext context = server::contextAhead(driver, static_cast<int>(start.devices[ahead - 1].info.ordinal));
   server::registerHostPages(driver, context, own);
-  if (start.stream)
-    pages = own;
-  else
-    server::exchangeHostPages(driver, own, pages);
   return "";
+}
+
+// A worker of this server tells what the first context is and goes on working until it is there: to make one
+// takes a driver some tenths of a second, and on a machine of several GPUs more than one.
+std::string receiveHere(const server::Driver& driver, const server::SessionStart& start,
+                        server::StateSocket& state, server::Rebuild& rebuild, server::HostPages& pages) {
+  server::HostPages own = pages;
+  uint32_t ahead = 0;
+  if (!state.receive(std::as_writable_bytes(std::span(&ahead, 1)))) return state.error();
+  if (std::string why = makeFirstContext(driver, start, ahead, own); !why.empty()) return why;
+  if (!state.answer("")) return state.error();
+  if (std::string why = rebuild.receive(pages); !why.empty()) return why;
+  if (rebuild.contextAhead() != ahead) return "the other worker's record is damaged";
+  if (ahead != 0) server::exchangeHostPages(driver, own, pages);
+  return "";
+}
+
+// What the session left on its old server. This worker has no context: it makes the one that the session
+// began with.
+std::string receive(const server::Driver& driver, const server::SessionStart& start,
+                    server::StateSocket& state, server::Rebuild& rebuild, server::HostPages& pages) {
+  if (!start.stream) return receiveHere(driver, start, state, rebuild, pages);
+  if (std::string why = rebuild.receive(pages); !why.empty()) return why;
+  return makeFirstContext(driver, start, rebuild.contextAhead(), pages);
 }
 
 int serve(const server::WorkerArguments& arguments) {
@@ -124,7 +141,7 @@ int serve(const server::WorkerArguments& arguments) {
     server::RebuildAccount& memory = *account;
     std::unique_ptr<transport::Connection> connection;
     if (start->rebuild) {
-      why = receive(*driver, *start, rebuild, pages);
+      why = receive(*driver, *start, stateSocket, rebuild, pages);
     } else {
       connection = connect(arguments, *start, start->socket);
     }

@@ -285,14 +285,23 @@ SuspendOutcome Suspender::comeBack() {
   return outcome;
 }
 
+// The program runs on while the next worker, of this server, makes its first context. "" or why there is none.
+std::string Suspender::awaitNext(int state) {
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  const uint32_t ahead = session_.contextAhead();
+  return socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
+}
+
 MoveOutcome Suspender::carryOutMove(Order& order) {
   MoveOutcome outcome;
   Descriptor state(order.state);
-  const auto began = Clock::now();
   if (link_ != nullptr) {
     outcome.error = "the session is suspended";
     return outcome;
   }
+  if (order.link != nullptr) outcome.error = awaitNext(state);
+  if (!outcome.error.empty()) return outcome;
+  const auto began = Clock::now();
   // Of a session that has just come here the server may know the client before this worker does.
   if (!lookUntil(began + order.drain, [this] { return session_.connected() || stopping(); }) || stopping()) {
     outcome.error = stopping() ? "the session is ending" : "the program has not come to this worker yet";

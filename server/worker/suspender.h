@@ -90,6 +90,7 @@ class Suspender {
 
   void run();
   SuspendOutcome carryOut(Order& order);
+  std::string awaitNext(int state);
   MoveOutcome carryOutMove(Order& order);
   std::string standStill(Clock::time_point deadline);
   std::string handOver(Order& order, MoveOutcome& outcome);
