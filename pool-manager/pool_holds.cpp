@@ -77,7 +77,7 @@ Choice Pool::placeHeld(const LeaseRecord& record, const MoveWish& wish,
     // All of a lease on one server is of one placement: what it has left there has to be gone first.
     if (use.unusable.empty() &&
         (record.on(use.name) != nullptr || servers_.at(use.name).strangers.contains(record.id)))
-      use.unusable = "it has not confirmed yet that the lease has left it";
+      use.unusable = "it has not confirmed yet that the lease has left it (ask again in a moment)";
     std::erase_if(use.devices, [](const DeviceUse& device) { return device.claimedMs != kNever; });
   }
   return placeMove(wish, servers);

@@ -87,7 +87,7 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
   for (ServerUse& use : servers)
     if (use.unusable.empty() &&
         (hasLeft(record, use.name) || servers_.at(use.name).strangers.contains(record.id)))
-      use.unusable = "it has not confirmed yet that the lease has left it";
+      use.unusable = "it has not confirmed yet that the lease has left it (ask again in a moment)";
   Choice choice = placeMove(wish, servers);
   if (choice.server.empty()) refuse(record, why + choice.missing);
   return choice;
