@@ -114,8 +114,8 @@ Function* findFunction(CUfunction handle);
 Context* homeOf(const Function& function, Context* current);
 // The parameters' layout is known afterwards. context: where to ask, if it has to be asked; may be null.
 CUresult describe(CUfunction handle, Function& function, const Context* context);
-// Before a kernel is first used in `context`: the driver loads code in each context where it is used, and this
-// has the load in the session's record, without which a rebuilt session has other variables there. The
+// Before a kernel is first used in `context`: the driver loads code in each context where it is used, and
+// this has the load in the session's record, without which a rebuilt session has other variables there. The
 // parameters' layout is known afterwards, too.
 CUresult loadIn(const Context& context, CUfunction handle, Function& function);
 // A function's attributes in its context; a kernel's on `device`, asked in `context`, which may be null.

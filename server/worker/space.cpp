@@ -165,10 +165,10 @@ void Space::contextMade(CUcontext context, unsigned device) {
   driver_.cuCtxPopCurrent_v2(&context);
 }
 
-// What cuMemAlloc makes, every device may copy, whichever context is current and whether peer access is enabled
-// or not (driver manual, Unified Addressing). Mapped memory takes part in copies of those devices only that
-// cuMemSetAccess names, so memory is open to all devices that the session works on. A kernel that uses
-// another device's memory without having enabled it is not stopped here; natively it is. Between devices
+// What cuMemAlloc makes, every device may copy, whichever context is current and whether peer access is
+// enabled or not (driver manual, Unified Addressing). Mapped memory takes part in copies of those devices
+// only that cuMemSetAccess names, so memory is open to all devices that the session works on. A kernel that
+// uses another device's memory without having enabled it is not stopped here; natively it is. Between devices
 // that cannot reach one another's memory (no NVLink, no peer access over PCIe) such copies fail.
 void Space::openToOthers(unsigned device) {
   if (device >= devices_.size() || (withContext_ >> device & 1) != 0) return;

@@ -285,7 +285,8 @@ SuspendOutcome Suspender::comeBack() {
   return outcome;
 }
 
-// The program runs on while the next worker, of this server, makes its first context. "" or why there is none.
+// The program runs on while the next worker, of this server, makes its first context. "" or why there is
+// none.
 std::string Suspender::awaitNext(int state) {
   StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
   const uint32_t ahead = session_.contextAhead();
