@@ -30,7 +30,7 @@ std::vector<std::string> CopierChild::arguments() const {
 
 void CopierChild::start() {
   auto life = kj::refcounted<Life>();
-  life->child = WorkerChild::start(port_, settings_.executable, arguments());
+  life->child = WorkerChild::start(port_, settings_.program, arguments());
   life_ = kj::mv(life);
   ready_ = awaitReady(kj::addRef(*life_)).fork();
 }

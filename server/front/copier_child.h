@@ -20,7 +20,7 @@ namespace gpupool::server {
 class CopierChild final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
-    std::string executable;  // the worker's
+    WorkerProgram program;
     std::string driver;
     uint64_t budgetBytes = 0;                     // of host memory
     std::string folder;                           // for what exceeds it; empty: nothing may

@@ -39,6 +39,7 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options)
     : io_(io),
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
+      program_(options_.worker),
       disturb_(disturbance()),
       walls_(wallsFor(options_)),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
@@ -141,7 +142,7 @@ kj::Promise<void> Front::start() {
 
 // A driver that is broken now may be repaired later: a server waits for it, as long as it may.
 kj::Promise<Inventory> Front::inventory(kj::Duration pause, kj::TimePoint began) {
-  return takeInventory(io_.unixEventPort, timer_, options_.worker, options_.driver)
+  return takeInventory(io_.unixEventPort, timer_, program_, options_.driver)
       .then([this](Inventory found) {
         claim(found);
         return found;
@@ -221,7 +222,7 @@ void Front::run(Inventory found) {
 
 void Front::startSuspension() {
   CopierChild::Settings copier;
-  copier.executable = options_.worker;
+  copier.program = program_;
   copier.driver = inventory_.driver;
   copier.budgetBytes = options_.suspendBytes;
   copier.folder = options_.suspendFolder;
@@ -324,7 +325,7 @@ void Front::startTurns() {
 
 void Front::startWorkers() {
   WorkerPool::Settings workers;
-  workers.executable = options_.worker;
+  workers.program = program_;
   // The very library the inventory found: a search could end elsewhere once a device is gone.
   workers.arguments = {
       "--driver", inventory_.driver, "--client-stall-time", std::to_string(options_.clientStallTime.count()),

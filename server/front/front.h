@@ -77,6 +77,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   kj::Timer& timer_;
   ServerOptions options_;
+  WorkerProgram program_;
   struct Disturbance {
     std::string kind;  // "suspend", "move", "stream", "files" or "kill"
     std::string seed;

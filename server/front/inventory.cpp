@@ -25,12 +25,12 @@ Inventory read(schema::WorkerReport::Reader report) {
 
 }  // namespace
 
-kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, const std::string& executable,
+kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, const WorkerProgram& program,
                                      const std::string& driver, kj::Duration bound) {
   std::vector<std::string> arguments{"--inventory"};
   if (!driver.empty()) arguments.insert(arguments.end(), {"--driver", driver});
   return kj::evalNow([&] {
-    auto child = WorkerChild::start(port, executable, arguments);
+    auto child = WorkerChild::start(port, program, arguments);
     WorkerChild& current = *child;
     auto answered =
         current.receive().then([&current](kj::Maybe<kj::Own<WorkerMessage>> maybe) -> kj::Promise<Inventory> {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/front/leases.h"
+#include "server/front/worker_program.h"
 
 namespace gpupool::server {
 
@@ -18,9 +19,9 @@ struct Inventory {
   std::vector<Device> devices;
 };
 
-// Runs `executable --inventory [--driver ...]` once. Rejects, saying why, also when it takes longer than
+// Runs the worker's `--inventory [--driver ...]` once. Rejects, saying why, also when it takes longer than
 // `bound`.
-kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, const std::string& executable,
+kj::Promise<Inventory> takeInventory(kj::UnixEventPort& port, kj::Timer& timer, const WorkerProgram& program,
                                      const std::string& driver, kj::Duration bound = 60 * kj::SECONDS);
 
 }  // namespace gpupool::server

@@ -27,8 +27,8 @@ kj::AutoCloseFd openProcess(pid_t pid) {
 }
 
 // Runs in the forked child: async-signal-safe calls only.
-[[noreturn]] void becomeWorker(const char* executable, char* const* arguments, char* const* environment,
-                               int control, int nothing, pid_t parent) {
+[[noreturn]] void becomeWorker(int program, char* const* arguments, char* const* environment, int control,
+                               int nothing, pid_t parent) {
   setsid();
   prctl(PR_SET_PDEATHSIG, kServerDiedSignal);
   if (getppid() != parent) _exit(126);  // it died before the line above
@@ -50,7 +50,8 @@ kj::AutoCloseFd openProcess(pid_t pid) {
   constexpr unsigned kCloseOnExec = 4;  // CLOSE_RANGE_CLOEXEC; everything of ours is marked already
   syscall(SYS_close_range, kControlDescriptor + 1, ~0u, kCloseOnExec);
 #endif
-  execve(executable, arguments, environment);
+  syscall(SYS_execveat, program, "", arguments, environment, AT_EMPTY_PATH);
+  if (errno == ENOENT) execve(arguments[0], arguments, environment);  // a script: its interpreter opens it
   _exit(127);
 }
 
@@ -84,10 +85,9 @@ std::vector<std::string> workerEnvironment(char** environment) {
   return kept;
 }
 
-kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::string& executable,
+kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const WorkerProgram& program,
                                         const std::vector<std::string>& arguments) {
-  if (access(executable.c_str(), X_OK) != 0)
-    KJ_FAIL_SYSCALL("the worker's executable cannot be run", errno, executable.c_str());
+  const int executable = program.descriptor();
   int ends[2];
   KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
   kj::AutoCloseFd ours(ends[0]), theirs(ends[1]);
@@ -95,7 +95,7 @@ kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::stri
   KJ_SYSCALL(null = open("/dev/null", O_RDONLY | O_CLOEXEC));
   kj::AutoCloseFd nothing(null);
 
-  std::vector<std::string> words{executable};
+  std::vector<std::string> words{program.path()};
   words.insert(words.end(), arguments.begin(), arguments.end());
   const auto variables = workerEnvironment(environ);
   auto argumentList = pointers(words), environmentList = pointers(variables);
@@ -103,7 +103,7 @@ kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const std::stri
   pid_t pid;
   KJ_SYSCALL(pid = fork());
   if (pid == 0)
-    becomeWorker(executable.c_str(), argumentList.data(), environmentList.data(), theirs, nothing, parent);
+    becomeWorker(executable, argumentList.data(), environmentList.data(), theirs, nothing, parent);
   try {
     return kj::heap<WorkerChild>(port, pid, openProcess(pid), kj::mv(ours));
   } catch (...) {

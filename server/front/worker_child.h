@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "schema/pool.capnp.h"
+#include "server/front/worker_program.h"
 
 namespace gpupool::server {
 
@@ -42,7 +43,7 @@ class WorkerChild {
   using Lost = std::function<void(uint32_t ordinal, const std::string& error)>;
 
   // Throws kj::Exception if the process cannot be created; that the executable fails shows as an exit.
-  static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const std::string& executable,
+  static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const WorkerProgram& program,
                                     const std::vector<std::string>& arguments);
   WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket);
   ~WorkerChild();  // kills it, without waiting; it is reaped as soon as it is gone

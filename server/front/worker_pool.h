@@ -24,7 +24,7 @@ namespace gpupool::server {
 class WorkerPool final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
-    std::string executable;
+    WorkerProgram program;
     std::vector<std::string> arguments;
     uint32_t warm = 2;
     std::vector<int> contexts;  // ordinals

@@ -26,7 +26,7 @@ struct Bench {
 
   explicit Bench(const std::function<void(Admission::Settings&)>& adjust = {}, uint32_t warm = 1) {
     WorkerPool::Settings workers;
-    workers.executable = FAKE_WORKER;
+    workers.program = FAKE_WORKER;
     workers.arguments = {"--driver", FAKE_DRIVER};
     workers.warm = warm;
     workers.rowsHash = kRows;

@@ -161,7 +161,7 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
  private:
   static WorkerPool::Settings workers() {
     WorkerPool::Settings workers;
-    workers.executable = FAKE_WORKER;
+    workers.program = FAKE_WORKER;
     workers.arguments = {"--driver", FAKE_DRIVER};
     workers.warm = 1;
     workers.rowsHash = kRows;
@@ -177,7 +177,7 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
   }
   CopierChild::Settings copierSettings() {
     CopierChild::Settings copier;
-    copier.executable = FAKE_WORKER;
+    copier.program = FAKE_WORKER;
     copier.driver = FAKE_DRIVER;
     copier.budgetBytes = 5 * kGiB;
     settings.copier(copier);

@@ -62,7 +62,7 @@ struct Bench {
   }
   static WorkerPool::Settings workers(uint32_t warm) {
     WorkerPool::Settings workers;
-    workers.executable = FAKE_WORKER;
+    workers.program = FAKE_WORKER;
     workers.arguments = {"--driver", FAKE_DRIVER};
     workers.warm = warm;
     workers.rowsHash = kRows;

@@ -27,7 +27,7 @@ struct Bench {
 
   WorkerPool::Settings settings(uint32_t warm) {
     WorkerPool::Settings settings;
-    settings.executable = FAKE_WORKER;
+    settings.program = FAKE_WORKER;
     settings.arguments = {"--driver", FAKE_DRIVER};
     settings.warm = warm;
     settings.rowsHash = kRows;
@@ -169,11 +169,28 @@ TEST_CASE("a worker that crashes at its start, or cannot even be executed, says 
     bench.stop(pool);
   }
   auto settings = bench.settings(1);
-  settings.executable = bench.folder.path + "/nothing";
+  settings.program = bench.folder.path + "/nothing";
   WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
   bench.until([&] { return !pool.healthy(); });
   CHECK(contains(pool.lastFailure(), "cannot be run"));
   bench.stop(pool);
+}
+
+TEST_CASE("another worker that is installed meanwhile is not used before the server is started again") {
+  Bench bench;
+  const std::string path = bench.folder.path + "/gpupool-worker";
+  std::filesystem::copy_file(FAKE_WORKER, path);
+  auto settings = bench.settings(1);
+  settings.program = path;
+  std::filesystem::copy_file("/bin/false", path + ".new");
+  std::filesystem::rename(path + ".new", path);
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  for (int i = 0; i < 2; ++i) CHECK_FALSE(bench.take(pool)->gone());
+  bench.stop(pool);
+  settings.program = path;
+  WorkerPool later(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return !later.healthy(); });
+  bench.stop(later);
 }
 
 TEST_CASE("a worker that never gets ready is killed at the bound") {

@@ -3,6 +3,7 @@
 // or a leak ends this process and with it this session only. `--inventory` lists the driver's devices for the
 // server and exits; with `--copier` the process is the server's copier (server/copier/copier.h).
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -216,6 +217,7 @@ int serve(const server::WorkerArguments& arguments) {
 
 int main(int count, char** words) {
   log::setProcessName("worker");
+  prctl(PR_SET_NAME, "gpupool-worker");  // one that is executed by descriptor is named after its number
   try {
     if (server::isCopier(count, words)) {
       auto arguments = server::parseCopierArguments(count, words);
