@@ -9,7 +9,6 @@
 namespace gpupool::softgpu::codegen {
 
 using runtime::Element;
-using runtime::MatrixProduct;
 using runtime::MatrixRows;
 using runtime::MatrixShape;
 using runtime::WarpOperation;
@@ -32,7 +31,8 @@ bool parseShape(std::string_view word, MatrixShape& shape) {
   const char* at = word.data();
   const char* end = at + word.size();
   for (int i = 0; i < 3; ++i) {
-    if (at == end || *at++ != letters[i]) return false;
+    if (at == end || *at != letters[i]) return false;
+    ++at;
     auto [next, error] = std::from_chars(at, end, numbers[i]);
     if (error != std::errc{}) return false;
     at = next;
@@ -168,7 +168,7 @@ void Translator::matrixLoad(const Instruction& instruction) {
   const auto& operands = instruction.operands;
   bool fine = false;
   MatrixShape shape = shapeOf(instruction, fine);
-  uint32_t which = instruction.has("a") ? 'a' : instruction.has("b") ? 'b' : 'c';
+  const unsigned char which = instruction.has("a") ? 'a' : instruction.has("b") ? 'b' : 'c';
   if (!fine || operands.size() < 2) unsupported(instruction);
   bool column = instruction.has("col");
   uint64_t natural = which == 'a'   ? (column ? shape.m : shape.k)
@@ -209,7 +209,7 @@ void Translator::onLdmatrix(const Instruction& instruction) {
   llvm::BasicBlock* check = newBlock("row");
   llvm::BasicBlock* after = newBlock("rows");
   llvm::BasicBlock* before = builder_.GetInsertBlock();
-  builder_.CreateCondBr(builder_.CreateICmpULT(lane, constant(8 * count)), check, after);
+  builder_.CreateCondBr(builder_.CreateICmpULT(lane, constant(uint64_t{8} * count)), check, after);
   startBlock(check);
   ptx::Space space = spaceOf(instruction);
   Value* row = builder_.CreatePtrToInt(address(instruction, place, space, 16).pointer, integer(64));
