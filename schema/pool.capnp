@@ -523,6 +523,8 @@ struct MoveOrder {
                                       # there: its client leaves, and no worker waits for it
   copy @3 :Bool;                      # with stream: at the other end is no worker, but who writes the session into a
                                       # file. It goes on here, in any case, and `moved` says whether it is written
+  pages @5 :Bool;                     # with copy: it is kept in pages, and who keeps it says first what it has already
+                                      # (server/worker/session_pages.h)
 }
 struct KeptCheckpoint {
   frame @0 :UInt64;                   # the last frame and aside call that it has
@@ -560,6 +562,7 @@ struct WorkerStart {
   rebuild @10 :Bool;                # the session moves here: the state socket comes instead of the client's, which
                                     # follows with the order `client`
   stream @11 :Bool;                 # with rebuild: as in MoveOrder
+  protected @12 :Bool;              # checkpoints of the session will be made, in pages
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same

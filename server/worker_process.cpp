@@ -92,6 +92,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   }
   session.rebuild = start.getRebuild();
   session.stream = start.getStream();
+  session.isProtected = start.getProtected();
   if (session.stream && !session.rebuild) throw std::runtime_error("a stream, and nothing to rebuild");
   if ((session.socket < 0) != session.rebuild)
     throw std::runtime_error(session.rebuild ? "a client's socket came with it" : "no socket came with it");
@@ -534,12 +535,13 @@ void WorkerProcess::move(const Order& given) {
   const auto order = given.reader.getMove();
   auto& descriptors = given.descriptors;
   const bool stream = order.getStream(), copy = order.getCopy(), hold = order.getHold() && !copy;
-  const bool able = copy ? orders_.copy != nullptr : hold ? orders_.hold != nullptr : orders_.move != nullptr;
+  const auto& copies = order.getPages() ? orders_.copyPages : orders_.copy;
+  const bool able = copy ? copies != nullptr : hold ? orders_.hold != nullptr : orders_.move != nullptr;
   if (descriptors.size() == (stream ? 1u : 2u) && able && (stream || (!copy && !hold))) {
     const std::chrono::milliseconds drain(order.getDrainMs());
     makeBlocking(descriptors.back());
     if (copy)
-      orders_.copy(drain, descriptors.back());
+      copies(drain, descriptors.back());
     else if (hold)
       orders_.hold(drain, order.getEpoch(), descriptors.back());
     else

@@ -88,6 +88,7 @@ struct SessionStart {
   bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
   bool rebuild = false;         // the session moves here from another worker, as `epoch`
   bool stream = false;          // with rebuild: from one of another server
+  bool isProtected = false;     // checkpoints of it will be made, in pages
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
   int state = -1;        // with rebuild, and only there: the state socket, blocking
@@ -143,6 +144,8 @@ struct WorkerOrders {
   // The session's state is copied into a file, whose writer is at the other end of `state`, and goes on here.
   // Answered as `move` is.
   std::function<void(std::chrono::milliseconds drain, int state)> copy = nullptr;
+  // Likewise in pages (MoveOrder.pages).
+  std::function<void(std::chrono::milliseconds drain, int state)> copyPages = nullptr;
   // The server keeps a whole checkpoint that has so many frames and aside calls.
   std::function<void(uint64_t frame, uint64_t aside)> kept = nullptr;
 };

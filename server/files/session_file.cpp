@@ -1,71 +1,24 @@
 #include "server/files/session_file.h"
 
-#include <capnp/serialize.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <vector>
 
-#include "server/worker/stream_layout.h"
+#include "server/files/stream_plan.h"
 
 namespace gpupool::server {
 namespace {
 
-constexpr char kDamaged[] = "the file is damaged";
-constexpr char kDamagedRecord[] = "the session's record is damaged";
-constexpr char kTooLarge[] = "the session's record tells of more than a session can be";
-constexpr std::chrono::seconds kHearOut{10};
-constexpr int kLookAgainMs = 100;
-
 std::span<const std::byte> asBytes(const uint64_t& value) { return std::as_bytes(std::span(&value, 1)); }
-
-// The record, and what follows it by its own word.
-struct Plan {
-  std::vector<std::byte> bytes;  // of the record
-  Digest digest{};
-  std::unique_ptr<capnp::FlatArrayMessageReader> message;
-  std::vector<schema::ImageName> images;
-  std::vector<uint64_t> contents;
-
-  schema::SessionRecord::Reader record() { return message->getRoot<schema::SessionRecord>(); }
-
-  // bytes and digest are there. "" or what is wrong with them.
-  std::string read() {
-    if (contentDigest(bytes) != digest || bytes.size() % sizeof(capnp::word) != 0) return kDamagedRecord;
-    capnp::ReaderOptions options;
-    options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
-    try {
-      message = std::make_unique<capnp::FlatArrayMessageReader>(
-          kj::arrayPtr(reinterpret_cast<const capnp::word*>(bytes.data()),
-                       bytes.size() / sizeof(capnp::word)),
-          options);
-      images = imagesOf(record());
-      auto lengths = contentsOf(record());
-      if (!lengths) return kTooLarge;
-      contents = std::move(*lengths);
-    } catch (const kj::Exception& e) {
-      return std::string(kDamagedRecord) + ": " + e.getDescription().cStr();
-    }
-    return "";
-  }
-
-  void tell(FileFacts& facts) {
-    facts.lastFrame = record().getLastFrame();
-    facts.lastAside = record().getLastAside();
-    facts.rowsHash = record().getRowsHash();
-    facts.driverVersion = record().getDriverVersion();
-  }
-};
 
 // Calls `part(bytes)` with the length of each part of the contents; false: it has failed, and so does this.
 template <class Part>
-bool eachPart(const Plan& plan, Part&& part) {
+bool eachPart(const StreamPlan& plan, Part&& part) {
   for (uint64_t left : plan.contents)
     for (; left != 0; left -= std::min<uint64_t>(left, StateSocket::kPartBytes))
       if (!part(std::min<uint64_t>(left, StateSocket::kPartBytes))) return false;
@@ -79,7 +32,6 @@ class Taker {
   Taker(StateSocket& socket, int file, FileFacts& facts) : socket_(socket), file_(file), facts_(facts) {}
 
   std::string run(const TakeDownSteps& steps) {
-    grows_ = steps.grows;
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
       return socket_.error();
     std::string why = plan_.read();
@@ -103,7 +55,6 @@ class Taker {
     return false;
   }
   bool write(std::span<const std::byte> bytes) {
-    if (std::string why = grows_(bytes.size()); !why.empty()) return fails(std::move(why));
     while (!bytes.empty()) {
       const ssize_t written = ::write(file_, bytes.data(), bytes.size());
       if (written < 0 && errno != EINTR)
@@ -142,8 +93,7 @@ class Taker {
   StateSocket& socket_;
   const int file_;
   FileFacts& facts_;
-  std::function<std::string(uint64_t)> grows_;
-  Plan plan_;
+  StreamPlan plan_;
   Sha256 hash_;
   std::vector<std::byte> room_;
   std::string why_;
@@ -257,7 +207,7 @@ class Player {
 
   const int file_;
   StateSocket* const socket_;
-  Plan plan_;
+  StreamPlan plan_;
   Sha256 hash_;
   std::vector<std::byte> room_;
   uint64_t offset_ = 0, left_ = 0;
@@ -268,19 +218,12 @@ class Player {
 }  // namespace
 
 std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const TakeDownSteps& steps) {
-  const std::string why = Taker(socket, file, facts).run(steps);
-  socket.forgetError();  // of a worker that has ended there is nothing to be heard any more
-  const bool told = socket.answer(why);
-  if (why.empty()) return told ? "" : socket.error();
-  socket.endSending();
-  socket.hearOut(kHearOut);
-  return why;
+  return answerWorker(socket, Taker(socket, file, facts).run(steps));
 }
 
 std::string takeDown(int socket, const std::function<std::string()>& over, int file, FileFacts& facts,
                      const TakeDownSteps& steps) {
-  std::string why;
-  for (pollfd first{socket, POLLIN, 0}; why.empty() && poll(&first, 1, kLookAgainMs) <= 0;) why = over();
+  const std::string why = awaitWorker(socket, over);
   StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
   if (why.empty()) return takeDown(state, file, facts, steps);
   state.answer(why);

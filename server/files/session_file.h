@@ -29,9 +29,6 @@ struct FileFacts {
 // Each: "" or why the file is not written.
 struct TakeDownSteps {
   std::function<std::string()> stands = [] { return ""; };  // first: the session stands still
-  std::function<std::string(uint64_t)> grows = [](uint64_t) {
-    return "";
-  };  // the file, by so many bytes more
   std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
 };
 

@@ -390,7 +390,7 @@ kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t
         Restored& one = job->sessions[index];
         if (grant == nullptr || stopped_) return checkpointFailure("the lease ended meanwhile");
         grant->sessionEpochs[one.facts.session] = one.facts.epoch - 1;
-        return playBackTo(kj::mv(worker), one.facts, *grant, one.file, sessions_, starts_, one.state)
+        return playBackTo(kj::mv(worker), one.facts, *grant, playOf(one.file), sessions_, starts_, one.state)
             .catch_([job, index](kj::Exception&& why) {
               job->sessions[index].error = why.getDescription().cStr();
             });

@@ -1,10 +1,6 @@
 #include "server/front/keeper.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -31,32 +27,10 @@ std::string age(kj::Duration time) {
 
 }  // namespace
 
-// A checkpoint in memory. Its bytes count as long as it is there, from the moment in which they are written.
-struct Keeper::Memory {
-  explicit Memory(std::shared_ptr<Budget> of)
-      : budget(std::move(of)), file(memfd_create("gpupool-checkpoint", MFD_CLOEXEC)) {}
-  ~Memory() { budget->used -= bytes; }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  std::string grows(uint64_t more) {
-    if (budget->used.fetch_add(more) + more <= budget->most) {
-      bytes += more;
-      return "";
-    }
-    budget->used -= more;
-    return "no room in the memory for checkpoints (protect_memory in server.yaml)";
-  }
-
-  const std::shared_ptr<Budget> budget;
-  const Descriptor file;
-  uint64_t bytes = 0;  // the writing thread's
-};
-
 // What thread and event loop have in common is under the mutex; the rest is the thread's while it runs.
 struct Keeper::Writing {
-  std::shared_ptr<Memory> file;
-  FileFacts facts;
+  std::shared_ptr<PageStore> store;
+  std::shared_ptr<const KeptPages> base, made;
   std::string error;
 
   void giveUp(const std::string& why) {
@@ -68,9 +42,7 @@ struct Keeper::Writing {
     return why_;
   }
   void take(int socket) {
-    TakeDownSteps steps;
-    steps.grows = [this](uint64_t more) { return file->grows(more); };
-    error = takeDown(socket, [this] { return why(); }, file->file, facts, steps);
+    error = takePages(socket, [this] { return why(); }, *store, base.get(), made);
   }
 
  private:
@@ -159,11 +131,11 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   const SessionTable::Sending sending = sessions_.sending(number);
   // Its client's log is nearly full. Where the last attempt has failed, the next one waits its time.
   const bool failed = kept.retry != 0 * kj::SECONDS;
-  if (!failed && kept.log.wanted && (kept.file == nullptr || now - kept.at >= kEarliest)) return true;
+  if (!failed && kept.log.wanted && (kept.pages == nullptr || now - kept.at >= kEarliest)) return true;
   if (kept.asked) return true;
   if (now < kept.next) return false;
-  if (kept.file != nullptr && sending.quiet && sending.changes == kept.seen) return false;
-  return sending.quiet || kept.file != nullptr || now - kept.at >= interval;
+  if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
+  return sending.quiet || kept.pages != nullptr || now - kept.at >= interval;
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -176,6 +148,15 @@ std::string Keeper::refuses(const SessionFacts& facts) const {
 }
 
 // ---- checkpoints
+
+std::shared_ptr<PageStore> Keeper::makeStore() const {
+  return PageStore::create({[budget = budget_](uint64_t more) -> std::string {
+                              if (budget->used.fetch_add(more) + more <= budget->most) return "";
+                              budget->used -= more;
+                              return "no room in the memory for checkpoints (protect_memory in server.yaml)";
+                            },
+                            [budget = budget_](uint64_t less) { budget->used -= less; }});
+}
 
 void Keeper::write(const Name& name, uint64_t number) {
   kept_[name].writing = true;
@@ -196,8 +177,10 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
     return kj::READY_NOW;
   }
   auto writing = std::make_shared<Writing>();
-  writing->file = std::make_shared<Memory>(budget_);
-  if (writing->file->file < 0) return keeperFailure(std::string("no file in memory: ") + strerror(errno));
+  Kept& kept = kept_[name];
+  if (kept.store == nullptr) kept.store = makeStore();
+  writing->store = kept.store;
+  writing->base = kept.pages;
   const uint64_t seen = sessions_.sending(number).changes;
   auto [workers, end] = stateSocket();
   auto ours = std::make_shared<Descriptor>(end.release());
@@ -207,7 +190,7 @@ kj::Promise<void> Keeper::writeNow(Name name, uint64_t number) {
                })
                    .ignoreResult()
                    .eagerlyEvaluate(nullptr);
-  SessionTable::MoveMeans means{settings_.drainMs, nullptr, kj::mv(workers), settings_.bound};
+  SessionTable::MoveMeans means{settings_.drainMs, nullptr, kj::mv(workers), settings_.bound, true};
   auto answered =
       kj::evalNow([&] { return sessions_.copy(number, kj::mv(means)); })
           .then([writing](MoveAnswer answer) {
@@ -230,9 +213,8 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   std::string why = writing.why();
   if (why.empty()) why = writing.error;
   if (!why.empty()) return failed(kept, why);
-  const bool first = kept.file == nullptr;
-  kept.file = writing.file;
-  kept.facts = writing.facts;
+  const bool first = kept.pages == nullptr;
+  kept.pages = writing.made;
   kept.at = timer_.now();
   if (first) kept.since = kept.at;
   kept.seen = seen;
@@ -240,12 +222,12 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   kept.restored = 0;
   kept.why.clear();
   // From here on its client does not keep the calls before it.
-  sessions_.tellKept(number, kept.facts.lastFrame, kept.facts.lastAside);
+  sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
   const Grant* grant = leases_.admissible(name.first);
   kept.next = kept.at + (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
-               static_cast<unsigned long long>(kept.facts.lastFrame),
-               static_cast<unsigned long long>(kept.facts.bytes));
+               static_cast<unsigned long long>(kept.pages->facts.lastFrame),
+               static_cast<unsigned long long>(kept.pages->facts.bytes));
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
@@ -268,17 +250,17 @@ bool Keeper::died(const SessionFacts& facts) {
   const Name name{facts.lease, facts.session};
   const auto at = kept_.find(name);
   const Grant* grant = leases_.admissible(facts.lease);
-  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end() || at->second.file == nullptr)
+  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end() || at->second.pages == nullptr)
     return false;
   if (at->second.restored++ == kMostRestores) return false;
   auto restoring = std::make_shared<Restoring>();
   restoring->epoch = facts.epoch + 1;
-  restoring->file = at->second.file;
+  restoring->pages = at->second.pages;
   restoring_[name] = restoring;
   GPUPOOL_WARNING(
       "session %s: its worker has died; it is restored as epoch %llu from its checkpoint of frame %llu",
       name.second.text().c_str(), static_cast<unsigned long long>(restoring->epoch),
-      static_cast<unsigned long long>(at->second.facts.lastFrame));
+      static_cast<unsigned long long>(at->second.pages->facts.lastFrame));
   SessionFacts next = facts;
   next.epoch = restoring->epoch;
   tasks_.add(attempt(name, std::move(next), restoring)
@@ -305,7 +287,7 @@ kj::Promise<void> Keeper::attempt(Name name, SessionFacts facts, std::shared_ptr
               if (!stopped_ && kept != kept_.end() && kept->second.restored++ < kMostRestores)
                 return attempt(name, facts, restoring);
               restoring->why = why;
-              restoring->file = nullptr;
+              restoring->pages = nullptr;
               kept_.erase(name);
               return kj::READY_NOW;
             });
@@ -330,11 +312,12 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
       grant->placement(facts.deviceEpoch) == nullptr)
     return keeperFailure("the lease ended meanwhile");
   const std::shared_ptr<Restoring> restoring = at->second;
-  return playBackTo(kj::mv(worker), facts, *grant, restoring->file->file, sessions_, starts_,
-                    restoring->state)
+  return playBackTo(kj::mv(worker), facts, *grant,
+                    [pages = restoring->pages](StateSocket& socket) { return playBack(socket, *pages); },
+                    sessions_, starts_, restoring->state)
       .then([restoring] {
         restoring->ready = true;
-        restoring->file = nullptr;  // else its memory counts until nobody waits for the client any more
+        restoring->pages = nullptr;  // else its memory counts until nobody waits for the client any more
       });
 }
 
@@ -345,7 +328,7 @@ std::string Keeper::describe(const Kept& kept) const {
   const bool replays = kept.log.obstacle.empty();
   std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
   text += ": " + kept.who + ": its checkpoint is " + age(now - kept.at) + " old, " +
-          options::formatSize(kept.facts.bytes);
+          options::formatSize(kept.pages->facts.bytes);
   if (!replays) text += "; since then: " + kept.log.obstacle;
   if (replays && kept.log.frameBytes + kept.log.payloadBytes != 0)
     text += "; the calls since then take " + options::formatSize(kept.log.frameBytes + kept.log.payloadBytes);
@@ -361,7 +344,7 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
     std::string text = "is ";
     if (restoring_.contains(name))
       text += "being restored, since its worker has died: " + kept.who;
-    else if (kept.file == nullptr)
+    else if (kept.pages == nullptr)
       text +=
           "not protected: " + kept.who + ": " + (kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else

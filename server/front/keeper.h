@@ -2,10 +2,10 @@
 // Keeps a checkpoint of each session of a protected lease (`gpupool run --protect`), and restores the session
 // in another worker when its own dies.
 //
-// A session is written as `gpupool checkpoint` writes it (server/files/), into memory of this process, by
-// itself and by the clock: once an interval if frames have come since, when its program has sent none for a
+// A session is checkpointed into memory of this process, by itself and by the clock: once an interval if frames have come since, when its program has sent none for a
 // moment, or when it has sent frames for a whole interval. Its GPUs must be idle within 100 ms, else it is
-// tried again, more and more rarely. The last whole checkpoint is kept until the next one is whole.
+// tried again, more and more rarely. Only what has changed comes (server/files/kept_pages.h), and the last
+// whole checkpoint is kept until the next one is whole: there must be room for one and for what has changed.
 //
 // When the process of its worker is gone, and nobody has ended the session, its client is told so
 // (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)
@@ -26,7 +26,7 @@
 #include <string>
 #include <vector>
 
-#include "server/files/session_file.h"
+#include "server/files/kept_pages.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pool.h"
 #include "server/front/worker_starts.h"
@@ -65,13 +65,12 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     const uint64_t most;
     std::atomic<uint64_t> used{0};
   };
-  struct Memory;
   struct Writing;
   struct Kept {  // of a session
     uint64_t epoch = 0;
     std::string who;
-    std::shared_ptr<Memory> file;  // the last whole checkpoint; null: none yet
-    FileFacts facts;
+    std::shared_ptr<const KeptPages> pages;  // the last whole checkpoint; null: none yet
+    std::shared_ptr<PageStore> store;        // where those of the session are
     kj::TimePoint since = kj::origin<kj::TimePoint>(),
                   at = kj::origin<kj::TimePoint>();    // of the first, the last
     kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
@@ -86,7 +85,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   };
   struct Restoring {
     uint64_t epoch = 0;
-    std::shared_ptr<Memory> file;
+    std::shared_ptr<const KeptPages> pages;
     Descriptor state;  // this side's end of the state socket
     bool ready = false;
     std::string why;  // it failed
@@ -99,6 +98,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
+  std::shared_ptr<PageStore> makeStore() const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);

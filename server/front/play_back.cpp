@@ -11,6 +11,13 @@
 #include "server/front/beside.h"
 
 namespace gpupool::server {
+namespace {
+
+std::shared_ptr<Descriptor> ownOf(int descriptor) {
+  return std::make_shared<Descriptor>(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+}
+
+}  // namespace
 
 std::pair<kj::AutoCloseFd, kj::AutoCloseFd> stateSocket() {
   int ends[2];
@@ -19,7 +26,7 @@ std::pair<kj::AutoCloseFd, kj::AutoCloseFd> stateSocket() {
 }
 
 kj::Promise<void> playBackTo(kj::Own<WorkerChild> worker, const SessionFacts& facts, const Grant& grant,
-                             int file, SessionTable& sessions, const WorkerStarts& starts,
+                             Play play, SessionTable& sessions, const WorkerStarts& starts,
                              Descriptor& state) {
   auto [workers, ours] = stateSocket();
   state = Descriptor(ours.release());
@@ -30,15 +37,16 @@ kj::Promise<void> playBackTo(kj::Own<WorkerChild> worker, const SessionFacts& fa
                          kj::str("its worker died before it began"));
   }
   sessions.arrive(facts, kj::mv(worker));
-  const auto own = [](int descriptor) {
-    return std::make_shared<Descriptor>(fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
-  };
-  return beside<bool>([socket = own(state), read = own(file)] {
+  return beside<bool>([socket = ownOf(state), play = std::move(play)] {
            StateSocket ours(std::move(*socket), [] { return false; });
-           if (const std::string why = playBack(ours, *read); !why.empty()) throw std::runtime_error(why);
+           if (const std::string why = play(ours); !why.empty()) throw std::runtime_error(why);
            return true;
          })
       .ignoreResult();
+}
+
+Play playOf(int file) {
+  return [file = ownOf(file)](StateSocket& socket) { return playBack(socket, *file); };
 }
 
 }  // namespace gpupool::server

@@ -14,41 +14,14 @@ std::future<std::string> beside(Work work) {
 
 }  // namespace
 
-std::string DeviceStream::failed(const char* call, CUresult result) const {
-  return std::string("the session's device memory cannot be copied: ") + call + " gives " +
-         session_.driver().describe(result);
-}
-
-// A context of the session for each device that has memory; where it has none there, the device's primary.
 std::string DeviceStream::prepare() {
-  const Driver& driver = session_.driver();
-  const auto& devices = session_.objects().devices();
-  driver.cuCtxGetCurrent(&before_);
-  std::map<CUdevice, CUcontext> known;
-  session_.objects().forEach(HandleKind::context, [&](uint64_t, uint64_t real) {
-    const auto context = reinterpret_cast<CUcontext>(real);
-    CUdevice device = 0;
-    if (driver.cuCtxSetCurrent(context) == CUDA_SUCCESS && driver.cuCtxGetDevice(&device) == CUDA_SUCCESS)
-      known[device] = context;
-  });
-  uint64_t total = 0;
-  for (const Space::PieceState& piece : pieces_) {
-    total += piece.bytes;
-    const CUdevice device = devices[piece.device];
-    if (!known.contains(device)) {
-      const CUresult result = driver.cuDevicePrimaryCtxRetain(&known[device], device);
-      if (result != CUDA_SUCCESS) return failed("cuDevicePrimaryCtxRetain", result);
-      retained_.push_back(device);
-    }
-    contexts_[piece.device] = known[device];
-  }
-  if (total == 0) return "";
-  if (std::string why = enter(pieces_.front().device); !why.empty()) return why;
+  if (std::string why = pieces_.prepare(); !why.empty()) return why;
+  if (pieces_.bytes() == 0) return "";
   try {
     for (auto& buffer : buffers_) {
-      buffer = transport::SharedMemory::create(std::min<uint64_t>(total, StateSocket::kPartBytes));
+      buffer = transport::SharedMemory::create(std::min<uint64_t>(pieces_.bytes(), StateSocket::kPartBytes));
       // Without it copies are slower.
-      driver.cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
+      session_.driver().cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
     }
   } catch (const std::exception& e) {
     return std::string("no host memory to send device memory through: ") + e.what();
@@ -57,24 +30,21 @@ std::string DeviceStream::prepare() {
 }
 
 DeviceStream::~DeviceStream() {
-  const Driver& driver = session_.driver();
-  close();
-  if (buffers_[0] != nullptr) enter(pieces_.front().device);
+  if (buffers_[0] != nullptr) pieces_.enter(pieces_.all().front().device);
   for (const auto& buffer : buffers_)
-    if (buffer != nullptr) driver.cuMemHostUnregister(buffer->data());
-  driver.cuCtxSetCurrent(before_);
-  for (const CUdevice device : retained_) driver.cuDevicePrimaryCtxRelease_v2(device);
+    if (buffer != nullptr) session_.driver().cuMemHostUnregister(buffer->data());
 }
 
 DeviceStream::Part DeviceStream::cut(size_t buffer) {
   Part part;
   uint64_t bytes = 0;
-  while (piece_ < pieces_.size() && bytes < StateSocket::kPartBytes) {
-    const uint64_t taken = std::min(pieces_[piece_].bytes - offset_, StateSocket::kPartBytes - bytes);
+  const auto& pieces = pieces_.all();
+  while (piece_ < pieces.size() && bytes < StateSocket::kPartBytes) {
+    const uint64_t taken = std::min(pieces[piece_].bytes - offset_, StateSocket::kPartBytes - bytes);
     part.ranges.push_back({piece_, offset_, taken});
     bytes += taken;
     offset_ += taken;
-    if (offset_ < pieces_[piece_].bytes) continue;
+    if (offset_ < pieces[piece_].bytes) continue;
     ++piece_;
     offset_ = 0;
   }
@@ -82,37 +52,18 @@ DeviceStream::Part DeviceStream::cut(size_t buffer) {
   return part;
 }
 
-std::string DeviceStream::enter(unsigned device) {
-  const CUresult result = session_.driver().cuCtxSetCurrent(contexts_.at(device));
-  return result == CUDA_SUCCESS ? "" : failed("cuCtxSetCurrent", result);
-}
-
-std::string DeviceStream::open(size_t piece) {
-  if (open_ == piece) return "";
-  close();
-  const CUresult result = space_.openPiece(piece, address_);
-  if (result == CUDA_SUCCESS) open_ = piece;
-  return result == CUDA_SUCCESS ? "" : failed("mapping it", result);
-}
-
-void DeviceStream::close() {
-  if (open_ != SIZE_MAX) space_.closePiece(open_, address_);
-  open_ = SIZE_MAX;
-}
-
 std::string DeviceStream::copy(const Part& part, bool out) {
   const Driver& driver = session_.driver();
   std::byte* at = part.bytes.data();
   for (const Range& range : part.ranges) {
-    std::string why = enter(pieces_[range.piece].device);
-    if (why.empty()) why = open(range.piece);
-    if (!why.empty()) return why;
-    const CUdeviceptr address = address_ + range.offset;
+    CUdeviceptr address = 0;
+    if (std::string why = pieces_.open(range.piece, address); !why.empty()) return why;
+    address += range.offset;
     CUresult result = out ? driver.cuMemcpyDtoH_v2(at, address, range.bytes)
                           : driver.cuMemcpyHtoD_v2(address, at, range.bytes);
     // The copy may be under way still where the buffer could not be registered.
     if (result == CUDA_SUCCESS && !out) result = driver.cuStreamSynchronize(nullptr);
-    if (result != CUDA_SUCCESS) return failed(out ? "cuMemcpyDtoH" : "cuMemcpyHtoD", result);
+    if (result != CUDA_SUCCESS) return pieces_.failed(out ? "cuMemcpyDtoH" : "cuMemcpyHtoD", result);
     at += range.bytes;
   }
   return "";

@@ -6,11 +6,11 @@
 // Belongs to one thread, which has the same context current before and behind it.
 
 #include <array>
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "server/worker/session.h"
+#include "server/worker/device_pieces.h"
 #include "server/worker/state_socket.h"
 
 namespace gpupool::server {
@@ -18,8 +18,7 @@ namespace gpupool::server {
 class DeviceStream {
  public:
   // Behind takeStock, or adopt and comeBack.
-  explicit DeviceStream(Session& session)
-      : session_(session), space_(session.space()), pieces_(space_.describe()) {}
+  explicit DeviceStream(Session& session) : session_(session), pieces_(session) {}
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;
@@ -46,22 +45,12 @@ class DeviceStream {
   std::string fill(Part& part);         // from the device
   std::string store(const Part& part);  // to it
   std::string copy(const Part& part, bool out);
-  std::string enter(unsigned device);
-  std::string open(size_t piece);
-  void close();
-  std::string failed(const char* call, CUresult result) const;
 
   Session& session_;
-  Space& space_;
-  const std::vector<Space::PieceState> pieces_;
+  DevicePieces pieces_;
   size_t piece_ = 0;  // where the next part begins
   uint64_t offset_ = 0;
-  CUcontext before_ = nullptr;  // the calling thread's
   std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
-  std::map<unsigned, CUcontext> contexts_;  // by device of the lease
-  std::vector<CUdevice> retained_;
-  size_t open_ = SIZE_MAX;  // the piece that is open, and where
-  CUdeviceptr address_ = 0;
 };
 
 }  // namespace gpupool::server

@@ -162,6 +162,9 @@ int serve(const server::WorkerArguments& arguments) {
                         suspender.hold(drain, epoch, socket);
                       },
                       [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
+                      [&](std::chrono::milliseconds drain, int socket) {
+                        suspender.copyPages(drain, socket);
+                      },
                       [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();

@@ -1,6 +1,7 @@
 #include "server/worker/rebuild.h"
 
 #include <capnp/serialize.h>
+#include <fcntl.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -35,6 +35,7 @@
 #include "server/worker/images.h"
 #include "server/worker/objects.h"
 #include "server/worker/output.h"
+#include "server/worker/page_hasher.h"
 #include "server/worker/record.h"
 #include "server/worker/space.h"
 #include "server/worker/warm.h"
@@ -153,6 +154,7 @@ class Session {
   Account& account() { return *account_; }
   ObjectMemory& objectMemory() { return objectMemory_; }
   Space& space() { return space_; }
+  PageHashers& hashers() { return hashers_; }
   Words& words() { return words_; }
   HostViews& views() { return views_; }
   Images& images() { return images_; }
@@ -170,8 +172,14 @@ class Session {
   std::map<CUdevice, CUcontext>& primaries() { return primaries_; }
   // 1 + the device, by index, whose context was there before the first call; 0: none was.
   unsigned contextAhead() const { return contextAhead_; }
+  // The session has this context, made now or known before; nothing has been loaded in a new one.
+  void contextMade(CUcontext context, unsigned device) {
+    space_.contextMade(context, device);
+    hashers_.contextMade(context);
+  }
   // The context is gone, and with it what it had registered and its arrays.
   void contextEnded(CUcontext context) {
+    hashers_.contextEnded(context);
     views_.contextEnded(context);
     if (space_.contextEnded(context)) hostLost_ = true;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
@@ -262,6 +270,7 @@ class Session {
   std::unique_ptr<Account> account_;
   ObjectMemory objectMemory_;
   Space space_;
+  PageHashers hashers_;
   std::atomic<bool> connected_{false};
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   HostViews views_;

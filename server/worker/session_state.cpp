@@ -111,14 +111,6 @@ std::string sendDescriptors(Session& session, StateSocket& socket, CopierLink* l
   return socket.sendDescriptors(descriptors) ? "" : socket.error();
 }
 
-// Of a sender that cannot go on: `why`, or what the other worker has said, which then takes no more.
-std::string hearRefusal(StateSocket& socket, const std::string& why) {
-  if (socket.error().empty()) return why;
-  socket.forgetError();
-  const std::string said = socket.hearAnswer();
-  return said.empty() ? why : said;
-}
-
 bool hearSequence(StateSocket& socket, uint32_t& sequence) {
   if (socket.receive(std::as_writable_bytes(std::span(&sequence, 1)))) return true;
   sequence += 1u << 20;  // whatever it said: far behind that
@@ -184,21 +176,6 @@ void writeDigests(const Digests& seen, SessionRecord::Builder out) {
   }
 }
 
-// "" or why the session cannot be rebuilt elsewhere.
-std::string describe(Session& session, const Digests& seen, SessionRecord::Builder out, Contents& contents) {
-  if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
-  if (std::string why = findContents(session, contents); !why.empty()) return why;
-  writeSelf(session, out);
-  writeEntries(out, session.record().entries());
-  if (std::string why = writeImages(session, out); !why.empty()) return why;
-  writeMemory(out, session.space());
-  writeHost(session, out);
-  writeContents(contents, out);
-  writeTimes(session, out);
-  writeDigests(seen, out);
-  return "";
-}
-
 bool sendRecord(capnp::MessageBuilder& message, StateSocket& socket) {
   const auto words = capnp::messageToFlatArray(message);
   const auto bytes = std::as_bytes(std::span(words.begin(), words.size()));
@@ -238,12 +215,40 @@ std::string sendMemory(Session& session, StateSocket& socket) {
 
 }  // namespace
 
+std::string describeSession(Session& session, const Digests& seen, SessionRecord::Builder out,
+                            Contents& contents) {
+  if (const auto reasons = hindrances(session); !reasons.empty()) return reasons.front();
+  if (std::string why = findContents(session, contents); !why.empty()) return why;
+  writeSelf(session, out);
+  writeEntries(out, session.record().entries());
+  if (std::string why = writeImages(session, out); !why.empty()) return why;
+  writeMemory(out, session.space());
+  writeHost(session, out);
+  writeContents(contents, out);
+  writeTimes(session, out);
+  writeDigests(seen, out);
+  return "";
+}
+
+std::string hearRefusal(StateSocket& socket, const std::string& why) {
+  if (socket.error().empty()) return why;
+  socket.forgetError();
+  const std::string said = socket.hearAnswer();
+  return said.empty() ? why : said;
+}
+
+std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message) {
+  std::string why = sendRecord(message, socket) ? socket.hearAnswer() : socket.error();
+  if (!why.empty()) return why;
+  return sendImages(session, socket, imagesOf(message.getRoot<SessionRecord>().asReader()));
+}
+
 std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence,
                       const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
-  if (std::string why = describe(session, seen, out, contents); !why.empty()) return why;
+  if (std::string why = describeSession(session, seen, out, contents); !why.empty()) return why;
   if (link != nullptr) out.setCopierSequence(sequence = link->sequence());
   if (!sendRecord(message, socket)) return socket.error();
   std::string why = sendDescriptors(session, socket, link);
@@ -263,9 +268,8 @@ std::string streamState(Session& session, StateSocket& socket, const Digests& se
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
-  if (std::string why = describe(session, seen, out, contents); !why.empty()) return why;
-  std::string why = sendRecord(message, socket) ? socket.hearAnswer() : socket.error();
-  if (why.empty()) why = sendImages(session, socket, imagesOf(out.asReader()));
+  if (std::string why = describeSession(session, seen, out, contents); !why.empty()) return why;
+  std::string why = streamRecord(session, socket, message);
   if (why.empty()) why = socket.hearAnswer();
   if (why.empty()) why = sendMemory(session, socket);
   if (why.empty()) why = sendContents(session, socket, contents);

@@ -44,6 +44,14 @@ std::string sendState(Session& session, StateSocket& socket, CopierLink* link, u
 // The same as a stream. The session is as it was, whatever comes of it.
 std::string streamState(Session& session, StateSocket& socket, const Digests& seen = {});
 
+// What these begin with, each "" or why not. Describes the session, of which nothing was sent.
+std::string describeSession(Session& session, const Digests& seen, schema::SessionRecord::Builder out,
+                            Contents& contents);
+// The record, and the code images that the other end lacks.
+std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message);
+// Of a sender that cannot go on: `why`, or what the other end has said, which then takes no more.
+std::string hearRefusal(StateSocket& socket, const std::string& why);
+
 uint64_t bootTimeNs();
 
 }  // namespace gpupool::server

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/log.h"
 #include "server/worker/session_state.h"
@@ -107,6 +108,14 @@ void Suspender::copy(std::chrono::milliseconds drain, int state) {
   {
     std::lock_guard lock(mutex_);
     orders_.push_back({false, drain, nullptr, 0, state, true, false});
+  }
+  changed_.notify_all();
+}
+
+void Suspender::copyPages(std::chrono::milliseconds drain, int state) {
+  {
+    std::lock_guard lock(mutex_);
+    orders_.push_back({false, drain, nullptr, 0, state, true, false, true});
   }
   changed_.notify_all();
 }
@@ -312,6 +321,7 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = "the session shares memory with its client";
     return outcome;
   }
+  if (order.pages) return carryOutPages(order, state);
   outcome.error = standStill(began + order.drain);
   outcome.drainMs = millisecondsSince(began);
   if (outcome.error.empty()) {
@@ -393,6 +403,59 @@ std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
   std::string why = lookAtContents(false, seen);
   if (why.empty()) why = streamState(session_, socket, seen);
   return why.empty() && !order.copy ? sendClientAway(order) : why;
+}
+
+MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
+  MoveOutcome outcome;
+  StateSocket socket{std::move(state), [this] { return stopping(); }};
+  std::vector<std::byte> said;
+  Id base;
+  const bool heard = socket.receiveBlock(said, sizeof base);
+  if (!heard || (!said.empty() && said.size() != sizeof base)) {
+    outcome.error = heard ? "who keeps the checkpoint names another one" : socket.error();
+    return outcome;
+  }
+  if (!said.empty()) std::memcpy(&base, said.data(), sizeof base);
+  const auto began = Clock::now();
+  outcome.error = standStill(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (outcome.error.empty()) {
+    outcome.error = copyPages(socket, base, outcome);
+  } else {
+    session_.letClientStay();
+  }
+  if (!outcome.error.empty()) GPUPOOL_WARNING("not copied: %s", outcome.error.c_str());
+  return outcome;
+}
+
+// Everything stands still, until goOn.
+std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcome& outcome) {
+  const auto still = Clock::now();
+  session_.tellOutput();
+  session_.parkWords(true);
+  session_.space().takeStock();
+  auto copy = std::make_unique<PageCopy>(session_, sent_);
+  std::string why = copy->look(base);
+  const uint32_t lookMs = millisecondsSince(still);
+  if (why.empty()) why = copy->ship(socket);
+  outcome.movedBytes = copy->bytes();
+  const size_t pages = copy->pages(), changed = copy->changed();
+  copy = nullptr;
+  goOn();
+  outcome.pauseMs = millisecondsSince(still);
+  if (why.empty())
+    GPUPOOL_INFO("copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those, after %u ms of "
+                 "waiting for the device",
+                 changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
+                 outcome.drainMs);
+  return why;
+}
+
+void Suspender::goOn() {
+  if (stopping()) return;
+  session_.parkWords(false);
+  session_.gate().open();
+  session_.letClientStay();
 }
 
 std::string Suspender::lookAtContents(bool shared, Digests& seen) {

@@ -30,6 +30,7 @@
 #include "server/copier/link.h"
 #include "server/worker/contents.h"
 #include "server/worker/session.h"
+#include "server/worker/session_pages.h"
 #include "server/worker_process.h"
 
 namespace gpupool::server {
@@ -59,6 +60,8 @@ class Suspender {
   // The session's state goes into a file (server/files/session_file.h), whose writer is at the other end of
   // the state socket, which is taken; the session goes on here, whatever comes of it. Reported as a move is.
   void copy(std::chrono::milliseconds drain, int state);
+  // Likewise in pages (session_pages.h): the session goes on as soon as what has changed is aside.
+  void copyPages(std::chrono::milliseconds drain, int state);
 
   // Waits until no order is under way and what came of it is reported, for `time` at most: of a session that
   // ends because it has moved.
@@ -81,7 +84,7 @@ class Suspender {
     std::unique_ptr<CopierLink> link;
     uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
     int state = -1;      // of a move, and of a copy
-    bool copy = false, hold = false;
+    bool copy = false, hold = false, pages = false;
 
     bool streams() const { return state >= 0; }
   };
@@ -96,6 +99,9 @@ class Suspender {
   std::string handOver(Order& order, MoveOutcome& outcome);
   std::string sendByCopier(Order& order, MoveOutcome& outcome);
   std::string sendByStream(Order& order, MoveOutcome& outcome);
+  MoveOutcome carryOutPages(const Order& order, Descriptor& state);
+  std::string copyPages(StateSocket& socket, const Id& base, MoveOutcome& outcome);
+  void goOn();
   std::string sendClientAway(const Order& order);
   std::string comeHome();
   SuspendOutcome goAside(Order& order);
@@ -119,6 +125,7 @@ class Suspender {
   std::unique_ptr<CopierLink> link_;  // while suspended
   std::shared_ptr<Idle> idle_;        // a wait for the device that was given up, and goes on
   uint64_t movedBytes_ = 0;           // thread_'s own
+  SentPages sent_;                    // likewise
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Order> orders_;

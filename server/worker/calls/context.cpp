@@ -31,7 +31,7 @@ void createContext(Session& session, Call& call) {
   CUresult status = served.invoke(session.driver().cuCtxCreate_v2);
   CUcontext made = nullptr;
   if (status == CUDA_SUCCESS) session.driver().cuCtxPopCurrent_v2(&made);
-  if (made != nullptr) session.space().contextMade(made, deviceOf(session, made));
+  if (made != nullptr) session.contextMade(made, deviceOf(session, made));
   served.close(status);
 }
 
@@ -99,7 +99,7 @@ void retainPrimary(Session& session, Call& call) {
   if (call.status != CUDA_SUCCESS) return;
   const CUcontext context = *served.get<"pctx">().pass();
   session.primaries()[served.get<"dev">().value()] = context;
-  session.space().contextMade(context, deviceOf(session, context));
+  session.contextMade(context, deviceOf(session, context));
 }
 
 void resetPrimary(Session& session, Call& call) {

@@ -143,6 +143,11 @@ class Mover {
     suspender_.copy(kLong, state);
     return outcome();
   }
+  MoveOutcome copyPages(int state) {
+    const Course course(client_);
+    suspender_.copyPages(kLong, state);
+    return outcome();
+  }
   // Both: with a Course of the caller's.
   void begin(int state, std::chrono::milliseconds drain = kLong) {
     suspender_.move(drain, kEpoch + 1, -1, state);

@@ -1,0 +1,49 @@
+#pragma once
+// The pieces of a session's device memory, to be read or written one after the other: each with a context of
+// its device current, at an address at which that reads and writes it. Everything stands still.
+//
+// Belongs to one thread, which has the same context current before and behind it.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "server/worker/session.h"
+
+namespace gpupool::server {
+
+class DevicePieces {
+ public:
+  // Behind takeStock, or adopt and comeBack.
+  explicit DevicePieces(Session& session)
+      : session_(session), space_(session.space()), pieces_(space_.describe()) {}
+  ~DevicePieces();
+  DevicePieces(const DevicePieces&) = delete;
+  DevicePieces& operator=(const DevicePieces&) = delete;
+
+  // Before any of the others. Each: "" or why not, for people.
+  std::string prepare();
+  // Makes the context of the piece's device current; the address is there until another piece is opened.
+  std::string open(size_t piece, CUdeviceptr& address);
+  void close();
+  // A context of that device of the lease is current.
+  std::string enter(unsigned device);
+  CUcontext context(unsigned device) const { return contexts_.at(device); }
+
+  const std::vector<Space::PieceState>& all() const { return pieces_; }
+  uint64_t bytes() const { return bytes_; }
+  std::string failed(const char* call, CUresult result) const;
+
+ private:
+  Session& session_;
+  Space& space_;
+  const std::vector<Space::PieceState> pieces_;
+  uint64_t bytes_ = 0;
+  CUcontext before_ = nullptr;              // the calling thread's
+  std::map<unsigned, CUcontext> contexts_;  // by device of the lease
+  std::vector<CUdevice> retained_;
+  size_t open_ = SIZE_MAX;  // the piece that is open, and where
+  CUdeviceptr address_ = 0;
+};
+
+}  // namespace gpupool::server

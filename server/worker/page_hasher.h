@@ -1,0 +1,64 @@
+#pragma once
+// Hashes of 128 bits of device memory, in pages (page_layout.h), made on the device: two chains of 64 bits
+// (the rounds of XXH64) in each of a block's threads, whose sums are the hash. Pages that differ have the
+// same one with a probability of about 2^-128, unless somebody wants them to: then a checkpoint of his own
+// session is wrong.
+//
+// A context gets the code before anything else is loaded in it, here and where the session is rebuilt: the
+// driver places code and variables behind what is there. As the launch of a graph on a stream of its own, as
+// the scrubber does, and for its reason (scrubber.h).
+//
+// Threads: one at a time. Ends before its context, or is abandoned.
+
+#include <map>
+#include <mutex>
+#include <span>
+
+#include "server/driver.h"
+#include "server/worker/checksum.h"
+#include "server/worker/page_layout.h"
+
+namespace gpupool::server {
+
+class PageHasher {
+ public:
+  explicit PageHasher(const Driver& driver) : driver_(driver) {}
+  PageHasher(const PageHasher&) = delete;
+  PageHasher& operator=(const PageHasher&) = delete;
+
+  // Both: its context is current.
+  CUresult prepare();
+  // Of hashes.size() whole pages behind `address`; waits for them.
+  CUresult hash(CUdeviceptr address, std::span<Checksum> hashes);
+
+ private:
+  CUresult hashSome(CUdeviceptr address, std::span<Checksum> hashes);
+
+  const Driver& driver_;
+  CUfunction kernel_ = nullptr;
+  CUstream stream_ = nullptr;
+  CUgraph graph_ = nullptr;
+  CUgraphNode node_ = nullptr;
+  CUgraphExec exec_ = nullptr;
+  CUdeviceptr own_ = 0;  // the hashes, on their way
+};
+
+// Those of a session that is protected; of another one there is none. Any thread.
+class PageHashers {
+ public:
+  PageHashers(const Driver& driver, bool wanted) : driver_(driver), wanted_(wanted) {}
+  // The session has this context, and nothing has been loaded in a new one.
+  void contextMade(CUcontext context);
+  // It is gone, and what it had.
+  void contextEnded(CUcontext context);
+  // Null: none, and then its pages are hashed elsewhere.
+  PageHasher* find(CUcontext context);
+
+ private:
+  const Driver& driver_;
+  const bool wanted_;
+  std::mutex mutex_;
+  std::map<CUcontext, PageHasher> hashers_;
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,244 @@
+#include "server/worker/session_pages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <future>
+
+#include "base/log.h"
+#include "server/worker/session_state.h"
+#include "server/worker/stream_layout.h"
+
+namespace gpupool::server {
+namespace {
+
+// On a thread of its own, or, where there is none to be had, on the caller's when it asks for the result.
+template <class Work>
+std::future<std::string> beside(Work work) {
+  return std::async(std::launch::async | std::launch::deferred, std::move(work));
+}
+
+}  // namespace
+
+size_t SentCheckpoint::Hash::operator()(const Checksum& checksum) const {
+  size_t first = 0;
+  std::memcpy(&first, checksum.data(), sizeof first);
+  return first;
+}
+
+uint64_t SentCheckpoint::find(const Checksum& hash) const {
+  const auto at = pages.find(hash);
+  return at == pages.end() ? kNewPage : at->second;
+}
+
+const SentCheckpoint* SentPages::held(const Id& id) {
+  std::erase_if(known_, [&](const SentCheckpoint& one) { return one.id != id; });
+  return known_.empty() ? nullptr : &known_.front();
+}
+
+// ---- what has changed
+
+std::string PageCopy::look(const Id& base) {
+  std::string why = describe();
+  std::vector<Checksum> device;
+  if (why.empty()) why = pieces_.prepare();
+  if (why.empty()) why = hashDevice(device);
+  if (why.empty()) compare(sent_.held(base), device);
+  return why;
+}
+
+std::string PageCopy::describe() {
+  Contents contents;
+  auto out = message_.initRoot<schema::SessionRecord>();
+  std::string why = describeSession(session_, {}, out, contents);
+  if (!why.empty()) return why;
+  why = readContents(session_, contents, [&](const std::string&, std::span<const std::byte> bytes) {
+    copied_.insert(copied_.end(), bytes.begin(), bytes.end());
+    return "";
+  });
+  if (!why.empty()) return why;
+  const auto lengths = contentsOf(out.asReader());
+  if (!lengths) return "the session is larger than a checkpoint can be";
+  const auto memory = [&](const transport::SharedMemory& from) {
+    sources_.emplace_back(from.data(), from.size());
+  };
+  memory(*session_.views().words());
+  memory(*session_.views().staging());
+  for (const auto& [address, piece] : session_.space().hostPieces()) memory(*piece);
+  deviceContent_ = sources_.size();
+  sources_.emplace_back();
+  std::span<const std::byte> rest(copied_);
+  while (sources_.size() < lengths->size()) {
+    sources_.push_back(rest.first((*lengths)[sources_.size()]));
+    rest = rest.subspan(sources_.back().size());
+  }
+  cut(*lengths);
+  return "";
+}
+
+void PageCopy::cut(std::span<const uint64_t> lengths) {
+  Page at;
+  for (const uint32_t bytes : pagesOf(lengths)) {
+    while (at.offset == lengths[at.content]) at = {at.content + 1, 0, 0};
+    all_.push_back({at.content, at.offset, bytes});
+    for (uint64_t left = bytes; left != 0;) {
+      const uint64_t taken = std::min(left, lengths[at.content] - at.offset);
+      left -= taken;
+      at.offset += taken;
+      if (left != 0) at = {at.content + 1, 0, 0};
+    }
+  }
+}
+
+std::string PageCopy::hashDevice(std::vector<Checksum>& hashes) {
+  hashes.resize(pieces_.bytes() / kPageBytes);
+  std::span<Checksum> rest(hashes);
+  for (size_t piece = 0; piece < pieces_.all().size(); ++piece) {
+    const size_t pages = pieces_.all()[piece].bytes / kPageBytes;
+    if (std::string why = hashPiece(piece, rest.first(pages)); !why.empty()) return why;
+    rest = rest.subspan(pages);
+  }
+  return "";
+}
+
+// Where the device cannot, through the host.
+std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
+  CUdeviceptr address = 0;
+  if (std::string why = pieces_.open(piece, address); !why.empty()) return why;
+  if (PageHasher* hasher = session_.hashers().find(pieces_.context(pieces_.all()[piece].device))) {
+    const CUresult result = hasher->hash(address, hashes);
+    return result == CUDA_SUCCESS ? "" : pieces_.failed("hashing it", result);
+  }
+  std::vector<std::byte> page(kPageBytes);
+  for (Checksum& hash : hashes) {
+    const CUresult result = session_.driver().cuMemcpyDtoH_v2(page.data(), address, page.size());
+    if (result != CUDA_SUCCESS) return pieces_.failed("cuMemcpyDtoH", result);
+    hash = checksumOf(page);
+    address += kPageBytes;
+  }
+  return "";
+}
+
+std::span<const std::byte> PageCopy::read(const Page& page, std::vector<std::byte>& room) const {
+  const auto source = sources_[page.content].subspan(page.offset);
+  if (source.size() >= page.bytes) return source.first(page.bytes);
+  room.assign(source.begin(), source.end());
+  for (size_t content = page.content + 1; room.size() < page.bytes; ++content)
+    room.insert(room.end(), sources_[content].begin(), sources_[content].end());
+  return room;
+}
+
+void PageCopy::compare(const SentCheckpoint* base, std::span<const Checksum> device) {
+  SentCheckpoint now{Id::random(), {}};
+  header_ = {base == nullptr ? Id() : base->id, now.id};
+  std::vector<std::byte> room;
+  for (size_t i = 0; i < all_.size(); ++i) {
+    const Page& page = all_[i];
+    const Checksum hash =
+        onDevice(page) ? device[page.offset / kPageBytes] : checksumOf(read(page, room));
+    now.pages.emplace(hash, i);
+    places_.push_back(base == nullptr ? kNewPage : base->find(hash));
+    if (places_.back() != kNewPage) continue;
+    changed_.push_back(i);
+    bytes_ += page.bytes;
+  }
+  sent_.sent(std::move(now));
+}
+
+// ---- what travels
+
+std::string PageCopy::ship(StateSocket& socket) {
+  std::string why = streamRecord(session_, socket, message_);
+  if (why.empty() && !sendPlaces(socket)) why = socket.error();
+  if (why.empty()) why = sendPages(socket);
+  return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
+}
+
+bool PageCopy::sendPlaces(StateSocket& socket) {
+  std::vector<std::byte> block(sizeof header_ + places_.size() * sizeof places_[0]);
+  std::memcpy(block.data(), &header_, sizeof header_);
+  std::memcpy(block.data() + sizeof header_, places_.data(), block.size() - sizeof header_);
+  return socket.sendBlock(block);
+}
+
+std::string PageCopy::makeBuffers() {
+  try {
+    for (auto& buffer : buffers_) {
+      buffer = transport::SharedMemory::create(StateSocket::kPartBytes);
+      // Without it copies are slower.
+      if (pieces_.bytes() != 0)
+        session_.driver().cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
+    }
+  } catch (const std::exception& e) {
+    return std::string("no host memory to send pages through: ") + e.what();
+  }
+  return "";
+}
+
+PageCopy::~PageCopy() {
+  if (buffers_[0] == nullptr || pieces_.bytes() == 0) return;
+  pieces_.enter(pieces_.all().front().device);
+  for (const auto& buffer : buffers_)
+    if (buffer != nullptr) session_.driver().cuMemHostUnregister(buffer->data());
+}
+
+std::string PageCopy::sendPages(StateSocket& socket) {
+  if (changed_.empty()) return "";
+  if (std::string why = makeBuffers(); !why.empty()) return why;
+  std::array<Batch, 2> batches;
+  std::future<std::string> filling;  // ends first
+  std::span<const size_t> rest(changed_);
+  const auto fillNext = [&](size_t buffer) {
+    Batch& batch = batches[buffer];
+    batch.pages = rest.first(std::min(rest.size(), kAtOnce));
+    batch.room = buffers_[buffer]->data();
+    rest = rest.subspan(batch.pages.size());
+    if (!batch.pages.empty()) filling = beside([this, &batch] { return fill(batch); });
+  };
+  fillNext(0);
+  for (size_t buffer = 0; !batches[buffer].pages.empty(); buffer ^= 1) {
+    if (std::string why = filling.get(); !why.empty()) return why;
+    fillNext(buffer ^ 1);
+    const Batch& batch = batches[buffer];
+    for (size_t i = 0; i < batch.pages.size(); ++i)
+      if (!socket.sendPart({batch.room + i * kPageBytes, all_[batch.pages[i]].bytes}, batch.checksums[i]))
+        return socket.error();
+  }
+  return "";
+}
+
+std::string PageCopy::fill(Batch& batch) {
+  std::vector<std::byte> room;
+  for (size_t i = 0; i < batch.pages.size();) {
+    size_t end = i;
+    while (end < batch.pages.size() && onDevice(all_[batch.pages[end]])) ++end;
+    if (end != i) {
+      std::string why = fillFromDevice(batch.pages.subspan(i, end - i), batch.room + i * kPageBytes);
+      if (!why.empty()) return why;
+      i = end;
+      continue;
+    }
+    const auto bytes = read(all_[batch.pages[i]], room);
+    std::memcpy(batch.room + i++ * kPageBytes, bytes.data(), bytes.size());
+  }
+  for (size_t i = 0; i < batch.pages.size(); ++i)
+    batch.checksums[i] = checksumOf({batch.room + i * kPageBytes, all_[batch.pages[i]].bytes});
+  return "";
+}
+
+std::string PageCopy::fillFromDevice(std::span<const size_t> pages, std::byte* room) {
+  size_t piece = 0;
+  uint64_t begin = 0;  // of the piece, in the device's content
+  for (const size_t index : pages) {
+    const uint64_t offset = all_[index].offset;
+    while (offset >= begin + pieces_.all()[piece].bytes) begin += pieces_.all()[piece++].bytes;
+    CUdeviceptr address = 0;
+    if (std::string why = pieces_.open(piece, address); !why.empty()) return why;
+    const CUresult result =
+        session_.driver().cuMemcpyDtoH_v2(room, address + (offset - begin), kPageBytes);
+    if (result != CUDA_SUCCESS) return pieces_.failed("cuMemcpyDtoH", result);
+    room += kPageBytes;
+  }
+  return "";
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,112 @@
+#pragma once
+// A checkpoint in pages (page_layout.h), for who keeps the one before: of the session's contents only the
+// pages travel that it lacks.
+//
+//   keeper -> worker   one block: the Id of the checkpoint that it holds; empty: none
+//   worker -> keeper   SessionRecord, as one block; its digest
+//   keeper -> worker   its answer; one block: the names of the code images that it lacks
+//   worker -> keeper   these images, in that order; one block: PagesHeader and where each page is;
+//                      each new page, as a part (StateSocket::sendPart)
+//   keeper -> worker   its answer: empty: the checkpoint is whole
+//
+// The worker remembers the hashes of the last checkpoint that a keeper has named, and of the one that it has
+// sent since. What the keeper names is all that it believes of what arrived: an answer may be lost. Of a
+// checkpoint that it does not remember, or of none, all pages are new. A page is compared by its hash alone,
+// wherever it lay in the other checkpoint: what memory was freed and allocated anew makes no difference.
+
+#include <capnp/message.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "server/worker/contents.h"
+#include "server/worker/device_pieces.h"
+#include "server/worker/page_layout.h"
+#include "server/worker/session.h"
+#include "server/worker/state_socket.h"
+
+namespace gpupool::server {
+
+// What a worker knows of a checkpoint that it has sent: where in it a page of that hash is.
+struct SentCheckpoint {
+  struct Hash {
+    size_t operator()(const Checksum& checksum) const;
+  };
+  uint64_t find(const Checksum& hash) const;  // kNewPage: there is none
+  Id id;
+  std::unordered_map<Checksum, uint64_t, Hash> pages;
+};
+
+class SentPages {
+ public:
+  // The keeper holds `id`: the others are forgotten. Null: that one is not known.
+  const SentCheckpoint* held(const Id& id);
+  void sent(SentCheckpoint checkpoint) { known_.push_back(std::move(checkpoint)); }
+
+ private:
+  std::vector<SentCheckpoint> known_;
+};
+
+// One checkpoint, in this order. Belongs to one thread, which has the same context current before and behind
+// it. Each: "" or why not, for people.
+class PageCopy {
+ public:
+  PageCopy(Session& session, SentPages& sent) : session_(session), sent_(sent), pieces_(session) {}
+  ~PageCopy();
+  PageCopy(const PageCopy&) = delete;
+  PageCopy& operator=(const PageCopy&) = delete;
+
+  // Behind takeStock. Finds out what has changed since `base`, as everything stands still, and from here to
+  // the end of `ship`.
+  std::string look(const Id& base);
+  std::string ship(StateSocket& socket);
+
+  size_t pages() const { return places_.size(); }
+  size_t changed() const { return changed_.size(); }
+  uint64_t bytes() const { return bytes_; }  // of those
+
+ private:
+  static constexpr size_t kAtOnce = StateSocket::kPartBytes / kPageBytes;
+  struct Page {
+    size_t content = 0;  // where it begins
+    uint64_t offset = 0;
+    uint32_t bytes = 0;
+  };
+  struct Batch {
+    std::span<const size_t> pages;
+    std::byte* room = nullptr;
+    std::array<Checksum, kAtOnce> checksums;
+  };
+  std::string describe();
+  void cut(std::span<const uint64_t> lengths);
+  std::string hashDevice(std::vector<Checksum>& hashes);
+  std::string hashPiece(size_t piece, std::span<Checksum> hashes);
+  void compare(const SentCheckpoint* base, std::span<const Checksum> device);
+  bool onDevice(const Page& page) const { return page.content == deviceContent_; }
+  // Its bytes, from the host's memory.
+  std::span<const std::byte> read(const Page& page, std::vector<std::byte>& room) const;
+  std::string makeBuffers();
+  std::string fill(Batch& batch);
+  std::string fillFromDevice(std::span<const size_t> pages, std::byte* room);
+  std::string sendPages(StateSocket& socket);
+  bool sendPlaces(StateSocket& socket);
+
+  Session& session_;
+  SentPages& sent_;
+  DevicePieces pieces_;
+  capnp::MallocMessageBuilder message_;
+  PagesHeader header_;
+  std::vector<std::byte> copied_;                    // of variables and arrays
+  std::vector<std::span<const std::byte>> sources_;  // by content; of the device's: empty
+  size_t deviceContent_ = 0;
+  std::vector<Page> all_;
+  std::vector<uint64_t> places_;
+  std::vector<size_t> changed_;
+  uint64_t bytes_ = 0;
+  std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
+};
+
+}  // namespace gpupool::server
