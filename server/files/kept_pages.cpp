@@ -34,8 +34,7 @@ std::string PageStore::put(std::span<const std::byte> bytes, const Checksum& che
   if (std::string why = room_.take(taken); !why.empty()) return why;
   const uint64_t offset = end_.fetch_add(taken);
   // From here on its end gives the room back.
-  pages.push_back(
-      std::shared_ptr<const Page>(new Page(shared_from_this(), offset, bytes.size(), checksum)));
+  pages.push_back(std::shared_ptr<const Page>(new Page(shared_from_this(), offset, bytes.size(), checksum)));
   for (uint64_t at = 0; at < bytes.size();) {
     const ssize_t written =
         pwrite(file_, bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset + at));

@@ -28,7 +28,7 @@ struct FileFacts {
 
 // Each: "" or why the file is not written.
 struct TakeDownSteps {
-  std::function<std::string()> stands = [] { return ""; };  // first: the session stands still
+  std::function<std::string()> stands = [] { return ""; };   // first: the session stands still
   std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
 };
 

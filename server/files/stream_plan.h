@@ -31,8 +31,8 @@ struct StreamPlan {
   std::unique_ptr<capnp::FlatArrayMessageReader> message_;
 };
 
-// The worker may take long before its first word, since its programs have work to finish: until then `over` is
-// asked, ten times a second, whether to give it up: why. "": it has spoken.
+// The worker may take long before its first word, since its programs have work to finish: until then `over`
+// is asked, ten times a second, whether to give it up: why. "": it has spoken.
 std::string awaitWorker(int socket, const std::function<std::string()>& over);
 // The last word to it: what became of the stream. What the caller returns.
 std::string answerWorker(StateSocket& socket, const std::string& why);

@@ -312,9 +312,10 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
       grant->placement(facts.deviceEpoch) == nullptr)
     return keeperFailure("the lease ended meanwhile");
   const std::shared_ptr<Restoring> restoring = at->second;
-  return playBackTo(kj::mv(worker), facts, *grant,
-                    [pages = restoring->pages](StateSocket& socket) { return playBack(socket, *pages); },
-                    sessions_, starts_, restoring->state)
+  return playBackTo(
+             kj::mv(worker), facts, *grant,
+             [pages = restoring->pages](StateSocket& socket) { return playBack(socket, *pages); }, sessions_,
+             starts_, restoring->state)
       .then([restoring] {
         restoring->ready = true;
         restoring->pages = nullptr;  // else its memory counts until nobody waits for the client any more

@@ -2,10 +2,11 @@
 // Keeps a checkpoint of each session of a protected lease (`gpupool run --protect`), and restores the session
 // in another worker when its own dies.
 //
-// A session is checkpointed into memory of this process, by itself and by the clock: once an interval if frames have come since, when its program has sent none for a
-// moment, or when it has sent frames for a whole interval. Its GPUs must be idle within 100 ms, else it is
-// tried again, more and more rarely. Only what has changed comes (server/files/kept_pages.h), and the last
-// whole checkpoint is kept until the next one is whole: there must be room for one and for what has changed.
+// A session is checkpointed into memory of this process, by itself and by the clock: once an interval if
+// frames have come since, when its program has sent none for a moment, or when it has sent frames for a whole
+// interval. Its GPUs must be idle within 100 ms, else it is tried again, more and more rarely. Only what has
+// changed comes (server/files/kept_pages.h), and the last whole checkpoint is kept until the next one is
+// whole: there must be room for one and for what has changed.
 //
 // When the process of its worker is gone, and nobody has ended the session, its client is told so
 // (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)

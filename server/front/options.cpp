@@ -143,8 +143,8 @@ std::vector<options::Option> ServerOptions::table() {
       {"protect-memory", protectMemory, "SIZE",
        "So much of this machine's memory may be used to keep the checkpoints of protected sessions (gpupool "
        "run "
-       "--protect): of each the last one, and the next one while it is made. A session whose checkpoint does "
-       "not fit is not protected."},
+       "--protect): of each the last one, and what has changed while the next one is made. A session whose "
+       "checkpoint does not fit is not protected."},
       {"suspend-folder", suspendFolder, "PATH",
        "The folder of a fast local disk for what exceeds --suspend-memory. The files in it have no names, "
        "and "

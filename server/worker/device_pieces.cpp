@@ -1,5 +1,7 @@
 #include "server/worker/device_pieces.h"
 
+#include <algorithm>
+
 namespace gpupool::server {
 
 std::string DevicePieces::failed(const char* call, CUresult result) const {
@@ -54,6 +56,12 @@ std::string DevicePieces::open(size_t piece, CUdeviceptr& address) {
   }
   address = address_;
   return "";
+}
+
+CUcontext DevicePieces::ownContext(unsigned device) const {
+  const CUdevice real = session_.objects().devices()[device];
+  const bool retained = std::find(retained_.begin(), retained_.end(), real) != retained_.end();
+  return retained ? nullptr : contexts_.at(device);
 }
 
 void DevicePieces::close() {

@@ -29,6 +29,8 @@ class DevicePieces {
   // A context of that device of the lease is current.
   std::string enter(unsigned device);
   CUcontext context(unsigned device) const { return contexts_.at(device); }
+  // The same, if it is the session's; else null.
+  CUcontext ownContext(unsigned device) const;
 
   const std::vector<Space::PieceState>& all() const { return pieces_; }
   uint64_t bytes() const { return bytes_; }

@@ -153,19 +153,18 @@ int serve(const server::WorkerArguments& arguments) {
     server::Suspender suspender(
         session, [&](const server::SuspendOutcome& outcome) { process.reportSuspended(outcome); },
         [&](const server::MoveOutcome& outcome) { process.reportMoved(outcome); });
-    process.onOrders({[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
-                      [&] { suspender.resume(); },
-                      [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
-                        suspender.move(drain, epoch, copier, socket);
-                      },
-                      [&](std::chrono::milliseconds drain, uint64_t epoch, int socket) {
-                        suspender.hold(drain, epoch, socket);
-                      },
-                      [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
-                      [&](std::chrono::milliseconds drain, int socket) {
-                        suspender.copyPages(drain, socket);
-                      },
-                      [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); }});
+    process.onOrders(
+        {[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
+         [&] { suspender.resume(); },
+         [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
+           suspender.move(drain, epoch, copier, socket);
+         },
+         [&](std::chrono::milliseconds drain, uint64_t epoch, int socket) {
+           suspender.hold(drain, epoch, socket);
+         },
+         [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
+         [&](std::chrono::milliseconds drain, int socket) { suspender.copyPages(drain, socket); },
+         [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturbKills)

@@ -16,17 +16,21 @@ constexpr unsigned kThreads = 256;           // of a block, which hashes one pag
 #define MULTIPLIER_3 "0x165667B19E3779F9"
 #define MULTIPLIER_4 "0x85EBCA77C2B2AE63"
 #define MULTIPLIER_5 "0x27D4EB2F165667C5"
-#define ROUND(chain, word, multiplier, left, right, last) \
-  "mad.lo.u64 " chain ", " word ", " multiplier ", " chain ";\n" \
-  "shl.b64 %u, " chain ", " left ";\n" \
-  "shr.u64 %v, " chain ", " right ";\n" \
-  "or.b64 " chain ", %u, %v;\n" \
+#define ROUND(chain, word, multiplier, left, right, last)  \
+  "mad.lo.u64 " chain ", " word ", " multiplier ", " chain \
+  ";\n"                                                    \
+  "shl.b64 %u, " chain ", " left                           \
+  ";\n"                                                    \
+  "shr.u64 %v, " chain ", " right                          \
+  ";\n"                                                    \
+  "or.b64 " chain                                          \
+  ", %u, %v;\n"                                            \
   "mul.lo.u64 " chain ", " chain ", " last ";\n"
 #define ROUND_A(word) ROUND("%a", word, MULTIPLIER_2, "31", "33", MULTIPLIER_1)
 #define ROUND_B(word) ROUND("%b", word, MULTIPLIER_4, "27", "37", MULTIPLIER_3)
 #define VECTOR(x, y) ROUND_A(x) ROUND_A(y) ROUND_B(y) ROUND_B(x)
-#define AVALANCHE(chain)                                                                              \
-  "shr.u64 %u, " chain ", 33; xor.b64 " chain ", " chain ", %u; mul.lo.u64 " chain ", " chain         \
+#define AVALANCHE(chain)                                                                                \
+  "shr.u64 %u, " chain ", 33; xor.b64 " chain ", " chain ", %u; mul.lo.u64 " chain ", " chain           \
   ", " MULTIPLIER_2 ";\nshr.u64 %u, " chain ", 29; xor.b64 " chain ", " chain ", %u; mul.lo.u64 " chain \
   ", " chain ", " MULTIPLIER_3 ";\nshr.u64 %u, " chain ", 32; xor.b64 " chain ", " chain ", %u;\n"
 
@@ -114,8 +118,7 @@ CUresult PageHasher::prepare() {
   launch.blockDimX = kThreads;
   launch.blockDimY = launch.blockDimZ = 1;
   launch.kernelParams = parameters;
-  if (result == CUDA_SUCCESS)
-    result = driver_.cuGraphAddKernelNode_v2(&node_, graph_, nullptr, 0, &launch);
+  if (result == CUDA_SUCCESS) result = driver_.cuGraphAddKernelNode_v2(&node_, graph_, nullptr, 0, &launch);
   if (result == CUDA_SUCCESS) result = driver_.cuGraphInstantiateWithFlags(&exec_, graph_, 0);
   return result;
 }

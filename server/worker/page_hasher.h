@@ -43,10 +43,14 @@ class PageHasher {
   CUdeviceptr own_ = 0;  // the hashes, on their way
 };
 
-// Those of a session that is protected; of another one there is none. Any thread.
+// Those of a session that is protected; of another one there is none. Nor on a software GPU: the processor
+// hashes its memory faster without. Any thread.
 class PageHashers {
  public:
-  PageHashers(const Driver& driver, bool wanted) : driver_(driver), wanted_(wanted) {}
+  PageHashers(const Driver& driver, bool isProtected)
+      : driver_(driver), wanted_(isProtected && !driver.software()) {}
+  // Tests: on a software GPU, too. Before there are contexts.
+  void want() { wanted_ = true; }
   // The session has this context, and nothing has been loaded in a new one.
   void contextMade(CUcontext context);
   // It is gone, and what it had.
@@ -56,7 +60,7 @@ class PageHashers {
 
  private:
   const Driver& driver_;
-  const bool wanted_;
+  bool wanted_;
   std::mutex mutex_;
   std::map<CUcontext, PageHasher> hashers_;
 };

@@ -90,6 +90,7 @@ Session::Session(const Driver& driver, const SessionStart& start,
             notice(NoticeType::failed, &body, sizeof body, loss.empty() ? driver_.describe(status) : loss);
           }),
       images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)) {
+  space_.onFull([this] { return reclaimSpare(); });
   CUdevice device = 0;
   CUcontext warm = views_.warmContext();
   if (warm == nullptr || driver_.cuCtxPushCurrent_v2(warm) != CUDA_SUCCESS) return;

@@ -69,6 +69,8 @@ struct Call {
   bool deferred = false;            // its handler answers later, by Session::answer
 };
 
+class SparePages;
+
 class Session {
  public:
   // account: of the lease; null: the session is its lease's only one.
@@ -97,6 +99,13 @@ class Session {
   uint32_t ordinal(unsigned device) const { return start_.devices.at(device).info.ordinal; }
   // Compute capability × 10 of its first device: code is chosen by it.
   unsigned architecture() const;
+  // What a checkpoint has in spare memory of the session's devices (spare_pages.h), until it has read it.
+  void setSpare(std::shared_ptr<SparePages> spare);
+  // It ends, and the checkpoint with it, before a context does. False: there is none.
+  bool endSpare();
+  // Likewise since the session needs the memory: from then on checkpoints take none.
+  bool reclaimSpare();
+  bool hasReclaimedSpare() const { return reclaimedSpare_; }
   // Some context of the session, for calls that belong to none.
   void makeAnyCurrent();
   void parkWords(bool parked) { words_.park(parked); }
@@ -326,6 +335,10 @@ class Session {
   // A `prepare` was sent, and no `stay` since; and that one is to be, as soon as there is room for it.
   std::atomic<bool> prepared_{false}, stayOwed_{false};
   std::mutex stayMutex_;  // while it is said: no other notice of a move overtakes it
+
+  std::mutex spareMutex_;
+  std::shared_ptr<SparePages> spare_;
+  std::atomic<bool> reclaimedSpare_{false};
 
   FrameGate gate_;
   std::function<void()> beforeFrame_;

@@ -11,6 +11,8 @@
 namespace gpupool::server {
 namespace {
 
+constexpr uint64_t kMostHostAside = uint64_t{256} << 20;
+
 // On a thread of its own, or, where there is none to be had, on the caller's when it asks for the result.
 template <class Work>
 std::future<std::string> beside(Work work) {
@@ -40,7 +42,7 @@ const SentCheckpoint* SentPages::held(const Id& id) {
 std::string PageCopy::look(const Id& base) {
   std::string why = describe();
   std::vector<Checksum> device;
-  if (why.empty()) why = pieces_.prepare();
+  if (why.empty()) why = pieces_->prepare();
   if (why.empty()) why = hashDevice(device);
   if (why.empty()) compare(sent_.held(base), device);
   return why;
@@ -90,28 +92,29 @@ void PageCopy::cut(std::span<const uint64_t> lengths) {
 }
 
 std::string PageCopy::hashDevice(std::vector<Checksum>& hashes) {
-  hashes.resize(pieces_.bytes() / kPageBytes);
+  hashes.resize(pieces_->bytes() / kPageBytes);
   std::span<Checksum> rest(hashes);
-  for (size_t piece = 0; piece < pieces_.all().size(); ++piece) {
-    const size_t pages = pieces_.all()[piece].bytes / kPageBytes;
+  for (size_t piece = 0; piece < pieces_->all().size(); ++piece) {
+    begins_.push_back((hashes.size() - rest.size()) * kPageBytes);
+    const size_t pages = pieces_->all()[piece].bytes / kPageBytes;
     if (std::string why = hashPiece(piece, rest.first(pages)); !why.empty()) return why;
     rest = rest.subspan(pages);
   }
   return "";
 }
 
-// Where the device cannot, through the host.
+// Where the device does not, through the host.
 std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
   CUdeviceptr address = 0;
-  if (std::string why = pieces_.open(piece, address); !why.empty()) return why;
-  if (PageHasher* hasher = session_.hashers().find(pieces_.context(pieces_.all()[piece].device))) {
+  if (std::string why = pieces_->open(piece, address); !why.empty()) return why;
+  if (PageHasher* hasher = session_.hashers().find(pieces_->context(pieces_->all()[piece].device))) {
     const CUresult result = hasher->hash(address, hashes);
-    return result == CUDA_SUCCESS ? "" : pieces_.failed("hashing it", result);
+    return result == CUDA_SUCCESS ? "" : pieces_->failed("hashing it", result);
   }
   std::vector<std::byte> page(kPageBytes);
   for (Checksum& hash : hashes) {
     const CUresult result = session_.driver().cuMemcpyDtoH_v2(page.data(), address, page.size());
-    if (result != CUDA_SUCCESS) return pieces_.failed("cuMemcpyDtoH", result);
+    if (result != CUDA_SUCCESS) return pieces_->failed("cuMemcpyDtoH", result);
     hash = checksumOf(page);
     address += kPageBytes;
   }
@@ -133,8 +136,7 @@ void PageCopy::compare(const SentCheckpoint* base, std::span<const Checksum> dev
   std::vector<std::byte> room;
   for (size_t i = 0; i < all_.size(); ++i) {
     const Page& page = all_[i];
-    const Checksum hash =
-        onDevice(page) ? device[page.offset / kPageBytes] : checksumOf(read(page, room));
+    const Checksum hash = onDevice(page) ? device[page.offset / kPageBytes] : checksumOf(read(page, room));
     now.pages.emplace(hash, i);
     places_.push_back(base == nullptr ? kNewPage : base->find(hash));
     if (places_.back() != kNewPage) continue;
@@ -160,12 +162,73 @@ bool PageCopy::sendPlaces(StateSocket& socket) {
   return socket.sendBlock(block);
 }
 
+// ---- aside
+
+// Host memory too, as far as it is little.
+bool PageCopy::setAside() {
+  std::vector<SparePages::Place> places;
+  uint64_t host = 0;
+  for (const size_t index : changed_) {
+    const Page& page = all_[index];
+    if (onDevice(page))
+      places.push_back(placeOf(page));
+    else
+      host += page.bytes;
+  }
+  if (host > kMostHostAside || session_.hasReclaimedSpare()) return false;
+  auto spare = std::make_shared<SparePages>(session_);
+  if (!spare->take(*pieces_, places)) return false;
+  aside_.resize(host);
+  std::byte* room = aside_.data();
+  for (const size_t index : changed_) {
+    if (onDevice(all_[index])) continue;
+    readHost(all_[index], room);
+    room += all_[index].bytes;
+  }
+  pieces_.reset();
+  spare_ = spare;
+  session_.setSpare(std::move(spare));
+  return true;
+}
+
+void Session::setSpare(std::shared_ptr<SparePages> spare) {
+  std::lock_guard lock(spareMutex_);
+  spare_ = std::move(spare);
+}
+
+bool Session::endSpare() {
+  std::unique_lock lock(spareMutex_);
+  const auto spare = spare_;
+  lock.unlock();
+  if (spare != nullptr) spare->end();
+  return spare != nullptr;
+}
+
+bool Session::reclaimSpare() {
+  if (!endSpare()) return false;
+  if (!reclaimedSpare_.exchange(true))
+    GPUPOOL_INFO("the program needs the memory that checkpoints take for a moment: they take none any more");
+  return true;
+}
+
+SparePages::Place PageCopy::placeOf(const Page& page) const {
+  const auto next = std::upper_bound(begins_.begin(), begins_.end(), page.offset);
+  const size_t piece = static_cast<size_t>(next - begins_.begin()) - 1;
+  return {piece, page.offset - begins_[piece]};
+}
+
+void PageCopy::readHost(const Page& page, std::byte* room) {
+  std::vector<std::byte> several;
+  const auto bytes = read(page, several);
+  std::memcpy(room, bytes.data(), bytes.size());
+}
+
 std::string PageCopy::makeBuffers() {
   try {
     for (auto& buffer : buffers_) {
       buffer = transport::SharedMemory::create(StateSocket::kPartBytes);
-      // Without it copies are slower.
-      if (pieces_.bytes() != 0)
+      // Without it copies are slower. Where the session runs, its contexts are its own.
+      if (pieces_ && pieces_->bytes() != 0)
         session_.driver().cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
     }
   } catch (const std::exception& e) {
@@ -175,8 +238,13 @@ std::string PageCopy::makeBuffers() {
 }
 
 PageCopy::~PageCopy() {
-  if (buffers_[0] == nullptr || pieces_.bytes() == 0) return;
-  pieces_.enter(pieces_.all().front().device);
+  // Until it has ended, whoever ends a context finds it, and waits for that.
+  if (spare_ != nullptr) {
+    spare_->end();
+    session_.setSpare(nullptr);
+  }
+  if (!pieces_ || buffers_[0] == nullptr || pieces_->bytes() == 0) return;
+  pieces_->enter(pieces_->all().front().device);
   for (const auto& buffer : buffers_)
     if (buffer != nullptr) session_.driver().cuMemHostUnregister(buffer->data());
 }
@@ -207,18 +275,23 @@ std::string PageCopy::sendPages(StateSocket& socket) {
 }
 
 std::string PageCopy::fill(Batch& batch) {
-  std::vector<std::byte> room;
   for (size_t i = 0; i < batch.pages.size();) {
+    std::byte* room = batch.room + i * kPageBytes;
     size_t end = i;
     while (end < batch.pages.size() && onDevice(all_[batch.pages[end]])) ++end;
     if (end != i) {
-      std::string why = fillFromDevice(batch.pages.subspan(i, end - i), batch.room + i * kPageBytes);
+      std::string why = fillFromDevice(batch.pages.subspan(i, end - i), room);
       if (!why.empty()) return why;
       i = end;
       continue;
     }
-    const auto bytes = read(all_[batch.pages[i]], room);
-    std::memcpy(batch.room + i++ * kPageBytes, bytes.data(), bytes.size());
+    const Page& page = all_[batch.pages[i++]];
+    if (pieces_) {
+      readHost(page, room);
+    } else {
+      std::memcpy(room, aside_.data() + asideRead_, page.bytes);
+      asideRead_ += page.bytes;
+    }
   }
   for (size_t i = 0; i < batch.pages.size(); ++i)
     batch.checksums[i] = checksumOf({batch.room + i * kPageBytes, all_[batch.pages[i]].bytes});
@@ -226,16 +299,13 @@ std::string PageCopy::fill(Batch& batch) {
 }
 
 std::string PageCopy::fillFromDevice(std::span<const size_t> pages, std::byte* room) {
-  size_t piece = 0;
-  uint64_t begin = 0;  // of the piece, in the device's content
+  if (!pieces_) return spare_->read({room, pages.size() * kPageBytes});
   for (const size_t index : pages) {
-    const uint64_t offset = all_[index].offset;
-    while (offset >= begin + pieces_.all()[piece].bytes) begin += pieces_.all()[piece++].bytes;
+    const SparePages::Place place = placeOf(all_[index]);
     CUdeviceptr address = 0;
-    if (std::string why = pieces_.open(piece, address); !why.empty()) return why;
-    const CUresult result =
-        session_.driver().cuMemcpyDtoH_v2(room, address + (offset - begin), kPageBytes);
-    if (result != CUDA_SUCCESS) return pieces_.failed("cuMemcpyDtoH", result);
+    if (std::string why = pieces_->open(place.piece, address); !why.empty()) return why;
+    const CUresult result = session_.driver().cuMemcpyDtoH_v2(room, address + place.offset, kPageBytes);
+    if (result != CUDA_SUCCESS) return pieces_->failed("cuMemcpyDtoH", result);
     room += kPageBytes;
   }
   return "";

@@ -18,6 +18,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "server/worker/device_pieces.h"
 #include "server/worker/page_layout.h"
 #include "server/worker/session.h"
+#include "server/worker/spare_pages.h"
 #include "server/worker/state_socket.h"
 
 namespace gpupool::server {
@@ -54,14 +56,15 @@ class SentPages {
 // it. Each: "" or why not, for people.
 class PageCopy {
  public:
-  PageCopy(Session& session, SentPages& sent) : session_(session), sent_(sent), pieces_(session) {}
+  PageCopy(Session& session, SentPages& sent) : session_(session), sent_(sent) { pieces_.emplace(session); }
   ~PageCopy();
   PageCopy(const PageCopy&) = delete;
   PageCopy& operator=(const PageCopy&) = delete;
 
-  // Behind takeStock. Finds out what has changed since `base`, as everything stands still, and from here to
-  // the end of `ship`.
+  // Behind takeStock, while everything stands still. Finds out what has changed since `base`.
   std::string look(const Id& base);
+  // Copies that aside. True: the session may go on. False: there is no room; it stands still until this ends.
+  bool setAside();
   std::string ship(StateSocket& socket);
 
   size_t pages() const { return places_.size(); }
@@ -91,22 +94,28 @@ class PageCopy {
   std::string makeBuffers();
   std::string fill(Batch& batch);
   std::string fillFromDevice(std::span<const size_t> pages, std::byte* room);
+  void readHost(const Page& page, std::byte* room);
+  SparePages::Place placeOf(const Page& page) const;
   std::string sendPages(StateSocket& socket);
   bool sendPlaces(StateSocket& socket);
 
   Session& session_;
   SentPages& sent_;
-  DevicePieces pieces_;
+  std::optional<DevicePieces> pieces_;  // none: what has changed is aside
   capnp::MallocMessageBuilder message_;
   PagesHeader header_;
   std::vector<std::byte> copied_;                    // of variables and arrays
   std::vector<std::span<const std::byte>> sources_;  // by content; of the device's: empty
   size_t deviceContent_ = 0;
+  std::vector<uint64_t> begins_;  // of the pieces, in the device's content
   std::vector<Page> all_;
   std::vector<uint64_t> places_;
   std::vector<size_t> changed_;
   uint64_t bytes_ = 0;
   std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
+  std::shared_ptr<SparePages> spare_;
+  std::vector<std::byte> aside_;  // host memory that has changed
+  size_t asideRead_ = 0;
 };
 
 }  // namespace gpupool::server

@@ -75,6 +75,11 @@ int Space::reserve(uint32_t offered, std::string& reason) {
 }
 
 CUresult Space::makePhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made) {
+  const CUresult result = tryPhysical(device, bytes, made);
+  return result == CUDA_ERROR_OUT_OF_MEMORY && full_ && full_() ? tryPhysical(device, bytes, made) : result;
+}
+
+CUresult Space::tryPhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made) {
   if (device >= devices_.size() || bytes == 0 || bytes % kExtentUnit != 0) return CUDA_ERROR_INVALID_VALUE;
   Taken taken(account_, device, bytes);
   if (taken.status() != CUDA_SUCCESS) return taken.status();

@@ -7,6 +7,7 @@
 // and one for the tables, held for a look-up only.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -111,6 +112,19 @@ class Space {
   // or nothing.
   CUresult comeBack();
 
+  // --- memory of the lease for a moment (space_spare.cpp): mapped somewhere, for its own device alone.
+  struct Spare {
+    unsigned device = 0;
+    size_t bytes = 0;  // 0: none
+    CUdeviceptr address = 0;
+    CUmemGenericAllocationHandle handle = 0;
+  };
+  // None where other sessions have a part in the lease.
+  CUresult makeSpare(unsigned device, size_t bytes, Spare& spare);
+  void endSpare(Spare& spare);
+  // Where there is no room: `ends` is called, and may make some. True: it has.
+  void onFull(std::function<bool()> ends) { full_ = std::move(ends); }
+
   // --- moving to another worker (space_move.cpp). There, before anything else was mapped.
   struct MappingState {
     CUdeviceptr address = 0;
@@ -168,6 +182,7 @@ class Space {
   // These two are the only places where physical memory of a device begins and ends. makePhysical asks the
   // server for room in the lease: no lock is held.
   CUresult makePhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made);
+  CUresult tryPhysical(unsigned device, size_t bytes, std::shared_ptr<Physical>& made);
   void endUnused(Physical& physical);
   void dropReleased();
 
@@ -201,6 +216,7 @@ class Space {
   std::vector<uint64_t> used_;               // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
   bool repeating_ = false;
+  std::function<bool()> full_;
   std::vector<uint64_t> lent_;                                      // of host_: while repeating_
   std::vector<std::shared_ptr<transport::SharedMemory>> released_;  // under mapping_: perhaps held still
   std::shared_ptr<transport::SharedMemory> staging_;

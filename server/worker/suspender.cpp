@@ -437,17 +437,24 @@ std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcom
   auto copy = std::make_unique<PageCopy>(session_, sent_);
   std::string why = copy->look(base);
   const uint32_t lookMs = millisecondsSince(still);
+  const bool aside = why.empty() && copy->setAside();
+  const auto goesOn = [&] {
+    goOn();
+    outcome.pauseMs = millisecondsSince(still);
+  };
+  if (aside) goesOn();
   if (why.empty()) why = copy->ship(socket);
   outcome.movedBytes = copy->bytes();
   const size_t pages = copy->pages(), changed = copy->changed();
   copy = nullptr;
-  goOn();
-  outcome.pauseMs = millisecondsSince(still);
+  if (!aside) goesOn();
   if (why.empty())
-    GPUPOOL_INFO("copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those, after %u ms of "
-                 "waiting for the device",
-                 changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
-                 outcome.drainMs);
+    GPUPOOL_INFO(
+        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those, after %u ms "
+        "of "
+        "waiting for the device",
+        changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
+        outcome.drainMs);
   return why;
 }
 

@@ -144,8 +144,7 @@ class Keeping {
     });
     const Descriptor ours(mine);
     std::shared_ptr<const KeptPages> made;
-    const std::string why = takePages(
-        ours, [] { return ""; }, *store, kept.get(), made);
+    const std::string why = takePages(ours, [] { return ""; }, *store, kept.get(), made);
     worker.join();
     CHECK((made != nullptr) == why.empty());
     if (made != nullptr) kept = made;

@@ -91,11 +91,13 @@ void create(Session& session, Call& call) {
   const unsigned device = currentDevice(session);
   if (bytes == 0 || device >= session.objects().devices().size())
     return served.close(makeCleared<R, Member>(session, served));
-  Taken taken(session.account(), device, bytes);
-  if (taken.status() != CUDA_SUCCESS) return served.close(taken.status());
+  std::optional<Taken> taken(std::in_place, session.account(), device, bytes);
+  if (taken->status() == CUDA_ERROR_OUT_OF_MEMORY && session.reclaimSpare())
+    taken.emplace(session.account(), device, bytes);
+  if (taken->status() != CUDA_SUCCESS) return served.close(taken->status());
   const CUresult status = makeCleared<R, Member>(session, served);
   if (status == CUDA_SUCCESS) {
-    taken.keep();
+    taken->keep();
     session.objectMemory().add(id, call.frame.context, device, bytes);
   }
   served.close(status);

@@ -74,6 +74,7 @@ std::vector<uint64_t> streamsOf(Session& session, CUcontext context) {
 template <class End>
 void endContext(Session& session, const Call& call, CUcontext context, End&& end) {
   auto unasked = session.words().contextEnds();
+  session.endSpare();
   session.space().contextEnds();
   const std::vector<uint64_t> streams = streamsOf(session, context);
   const uint64_t name = session.objects().known(context);

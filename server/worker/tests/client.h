@@ -120,14 +120,13 @@ class Client {
   using Wire = std::unique_ptr<transport::Connection>;
   // moduleCache: the worker's. wrap: of the worker's end.
   explicit Client(const Driver& driver = softDriver(), std::unique_ptr<Account> account = nullptr,
-                  int moduleCache = -1, Wire (*wrap)(Wire) = nullptr, bool isProtected = false) {
+                  int moduleCache = -1, Wire (*wrap)(Wire) = nullptr) {
     auto [mine, theirs] = transport::loopbackPair({});
     wire = std::move(mine);
     if (wrap != nullptr) theirs = wrap(std::move(theirs));
     KeptOutput kept;
-    SessionStart start = sessionStart(moduleCache);
-    start.isProtected = isProtected;
-    session = std::make_unique<Session>(driver, start, std::move(theirs), hostPages(), std::move(account));
+    session = std::make_unique<Session>(driver, sessionStart(moduleCache), std::move(theirs), hostPages(),
+                                        std::move(account));
     output_ = dup(STDOUT_FILENO);
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }

@@ -153,6 +153,7 @@ class Mover {
     suspender_.move(drain, kEpoch + 1, -1, state);
   }
   void beginCopy(int state, std::chrono::milliseconds drain = kLong) { suspender_.copy(drain, state); }
+  void beginCopyPages(int state) { suspender_.copyPages(kLong, state); }
   MoveOutcome outcome() {
     std::unique_lock lock(mutex_);
     REQUIRE(came_.wait_for(lock, 3 * kLong, [this] { return outcome_.has_value(); }));

@@ -17,6 +17,8 @@ using namespace gpupool::server::test;
 namespace {
 
 constexpr uint64_t kArray = makeHandle(handles::Kind::array, 1, 1);
+constexpr char kGivenUp[] =
+    "its pages were given up: the program has needed their memory, or has ended their context";
 
 // ---- the hash, as the header says it, on this processor
 
@@ -59,8 +61,9 @@ struct Store {
 };
 
 struct Program {
-  explicit Program(bool isProtected = true)
-      : client(softDriver(), nullptr, -1, &overNetwork, isProtected), mover(client) {
+  // onDevice: that hashes.
+  explicit Program(bool onDevice = true) : client(softDriver(), nullptr, -1, &overNetwork), mover(client) {
+    if (onDevice) client.session->hashers().want();
     client.open();
     base = client.space().deviceBase;
   }
@@ -78,7 +81,8 @@ struct Program {
   // Every page other than the others.
   void fill(uint64_t at, uint64_t bytes) {
     for (uint64_t i = 0; i < bytes; i += kMiB)
-      run(ROW("cuMemsetD32Async"), Arguments().value(base + at + i).value(at + i + 1).value(kMiB / 4).value(0));
+      run(ROW("cuMemsetD32Async"),
+          Arguments().value(base + at + i).value(at + i + 1).value(kMiB / 4).value(0));
     run(ROW("sessionDrain"), Arguments().value(0).value(1));
   }
   // A checkpoint; the program's error.
@@ -87,8 +91,7 @@ struct Program {
     std::shared_ptr<const KeptPages> made;
     std::thread keeper([&, theirs = theirs] {
       const Descriptor socket(theirs);
-      takePages(
-          socket, [] { return ""; }, *store.pages, store.kept.get(), made);
+      takePages(socket, [] { return ""; }, *store.pages, store.kept.get(), made);
     });
     outcome = mover.copyPages(mine);
     keeper.join();
@@ -113,7 +116,8 @@ std::vector<std::byte> bytesOf(const PageStore::Pages& pages) {
 }
 
 size_t newPages(const KeptPages& before, const KeptPages& now) {
-  const std::set<std::shared_ptr<const PageStore::Page>> known(before.contents.begin(), before.contents.end());
+  const std::set<std::shared_ptr<const PageStore::Page>> known(before.contents.begin(),
+                                                               before.contents.end());
   size_t count = 0;
   for (const auto& page : now.contents) count += known.contains(page) ? 0 : 1;
   return count;
@@ -129,10 +133,13 @@ void checkKept(Program& program, Store& store) {
   store = other;
 }
 
-// Passes on what goes either way, but no more than `most` bytes from the keeper to the worker.
+// Passes on what goes either way, but no more than `most` bytes from the keeper to the worker, and what goes
+// to the keeper only when `opens` says so.
 class Between {
  public:
-  explicit Between(uint64_t most) : left_(most) {
+  explicit Between(
+      uint64_t most, std::function<bool()> opens = [] { return true; })
+      : left_(most), opens_(std::move(opens)) {
     std::tie(workers, worker_) = connection();
     std::tie(keepers, keeper_) = connection();
     thread_ = std::thread([this] { run(); });
@@ -144,8 +151,10 @@ class Between {
   void run() {
     std::vector<char> room(1 << 16);
     pollfd waiting[2] = {{worker_, POLLIN, 0}, {keeper_, POLLIN, 0}};
-    bool passes = true;
-    while (passes && poll(waiting, 2, -1) > 0) {
+    for (bool passes = true; passes;) {
+      const bool opened = opens_();
+      waiting[0].fd = opened ? worker_ : -1;
+      if (poll(waiting, 2, opened ? -1 : 5) < 0) break;
       if (waiting[0].revents != 0) passes = pass(worker_, keeper_, room, room.size());
       if (passes && waiting[1].revents != 0) {
         passes = left_ != 0 && pass(keeper_, worker_, room, left_);
@@ -163,8 +172,54 @@ class Between {
   }
   int worker_ = -1, keeper_ = -1;
   uint64_t left_, passed_ = 0;
+  const std::function<bool()> opens_;
   std::thread thread_;
 };
+
+// A checkpoint whose pages are on their way until `meanwhile` has been done by the program. Its error.
+std::string during(Program& program, Store& store, const std::function<void()>& meanwhile) {
+  std::atomic<bool> opens{false};
+  Between between(UINT64_MAX, [&] { return opens.load(); });
+  std::shared_ptr<const KeptPages> made;
+  std::thread keeper([&] {
+    const Descriptor socket(between.keepers);
+    takePages(socket, [] { return ""; }, *store.pages, store.kept.get(), made);
+  });
+  {
+    const Course course(program.client);
+    program.mover.beginCopyPages(between.workers);
+  }  // it has been told that it stays
+  meanwhile();
+  opens = true;
+  const MoveOutcome outcome = program.mover.outcome();
+  keeper.join();
+  if (made != nullptr) store.kept = made;
+  return outcome.error;
+}
+
+std::vector<std::byte> deviceBytes(Program& program) {
+  Session& session = *program.client.session;
+  session.makeAnyCurrent();
+  std::vector<std::byte> all;
+  const auto stock = session.space().takeStock();
+  for (size_t i = 0; i < stock.size(); ++i) {
+    std::vector<std::byte> bytes(stock[i].bytes);
+    CUdeviceptr address = 0;
+    CHECK(session.space().openPiece(i, address) == CUDA_SUCCESS);
+    CHECK(softDriver().cuMemcpyDtoH_v2(bytes.data(), address, bytes.size()) == CUDA_SUCCESS);
+    session.space().closePiece(i, address);
+    all.insert(all.end(), bytes.begin(), bytes.end());
+  }
+  softDriver().cuCtxSetCurrent(nullptr);
+  return all;
+}
+
+// Of a session without pinned memory, variables and arrays: the device's memory is what comes last.
+bool keeps(const Store& store, const std::vector<std::byte>& device) {
+  const auto bytes = bytesOf(store.kept->contents);
+  return bytes.size() >= device.size() &&
+         std::equal(device.begin(), device.end(), bytes.end() - device.size());
+}
 
 }  // namespace
 
@@ -203,9 +258,9 @@ TEST_CASE("pages: a device's hash of them is the one that the header tells of") 
 }
 
 TEST_CASE("pages: only those travel that have changed, and what is kept is what the session has") {
-  for (const bool isProtected : {true, false}) {  // where nobody said so, the host hashes
-    CAPTURE(isProtected);
-    Program program(isProtected);
+  for (const bool onDevice : {true, false}) {
+    CAPTURE(onDevice);
+    Program program(onDevice);
     program.map(0, 2 * kMiB);
     program.map(2 * kMiB, 30 * kMiB);
     program.fill(0, 32 * kMiB);
@@ -292,8 +347,7 @@ TEST_CASE("pages: an answer that is lost, a keeper that goes in the middle, and 
     std::shared_ptr<const KeptPages> made;
     std::thread keeper([&] {
       const Descriptor socket(between.keepers);
-      takePages(
-          socket, [] { return ""; }, *store.pages, store.kept.get(), made);
+      takePages(socket, [] { return ""; }, *store.pages, store.kept.get(), made);
     });
     const MoveOutcome outcome = program.mover.copyPages(between.workers);
     keeper.join();
@@ -328,4 +382,53 @@ TEST_CASE("pages: an answer that is lost, a keeper that goes in the middle, and 
   store.kept = foreign;
   REQUIRE(program.checkpoint(store) == "");
   CHECK(program.outcome.movedBytes >= 36 * kMiB);
+}
+
+TEST_CASE("pages: a program goes on while they are on their way, and they are those of the moment before") {
+  Program program;
+  program.map(0, 8 * kMiB);
+  program.map(8 * kMiB, 8 * kMiB);
+  program.fill(0, 16 * kMiB);
+  Store store;
+  auto then = deviceBytes(program);
+  CHECK(during(program, store, [&] {
+          program.set(0, 16 * kMiB, 0xcc);
+          program.unmap(0);
+        }) == "");
+  CHECK(keeps(store, then));
+  program.fill(8 * kMiB, 3 * kMiB);
+  program.map(16 * kMiB, 2 * kMiB);
+  program.set(16 * kMiB, 2 * kMiB, 5);
+  then = deviceBytes(program);
+  CHECK(during(program, store, [&] { program.set(8 * kMiB, 8 * kMiB, 0xdd); }) == "");
+  CHECK(keeps(store, then));
+  CHECK(program.client.session->space().physicalBytes(0) == 10 * kMiB);
+}
+
+TEST_CASE(
+    "pages: a program that needs the memory in which its pages are gets it, and is checkpointed later") {
+  Program program;
+  program.map(0, 30 * kMiB);
+  program.fill(0, 30 * kMiB);
+  Store store;
+  CHECK(during(program, store, [&] { program.map(32 * kMiB, 30 * kMiB); }) == kGivenUp);
+  CHECK(store.kept == nullptr);
+  program.set(32 * kMiB, 30 * kMiB, 7);
+  REQUIRE(program.checkpoint(store) == "");
+  CHECK(keeps(store, deviceBytes(program)));
+  CHECK(program.client.session->hasReclaimedSpare());
+}
+
+TEST_CASE("pages: a context that ends while they are on their way") {
+  Program program;
+  program.map(0, 8 * kMiB);
+  program.fill(0, 8 * kMiB);
+  Store store;
+  CHECK(during(program, store,
+               [&] { program.run(ROW("cuDevicePrimaryCtxReset_v2"), Arguments().value(0)); }) == kGivenUp);
+  program.run(ROW("cuDevicePrimaryCtxRetain"), Arguments().value(kContext).value(0));
+  program.set(0, kMiB, 7);
+  REQUIRE(program.checkpoint(store) == "");
+  CHECK(keeps(store, deviceBytes(program)));
+  CHECK_FALSE(program.client.session->hasReclaimedSpare());
 }
