@@ -11,6 +11,8 @@ ROLES = ("supervisor", "manager", "server")
 BEGAN = re.compile(rb"session (\w+): began, worker (\d+), client (\d+)")
 MOVES = re.compile(rb"session (\w+): moves to worker (\d+)")
 MOVED = re.compile(rb"session (\w+): has moved to worker (\d+)")
+COMES = re.compile(rb"session (\w+): comes from another server as epoch \d+, worker (\d+), client (\d+)")  # or from files
+CAME = re.compile(rb"session (\w+): has come from another server to worker (\d+)")
 NOT_MOVED = re.compile(rb"disturbing a session: not moved: (.*) \(\d+ moved")
 # What no server may have to say while sessions move, of a worker that nobody stopped.
 ODD = re.compile(rb".*(?:did not exit after its session|and nobody asked|answered nonsense|out of its order|did not answer).*")
@@ -27,9 +29,10 @@ class Broken(Exception):
 
 class Pool:
     def __init__(self, build, folder, reaper, real, stall, disturb=None, lease=0, turns=False,
-                 moves=False):
+                 moves=False, held=False):
         """disturb: the seed by which its sessions are suspended and resumed, or moved (moves); None: they are not. lease:
-        bytes of one. turns: two of them take turns, for there is no room for both."""
+        bytes of one. turns: two of them take turns, for there is no room for both. held: its server has a folder for
+        checkpoints."""
         self.build, self.folder, self.reaper, self.real = build, folder, reaper, real
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.state = os.path.join(folder, "state")
@@ -47,6 +50,9 @@ class Pool:
             self.environment.update(GPUPOOL_DISTURB=f"{'move' if moves else 'suspend'}:{disturb}",
                                     GPUPOOL_SERVER_SUSPEND_MEMORY=str(2 * lease + SUSPEND_AHEAD),
                                     GPUPOOL_SERVER_SUSPEND_MEMORY_AHEAD=str(SUSPEND_AHEAD))
+        if held:
+            self.environment["GPUPOOL_SERVER_CHECKPOINT_FOLDER"] = os.path.join(folder, "checkpoints")
+            os.makedirs(self.environment["GPUPOOL_SERVER_CHECKPOINT_FOLDER"], exist_ok=True)
         self.turns = turns
         if turns:  # three may be leased: the program's, its partner's and the bystander's
             memory = lease * 7 // 4
@@ -139,20 +145,20 @@ class Pool:
             text = file.read()
         end = text.rfind(b"\n") + 1
         text = text[:end]
-        lines = [*BEGAN.finditer(text), *MOVES.finditer(text), *MOVED.finditer(text)]
+        lines = [match for what in (BEGAN, MOVES, MOVED, COMES, CAME) for match in what.finditer(text)]
         for match in sorted(lines, key=lambda line: line.start()):
             self.learn(match)
         self.log_at += end
 
     def learn(self, match):
         worker = int(match.group(2))
-        if match.re is BEGAN:
+        if match.re in (BEGAN, COMES):
             self.clients[match.group(1)] = int(match.group(3))
         client = self.clients.get(match.group(1))
         known = self.next.get(client, (0, 0))  # it may have ended since
         process = known if known[0] == worker else (worker, processes.started_at(worker))
         self.taken.add(process)
-        (self.next if match.re is MOVES else self.workers)[client] = process
+        (self.next if match.re in (MOVES, COMES) else self.workers)[client] = process
 
     def forget_sessions(self):
         """All are over: numbers of processes come back."""
