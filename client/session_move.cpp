@@ -24,6 +24,7 @@ constexpr std::chrono::hours kForLong{24 * 365};
 constexpr std::chrono::seconds kPartingBound{1};    // how long a worker that is left may take to read it
 constexpr std::chrono::seconds kExitBound{1};       // what a move may hold up the program's end
 constexpr std::chrono::milliseconds kStayLook{50};  // whether the worker has said that the session stays
+constexpr char kAgain[] = "; start the program again";
 
 transport::Deadline within(std::chrono::milliseconds wait) { return transport::Clock::now() + wait; }
 
@@ -202,7 +203,8 @@ void Session::goAway() {
   if (reachNext(next, why)) return switchTo(next);
   if (next.connection != nullptr) next.connection->close();
   beside_ = nullptr;
-  tellReason("the session was held in files, and does not go on: " + why + "; start the program again");
+  if (!why.ends_with(kAgain)) why += kAgain;  // the lease's holder may have said so
+  tellReason("the session was held in files, and does not go on: " + why);
   connection_->close();  // no thread may still send to the worker that was left
   std::lock_guard lock(moveMutex_);
   course_.arrive();

@@ -492,6 +492,9 @@ class Pool {
   void sendRestore(LeaseRecord& record);
   void stayHeld(LeaseRecord& record, const Failure& failure);
   void restored(LeaseRecord& record);
+  static bool isBeingHeld(const LeaseRecord& record);
+  void noteFound(ServerRecord& server, const std::set<Id>& has, const std::vector<SuspendedLease>& suspended,
+                 uint64_t now);
 
   // pool_moves.cpp
   Choice chooseTarget(const LeaseRecord& record, const Principal& who, const MoveTarget& to,

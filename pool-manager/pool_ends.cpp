@@ -123,6 +123,7 @@ bool Pool::ofEarlierLife(const Placement& placement) const {
 // is elsewhere, too, it goes on, and what it has here is kept until nothing of it runs any more.
 void Pool::outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now) {
   if (record.runs() && livesBeside(record, server) != nullptr) return;
+  if (isBeingHeld(record)) return;
   if (record.runs() && record.hold) {
     if (record.isPlacedOn(server)) stayHeld(record, {Failure::Kind::serverLost, reason});
     return;
@@ -165,6 +166,7 @@ void Pool::vacate(const Id& id, const std::string& server, const std::string& re
     placement.gone = true;
     lived = lived || placement.role != PlacementRole::left;
   }
+  if (isBeingHeld(record)) return;  // storedSuspended() goes on
   if (record.runs() && record.hold)
     return lived ? stayHeld(record, {Failure::Kind::serverLost, reason}) : storePlacements(record);
   if (record.runs() && livesBeside(record, server) != nullptr)

@@ -173,6 +173,35 @@ void Pool::stayHeld(LeaseRecord& record, const Failure& failure) {
   serveWaiters(latestMs_);
 }
 
+// It is held in files as far as its server goes, and as far as its next life goes; the store follows.
+bool Pool::isBeingHeld(const LeaseRecord& record) {
+  return record.change == Change::storing && record.suspension.held;
+}
+
+// Leases that the server does not have, and of which it says that an earlier life of it has held them. It
+// says so until it is told that they have left it.
+void Pool::noteFound(ServerRecord& server, const std::set<Id>& has,
+                     const std::vector<SuspendedLease>& suspended, uint64_t now) {
+  for (const SuspendedLease& found : suspended) {
+    if (has.contains(found.id)) continue;
+    const auto at = leases_.find(found.id);
+    LeaseRecord* record = at == leases_.end() ? nullptr : &at->second;
+    if (record != nullptr && isBeingHeld(*record)) continue;
+    const bool wasHere = record != nullptr && record->isPlacedOn(server.facts.name) &&
+                         record->server().incarnation != server.facts.incarnation;
+    const bool ran = record != nullptr && !record->hold && record->change == Change::none &&
+                     (record->state == LeaseState::active || record->state == LeaseState::granting);
+    if (!wasHere || !ran || !found.held) {
+      server.strangers.try_emplace(found.id);
+      continue;
+    }
+    GPUPOOL_INFO("server %s says that lease %s was held when it was started again", server.facts.name.c_str(),
+                 found.id.text().c_str());
+    record->changedBy.clear();
+    storeSuspended(*record, {{}, 0, 0, 0, found.held}, now);
+  }
+}
+
 // Its sessions are with its server, and wait for their clients, or have them already.
 void Pool::restored(LeaseRecord& record) {
   record.arrival = "from " + record.hold->held.folder;

@@ -223,8 +223,13 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   server.suspect.clear();
   for (size_t i = 0; i < std::min(problems.size(), server.facts.devices.size()); ++i)
     setProblem(server.facts, i, problems[i]);
-  if (!server.reported) settle(server, now);
-  compareLeases(server, {leases.begin(), leases.end()}, suspended, now);
+  const std::set<Id> has{leases.begin(), leases.end()};
+  noteFound(server, has, suspended, now);
+  if (!server.reported) {
+    settle(server, now);
+    noteFound(server, has, suspended, now);  // for it knows other strangers now
+  }
+  compareLeases(server, has, suspended, now);
   noteTurns(server, turns);
   noteHindrances(server, hindrances);
   server.reported = true;

@@ -191,6 +191,7 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
   if (record.suspension.held) {
     record.holdIn(record.suspension.held);
     record.turn.reset();
+    if (anyGone(record)) storePlacements(record);
     for (const Placement& placement : record.placements) tellLeft(record, placement);
   } else {
     record.primary().kept = record.suspension.kept;

@@ -630,6 +630,12 @@ struct StoredServer {
   bootId @0 :Text;            # /proc/sys/kernel/random/boot_id: no worker outlives the machine's restart
   devices @1 :List(StoredDevice);
   workers @2 :List(StoredWorker);
+  holds @3 :List(NotedHold);
+}
+# A lease that was to be held in files, which may or may not be whole.
+struct NotedHold {
+  lease @0 :Id128;
+  held @1 :HeldLease;
 }
 struct StoredDevice {
   uuid @0 :Data;

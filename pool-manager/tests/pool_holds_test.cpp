@@ -55,6 +55,10 @@ struct Holds : Suspends {
     pool->left("a", {incarnation - 1, 0}, false, now);
     joinAndBeat(facts);
   }
+  bool isLive(uint64_t id) {
+    const auto& leases = pool.pool->leases();
+    return leases.contains({id, id}) && leases.at({id, id}).runs();
+  }
   size_t revokesOf(uint64_t id) {
     return static_cast<size_t>(std::count_if(events.revokes.begin(), events.revokes.end(),
                                              [&](const auto& one) { return one.id == Id{id, id}; }));
@@ -248,6 +252,58 @@ TEST_CASE_METHOD(Holds, "where nobody heard that it is held, the server's beats 
   beat(1, {{1, 1}}, {{{1, 1}, {0}, {kCheckpoint, "monday", "a"}}});
   CHECK(isHeld(1));
   CHECK(record(1).hold->held.folder == "monday");
+}
+
+TEST_CASE_METHOD(Holds,
+                 "where its server ended behind the files, and nobody heard it, its next life says so") {
+  lease(1, 0);
+  pool->suspend(kAdmin, {1, 1}, 30'000, now, "monday");
+  const std::vector<SuspendedLease> found{{{1, 1}, {}, {kCheckpoint, "monday", "a"}}};
+  SECTION("the connection is lost") { pool->left("a", {1, 0}, false, now); }
+  SECTION("the manager is started again") { restart(); }
+  SECTION("the store is full at first") { disk->full = true; }
+  pool->left("a", {1, 0}, false, now);
+  pool->join(kAdmin, server("a", 2), {}, now);
+  const auto beats = [&] { return pool->beat("a", {2, 0}, {}, {}, 0, now, found); };
+  CHECK(beats());
+  CHECK(beats());
+  disk->full = false;
+  pool->tick(now += 2000);
+  CHECK(isHeld(1));
+  CHECK(record(1).hold->held.folder == "monday");
+  CHECK(record(1).placements.empty());
+
+  // It says so until it is told that this is stored; till then the lease is not restored there.
+  CHECK(beats());
+  CHECK(revokesOf(1) == 1);
+  restore(1);
+  CHECK_FALSE(notResumed(1).empty());
+  pool->revoked({"a", {2, 0}}, {1, 1}, now);
+  restore(1);
+  CHECK(state(1) == LeaseState::granting);
+}
+
+TEST_CASE_METHOD(
+    Holds, "where it has gone on, or has ended, it is not held for what a server says of its earlier life") {
+  const auto beats = [&] {
+    return pool->beat("a", {2, 0}, {}, {}, 0, now, {{{1, 1}, {}, {kCheckpoint, "monday", "a"}}});
+  };
+  lease(1, 0);
+  SECTION("it ends") {
+    pool->release(kAdmin, {1, 1}, now);
+    pool->left("a", {1, 0}, false, now);
+    pool->join(kAdmin, server("a", 2), {}, now);
+    CHECK(beats());
+    CHECK_FALSE(isLive(1));
+  }
+  SECTION("it is held already, and elsewhere") {
+    hold(1);
+    pool->left("a", {1, 0}, false, now);
+    pool->join(kAdmin, server("a", 2), {}, now);
+    CHECK(beats());
+    CHECK(isHeld(1));
+  }
+  CHECK(revokesOf(1) >= 1);
 }
 
 TEST_CASE_METHOD(Holds,

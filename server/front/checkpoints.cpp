@@ -125,6 +125,7 @@ Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& ses
       pool_(pool),
       starts_(starts),
       settings_(std::move(settings)),
+      notes_(settings_.holds),
       tasks_(*this) {
   if (settings_.disturb)
     sessions_.onDisturb([this](const Id& lease, uint64_t) {
@@ -191,6 +192,7 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::write(Id lease, uint
       // Not a promise, of which gcc 12 says that it may be destroyed uninitialized.
       .catch_([this, lease](kj::Exception&& exception) -> std::shared_ptr<Job> {
         leases_.unpause(lease);
+        notes_.erase(lease);
         GPUPOOL_WARNING("lease %s: no checkpoint is written: %s", lease.text().c_str(),
                         exception.getDescription().cStr());
         kj::throwFatalException(kj::mv(exception));
@@ -350,10 +352,13 @@ kj::Promise<void> Checkpoints::restoreAll(std::shared_ptr<Restoring> job) {
     if (why.empty() && grant == nullptr) why = "the lease ended meanwhile";
     if (!why.empty()) return giveUp(job, why);
     leases_.unpause(job->lease);
+    notes_.erase(job->lease);
     GPUPOOL_INFO("lease %s: restored, %zu sessions wait for their clients", job->lease.text().c_str(),
                  job->sessions.size());
-    // Its worker waits for a client for as long as this end is there.
-    tasks_.add(timer_.afterDelay(settings_.clients).then([job] {}));
+    for (Restored& one : job->sessions) one.file = Descriptor();
+    // A worker waits for its client for as long as this end is there.
+    auto come = sessions_.begun(job->lease);
+    tasks_.add(timer_.afterDelay(settings_.clients).exclusiveJoin(kj::mv(come)).attach(kj::cp(job)));
     return kj::READY_NOW;
   });
 }
@@ -436,6 +441,7 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, u
     one.who = sessions_.describe(number);
   }
   if (job->sessions.empty()) return checkpointFailure("the lease has no session: there is nothing to write");
+  if (held) notes_.write(lease, {job->manifest.id, name, settings_.server});
   job->cut = std::make_shared<Cut>(job->sessions.size());
   auto begun = tidied_.addBranch().then([job, folder = folder_, name](bool) {
     return beside<bool>([job, folder, name] {

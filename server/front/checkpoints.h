@@ -25,6 +25,7 @@
 
 #include "server/files/checkpoint_folder.h"
 #include "server/files/manifest.h"
+#include "server/front/held_notes.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pool.h"
 #include "server/front/worker_starts.h"
@@ -50,6 +51,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
     kj::Duration bound = 1 * kj::HOURS;
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the clients of restored sessions are there
+    std::vector<NotedHold> holds = {};            // that an earlier life of this server has noted
     bool disturb = false;  // workers may ask for their lease to be held and restored (GPUPOOL_DISTURB)
   };
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
@@ -63,6 +65,10 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   // ServerControl.suspend and resume with a folder; reject with a text for people.
   kj::Promise<Suspended> hold(const Id& lease, uint32_t drainMs, const std::string& name);
   kj::Promise<void> restore(const Id& lease, const std::string& name);
+  // Of the leases that are being held, and those that an earlier life has held.
+  HeldNotes& notes() { return notes_; }
+  // HeldNotes::look.
+  kj::Promise<void> lookAtNotes() { return notes_.look(timer_, folder_); }
   // No session begins to be written or restored any more.
   void stop() { stopped_ = true; }
 
@@ -100,6 +106,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   WorkerPool& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
+  HeldNotes notes_;
   std::shared_ptr<const CheckpointFolder> folder_;  // null: none
   kj::ForkedPromise<bool> tidied_ = nullptr;        // what an earlier life has left there is removed
   bool stopped_ = false;

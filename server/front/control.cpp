@@ -31,12 +31,15 @@ kj::Promise<void> Control::revoke(RevokeContext context) {
   const Id id = schema::read(context.getParams().getId());
   const std::string reason = context.getParams().getReason();
   context.releaseParams();
-  if (!leases_.close(id)) return hooks_.earlierGone(id);  // idempotent
+  if (!leases_.close(id)) return hooks_.earlierGone(id).then([this, id] { hooks_.gone(id); });  // idempotent
   GPUPOOL_INFO("lease %s revoked: %s", id.text().c_str(), reason.c_str());
   // Kept by this server, not by the call: a manager that goes away meanwhile must not leave the lease half
   // closed.
   auto done = sessions_.end(id, "the lease has ended" + (reason.empty() ? "" : ": " + reason))
-                  .then([this, id] { leases_.remove(id); })
+                  .then([this, id] {
+                    leases_.remove(id);
+                    hooks_.gone(id);
+                  })
                   .fork();
   tasks_.add(done.addBranch());
   return done.addBranch();

@@ -87,8 +87,9 @@ kj::Promise<void> Front::start() {
          })
       .then([this](Inventory found) {
         run(std::move(found));
-        return listenNetwork();
+        return checkpoints_->lookAtNotes();
       })
+      .then([this] { return listenNetwork(); })
       .then([this] {
         Membership::Settings settings;
         settings.manager = options_.manager;
@@ -99,8 +100,16 @@ kj::Promise<void> Front::start() {
         facts.incarnation = incarnation_;
         facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
         facts.activeLeases = [this] { return leases_->active(); };
-        facts.suspended = [this] { return leases_->suspended(); };
-        facts.held = [this](const Id& lease) { return leases_->held(lease); };
+        facts.suspended = [this] {
+          auto suspended = leases_->suspended();
+          for (const Id& lease : checkpoints_->notes().found())
+            suspended.emplace_back(lease, std::vector<uint64_t>());
+          return suspended;
+        };
+        facts.held = [this](const Id& lease) {
+          const HeldFiles* held = leases_->held(lease);
+          return held != nullptr ? held : checkpoints_->notes().found(lease);
+        };
         if (turns_.get() != nullptr)
           facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
             turns_->report([&](unsigned count) { return beat.initTurns(count); });
@@ -133,6 +142,7 @@ kj::Promise<void> Front::start() {
         hooks.restore = [this](const Id& lease, const std::string& name) {
           return checkpoints_->restore(lease, name);
         };
+        hooks.gone = [this](const Id& lease) { checkpoints_->notes().erase(lease); };
         hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
         membership_ =
             kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
@@ -174,6 +184,7 @@ void Front::claim(Inventory& found) {
   claims_->onChange([this] { devicesChanged(); });
   found.devices = claims_->devices();
   storedEpochs_ = std::move(stored.epochs);
+  storedHolds_ = std::move(stored.holds);
 }
 
 void Front::devicesChanged() {
@@ -190,6 +201,7 @@ void Front::store() {
     state.epochs[leases_->devices()[device].uuid] = leases_->epoch(device);
   state.workers = sessions_->workers();
   for (StoredWorker& worker : claims_->earlier()) state.workers.push_back(std::move(worker));
+  state.holds = checkpoints_.get() == nullptr ? storedHolds_ : checkpoints_->notes().all();
   state_->write(state);
 }
 
@@ -285,9 +297,11 @@ void Front::startCheckpoints() {
   settings.server = options_.name;
   settings.rowsHash = inventory_.rowsHash;
   settings.folder = options_.checkpointFolder;
+  settings.holds = storedHolds_;
   settings.disturb = disturb_.has_value() && disturb_->kind == "files";
   checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
                                        admission_->starts(), std::move(settings));
+  checkpoints_->notes().onChange([this] { store(); });
 }
 
 void Front::startKeeper() {

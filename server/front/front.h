@@ -95,6 +95,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   Inventory inventory_;
   std::unique_ptr<StateFile> state_;
   std::map<std::string, uint64_t> storedEpochs_;
+  std::vector<NotedHold> storedHolds_;
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;

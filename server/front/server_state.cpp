@@ -32,6 +32,11 @@ ServerState StateFile::read() {
         for (auto uuid : worker.getDevices()) one.devices.push_back(schema::bytes(uuid));
         state.workers.push_back(std::move(one));
       }
+      for (auto hold : stored.getHolds()) {
+        const auto held = hold.getHeld();
+        state.holds.push_back({schema::read(hold.getLease()), schema::read(held.getCheckpoint()),
+                               schema::text(held.getFolder()), schema::text(held.getServer())});
+      }
     }
   } catch (const kj::Exception& error) {
     GPUPOOL_WARNING("%s cannot be read, and is started anew: %s", path_.c_str(),
@@ -72,6 +77,14 @@ bool StateFile::replace(const ServerState& state) const {
     schema::write(worker.lease, workers[i].initLease());
     auto uuids = workers[i].initDevices(static_cast<unsigned>(worker.devices.size()));
     for (unsigned d = 0; d < uuids.size(); ++d) uuids.set(d, schema::data(worker.devices[d]));
+  }
+  auto holds = root.initHolds(static_cast<unsigned>(state.holds.size()));
+  for (unsigned i = 0; i < holds.size(); ++i) {
+    schema::write(state.holds[i].lease, holds[i].initLease());
+    auto held = holds[i].initHeld();
+    schema::write(state.holds[i].checkpoint, held.initCheckpoint());
+    held.setFolder(state.holds[i].folder);
+    held.setServer(state.holds[i].server);
   }
   const auto words = capnp::messageToFlatArray(message);
   const auto flat = words.asChars();

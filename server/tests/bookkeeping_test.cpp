@@ -302,7 +302,8 @@ TEST_CASE("the sessions of a lease share what it has of each device") {
 TEST_CASE("a server's state outlives it, and workers do not outlive the machine") {
   Folder folder;
   const std::string path = folder.path + "/server-x.state";
-  const ServerState state{{{uuid(0), 7}, {uuid(1), 9}}, {{12, 345, {1, 2}, {uuid(0)}}}};
+  const ServerState state{
+      {{uuid(0), 7}, {uuid(1), 9}}, {{12, 345, {1, 2}, {uuid(0)}}}, {{{1, 2}, {3, 4}, "monday", "x"}}};
   CHECK(StateFile(path, "boot").read() == ServerState{});
   StateFile(path, "boot").write(state);
   std::ofstream(path + ".new") << "half";  // of a server that was killed while it wrote
@@ -311,6 +312,7 @@ TEST_CASE("a server's state outlives it, and workers do not outlive the machine"
   const ServerState later = StateFile(path, "another boot").read();
   CHECK(later.epochs == state.epochs);
   CHECK(later.workers.empty());
+  CHECK(later.holds.empty());
   std::filesystem::resize_file(path, 20);
   CHECK(StateFile(path, "boot").read() == ServerState{});
 }

@@ -218,6 +218,53 @@ TEST_CASE("what cannot be held, or is not, is refused with the reason") {
   CHECK(bench.order(one, 'e') == "e01");
 }
 
+TEST_CASE("a server's next life knows the leases that were held, and only those whose files are whole") {
+  Bench bench;
+  const NotedHold whole{kLease, {7, 7}, "monday", kServer}, other{{1, 1}, {8, 8}, "monday", kServer},
+      none{{2, 2}, {9, 9}, "tuesday", kServer}, copy{{3, 3}, {5, 5}, "copy", kServer};
+  const auto publish = [&](const NotedHold& of, bool held) {
+    Manifest manifest;
+    manifest.id = of.checkpoint;
+    manifest.lease = of.lease;
+    manifest.held = held;
+    auto draft = CheckpointFolder(bench.path, kServer).begin(of.folder);
+    draft.publish(kManifestName, encodeManifest(manifest));
+  };
+  publish(whole, true);
+  publish(copy, false);
+  HeldNotes notes({whole, other, none, copy});
+  size_t stored = 0;
+  notes.onChange([&] { ++stored; });
+  notes.write({4, 4}, {{6, 6}, "now", kServer});  // of this life
+  const auto folder = std::make_shared<const CheckpointFolder>(bench.path, kServer);
+  notes.look(bench.timer, folder).wait(bench.io.waitScope);
+  CHECK(notes.found() == std::vector{kLease});
+  REQUIRE(notes.found(kLease) != nullptr);
+  CHECK(notes.found(kLease)->checkpoint == Id{7, 7});
+  CHECK(notes.found(kLease)->folder == "monday");
+  CHECK(notes.found({4, 4}) == nullptr);
+  CHECK(notes.all().size() == 2);
+  CHECK(stored == 2);
+  notes.erase(kLease);
+  notes.erase({4, 4});
+  CHECK(notes.all().empty());
+  CHECK(stored == 4);
+
+  HeldNotes lost({whole});
+  lost.look(bench.timer, nullptr).wait(bench.io.waitScope);
+  CHECK(lost.all().empty());
+}
+
+TEST_CASE("what is not written leaves no note") {
+  Bench bench;
+  Opening one = bench.session(1, "train", "ucx");
+  const std::string name = "no/such/place";
+  auto order = bench.checkpoints.hold(kLease, 1000, name).eagerlyEvaluate(nullptr);
+  CHECK(failure([&] { order.wait(bench.io.waitScope); }) != "");
+  CHECK(bench.checkpoints.notes().all().empty());
+  CHECK(bench.order(one, 'e') == "e01");
+}
+
 TEST_CASE("a lease that is held has nothing here, and its clients are told to ask again") {
   Bench bench;
   Opening one = bench.session(1, "train", "ucx");

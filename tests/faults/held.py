@@ -14,13 +14,13 @@ import processes
 from plans import HANG, Outcome, is_clear_error
 
 # moment: (of which order, who may be struck). "worker" is the one that a session leaves, "next" the one that rebuilds it,
-# "order" the command.
+# "order" the command, "both" are server and manager.
 EVERYBODY = ("server", "manager", "holder", "client", "order")
 MOMENTS = {
     "drain": ("hold", ("worker", *EVERYBODY)),  # the sessions are ordered to stop; their programs stand in the way
     "half": ("hold", ("worker", *EVERYBODY)),  # half of the contents are in the files
-    "whole": ("hold", ("worker", *EVERYBODY)),  # the files have their place; the manager has not stored that
-    "stored": ("hold", EVERYBODY[:4]),
+    "whole": ("hold", ("worker", "both", *EVERYBODY)),  # the files have their place; the manager has not stored that
+    "stored": ("hold", ("both", *EVERYBODY[:4])),
     "placed": ("restore", EVERYBODY),  # the manager has stored where; the server has not been told
     "rebuilding": ("restore", ("next", *EVERYBODY)),  # a worker reads the files
     "rebuilt": ("restore", ("next", *EVERYBODY)),  # the sessions wait for their programs, and those stand still
@@ -224,8 +224,14 @@ class Run:
     # --- the blow ---
 
     def find(self):
+        """Those who are to be struck, 0 for one that is not there."""
+        if self.plan.victim == "both":
+            return [self.pool.roles().get(role, 0) for role in ("server", "manager")]
         if self.plan.victim in ("server", "manager"):
-            return self.pool.roles().get(self.plan.victim, 0)
+            return [self.pool.roles().get(self.plan.victim, 0)]
+        return [self.find_other()]
+
+    def find_other(self):
         if self.plan.victim == "holder":
             return next((pid for pid in processes.descendants(self.started.pid) if processes.executable(pid) == "gpupool"
                          and int(processes.stat(pid)[3]) == pid), 0)
@@ -236,20 +242,14 @@ class Run:
         began = time.monotonic()
         while time.monotonic() < began + self.plan.delay:
             time.sleep(0.001)
-        victim = self.find()
-        self.outcome.hit = bool(victim) and processes.running(victim) and processes.send(victim, self.plan.signal)
+        victims = [pid for pid in self.find() if pid and processes.running(pid)]
+        self.outcome.hit = any([processes.send(pid, self.plan.signal) for pid in victims])
         self.struck_at = time.monotonic()
-        if self.outcome.hit and self.plan.signal == signal.SIGSTOP:
-            if self.plan.victim not in ("manager",) or self.plan.moment != "whole":
-                self.go_on_but(victim)
+        if self.plan.signal == signal.SIGSTOP:
+            self.stopped = [pid for pid in self.stopped if pid in victims or not processes.send(pid, signal.SIGCONT)]
             time.sleep(self.plan.pause)
-            processes.send(victim, signal.SIGCONT)
+            self.stopped += victims
         self.go_on()
-
-    def go_on_but(self, victim):
-        for pid in self.stopped:
-            if pid != victim:
-                processes.send(pid, signal.SIGCONT)
 
     # --- the run ---
 
@@ -339,7 +339,7 @@ class Run:
         return "WRONG"
 
     def await_clean(self):
-        if self.outcome.hit and self.plan.victim in ("server", "manager"):
+        if self.outcome.hit and self.plan.victim in ("server", "manager", "both"):
             self.pool.await_rest(20)
         began = time.monotonic()
         while left := self.half_files() + self.pool.left():

@@ -1,0 +1,109 @@
+#!/bin/bash
+# A lease that is held in files, and restored where its first server is gone for good: on another one that has the same
+# folder. And a protected one: it is held and restored, and its programs survive their workers before and after that.
+. "$(dirname "$0")/../errors/common.sh"
+programs=$(dirname "$3")
+checkpoints=$folder/checkpoints
+mkdir "$checkpoints"
+
+# server NAME OPTIONS...: one more in this machine's pool, with GPUs of its own. Sets launched.
+server() {
+  local name=$1
+  shift
+  mkdir -p "$folder/$name" "$folder/$name-locks"
+  GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=1 "$bin/gpupool-server" --name "$name" --manager "unix:$GPUPOOL_STATE/manager.sock" \
+    --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" --module-cache "$folder/$name-cache" \
+    --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1 &
+  launched=$!
+  started+=("$launched")
+  until_true in_pool "$name" || fail "server $name does not come: $(cat "$folder/$name.log")"
+}
+in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
+lease_id() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}' | head -1; }
+is_at() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $2 }')" = "$1" ]; }
+is_held() { gpupool leases | grep -q "^${lease:0:8} .* held "; }
+nothing_left() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}' && ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv 2147483648; }
+# launch WORDS...: steady_work until it is told to end, in a lease of these options. Sets program and lease.
+launch() {
+  rm -f "$folder/end"
+  "$bin/gpupool" run --memory 512MiB "$@" -- "${launcher[@]}" "$programs/steady_work" --mib 32 --until "$folder/end" --pause 2 --ready \
+    >"$folder/program.out" 2>"$folder/program.err" </dev/null &
+  program=$!
+  started+=("$program")
+  until_true grep -q ready "$folder/program.out" || fail "the program does not run: $(cat "$folder/program.err")"
+  lease=$(lease_id)
+}
+ends_right() {
+  touch "$folder/end"
+  wait "$program"
+  status=$?
+  check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+  check "it is right: $(cat "$folder/program.out")" test "$(tail -1 "$folder/program.out")" = PASS
+  check "nothing is left: $(gpupool leases; gpupool devices)" until_true nothing_left
+}
+restored() { # restored WORDS...: it may be that a server has not confirmed yet that the lease has left it
+  run gpupool restore "$@"
+  [ "$status" -eq 0 ]
+}
+
+up
+server first --checkpoint-folder "$checkpoints"
+first=$launched
+server second --checkpoint-folder "$checkpoints"
+
+case_of "a program in shared memory stays where its memory is"
+launch --transport shm --server first
+run gpupool checkpoint --hold "$lease" shared
+check "refused: $out" test "$status" -eq 1
+check "the reason: $err" has "$err" "shares memory with this server"
+check "nothing is written: $(ls -A "$checkpoints")" test -z "$(ls -A "$checkpoints")"
+check "the lease stays" is_at first
+ends_right
+
+case_of "the server is gone for good, and the lease goes on at another one"
+launch --transport ucx --server first
+run gpupool checkpoint --hold "$lease" monday
+check "held: $status $out $err" test "$status" -eq 0
+kill -KILL "$first"
+wait "$first" 2>/dev/null
+check "it is held" is_held
+run gpupool restore --wait 0s "$lease" monday
+check "not where it was: $out" test "$status" -eq 1
+check "the reason: $err" has "$err" "first: "
+run gpupool restore --to node "$lease" monday
+check "not where there is no such folder: $out" test "$status" -eq 1
+check "the reason: $err" has "$err" "node has no --checkpoint-folder"
+check "it is held as before" is_held
+check "restored: $err" until_true restored --to second "$lease" monday
+check "it is there: $(gpupool leases)" is_at second
+run gpupool migrate "$lease"
+check "it can be moved: $status $err" test "$status" -eq 0
+run gpupool checkpoint --hold "$lease" tuesday
+check "and held again: $status $err" test "$status" -eq 0
+check "restored: $err" until_true restored "$lease" tuesday
+ends_right
+
+case_of "a protected program: its workers die, before it was held and after"
+worker() { # of the only session, on that server
+  awk '/session [0-9a-f]+: (began,|comes from another server as epoch)/ { sub(/.*worker /, ""); sub(/,.*/, ""); last = $0 } END { print last }' "$folder/second.log"
+}
+kept() { [ "$(grep -c "is kept" "$folder/second.log")" -gt "$before" ]; }
+await_checkpoint() {
+  before=$(grep -c "is kept" "$folder/second.log")
+  check "a checkpoint is kept: $(tail -3 "$folder/second.log")" until_true kept
+}
+dies() {
+  kill -KILL "$(worker)"
+  check "another worker has it" until_true eval "[ \"\$(worker)\" != $(worker) ]"
+}
+launch --transport ucx --server second --protect --protect-interval 1s
+await_checkpoint
+dies
+await_checkpoint
+run gpupool checkpoint --hold "$lease" wednesday
+check "held: $status $out $err" test "$status" -eq 0
+check "restored: $err" until_true restored "$lease" wednesday
+await_checkpoint
+dies
+ends_right
+down
