@@ -275,7 +275,7 @@ TEST_CASE_METHOD(Holds,
 
   // It says so until it is told that this is stored; till then the lease is not restored there.
   CHECK(beats());
-  CHECK(revokesOf(1) == 1);
+  CHECK(revokesOf(1) >= 1);
   restore(1);
   CHECK_FALSE(notResumed(1).empty());
   pool->revoked({"a", {2, 0}}, {1, 1}, now);

@@ -220,14 +220,14 @@ TEST_CASE("what cannot be held, or is not, is refused with the reason") {
 
 TEST_CASE("a server's next life knows the leases that were held, and only those whose files are whole") {
   Bench bench;
-  const NotedHold whole{kLease, {7, 7}, "monday", kServer}, other{{1, 1}, {8, 8}, "monday", kServer},
+  const NotedHold whole{kLease, {7, 7}, "monday", kServer}, other{{9, 1}, {8, 8}, "monday", kServer},
       none{{2, 2}, {9, 9}, "tuesday", kServer}, copy{{3, 3}, {5, 5}, "copy", kServer};
   const auto publish = [&](const NotedHold& of, bool held) {
     Manifest manifest;
     manifest.id = of.checkpoint;
     manifest.lease = of.lease;
     manifest.held = held;
-    auto draft = CheckpointFolder(bench.path, kServer).begin(of.folder);
+    auto draft = CheckpointFolder(bench.path, "another").begin(of.folder);  // not tidied up meanwhile
     draft.publish(kManifestName, encodeManifest(manifest));
   };
   publish(whole, true);

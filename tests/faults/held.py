@@ -23,7 +23,7 @@ MOMENTS = {
     "stored": ("hold", ("both", *EVERYBODY[:4])),
     "placed": ("restore", EVERYBODY),  # the manager has stored where; the server has not been told
     "rebuilding": ("restore", ("next", *EVERYBODY)),  # a worker reads the files
-    "rebuilt": ("restore", ("next", *EVERYBODY)),  # the sessions wait for their programs, and those stand still
+    "rebuilt": ("restore", ("next", *EVERYBODY[:4])),  # the sessions wait for their programs, and those stand still
     "switched": ("restore", ("next", *EVERYBODY[:4])),  # the programs are at the new workers
 }
 KINDS = {f"{moment}-{what}-{who}": (moment, signal.SIGKILL if what == "kill" else signal.SIGSTOP, who)
@@ -31,7 +31,7 @@ KINDS = {f"{moment}-{what}-{who}": (moment, signal.SIGKILL if what == "kill" els
          for who in victims if what == "kill" or who in ("server", "manager")}
 # Where a session may end with an error, of those whose death is not the end of all.
 ENDS = {"worker": ("drain", "half", "whole"), "next": ("rebuilt", "switched"), "server": ("drain", "half", "rebuilt", "switched")}
-MIB = 96  # of a program
+MIB, MEMORY = 96, "512MiB"  # of a program; of their lease
 PROGRAM, RIGHT = "steady_work", "ready\nPASS\n"
 # Programs beside one another; each one's status, in the end, in a file.
 SCRIPT = """for i in $(seq "$1"); do
@@ -75,7 +75,7 @@ class Run:
     def start(self):
         shutil.rmtree(self.folder, ignore_errors=True)
         os.makedirs(self.folder)
-        words = [self.pool.gpupool, "run", "--transport", "ucx", "--memory", self.options.memory, "--", "/bin/bash", "-c", SCRIPT,
+        words = [self.pool.gpupool, "run", "--transport", "ucx", "--memory", MEMORY, "--", "/bin/bash", "-c", SCRIPT,
                  "programs", str(self.plan.programs), self.folder, *self.options.instrumented.launcher,
                  os.path.join(self.options.programs, PROGRAM), "--mib", str(MIB), "--pause", "2", "--ready"]
         self.started = self.reaper.start(words, self.pool.environment, self.pool.folder)
@@ -167,7 +167,13 @@ class Run:
         if self.order_ended()[0] != 0:
             raise TimeoutError(f"not held: {self.order.text(self.order.errors)}")
         self.until(lambda: self.said(f"lease {self.lease} revoked"), "the lease to leave its server")
+        since = time.monotonic()
+        self.until(lambda: self.beat_is_from(since), "a beat behind that")  # so the manager has heard it, too
         self.until(self.have_left, "the workers' ends")
+
+    def beat_is_from(self, since):
+        now = time.monotonic()
+        return now - self.pool.listed("servers")[0]["lastBeatMs"] / 1000 > since
 
     def restore(self):
         self.give("restore", self.lease, self.name)

@@ -24,9 +24,10 @@ is_at() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $2 }'
 is_held() { gpupool leases | grep -q "^${lease:0:8} .* held "; }
 nothing_left() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}' && ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv 2147483648; }
 # launch WORDS...: steady_work until it is told to end, in a lease of these options. Sets program and lease.
+work=(--mib 32 --pause 2)
 launch() {
   rm -f "$folder/end"
-  "$bin/gpupool" run --memory 512MiB "$@" -- "${launcher[@]}" "$programs/steady_work" --mib 32 --until "$folder/end" --pause 2 --ready \
+  "$bin/gpupool" run --memory 512MiB "$@" -- "${launcher[@]}" "$programs/steady_work" "${work[@]}" --until "$folder/end" --ready \
     >"$folder/program.out" 2>"$folder/program.err" </dev/null &
   program=$!
   started+=("$program")
@@ -96,6 +97,7 @@ dies() {
   kill -KILL "$(worker)"
   check "another worker has it" until_true eval "[ \"\$(worker)\" != $(worker) ]"
 }
+work=(--mib 1 --pause 200) # its GPU is idle now and then, for it is checkpointed only then
 launch --transport ucx --server second --protect --protect-interval 1s
 await_checkpoint
 dies
