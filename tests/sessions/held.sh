@@ -11,7 +11,7 @@ server() {
   local name=$1
   shift
   mkdir -p "$folder/$name" "$folder/$name-locks"
-  GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=1 "$bin/gpupool-server" --name "$name" --manager "unix:$GPUPOOL_STATE/manager.sock" \
+  GPUPOOL_LOG=info GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=1 "$bin/gpupool-server" --name "$name" --manager "unix:$GPUPOOL_STATE/manager.sock" \
     --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" --module-cache "$folder/$name-cache" \
     --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1 &
   launched=$!
@@ -22,7 +22,16 @@ in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
 lease_id() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}' | head -1; }
 is_at() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $2 }')" = "$1" ]; }
 is_held() { gpupool leases | grep -q "^${lease:0:8} .* held "; }
-nothing_left() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}' && ! gpupool devices --json | grep -o '"freeBytes": *[0-9]*' | grep -qv 2147483648; }
+nothing_left() { ! gpupool leases | grep -Eq '^[0-9a-f]{8}' && ! gpupool devices | grep -Eq '^(node|second) .* leased '; }
+has_left() { grep -q "lease $lease.* revoked" "$folder/first.log"; }
+# heard_since MS: the manager has had a beat of the first server since then, and so all that it said before.
+heard_since() {
+  local now age
+  now=$(date +%s%3N)
+  age=$(gpupool servers --json | python3 -c 'import json, sys
+print(next(one["lastBeatMs"] for one in json.load(sys.stdin) if one["name"] == "first"))')
+  [ $((now - age)) -gt "$1" ]
+}
 # launch WORDS...: steady_work until it is told to end, in a lease of these options. Sets program and lease.
 work=(--mib 32 --pause 2)
 launch() {
@@ -65,6 +74,8 @@ case_of "the server is gone for good, and the lease goes on at another one"
 launch --transport ucx --server first
 run gpupool checkpoint --hold "$lease" monday
 check "held: $status $out $err" test "$status" -eq 0
+check "it has left its server: $(cat "$folder/first.log")" until_true has_left
+check "the manager has heard that" until_true heard_since "$(date +%s%3N)"
 kill -KILL "$first"
 wait "$first" 2>/dev/null
 check "it is held" is_held
