@@ -45,6 +45,7 @@ struct Event {
   uint64_t stream = 0;                         // where that was (Stream::id); under event.cpp's mutex
   std::atomic<bool> ever{false};               // recorded at all
   std::atomic<bool> captured{false};           // the last record was part of a capture
+  std::atomic<bool> shared{false};             // with other processes: then only the worker knows its records
 };
 
 // Behind a CUlibrary or a CUmodule.

@@ -21,6 +21,11 @@ struct StreamRef {
   CUstream wire = nullptr;  // what travels: 0 for the legacy stream, else a minted handle
 };
 
+// Events (calls/event.cpp). A new one, which the worker does not know yet; null: too many are alive.
+CUevent makeEvent(const Context& context, unsigned flags);
+// Others have it, too, from here on.
+void eventShared(Event& event);
+
 // What streams ask of the layers above them, set once before the first stream: host memory brings home what
 // the device has finished writing, and a capture may refuse work in its stream. Streams include neither.
 struct StreamHooks {

@@ -509,6 +509,8 @@ struct WorkerOrder {   # server -> worker
                                       # of the state socket come with it, in this order
     client @7 :Void;                  # to the new worker: the client's socket comes with it
     kept @8 :KeptCheckpoint;          # of a protected session: the server keeps a whole checkpoint of that moment
+    share @9 :ShareAnswer;            # the descriptor of what was opened comes with it
+    gone @10 :UInt64;                 # the session of that number, which shared events with this one, has ended
   }
 }
 # Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
@@ -583,6 +585,7 @@ struct WorkerReport {
     hindrances @13 :List(Text);     # when it changes: what keeps the session from being moved, for people. At the start of
                                     # a session, and in a new worker's: nothing
     log @15 :LogReport;             # when it changes: what a protected session's client has kept of its calls
+    share @16 :ShareReport;
   }
 }
 struct LogReport {                  # schema/frame.h: LogBody
@@ -619,6 +622,44 @@ struct MemoryAnswer {
   granted @1 :Bool;
   othersBytes @2 :UInt64;             # what the lease's other sessions have in that place
   error @3 :Text;                     # why not, where it is not the lease's limit; for the log
+}
+# What the sessions of a lease share: a worker offers parts of pieces of its memory, and the server gives a piece's
+# descriptor to the workers that open such a part. It lives until nobody has it.
+struct ShareReport {
+  ticket @0 :UInt64;                  # the answer repeats it; 0: no answer is wanted
+  union {
+    offer @1 :ShareOffer;             # the piece's descriptor comes with it
+    endOffer @2 :ShareKey;
+    endPiece @3 :UInt64;              # has ended in this session, and what it has taken for it is given back
+    open @4 :ShareKey;
+    close @5 :UInt64;                 # ShareAnswer.opening
+  }
+}
+struct ShareOffer {
+  piece @0 :UInt64;                   # the worker's own number of it, from 1
+  place @1 :UInt32;                   # as in MemoryRequest; hostMemory: events
+  bytes @2 :UInt64;                   # of the piece
+  offset @3 :UInt64;                  # what is offered of it
+  length @4 :UInt64;
+}
+struct ShareKey {                     # ShareToken in schema/session_calls.h
+  server @0 :Id128;
+  key @1 :Id128;
+}
+enum ShareError {
+  none @0;
+  unknown @1;                         # no such offer for this lease
+  elsewhere @2;                       # of another server, or of an earlier life of this one
+  own @3;                             # the asking session's
+  tooMany @4;                         # offers, or descriptors
+}
+struct ShareAnswer {
+  ticket @0 :UInt64;
+  error @1 :ShareError;
+  key @2 :ShareKey;                   # of what was offered
+  opening @3 :UInt64;                 # of what was opened: its number, for `close`
+  offer @4 :ShareOffer;               # likewise; piece: nothing
+  session @5 :UInt64;                 # the asking session's number (WorkerOrder.gone)
 }
 struct DeviceLost {
   ordinal @0 :UInt32;               # the driver's

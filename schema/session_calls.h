@@ -38,6 +38,15 @@ struct FunctionInfo {
   uint32_t parameterCount = 0;
 };
 
+// What a session offers to the other sessions of its lease, for them to open. The server makes `key`, at random,
+// and keeps what it stands for; `server` names that server, in that life of it. In a session of another lease
+// it opens nothing.
+struct ShareToken {
+  uint64_t server[2] = {};
+  uint64_t key[2] = {};
+  bool operator==(const ShareToken&) const = default;
+};
+
 struct ImageName {  // contentDigest of the bytes (base/content.h)
   uint64_t words[4] = {};
   uint64_t bytes = 0;
@@ -65,6 +74,19 @@ CUresult sessionPeerAccess(CUdevice owner, CUdevice peer);
 // shares it as `region`. Multiples of 4 KiB. flags: CU_MEMHOSTALLOC_*.
 CUresult sessionHostMap(CUdeviceptr address, size_t bytes, unsigned flags, RegionName* region);
 CUresult sessionHostUnmap(CUdeviceptr address);
+// Offers a piece of the session's device memory: that of the name, or, where it is 0, the one mapped at
+// `address`. What others open is [address, + bytes) of it; of a named piece, all. The token is valid until
+// sessionOfferEnd, or until the piece ends.
+CUresult sessionMemoryOffer(uint64_t name, CUdeviceptr address, size_t bytes, ShareToken* token);
+// The token, of memory or an event, opens nothing any more. Who has opened it keeps what it has.
+CUresult sessionOfferEnd(ShareToken token);
+// Names a piece of another session of the lease as sessionPhysicalCreate names a new one. It is charged to who
+// has made it, and lives until nobody has it. `bytes`: of the piece, of which [offset, + length) was offered.
+// device: as the session counts. CUDA_ERROR_INVALID_HANDLE: there is no such offer for this lease.
+// CUDA_ERROR_INVALID_CONTEXT: it is this session's own. CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: it is another
+// server's.
+CUresult sessionMemoryOpen(ShareToken token, uint64_t name, unsigned* device, size_t* bytes, size_t* offset,
+                           size_t* length);
 // Bytes of host memory that differ from the worker's last exchanged copy: runs {offset, length, bytes}.
 // Networks, and registered memory, whose pages are the application's own.
 CUresult sessionMirrorApply(CUdeviceptr address, const unsigned char* runs, size_t bytes);
@@ -94,6 +116,17 @@ CUresult sessionGate(CUstream stream, uint64_t word, uint64_t value);
 CUresult sessionGateOpen(uint64_t word, uint64_t value);
 // The same behind cuEventRecordWithFlags.
 CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value);
+// Offers an event to the lease's other sessions. From here on it is recorded, waited for and queried by the
+// calls below, which are awaited: the order of records and waits in several processes is the order in which
+// their calls return. A record that it has already counts.
+CUresult sessionEventOffer(CUevent event, ShareToken* token);
+// Another session's. Errors as of sessionMemoryOpen.
+CUresult sessionEventOpen(CUevent* event, ShareToken token);
+CUresult sessionSharedRecord(CUevent event, CUstream stream);
+// For the record that is the last one now, of whichever session; without one, for nothing.
+CUresult sessionSharedWait(CUstream stream, CUevent event);
+// CUDA_ERROR_NOT_READY: that record has not been reached.
+CUresult sessionSharedQuery(CUevent event);
 // Runs host function `callback` of the client in stream order. error: run it even in an errored context
 // (cuStreamAddCallback).
 CUresult sessionHostFunction(CUstream stream, uint64_t callback, unsigned error);

@@ -111,6 +111,20 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   return session;
 }
 
+ShareAnswer readShare(schema::ShareAnswer::Reader from) {
+  static_assert(static_cast<int>(schema::ShareError::TOO_MANY) ==
+                static_cast<int>(ShareAnswer::Error::tooMany));
+  ShareAnswer answer;
+  if (from.getError() <= schema::ShareError::TOO_MANY)
+    answer.error = static_cast<ShareAnswer::Error>(from.getError());
+  answer.key = {schema::read(from.getKey().getServer()), schema::read(from.getKey().getKey())};
+  answer.opening = from.getOpening();
+  const auto part = from.getOffer();
+  answer.offer = {0, part.getPlace(), part.getBytes(), part.getOffset(), part.getLength()};
+  answer.session = from.getSession();
+  return answer;
+}
+
 void print(const std::string& driver, std::span<const Device> devices) {
   std::printf("driver %s\n", driver.c_str());
   for (const auto& device : devices) {
@@ -580,6 +594,18 @@ std::string WorkerProcess::carryOut(const Order& given) {
     case schema::WorkerOrder::KEPT:
       if (orders_.kept) orders_.kept(order.getKept().getFrame(), order.getKept().getAside());
       return "";
+    case schema::WorkerOrder::GONE:
+      if (orders_.gone) orders_.gone(order.getGone());
+      return "";
+    case schema::WorkerOrder::SHARE: {
+      ShareAnswer answer = readShare(order.getShare());
+      if (!descriptors.empty()) {
+        answer.descriptor = descriptors.back();
+        descriptors.pop_back();
+      }
+      hearShare(order.getShare().getTicket(), answer);
+      return "";
+    }
     case schema::WorkerOrder::CLIENT:
       takeClient(descriptors);
       return "";

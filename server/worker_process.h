@@ -19,6 +19,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -105,6 +106,30 @@ struct MemoryAnswer {
   std::string error;
 };
 
+// What a session shares with others of its lease: schema::ShareReport and its answer.
+struct ShareKey {
+  Id server, key;
+};
+struct ShareOffer {
+  uint64_t piece = 0;
+  uint32_t place = 0;
+  uint64_t bytes = 0, offset = 0, length = 0;
+};
+struct ShareReport {
+  enum class What { offer, endOffer, endPiece, open, close } what = What::offer;
+  ShareOffer offer;     // of offer
+  ShareKey key;         // of endOffer and open
+  uint64_t number = 0;  // of endPiece and close
+};
+struct ShareAnswer {
+  enum class Error { none, unknown, elsewhere, own, tooMany, unheard } error = Error::unheard;
+  ShareKey key;
+  uint64_t opening = 0;
+  ShareOffer offer;
+  uint64_t session = 0;
+  int descriptor = -1;  // of what was opened; the receiver's to close
+};
+
 // What became of an order to suspend or resume: schema::SuspendReport.
 struct SuspendOutcome {
   bool suspended = false;
@@ -148,6 +173,8 @@ struct WorkerOrders {
   std::function<void(std::chrono::milliseconds drain, int state)> copyPages = nullptr;
   // The server keeps a whole checkpoint that has so many frames and aside calls.
   std::function<void(uint64_t frame, uint64_t aside)> kept = nullptr;
+  // The session of that number, which shared events with this one, has ended.
+  std::function<void(uint64_t session)> gone = nullptr;
 };
 
 // Reports are sent by any thread; everything else belongs to the thread that constructed it.
@@ -191,6 +218,10 @@ class WorkerProcess {
   // gone): what the old one had of the account is this one's then. With SessionStart.stream: at once.
   MemoryAnswer takeMemory(uint32_t place, uint64_t bytes);
   void giveMemory(uint32_t place, uint64_t bytes);
+  // Likewise, what the session offers and opens: an offer's descriptor stays the caller's.
+  ShareAnswer share(const ShareReport& said, int descriptor = -1);
+  // What ends needs no answer, and is not waited for.
+  void tellShare(const ShareReport& said);
   static constexpr std::chrono::seconds kMemoryBound{60};  // a server that is stopped for a while costs time
 
   // Waits, without bound, for the one session. Empty: the server is gone or told the worker to stop; exit
@@ -235,6 +266,9 @@ class WorkerProcess {
   void move(const Order& given);
   void takeClient(std::vector<int>& descriptors);
   void answer(uint64_t ticket, MemoryAnswer memory);
+  bool sendShare(const ShareReport& said, uint64_t ticket, int descriptor, int flags);
+  void tellShares();
+  void hearShare(uint64_t ticket, const ShareAnswer& answer);
 
   int descriptor_;
   int done_ = -1;  // eventfd: ends the watcher
@@ -258,6 +292,12 @@ class WorkerProcess {
   };
   std::map<uint64_t, Asked> asked_;    // by ticket
   std::map<uint32_t, uint64_t> owed_;  // by place: to be given back with the next request
+  struct ShareAsked {
+    bool abandoned = false;
+    std::optional<ShareAnswer> answer;
+  };
+  std::map<uint64_t, ShareAsked> shareAsked_;  // by ticket
+  std::deque<ShareReport> untold_;             // what the server has not taken yet
 };
 
 }  // namespace gpupool::server

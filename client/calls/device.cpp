@@ -172,11 +172,9 @@ bool notInThePool(CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
     case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
-    // Memory is not shared with other processes, devices of other machines, or network cards.
-    case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
+    // Memory is not shared with devices of other machines or network cards, and that of pools with nobody.
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
-    case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED:
@@ -290,6 +288,8 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
   if (properties == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   if (attribute <= 0 || attribute >= schema::kDeviceAttributes || !properties->attributeKnown[attribute])
     return CUDA_ERROR_INVALID_VALUE;
+  // Events are shared by the workers, whatever the driver can.
+  if (attribute == CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED) return *value = 1, CUDA_SUCCESS;
   *value = notInThePool(attribute) ? 0 : properties->attributes[attribute];
   return CUDA_SUCCESS;
 }

@@ -32,6 +32,12 @@ CUresult nextMark(const Event& event, const Stream& stream, WordMark& mark) {
   return CUDA_SUCCESS;
 }
 
+// An awaited operation in the stream.
+CUresult countIn(const StreamRef& ref, CUresult status) {
+  if (status == CUDA_SUCCESS) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return status;
+}
+
 CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   StreamRef ref;
   CUresult status = resolveStream(streamHandle, ref);
@@ -52,6 +58,10 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
     captureRecorded(*event, *ref.stream);
     return CUDA_SUCCESS;
   }
+  if (event->shared) {
+    event->captured = false;
+    return countIn(ref, Session::get().await<"sessionSharedRecord">(ref.context, handle, ref.wire));
+  }
   std::lock_guard lock(recording);
   const WordMark before = event->last.load(std::memory_order_relaxed);
   WordMark mark{};
@@ -70,9 +80,11 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// An event without a record of its own: never recorded, or by a node of a graph.
+// An event without a record of its own: never recorded, or by a node of a graph, or shared.
 CUresult askDriver(CUevent handle, Event& event) {
-  CUresult status = Session::get().await<"cuEventQuery">(event.context, handle);
+  Session& session = Session::get();
+  CUresult status = event.shared ? session.await<"sessionSharedQuery">(event.context, handle)
+                                 : session.await<"cuEventQuery">(event.context, handle);
   return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
@@ -131,6 +143,25 @@ CUresult destroy(CUevent handle) {
 
 }  // namespace
 
+CUevent makeEvent(const Context& context, unsigned flags) {
+  auto made = events.create();
+  if (made.object == nullptr) return nullptr;
+  Words& words = Session::get().words();
+  made.object->context = context.handle;
+  made.object->flags = flags;
+  const uint64_t word = words.take();
+  made.object->last = WordMark{word, words.value(word)};
+  if (word != 0) return fromId<CUevent>(made.id);
+  events.destroy(made.id);  // tens of thousands are alive
+  return nullptr;
+}
+
+void eventShared(Event& event) {
+  std::lock_guard lock(recording);
+  event.shared = true;
+  event.ever = false;
+}
+
 namespace custom {
 
 CUresult cuEventCreate(CUevent* out, unsigned flags) {
@@ -139,22 +170,12 @@ CUresult cuEventCreate(CUevent* out, unsigned flags) {
   if (status != CUDA_SUCCESS) return status;
   bool interprocessTimed = (flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0;
   if (out == nullptr || (flags & ~kKnownFlags) != 0 || interprocessTimed) return CUDA_ERROR_INVALID_VALUE;
-  auto made = events.create();
-  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  Words& words = Session::get().words();
-  made.object->context = context->handle;
-  made.object->flags = flags;
-  const uint64_t word = words.take();
-  made.object->last = WordMark{word, words.value(word)};
-  if (word == 0) {
-    events.destroy(made.id);
-    return CUDA_ERROR_OUT_OF_MEMORY;  // tens of thousands are alive
-  }
-  auto handle = fromId<CUevent>(made.id);
-  // No other process gets at it (cuIpcGetEventHandle is refused), and not every driver makes one for that.
+  CUevent handle = makeEvent(*context, flags);
+  if (handle == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  // What processes share of it is the worker's own (server/worker/shared_events.h).
   status = Session::get().post<"cuEventCreate">(context->handle, &handle, flags & ~CU_EVENT_INTERPROCESS);
   if (status != CUDA_SUCCESS) {
-    events.destroy(made.id);
+    events.destroy(toId(handle));
     return status;
   }
   *out = handle;
@@ -189,6 +210,8 @@ CUresult cuStreamWaitEvent(CUstream streamHandle, CUevent handle, unsigned flags
   if (status != CUDA_SUCCESS) return status;
   Event* event = events.find(toId(handle));
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->shared && !event->captured && !ref.stream->capturing)
+    return countIn(ref, Session::get().await<"sessionSharedWait">(ref.context, ref.wire, handle));
   if (!event->captured) return postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
   // The stream joins that capture, or the driver says why not: either way its answer is waited for.
   uint64_t value = 0;

@@ -11,6 +11,7 @@
 #include "client/memory/host.h"
 #include "client/memory/pools.h"
 #include "client/memory/registered.h"
+#include "client/memory/shares.h"
 #include "client/streams.h"
 
 namespace gpupool::client {
@@ -70,6 +71,7 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
     return CUDA_SUCCESS;
   }
   if (found.kind == Kind_::device) {
+    offeredAllocations().freed(found);
     deviceMemory(found.device).release(found.context, address);
     return CUDA_SUCCESS;
   }

@@ -2,15 +2,18 @@
 // sides. Physical memory is the worker's, under the handle that is minted here; it is mapped whole, as the
 // driver demands, and as often as the application likes. Handles, mappings and access are counted here, so
 // that only what changes the device's page tables travels.
+#include <cstring>
 #include <map>
 #include <mutex>
 
 #include "base/log.h"
+#include "client/calls/physical.h"
 #include "client/devices.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
 #include "client/memory/device.h"
 #include "client/memory/pools.h"
+#include "client/memory/shares.h"
 
 namespace gpupool::client {
 namespace {
@@ -28,6 +31,9 @@ struct Physical {
   size_t bytes = 0;
   unsigned references = 1;  // of the application; a mapping keeps the memory without any
   unsigned mappings = 0;
+  bool shared = false;         // others can open it, or this process has opened it
+  bool opened = false;         // another process has made it, and it is charged there
+  schema::ShareToken token{};  // shared
 };
 struct Mapping {
   size_t bytes = 0;
@@ -90,7 +96,8 @@ struct VirtualMemory {
     auto found = physical.find(handle);
     if (found == physical.end() || found->second.references != 0 || found->second.mappings != 0) return;
     Session::get().post<"sessionPhysicalRelease">(contextOn(found->second.properties.location.id), handle);
-    deviceMemory(found->second.properties.location.id).release(found->second.bytes);
+    if (!found->second.opened)
+      deviceMemory(found->second.properties.location.id).release(found->second.bytes);
     physicalHandles.destroy(handle);
     physical.erase(found);
   }
@@ -115,13 +122,46 @@ CUresult checkProperties(const CUmemAllocationProp* properties) {
     return CUDA_ERROR_INVALID_VALUE;
   if (!isHost(properties->location.type) && propertiesOf(properties->location.id) == nullptr)
     return CUDA_ERROR_INVALID_DEVICE;
-  // A descriptor can be asked for and is refused when it is exported; programs ask in case they might.
   if ((properties->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0)
     return CUDA_ERROR_NOT_SUPPORTED;
   return CUDA_SUCCESS;
 }
 
 }  // namespace
+
+CUresult openingResult(CUresult status) {
+  if (status != CUDA_ERROR_PEER_ACCESS_UNSUPPORTED) return status;
+  GPUPOOL_WARNING(
+      "the handle is of another GPU server, or of one that has been started again: only processes of one lease "
+      "on one server can share memory and events");
+  return CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult openPhysical(CUcontext context, const schema::ShareToken& token, OpenedPhysical& opened) {
+  auto made = physicalHandles.create();
+  if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  unsigned device = 0;
+  CUresult status = openingResult(Session::get().await<"sessionMemoryOpen">(
+      context, token, made.id, &device, &opened.bytes, &opened.offset, &opened.length));
+  if (status != CUDA_SUCCESS) {
+    physicalHandles.destroy(made.id);
+    return status;
+  }
+  opened.name = made.id;
+  opened.device = 0;
+  while (opened.device < deviceCount() && sessionDevice(opened.device) != static_cast<int>(device))
+    ++opened.device;
+  const bool sane = opened.bytes != 0 && aligned(opened.bytes) && opened.offset < opened.bytes &&
+                    opened.length <= opened.bytes - opened.offset;
+  if (sane && opened.device < deviceCount()) return CUDA_SUCCESS;
+  releasePhysicalName(context, made.id);
+  return CUDA_ERROR_INVALID_DEVICE;  // not one of those that this process sees (CUDA_VISIBLE_DEVICES)
+}
+
+void releasePhysicalName(CUcontext context, uint64_t name) {
+  Session::get().post<"sessionPhysicalRelease">(context, name);
+  physicalHandles.destroy(name);
+}
 
 namespace custom {
 
@@ -311,24 +351,59 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, void* po
   return CUDA_SUCCESS;
 }
 
-// There to be found, for PyTorch looks up all of the memory functions before it uses any. Memory that was not
-// created for it cannot be exported, as natively; a descriptor of memory that lies in another machine does
-// not exist.
+// The descriptor carries a token. It does not keep the memory, as the driver's would: this process does.
 CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags) {
   VirtualMemory& all = virtualMemory();
   std::lock_guard lock(all.mutex);
   auto found = all.physical.find(handle);
   if (out == nullptr || flags != 0 || found == all.physical.end()) return CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEM_HANDLE_TYPE_NONE ||
-      (static_cast<unsigned>(found->second.properties.requestedHandleTypes) & type) != type)
+  Physical& physical = found->second;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+      (static_cast<unsigned>(physical.properties.requestedHandleTypes) & type) == 0)
     return CUDA_ERROR_INVALID_VALUE;
-  static std::atomic<bool> said{false};
-  return notSupported("cuMemExportToShareableHandle", said);
+  if (!physical.shared) {
+    const CUresult status =
+        Session::get().await<"sessionMemoryOffer">(contextOn(physical.properties.location.id), handle,
+                                                   CUdeviceptr{0}, physical.bytes, &physical.token);
+    if (status != CUDA_SUCCESS) return status;
+    physical.shared = true;
+  }
+  const int descriptor = makeDescriptor(physical.token);
+  if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::memcpy(out, &descriptor, sizeof descriptor);
+  return CUDA_SUCCESS;
 }
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle*, void*, CUmemAllocationHandleType) {
-  static std::atomic<bool> said{false};
-  return notSupported("cuMemImportFromShareableHandle", said);
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void* osHandle,
+                                        CUmemAllocationHandleType type) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  schema::ShareToken token;
+  if (!readDescriptor(static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), token))
+    return CUDA_ERROR_INVALID_VALUE;
+  VirtualMemory& all = virtualMemory();
+  std::lock_guard lock(all.mutex);
+  for (auto& [handle, physical] : all.physical) {
+    if (!physical.shared || physical.token != token) continue;
+    ++physical.references;
+    *out = handle;
+    return CUDA_SUCCESS;
+  }
+  OpenedPhysical opened;
+  const CUresult status = openPhysical(contextOn(0), token, opened);
+  if (status != CUDA_SUCCESS) return status == CUDA_ERROR_INVALID_HANDLE ? CUDA_ERROR_INVALID_VALUE : status;
+  Physical physical;
+  physical.properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  physical.properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  physical.properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  physical.properties.location.id = opened.device;
+  physical.bytes = opened.bytes;
+  physical.shared = physical.opened = true;
+  physical.token = token;
+  all.physical[opened.name] = physical;
+  *out = opened.name;
+  return CUDA_SUCCESS;
 }
 
 }  // namespace custom

@@ -8,6 +8,8 @@ CALL(cuEventQuery, Policy, Generated | Polls, Handle<"hEvent">)
 CALL(cuEventSynchronize, Policy, None)
 CALL(cuEventDestroy, Policy | Cleanup, None)
 CALL(cuEventDestroy_v2, Policy | Cleanup, Checked, Frees<"hEvent">)
+CALL(cuIpcGetEventHandle, Policy, None)
+CALL(cuIpcOpenEventHandle, Policy, None)
 CALL(cuEventElapsedTime, Policy, None)
 CALL(cuEventElapsedTime_v2, Policy, Checked | Varies, Out<"pMilliseconds">, Handle<"hStart">, Handle<"hEnd">)
 // clang-format on

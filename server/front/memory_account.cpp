@@ -21,6 +21,12 @@ void MemoryAccount::give(uint64_t session, uint32_t place, uint64_t bytes) {
   used_[place] -= given;
 }
 
+void MemoryAccount::hand(uint64_t from, uint64_t to, uint32_t place, uint64_t bytes) {
+  const uint64_t handed = std::min(bytes, used(from, place));
+  give(from, place, handed);
+  take(to, place, handed);
+}
+
 void MemoryAccount::forget(uint64_t session) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return;

@@ -20,6 +20,8 @@ class MemoryAccount {
   void give(uint64_t session, uint32_t place, uint64_t bytes);
   // Its process is gone, and with it all that it had.
   void forget(uint64_t session);
+  // What one session has there is another's, but at most what it has.
+  void hand(uint64_t from, uint64_t to, uint32_t place, uint64_t bytes);
   // The session takes here what it has in `other`. False: a place has no such room, and nothing was taken.
   bool takeAs(const MemoryAccount& other, uint64_t session);
   uint64_t freeBytes(uint32_t place) const;

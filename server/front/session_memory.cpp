@@ -27,12 +27,7 @@ void SessionTable::serveMemory(Session& session, const Asked& asked) {
   const auto account = accounts_.find(accountOf(session.facts));
   if (account == accounts_.end() || session.dropped) return;
   const bool host = asked.place == schema::HOST_MEMORY;
-  if (!host && asked.give != 0) {
-    account->second.give(session.number, asked.place, asked.give);
-    if (const Session* other = next(session.number); other != nullptr && other != &session)
-      if (accountOf(other->facts) != account->first)
-        accounts_.at(accountOf(other->facts)).give(session.number, asked.place, asked.give);
-  }
+  if (!host && asked.give != 0) giveMemory(session, asked.place, asked.give);
   if (asked.ticket == 0) return;
   capnp::MallocMessageBuilder message;
   auto answer = message.initRoot<schema::WorkerOrder>().initMemory();
@@ -57,6 +52,13 @@ bool SessionTable::takeMemory(const Session& session, uint32_t place, uint64_t b
     return true;
   account.give(session.number, place, bytes);
   return false;
+}
+
+void SessionTable::giveMemory(const Session& session, uint32_t place, uint64_t bytes) {
+  accounts_.at(accountOf(session.facts)).give(session.number, place, bytes);
+  const Session* other = next(session.number);
+  if (other != nullptr && other != &session && accountOf(other->facts) != accountOf(session.facts))
+    accounts_.at(accountOf(other->facts)).give(session.number, place, bytes);
 }
 
 uint64_t SessionTable::used(const Id& lease, uint64_t deviceEpoch, uint32_t place) const {

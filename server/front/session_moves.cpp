@@ -178,6 +178,7 @@ void SessionTable::hasLeft(Session& session, kj::Own<kj::PromiseFulfiller<MoveAn
   old_.push_back(takeFrom(living_, session));
   session.client = nullptr;
   remember(session, where);
+  leaveShares(session);
   leaveAccount(accountOf(session.facts), session.number);
   if (!session.worker->gone()) killAfter(session, bounds_.exit, "did not exit after its session had left");
   changed_();
@@ -190,11 +191,13 @@ void SessionTable::takeOver(Session& old, Session& next) {
                next.worker->pid(), static_cast<unsigned long long>(next.facts.epoch));
   old.role = Role::old;
   next.role = Role::serving;
+  leaveShares(old);  // what its next worker offers is something else
   old_.push_back(takeFrom(living_, old));
   living_.push_back(takeFrom(next_, next));
   old.client = nullptr;
   if (accountOf(old.facts) != accountOf(next.facts)) leaveAccount(accountOf(old.facts), old.number);
   for (const Asked& asked : std::exchange(next.asked, {})) serveMemory(next, asked);
+  for (Shared& shared : std::exchange(next.shared, {})) serveShare(next, kj::mv(shared));
   if (!old.worker->gone()) killAfter(old, bounds_.exit, "did not exit after its session had moved");
   changed_();
   heardActivity_();

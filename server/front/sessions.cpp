@@ -1,6 +1,7 @@
 #include "server/front/sessions.h"
 
 #include <capnp/message.h>
+#include <sys/resource.h>
 
 #include "base/log.h"
 #include "base/process_name.h"
@@ -12,6 +13,12 @@ namespace {
 
 // A worker may say more, and each beat repeats it.
 constexpr size_t kMostHindrances = 4, kMostHindrance = 150;
+
+// Pieces of memory that sessions share: of the descriptors that this process may have, most are for others.
+size_t mostSharedPieces() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur / 4 : 0;
+}
 
 }  // namespace
 
@@ -26,7 +33,7 @@ void SessionFacts::place(const Placement& placement, const std::vector<Device>& 
 }
 
 SessionTable::SessionTable(kj::Timer& timer, Bounds bounds, WorkerChild::Lost lost)
-    : timer_(timer), bounds_(bounds), lost_(std::move(lost)), tasks_(*this) {}
+    : timer_(timer), bounds_(bounds), lost_(std::move(lost)), offers_(mostSharedPieces()), tasks_(*this) {}
 
 void SessionTable::announce(const SessionFacts& facts, pid_t worker) {
   announced_ = StoredWorker{worker, processStartTicks(worker), facts.lease, facts.devices};
@@ -60,6 +67,9 @@ void SessionTable::watch(Session& session) {
   // The worker is the session's: it asks no more when that is gone.
   session.worker->onMemory(
       [this, &session](schema::MemoryRequest::Reader request) { serveMemory(session, request); });
+  session.worker->onShare([this, &session](schema::ShareReport::Reader report, kj::AutoCloseFd descriptor) {
+    hearShare(session, report, kj::mv(descriptor));
+  });
   session.worker->onMoved([this, &session](schema::MoveReport::Reader report) { moved(session, report); });
   tasks_.add(listen(kj::addRef(session)));
   auto exit = session.worker->exited();
@@ -224,6 +234,7 @@ void SessionTable::conclude(Session& session, const WorkerChild::Exit& exit, std
   for (auto& fulfiller : session.gone) fulfiller->fulfill();
   if (session.answer.get() != nullptr) session.answer->fulfill(Outcome{.gone = true});
   if (session.moved.get() != nullptr) session.moved->fulfill(MoveAnswer{.gone = true});
+  leaveShares(session);
   const auto concluded = takeFrom(living_, session);
   leaveAccount(accountOf(concluded->facts), concluded->number);
   changed_();

@@ -43,6 +43,7 @@
 #include "schema/id.h"
 #include "server/front/leases.h"
 #include "server/front/memory_account.h"
+#include "server/front/offers.h"
 #include "server/front/server_state.h"
 #include "server/front/worker_child.h"
 #include "server/worker_process.h"
@@ -227,6 +228,14 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t ticket = 0, take = 0, give = 0;
     uint32_t place = 0;
   };
+  struct Shared {  // schema::ShareReport
+    uint64_t ticket = 0;
+    schema::ShareReport::Which what = schema::ShareReport::OPEN;
+    Offers::Part part;
+    Offers::Token token;
+    uint64_t number = 0;  // of the piece or the opening that ends
+    kj::AutoCloseFd descriptor;
+  };
   // A session and one of its workers. Of a session that moves there are two, with one number.
   struct Session : kj::Refcounted {
     Role role = Role::serving;
@@ -253,6 +262,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     bool dropped = false;                   // the session does not come here
     std::optional<WorkerChild::Exit> exit;  // it is gone, and the session may come here still
     std::vector<Asked> asked;               // answered when the session is here
+    std::vector<Shared> shared;             // likewise
     // Its client, and why the old worker ended, where that had not said that the client has come here.
     kj::AutoCloseFd formerClient;
     std::string formerEnd;
@@ -308,6 +318,13 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void serveMemory(Session& session, schema::MemoryRequest::Reader request);
   void serveMemory(Session& session, const Asked& asked);
   bool takeMemory(const Session& session, uint32_t place, uint64_t bytes);
+  void giveMemory(const Session& session, uint32_t place, uint64_t bytes);
+  void hearShare(Session& session, schema::ShareReport::Reader report, kj::AutoCloseFd descriptor);
+  void serveShare(Session& session, Shared shared);
+  void answerShare(Session& session, Shared shared);
+  void apply(const Offers::Charge& charge);
+  // Its offers and what it has opened are nobody's any more, or its heirs'; who shares events with it is told.
+  void leaveShares(const Session& session);
   // What the session of that number has there is nobody's any more. Of one that is in living_ or next_ no
   // more, or is dropped.
   void leaveAccount(const AccountName& name, uint64_t number);
@@ -322,6 +339,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<bool(const SessionFacts&)> died_ = [](const SessionFacts&) { return false; };
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions
+  Offers offers_;
   uint64_t nextNumber_ = 1;
   struct Beginnings {
     size_t count = 0;

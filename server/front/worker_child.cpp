@@ -132,10 +132,11 @@ WorkerChild::~WorkerChild() {
 }
 
 WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message) {
-  ssize_t bytes;
-  do {
-    bytes = recv(socket_, buffer_.begin(), kMaxDatagram, MSG_DONTWAIT | MSG_TRUNC);
-  } while (bytes < 0 && errno == EINTR);
+  auto received = receiveWithDescriptors(
+      socket_, std::as_writable_bytes(std::span(buffer_.begin(), buffer_.size())), MSG_DONTWAIT | MSG_TRUNC);
+  kj::AutoCloseFd descriptor;  // a report has one at most
+  for (const int one : received.descriptors) descriptor = kj::AutoCloseFd(one);
+  const ssize_t bytes = received.bytes;
   if (bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Heard::nothing;
   if (bytes <= 0) return Heard::end;
   KJ_REQUIRE(static_cast<size_t>(bytes) <= kMaxDatagram && bytes % sizeof(capnp::word) == 0,
@@ -147,6 +148,7 @@ WorkerChild::Heard WorkerChild::tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& me
   if (report.isEnded()) lastWords_ = report.getEnded().cStr();
   if (report.isLost() && lost_) lost_(report.getLost().getOrdinal(), report.getLost().getText().cStr());
   if (report.isMemory() && memory_) memory_(report.getMemory());
+  if (report.isShare() && share_) share_(report.getShare(), kj::mv(descriptor));
   if (report.isMoved() && moved_) moved_(report.getMoved());
   message = kj::mv(heard);
   return Heard::message;

@@ -60,6 +60,9 @@ class WorkerChild {
   // Called for every such report as it is read.
   using Memory = std::function<void(schema::MemoryRequest::Reader)>;
   void onMemory(Memory memory) { memory_ = std::move(memory); }
+  // The same, and the descriptor that came with it, or none.
+  using Share = std::function<void(schema::ShareReport::Reader, kj::AutoCloseFd)>;
+  void onShare(Share share) { share_ = std::move(share); }
   // The same: of a worker that exits behind it, the exit may be heard first.
   using Moved = std::function<void(schema::MoveReport::Reader)>;
   void onMoved(Moved moved) { moved_ = std::move(moved); }
@@ -94,6 +97,7 @@ class WorkerChild {
   std::string lastWords_;
   Lost lost_;
   Memory memory_;
+  Share share_;
   Moved moved_;
   kj::ForkedPromise<Exit> exited_;
 };

@@ -1,6 +1,7 @@
 #pragma once
 // The memory of a session's lease. It belongs to all sessions of the lease together, so the server keeps the
-// account and a session takes from it before it allocates.
+// account and a session takes from it before it allocates. So it is with what they share: one offers a part of
+// a piece of its memory, and others open it.
 //
 // Threads: any.
 
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "schema/cuda.h"
+#include "schema/session_calls.h"
 
 namespace gpupool::server {
 
@@ -26,6 +28,31 @@ class Account {
   virtual void give(unsigned place, uint64_t bytes) = 0;
   // What the lease's other sessions have there.
   virtual uint64_t others(unsigned place) = 0;
+
+  // A part of a piece of memory that sessions share. In kHost: of shared events (shared_events.h).
+  struct Part {
+    unsigned place = 0;
+    uint64_t bytes = 0;                // of the piece
+    uint64_t offset = 0, length = 0;  // of what is offered
+  };
+  struct Opened {
+    uint64_t opening = 0;
+    Part part;
+    int descriptor = -1;  // the caller's to close
+  };
+  // piece: this session's own number of it, from 1. descriptor: stays the caller's. Both take a round trip to
+  // the server. Errors: CUDA_ERROR_NOT_SUPPORTED: there is nobody to share with. CUDA_ERROR_OUT_OF_MEMORY: too
+  // many. CUDA_ERROR_UNKNOWN, as above. Of `open` also those of sessionMemoryOpen.
+  virtual CUresult offer(uint64_t, const Part&, int, schema::ShareToken&) {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  virtual CUresult open(const schema::ShareToken&, Opened&) { return CUDA_ERROR_NOT_SUPPORTED; }
+  virtual void endOffer(const schema::ShareToken&) {}
+  // A piece of which a part was offered has ended here: in place of `give`.
+  virtual void endPiece(uint64_t piece, unsigned place, uint64_t bytes) { give(place, bytes), void(piece); }
+  virtual void close(uint64_t) {}
+  // This session's number among those that share; 0 before it has offered or opened anything.
+  virtual uint64_t number() const { return 0; }
 };
 
 // Kept here: of a session that is its lease's only one.

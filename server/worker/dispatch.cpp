@@ -49,6 +49,7 @@ HandlerTable build() {
   addLinkHandlers(table);
   addModuleHandlers(table);
   addTextureHandlers(table);
+  addShareHandlers(table);
   addStreamHandlers(table);
   addLaunchHandlers(table);
   addGraphHandlers(table);

@@ -78,6 +78,7 @@ std::vector<std::string> hindrances(Session& session) {
   const auto add = [&](const char* reason) {
     if (std::find(all.begin(), all.end(), reason) == all.end()) all.emplace_back(reason);
   };
+  if (session.shared() != 0) add(Session::kShares);
   for (const LoadedCode& code : loadedCode(session)) {
     if (code.contents == nullptr)
       add(kUnreadable);
@@ -104,11 +105,11 @@ HindranceWatch::~HindranceWatch() {
 
 void HindranceWatch::run() {
   setpriority(PRIO_PROCESS, 0, 19);  // this thread's
-  uint64_t seen = 0;
+  std::pair<uint64_t, size_t> seen;
   std::vector<std::string> told;
   std::unique_lock lock(mutex_);
   while (!over_.wait_for(lock, kLook, [this] { return ending_; })) {
-    const uint64_t changes = session_.record().changes();
+    const std::pair<uint64_t, size_t> changes(session_.record().changes(), session_.shared());
     if (changes == seen || session_.stopping()) continue;
     seen = changes;
     lock.unlock();

@@ -164,7 +164,8 @@ int serve(const server::WorkerArguments& arguments) {
          },
          [&](std::chrono::milliseconds drain, int socket) { suspender.copy(drain, socket); },
          [&](std::chrono::milliseconds drain, int socket) { suspender.copyPages(drain, socket); },
-         [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); }});
+         [&](uint64_t frame, uint64_t aside) { session.tellKept(frame, aside); },
+         [&](uint64_t number) { session.sharedEvents().gone(number); }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturbKills)

@@ -29,6 +29,18 @@ class RebuildAccount final : public Account {
     if (settled_) account_->give(place, bytes);
   }
   uint64_t others(unsigned place) override { return settled_ ? account_->others(place) : 0; }
+  CUresult offer(uint64_t piece, const Part& part, int descriptor, schema::ShareToken& token) override {
+    return account_->offer(piece, part, descriptor, token);
+  }
+  CUresult open(const schema::ShareToken& token, Opened& opened) override {
+    return account_->open(token, opened);
+  }
+  void endOffer(const schema::ShareToken& token) override { account_->endOffer(token); }
+  void endPiece(uint64_t piece, unsigned place, uint64_t bytes) override {
+    account_->endPiece(piece, place, bytes);
+  }
+  void close(uint64_t opening) override { account_->close(opening); }
+  uint64_t number() const override { return account_->number(); }
 
  private:
   std::unique_ptr<Account> account_;

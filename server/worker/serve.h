@@ -164,6 +164,7 @@ void addCopyHandlers(HandlerTable&);
 void addLinkHandlers(HandlerTable&);
 void addModuleHandlers(HandlerTable&);
 void addTextureHandlers(HandlerTable&);
+void addShareHandlers(HandlerTable&);
 void addStreamHandlers(HandlerTable&);
 void addLaunchHandlers(HandlerTable&);
 void addGraphHandlers(HandlerTable&);

@@ -89,7 +89,8 @@ Session::Session(const Driver& driver, const SessionStart& start,
             const std::string loss = lossOf(driver_, start_, status, "");
             notice(NoticeType::failed, &body, sizeof body, loss.empty() ? driver_.describe(status) : loss);
           }),
-      images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)) {
+      images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)),
+      sharedEvents_(driver, *account_) {
   space_.onFull([this] { return reclaimSpare(); });
   CUdevice device = 0;
   CUcontext warm = views_.warmContext();

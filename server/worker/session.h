@@ -37,6 +37,7 @@
 #include "server/worker/output.h"
 #include "server/worker/page_hasher.h"
 #include "server/worker/record.h"
+#include "server/worker/shared_events.h"
 #include "server/worker/space.h"
 #include "server/worker/warm.h"
 #include "server/worker/words.h"
@@ -154,6 +155,11 @@ class Session {
     connection_ = std::move(connection);
     connected_.store(true, std::memory_order_release);
   }
+  // How much it has in common with other sessions of its lease. While that is anything, it stays where it is:
+  // they would all have to go together. With the gate closed and nothing beside it does not grow.
+  static constexpr char kShares[] =
+      "it shares memory or events with other processes of its lease, and so is not suspended either";
+  size_t shared() const { return space_.shared() + sharedEvents_.shared(); }
   // Pinned memory that was adopted is to be registered by the next context.
   void registerHost() { hostLost_ = true; }
 
@@ -169,6 +175,7 @@ class Session {
   Images& images() { return images_; }
   Record& record() { return record_; }
   EventTimes& eventTimes() { return eventTimes_; }
+  SharedEvents& sharedEvents() { return sharedEvents_; }
   std::shared_ptr<LinkTable>& links() { return links_; }
   // Body graphs of conditional nodes, which the driver names only once; executor only.
   std::map<CUgraphNode, std::vector<CUgraph>>& bodies() { return bodies_; }
@@ -190,6 +197,7 @@ class Session {
   void contextEnded(CUcontext context) {
     hashers_.contextEnded(context);
     views_.contextEnded(context);
+    sharedEvents_.contextEnded(context);
     if (space_.contextEnded(context)) hostLost_ = true;
     contextsEnded_.fetch_add(1, std::memory_order_acq_rel);
     objectMemory_.removeWhere([this](uint64_t context, unsigned) {
@@ -292,6 +300,7 @@ class Session {
   Output output_;
   Record record_;
   EventTimes eventTimes_;
+  SharedEvents sharedEvents_;
   std::shared_ptr<LinkTable> links_;  // calls/module.cpp
   std::map<CUgraphNode, std::vector<CUgraph>> bodies_;
 

@@ -107,7 +107,12 @@ CUresult Space::create(Physical& physical) const {
 void Space::endUnused(Physical& physical) {
   if (physical.named || physical.mappings != 0) return;
   if (physical.handle != 0) driver_.cuMemRelease(physical.handle);
-  account_.give(physical.device, physical.bytes);
+  if (physical.offered != 0 || physical.opening != 0) shared_.fetch_sub(1, std::memory_order_acq_rel);
+  if (physical.opening != 0) return account_.close(physical.opening);
+  if (physical.offered != 0)
+    account_.endPiece(physical.offered, physical.device, physical.bytes);
+  else
+    account_.give(physical.device, physical.bytes);
   std::lock_guard lock(mutex_);
   used_[physical.device] -= physical.bytes;
 }

@@ -4,8 +4,9 @@
 // unified addressing would let a client read the worker's own heap.
 //
 // Threads: any. Two mutexes: one for what calls the driver, which may block there (server/worker/session.h),
-// and one for the tables, held for a look-up only.
+// and one for the tables, held for a look-up only. A third lets one offer at a time go to the server.
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -92,6 +93,19 @@ class Space {
   // it is held, the bytes can be read, whatever the client unmaps.
   std::shared_ptr<transport::SharedMemory> hostMemory(uint64_t address, size_t bytes) const;
 
+  // --- sharing (space_share.cpp): pieces that several sessions of the lease have
+  // Offers [address, + bytes) of the extent that is mapped there, or all of the piece of that name. Needs a
+  // current context: the piece is cleared first, where nobody could read it so far.
+  CUresult offer(uint64_t name, CUdeviceptr address, size_t bytes, schema::ShareToken& token);
+  // Names a piece of another session.
+  struct OpenedPiece {
+    unsigned device = 0;
+    uint64_t bytes = 0, offset = 0, length = 0;
+  };
+  CUresult open(const schema::ShareToken& token, uint64_t name, OpenedPiece& opened);
+  // Pieces that were offered, or are another session's, and live here.
+  size_t shared() const { return shared_.load(std::memory_order_acquire); }
+
   // Physical memory of a device, mapped or not.
   uint64_t physicalBytes(unsigned device) const;
 
@@ -169,6 +183,8 @@ class Space {
     bool clean = false;  // holds nothing of an earlier owner
     bool named = false;
     size_t mappings = 0;
+    uint64_t offered = 0;  // this session's number of the piece, once a part of it was offered
+    uint64_t opening = 0;  // another session has made it, and has it on its account
   };
   struct Mapping {
     std::shared_ptr<Physical> physical;
@@ -197,6 +213,8 @@ class Space {
   CUresult scrub(Physical& physical, CUdeviceptr address);
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
   CUresult create(Physical& physical) const;
+  CUresult clear(Physical& physical);
+  std::shared_ptr<Physical> pieceAt(uint64_t name, CUdeviceptr address, size_t bytes, uint64_t& offset) const;
   CUresult mapAgain(const Stock& stock);
 
   const Driver& driver_;
@@ -215,6 +233,9 @@ class Space {
   std::map<CUcontext, Scrubber> scrubbers_;  // under mapping_
   std::vector<uint64_t> used_;               // bytes of physical memory by device
   std::map<uint64_t, HostPiece> host_;
+  std::mutex offering_;  // one offer at a time; taken before mapping_
+  uint64_t nextOffered_ = 1;
+  std::atomic<size_t> shared_{0};
   bool repeating_ = false;
   std::function<bool()> full_;
   std::vector<uint64_t> lent_;                                      // of host_: while repeating_

@@ -62,6 +62,7 @@ void eventDestroy(Session& session, Call& call) {
   Served<EventDestroy> served(session, call);
   if (!served.open()) return;
   session.eventTimes().forget(served.get<"hEvent">().id());
+  session.sharedEvents().forget(served.get<"hEvent">().id());
   served.close(served.invoke(session.driver().cuEventDestroy_v2));
 }
 

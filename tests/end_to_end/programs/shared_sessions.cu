@@ -1,9 +1,6 @@
 // Two processes that use CUDA share memory of the program: both register it, and take turns with it, by
 // copies and by kernels that reach it. What one has written, the other one reads.
-//   --in-pool  and whatever would have two processes share memory of the driver is refused, as it is by
-//   gpupool: the
-//              sessions of a lease have nothing in common, so each can move by itself
-#include <cuda.h>
+//   --in-pool  and what gpupool cannot share with other processes is refused: pools, and memory of other APIs
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -57,41 +54,14 @@ static void refuses(cudaError_t status, const char* what) {
   cudaGetLastError();
 }
 #define REFUSES(call) refuses(call, #call)
-#define DRIVER_REFUSES(call) REQUIRE((call) == CUDA_ERROR_NOT_SUPPORTED)
 
 static void refuseToShare() {
-  void *memory = nullptr, *opened = nullptr;
-  cudaEvent_t event;
-  cudaIpcMemHandle_t memoryHandle{};
-  cudaIpcEventHandle_t eventHandle{};
-  CUDA(cudaMalloc(&memory, 1 << 20));
-  CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
-  REFUSES(cudaIpcGetMemHandle(&memoryHandle, memory));
-  REFUSES(cudaIpcOpenMemHandle(&opened, memoryHandle, cudaIpcMemLazyEnablePeerAccess));
-  REFUSES(cudaIpcGetEventHandle(&eventHandle, event));
-  CUDA(cudaEventRecord(event));  // within this process it is one as any other
-  CUDA(cudaEventSynchronize(event));
-  CUDA(cudaEventDestroy(event));
-  CUipcMemHandle driverHandle{};
-  DRIVER_REFUSES(cuIpcGetMemHandle(&driverHandle, reinterpret_cast<CUdeviceptr>(memory)));
-
   cudaMemPoolProps pool{};
   cudaMemPool_t made = nullptr;
   pool.allocType = cudaMemAllocationTypePinned;
   pool.handleTypes = cudaMemHandleTypePosixFileDescriptor;
   pool.location = {cudaMemLocationTypeDevice, 0};
   REFUSES(cudaMemPoolCreate(&made, &pool));
-
-  CUmemAllocationProp exported{};
-  CUmemGenericAllocationHandle handle = 0;
-  int descriptor = -1;
-  exported.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  exported.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-  exported.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  REQUIRE(cuMemCreate(&handle, 2 << 20, &exported, 0) == CUDA_SUCCESS);
-  DRIVER_REFUSES(
-      cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-  DRIVER_REFUSES(cuMemImportFromShareableHandle(&handle, nullptr, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
 
   cudaExternalMemoryHandleDesc description{};
   cudaExternalMemory_t external = nullptr;

@@ -1,0 +1,187 @@
+// Memory and events of other processes of the lease (Memory Management, Event Management: cuIpc...). A handle
+// names a whole allocation. Who opens it maps the piece of memory in which the allocation lies, at addresses
+// of his own.
+#include <map>
+#include <mutex>
+
+#include "client/calls/physical.h"
+#include "client/capture.h"
+#include "client/devices.h"
+#include "client/entry.h"
+#include "client/memory/device.h"
+#include "client/memory/shares.h"
+#include "client/streams.h"
+
+namespace gpupool::client {
+namespace {
+
+using schema::ShareToken;
+
+struct OpenedMemory {
+  ShareToken token;
+  CUcontext context = nullptr;
+  CUdevice device = 0;
+  uint64_t mapped = 0;  // the piece
+  size_t bytes = 0;
+  unsigned references = 1;
+};
+
+// One mutex, held while the worker is awaited: calls here are rare, and who opens a handle twice gets one
+// mapping.
+struct OpenedMemories {
+  std::mutex mutex;
+  std::map<uint64_t, OpenedMemory> byAddress;
+};
+OpenedMemories& openedMemories() {
+  static auto* all = new OpenedMemories;
+  return *all;
+}
+
+// For its own device and the one that opens it.
+CUresult allow(CUcontext context, uint64_t mapped, CUdevice owner, CUdevice opener) {
+  constexpr unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  CUresult status =
+      Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, owner, unsigned{both});
+  if (status == CUDA_SUCCESS && opener != owner)
+    status = Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, opener, unsigned{both});
+  return status;
+}
+
+CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& mapped) {
+  mapped = deviceMemory(opened.device).reserveAddresses(opened.bytes, 0);
+  if (mapped == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult status =
+      Session::get().await<"sessionPhysicalMap">(context.handle, opened.name, CUdeviceptr{mapped});
+  if (status == CUDA_SUCCESS) {
+    status = allow(context.handle, mapped, opened.device, context.device);
+    if (status != CUDA_SUCCESS) Session::get().post<"sessionExtentUnmap">(context.handle, CUdeviceptr{mapped});
+  }
+  if (status != CUDA_SUCCESS) deviceMemory(opened.device).releaseAddresses(mapped, opened.bytes);
+  return status;
+}
+
+CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned flags) {
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  if (out == nullptr || (flags & ~unsigned{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS}) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
+  ShareToken token;
+  if (!readHandle(ShareKind::memory, handle.reserved, token)) return CUDA_ERROR_INVALID_VALUE;
+  OpenedMemories& all = openedMemories();
+  std::lock_guard lock(all.mutex);
+  for (auto& [address, known] : all.byAddress) {
+    if (known.token != token || known.context != context->handle) continue;
+    ++known.references;
+    *out = address;
+    return CUDA_SUCCESS;
+  }
+  OpenedPhysical opened;
+  if (status = openPhysical(context->handle, token, opened); status != CUDA_SUCCESS) return status;
+  uint64_t mapped = 0;
+  status = map(*context, opened, mapped);
+  releasePhysicalName(context->handle, opened.name);
+  if (status != CUDA_SUCCESS) return status;
+  const uint64_t address = mapped + opened.offset;
+  Allocation entry{address, opened.length, Allocation::Kind::mapped, opened.device, context->handle,
+                   0,       address,       0,                        nullptr};
+  entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
+  allocations().add(entry);
+  all.byAddress[address] = {token, context->handle, opened.device, mapped, opened.bytes};
+  *out = address;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+namespace custom {
+
+CUresult cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr pointer) {
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  Allocation found;
+  // Of no other kind of memory, as the driver.
+  if (out == nullptr || !allocations().find(pointer, found) || found.kind != Allocation::Kind::device ||
+      found.pool != nullptr || found.ofGraph)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
+  ShareToken token;
+  if (!offeredAllocations().find(found, token)) {
+    status = Session::get().await<"sessionMemoryOffer">(found.context, uint64_t{0}, CUdeviceptr{found.address},
+                                                        found.bytes, &token);
+    if (status != CUDA_SUCCESS) return status;
+    offeredAllocations().add(found, token);
+  }
+  writeHandle(ShareKind::memory, token, out->reserved);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle(CUdeviceptr* out, CUipcMemHandle handle, unsigned flags) {
+  return openMemory(out, handle, flags);
+}
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle handle, unsigned flags) {
+  return openMemory(out, handle, flags);
+}
+
+// Waits for what uses it, as cuMemFree does: the driver's unmapping would fault running kernels.
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
+  OpenedMemories& all = openedMemories();
+  OpenedMemory closed;
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.byAddress.find(pointer);
+    if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (found->second.references > 1) {
+      --found->second.references;
+      return CUDA_SUCCESS;
+    }
+    closed = found->second;
+  }
+  CUresult status = captureForbids();
+  if (status == CUDA_SUCCESS) status = synchronizeContext(closed.context);
+  if (status != CUDA_SUCCESS) return status;
+  std::lock_guard lock(all.mutex);
+  const auto found = all.byAddress.find(pointer);
+  if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--found->second.references != 0) return CUDA_SUCCESS;  // opened again meanwhile
+  all.byAddress.erase(found);
+  allocations().remove(pointer);
+  status = Session::get().post<"sessionExtentUnmap">(closed.context, CUdeviceptr{closed.mapped});
+  deviceMemory(closed.device).releaseAddresses(closed.mapped, closed.bytes);
+  return status;
+}
+
+CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
+  Event* event = events.find(toId(handle));
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (event == nullptr || (event->flags & CU_EVENT_INTERPROCESS) == 0) return CUDA_ERROR_INVALID_HANDLE;
+  ShareToken token;
+  const CUresult status = Session::get().await<"sessionEventOffer">(event->context, handle, &token);
+  if (status != CUDA_SUCCESS) return status;
+  eventShared(*event);
+  writeHandle(ShareKind::event, token, out->reserved);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
+  Context* context = nullptr;
+  CUresult status = contexts().resolve(nullptr, &context);
+  if (status != CUDA_SUCCESS) return status;
+  ShareToken token;
+  if (out == nullptr || !readHandle(ShareKind::event, handle.reserved, token)) return CUDA_ERROR_INVALID_VALUE;
+  auto made = makeEvent(*context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
+  if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  status = openingResult(Session::get().await<"sessionEventOpen">(context->handle, &made, token));
+  if (status != CUDA_SUCCESS) {
+    events.destroy(toId(made));
+    return status;
+  }
+  eventShared(*events.find(toId(made)));
+  *out = made;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace custom
+}  // namespace gpupool::client

@@ -1,0 +1,89 @@
+#include "client/memory/shares.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "client/session.h"
+
+namespace gpupool::client {
+namespace {
+
+constexpr uint64_t kMagic = 0x6572'6168'736c'7067;  // "gplshare"
+constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
+
+struct Carried {
+  uint64_t magic = kMagic;
+  uint32_t kind = 0, reserved = 0;
+  schema::ShareToken token;
+};
+static_assert(sizeof(Carried) <= CU_IPC_HANDLE_SIZE);
+
+}  // namespace
+
+void writeHandle(ShareKind kind, const schema::ShareToken& token, char (&handle)[CU_IPC_HANDLE_SIZE]) {
+  const Carried carried{kMagic, static_cast<uint32_t>(kind), 0, token};
+  std::memset(handle, 0, sizeof handle);
+  std::memcpy(handle, &carried, sizeof carried);
+}
+
+bool readHandle(ShareKind kind, const char (&handle)[CU_IPC_HANDLE_SIZE], schema::ShareToken& token) {
+  Carried carried;
+  std::memcpy(&carried, handle, sizeof carried);
+  token = carried.token;
+  return carried.magic == kMagic && carried.kind == static_cast<uint32_t>(kind);
+}
+
+int makeDescriptor(const schema::ShareToken& token) {
+  const Carried carried{kMagic, static_cast<uint32_t>(ShareKind::memory), 0, token};
+  const int descriptor = memfd_create("gpupool-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (descriptor < 0) return -1;
+  if (write(descriptor, &carried, sizeof carried) == ssize_t{sizeof carried} &&
+      fcntl(descriptor, F_ADD_SEALS, kSeals) == 0)
+    return descriptor;
+  close(descriptor);
+  return -1;
+}
+
+// Sealed: it is a file of memory, and reading it does not wait for anybody.
+bool readDescriptor(int descriptor, schema::ShareToken& token) {
+  if ((fcntl(descriptor, F_GET_SEALS) & kSeals) != kSeals || fcntl(descriptor, F_GET_SEALS) < 0) return false;
+  Carried carried;
+  if (pread(descriptor, &carried, sizeof carried, 0) != ssize_t{sizeof carried}) return false;
+  token = carried.token;
+  return carried.magic == kMagic && carried.kind == static_cast<uint32_t>(ShareKind::memory);
+}
+
+bool OfferedAllocations::find(const Allocation& allocation, schema::ShareToken& token) const {
+  std::lock_guard lock(mutex_);
+  const auto found = tokens_.find(allocation.bufferId);
+  if (found != tokens_.end()) token = found->second;
+  return found != tokens_.end();
+}
+
+void OfferedAllocations::add(const Allocation& allocation, const schema::ShareToken& token) {
+  std::lock_guard lock(mutex_);
+  tokens_[allocation.bufferId] = token;
+}
+
+void OfferedAllocations::freed(const Allocation& allocation) {
+  schema::ShareToken token;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = tokens_.find(allocation.bufferId);
+    if (found == tokens_.end()) return;
+    token = found->second;
+    tokens_.erase(found);
+  }
+  Session::get().post<"sessionOfferEnd">(allocation.context, token);
+}
+
+OfferedAllocations& offeredAllocations() {
+  static auto* all = new OfferedAllocations;
+  return *all;
+}
+
+}  // namespace gpupool::client

@@ -1,0 +1,116 @@
+#include "server/front/offers.h"
+
+namespace gpupool::server {
+
+std::map<uint64_t, Offers::Piece>::iterator Offers::find(uint64_t session, uint64_t piece) {
+  const auto known = known_.find({session, piece});
+  return known == known_.end() ? pieces_.end() : pieces_.find(known->second);
+}
+
+Offers::Refusal Offers::offer(const AccountName& account, uint64_t session, const Part& part,
+                              kj::AutoCloseFd descriptor, Token& token) {
+  auto piece = find(session, part.piece);
+  if (offersOf_[session] >= kMostOffers) return Refusal::tooMany;
+  if (piece == pieces_.end()) {
+    if (descriptor.get() < 0 || pieces_.size() >= mostPieces_) return Refusal::tooMany;
+    piece = pieces_.emplace(nextPiece_++, Piece{account, session, part, kj::mv(descriptor), {}, {}}).first;
+    known_[{session, part.piece}] = piece->first;
+  }
+  token = {server_, Id::random()};
+  Part offered = piece->second.whole;  // what it was said to be first
+  offered.offset = part.offset;
+  offered.length = part.length;
+  offers_[token.key] = {piece->first, offered};
+  piece->second.offers.insert(token.key);
+  ++offersOf_[session];
+  return Refusal::none;
+}
+
+void Offers::endOffer(uint64_t session, const Token& token) {
+  const auto offer = offers_.find(token.key);
+  if (offer == offers_.end() || token.server != server_) return;
+  Piece& piece = pieces_.at(offer->second.piece);
+  if (piece.session != session) return;
+  piece.offers.erase(token.key);
+  offers_.erase(offer);
+  --offersOf_[session];
+}
+
+std::optional<Offers::Charge> Offers::endPiece(uint64_t session, uint64_t number) {
+  const auto piece = find(session, number);
+  if (piece == pieces_.end()) return std::nullopt;
+  return end(piece);
+}
+
+Offers::Charge Offers::end(std::map<uint64_t, Piece>::iterator at) {
+  Piece& piece = at->second;
+  for (const Id& key : piece.offers) offers_.erase(key);
+  offersOf_[piece.session] -= piece.offers.size();
+  piece.offers.clear();
+  known_.erase({piece.session, piece.whole.piece});
+  const uint64_t heir = piece.openings.empty() ? 0 : kHeir | at->first;
+  const Charge charge{piece.account, piece.session, heir, piece.whole.place, piece.whole.bytes};
+  piece.session = 0;
+  piece.descriptor = nullptr;  // nobody opens it any more
+  if (heir == 0) pieces_.erase(at);
+  return charge;
+}
+
+Offers::Refusal Offers::open(const AccountName& account, uint64_t session, const Token& token,
+                             Opened& opened) {
+  if (token.server != server_) return Refusal::elsewhere;
+  const auto offer = offers_.find(token.key);
+  if (offer == offers_.end()) return Refusal::unknown;
+  Piece& piece = pieces_.at(offer->second.piece);
+  if (piece.account != account) return Refusal::unknown;
+  if (piece.session == session) return Refusal::own;
+  if (openingsOf_[session] >= kMostOffers) return Refusal::tooMany;
+  opened = {nextOpening_++, offer->second.part, piece.descriptor};
+  piece.openings.insert({session, opened.opening});
+  openings_[{session, opened.opening}] = offer->second.piece;
+  ++openingsOf_[session];
+  return Refusal::none;
+}
+
+std::optional<Offers::Charge> Offers::close(uint64_t session, uint64_t opening) {
+  const auto found = openings_.find({session, opening});
+  if (found == openings_.end()) return std::nullopt;
+  const auto at = pieces_.find(found->second);
+  Piece& piece = at->second;
+  piece.openings.erase(found->first);
+  openings_.erase(found);
+  --openingsOf_[session];
+  if (piece.session != 0 || !piece.openings.empty()) return std::nullopt;
+  const Charge charge{piece.account, kHeir | at->first, 0, piece.whole.place, piece.whole.bytes};
+  pieces_.erase(at);
+  return charge;
+}
+
+std::vector<Offers::Charge> Offers::leave(uint64_t session) {
+  std::vector<Charge> charges;
+  for (auto known = known_.lower_bound({session, 0}); known != known_.end() && known->first.first == session;
+       known = known_.lower_bound({session, 0}))
+    charges.push_back(end(pieces_.find(known->second)));
+  for (auto at = openings_.lower_bound({session, 0}); at != openings_.end() && at->first.first == session;
+       at = openings_.lower_bound({session, 0}))
+    if (auto charge = close(session, at->first.second)) charges.push_back(*charge);
+  offersOf_.erase(session);
+  openingsOf_.erase(session);
+  return charges;
+}
+
+std::set<uint64_t> Offers::sharers(uint64_t session, uint32_t place) const {
+  std::set<uint64_t> all;
+  for (const auto& [number, piece] : pieces_) {
+    if (piece.whole.place != place) continue;
+    bool shares = piece.session == session;
+    for (const auto& [opener, opening] : piece.openings) shares = shares || opener == session;
+    if (!shares) continue;
+    if (piece.session != 0) all.insert(piece.session);
+    for (const auto& [opener, opening] : piece.openings) all.insert(opener);
+  }
+  all.erase(session);
+  return all;
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,97 @@
+#pragma once
+// What sessions of a lease share: parts of pieces of memory that one session offers and others open. Pure
+// bookkeeping, and the descriptors.
+//
+// An offer ends by its session's word, or with its piece. A piece ends with its session at the latest; whoever
+// has opened a part of it keeps it, and then it has an heir: a name for the account, to which the piece is
+// charged until the last of them has closed it. Belongs to the event loop's thread.
+
+#include <kj/io.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "schema/id.h"
+
+namespace gpupool::server {
+
+class Offers {
+ public:
+  using AccountName = std::pair<Id, uint64_t>;  // as SessionTable's
+  static constexpr size_t kMostOffers = 16384;  // of one session; so many openings, too
+  static constexpr uint64_t kHeir = uint64_t{1} << 63;  // no session has a number that large
+
+  struct Token {
+    Id server, key;
+  };
+  struct Part {
+    uint64_t piece = 0;  // the offering worker's own number of it
+    uint32_t place = 0;
+    uint64_t bytes = 0;                // of the piece
+    uint64_t offset = 0, length = 0;  // of what is offered
+  };
+  enum class Refusal { none, unknown, elsewhere, own, tooMany };
+  // So much of the place is charged to `to` from here on, instead of to `from`; to 0: to nobody.
+  struct Charge {
+    AccountName account;
+    uint64_t from = 0, to = 0;
+    uint32_t place = 0;
+    uint64_t bytes = 0;
+  };
+  struct Opened {
+    uint64_t opening = 0;
+    Part part;
+    int descriptor = -1;  // stays this table's
+  };
+
+  // mostPieces: of all sessions together; each has a descriptor.
+  explicit Offers(size_t mostPieces, Id server = Id::random()) : server_(server), mostPieces_(mostPieces) {}
+
+  // Of a piece that is known already, the descriptor is dropped.
+  Refusal offer(const AccountName& account, uint64_t session, const Part& part, kj::AutoCloseFd descriptor,
+                Token& token);
+  void endOffer(uint64_t session, const Token& token);
+  // Nothing: there is no such piece.
+  std::optional<Charge> endPiece(uint64_t session, uint64_t piece);
+  Refusal open(const AccountName& account, uint64_t session, const Token& token, Opened& opened);
+  // A charge: it was the last one of a piece that has ended.
+  std::optional<Charge> close(uint64_t session, uint64_t opening);
+  // The session has ended. In the order in which they count.
+  std::vector<Charge> leave(uint64_t session);
+  // The sessions that have parts of pieces in that place in common with this one, in either direction.
+  std::set<uint64_t> sharers(uint64_t session, uint32_t place) const;
+
+  const Id& server() const { return server_; }
+  size_t pieces() const { return pieces_.size(); }
+
+ private:
+  struct Piece {
+    AccountName account;
+    uint64_t session = 0;  // 0: it has ended there
+    Part whole;
+    kj::AutoCloseFd descriptor;
+    std::set<Id> offers;
+    std::set<std::pair<uint64_t, uint64_t>> openings;  // session, number
+  };
+  struct Offer {
+    uint64_t piece = 0;
+    Part part;
+  };
+  std::map<uint64_t, Piece>::iterator find(uint64_t session, uint64_t piece);
+  Charge end(std::map<uint64_t, Piece>::iterator piece);
+
+  Id server_;
+  size_t mostPieces_;
+  uint64_t nextPiece_ = 1, nextOpening_ = 1;
+  std::map<uint64_t, Piece> pieces_;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> known_;  // session and its number of a piece -> piece
+  std::map<Id, Offer> offers_;
+  std::map<std::pair<uint64_t, uint64_t>, uint64_t> openings_;  // session and opening -> piece
+  std::map<uint64_t, size_t> offersOf_, openingsOf_;            // by session
+};
+
+}  // namespace gpupool::server

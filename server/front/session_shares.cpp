@@ -1,0 +1,136 @@
+// SessionTable's part in what sessions of a lease share: a worker's offers and openings, and what becomes of
+// them when a session ends.
+#include <capnp/message.h>
+
+#include "base/log.h"
+#include "schema/convert.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr size_t kMostShared = 4096;  // of a worker that waits for its session
+
+Offers::Token read(schema::ShareKey::Reader from) {
+  return {schema::read(from.getServer()), schema::read(from.getKey())};
+}
+
+void put(const Offers::Token& from, schema::ShareKey::Builder to) {
+  schema::write(from.server, to.initServer());
+  schema::write(from.key, to.initKey());
+}
+
+Offers::Part read(schema::ShareOffer::Reader from) {
+  return {from.getPiece(), from.getPlace(), from.getBytes(), from.getOffset(), from.getLength()};
+}
+
+schema::ShareError errorOf(Offers::Refusal refusal) {
+  switch (refusal) {
+    case Offers::Refusal::none:
+      return schema::ShareError::NONE;
+    case Offers::Refusal::unknown:
+      return schema::ShareError::UNKNOWN;
+    case Offers::Refusal::elsewhere:
+      return schema::ShareError::ELSEWHERE;
+    case Offers::Refusal::own:
+      return schema::ShareError::OWN;
+    case Offers::Refusal::tooMany:
+      break;
+  }
+  return schema::ShareError::TOO_MANY;
+}
+
+}  // namespace
+
+void SessionTable::apply(const Offers::Charge& charge) {
+  const auto account = accounts_.find(charge.account);
+  if (account == accounts_.end() || charge.place == schema::HOST_MEMORY) return;
+  if (charge.to != 0)
+    account->second.hand(charge.from, charge.to, charge.place, charge.bytes);
+  else
+    account->second.give(charge.from, charge.place, charge.bytes);
+}
+
+void SessionTable::hearShare(Session& session, schema::ShareReport::Reader report,
+                             kj::AutoCloseFd descriptor) {
+  Shared shared;
+  shared.ticket = report.getTicket();
+  shared.what = report.which();
+  shared.descriptor = kj::mv(descriptor);
+  if (report.isOffer()) shared.part = read(report.getOffer());
+  if (report.isEndOffer()) shared.token = read(report.getEndOffer());
+  if (report.isOpen()) shared.token = read(report.getOpen());
+  if (report.isEndPiece()) shared.number = report.getEndPiece();
+  if (report.isClose()) shared.number = report.getClose();
+  if (session.role == Role::serving) return serveShare(session, kj::mv(shared));
+  if (session.role == Role::old || session.dropped) return;
+  session.shared.push_back(kj::mv(shared));
+  if (session.shared.size() > kMostShared) session.worker->kill();
+}
+
+void SessionTable::serveShare(Session& session, Shared shared) {
+  if (!accounts_.contains(accountOf(session.facts))) return;
+  switch (shared.what) {
+    case schema::ShareReport::END_OFFER:
+      return offers_.endOffer(session.number, shared.token);
+    case schema::ShareReport::END_PIECE:
+      if (const auto charge = offers_.endPiece(session.number, shared.number)) {
+        if (charge->to == 0 && charge->place != schema::HOST_MEMORY)
+          giveMemory(session, charge->place, charge->bytes);
+        else
+          apply(*charge);
+      }
+      return;
+    case schema::ShareReport::CLOSE:
+      if (const auto charge = offers_.close(session.number, shared.number)) apply(*charge);
+      return;
+    default:
+      return answerShare(session, kj::mv(shared));
+  }
+}
+
+void SessionTable::answerShare(Session& session, Shared shared) {
+  const auto account = accountOf(session.facts);
+  capnp::MallocMessageBuilder message;
+  auto answer = message.initRoot<schema::WorkerOrder>().initShare();
+  answer.setTicket(shared.ticket);
+  answer.setSession(session.number);
+  auto refusal = Offers::Refusal::unknown;
+  Offers::Opened opened;
+  if (shared.what == schema::ShareReport::OFFER) {
+    Offers::Token token;
+    refusal = offers_.offer(account, session.number, shared.part, kj::mv(shared.descriptor), token);
+    if (refusal == Offers::Refusal::none) put(token, answer.initKey());
+  } else if (shared.what == schema::ShareReport::OPEN) {
+    refusal = offers_.open(account, session.number, shared.token, opened);
+    if (refusal == Offers::Refusal::elsewhere)
+      GPUPOOL_WARNING("session %s: was given memory or an event of another server, or of an earlier life of this "
+                      "one: only processes of one lease on one server can share them",
+                      session.facts.session.text().c_str());
+    if (refusal == Offers::Refusal::none) {
+      answer.setOpening(opened.opening);
+      auto part = answer.initOffer();
+      part.setPlace(opened.part.place);
+      part.setBytes(opened.part.bytes);
+      part.setOffset(opened.part.offset);
+      part.setLength(opened.part.length);
+    }
+  }
+  answer.setError(errorOf(refusal));
+  const std::span<const int> descriptors(&opened.descriptor, opened.descriptor >= 0 ? 1 : 0);
+  session.worker->send(message, descriptors);  // one that takes no order any more has other troubles
+}
+
+void SessionTable::leaveShares(const Session& session) {
+  const auto sharers = offers_.sharers(session.number, schema::HOST_MEMORY);
+  for (const Offers::Charge& charge : offers_.leave(session.number)) apply(charge);
+  for (const uint64_t number : sharers) {
+    Session* other = find(number);
+    if (other == nullptr) continue;
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::WorkerOrder>().setGone(session.number);
+    other->worker->send(message);
+  }
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,160 @@
+// What sessions of a lease share, in the server's books.
+#include "server/front/offers.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "server/front/memory_account.h"
+
+#include "catch.h"
+
+using namespace gpupool;
+using namespace gpupool::server;
+using Refusal = Offers::Refusal;
+
+namespace {
+
+const Offers::AccountName kLease{{1, 1}, 7}, kOther{{1, 2}, 7}, kMoved{{1, 1}, 8};
+constexpr uint64_t kOwner = 1, kGuest = 2, kThird = 3;
+
+kj::AutoCloseFd someDescriptor() { return kj::AutoCloseFd(open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+
+Offers::Token offer(Offers& offers, uint64_t piece = 1, uint64_t offset = 0) {
+  Offers::Token token;
+  REQUIRE(offers.offer(kLease, kOwner, {piece, 0, 64, offset, 8}, someDescriptor(), token) == Refusal::none);
+  return token;
+}
+
+uint64_t openIt(Offers& offers, const Offers::Token& token, uint64_t session = kGuest) {
+  Offers::Opened opened;
+  REQUIRE(offers.open(kLease, session, token, opened) == Refusal::none);
+  return opened.opening;
+}
+
+Refusal refusal(Offers& offers, const Offers::Token& token, const Offers::AccountName& account = kLease,
+                uint64_t session = kGuest) {
+  Offers::Opened opened;
+  return offers.open(account, session, token, opened);
+}
+
+bool isOpen(int descriptor) { return fcntl(descriptor, F_GETFD) >= 0; }
+
+}  // namespace
+
+TEST_CASE("what is offered can be opened by other sessions of the lease, and by nobody else") {
+  Offers offers(10);
+  const auto token = offer(offers, 1, 24);
+  Offers::Opened opened;
+  REQUIRE(offers.open(kLease, kGuest, token, opened) == Refusal::none);
+  CHECK(opened.part.bytes == 64);
+  CHECK(opened.part.offset == 24);
+  CHECK(opened.part.length == 8);
+  CHECK(isOpen(opened.descriptor));
+  CHECK(refusal(offers, token, kOther) == Refusal::unknown);
+  CHECK(refusal(offers, token, kMoved) == Refusal::unknown);
+  CHECK(refusal(offers, token, kLease, kOwner) == Refusal::own);
+  CHECK(refusal(offers, {offers.server(), Id::random()}) == Refusal::unknown);
+  CHECK(refusal(offers, {Id::random(), token.key}) == Refusal::elsewhere);
+  Offers earlier(10);
+  CHECK(refusal(earlier, token) == Refusal::elsewhere);
+}
+
+TEST_CASE("an offer ends by its session's word, or with its piece") {
+  Offers offers(10);
+  const auto first = offer(offers), second = offer(offers, 1, 8), other = offer(offers, 2);
+  CHECK(offers.pieces() == 2);
+  offers.endOffer(kGuest, first);  // not his
+  CHECK(refusal(offers, first) == Refusal::none);
+  offers.endOffer(kOwner, first);
+  CHECK(refusal(offers, first) == Refusal::unknown);
+  offers.endOffer(kOwner, first);
+  CHECK(refusal(offers, second) == Refusal::none);
+  REQUIRE(offers.endPiece(kOwner, 1));
+  CHECK_FALSE(offers.endPiece(kOwner, 1));
+  CHECK_FALSE(offers.endPiece(kGuest, 2));
+  CHECK(refusal(offers, second) == Refusal::unknown);
+  CHECK(refusal(offers, other) == Refusal::none);
+  offers.leave(kOwner);
+  CHECK(refusal(offers, other) == Refusal::unknown);
+}
+
+TEST_CASE("a piece that ends is charged to its heir until the last one has closed it") {
+  Offers offers(10);
+  MemoryAccount account({100});
+  REQUIRE(account.take(kOwner, 0, 64));
+  const auto apply = [&](const std::optional<Offers::Charge>& charge) {
+    if (!charge) return;
+    if (charge->to != 0)
+      account.hand(charge->from, charge->to, charge->place, charge->bytes);
+    else
+      account.give(charge->from, charge->place, charge->bytes);
+  };
+  const auto token = offer(offers);
+  const uint64_t mine = openIt(offers, token), again = openIt(offers, token);
+  const uint64_t his = openIt(offers, token, kThird);
+  CHECK(account.used(0) == 64);  // once
+  apply(offers.endPiece(kOwner, 1));
+  CHECK(account.used(kOwner, 0) == 0);
+  CHECK(account.used(0) == 64);
+  account.forget(kOwner);
+  CHECK(account.used(0) == 64);
+  CHECK_FALSE(offers.close(kThird, mine));  // not his
+  apply(offers.close(kGuest, mine));
+  apply(offers.close(kGuest, mine));
+  apply(offers.close(kGuest, again));
+  CHECK(account.used(0) == 64);
+  apply(offers.close(kThird, his));
+  CHECK(account.used(0) == 0);
+  CHECK(offers.pieces() == 0);
+}
+
+TEST_CASE("a session that ends leaves nothing but what others have opened") {
+  Offers offers(10);
+  const auto kept = offer(offers, 1), dropped = offer(offers, 2);
+  Offers::Opened opened, unused;
+  REQUIRE(offers.open(kLease, kGuest, kept, opened) == Refusal::none);
+  REQUIRE(offers.open(kLease, kThird, dropped, unused) == Refusal::none);
+  CHECK(offers.leave(kThird).empty());  // its owner has it still
+  const auto charges = offers.leave(kOwner);
+  REQUIRE(charges.size() == 2);
+  CHECK(charges[0].to == (Offers::kHeir | 1));
+  CHECK(charges[1].to == 0);
+  CHECK_FALSE(isOpen(opened.descriptor));  // nobody opens it any more
+  CHECK(refusal(offers, kept) == Refusal::unknown);
+  CHECK(offers.pieces() == 1);
+  const auto last = offers.leave(kGuest);
+  REQUIRE(last.size() == 1);
+  CHECK(last[0].from == (Offers::kHeir | 1));
+  CHECK(last[0].to == 0);
+  CHECK(offers.pieces() == 0);
+}
+
+TEST_CASE("pieces are counted, and no descriptor is kept twice") {
+  Offers offers(2);
+  offer(offers, 1);
+  const int before = dup(0);
+  close(before);
+  offer(offers, 1, 8);
+  const int after = dup(0);
+  close(after);
+  CHECK(before == after);
+  offer(offers, 2);
+  Offers::Token token;
+  CHECK(offers.offer(kLease, kGuest, {1, 0, 64, 0, 8}, someDescriptor(), token) == Refusal::tooMany);
+  CHECK(offers.offer(kLease, kOwner, {3, 0, 64, 0, 8}, kj::AutoCloseFd(), token) == Refusal::tooMany);
+  offers.endPiece(kOwner, 1);
+  CHECK(offers.offer(kLease, kGuest, {1, 0, 64, 0, 8}, someDescriptor(), token) == Refusal::none);
+}
+
+TEST_CASE("who has something in common is known, by place") {
+  Offers offers(10);
+  const auto token = offer(offers);
+  CHECK(offers.sharers(kOwner, 0).empty());
+  openIt(offers, token);
+  openIt(offers, token, kThird);
+  CHECK(offers.sharers(kOwner, 0) == std::set<uint64_t>{kGuest, kThird});
+  CHECK(offers.sharers(kGuest, 0) == std::set<uint64_t>{kOwner, kThird});
+  CHECK(offers.sharers(kOwner, 1).empty());
+  offers.leave(kOwner);
+  CHECK(offers.sharers(kGuest, 0) == std::set<uint64_t>{kThird});
+}

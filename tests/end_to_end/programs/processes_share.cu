@@ -1,0 +1,359 @@
+// Two processes share device memory and events: the owner makes them, the guest opens them. By IPC handles and
+// by descriptors; what one has written the other one reads, in the order that events give. Handles that open
+// nothing are refused. When the owner is killed, the guest keeps what it has opened.
+//   --devices 2   the guest works on the second device, with memory of the first
+//   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
+//   --open FILE   nothing else: that handle is of another lease, or changed, and opens nothing
+#include <cuda.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+constexpr int kSmall = 1 << 16, kLarge = 10 << 20;  // of the first one's extent others have a part, too
+constexpr int kTurns = 20;
+constexpr size_t kPiece = 4 << 20;
+
+static int line = -1;  // to the other process
+
+__global__ void add(int* values, int count, int step) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    values[i] += step;
+}
+// Takes a while.
+__global__ void slowly(int* values, int count, int rounds) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+    unsigned value = values[i];
+    for (int round = 0; round < rounds; ++round) value = value * 3 + round;
+    for (int round = rounds - 1; round >= 0; --round) value = (value - round) * 0xaaaaaaab;  // by 3
+    values[i] = static_cast<int>(value + 1);
+  }
+}
+
+#define DRIVER(call)                                                                     \
+  do {                                                                                   \
+    if (const CUresult got = (call); got != CUDA_SUCCESS)                                \
+      check::fail("%s gave %d (%s:%d)", #call, static_cast<int>(got), CHECK_FILE, __LINE__); \
+  } while (0)
+
+static void send(const void* bytes, size_t count) {
+  REQUIRE(write(line, bytes, count) == static_cast<ssize_t>(count));
+}
+static void receive(void* bytes, size_t count) {
+  for (size_t got = 0; got < count;) {
+    const ssize_t more = read(line, static_cast<char*>(bytes) + got, count - got);
+    if (more <= 0) std::_Exit(1);  // the other one has said why
+    got += static_cast<size_t>(more);
+  }
+}
+template <typename T>
+static void tell(const T& value) {
+  send(&value, sizeof value);
+}
+template <typename T>
+static T hear() {
+  T value{};
+  receive(&value, sizeof value);
+  return value;
+}
+
+static void sendDescriptor(int descriptor) {
+  char byte = 'd', room[CMSG_SPACE(sizeof(int))] = {};
+  iovec part{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+  REQUIRE(sendmsg(line, &message, 0) == 1);
+}
+static int receiveDescriptor() {
+  char byte = 0, room[CMSG_SPACE(sizeof(int))] = {};
+  iovec part{&byte, 1};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = room;
+  message.msg_controllen = sizeof room;
+  int descriptor = -1;
+  REQUIRE(recvmsg(line, &message, 0) == 1 && CMSG_FIRSTHDR(&message) != nullptr);
+  std::memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
+  return descriptor;
+}
+
+static std::vector<int> contents(const int* values, int count) {
+  std::vector<int> got(count);
+  CUDA(cudaMemcpy(got.data(), values, count * sizeof(int), cudaMemcpyDeviceToHost));
+  return got;
+}
+static std::vector<int> counted(int count, int from) {
+  std::vector<int> values(count);
+  for (int i = 0; i < count; ++i) values[i] = i + from;
+  return values;
+}
+static void refuses(cudaError_t status, const char* what) {
+  if (status == cudaSuccess) check::fail("%s was not refused", what);
+  cudaGetLastError();
+  check::say("%s: refused", what);
+}
+
+static CUdeviceptr mapPiece(CUmemGenericAllocationHandle piece, int owner, int user) {
+  CUdeviceptr address = 0;
+  CUmemAccessDesc access[2] = {};
+  DRIVER(cuMemAddressReserve(&address, kPiece, 0, 0, 0));
+  DRIVER(cuMemMap(address, kPiece, 0, piece, 0));
+  for (int i = 0; i < 2; ++i) {
+    access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access[i].location.id = i == 0 ? owner : user;
+    access[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  }
+  DRIVER(cuMemSetAccess(address, kPiece, access, owner == user ? 1 : 2));
+  return address;
+}
+
+struct Pair {
+  int *small = nullptr, *large = nullptr;
+};
+
+// ---- the owner ----
+
+static Pair offerMemory() {
+  Pair own;
+  int* before = nullptr;  // so that the one behind it is not the first of its extent
+  CUDA(cudaMalloc(&before, 4096));
+  CUDA(cudaMalloc(&own.small, kSmall * sizeof(int)));
+  CUDA(cudaMalloc(&own.large, kLarge * sizeof(int)));
+  for (const auto& [values, count] : {std::pair(own.small, kSmall), std::pair(own.large, kLarge)}) {
+    const std::vector<int> numbers = counted(count, 0);
+    CUDA(cudaMemcpy(values, numbers.data(), count * sizeof(int), cudaMemcpyHostToDevice));
+    cudaIpcMemHandle_t handle, again;
+    CUDA(cudaIpcGetMemHandle(&handle, values));
+    CUDA(cudaIpcGetMemHandle(&again, values));
+    tell(handle);
+    void* opened = nullptr;
+    REQUIRE(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess);
+    cudaGetLastError();
+  }
+  hear<char>();  // the guest has added 5
+  REQUIRE(contents(own.small, kSmall) == counted(kSmall, 5));
+  REQUIRE(contents(own.large, kLarge) == counted(kLarge, 5));
+  return own;
+}
+
+// One takes turns with the other, and neither waits for its device.
+static void takeTurns(int* values, cudaEvent_t mine, cudaEvent_t other, int first) {
+  cudaStream_t stream;
+  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (int turn = 0; turn < kTurns; ++turn) {
+    if (turn % 2 == first) {
+      slowly<<<16, 256, 0, stream>>>(values, kSmall, 50);
+      CUDA(cudaEventRecord(mine, stream));
+      tell('r');
+    } else {
+      REQUIRE(hear<char>() == 'r');
+      CUDA(cudaStreamWaitEvent(stream, other, 0));
+    }
+  }
+  CUDA(cudaStreamSynchronize(stream));
+  CUDA(cudaStreamDestroy(stream));
+}
+
+static void offerEvents(int* values) {
+  cudaEvent_t events[2];
+  for (cudaEvent_t& event : events) {
+    cudaIpcEventHandle_t handle;
+    CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventInterprocess));
+    slowly<<<16, 256>>>(values, kSmall, 50);
+    CUDA(cudaEventRecord(event));  // before anybody else has it
+    CUDA(cudaIpcGetEventHandle(&handle, event));
+    tell(handle);
+  }
+  takeTurns(values, events[0], events[1], 0);
+  hear<char>();
+  CUDA(cudaEventSynchronize(events[1]));
+  CUDA(cudaEventQuery(events[1]));
+  REQUIRE(contents(values, kSmall) == counted(kSmall, 5 + 2 + kTurns));
+  for (cudaEvent_t event : events) CUDA(cudaEventDestroy(event));
+}
+
+static void offerDescriptor() {
+  CUmemAllocationProp wanted{};
+  wanted.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  wanted.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  wanted.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle piece = 0, own = 0;
+  int descriptor = -1;
+  DRIVER(cuMemCreate(&piece, kPiece, &wanted, 0));
+  DRIVER(cuMemExportToShareableHandle(&descriptor, piece, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  sendDescriptor(descriptor);
+  // In the process that has made it, too.
+  DRIVER(cuMemImportFromShareableHandle(&own, reinterpret_cast<void*>(intptr_t{descriptor}),
+                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  close(descriptor);
+  const CUdeviceptr address = mapPiece(piece, 0, 0);
+  DRIVER(cuMemsetD32(address, 41, kPiece / 4));
+  DRIVER(cuCtxSynchronize());
+  tell('w');
+  hear<char>();  // the guest has added 1
+  REQUIRE(contents(reinterpret_cast<int*>(address), kPiece / 4) == std::vector<int>(kPiece / 4, 42));
+  DRIVER(cuMemUnmap(address, kPiece));
+  DRIVER(cuMemRelease(own));
+  DRIVER(cuMemRelease(piece));
+  DRIVER(cuMemAddressFree(address, kPiece));
+  tell('f');
+}
+
+static int owner() {
+  CUDA(cudaSetDevice(0));
+  const Pair own = offerMemory();
+  offerEvents(own.small);
+  offerDescriptor();
+  hear<char>();
+  CUDA(cudaFree(own.small));
+  tell('f');
+  return hear<char>();  // until it is killed
+}
+
+// ---- the guest ----
+
+static int* openMemory(int count, cudaIpcMemHandle_t& handle) {
+  handle = hear<cudaIpcMemHandle_t>();
+  void *opened = nullptr, *again = nullptr;
+  CUDA(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess));
+  CUDA(cudaIpcOpenMemHandle(&again, handle, cudaIpcMemLazyEnablePeerAccess));
+  REQUIRE(again == opened);
+  CUDA(cudaIpcCloseMemHandle(again));
+  int* values = static_cast<int*>(opened);
+  CUdeviceptr base = 0;
+  size_t bytes = 0;
+  DRIVER(cuMemGetAddressRange(&base, &bytes, reinterpret_cast<CUdeviceptr>(values + count / 2)));
+  REQUIRE(base == reinterpret_cast<CUdeviceptr>(values) && bytes >= count * sizeof(int));
+  cudaPointerAttributes attributes;
+  CUDA(cudaPointerGetAttributes(&attributes, values));
+  REQUIRE(attributes.type == cudaMemoryTypeDevice && attributes.device == 0);
+  REQUIRE(contents(values, count) == counted(count, 0));
+  add<<<32, 256>>>(values, count, 5);
+  CUDA(cudaDeviceSynchronize());
+  return values;
+}
+
+static void useEvents(int* values) {
+  cudaEvent_t events[2];
+  for (cudaEvent_t& event : events) {
+    CUDA(cudaIpcOpenEventHandle(&event, hear<cudaIpcEventHandle_t>()));
+    CUDA(cudaStreamWaitEvent(nullptr, event, 0));
+    CUDA(cudaEventSynchronize(event));
+  }
+  takeTurns(values, events[1], events[0], 1);
+  CUDA(cudaEventQuery(events[0]));
+  check::same("after turns by events", contents(values, kSmall), counted(kSmall, 5 + 2 + kTurns));
+  tell('e');
+  for (cudaEvent_t event : events) CUDA(cudaEventDestroy(event));
+}
+
+static void useDescriptor(int device) {
+  const int descriptor = receiveDescriptor();
+  CUmemGenericAllocationHandle piece = 0, none = 0;
+  DRIVER(cuMemImportFromShareableHandle(&piece, reinterpret_cast<void*>(intptr_t{descriptor}),
+                                        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+  close(descriptor);
+  int pipes[2];
+  REQUIRE(pipe(pipes) == 0);
+  REQUIRE(cuMemImportFromShareableHandle(&none, reinterpret_cast<void*>(intptr_t{pipes[0]}),
+                                         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
+  CUmemAllocationProp found{};
+  DRIVER(cuMemGetAllocationPropertiesFromHandle(&found, piece));
+  REQUIRE(found.location.type == CU_MEM_LOCATION_TYPE_DEVICE && found.location.id == 0);
+  const CUdeviceptr address = mapPiece(piece, 0, device);
+  int* values = reinterpret_cast<int*>(address);
+  REQUIRE(hear<char>() == 'w');
+  add<<<32, 256>>>(values, kPiece / 4, 1);
+  CUDA(cudaDeviceSynchronize());
+  tell('a');
+  REQUIRE(hear<char>() == 'f');  // the owner has it no more
+  add<<<32, 256>>>(values, kPiece / 4, 1);
+  check::same("by a descriptor", contents(values, kPiece / 4), std::vector<int>(kPiece / 4, 43));
+  DRIVER(cuMemUnmap(address, kPiece));
+  DRIVER(cuMemRelease(piece));
+  DRIVER(cuMemAddressFree(address, kPiece));
+}
+
+// Until whoever watches has seen enough.
+static void pauseWith(const char* path, const cudaIpcMemHandle_t& handle) {
+  std::FILE* file = std::fopen(path, "wb");
+  REQUIRE(file != nullptr && std::fwrite(&handle, sizeof handle, 1, file) == 1 && std::fclose(file) == 0);
+  check::say("paused");
+  char byte = 0;
+  while (read(STDIN_FILENO, &byte, 1) == 1) continue;
+}
+
+// Each byte of it matters, or says nothing.
+static int openForeign(const char* path) {
+  cudaIpcMemHandle_t handle;
+  std::FILE* file = std::fopen(path, "rb");
+  REQUIRE(file != nullptr && std::fread(&handle, sizeof handle, 1, file) == 1 && std::fclose(file) == 0);
+  CUDA(cudaSetDevice(0));
+  void* opened = nullptr;
+  refuses(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess), "a foreign handle");
+  for (char& byte : handle.reserved) {
+    byte ^= 1;
+    REQUIRE(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) != cudaSuccess);
+    cudaGetLastError();
+    byte ^= 1;
+  }
+  check::Device<int> usable(1000);  // nothing has happened to this process
+  add<<<1, 256>>>(usable, 1000, 1);
+  CUDA(cudaDeviceSynchronize());
+  return check::pass();
+}
+
+static const char* text(int argc, char** argv, const char* name) {
+  for (int i = 1; i + 1 < argc; ++i)
+    if (std::strcmp(argv[i], name) == 0) return argv[i + 1];
+  return nullptr;
+}
+
+static void guest(int device, pid_t other, const char* pauseFile) {
+  CUDA(cudaSetDevice(device));
+  cudaIpcMemHandle_t handles[2];
+  int* small = openMemory(kSmall, handles[0]);
+  int* large = openMemory(kLarge, handles[1]);
+  check::say("memory: both are opened, and written to");
+  if (pauseFile != nullptr) pauseWith(pauseFile, handles[0]);
+  tell('a');
+  useEvents(small);
+  useDescriptor(device);
+  CUDA(cudaIpcCloseMemHandle(small));
+  refuses(cudaIpcCloseMemHandle(small), "what was closed");
+  tell('c');
+  REQUIRE(hear<char>() == 'f');
+  void* opened = nullptr;
+  refuses(cudaIpcOpenMemHandle(&opened, handles[0], cudaIpcMemLazyEnablePeerAccess), "memory that was freed");
+  refuses(cudaIpcOpenMemHandle(&opened, cudaIpcMemHandle_t{}, cudaIpcMemLazyEnablePeerAccess), "an empty handle");
+  kill(other, SIGKILL);
+  int status = 0;
+  REQUIRE(waitpid(other, &status, 0) == other && WIFSIGNALED(status));
+  add<<<32, 256>>>(large, kLarge, 1);
+  check::same("after the owner's death", contents(large, kLarge), counted(kLarge, 6));
+  CUDA(cudaIpcCloseMemHandle(large));
+}
+
+int main(int argc, char** argv) {
+  const int devices = check::option(argc, argv, "--devices", 1);
+  if (const char* path = text(argc, argv, "--open")) return openForeign(path);
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
+  const pid_t other = fork();  // before CUDA
+  line = ends[other == 0 ? 1 : 0];
+  close(ends[other == 0 ? 0 : 1]);
+  if (other == 0) return owner();
+  guest(devices - 1, other, text(argc, argv, "--pause"));
+  return check::pass();
+}

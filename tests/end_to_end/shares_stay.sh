@@ -1,0 +1,64 @@
+#!/bin/bash
+# A lease whose processes share memory stays where it is: `gpupool leases -v` says why, and suspend and migrate refuse
+# with that reason. Meanwhile a program of another lease is given a handle of it, and opens nothing. Then a guest is
+# killed in the middle. Runs on the pool of GPUPOOL_STATE.
+#   shares_stay.sh path/to/gpupool shm|ucx path/to/processes_share
+set -euo pipefail
+gpupool=$1 transport=$2 program=$3
+reason="it shares memory or events with other processes of its lease"
+folder=$(mktemp -d)
+mkfifo "$folder/stdin"
+runner=""
+fail() {
+  echo "FAIL: $*"
+  exit 1
+}
+trap '[ -z "$runner" ] || kill "$runner" 2>/dev/null || true; rm -rf "$folder"' EXIT
+
+# Until the guest has the owner's memory open; it goes on when descriptor 9 is closed.
+start() {
+  rm -f "$folder/handle"
+  "$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
+    --pause "$folder/handle" <"$folder/stdin" >"$folder/said" 2>&1 &
+  runner=$!
+  exec 9>"$folder/stdin"
+  for ((i = 0; i < 600; ++i)); do
+    ! grep -q '^paused' "$folder/said" || break
+    kill -0 "$runner" 2>/dev/null || break
+    sleep 0.1
+  done
+  grep -q '^paused' "$folder/said" || fail "it did not come to share: $(cat "$folder/said")"
+  lease=$("$gpupool" leases | awk -v pid="$runner" '$0 ~ ("pid " pid " ") { print $1 }')
+  [ -n "$lease" ] || fail "it has no lease: $("$gpupool" leases)"
+}
+
+start
+for ((i = 0; i < 300; ++i)); do
+  ! "$gpupool" leases -v | grep -q "^$lease cannot be moved: $reason" || break
+  sleep 0.1
+done
+"$gpupool" leases -v | grep "^$lease cannot be moved: $reason" || fail "$("$gpupool" leases -v)"
+for order in suspend migrate; do
+  ! "$gpupool" "$order" "$lease" >"$folder/order" 2>&1 || fail "gpupool $order was not refused"
+  grep -q "$reason" "$folder/order" || fail "gpupool $order: $(cat "$folder/order")"
+  echo "gpupool $order: refused"
+done
+"$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
+  --open "$folder/handle" || fail "in another lease"
+exec 9>&-
+wait "$runner" || fail "it did not end well: $(cat "$folder/said")"
+runner=""
+
+start
+guest=$(pgrep -P "$runner" -f "^[^ ]*$(basename "$program") --pause" | head -n 1)
+[ -n "$guest" ] || guest=$(pgrep -f "$program --pause $folder/handle" | head -n 1)
+kill -KILL "$guest"
+exec 9>&-
+wait "$runner" && fail "a killed program ended well"
+runner=""
+for ((i = 0; i < 300; ++i)); do
+  "$gpupool" leases | grep -q "^$lease" || break
+  sleep 0.1
+done
+! "$gpupool" leases | grep "^$lease" || fail "the killed program's lease is there still"
+echo PASS
