@@ -78,7 +78,7 @@ CUresult sessionHostUnmap(CUdeviceptr address);
 // `address`. What others open is [address, + bytes) of it; of a named piece, all. The token is valid until
 // sessionOfferEnd, or until the piece ends.
 CUresult sessionMemoryOffer(uint64_t name, CUdeviceptr address, size_t bytes, ShareToken* token);
-// The token, of memory or an event, opens nothing any more. Who has opened it keeps what it has.
+// When it is answered, the token of memory opens nothing any more. Who has opened it keeps what it has.
 CUresult sessionOfferEnd(ShareToken token);
 // Names a piece of another session of the lease as sessionPhysicalCreate names a new one. It is charged to who
 // has made it, and lives until nobody has it. `bytes`: of the piece, of which [offset, + length) was offered.

@@ -95,7 +95,10 @@ struct VirtualMemory {
   void dropUnused(uint64_t handle) {
     auto found = physical.find(handle);
     if (found == physical.end() || found->second.references != 0 || found->second.mappings != 0) return;
-    Session::get().post<"sessionPhysicalRelease">(contextOn(found->second.properties.location.id), handle);
+    const CUcontext context = contextOn(found->second.properties.location.id);
+    if (found->second.shared && !found->second.opened)
+      Session::get().await<"sessionOfferEnd">(context, found->second.token);
+    Session::get().post<"sessionPhysicalRelease">(context, handle);
     if (!found->second.opened)
       deviceMemory(found->second.properties.location.id).release(found->second.bytes);
     physicalHandles.destroy(handle);

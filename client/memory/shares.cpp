@@ -78,7 +78,7 @@ void OfferedAllocations::freed(const Allocation& allocation) {
     token = found->second;
     tokens_.erase(found);
   }
-  Session::get().post<"sessionOfferEnd">(allocation.context, token);
+  Session::get().await<"sessionOfferEnd">(allocation.context, token);
 }
 
 OfferedAllocations& offeredAllocations() {

@@ -35,4 +35,8 @@ CALL(cuMemHostRegister, Policy, None)
 CALL(cuMemHostRegister_v2, Policy, None)
 CALL(cuMemHostUnregister, Policy | Cleanup, None)
 CALL(cuMemAllocManaged, Policy, None)
+CALL(cuIpcGetMemHandle, Policy, None)
+CALL(cuIpcOpenMemHandle, Policy, None)
+CALL(cuIpcOpenMemHandle_v2, Policy, None)
+CALL(cuIpcCloseMemHandle, Policy | Cleanup, None)
 // clang-format on

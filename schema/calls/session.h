@@ -10,7 +10,7 @@ SESSION_CALL(sessionExtentAccess, Await, Checked, In<"address">, Device<"device"
 SESSION_CALL(sessionMemoryElsewhere, Await, Checked | Beside | Varies, Device<"device">, Out<"bytes">)
 SESSION_CALL(sessionPeerAccess, Await, Checked, Device<"owner">, Device<"peer">)
 SESSION_CALL(sessionMemoryOffer, Await, Checked | Beside | Unlogged, In<"name">, In<"address">, In<"bytes">, Out<"token">)
-SESSION_CALL(sessionOfferEnd, Post, Checked | Unlogged, In<"token">)
+SESSION_CALL(sessionOfferEnd, Await, Checked | Beside | Unlogged, In<"token">)
 SESSION_CALL(sessionMemoryOpen, Await, Checked | Beside | Unlogged, In<"token">, In<"name">, Out<"device">, Out<"bytes">, Out<"offset">, Out<"length">)
 SESSION_CALL(sessionHostMap, Await, Checked | Varies, In<"address">, In<"bytes">, In<"flags">, Out<"region">)
 SESSION_CALL(sessionHostUnmap, Post, Checked, In<"address">)

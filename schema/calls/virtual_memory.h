@@ -14,8 +14,4 @@ CALL(cuMemGetAllocationPropertiesFromHandle, Policy, None)
 CALL(cuMemRetainAllocationHandle, Policy, None)
 CALL(cuMemExportToShareableHandle, Policy, None)
 CALL(cuMemImportFromShareableHandle, Policy, None)
-CALL(cuIpcGetMemHandle, Policy, None)
-CALL(cuIpcOpenMemHandle, Policy, None)
-CALL(cuIpcOpenMemHandle_v2, Policy, None)
-CALL(cuIpcCloseMemHandle, Policy | Cleanup, None)
 // clang-format on

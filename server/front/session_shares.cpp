@@ -72,7 +72,9 @@ void SessionTable::serveShare(Session& session, Shared shared) {
   if (!accounts_.contains(accountOf(session.facts))) return;
   switch (shared.what) {
     case schema::ShareReport::END_OFFER:
-      return offers_.endOffer(session.number, shared.token);
+      offers_.endOffer(session.number, shared.token);
+      if (shared.ticket != 0) answerShare(session, kj::mv(shared));
+      return;
     case schema::ShareReport::END_PIECE:
       if (const auto charge = offers_.endPiece(session.number, shared.number)) {
         if (charge->to == 0 && charge->place != schema::HOST_MEMORY)
@@ -95,7 +97,7 @@ void SessionTable::answerShare(Session& session, Shared shared) {
   auto answer = message.initRoot<schema::WorkerOrder>().initShare();
   answer.setTicket(shared.ticket);
   answer.setSession(session.number);
-  auto refusal = Offers::Refusal::unknown;
+  auto refusal = Offers::Refusal::none;
   Offers::Opened opened;
   if (shared.what == schema::ShareReport::OFFER) {
     Offers::Token token;

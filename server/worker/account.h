@@ -47,7 +47,8 @@ class Account {
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   virtual CUresult open(const schema::ShareToken&, Opened&) { return CUDA_ERROR_NOT_SUPPORTED; }
-  virtual void endOffer(const schema::ShareToken&) {}
+  // awaited: when it returns, nobody opens it any more.
+  virtual void endOffer(const schema::ShareToken&, [[maybe_unused]] bool awaited) {}
   // A piece of which a part was offered has ended here: in place of `give`.
   virtual void endPiece(uint64_t piece, unsigned place, uint64_t bytes) { give(place, bytes), void(piece); }
   virtual void close(uint64_t) {}

@@ -35,7 +35,9 @@ class RebuildAccount final : public Account {
   CUresult open(const schema::ShareToken& token, Opened& opened) override {
     return account_->open(token, opened);
   }
-  void endOffer(const schema::ShareToken& token) override { account_->endOffer(token); }
+  void endOffer(const schema::ShareToken& token, bool awaited) override {
+    account_->endOffer(token, awaited);
+  }
   void endPiece(uint64_t piece, unsigned place, uint64_t bytes) override {
     account_->endPiece(piece, place, bytes);
   }

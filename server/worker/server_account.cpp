@@ -68,8 +68,12 @@ CUresult ServerAccount::open(const schema::ShareToken& token, Opened& opened) {
   return result;
 }
 
-void ServerAccount::endOffer(const schema::ShareToken& token) {
-  process_.tellShare({ShareReport::What::endOffer, {}, keyOf(token), 0});
+void ServerAccount::endOffer(const schema::ShareToken& token, bool awaited) {
+  const ShareReport end{ShareReport::What::endOffer, {}, keyOf(token), 0};
+  if (awaited)
+    process_.share(end);
+  else
+    process_.tellShare(end);
 }
 
 void ServerAccount::endPiece(uint64_t piece, unsigned, uint64_t) {

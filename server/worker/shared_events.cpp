@@ -117,7 +117,7 @@ CUresult SharedEvents::offer(uint64_t name, CUevent real, schema::ShareToken& to
     }
   }
   if (result != CUDA_SUCCESS) {
-    account_.endOffer(event.token);
+    account_.endOffer(event.token, false);
     return giveBack();
   }
   token = event.token;
@@ -252,7 +252,7 @@ void SharedEvents::forget(uint64_t name) {
   if (event.opening != 0)
     account_.close(event.opening);
   else
-    account_.endOffer(event.token);
+    account_.endOffer(event.token, false);
 }
 
 void SharedEvents::contextEnded(CUcontext context) {

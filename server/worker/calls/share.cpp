@@ -23,7 +23,7 @@ void offerMemory(Session& session, Call& call) {
 void endOffer(Session& session, Call& call) {
   Served<OfferEnd> served(session, call);
   if (!served.open()) return;
-  session.account().endOffer(served.get<"token">().value());
+  session.account().endOffer(served.get<"token">().value(), true);
   served.close(CUDA_SUCCESS);
 }
 

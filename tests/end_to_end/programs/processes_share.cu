@@ -151,6 +151,7 @@ static Pair offerMemory() {
 static void takeTurns(int* values, cudaEvent_t mine, cudaEvent_t other, int first) {
   cudaStream_t stream;
   CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (cudaEvent_t event : {mine, other}) CUDA(cudaStreamWaitEvent(stream, event, 0));
   for (int turn = 0; turn < kTurns; ++turn) {
     if (turn % 2 == first) {
       slowly<<<16, 256, 0, stream>>>(values, kSmall, 50);
