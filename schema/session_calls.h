@@ -38,9 +38,9 @@ struct FunctionInfo {
   uint32_t parameterCount = 0;
 };
 
-// What a session offers to the other sessions of its lease, for them to open. The server makes `key`, at random,
-// and keeps what it stands for; `server` names that server, in that life of it. In a session of another lease
-// it opens nothing.
+// What a session offers to the other sessions of its lease, for them to open. The server makes `key`, at
+// random, and keeps what it stands for; `server` names that server, in that life of it. In a session of
+// another lease it opens nothing.
 struct ShareToken {
   uint64_t server[2] = {};
   uint64_t key[2] = {};
@@ -80,9 +80,9 @@ CUresult sessionHostUnmap(CUdeviceptr address);
 CUresult sessionMemoryOffer(uint64_t name, CUdeviceptr address, size_t bytes, ShareToken* token);
 // When it is answered, the token of memory opens nothing any more. Who has opened it keeps what it has.
 CUresult sessionOfferEnd(ShareToken token);
-// Names a piece of another session of the lease as sessionPhysicalCreate names a new one. It is charged to who
-// has made it, and lives until nobody has it. `bytes`: of the piece, of which [offset, + length) was offered.
-// device: as the session counts. CUDA_ERROR_INVALID_HANDLE: there is no such offer for this lease.
+// Names a piece of another session of the lease as sessionPhysicalCreate names a new one. It is charged to
+// who has made it, and lives until nobody has it. `bytes`: of the piece, of which [offset, + length) was
+// offered. device: as the session counts. CUDA_ERROR_INVALID_HANDLE: there is no such offer for this lease.
 // CUDA_ERROR_INVALID_CONTEXT: it is this session's own. CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: it is another
 // server's.
 CUresult sessionMemoryOpen(ShareToken token, uint64_t name, unsigned* device, size_t* bytes, size_t* offset,

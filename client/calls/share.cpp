@@ -43,7 +43,8 @@ CUresult allow(CUcontext context, uint64_t mapped, CUdevice owner, CUdevice open
   CUresult status =
       Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, owner, unsigned{both});
   if (status == CUDA_SUCCESS && opener != owner)
-    status = Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, opener, unsigned{both});
+    status =
+        Session::get().await<"sessionExtentAccess">(context, CUdeviceptr{mapped}, opener, unsigned{both});
   return status;
 }
 
@@ -54,7 +55,8 @@ CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& map
       Session::get().await<"sessionPhysicalMap">(context.handle, opened.name, CUdeviceptr{mapped});
   if (status == CUDA_SUCCESS) {
     status = allow(context.handle, mapped, opened.device, context.device);
-    if (status != CUDA_SUCCESS) Session::get().post<"sessionExtentUnmap">(context.handle, CUdeviceptr{mapped});
+    if (status != CUDA_SUCCESS)
+      Session::get().post<"sessionExtentUnmap">(context.handle, CUdeviceptr{mapped});
   }
   if (status != CUDA_SUCCESS) deviceMemory(opened.device).releaseAddresses(mapped, opened.bytes);
   return status;
@@ -84,8 +86,9 @@ CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned fla
   releasePhysicalName(context->handle, opened.name);
   if (status != CUDA_SUCCESS) return status;
   const uint64_t address = mapped + opened.offset;
-  Allocation entry{address, opened.length, Allocation::Kind::mapped, opened.device, context->handle,
-                   0,       address,       0,                        nullptr};
+  Allocation entry{
+      address, opened.length, Allocation::Kind::mapped, opened.device, context->handle, 0, address,
+      0,       nullptr};
   entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
   allocations().add(entry);
   all.byAddress[address] = {token, context->handle, opened.device, mapped, opened.bytes};
@@ -109,8 +112,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr pointer) {
   if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   ShareToken token;
   if (!offeredAllocations().find(found, token)) {
-    status = Session::get().await<"sessionMemoryOffer">(found.context, uint64_t{0}, CUdeviceptr{found.address},
-                                                        found.bytes, &token);
+    status = Session::get().await<"sessionMemoryOffer">(found.context, uint64_t{0},
+                                                        CUdeviceptr{found.address}, found.bytes, &token);
     if (status != CUDA_SUCCESS) return status;
     offeredAllocations().add(found, token);
   }
@@ -170,7 +173,8 @@ CUresult cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
   ShareToken token;
-  if (out == nullptr || !readHandle(ShareKind::event, handle.reserved, token)) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || !readHandle(ShareKind::event, handle.reserved, token))
+    return CUDA_ERROR_INVALID_VALUE;
   auto made = makeEvent(*context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   status = openingResult(Session::get().await<"sessionEventOpen">(context->handle, &made, token));

@@ -134,8 +134,11 @@ CUresult checkProperties(const CUmemAllocationProp* properties) {
 
 CUresult openingResult(CUresult status) {
   if (status != CUDA_ERROR_PEER_ACCESS_UNSUPPORTED) return status;
+  static std::atomic<bool> said{false};
+  if (said.exchange(true)) return CUDA_ERROR_INVALID_HANDLE;
   GPUPOOL_WARNING(
-      "the handle is of another GPU server, or of one that has been started again: only processes of one lease "
+      "the handle is of another GPU server, or of one that has been started again: only processes of one "
+      "lease "
       "on one server can share memory and events");
   return CUDA_ERROR_INVALID_HANDLE;
 }
@@ -366,9 +369,8 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
       (static_cast<unsigned>(physical.properties.requestedHandleTypes) & type) == 0)
     return CUDA_ERROR_INVALID_VALUE;
   if (!physical.shared) {
-    const CUresult status =
-        Session::get().await<"sessionMemoryOffer">(contextOn(physical.properties.location.id), handle,
-                                                   CUdeviceptr{0}, physical.bytes, &physical.token);
+    const CUresult status = Session::get().await<"sessionMemoryOffer">(
+        contextOn(physical.properties.location.id), handle, CUdeviceptr{0}, physical.bytes, &physical.token);
     if (status != CUDA_SUCCESS) return status;
     physical.shared = true;
   }

@@ -2,9 +2,9 @@
 // What sessions of a lease share: parts of pieces of memory that one session offers and others open. Pure
 // bookkeeping, and the descriptors.
 //
-// An offer ends by its session's word, or with its piece. A piece ends with its session at the latest; whoever
-// has opened a part of it keeps it, and then it has an heir: a name for the account, to which the piece is
-// charged until the last of them has closed it. Belongs to the event loop's thread.
+// An offer ends by its session's word, or with its piece. A piece ends with its session at the latest;
+// whoever has opened a part of it keeps it, and then it has an heir: a name for the account, to which the
+// piece is charged until the last of them has closed it. Belongs to the event loop's thread.
 
 #include <kj/io.h>
 
@@ -21,8 +21,8 @@ namespace gpupool::server {
 
 class Offers {
  public:
-  using AccountName = std::pair<Id, uint64_t>;  // as SessionTable's
-  static constexpr size_t kMostOffers = 16384;  // of one session; so many openings, too
+  using AccountName = std::pair<Id, uint64_t>;          // as SessionTable's
+  static constexpr size_t kMostOffers = 16384;          // of one session; so many openings, too
   static constexpr uint64_t kHeir = uint64_t{1} << 63;  // no session has a number that large
 
   struct Token {
@@ -31,7 +31,7 @@ class Offers {
   struct Part {
     uint64_t piece = 0;  // the offering worker's own number of it
     uint32_t place = 0;
-    uint64_t bytes = 0;                // of the piece
+    uint64_t bytes = 0;               // of the piece
     uint64_t offset = 0, length = 0;  // of what is offered
   };
   enum class Refusal { none, unknown, elsewhere, own, tooMany };

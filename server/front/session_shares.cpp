@@ -106,9 +106,9 @@ void SessionTable::answerShare(Session& session, Shared shared) {
   } else if (shared.what == schema::ShareReport::OPEN) {
     refusal = offers_.open(account, session.number, shared.token, opened);
     if (refusal == Offers::Refusal::elsewhere)
-      GPUPOOL_WARNING("session %s: was given memory or an event of another server, or of an earlier life of this "
-                      "one: only processes of one lease on one server can share them",
-                      session.facts.session.text().c_str());
+      GPUPOOL_INFO(
+          "session %s: was given memory or an event of another server, or of an earlier life of this one",
+          session.facts.session.text().c_str());
     if (refusal == Offers::Refusal::none) {
       answer.setOpening(opened.opening);
       auto part = answer.initOffer();

@@ -323,7 +323,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void serveShare(Session& session, Shared shared);
   void answerShare(Session& session, Shared shared);
   void apply(const Offers::Charge& charge);
-  // Its offers and what it has opened are nobody's any more, or its heirs'; who shares events with it is told.
+  // Its offers and openings are nobody's any more, or its heirs'; who shares events with it is told.
   void leaveShares(const Session& session);
   // What the session of that number has there is nobody's any more. Of one that is in living_ or next_ no
   // more, or is dropped.

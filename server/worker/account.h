@@ -1,7 +1,7 @@
 #pragma once
 // The memory of a session's lease. It belongs to all sessions of the lease together, so the server keeps the
-// account and a session takes from it before it allocates. So it is with what they share: one offers a part of
-// a piece of its memory, and others open it.
+// account and a session takes from it before it allocates. So it is with what they share: one offers a part
+// of a piece of its memory, and others open it.
 //
 // Threads: any.
 
@@ -32,7 +32,7 @@ class Account {
   // A part of a piece of memory that sessions share. In kHost: of shared events (shared_events.h).
   struct Part {
     unsigned place = 0;
-    uint64_t bytes = 0;                // of the piece
+    uint64_t bytes = 0;               // of the piece
     uint64_t offset = 0, length = 0;  // of what is offered
   };
   struct Opened {
@@ -41,11 +41,9 @@ class Account {
     int descriptor = -1;  // the caller's to close
   };
   // piece: this session's own number of it, from 1. descriptor: stays the caller's. Both take a round trip to
-  // the server. Errors: CUDA_ERROR_NOT_SUPPORTED: there is nobody to share with. CUDA_ERROR_OUT_OF_MEMORY: too
-  // many. CUDA_ERROR_UNKNOWN, as above. Of `open` also those of sessionMemoryOpen.
-  virtual CUresult offer(uint64_t, const Part&, int, schema::ShareToken&) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
+  // the server. Errors: CUDA_ERROR_NOT_SUPPORTED: there is nobody to share with. CUDA_ERROR_OUT_OF_MEMORY:
+  // too many. CUDA_ERROR_UNKNOWN, as above. Of `open` also those of sessionMemoryOpen.
+  virtual CUresult offer(uint64_t, const Part&, int, schema::ShareToken&) { return CUDA_ERROR_NOT_SUPPORTED; }
   virtual CUresult open(const schema::ShareToken&, Opened&) { return CUDA_ERROR_NOT_SUPPORTED; }
   // awaited: when it returns, nobody opens it any more.
   virtual void endOffer(const schema::ShareToken&, [[maybe_unused]] bool awaited) {}

@@ -50,7 +50,8 @@ CUresult ServerAccount::resultOf(const ShareAnswer& answer) {
 
 CUresult ServerAccount::offer(uint64_t piece, const Part& part, int descriptor, schema::ShareToken& token) {
   const ShareAnswer answer = process_.share(
-      {ShareReport::What::offer, {piece, part.place, part.bytes, part.offset, part.length}, {}, 0}, descriptor);
+      {ShareReport::What::offer, {piece, part.place, part.bytes, part.offset, part.length}, {}, 0},
+      descriptor);
   if (answer.descriptor >= 0) ::close(answer.descriptor);
   token = {{answer.key.server.high, answer.key.server.low}, {answer.key.key.high, answer.key.key.low}};
   return resultOf(answer);

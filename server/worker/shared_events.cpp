@@ -128,7 +128,7 @@ CUresult SharedEvents::offer(uint64_t name, CUevent real, schema::ShareToken& to
 
 // Takes the descriptor. One that is known already is not mapped again. Null: it is none of ours.
 std::shared_ptr<SharedEvents::Slab> SharedEvents::openSlab(int descriptor, size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(descriptor, &status) != 0 || bytes != kCells * kCellBytes) {
     close(descriptor);
     return nullptr;

@@ -4,8 +4,8 @@
 // the record sets (cuStreamWriteValue64) and other streams wait for. So it needs nothing of the driver but
 // what completion words need, and works between any devices.
 //
-// Threads: records, waits and queries by the executor; offers and openings by those beside it; gone by the one
-// that watches the server. No lock is held while the driver is called, but for registering memory.
+// Threads: records, waits and queries by the executor; offers and openings by those beside it; gone by the
+// one that watches the server. No lock is held while the driver is called, but for registering memory.
 
 #include <cstdint>
 #include <deque>
@@ -45,7 +45,8 @@ class SharedEvents {
 
  private:
   static constexpr size_t kMarks = 31, kCellBytes = 512, kCells = 512;
-  static constexpr size_t kMostSlabs = 64, kRest = 128;  // of this session; cells that wait for their next event
+  // Of this session; cells that wait for their next event.
+  static constexpr size_t kMostSlabs = 64, kRest = 128;
   struct Cell;
   struct Slab;
   struct Event {
@@ -66,7 +67,7 @@ class SharedEvents {
   mutable std::mutex mutex_;
   std::map<uint64_t, Event> events_;
   std::vector<std::shared_ptr<Slab>> own_;
-  std::map<uint64_t, std::shared_ptr<Slab>> opened_;  // by inode
+  std::map<uint64_t, std::shared_ptr<Slab>> opened_;           // by inode
   std::deque<std::pair<std::shared_ptr<Slab>, size_t>> free_;  // the longest unused first
   std::mutex views_;
 };

@@ -85,9 +85,9 @@ CUresult Space::open(const schema::ShareToken& token, uint64_t name, OpenedPiece
   auto physical = std::make_shared<Physical>();
   const bool fits = got.part.place < devices_.size() && got.part.bytes != 0 && got.part.bytes % kUnit == 0;
   result = !fits ? CUDA_ERROR_INVALID_HANDLE
-                 : driver_.cuMemImportFromShareableHandle(
-                       &physical->handle, reinterpret_cast<void*>(intptr_t{got.descriptor}),
-                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+                 : driver_.cuMemImportFromShareableHandle(&physical->handle,
+                                                          reinterpret_cast<void*>(intptr_t{got.descriptor}),
+                                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   ::close(got.descriptor);
   if (result != CUDA_SUCCESS) {
     account_.close(got.opening);

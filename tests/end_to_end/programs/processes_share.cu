@@ -1,6 +1,6 @@
-// Two processes share device memory and events: the owner makes them, the guest opens them. By IPC handles and
-// by descriptors; what one has written the other one reads, in the order that events give. Handles that open
-// nothing are refused. When the owner is killed, the guest keeps what it has opened.
+// Two processes share device memory and events: the owner makes them, the guest opens them. By IPC handles
+// and by descriptors; what one has written the other one reads, in the order that events give. Handles that
+// open nothing are refused. When the owner is killed, the guest keeps what it has opened.
 //   --devices 2   the guest works on the second device, with memory of the first
 //   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
 //   --open FILE   nothing else: that handle is of another lease, or changed, and opens nothing
@@ -32,9 +32,9 @@ __global__ void slowly(int* values, int count, int rounds) {
   }
 }
 
-#define DRIVER(call)                                                                     \
-  do {                                                                                   \
-    if (const CUresult got = (call); got != CUDA_SUCCESS)                                \
+#define DRIVER(call)                                                                         \
+  do {                                                                                       \
+    if (const CUresult got = (call); got != CUDA_SUCCESS)                                    \
       check::fail("%s gave %d (%s:%d)", #call, static_cast<int>(got), CHECK_FILE, __LINE__); \
   } while (0)
 
@@ -337,7 +337,8 @@ static void guest(int device, pid_t other, const char* pauseFile) {
   REQUIRE(hear<char>() == 'f');
   void* opened = nullptr;
   refuses(cudaIpcOpenMemHandle(&opened, handles[0], cudaIpcMemLazyEnablePeerAccess), "memory that was freed");
-  refuses(cudaIpcOpenMemHandle(&opened, cudaIpcMemHandle_t{}, cudaIpcMemLazyEnablePeerAccess), "an empty handle");
+  refuses(cudaIpcOpenMemHandle(&opened, cudaIpcMemHandle_t{}, cudaIpcMemLazyEnablePeerAccess),
+          "an empty handle");
   kill(other, SIGKILL);
   int status = 0;
   REQUIRE(waitpid(other, &status, 0) == other && WIFSIGNALED(status));
