@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 
 #include "server/files/stream_plan.h"
@@ -153,6 +154,7 @@ class PageTaker {
     if (header.base != Id() && (base_ == nullptr || header.base != base_->id))
       return "the worker tells what has changed since another checkpoint than the one that is held";
     made_.id = header.id;
+    all_ = header.base == Id();
     for (size_t i = 0; i < places_.size(); ++i) {
       if (places_[i] == kNewPage) continue;
       if (header.base == Id() || places_[i] >= base_->contents.size() ||
@@ -171,9 +173,21 @@ class PageTaker {
       room_.resize(lengths_[i]);
       if (!socket_.receivePart(room_, checksum)) return socket_.error();
       if (checksumOf(room_) != checksum) return kDamagedOnItsWay;
+      if (const auto same = findSame(checksum)) {
+        made_.contents.push_back(same);
+        continue;
+      }
       if (std::string why = store_.put(room_, checksum, made_.contents); !why.empty()) return why;
     }
     return "";
+  }
+  // A worker that has just rebuilt the session sends all of it: nearly all is here already.
+  std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum) {
+    if (base_ == nullptr || !all_) return nullptr;
+    if (byChecksum_.empty())
+      for (const auto& page : base_->contents) byChecksum_.emplace(page->checksum(), page);
+    const auto at = byChecksum_.find(checksum);
+    return at != byChecksum_.end() && at->second->bytes() == room_.size() ? at->second : nullptr;
   }
   void tell() {
     Sha256 hash;
@@ -199,6 +213,8 @@ class PageTaker {
   StreamPlan plan_;
   std::vector<uint32_t> lengths_;
   std::vector<uint64_t> places_;
+  bool all_ = false;  // none of them is the base's
+  std::map<Checksum, std::shared_ptr<const PageStore::Page>> byChecksum_;
   std::vector<std::byte> room_;
 };
 

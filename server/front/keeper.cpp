@@ -43,6 +43,7 @@ struct Keeper::Writing {
   }
   void take(int socket) {
     error = takePages(socket, [this] { return why(); }, *store, base.get(), made);
+    base = nullptr;  // its memory takes long to free
   }
 
  private:
@@ -214,6 +215,11 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   if (why.empty()) why = writing.error;
   if (!why.empty()) return failed(kept, why);
   const bool first = kept.pages == nullptr;
+  // What only the last one had goes on a thread: it may be all of a session's memory.
+  tasks_.add(beside<bool>([old = std::exchange(kept.pages, nullptr)]() mutable {
+               old = nullptr;
+               return true;
+             }).ignoreResult());
   kept.pages = writing.made;
   kept.at = timer_.now();
   if (first) kept.since = kept.at;

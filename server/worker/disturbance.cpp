@@ -92,6 +92,10 @@ void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::
   plan->ask = 2 + (*random)() % kBeforeAsking + (epoch - 1) * 2 * kBeforeDeath;
   session.beforeFrames([plan, random, &session, &suspender, ask = std::move(ask)] {
     ++plan->frame;
+    // The program goes on while its checkpoint is sent: a short one would have ended before.
+    for (const auto until = std::chrono::steady_clock::now() + kBound;
+         suspender.sendsPages() && !session.stopping() && std::chrono::steady_clock::now() < until;)
+      std::this_thread::sleep_for(kLookForStop);
     if (plan->end != 0 && plan->frame >= plan->end) ::kill(::getpid(), SIGKILL);
     if (plan->frame < plan->ask || plan->end != 0) return;
     if (plan->frame == plan->ask || plan->stops == UINT64_MAX) {

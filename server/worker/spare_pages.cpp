@@ -32,8 +32,8 @@ CUresult SparePages::make(DevicePieces& pieces, const std::vector<Place>& places
   return CUDA_SUCCESS;
 }
 
-// Pages that follow one another in a piece go as one copy. A piece's address may be there for as long as it is
-// open only.
+// Pages that follow one another in a piece go as one copy. A piece's address may be there for as long as it
+// is open only.
 CUresult SparePages::copy(DevicePieces& pieces, const Part& part, std::span<const Place> places) {
   const Driver& driver = session_.driver();
   CUdeviceptr to = part.memory.address;
@@ -59,7 +59,8 @@ std::string SparePages::read(std::span<std::byte> room) {
   const Driver& driver = session_.driver();
   std::lock_guard lock(mutex_);
   while (!room.empty()) {
-    if (part_ == parts_.size()) return "its pages were given up: the program has needed their memory, or has ended their context";
+    if (part_ == parts_.size())
+      return "its pages were given up: the program has needed their memory, or has ended their context";
     Part& part = parts_[part_];
     const size_t bytes = std::min<uint64_t>(room.size(), part.bytes - offset_);
     CUresult result = driver.cuCtxSetCurrent(part.context);

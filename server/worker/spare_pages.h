@@ -1,8 +1,8 @@
 #pragma once
 // Pages that a checkpoint sends, copied aside in spare memory of their devices, at the devices' speed: the
-// session goes on, and they are read meanwhile. The memory is the lease's, and is given back when all is read,
-// or when the session needs it (Session::reclaimSpare). Where other sessions have a part in the lease there is
-// none: nobody would know that they need it.
+// session goes on, and they are read meanwhile. The memory is the lease's, and is given back when all is
+// read, or when the session needs it (Session::reclaimSpare). Where other sessions have a part in the lease
+// there is none: nobody would know that they need it.
 //
 // Threads: one takes, while everything stands still, and reads. Any ends it.
 

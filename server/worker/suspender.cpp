@@ -442,11 +442,17 @@ std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcom
     goOn();
     outcome.pauseMs = millisecondsSince(still);
   };
+  sendsPages_ = aside;
   if (aside) goesOn();
+  if (why.empty())
+    GPUPOOL_INFO("a checkpoint is sent%s: %zu of %zu pages",
+                 aside ? "" : " while the session stands still, for it has no spare memory", copy->changed(),
+                 copy->pages());
   if (why.empty()) why = copy->ship(socket);
   outcome.movedBytes = copy->bytes();
   const size_t pages = copy->pages(), changed = copy->changed();
   copy = nullptr;
+  sendsPages_ = false;
   if (!aside) goesOn();
   if (why.empty())
     GPUPOOL_INFO(

@@ -18,6 +18,7 @@
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -76,6 +77,8 @@ class Suspender {
   // and the session runs, for `time` at most.
   uint64_t carriedOut() const;
   bool awaitCycle(uint64_t seen, std::chrono::milliseconds time);
+  // A checkpoint is on its way, and the session has gone on.
+  bool sendsPages() const { return sendsPages_; }
 
  private:
   struct Order {
@@ -133,6 +136,7 @@ class Suspender {
   uint64_t carriedOut_ = 0;
   bool ending_ = false, busy_ = false;
   bool compares_ = false;
+  std::atomic<bool> sendsPages_{false};
   std::thread thread_;
 };
 

@@ -155,6 +155,25 @@ for round in 1 2 3; do
 done
 echo "killed at any moment: $resumed were right, $ended ended with the reason"
 
+case_of "kills while a checkpoint is on its way"
+rm -f "$folder/end"
+logged() { grep -c "$1" "$GPUPOOL_STATE/server.log"; }
+open_ones() { echo $(($(logged 'a checkpoint is sent') - $(logged 'copied: '))); }
+on_its_way() { [ "$(open_ones)" -gt "$before" ]; }
+steady sent --mib 48 --pause 100 --until "$folder/end"
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+go
+for round in 1 2; do
+  check "it runs: $(said)" until_true busy_again
+  before=$(open_ones)
+  until_true on_its_way # seen or not, what follows must be right
+  kill_worker
+  check "another worker has it: $(said)" until_true says_of_it "restored $round time"
+done
+touch "$folder/end"
+ends sent
+check "it is right: $status $out $err" right
+
 case_of "what is not protected"
 protect=()
 steady plain --rounds 2

@@ -247,6 +247,19 @@ TEST_CASE("kept pages: memory of what no checkpoint has any more is free again")
   CHECK(keeping.used == 0);
 }
 
+TEST_CASE("kept pages: of a worker that sends all, only what is new takes memory") {
+  Keeping keeping;
+  Sent sent;
+  REQUIRE(keeping.take(sent) == "");
+  const uint64_t whole = keeping.used;
+  const auto first = keeping.kept;
+  sent.id = Id::random();
+  sent.contents[3].front() ^= std::byte{1};
+  REQUIRE(keeping.take(sent) == "");
+  CHECK(keeping.used <= whole + kPageBytes + 64 * 1024);
+  checkPlayed(*keeping.kept, sent);
+}
+
 TEST_CASE("kept pages: a page may come from elsewhere in the checkpoint before") {
   Keeping keeping;
   Sent sent;
