@@ -302,6 +302,8 @@ TEST_CASE("what a session that has ended had recorded is reached, and nothing el
   events.owner.gone(2);
   waiting.finish();
   CHECK(events.owner.query(10) == CUDA_SUCCESS);
+  dead.open();
+  dying.finish();
 }
 
 TEST_CASE("an event that is destroyed is shared no more, and its handle opens nothing") {
