@@ -40,11 +40,11 @@ AuditEntry decode(const std::string& bytes) try {
 }  // namespace
 
 const char* name(AuditEvent event) {
-  constexpr const char* kNames[] = {"queued",    "unserved", "granted",    "suspended",     "resumed",
-                                    "moving",    "moved",    "released",   "expired",       "revoked",
-                                    "lost",      "cordoned", "uncordoned", "token-created", "token-revoked",
-                                    "quota-set", "adopted",  "left",       "held",          "restored"};
-  return event <= AuditEvent::restored ? kNames[static_cast<uint32_t>(event)] : "unknown";
+  constexpr const char* kNames[] = {
+      "queued",        "unserved",  "granted", "suspended", "resumed",  "moving",     "moved",
+      "released",      "expired",   "revoked", "lost",      "cordoned", "uncordoned", "token-created",
+      "token-revoked", "quota-set", "adopted", "left",      "held",     "restored",   "preempting"};
+  return event <= AuditEvent::preempting ? kNames[static_cast<uint32_t>(event)] : "unknown";
 }
 
 void AuditLog::load(const std::vector<Entry>& stored) {

@@ -35,7 +35,8 @@ enum class AuditEvent : uint32_t {
   adopted,
   left,
   held,
-  restored
+  restored,
+  preempting
 };
 const char* name(AuditEvent event);
 

@@ -133,6 +133,8 @@ Lease read(schema::Lease::Reader from) {
   to.job = text(from.getJob());
   for (auto one : from.getAdopters()) to.adopters.push_back(text(one));
   to.held = read(from.getHeld());
+  to.why = text(from.getWhy());
+  to.idleMs = from.getIdleMs();
   return to;
 }
 
@@ -273,6 +275,8 @@ void write(const Lease& from, schema::Lease::Builder to, Secrets secrets) {
   to.setJob(from.job);
   write(from.adopters, to.initAdopters(static_cast<unsigned>(from.adopters.size())));
   if (from.held) write(from.held, to.initHeld());
+  to.setWhy(from.why);
+  to.setIdleMs(from.idleMs);
 }
 
 void write(const HeldLease& from, schema::HeldLease::Builder to) {

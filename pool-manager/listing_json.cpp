@@ -103,6 +103,9 @@ json toJson(const Lease& lease) {
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (!lease.protection.empty()) entry["protection"] = lease.protection;
   if (lease.held) entry["held"] = {{"folder", lease.held.folder}, {"server", lease.held.server}};
+  if (!lease.why.empty()) entry["why"] = lease.why;
+  if (lease.terms.idleMs != 0) entry["idleReleaseMs"] = lease.terms.idleMs;
+  if (lease.idleMs >= 0) entry["idleMs"] = lease.idleMs;
   if (lease.turn)
     entry["turn"] = {{"place", name(lease.turn->place)},
                      {"servedMs", lease.turn->servedMs},
@@ -159,6 +162,31 @@ json toJson(const ListedDevice& device, const PoolView& view) {
     if (const Lease* lease = view.find(id); lease != nullptr && lease->turn)
       entry["turns"][id.text()] = name(lease->turn->place);
   return entry;
+}
+
+json toJson(const Explanation& answer) {
+  json servers = json::array();
+  for (const ServerVerdict& server : answer.servers) {
+    json devices = json::array();
+    for (const DeviceVerdict& device : server.devices)
+      devices.push_back({{"ordinal", device.ordinal},
+                         {"name", device.name},
+                         {"fits", device.reason.empty()},
+                         {"reason", device.reason}});
+    servers.push_back({{"name", server.name}, {"reason", server.reason}, {"devices", devices}});
+  }
+  return {{"outlook", name(answer.outlook)},
+          {"text", answer.text},
+          {"ahead", answer.ahead},
+          {"servers", servers}};
+}
+
+json toJson(const AuditEntry& entry) {
+  return {{"number", entry.number},     {"timeMs", entry.timeMs},
+          {"event", name(entry.event)}, {"lease", entry.lease == Id{} ? "" : entry.lease.text()},
+          {"where", entry.server},      {"tenant", entry.tenant},
+          {"holder", entry.holder},     {"by", entry.by},
+          {"reason", entry.reason}};
 }
 
 std::string guidText(uint64_t guid) {

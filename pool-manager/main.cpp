@@ -148,6 +148,10 @@ int serve(const ManagerOptions& options) {
   times.halfLifeMs = static_cast<uint64_t>(options.halfLife.count());
   times.auditEntries = options.auditEntries;
   times.idleMs = ms(options.idleRelease), times.mostIdleMs = ms(options.mostIdle);
+  times.preempt = {options.preempt == "off"       ? Preemption::off
+                   : options.preempt == "suspend" ? Preemption::suspend
+                                                  : Preemption::revoke,
+                   ms(options.preemptGrace), ms(options.preemptNotice), ms(options.preemptMinRun)};
   times.weights = weights(options);
   ServiceLimits limits;
   limits.call = options.call.count() * kj::MILLISECONDS;

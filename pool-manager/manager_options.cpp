@@ -1,6 +1,7 @@
 #include "pool-manager/manager_options.h"
 
 #include <filesystem>
+#include <tuple>
 
 namespace gpupool::pool {
 
@@ -61,6 +62,17 @@ std::vector<options::Option> ManagerOptions::table() {
        "GPUs "
        "are taken back (docs/leases.md). 0: none."},
       {"most-idle", mostIdle, "TIME", "The longest --idle-release, and for those without any. 0: no limit."},
+      {"preempt", preempt, "off|suspend|revoke",
+       "What a request of a higher class (--priority) that finds no GPUs does to leases of lower classes. "
+       "off: nothing; it waits. suspend: it has them suspended, and they come back by themselves; those that "
+       "cannot be suspended go on. revoke: and those that cannot be suspended end, after a notice. Whoever "
+       "may lease may name any class (docs/leases.md)."},
+      {"preempt-grace", preemptGrace, "TIME",
+       "What runs on the GPUs of a lease that is preempted has so long to finish. At most 1h."},
+      {"preempt-notice", preemptNotice, "TIME",
+       "A preempted lease that cannot be suspended ends so long after the notice. At most 24h."},
+      {"preempt-min-run", preemptMinRun, "TIME",
+       "A lease has its GPUs for so long, each time that it gets them, before it can be preempted."},
       {"half-life", halfLife, "TIME",
        "Of those who wait for GPUs in one class, the tenant that has used least, for its weight, is served "
        "first. Half of what it has used is forgotten after this time. 0: nothing is."},
@@ -88,6 +100,13 @@ std::string ManagerOptions::keyFile() const {
 }
 
 void check(const ManagerOptions& options) {
+  if (options.preempt != "off" && options.preempt != "suspend" && options.preempt != "revoke")
+    throw options::OptionError("--preempt: '" + options.preempt + "' is not off, suspend or revoke");
+  for (const auto& [name, time, most] : {std::tuple{"--preempt-grace", options.preemptGrace, 1},
+                                         {"--preempt-notice", options.preemptNotice, 24},
+                                         {"--preempt-min-run", options.preemptMinRun, 720}})
+    if (time > std::chrono::hours(most))
+      throw options::OptionError(std::string(name) + ": at most " + std::to_string(most) + "h");
   if (options.tls != "auto" && options.tls != "off")
     throw options::OptionError("--tls: '" + options.tls + "' is not auto or off");
   if (options.tlsCertificate.empty() != options.tlsKey.empty())

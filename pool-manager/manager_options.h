@@ -22,6 +22,9 @@ struct ManagerOptions {
   std::chrono::milliseconds kill{3000};
   std::chrono::milliseconds call{5000};
   std::chrono::milliseconds idleRelease{0}, mostIdle{0};
+  std::string preempt = "off";
+  std::chrono::milliseconds preemptGrace{std::chrono::seconds(30)}, preemptNotice{std::chrono::seconds(30)};
+  std::chrono::milliseconds preemptMinRun{std::chrono::minutes(10)};
   std::chrono::milliseconds halfLife{std::chrono::hours(24)};
   std::string weights;
   uint32_t auditEntries = 10'000;

@@ -127,7 +127,9 @@ struct Lease {
   std::vector<std::string> protection = {};  // as hindrances
   std::string job = {};                      // this and the next: of a claim, as in pool.capnp
   std::vector<std::string> adopters = {};
-  HeldLease held = {};  // to be restored from there, in what a server is told; in what is listed: is held
+  HeldLease held = {};   // to be restored from there, in what a server is told; in what is listed: is held
+  std::string why = {};  // this and the next: as in pool.capnp
+  int64_t idleMs = -1;
 };
 
 // Who uses a claim, as it says when it renews it.
@@ -186,6 +188,15 @@ struct Explanation {
   std::string text;    // one line
   uint32_t ahead = 0;  // requests before it in the queue
   std::vector<ServerVerdict> servers = {};
+};
+
+// A request in the queue, or a lease there that is to be resumed or restored.
+struct QueuedRequest {
+  Id id;
+  bool resumes = false;
+  std::string tenant, holder, reason;
+  Priority priority = Priority::normal;
+  uint64_t waitedMs = 0;
 };
 
 // A lease that a server's beat says is suspended.

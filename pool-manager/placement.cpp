@@ -39,8 +39,19 @@ Lack lack(const Claim& claim, const DeviceUse& device) {
   return Lack::none;
 }
 
+// What a lease of the whole device gets beside those that are suspended there; if others are there, or too
+// little is left: all of it, which does not fit.
+uint64_t wholeBytes(const Wish& wish, const DeviceUse& device) {
+  const uint64_t whole = device.info.memoryBytes;
+  if (!wish.besideSuspended || device.largestBytes != 0 || device.asideBytes == 0) return whole;
+  const uint64_t room = std::min(device.freeBytes, whole - std::min(whole, device.asideBytes));
+  const uint64_t overhead = device.info.software ? 0 : schema::kLeaseOverheadBytes;
+  const uint64_t left = room - std::min(room, overhead);
+  return left < whole / 2 ? whole : left;
+}
+
 Claim claimOf(const Wish& wish, const DeviceUse& device) {
-  return {{device.info, wish.memoryBytes == 0 ? device.info.memoryBytes : wish.memoryBytes},
+  return {{device.info, wish.memoryBytes == 0 ? wholeBytes(wish, device) : wish.memoryBytes},
           0,
           wish.sharePercent,
           false};
@@ -64,9 +75,13 @@ uint64_t roomBytes(const DeviceUse& device) {
   return device.info.memoryBytes - std::min(device.info.memoryBytes, taken);
 }
 
-// With the lease, in thousandths of the device's memory; 0: it takes no turns there.
+// With the lease, in thousandths of the device's memory; 0: it takes no turns there. Of a whole device: what
+// it does not get of it.
 uint64_t crowding(const Wish& wish, const DeviceUse& device) {
-  const uint64_t reserved = reservedBytes(claimOf(wish, device).device);
+  const LeasedDevice claimed = claimOf(wish, device).device;
+  const uint64_t reserved = reservedBytes(claimed), whole = device.info.memoryBytes;
+  if (wish.memoryBytes == 0 && claimed.memoryBytes < whole)
+    return std::max<uint64_t>(1, (whole - claimed.memoryBytes) * 1000 / whole);
   if (reserved <= roomBytes(device)) return 0;
   return (leasable(device) - device.freeBytes + reserved) * 1000 / device.info.memoryBytes;
 }

@@ -63,6 +63,9 @@ struct Wish {
   DeviceFilter gpu = {};
   Policy policy = Policy::pack;
   uint64_t endsMs = kNever;  // when a lease that begins now is over at the latest
+  // Of a request for whole devices: what suspended leases leave of one, at least half of it, is better than
+  // none.
+  bool besideSuspended = false;
 };
 
 struct Choice {

@@ -130,7 +130,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.isPlaced()) record.suspension.kept = record.primary().kept;
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
-    record.grantedMs = record.revokingMs = start.nowMs;
+    record.grantedMs = record.revokingMs = record.ranSinceMs = start.nowMs;
     leases_[record.id] = std::move(record);
   }
   for (const Entry& entry : store.range(kCordonPrefix))
@@ -239,6 +239,7 @@ void Pool::tick(uint64_t now) {
   }
   forgetTombstones(now);
   chargeUsage(now);
+  tickPreempted(now);
   std::erase_if(servers_, [&](const auto& one) {
     return !one.second.connected && now > one.second.beatMs + kForgetServerMs;
   });
@@ -263,6 +264,9 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     if (record.endsMs != kNever)
       lease.endsInMs = std::max<uint64_t>(1, record.endsMs - std::min(record.endsMs, now));
     lease.state = name(record.state);
+    lease.why = whyText(record, now);
+    if (record.idleAtMs != 0 && record.runs())
+      lease.idleMs = static_cast<int64_t>(record.idleMs + now - std::min(now, record.idleAtMs));
     if (record.state == LeaseState::active) lease.turn = record.turn;
     if (record.target() != nullptr) lease.movesTo = describe(*record.target());
     lease.hindrances = saidOf(record, record.hindrances);
@@ -272,6 +276,8 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     if (who.owns(record.tenant)) continue;
     lease.hindrances.clear();
     lease.protection.clear();
+    lease.why.clear();
+    lease.idleMs = -1;
     lease.job.clear();
     lease.adopters.clear();
     if (lease.turn) lease.turn->note.clear();

@@ -26,6 +26,7 @@
 // not call back into the Pool from there.
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -52,6 +53,7 @@ struct Failure {
 // A lease that is about to be suspended or resumed is active, and all of its reservation counts.
 enum class Change {
   none,
+  preempting,  // it is to be suspended for a request of a higher class; the store has not accepted that yet
   suspending,  // its server drains it and takes its memory off the devices
   storing,     // its server says that it is suspended; the store has not accepted that yet
   reserving,   // it is to be resumed; the store has not accepted that yet
@@ -111,12 +113,19 @@ struct LeaseRecord : StoredLease {
   std::string arrival;
   AuditEvent arrivalEvent = AuditEvent::moved;
 
-  std::optional<LeaseTurn> turn;  // as its server's last beat says; none: it takes no turns
+  uint64_t ranSinceMs = 0;          // it has its devices
+  uint32_t preemptDrainMs = 0;      // preempting: of the order to suspend it
+  uint64_t preemptNotBeforeMs = 0;  // it could not be suspended: it is not tried again
+  uint64_t noticeEndsMs = 0;        // it ends then for a request of a higher class; 0: it has no notice
+  std::string notice;               // why it could not be suspended
+
+  std::optional<LeaseTurn> turn;      // as its server's last beat says; none: it takes no turns
+  uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
-  // Suspended, until its programs call.
+  // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
   bool comesBack() const { return state == LeaseState::suspended && !reason.empty(); }
 };
 
@@ -183,6 +192,19 @@ class PoolEvents {
   virtual void superseded() {}
 };
 
+// What a request of a higher class that finds no devices does to leases of lower ones.
+enum class Preemption : uint32_t {
+  off,      // nothing
+  suspend,  // they are suspended, if they can be
+  revoke    // and those that cannot be end, after a notice
+};
+struct PreemptTimes {
+  Preemption what = Preemption::off;
+  uint32_t graceMs = 30'000;    // what runs on the devices has so long to finish
+  uint32_t noticeMs = 30'000;   // between the notice and the end
+  uint32_t minRunMs = 600'000;  // a lease has its devices for so long at least, each time
+};
+
 struct PoolTimes {
   uint32_t beatMs = 1000;      // servers beat this often
   uint32_t sampleMs = 30'000;  // an older sample says nothing
@@ -191,8 +213,9 @@ struct PoolTimes {
   uint32_t driftMs = 500;  // clocks and message delays, added to every deadline
   uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
   uint32_t tombstoneMs = 3'600'000;
-  uint64_t halfLifeMs = 86'400'000;       // half of what a tenant has used is forgotten after this
-  uint32_t idleMs = 0, mostIdleMs = 0;    // TurnTerms::idleMs of leases that name none; at most; 0: none
+  uint64_t halfLifeMs = 86'400'000;     // half of what a tenant has used is forgotten after this
+  uint32_t idleMs = 0, mostIdleMs = 0;  // TurnTerms::idleMs of leases that name none; at most; 0: none
+  PreemptTimes preempt;
   std::map<std::string, double> weights;  // by tenant; the others have 1
   size_t auditEntries = 10'000;
 };
@@ -266,6 +289,12 @@ class Pool {
   // was started again) is known from then on.
   std::optional<uint32_t> renew(const Principal& who, const Id& id, uint64_t now, std::string* why,
                                 const Adopter& adopter = {});
+  // What the holder of a lease is to know: it ends in `ms`, and why; "": nothing.
+  struct Notice {
+    std::string text;
+    uint64_t ms = 0;
+  };
+  Notice noticeOf(const Id& id, uint64_t now) const;
   // Gives a request for a claim its id, which follows from the job. Throws if the request is refused.
   void nameClaim(const Principal& who, LeaseRequest& request) const;
   // The id of a claim that is named by its id or its job. Throws if the text is neither.
@@ -341,6 +370,8 @@ class Pool {
     return usage_.deviceSeconds(tenant, now);
   }
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
+  // Who waits, in the order in which they are served; of other tenants' requests only that they are there.
+  std::vector<QueuedRequest> queue(const Principal& who, uint64_t now) const;
 
   // --- quotas (pool_quotas.cpp). Replaces the tenant's; none(): takes it away. done: as Journal::write's.
   // Throws std::invalid_argument if `who` may not, or if there can be no such quota.
@@ -363,12 +394,15 @@ class Pool {
     LeaseRequest request;
     Principal who;
     uint64_t untilMs = 0;
-    bool resumes = false;     // request.id is a suspended lease, and nothing else of the request counts
-    uint64_t number = 0;      // grows with every request
-    Wish wish = {};           // what the request names; its endsMs when it is looked at
-    bool noted = false;       // the audit log says that it waits
-    std::string folder = {};  // resumes: it is held in these files; empty: its server keeps it
-    MoveTarget to = {};       // with a folder: where to
+    bool resumes = false;         // request.id is a suspended lease, and nothing else of the request counts
+    uint64_t number = 0;          // grows with every request
+    Wish wish = {};               // what the request names; its endsMs when it is looked at
+    bool noted = false;           // the audit log says that it waits
+    std::string folder = {};      // resumes: it is held in these files; empty: its server keeps it
+    MoveTarget to = {};           // with a folder: where to
+    uint64_t sinceMs = 0;         // it waits
+    uint64_t preemptTriedMs = 0;  // leases to preempt for it were looked for then; 0: never
+    bool preempts = false;        // some were found
   };
   // What those who are before the next one leave, while the queue is served.
   struct Queue {
@@ -422,7 +456,7 @@ class Pool {
   bool serve(Waiter& waiter, Queue& before, uint64_t now);
   void failLate(const Waiter& waiter, const Queue& before, uint64_t now);
   void stay(const Waiter& waiter, Queue& before, uint64_t now) const;
-  bool tooLate(const Waiter& waiter, uint64_t now) const;
+  bool tooLate(const Waiter& waiter, uint64_t now, bool preempting = false) const;
   void noteQueued(Waiter& waiter);
   void fail(const Waiter& waiter, const Failure& failure);
   bool releaseFor(const Principal& who, const Id& id, const std::string& reason, uint64_t now);
@@ -469,8 +503,8 @@ class Pool {
   // idleReason: why by the pool itself; empty: by order.
   void orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder,
                     const std::string& idleReason = "");
-  void keepSuspended(LeaseRecord& record);
-  bool serveResume(const Waiter& waiter, Queue& before, uint64_t now);
+  void keepSuspended(LeaseRecord& record, const Principal& who);
+  bool serveResume(Waiter& waiter, Queue& before, uint64_t now);
   bool isClaimed(const LeaseRecord& record, const Queue& before) const;
   void reserve(LeaseRecord& record);
   void reserved(const Id& id, const std::string& why);
@@ -479,6 +513,28 @@ class Pool {
   void disconnected(const std::string& server);
   void orderLost(LeaseRecord& record, const std::string& server);
   void compareSuspended(LeaseRecord& record, const SuspendedLease* reported, uint64_t now);
+
+  // pool_preempts.cpp
+  // Whether a server, with the leases of a lower class away that are tried, has what is wanted.
+  using Fits = std::function<bool(const ServerUse&)>;
+  struct Victims {
+    std::vector<Id> leases;  // empty: none would help
+    Priority highest = Priority::low;
+  };
+  bool preempt(Waiter& waiter, const Queue& before, Priority priority, const Fits& fits, uint64_t now);
+  bool isPreempting(const Id& request) const;
+  bool mayPreempt(const LeaseRecord& record, Priority priority, uint64_t now) const;
+  ServerUse without(const std::set<Id>& away, const ServerUse& server, const Queue& before, const Id& waiter,
+                    const std::vector<const LeaseRecord*>& there) const;
+  Victims victimsOn(const ServerUse& server, const Queue& before, const Waiter& waiter,
+                    const std::vector<const LeaseRecord*>& there, Priority priority, const Fits& fits,
+                    uint64_t now) const;
+  void beginPreempt(LeaseRecord& record, const Waiter& waiter, uint64_t now);
+  void preemptStored(const Id& id, const std::string& why);
+  void notPreempted(LeaseRecord& record, const std::string& why, uint64_t now);
+  void tickPreempted(uint64_t now);
+  std::string preemptText(const LeaseRecord& record) const;
+  std::string whyText(const LeaseRecord& record, uint64_t now) const;
 
   // pool_holds.cpp
   void demandUnheld(const LeaseRecord& record, const char* what) const;

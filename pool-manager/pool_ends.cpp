@@ -40,7 +40,7 @@ void Pool::granted(const Id& id, uint64_t now) {
   setState(record, LeaseState::active);
   record.ordered.erase(record.server().name);
   record.deadlineMs = std::max(record.deadlineMs, now + record.ttlMs);
-  record.grantedMs = now;
+  record.grantedMs = record.ranSinceMs = now;
   if (record.hold) return sendRestore(record);
   events_.granted(tell(record));
 }

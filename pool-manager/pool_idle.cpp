@@ -28,9 +28,12 @@ void Pool::noteUses(const std::string& server, const Id& incarnation, const std:
                     uint64_t now) {
   for (const LeaseUse& use : uses) {
     const auto at = leases_.find(use.id);
-    if (at == leases_.end() || at->second.change != Change::none) continue;
+    if (at == leases_.end()) continue;
     LeaseRecord& record = at->second;
     if (!record.isPlaced() || record.server().life() != ServerLife{server, incarnation}) continue;
+    record.idleMs = use.wanted ? 0 : use.idleMs;
+    record.idleAtMs = now;
+    if (record.change != Change::none) continue;
     if (record.state == LeaseState::active)
       endIdle(record, use, now);
     else if (record.comesBack() && use.wanted)
@@ -59,7 +62,9 @@ void Pool::bringBack(LeaseRecord& record, uint64_t now) {
   LeaseRequest place;
   place.id = record.id;
   Waiter waiter{place, {Principal::Role::user, record.tenant}, kNever, true};
-  enqueue(std::move(waiter), now);
+  waiter.number = ++requests_;
+  waiter.sinceMs = now;
+  waiters_.push_back(std::move(waiter));
 }
 
 bool Pool::resumeWanted(const Id& id) const {

@@ -16,20 +16,23 @@ namespace {
 
 constexpr size_t kMaxWaiters = 4096;
 constexpr size_t kMostUnknownReleased = 256;
-constexpr uint64_t kEndingMs = 1000;  // a released lease's devices are free within this, almost always
+constexpr uint64_t kPreemptingMs = 10'000;  // who does not wait, waits so long for leases that it preempts
+constexpr uint64_t kEndingMs = 1000;        // a released lease's devices are free within this, almost always
 constexpr char kByHand[] = "somebody has released it (gpupool release)";
 
 constexpr size_t kMostPurpose = 200, kMostHolder = 160;
 constexpr uint64_t kMostLimitMs = uint64_t{366} * 86'400'000;
 constexpr char kOtherVersion[] = "the manager runs another version of gpupool";
 
-Wish wishOf(const LeaseRequest& request) {
-  return {request.deviceCount,
-          request.memoryBytes,
-          request.server,
-          request.turns.sharePercent,
-          parseDeviceFilter(request.gpu),
-          request.policy};
+Wish wishOf(const LeaseRequest& request, Preemption preemption) {
+  Wish wish{request.deviceCount,
+            request.memoryBytes,
+            request.server,
+            request.turns.sharePercent,
+            parseDeviceFilter(request.gpu),
+            request.policy};
+  wish.besideSuspended = preemption != Preemption::off;
+  return wish;
 }
 
 // Whether those of its servers that are there, with all devices that are in order, could serve it one day.
@@ -105,11 +108,12 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
   for (const Waiter& waiter : waiters_)
     if (waiter.request.id == request.id && !waiter.resumes) return;
   if (waiters_.size() >= kMaxWaiters) return refuse("too many requests wait for devices; try again later");
-  enqueue({request, who, now + request.waitMs, false, 0, wishOf(request)}, now);
+  enqueue({request, who, now + request.waitMs, false, 0, wishOf(request, times_.preempt.what)}, now);
 }
 
 void Pool::enqueue(Waiter waiter, uint64_t now) {
   waiter.number = ++requests_;
+  waiter.sinceMs = now;
   waiters_.push_back(std::move(waiter));
   serveWaiters(now);
 }
@@ -142,6 +146,30 @@ std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t no
   ordered.reserve(waiters.size());
   for (const Rank& rank : ranks) ordered.push_back(std::move(waiters[rank.index]));
   return ordered;
+}
+
+std::vector<QueuedRequest> Pool::queue(const Principal& who, uint64_t now) const {
+  std::vector<QueuedRequest> all;
+  for (const Waiter& waiter : inOrder(waiters_, now)) {
+    const LeaseRequest& asked = waiter.request;
+    const auto lease = waiter.resumes ? leases_.find(asked.id) : leases_.end();
+    QueuedRequest one{asked.id,
+                      waiter.resumes,
+                      asked.tenant,
+                      asked.holder,
+                      asked.reason,
+                      asked.turns.priority,
+                      now - std::min(now, waiter.sinceMs)};
+    if (lease != leases_.end()) {
+      one.tenant = lease->second.tenant;
+      one.holder = lease->second.holder;
+      one.reason = lease->second.purpose;
+      one.priority = lease->second.terms.priority;
+    }
+    if (!who.owns(one.tenant)) one.tenant = one.reason = "", one.holder = "in use";
+    all.push_back(std::move(one));
+  }
+  return all;
 }
 
 // What is free has changed; the claims have not.
@@ -222,7 +250,12 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
     refresh(before, now);
     return true;
   }
-  if (tooLate(waiter, now)) {
+  const Fits fits = [&](const ServerUse& server) {
+    const Choice there = place(waiter.wish, std::span(&server, 1));
+    return !there.server.empty() && quotaHinders(request, there, before.held).text.empty();
+  };
+  const bool preempting = preempt(waiter, before, request.turns.priority, fits, now);
+  if (tooLate(waiter, now, preempting)) {
     failLate(waiter, before, now);
     return true;
   }
@@ -253,7 +286,7 @@ void Pool::stay(const Waiter& waiter, Queue& before, uint64_t now) const {
 Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint64_t now) {
   latestMs_ = now;
   const LeaseRequest request = checked(who, asked);
-  Waiter waiter{request, who, now, false, requests_ + 1, wishOf(request)};
+  Waiter waiter{request, who, now, false, requests_ + 1, wishOf(request, times_.preempt.what)};
   Wish& wish = waiter.wish;
   wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;
   const auto servers = inventory(who, now);
@@ -299,7 +332,9 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
   return answer;
 }
 
-bool Pool::tooLate(const Waiter& waiter, uint64_t now) const {
+// preempting: devices are being taken for it.
+bool Pool::tooLate(const Waiter& waiter, uint64_t now, bool preempting) const {
+  if (preempting && now < waiter.untilMs + kPreemptingMs) return false;
   return now >= waiter.untilMs && (!ending(now) || now >= waiter.untilMs + kEndingMs);
 }
 
@@ -337,7 +372,7 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
     record.endsAtMs = events_.calendarMs() + request.limitMs;
   }
   record.deadlineMs = now + request.ttlMs;
-  record.grantedMs = now;
+  record.grantedMs = record.ranSinceMs = now;
   record.unborn = true;
   setState(record, LeaseState::granting);
   write(

@@ -18,6 +18,15 @@ constexpr size_t kMaxQueued = 4096;
 constexpr uint64_t kStoreAgainMs = 1000;  // what the store refused is tried again after this
 constexpr size_t kMostFolder = 1024;
 
+// What a lease has on its devices when it is not suspended.
+std::vector<Claim> wholeClaims(const LeaseRecord& record) {
+  std::vector<Claim> claims;
+  claims.reserve(record.primary().devices.size());
+  for (size_t i = 0; i < record.primary().devices.size(); ++i)
+    claims.push_back(claimOf(record, record.primary(), i, true));
+  return claims;
+}
+
 // From a server.
 HeldLease checkedFiles(HeldLease held) {
   held.folder = printable(held.folder, kMostFolder);
@@ -81,9 +90,13 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
   if (!folder.empty() && record.state == LeaseState::held && record.hold->held.folder == folder)
     return events_.suspended(id, record.suspension);
   demandUnheld(record, "suspended");
-  if (record.state == LeaseState::suspended) return keepSuspended(record);
+  if (record.state == LeaseState::suspended) return keepSuspended(record, who);
   if (record.change == Change::storing && !record.idleReason.empty()) refuseNow(record);  // it is written
-  if (record.change == Change::suspending) record.idleReason.clear();  // now it is ordered, and stays so
+  if (record.change == Change::suspending) {  // now it is ordered, and stays so
+    record.idleReason.clear();
+    record.preemptor = {};
+    record.changedBy = who.text();
+  }
   if (record.change == Change::suspending || record.change == Change::storing) return;  // the answer follows
   if (record.change != Change::none) refuseNow(record);
   demandServer(record, record.primary(), "suspended", now);
@@ -94,6 +107,8 @@ void Pool::suspend(const Principal& who, const Id& id, uint32_t drainMs, uint64_
 void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string& folder,
                         const std::string& idleReason) {
   record.idleReason = idleReason;
+  record.preemptor = {};  // whoever orders it: it gives its devices up, and needs no notice
+  record.noticeEndsMs = 0;
   record.change = Change::suspending;
   record.order = ++orders_;
   record.orderedAt = record.server().name;
@@ -101,9 +116,11 @@ void Pool::orderSuspend(LeaseRecord& record, uint32_t drainMs, const std::string
 }
 
 // Ordered when it was suspended already: then it does not come back by itself.
-void Pool::keepSuspended(LeaseRecord& record) {
+void Pool::keepSuspended(LeaseRecord& record, const Principal& who) {
   if (record.comesBack()) {
     record.reason.clear();
+    record.preemptor = {};
+    record.suspendedBy = who.text();
     std::erase_if(waiters_, [&](const Waiter& one) {
       return one.resumes && one.request.id == record.id && !events_.resumeWanted(record.id);
     });
@@ -138,7 +155,9 @@ void Pool::suspendFailed(const Id& id, uint64_t order, const std::string& why, u
   if (!record->idleReason.empty())
     GPUPOOL_INFO("lease %s is not suspended, though %s: %s", id.text().c_str(), record->idleReason.c_str(),
                  why.c_str());
-  endChange(*record, {Failure::Kind::refused, "server " + record->server().name + ": " + why});
+  const std::string text = "server " + record->server().name + ": " + why;
+  endChange(*record, {Failure::Kind::refused, text});
+  if (record->preemptor != Id{}) notPreempted(*record, text, now);
   serveWaiters(now);
 }
 
@@ -158,6 +177,7 @@ void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t no
     stored.state = LeaseState::suspended;
     stored.primary().kept = record.suspension.kept;
     stored.reason = record.idleReason;
+    stored.suspendedBy = record.changedBy;
   }
   const std::string why = !record.notResumed.empty() ? record.notResumed
                           : held                     ? "in " + held.folder
@@ -196,8 +216,10 @@ void Pool::storedSuspended(const Id& id, const std::string& why) {
   } else {
     record.primary().kept = record.suspension.kept;
     record.reason = std::exchange(record.idleReason, "");
+    record.suspendedBy = record.changedBy;
     record.idleNotBeforeMs = 0;
     setState(record, LeaseState::suspended);
+    if (record.comesBack() && record.preemptor != Id{}) bringBack(record, latestMs_);
   }
   events_.suspended(id, record.suspension);
   if (!text.empty()) events_.notResumed(id, {Failure::Kind::noDevice, text});
@@ -245,17 +267,13 @@ std::string Pool::missingToResume(const LeaseRecord& record, const Principal& wh
   for (ServerUse& use : inventory(who, now, {.without = &record.id, .resumed = &resumed})) {
     if (use.name != name) continue;
     use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
-    std::vector<Claim> claims;
-    claims.reserve(record.primary().devices.size());
-    for (size_t i = 0; i < record.primary().devices.size(); ++i)
-      claims.push_back(claimOf(record, record.primary(), i, true));
-    return missingFor(claims, use);
+    return missingFor(wholeClaims(record), use);
   }
   return name + ": not connected";
 }
 
 // True: it has been answered, or will be by what was begun.
-bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
+bool Pool::serveResume(Waiter& waiter, Queue& before, uint64_t now) {
   const Id& id = waiter.request.id;
   if (!resumeWanted(id)) return true;
   const auto at = leases_.find(id);
@@ -279,12 +297,17 @@ bool Pool::serveResume(const Waiter& waiter, Queue& before, uint64_t now) {
   const bool room = missing.empty() && (before.resuming.empty() ||
                                         missingToResume(record, waiter.who, before.resuming, now).empty());
   if (mayTry && room && overQuota.empty()) {
-    record.changedBy = waiter.who.text();
+    record.changedBy = record.preemptor == Id{} ? waiter.who.text() : "";
     reserve(record);
     refresh(before, now);
     return true;
   }
-  if (tooLate(waiter, now)) {
+  const Fits fits = [&](const ServerUse& server) {
+    return server.name == record.server().name && missingFor(wholeClaims(record), server).empty();
+  };
+  const bool preempting =
+      mayTry && !room && overQuota.empty() && preempt(waiter, before, record.terms.priority, fits, now);
+  if (tooLate(waiter, now, preempting)) {
     if (missing.empty()) missing = overQuota;
     if (missing.empty()) missing = "the devices that are free are for those who waited longer";
     if (before.length != 0)
@@ -352,6 +375,8 @@ void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
   if (record == nullptr) return;
   record->change = Change::none;
   record->unheard = false;
+  record->ranSinceMs = now;
+  record->preemptor = {};
   if (record->hold) restored(*record);
   record->idleReason.clear();
   events_.resumed(id);
@@ -426,13 +451,18 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
     record.unheard = false;
     if (record.hold && record.runs())
       return sendRestore(record);  // it is restored, or about to be: this order says which
-    if (placement.kept.empty()) return;
+    if (placement.kept.empty()) {
+      if (record.noticeEndsMs == 0) record.preemptor = {};  // the order has not reached it
+      return;
+    }
     GPUPOOL_WARNING(
         "lease %s is suspended, but its server %s says that it runs: its memory is reserved again",
         record.id.text().c_str(), record.server().name.c_str());
     placement.kept.clear();
     if (record.state != LeaseState::suspended) return;
     record.reason.clear();
+    record.preemptor = {};
+    record.ranSinceMs = now;
     setState(record, LeaseState::active);
     // Should the store refuse it, the server will say it again to a restarted manager.
     write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
@@ -448,7 +478,10 @@ void Pool::compareSuspended(LeaseRecord& record, const SuspendedLease* reported,
     record.changedBy.clear();
     // Whoever ordered it has not heard that it was done; if it was the pool, a program must not wait for
     // ever.
-    if (record.terms.idleMs != 0 && !reported->held) record.idleReason = "it was idle";
+    if (record.preemptor != Id{})
+      record.idleReason = preemptText(record);
+    else if (record.terms.idleMs != 0 && !reported->held)
+      record.idleReason = "it was idle";
     return storeSuspended(record, {reported->kept, 0, 0, 0, reported->held}, now);
   }
   if (record.state != LeaseState::suspended) return;

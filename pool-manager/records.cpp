@@ -144,6 +144,8 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
     write(lease.hold->held, hold.initHeld());
     writePlacement(lease.hold->was, hold.initWas());
   }
+  root.setSuspendedBy(lease.suspendedBy);
+  write(lease.preemptor, root.initPreemptor());
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -179,6 +181,8 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.limitMs = root.getLimitMs();
   lease.endsAtMs = root.getEndsAtMs();
   lease.job = text(root.getJob());
+  lease.suspendedBy = text(root.getSuspendedBy());
+  if (root.hasPreemptor()) lease.preemptor = read(root.getPreemptor());
   if (text(root.getBootId()) == bootId)
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return lease;

@@ -46,7 +46,8 @@ struct StoredLease {
   uint32_t ttlMs = 0;
   std::string tenant, holder;
   LeaseState ending = LeaseState::lost;  // revoking: what it ends as
-  // revoking or ended: why. Suspended: why the pool did it by itself; it comes back when its programs call.
+  // revoking or ended: why. Suspended: why the pool did it by itself; it comes back when its programs call,
+  // or if there is a preemptor, when it is its turn.
   std::string reason;
   LocalProcess process;  // the holder, if it is on this machine
   TurnTerms terms;
@@ -58,6 +59,8 @@ struct StoredLease {
   std::string job;        // of a claim (claims.h); empty: it is none
   // Held; or it is being restored on its placement, and held again if that fails.
   std::optional<Hold> hold = {};
+  std::string suspendedBy;  // suspended: on whose word; empty: the pool's own
+  Id preemptor;             // suspended: the request that has taken its devices; all zero: none
 
   // Not of a held lease.
   const Placement& primary() const;

@@ -19,7 +19,7 @@ inline std::string shortId(const Id& id) { return id.text().substr(0, 8); }
   const Change change = record.change;
   refuse(record, isMove(change)              ? "is being moved at this moment"
                  : change == Change::copying ? "is being written into files at this moment"
-                 : change == Change::suspending || change == Change::storing
+                 : change == Change::preempting || change == Change::suspending || change == Change::storing
                      ? "is being suspended at this moment"
                      : "is being resumed at this moment");
 }

@@ -186,6 +186,9 @@ class Service::Session final : public schema::Manager::Server {
         [&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why, adopter); });
     if (!ttl) kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, "the lease has ended: " + why));
     context.getResults().setTtlMs(*ttl);
+    const Pool::Notice notice = service().pool_.noticeOf(id, service().clock_.now());
+    context.getResults().setNotice(notice.text);
+    context.getResults().setEndsInMs(notice.ms);
     return kj::READY_NOW;
   }
 

@@ -187,6 +187,9 @@ struct Lease {
   adopters @18 :List(Text);   # in Manager.leases, of a claim: who uses it, for people
   held @19 :HeldLease;        # in ServerControl.grant, of a lease that is to be restored: no session of it begins before.
                               # In Manager.leases, of one that is held; it has no server and no devices
+  why @20 :Text;              # in Manager.leases, of one that is suspended: why, and on whose word; of one that is to give
+                              # its devices to a higher class: that, and when
+  idleMs @21 :Int64 = -1;     # in Manager.leases: LeaseUse.idleMs, by now; -1: its server does not say
 }
 
 # A lease whose sessions are in files and nowhere else.
@@ -243,7 +246,8 @@ interface Manager {
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
-  renew @4 (id :Id128, adopter :Adopter) -> (ttlMs :UInt32);  # fails if the lease is gone. adopter: of a claim, who renews it
+  # Fails if the lease is gone. adopter: of a claim, who renews it. notice: not empty: the lease ends in endsInMs, and why.
+  renew @4 (id :Id128, adopter :Adopter) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
   # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs. claim: not empty: the claim of
   # this id or job, instead of id; with a job, an operator names the tenant. adopter: not all zero: this one uses the claim
   # no more, and the claim goes on.
@@ -364,6 +368,7 @@ enum AuditEvent {
   tokenCreated @13; tokenRevoked @14; quotaSet @15;   # of a tenant; holder says which
   adopted @16; left @17;      # of a claim: a program uses it; and uses it no more
   held @18; restored @19;
+  preempting @20;             # it is to give its devices to a request of a higher class: it is being suspended, or has notice
 }
 
 # Where a lease is to go. All empty: to other workers on the same devices.
@@ -713,6 +718,9 @@ struct StoredLease {
   job @17 :Text;               # as in LeaseRequest
   hold @18 :StoredHold;        # null: its sessions are in no files. Held, it has no placement but those that it has left;
                                # being restored, it has one
+  suspendedBy @19 :Text;       # suspended: on whose word; empty: the manager's own
+  preemptor @20 :Id128;        # suspended: the request that has taken its devices; it resumes when it is its turn. All zero:
+                               # none
 }
 struct StoredHold {
   held @0 :HeldLease;

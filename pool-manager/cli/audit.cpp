@@ -10,6 +10,7 @@
 #include "pool-manager/cli/output.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
+#include "pool-manager/listing_json.h"
 
 namespace gpupool::cli {
 namespace {
@@ -49,16 +50,7 @@ void print(const std::vector<pool::AuditEntry>& entries) {
 
 void printJson(const std::vector<pool::AuditEntry>& entries) {
   json list = json::array();
-  for (const pool::AuditEntry& one : entries)
-    list.push_back({{"number", one.number},
-                    {"timeMs", one.timeMs},
-                    {"event", name(one.event)},
-                    {"lease", one.lease == Id{} ? "" : one.lease.text()},
-                    {"where", one.server},
-                    {"tenant", one.tenant},
-                    {"holder", one.holder},
-                    {"by", one.by},
-                    {"reason", one.reason}});
+  for (const pool::AuditEntry& one : entries) list.push_back(toJson(one));
   cli::printJson(list);
 }
 

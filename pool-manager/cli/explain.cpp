@@ -8,11 +8,11 @@
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/output.h"
 #include "pool-manager/cli/table.h"
+#include "pool-manager/listing_json.h"
 
 namespace gpupool::cli {
 namespace {
 
-using nlohmann::json;
 using pool::Explanation;
 using pool::Outlook;
 
@@ -66,24 +66,6 @@ void printTable(const Explanation& answer) {
   if (rows.size() > 1) cli::printTable(rows);
 }
 
-void printJson(const Explanation& answer) {
-  json servers = json::array();
-  for (const pool::ServerVerdict& server : answer.servers) {
-    json devices = json::array();
-    for (const pool::DeviceVerdict& device : server.devices)
-      devices.push_back({{"ordinal", device.ordinal},
-                         {"name", device.name},
-                         {"fits", device.reason.empty()},
-                         {"reason", device.reason}});
-    servers.push_back({{"name", server.name}, {"reason", server.reason}, {"devices", devices}});
-  }
-  const json entry = {{"outlook", name(answer.outlook)},
-                      {"text", answer.text},
-                      {"ahead", answer.ahead},
-                      {"servers", servers}};
-  cli::printJson(entry);
-}
-
 }  // namespace
 
 int runExplain(const Words& words) {
@@ -97,7 +79,7 @@ int runExplain(const Words& words) {
   const HolderSettings settings = leaseWish(options);
   ManagerQuery query(settings.addresses, 3000, settings.credentials);
   const Explanation answer = query.explain(settings.request);
-  asJson ? printJson(answer) : printTable(answer);
+  asJson ? printJson(toJson(answer)) : printTable(answer);
   return answer.outlook == Outlook::now ? 0 : answer.outlook == Outlook::never ? kNever : kWaits;
 }
 

@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstring>
 #include <map>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
@@ -273,7 +275,12 @@ kj::Promise<void> Holder::renewOnce() {
     pool::write(lease_->id, request.initId());
     const pool::LeaseRequest& asked = settings_.request;
     if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
-    return request.send().ignoreResult();
+    return request.send().then([this](auto&& renewed) {
+      if (renewed.getNotice().size() == 0) noticed_ = false;
+      if (renewed.getNotice().size() == 0 || std::exchange(noticed_, true)) return;
+      const std::chrono::milliseconds left(renewed.getEndsInMs());
+      onEnding_("the lease ends in " + options::formatTime(left) + ": " + pool::text(renewed.getNotice()));
+    });
   });
   // Several attempts must fit into the lease's time.
   const auto limit =

@@ -10,6 +10,7 @@
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/fabric_table.h"
 #include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/output.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
 #include "pool-manager/listing_json.h"
@@ -81,13 +82,19 @@ Listing parse(Words words, const char* usage, const char* purpose, const char* e
   const Help help = {usage, purpose, "GPUPOOL_STATE: the folder of this machine's pool.",
                      "0: success. 1: no manager is reachable. 2: the command line is wrong.", examples};
   Listing listing;
-  std::vector<options::Option> own = {{"json", listing.json, "", "Print JSON instead of a table.", true}};
+  Output output;
+  std::vector<options::Option> own;
+  output.addTo(own);
+  words = withOutput(std::move(words));
   if (verbose != nullptr) {
     own.push_back({"verbose", listing.verbose, "", verbose, true});
     std::replace(words.begin(), words.end(), std::string("-v"), std::string("--verbose"));
   }
   const Parsed parsed = parseCommand(words, help, &listing.client, kAskingOptions, own);
   listing.helped = parsed.helped;
+  check(output);
+  listing.json = output.json;
+  listing.verbose = listing.verbose || output.wide();
   if (!parsed.rest.empty()) throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected");
   return listing;
 }
@@ -108,7 +115,7 @@ std::string holders(const ListedDevice& device, const pool::PoolView& view) {
 
 std::vector<std::string> leaseHeading(bool verbose) {
   std::vector<std::string> row = {"LEASE", "SERVER", "GPUS", "MEMORY EACH", "STATE"};
-  if (verbose) row.insert(row.end(), {"SHARE", "PRIORITY", "SERVED", "TURNS"});
+  if (verbose) row.insert(row.end(), {"SHARE", "PRIORITY", "SERVED", "TURNS", "IDLE", "IDLE RELEASE"});
   row.insert(row.end(), {"AGE", "TENANT", "HOLDER"});
   return row;
 }
@@ -132,6 +139,8 @@ std::vector<std::string> leaseRow(const pool::Lease& lease, bool verbose) {
     row.emplace_back(name(lease.terms.priority));
     row.push_back(lease.turn ? age(lease.turn->servedMs) : "-");
     row.push_back(lease.turn ? std::to_string(lease.turn->turns) : "-");
+    row.push_back(lease.idleMs < 0 ? "-" : age(static_cast<uint64_t>(lease.idleMs)));
+    row.push_back(lease.terms.idleMs == 0 ? "-" : age(lease.terms.idleMs));
   }
   row.insert(row.end(), {age(lease.ageMs), lease.tenant.empty() ? "-" : lease.tenant, lease.holder});
   return row;
@@ -252,7 +261,9 @@ int runLeases(const Words& words) {
       "other "
       "GPUs, too, until all of its sessions are there (see `gpupool migrate --help`).",
       "  gpupool leases\n  gpupool leases -v\n",
-      "Also -v. Shows the share and the priority of each lease; how long those that take turns have been on "
+      "Also -v, or -o wide. Shows the share and the priority of each lease; for how long those with an idle "
+      "release have "
+      "not been used, and when they are given back for that; how long those that take turns have been on "
       "their GPUs, and how often they have come back there; why one could not be put aside; where those that "
       "move are going; why one could not be moved, as far as that is known before anybody tries; what leases "
       "are for, and what is left of their time limits.");
@@ -270,6 +281,11 @@ int runLeases(const Words& words) {
     return 0;
   }
   printTable(rows);
+  for (const pool::Lease& lease : leases)
+    if (!lease.why.empty())
+      std::cout << "\n"
+                << shortId(lease.id) << (lease.state == "suspended" ? " is suspended: " : " ") << lease.why
+                << "\n";
   if (listing.verbose)
     for (const pool::Lease& lease : leases) {
       if (!lease.reason.empty())

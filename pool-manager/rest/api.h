@@ -9,7 +9,8 @@ namespace gpupool::pool::rest {
 class Api final : public Answerer {
  public:
   // Both outlive it.
-  Api(kj::Timer& timer, Service& service) : events_(timer, service), context_{service, timer, events_} {}
+  Api(kj::Timer& timer, Service& service)
+      : events_(timer, service), context_{service, timer, events_, orders_} {}
 
   bool open(const Request& request) override { return isOpen(request); }
   kj::Promise<Answer> answer(Request request) override {
@@ -23,6 +24,7 @@ class Api final : public Answerer {
 
  private:
   Events events_;
+  Orders orders_;
   Context context_;
 };
 

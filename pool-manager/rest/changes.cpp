@@ -19,16 +19,6 @@ Json describe(const Context& context, const Id& id) {
   return {{"id", id.text()}, {"state", "ended"}, {"reason", why == nullptr ? "" : *why}};
 }
 
-// Of whoever may change it.
-Id ownLease(const Context& context, const Request& request) {
-  const Id id = leaseId(request);
-  const auto at = context.service.pool().leases().find(id);
-  if (at == context.service.pool().leases().end()) refuseUnknown(context, id);
-  if (!request.who.owns(at->second.tenant))
-    refuse({403, "forbidden", "that lease is another tenant's", "use that tenant's token"});
-  return id;
-}
-
 std::string checkedServer(const Context& context, const Request& request) {
   const std::string& server = request.named.at("name");
   if (!context.service.pool().servers().contains(server) &&
@@ -64,27 +54,29 @@ kj::Promise<Answer> cordon(const Context& context, const Request& request, bool 
       [server, cordoned](auto&&) -> Answer { return {200, {{"name", server}, {"cordoned", cordoned}}}; });
 }
 
-}  // namespace
-
-kj::Promise<Answer> releaseLease(const Context& context, const Request& request) {
-  const Id named = leaseId(request);
-  if (context.service.pool().endedBecause(named) != nullptr) return Answer{200, describe(context, named)};
-  const Id id = ownLease(context, request);
-  const LeaseRecord& record = context.service.pool().leases().at(id);
-  if (record.state == LeaseState::lost) demand(request.who, Operation::dropLost);
-  note(request, "releases lease " + id.text());
-  auto order = context.service.managerFor(request.who).releaseRequest();
-  write(id, order.initId());
-  order.setDrop(true);
-  return order.send().then([context, id](auto&&) -> Answer { return {200, describe(context, id)}; });
+std::string demandFolder(const Request& request) {
+  std::string folder = text(request, "folder");
+  if (folder.empty())
+    refuse({400, "bad_field", "'folder' is required", "name a folder in the server's checkpoint folder"});
+  return folder;
 }
 
-kj::Promise<Answer> suspendLease(const Context& context, const Request& request) {
+MoveTarget targetOf(const Request& request) {
+  MoveTarget to;
+  to.server = text(request, "server");
+  if (const auto at = request.body.find("devices"); at != request.body.end())
+    to.devices = at->get<std::vector<uint32_t>>();
+  to.elsewhere = flag(request, "elsewhere");
+  return to;
+}
+
+kj::Promise<Answer> suspend(const Context& context, const Request& request, const std::string& folder) {
   const Id id = ownLease(context, request);
-  note(request, "suspends lease " + id.text());
+  note(request, (folder.empty() ? "suspends lease " : "holds in files lease ") + id.text());
   auto order = context.service.managerFor(request.who).suspendRequest();
   write(id, order.initId());
   order.setDrainMs(static_cast<uint32_t>(request.counts.at("drainMs")));
+  order.setFolder(folder);
   return orLater(context, id, order.send().then([context, id](auto&& response) -> Answer {
     const SuspendResult result = read(response.getResult());
     Json json = describe(context, id);
@@ -96,27 +88,95 @@ kj::Promise<Answer> suspendLease(const Context& context, const Request& request)
   }));
 }
 
-kj::Promise<Answer> resumeLease(const Context& context, const Request& request) {
+kj::Promise<Answer> resume(const Context& context, const Request& request, const std::string& folder) {
   const Id id = ownLease(context, request);
-  note(request, "resumes lease " + id.text());
+  note(request, (folder.empty() ? "resumes lease " : "restores lease ") + id.text());
   auto order = context.service.managerFor(request.who).resumeRequest();
   write(id, order.initId());
   order.setWaitMs(static_cast<uint32_t>(request.counts.at("waitMs")));
+  order.setFolder(folder);
+  write(folder.empty() ? MoveTarget() : targetOf(request), order.initTo());
   return orLater(context, id,
                  order.send().then([context, id](auto&&) -> Answer { return {200, describe(context, id)}; }));
 }
 
+}  // namespace
+
+Id ownLease(const Context& context, const Request& request) {
+  const Id id = leaseId(request);
+  const auto at = context.service.pool().leases().find(id);
+  if (at == context.service.pool().leases().end()) {
+    if (queued(context, request, id))
+      refuse(
+          {409, "queued", "the lease waits for its devices", "GET /v1/queue shows its place in the queue"});
+    refuseUnknown(context, id);
+  }
+  if (!request.who.owns(at->second.tenant))
+    refuse({403, "forbidden", "that lease is another tenant's", "use that tenant's token"});
+  return id;
+}
+
+kj::Promise<Answer> releaseLease(const Context& context, const Request& request) {
+  const Id named = leaseId(request);
+  if (context.service.pool().endedBecause(named) != nullptr) return Answer{200, describe(context, named)};
+  if (queued(context, request, named)) {
+    note(request, "releases lease " + named.text() + ", which waits");
+    auto order = context.service.managerFor(request.who).releaseRequest();
+    write(named, order.initId());
+    return order.send().then([context, named](auto&&) -> Answer { return {200, describe(context, named)}; });
+  }
+  const Id id = ownLease(context, request);
+  const LeaseRecord& record = context.service.pool().leases().at(id);
+  if (record.state == LeaseState::lost) demand(request.who, Operation::dropLost);
+  note(request, "releases lease " + id.text());
+  auto order = context.service.managerFor(request.who).releaseRequest();
+  write(id, order.initId());
+  order.setDrop(true);
+  return order.send().then([context, id](auto&&) -> Answer { return {200, describe(context, id)}; });
+}
+
+kj::Promise<Answer> suspendLease(const Context& context, const Request& request) {
+  return suspend(context, request, "");
+}
+
+kj::Promise<Answer> resumeLease(const Context& context, const Request& request) {
+  return resume(context, request, "");
+}
+
+kj::Promise<Answer> holdLease(const Context& context, const Request& request) {
+  return suspend(context, request, demandFolder(request));
+}
+
+kj::Promise<Answer> restoreLease(const Context& context, const Request& request) {
+  return resume(context, request, demandFolder(request));
+}
+
+kj::Promise<Answer> checkpointLease(const Context& context, const Request& request) {
+  const Id id = ownLease(context, request);
+  const std::string folder = demandFolder(request);
+  note(request, "writes a checkpoint of lease " + id.text());
+  auto order = context.service.managerFor(request.who).checkpointRequest();
+  write(id, order.initId());
+  order.setDrainMs(static_cast<uint32_t>(request.counts.at("drainMs")));
+  order.setFolder(folder);
+  return orLater(context, id, order.send().then([context, id](auto&& response) -> Answer {
+    const CheckpointResult result = read(response.getResult());
+    Json json = describe(context, id);
+    json["sessions"] = result.sessions;
+    json["bytes"] = result.bytes;
+    json["longestPauseMs"] = result.longestPauseMs;
+    json["folder"] = result.folder;
+    json["place"] = result.server;
+    return {200, std::move(json)};
+  }));
+}
+
 kj::Promise<Answer> migrateLease(const Context& context, const Request& request) {
   const Id id = ownLease(context, request);
-  MoveTarget to;
-  to.server = text(request, "server");
-  if (const auto at = request.body.find("devices"); at != request.body.end())
-    to.devices = at->get<std::vector<uint32_t>>();
-  to.elsewhere = request.body.value("elsewhere", false);
   note(request, "moves lease " + id.text());
   auto order = context.service.managerFor(request.who).migrateRequest();
   write(id, order.initId());
-  write(to, order.initTo());
+  write(targetOf(request), order.initTo());
   order.setDrainMs(static_cast<uint32_t>(request.counts.at("drainMs")));
   return orLater(context, id, order.send().then([context, id](auto&& response) -> Answer {
     const MigrateResult result = read(response.getResult());

@@ -22,40 +22,45 @@ std::string tenantOf(const Request& request) {
   return named.empty() ? request.who.tenant : named;
 }
 
-LeaseRequest wishOf(const Request& request) {
-  const auto count = [&](const char* name) { return request.counts.at(name); };
-  LeaseRequest wish;
-  wish.job = text(request, "job");
+std::string jobOf(const Request& request) {
+  std::string job = text(request, "job");
   try {
-    checkJob(wish.job);
+    checkJob(job);
   } catch (const std::invalid_argument& error) {
     refuse({400, "bad_field", error.what()});
   }
+  return job;
+}
+
+}  // namespace
+
+LeaseRequest leaseWish(const Request& request, const std::string& job) {
+  const auto count = [&](const char* name) { return request.counts.at(name); };
+  LeaseRequest wish;
+  wish.job = job;
   wish.tenant = tenantOf(request);
   wish.holder = "REST, from " + request.peer;
   wish.deviceCount = static_cast<uint32_t>(count("devices"));
   wish.memoryBytes = count("memoryBytes");
   wish.gpu = text(request, "gpu");
   wish.server = text(request, "server");
-  wish.policy = request.body.value("spread", false) ? Policy::spread : Policy::pack;
+  wish.policy = flag(request, "spread") ? Policy::spread : Policy::pack;
   wish.reason = text(request, "reason");
+  wish.turns = {static_cast<uint32_t>(count("sharePercent")), priorityOf(text(request, "priority")), 0};
   wish.limitMs = count("limitMs");
+  if (job.empty()) return wish;  // nobody leases: it is explained
   wish.ttlMs = static_cast<uint32_t>(count("unusedMs"));
   wish.waitMs = static_cast<uint32_t>(count("waitMs"));
-  wish.turns = {static_cast<uint32_t>(count("sharePercent")), priorityOf(text(request, "priority")), 0};
   return wish;
 }
 
-// As it is listed, with what only the list has.
-kj::Promise<Answer> described(const Context& context, const Request& request, const Id& id) {
+kj::Promise<Answer> describeClaim(const Context& context, const Request& request, const Id& id) {
   return context.service.managerFor(request.who).leasesRequest().send().then([id](auto&& response) -> Answer {
     for (auto one : response.getLeases())
       if (read(one.getId()) == id) return {200, toJson(read(one))};
     refuse({404, "lease_ended", "the claim has ended already"});
   });
 }
-
-}  // namespace
 
 kj::Promise<Answer> listClaims(const Context& context, const Request& request) {
   return context.service.managerFor(request.who).leasesRequest().send().then([](auto&& response) -> Answer {
@@ -68,9 +73,9 @@ kj::Promise<Answer> listClaims(const Context& context, const Request& request) {
 
 kj::Promise<Answer> createClaim(const Context& context, const Request& request) {
   auto order = context.service.managerFor(request.who).leaseRequest();
-  write(wishOf(request), order.initRequest());
+  write(leaseWish(request, jobOf(request)), order.initRequest());
   return order.send().then([context, request](auto&& response) {
-    return described(context, request, read(response.getLease().getId()));
+    return describeClaim(context, request, read(response.getLease().getId()));
   });
 }
 

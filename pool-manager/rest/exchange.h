@@ -27,6 +27,7 @@ struct Request {
   Principal who;
   std::string peer;       // its address; for people
   std::string lastEvent;  // the header Last-Event-ID
+  std::string key;        // the header Idempotency-Key
 };
 
 struct Answer {

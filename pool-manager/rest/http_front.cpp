@@ -150,6 +150,7 @@ class HttpFront::Connection final : private kj::HttpService,
     request.method = method == kj::HttpMethod::HEAD ? kj::HttpMethod::GET : method;
     request.peer = peer_;
     request.lastEvent = text(headers.get(front_.lastEvent_));
+    request.key = text(headers.get(front_.key_));
     // The body is read first: where something is wrong with the request, the next one begins behind it.
     const std::string line(url.begin(), url.size());
     const std::string authorization = text(headers.get(front_.authorization_));
@@ -266,6 +267,7 @@ HttpFront::HttpFront(kj::Timer& timer, Service& service, Answerer& answerer, con
   kj::HttpHeaderTable::Builder builder;
   authorization_ = builder.add("Authorization");
   lastEvent_ = builder.add("Last-Event-ID");
+  key_ = builder.add("Idempotency-Key");
   origin_ = builder.add("Origin");
   requestId_ = builder.add("X-Request-Id");
   headers_ = builder.build();

@@ -1,5 +1,6 @@
 #include "pool-manager/rest/listings.h"
 
+#include "pool-manager/convert.h"
 #include "pool-manager/listing_json.h"
 
 namespace gpupool::pool::rest {
@@ -87,9 +88,13 @@ kj::Promise<Answer> getLease(const Context& context, const Request& request) {
   return context.service.managerFor(request.who)
       .leasesRequest()
       .send()
-      .then([context, id](auto&& response) -> Answer {
+      .then([context, request, id](auto&& response) -> Answer {
         for (auto one : response.getLeases())
           if (read(one.getId()) == id) return ok(toJson(read(one)));
+        if (auto waiting = queued(context, request, id)) return ok(std::move(*waiting));
+        // Who may not see the lease knows its id all the same: it says nothing of who asked.
+        if (const Problem* why = context.orders.unserved(id))
+          refuse({404, "lease_unserved", "the request got no lease: " + why->message, why->hint});
         refuseUnknown(context, id);
       });
 }

@@ -15,6 +15,8 @@ kj::Promise<Answer> events(const Context& context, const Request& request);
 
 // The lease that the path names. Throws a Problem if that is no lease's id.
 Id leaseId(const Request& request);
+// The same, of a lease that is there and that whoever asks may change.
+Id ownLease(const Context& context, const Request& request);
 // Why a lease that is not there is not.
 [[noreturn]] void refuseUnknown(const Context& context, const Id& id);
 

@@ -102,6 +102,9 @@ const char kSchemas[] = R"json({
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
       "claim": {"type": "object", "required": ["job", "usedBy"], "properties": {
         "job": {"type": "string"}, "usedBy": {"type": "array", "items": {"type": "string"}}}},
+      "why": {"type": "string"}, "idleMs": {"type": "integer", "minimum": 0},
+      "idleReleaseMs": {"type": "integer", "minimum": 1}, "position": {"type": "integer", "minimum": 1},
+      "resumes": {"type": "boolean"}, "priority": {"enum": ["low", "normal", "high"]},
       "held": {"type": "object", "required": ["folder", "server"], "properties": {
         "folder": {"type": "string"}, "server": {"type": "string"}}},
       "terms": {"type": "object", "required": ["sharePercent", "priority"], "properties": {
@@ -112,6 +115,33 @@ const char kSchemas[] = R"json({
   "LeaseList": {"type": "object", "required": ["leases"], "properties": {
     "leases": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}},
     "nextCursor": {"$ref": "#/components/schemas/Id"}}},
+  "Renewal": {"type": "object", "required": ["id", "ttlMs"], "properties": {
+    "id": {"$ref": "#/components/schemas/Id"}, "ttlMs": {"type": "integer", "minimum": 0},
+    "notice": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 0}}},
+  "Queue": {"type": "object", "required": ["queue"], "properties": {
+    "queue": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}}}},
+  "Explanation": {"type": "object", "required": ["outlook", "text", "ahead", "servers"], "properties": {
+    "outlook": {"enum": ["now", "devices", "queue", "server", "operator", "quota", "never"]},
+    "text": {"type": "string"}, "ahead": {"type": "integer", "minimum": 0},
+    "servers": {"type": "array", "items": {"type": "object", "required": ["name", "reason", "devices"], "properties": {
+      "name": {"type": "string"}, "reason": {"type": "string"},
+      "devices": {"type": "array", "items": {"type": "object", "required": ["ordinal", "name", "fits", "reason"],
+        "properties": {"ordinal": {"type": "integer"}, "name": {"type": "string"}, "fits": {"type": "boolean"},
+                       "reason": {"type": "string"}}}}}}}}},
+  "AuditList": {"type": "object", "required": ["entries", "more"], "properties": {
+    "more": {"type": "boolean"},
+    "entries": {"type": "array", "items": {"type": "object",
+      "required": ["number", "timeMs", "event", "lease", "where", "tenant", "holder", "by", "reason"], "properties": {
+        "number": {"type": "integer", "minimum": 1}, "timeMs": {"type": "integer", "minimum": 0},
+        "event": {"type": "string"}, "lease": {"type": "string"}, "where": {"type": "string"},
+        "tenant": {"type": "string"}, "holder": {"type": "string"}, "by": {"type": "string"},
+        "reason": {"type": "string"}}}}}},
+  "Drain": {"type": "object", "required": ["name", "cordoned", "drained", "pending", "leases"], "properties": {
+    "name": {"type": "string"}, "cordoned": {"const": true}, "drained": {"type": "boolean"},
+    "pending": {"type": "boolean"},
+    "leases": {"type": "array", "items": {"type": "object", "required": ["id", "state", "note"], "properties": {
+      "id": {"$ref": "#/components/schemas/Id"}, "state": {"$ref": "#/components/schemas/LeaseState"},
+      "note": {"type": "string"}}}}}},
   "ClaimList": {"type": "object", "required": ["claims"], "properties": {
     "claims": {"type": "array", "items": {"$ref": "#/components/schemas/Lease"}}}},
   "ClaimEnd": {"type": "object", "required": ["claim", "state"], "properties": {

@@ -8,6 +8,7 @@
 #include "pool-manager/lease_state.h"
 #include "pool-manager/rest/changes.h"
 #include "pool-manager/rest/claims.h"
+#include "pool-manager/rest/drain.h"
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
@@ -18,10 +19,39 @@ namespace gpupool::pool::rest {
 namespace {
 
 constexpr auto kGet = kj::HttpMethod::GET, kPost = kj::HttpMethod::POST;
-constexpr uint64_t kMostWaitMs = 3'600'000;
+constexpr uint64_t kMostWaitMs = 3'600'000, kMostQueuedMs = 7 * uint64_t{86'400'000};
+constexpr uint64_t kMostAnswerMs = 40'000;
+
+using Kind = Field::Kind;
+
+// What a request for devices names.
+std::vector<Field> wishFields() {
+  return {
+      {Kind::text, "tenant",
+       "Whose programs use it: schedulers and operators may name others. Empty: the token's.", 64},
+      {Kind::count, "devices", "How many GPUs, of one server.", kMaxDevices, 1, 1},
+      {Kind::count, "memoryBytes", "On each GPU. 0: whole GPUs.", uint64_t{1} << 60, 0},
+      {Kind::text, "gpu", "Which GPUs, as --gpu: h200, memory>=80GiB. Empty: any.", 255},
+      {Kind::text, "server", "On this server. Empty: on any.", 255},
+      {Kind::yes, "spread", "Where most is free, not where least is."},
+      {Kind::text, "priority", "The class: low, normal or high. Empty: normal.", 8},
+      {Kind::count, "sharePercent", "Of the GPUs' time, where leases take turns. 0: an equal part.", 100, 0},
+      {Kind::text, "reason", "What it is for; for people.", 200},
+      {Kind::count, "limitMs", "It ends so long after its grant. 0: no limit.", uint64_t{366} * 86'400'000,
+       0}};
+}
+
+// Of what is reserved, besides.
+std::vector<Field> leaseFields(std::vector<Field> more) {
+  std::vector<Field> fields = wishFields();
+  fields.push_back({Kind::count, "unusedMs",
+                    "It ends when no program has used it, and nobody renewed it, for so long.", kMostWaitMs,
+                    kUnusedMs, 1000});
+  fields.insert(fields.end(), more.begin(), more.end());
+  return fields;
+}
 
 std::vector<Route> makeRoutes() {
-  using Kind = Field::Kind;
   const Field drain{Kind::count, "drainMs", "What runs on the devices has so long to finish.", kMostWaitMs,
                     30'000};
   return {
@@ -49,7 +79,17 @@ std::vector<Route> makeRoutes() {
         {Kind::text, "server", "Only leases on this server."},
         {Kind::count, "limit", "The most leases of a page.", 1000, 100, 1},
         {Kind::text, "cursor", "Where the page begins: nextCursor of the page before.", 32}}},
-      {kGet, "/v1/leases/{id}", "getLease", "One lease.", getLease, "Lease"},
+      {kPost, "/v1/leases", "createLease",
+       "Leases GPUs for programs that use them by GPUPOOL_CLAIM, with the lease's id. Asked again with the "
+       "same Idempotency-Key, it is the same lease. 202: it waits, and has a position in the queue.",
+       createLease, "Lease", Operation::lease,
+       leaseFields({{Kind::count, "waitMs", "How long to wait for GPUs.", kMostQueuedMs, 0},
+                    {Kind::count, "answerMs", "The answer comes after so long, also while it waits.",
+                     kMostAnswerMs, kMostAnswerMs}})},
+      {kGet, "/v1/leases/{id}", "getLease", "One lease, or one that waits in the queue.", getLease, "Lease"},
+      {kPost, "/v1/leases/{id}/renew", "renewLease",
+       "Keeps a lease for another unusedMs, in its holder's place. May be repeated.", renewLease, "Renewal",
+       Operation::lease},
       {kPost, "/v1/leases/{id}/release", "releaseLease",
        "Ends a lease in its holder's place, or drops one that is lost with its server. May be repeated.",
        releaseLease, "LeaseChange", Operation::changeLease},
@@ -81,34 +121,57 @@ std::vector<Route> makeRoutes() {
         {Kind::ordinals, "devices", "To these GPUs there, one for each of the lease's.", 64},
         {Kind::yes, "elsewhere", "To any other server that has room."},
         drain}},
+      {kPost,
+       "/v1/leases/{id}/checkpoint",
+       "checkpointLease",
+       "Writes a lease's sessions into files of its server while its programs run.",
+       checkpointLease,
+       "LeaseChange",
+       Operation::changeLease,
+       {{Kind::text, "folder", "In the server's checkpoint folder. Required.", 255}, drain}},
+      {kPost,
+       "/v1/leases/{id}/hold",
+       "holdLease",
+       "Writes a lease's sessions into files of its server, and has them leave its GPUs. May be repeated.",
+       holdLease,
+       "LeaseChange",
+       Operation::changeLease,
+       {{Kind::text, "folder", "In the server's checkpoint folder. Required.", 255}, drain}},
+      {kPost,
+       "/v1/leases/{id}/restore",
+       "restoreLease",
+       "Brings a lease back from the files in which it is held, when there is room.",
+       restoreLease,
+       "LeaseChange",
+       Operation::changeLease,
+       {{Kind::text, "folder", "The files. Required.", 255},
+        {Kind::text, "server", "On this server. Empty: the one that has written the files.", 255},
+        {Kind::ordinals, "devices", "These GPUs there. Empty: any like those that it had.", 64},
+        {Kind::count, "waitMs", "How long to wait for room.", 40'000, 5000}}},
+      {kGet, "/v1/queue", "listQueue", "What waits for GPUs, in the order in which it is served.", listQueue,
+       "Queue"},
+      {kGet, "/v1/explain", "explainRequest",
+       "What would become of a request that is made now, and for each GPU why not. Nothing is leased.",
+       explainRequest, "Explanation", Operation::look, wishFields()},
+      {kGet,
+       "/v1/audit",
+       "listAudit",
+       "What has happened to leases and servers, the oldest first.",
+       listAudit,
+       "AuditList",
+       Operation::look,
+       {{Kind::count, "after", "Only what comes after the entry of this number.", uint64_t{1} << 60, 0},
+        {Kind::count, "sinceMs", "Only what is not older. 0: everything.", uint64_t{1} << 60, 0},
+        {Kind::text, "lease", "Only of leases whose id begins so.", 32}}},
       {kGet, "/v1/claims", "listClaims", "The claims: leases that job schedulers have reserved for jobs.",
        listClaims, "ClaimList"},
-      {kPost,
-       "/v1/claims",
-       "createClaim",
+      {kPost, "/v1/claims", "createClaim",
        "Reserves GPUs for a job; its programs adopt the claim by GPUPOOL_CLAIM. Asked again for the same "
        "job, "
        "it is the same claim.",
-       createClaim,
-       "Lease",
-       Operation::lease,
-       {{Kind::text, "job", "The scheduler's job, CLUSTER:ID:RESTARTS. Required.", 255},
-        {Kind::text, "tenant",
-         "Whose programs use it: schedulers and operators may name others. Empty: the token's.", 64},
-        {Kind::count, "devices", "How many GPUs, of one server.", kMaxDevices, 1, 1},
-        {Kind::count, "memoryBytes", "On each GPU. 0: whole GPUs.", uint64_t{1} << 60, 0},
-        {Kind::text, "gpu", "Which GPUs, as --gpu: h200, memory>=80GiB. Empty: any.", 255},
-        {Kind::text, "server", "On this server. Empty: on any.", 255},
-        {Kind::yes, "spread", "Where most is free, not where least is."},
-        {Kind::text, "priority", "The class: low, normal or high. Empty: normal.", 8},
-        {Kind::count, "sharePercent", "Of the GPUs' time, where leases take turns. 0: an equal part.", 100,
-         0},
-        {Kind::text, "reason", "What it is for; for people.", 200},
-        {Kind::count, "limitMs", "It ends so long after its grant. 0: no limit.", uint64_t{366} * 86'400'000,
-         0},
-        {Kind::count, "unusedMs", "It ends when no program has used it for so long.", kMostWaitMs, kUnusedMs,
-         1000},
-        {Kind::count, "waitMs", "How long to wait for GPUs.", 40'000, 0}}},
+       createClaim, "Lease", Operation::lease,
+       leaseFields({{Kind::text, "job", "The scheduler's job, CLUSTER:ID:RESTARTS. Required.", 255},
+                    {Kind::count, "waitMs", "How long to wait for GPUs.", 40'000, 0}})},
       {kPost,
        "/v1/claims/{claim}/release",
        "releaseClaim",
@@ -129,6 +192,17 @@ std::vector<Route> makeRoutes() {
       {kPost, "/v1/servers/{name}/uncordon", "uncordonServer",
        "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange",
        Operation::cordon},
+      {kPost,
+       "/v1/servers/{name}/drain",
+       "drainServer",
+       "Cordons a server, begins to move its leases to other servers, and says what is left there: with 202, "
+       "moves are under way. Ask again until it is drained. Operators only.",
+       drainServer,
+       "Drain",
+       Operation::cordon,
+       {{Kind::text, "reason", "Why; for people.", 255},
+        {Kind::text, "by", "On whose word; for people.", 160},
+        {Kind::yes, "stay", "Moves no lease."}}},
       {kGet, "/v1/tokens", "listTokens", "The tokens that operators have made, but not what they are.",
        listTokens, "TokenList", Operation::tokens},
       {kPost,
@@ -240,6 +314,8 @@ void checkQuery(const Field& field, const std::string& value, Request& request) 
     request.counts[field.name] = number;
     return;
   }
+  if (field.kind == Field::Kind::yes && value != "true" && value != "false")
+    refuse({400, "bad_parameter", quoted(field) + " is not true or false"});
   checkText(field, value);
   if (field.kind != Field::Kind::state) return;
   for (uint32_t i = 0; i < kLeaseStates; ++i)
@@ -331,6 +407,11 @@ std::string text(const Request& request, const char* name) {
   if (const auto at = request.query.find(name); at != request.query.end()) return at->second;
   if (const auto at = request.body.find(name); at != request.body.end()) return at->get<std::string>();
   return "";
+}
+
+bool flag(const Request& request, const char* name) {
+  if (const auto at = request.query.find(name); at != request.query.end()) return at->second == "true";
+  return request.body.value(name, false);
 }
 
 }  // namespace gpupool::pool::rest

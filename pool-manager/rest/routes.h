@@ -9,6 +9,7 @@
 
 #include "pool-manager/rest/events.h"
 #include "pool-manager/rest/exchange.h"
+#include "pool-manager/rest/requests.h"
 #include "pool-manager/roles.h"
 #include "pool-manager/service.h"
 
@@ -28,6 +29,7 @@ struct Context {
   Service& service;
   kj::Timer& timer;
   Events& events;
+  Orders& orders;
 };
 
 using Handler = kj::Promise<Answer> (*)(const Context& context, const Request& request);
@@ -54,5 +56,6 @@ bool isOpen(const Request& request);
 
 // What query or body say, "" if nothing; of a request that routeOf() has checked.
 std::string text(const Request& request, const char* name);
+bool flag(const Request& request, const char* name);
 
 }  // namespace gpupool::pool::rest

@@ -100,7 +100,7 @@ TEST_CASE_METHOD(Fixture, "a request that says something unknown or wrong is ref
   check(post("/v1/servers/a/cordon", R"({"colour": 1})"), 400, "unknown_field");
   check(post("/v1/servers/a/cordon", R"({"reason": 1})"), 400, "bad_field");
   check(post("/v1/servers/a/cordon"), 404, "server_unknown");
-  const Reply wrongMethod = post("/v1/leases");
+  const Reply wrongMethod = post("/v1/devices");
   check(wrongMethod, 405, "method_not_allowed");
   CHECK(wrongMethod.headers.at("Allow") == "GET, HEAD");
   CHECK(ask("GET", "/v1/health", "", "X-Request-Id: mine-7\r\n").headers.at("X-Request-Id") == "mine-7");

@@ -295,7 +295,7 @@ TEST_CASE_METHOD(Fixture, "where more is leased than there is, leases and device
   CHECK(contains(leases, "6.0 GiB      active, resident"));
   CHECK(contains(leases, "5.0 GiB      active, waiting"));
   const std::string verbose = said({"leases", "-v"});
-  CHECK(contains(verbose, "STATE             SHARE  PRIORITY  SERVED  TURNS  AGE"));
+  CHECK(contains(verbose, "STATE             SHARE  PRIORITY  SERVED  TURNS  IDLE  IDLE RELEASE  AGE"));
   CHECK(contains(verbose, "active, resident  25%    high      1m      3      "));
   CHECK(contains(verbose, "active, waiting   -      normal    2s      1      "));
   CHECK(contains(verbose, other.text().substr(0, 8) + " was not put aside: its kernel runs on\n"));

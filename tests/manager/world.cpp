@@ -28,8 +28,9 @@ constexpr uint64_t kOrderMs = 1800;  // the manager waits so long for a suspensi
 constexpr uint64_t kMemory = uint64_t{8} << 30;
 constexpr int kHolders = 5;
 
-PoolTimes times() {
+PoolTimes times(bool preempts = false) {
   PoolTimes times;
+  if (preempts) times.preempt = {Preemption::revoke, 500, 1500, 1000};
   times.beatMs = 400, times.silentMs = 1500, times.minTtlMs = 1000;
   times.driftMs = 200, times.killMs = 500, times.tombstoneMs = 600'000;
   return times;
@@ -135,7 +136,8 @@ class World final : private PoolEvents {
         targets_(seed * 3 + 7),
         wishes_(~seed * 3 + 7),
         claims_(seed * 5 + 11),
-        bug_(bug) {
+        bug_(bug),
+        preempts_(bug == Bug::none && seed % 3 == 0) {
     loseStores_ = chance(25);
     // Other bugs are rare enough without it.
     const bool aboutMoves = bug == Bug::hidesSessions || bug == Bug::keepsDevices;
@@ -312,7 +314,7 @@ class World final : private PoolEvents {
     disk_.losesHolds = bug_ == Bug::forgetsHolds;
     store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
     try {
-      pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(),
+      pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(preempts_),
                     PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, newId().text()});
       // What was never stored may come to be again.
       std::erase_if(created_, [&](const auto& one) { return !pool_->leases().contains(one.first.second); });
@@ -445,6 +447,9 @@ class World final : private PoolEvents {
   void checkRevoke(const SimulatedServer& server, const ServerLife& life, const Id& id) {
     const auto record = pool_->leases().find(id);
     const auto there = server.leases.find(id);
+    if (record != pool_->leases().end() && record->second.ending == LeaseState::revoked &&
+        record->second.reason.starts_with("preempted"))
+      ++result_.noticed;
     if (stores_ != 0 || record == pool_->leases().end() || !record->second.runs() ||
         there == server.leases.end() || server.facts.life() != life)
       return;
@@ -479,6 +484,7 @@ class World final : private PoolEvents {
 
   void suspend(const std::string& server, const Id& id, uint32_t, const std::string& folder,
                uint64_t order) override {
+    result_.preempted += pool_->leases().at(id).idleReason.starts_with("preempted");
     sendOrder(server, id, order, true, folder);
   }
   void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) override {
@@ -1408,6 +1414,7 @@ class World final : private PoolEvents {
 
   std::mt19937_64 random_, moves_, turns_, marks_, holds_, targets_, wishes_, claims_;
   const Bug bug_;
+  const bool preempts_;  // requests of higher classes take devices from lower ones
   bool loseStores_ = false, probing_ = false, overcommits_ = false, healed_ = false, administrated_ = false;
   bool roomy_ = false;      // there are GPUs for leases that move
   bool schedules_ = false;  // some leases are claims

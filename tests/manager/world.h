@@ -4,7 +4,7 @@
 // partitions, two servers with one GPU, full disks, lost stores. All the while leases are suspended and
 // resumed, their sessions are moved, to other GPUs and servers, too, and servers are cordoned and uncordoned.
 // Some servers overcommit. In some pools GPUs are of two models, and requests name models, classes, tenants
-// and time limits.
+// and time limits; and in some of all, requests of a higher class preempt leases of lower ones.
 //
 // The checker knows nothing of the pool's bookkeeping. It looks at what runs on each GPU and at what holders
 // hold: of no GPU more is leased than fits on it, or than its server overcommits, and then every lease fits
@@ -48,7 +48,8 @@ struct Result {
   std::string fault;  // what the checker found; "": nothing
   uint64_t leases = 0, restarts = 0, stalls = 0, kills = 0, partitions = 0, fullDisks = 0, lostStores = 0,
            twins = 0, suspends = 0, resumes = 0, crowded = 0, cordons = 0, migrations = 0, arrivals = 0,
-           ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0, holds = 0, restores = 0;
+           ordered = 0, limited = 0, checkpoints = 0, adoptions = 0, unused = 0, holds = 0, restores = 0,
+           preempted = 0, noticed = 0;
 };
 
 Result runHistory(uint64_t seed, Bug bug = Bug::none);

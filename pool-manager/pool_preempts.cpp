@@ -1,0 +1,214 @@
+// Preemption: a request of a higher class that finds no devices takes them from leases of lower classes.
+// These are suspended, and come back by themselves, as requests for their devices in the queue. One that
+// cannot be suspended ends after a notice, where the site wants that (PreemptTimes).
+//
+// Which leases: as few as are enough on one server, of the lowest classes, and of those the ones that have
+// run for the shortest time. Who asks for whole devices gets what the suspended leases leave of them. That a
+// lease is preempted is stored before its server hears of it: whatever dies then, it comes back.
+#include <algorithm>
+#include <tuple>
+
+#include "base/log.h"
+#include "pool-manager/pool.h"
+#include "pool-manager/refusal.h"
+
+namespace gpupool::pool {
+namespace {
+
+constexpr uint64_t kLookAgainMs = 1000;   // for leases to preempt, after none were found
+constexpr uint64_t kTryAgainMs = 60'000;  // to suspend a lease that could not be suspended
+constexpr uint64_t kHurriedMs = 8000;     // who does not wait leaves so long, and not the whole grace
+
+}  // namespace
+
+std::string Pool::preemptText(const LeaseRecord& record) const {
+  return "preempted by lease " + shortId(record.preemptor) + ", of a higher class";
+}
+
+// Why a lease is suspended, and on whose word, or is about to lose its devices; for its owner.
+std::string Pool::whyText(const LeaseRecord& record, uint64_t now) const {
+  if (record.noticeEndsMs != 0 && record.runs())
+    return "ends in " + age(record.noticeEndsMs - std::min(record.noticeEndsMs, now)) + ", " +
+           preemptText(record) + ": it could not be suspended: " + record.notice;
+  if (record.state == LeaseState::active && record.preemptor != Id{} &&
+      (record.change == Change::preempting || record.change == Change::suspending))
+    return "is being suspended, " + preemptText(record);
+  if (record.state != LeaseState::suspended) return "";
+  if (!record.reason.empty()) return record.reason;
+  return record.suspendedBy.empty() ? "" : "on the word of " + record.suspendedBy;
+}
+
+Pool::Notice Pool::noticeOf(const Id& id, uint64_t now) const {
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.noticeEndsMs == 0) return {};
+  const LeaseRecord& record = at->second;
+  return {preemptText(record) + ", and could not be suspended: " + record.notice,
+          record.noticeEndsMs - std::min(record.noticeEndsMs, now)};
+}
+
+bool Pool::mayPreempt(const LeaseRecord& record, Priority priority, uint64_t now) const {
+  return record.state == LeaseState::active && record.change == Change::none && !record.hold &&
+         record.noticeEndsMs == 0 && record.terms.priority < priority &&
+         now >= record.ranSinceMs + times_.preempt.minRunMs && now >= record.preemptNotBeforeMs &&
+         !ofEarlierLife(record.primary());
+}
+
+// Leases are on their way off their devices for this request.
+bool Pool::isPreempting(const Id& request) const {
+  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& one) {
+    const LeaseRecord& record = one.second;
+    if (record.preemptor != request) return false;
+    return record.change == Change::preempting || record.change == Change::suspending ||
+           record.change == Change::storing || record.noticeEndsMs != 0 ||
+           record.state == LeaseState::revoking;
+  });
+}
+
+// True: devices are being taken for the waiter. Called when it has found none.
+bool Pool::preempt(Waiter& waiter, const Queue& before, Priority priority, const Fits& fits, uint64_t now) {
+  const Id& id = waiter.request.id;
+  if (times_.preempt.what == Preemption::off || priority == Priority::low) return false;
+  if (waiter.preempts && isPreempting(id)) return true;
+  if (waiter.preemptTriedMs != 0 && now < waiter.preemptTriedMs + kLookAgainMs) return false;
+  waiter.preemptTriedMs = std::max<uint64_t>(1, now);
+  std::map<std::string, std::vector<const LeaseRecord*>> byServer;
+  std::set<std::string> candidates;
+  for (const auto& [lease, record] : leases_) {
+    for (const Placement& placement : record.placements) byServer[placement.server.name].push_back(&record);
+    if (mayPreempt(record, priority, now)) candidates.insert(record.server().name);
+  }
+  Victims best;
+  for (const ServerUse& server : before.servers) {
+    if (!server.unusable.empty() || !candidates.contains(server.name)) continue;
+    const Victims victims = victimsOn(server, before, waiter, byServer[server.name], priority, fits, now);
+    if (victims.leases.empty()) continue;
+    if (best.leases.empty() ||
+        std::tuple(victims.highest, victims.leases.size()) < std::tuple(best.highest, best.leases.size()))
+      best = victims;
+  }
+  for (const Id& lease : best.leases) beginPreempt(leases_.at(lease), waiter, now);
+  waiter.preempts = waiter.preempts || !best.leases.empty();
+  return !best.leases.empty();
+}
+
+// As few as are enough, of the lowest classes, the latest first.
+Pool::Victims Pool::victimsOn(const ServerUse& server, const Queue& before, const Waiter& waiter,
+                              const std::vector<const LeaseRecord*>& there, Priority priority,
+                              const Fits& fits, uint64_t now) const {
+  std::vector<const LeaseRecord*> may;
+  for (const LeaseRecord* record : there)
+    if (record->isPlacedOn(server.name) && mayPreempt(*record, priority, now)) may.push_back(record);
+  std::sort(may.begin(), may.end(), [](const LeaseRecord* a, const LeaseRecord* b) {
+    return std::tuple(a->terms.priority, b->ranSinceMs, a->id) <
+           std::tuple(b->terms.priority, a->ranSinceMs, b->id);
+  });
+  std::set<Id> away;
+  const auto enough = [&] { return fits(without(away, server, before, waiter.request.id, there)); };
+  size_t taken = 0;
+  while (taken < may.size() && (away.empty() || !enough())) away.insert(may[taken++]->id);
+  if (away.empty() || !enough()) return {};
+  // What the first ones have given up may not be needed.
+  for (size_t i = taken; i-- > 0;) {
+    away.erase(may[i]->id);
+    if (away.empty() || !enough()) away.insert(may[i]->id);
+  }
+  Victims victims{{away.begin(), away.end()}};
+  for (size_t i = 0; i < taken; ++i)
+    if (away.contains(may[i]->id)) victims.highest = std::max(victims.highest, may[i]->terms.priority);
+  return victims;
+}
+
+// The server as it would be if these leases were suspended, and the waiter, if it is a lease there, were not
+// there.
+ServerUse Pool::without(const std::set<Id>& away, const ServerUse& server, const Queue& before,
+                        const Id& waiter, const std::vector<const LeaseRecord*>& there) const {
+  ServerUse use = server;
+  for (DeviceUse& device : use.devices) {
+    device.freeBytes = leasableBytes(device.info.memoryBytes, device.overcommitPercent);
+    device.asideBytes = device.largestBytes = 0;
+    device.sharePercent = 0;
+  }
+  for (const LeaseRecord* record : there) {
+    if (record->id == waiter) continue;
+    for (const Placement& placement : record->placements) {
+      if (placement.server.name != server.name) continue;
+      for (size_t i = 0; i < placement.devices.size(); ++i) {
+        Claim claim = claimOf(*record, placement, i, before.resuming.contains(record->id));
+        claim.suspended = claim.suspended || away.contains(record->id);
+        for (DeviceUse& device : use.devices)
+          if (device.info.uuid == claim.device.info.uuid) occupy(claim, device);
+      }
+    }
+  }
+  return use;
+}
+
+// Its server is told when the store has it.
+void Pool::beginPreempt(LeaseRecord& record, const Waiter& waiter, uint64_t now) {
+  record.preemptor = waiter.request.id;
+  record.change = Change::preempting;
+  const uint64_t left = waiter.untilMs == kNever ? kNever : waiter.untilMs - std::min(waiter.untilMs, now);
+  record.preemptDrainMs =
+      static_cast<uint32_t>(std::min<uint64_t>(times_.preempt.graceMs, std::max(left, kHurriedMs)));
+  write({{kLeasePrefix + record.id.text(), encodeLease(record, bootId_)}},
+        {entryOf(AuditEvent::preempting, record, "", preemptText(record))},
+        [this, id = record.id](const std::string& why) { preemptStored(id, why); });
+}
+
+void Pool::preemptStored(const Id& id, const std::string& why) {
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || at->second.change != Change::preempting) return;  // it has ended meanwhile
+  LeaseRecord& record = at->second;
+  record.change = Change::none;
+  const auto server = servers_.find(record.server().name);
+  if (!why.empty() || server == servers_.end() || !server->second.connected ||
+      ofEarlierLife(record.primary())) {
+    record.preemptor = {};
+    return;
+  }
+  record.changedBy.clear();
+  const Id preemptor = record.preemptor;
+  orderSuspend(record, record.preemptDrainMs, "", preemptText(record));
+  record.preemptor = preemptor;
+}
+
+// It could not be suspended: it goes on, or has notice.
+void Pool::notPreempted(LeaseRecord& record, const std::string& why, uint64_t now) {
+  if (times_.preempt.what == Preemption::revoke) {
+    record.noticeEndsMs = now + times_.preempt.noticeMs;
+    record.notice = why;
+    const std::string text = "notice of " + age(times_.preempt.noticeMs) + ": " + preemptText(record) +
+                             ", and could not be suspended: " + why;
+    return write({}, {entryOf(AuditEvent::preempting, record, "", text)}, [](const std::string&) {});
+  }
+  record.preemptor = {};
+  record.preemptNotBeforeMs = now + kTryAgainMs;
+}
+
+// Notices that are over; and those that have been suspended take their place in the queue.
+void Pool::tickPreempted(uint64_t now) {
+  std::vector<Id> over;
+  for (auto& [id, record] : leases_) {
+    if (record.state == LeaseState::suspended && record.comesBack() && record.preemptor != Id{} &&
+        record.change == Change::none)
+      bringBack(record, now);
+    if (record.noticeEndsMs != 0 && record.runs() && record.change == Change::none) over.push_back(id);
+  }
+  for (const Id& id : over) {
+    LeaseRecord& record = leases_.at(id);
+    const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
+                                   [&](const Waiter& one) { return one.request.id == record.preemptor; });
+    if (waits && now < record.noticeEndsMs) continue;
+    record.noticeEndsMs = 0;
+    if (waits) {
+      const std::string why = preemptText(record) + ", and could not be suspended: " + record.notice;
+      startRevoke(record, LeaseState::revoked, why, now);
+      continue;
+    }
+    record.preemptor = {};  // it has been served without, or has gone
+    record.preemptNotBeforeMs = now + kTryAgainMs;
+    record.notice.clear();
+  }
+}
+
+}  // namespace gpupool::pool
