@@ -30,7 +30,7 @@ constexpr int kHolders = 5;
 
 PoolTimes times(bool preempts = false) {
   PoolTimes times;
-  if (preempts) times.preempt = {Preemption::revoke, 500, 1500, 1000};
+  if (preempts) times.preempt = {Preemption::revoke, 500, 1500, 200};
   times.beatMs = 400, times.silentMs = 1500, times.minTtlMs = 1000;
   times.driftMs = 200, times.killMs = 500, times.tombstoneMs = 600'000;
   return times;

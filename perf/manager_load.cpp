@@ -1,0 +1,279 @@
+// perf-manager: simulated servers and holders of a real manager, over its real protocol; perf/manager starts
+// both.
+//
+// Servers join, beat, and take every lease. Holders keep `leases` leases at a time, `rate` times a second
+// release the oldest one and ask for another. One thread, one KJ loop; each server has a connection of its
+// own, as real ones do, and the holders share some.
+
+#include <fcntl.h>
+#include <kj/async-io.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pool-manager/convert.h"
+#include "pool-manager/rpc.h"
+
+namespace gpupool::perf {
+namespace {
+
+constexpr size_t kHolderConnections = 16;
+constexpr kj::Duration kAnswerWithin = 30 * kj::SECONDS;
+
+struct Wanted {
+  std::string address;
+  unsigned servers = 100, devices = 8, leases = 400, rate = 200, seconds = 30;
+  int manager = 0;  // its process
+};
+
+// Of one server: which leases it has.
+class Control final : public schema::ServerControl::Server {
+ public:
+  explicit Control(std::set<Id>& leases) : leases_(leases) {}
+
+ protected:
+  kj::Promise<void> grant(GrantContext context) override {
+    leases_.insert(pool::read(context.getParams().getLease().getId()));
+    return kj::READY_NOW;
+  }
+  kj::Promise<void> revoke(RevokeContext context) override {
+    leases_.erase(pool::read(context.getParams().getId()));
+    return kj::READY_NOW;
+  }
+
+ private:
+  std::set<Id>& leases_;
+};
+
+struct Figures {
+  std::vector<double> grantMs;
+  uint64_t grants = 0, releases = 0, failures = 0, beats = 0, lateBeats = 0;
+};
+
+double msBetween(kj::TimePoint from, kj::TimePoint to) {
+  return static_cast<double>((to - from) / kj::MICROSECONDS) / 1000;
+}
+
+class LoadedServer {
+ public:
+  LoadedServer(kj::AsyncIoContext& io, const Wanted& wanted, unsigned number, Figures& figures)
+      : timer_(io.provider->getTimer()), figures_(figures) {
+    facts_.name = "node" + std::to_string(number);
+    facts_.incarnation = Id::random();
+    facts_.localPath = "/nowhere";
+    facts_.bootId = pool::bootId();
+    for (uint32_t i = 0; i < wanted.devices; ++i) {
+      Device device;
+      const Id uuid = Id::random();
+      device.uuid.assign(reinterpret_cast<const char*>(&uuid), 16);
+      device.name = "Simulated GPU";
+      device.memoryBytes = uint64_t{80} << 30;
+      device.ordinal = i;
+      facts_.devices.push_back(device);
+    }
+    connection_ = pool::connectManager(*io.provider, wanted.address, kAnswerWithin).wait(io.waitScope);
+    auto join = connection_->manager().joinRequest();
+    pool::write(facts_, join.initInfo());
+    join.setControl(kj::heap<Control>(leases_));
+    auto reports = join.initReports(wanted.devices);
+    (void)reports;
+    beatMs_ = timer_.timeoutAfter(kAnswerWithin, join.send()).wait(io.waitScope).getBeatMs();
+    beat().wait(io.waitScope);
+  }
+
+  kj::Promise<void> beats() {
+    return timer_.afterDelay(beatMs_ * kj::MILLISECONDS).then([this] { return beat(); }).then([this] {
+      return beats();
+    });
+  }
+
+ private:
+  // Late: the manager has answered when the next one is due already.
+  kj::Promise<void> beat() {
+    auto request = connection_->manager().beatRequest();
+    request.setName(facts_.name);
+    pool::write(facts_.incarnation, request.initIncarnation());
+    auto list = request.initActiveLeases(static_cast<unsigned>(leases_.size()));
+    unsigned at = 0;
+    for (const Id& id : leases_) pool::write(id, list[at++]);
+    request.initProblems(static_cast<unsigned>(facts_.devices.size()));
+    return request.send().then([this, sent = timer_.now()](auto&& answer) {
+      ++figures_.beats;
+      if (msBetween(sent, timer_.now()) > beatMs_ || !answer.getKnown()) ++figures_.lateBeats;
+    });
+  }
+
+  kj::Timer& timer_;
+  Figures& figures_;
+  pool::Server facts_;
+  std::set<Id> leases_;
+  kj::Own<pool::ManagerConnection> connection_;
+  uint32_t beatMs_ = 0;
+};
+
+class Load final : private kj::TaskSet::ErrorHandler {
+ public:
+  Load(kj::AsyncIoContext& io, const Wanted& wanted)
+      : io_(io), timer_(io.provider->getTimer()), wanted_(wanted), tasks_(*this) {}
+  ~Load() noexcept {}
+
+  void run() {
+    for (unsigned i = 0; i < wanted_.servers; ++i) {
+      servers_.push_back(std::make_unique<LoadedServer>(io_, wanted_, i, figures_));
+      tasks_.add(servers_.back()->beats());
+    }
+    for (size_t i = 0; i < kHolderConnections; ++i)
+      holders_.push_back(
+          pool::connectManager(*io_.provider, wanted_.address, kAnswerWithin).wait(io_.waitScope));
+    while (held_.size() < wanted_.leases) {
+      const size_t before = held_.size();
+      auto batch = kj::heapArrayBuilder<kj::Promise<void>>(std::min<size_t>(64, wanted_.leases - before));
+      while (!batch.isFull()) batch.add(lease());
+      kj::joinPromises(batch.finish()).wait(io_.waitScope);
+      if (held_.size() == before) throw std::runtime_error("the manager grants nothing");
+    }
+    figures_ = {};
+    const kj::TimePoint begin = timer_.now();
+    tasks_.add(churn(begin, 0));
+    timer_.afterDelay(wanted_.seconds * kj::SECONDS).wait(io_.waitScope);
+    print(msBetween(begin, timer_.now()) / 1000);
+  }
+
+ private:
+  schema::Manager::Client holder() { return holders_[next_++ % holders_.size()]->manager(); }
+
+  kj::Promise<void> lease() {
+    pool::LeaseRequest wish;
+    wish.id = Id::random();
+    wish.memoryBytes = uint64_t{8} << 30;
+    wish.ttlMs = 3'600'000;
+    wish.holder = "load";
+    auto request = holder().leaseRequest();
+    pool::write(wish, request.initRequest());
+    return timer_.timeoutAfter(kAnswerWithin, request.send())
+        .then([this, id = wish.id, asked = timer_.now()](auto&&) {
+          held_.push_back(id);
+          ++figures_.grants;
+          figures_.grantMs.push_back(msBetween(asked, timer_.now()));
+        })
+        .catch_([this](kj::Exception&& error) {
+          if (++figures_.failures < 4) std::fprintf(stderr, "%s\n", pool::errorText(error).c_str());
+        });
+  }
+
+  kj::Promise<void> swap() {
+    if (held_.empty()) return lease();
+    const Id id = held_.front();
+    held_.pop_front();
+    auto request = holder().releaseRequest();
+    pool::write(id, request.initId());
+    return timer_.timeoutAfter(kAnswerWithin, request.send())
+        .then([this](auto&&) {
+          ++figures_.releases;
+          return lease();
+        })
+        .catch_([this](kj::Exception&&) { ++figures_.failures; });
+  }
+
+  // By the clock, whether or not the ones before have been answered.
+  kj::Promise<void> churn(kj::TimePoint begin, uint64_t done) {
+    const auto due = static_cast<uint64_t>(msBetween(begin, timer_.now()) * wanted_.rate / 1000);
+    for (; done < due; ++done) tasks_.add(swap());
+    return timer_.afterDelay(5 * kj::MILLISECONDS).then([this, begin, done] { return churn(begin, done); });
+  }
+
+  // MiB and seconds of the manager's process, as /proc says.
+  double memoryMiB() const {
+    std::ifstream status("/proc/" + std::to_string(wanted_.manager) + "/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("VmHWM:")) return std::strtod(line.c_str() + 6, nullptr) / 1024;
+    return 0;
+  }
+
+  void print(double seconds) {
+    auto& times = figures_.grantMs;
+    std::sort(times.begin(), times.end());
+    const auto part = [&](double p) {
+      return times.empty() ? 0
+                           : times[std::min(times.size() - 1,
+                                            static_cast<size_t>(p * static_cast<double>(times.size())))];
+    };
+    std::printf("| %u | %u | %u | %llu | %llu | %.0f | %.0f | %.1f | %.1f | %llu | %.0f |\n", wanted_.servers,
+                wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
+                static_cast<unsigned long long>(figures_.lateBeats),
+                static_cast<double>(figures_.grants) / seconds,
+                static_cast<double>(figures_.releases) / seconds, part(0.5), part(0.99),
+                static_cast<unsigned long long>(figures_.failures), memoryMiB());
+  }
+
+  void taskFailed(kj::Exception&& error) override {
+    std::fprintf(stderr, "perf-manager: %s\n", pool::errorText(error).c_str());
+    ++figures_.lateBeats;  // a server that beats no more
+  }
+
+  kj::AsyncIoContext& io_;
+  kj::Timer& timer_;
+  const Wanted wanted_;
+  Figures figures_;
+  std::vector<std::unique_ptr<LoadedServer>> servers_;
+  std::vector<kj::Own<pool::ManagerConnection>> holders_;
+  std::deque<Id> held_;
+  size_t next_ = 0;
+  kj::TaskSet tasks_;
+};
+
+Wanted wantedOf(int count, char** words) {
+  Wanted wanted;
+  for (int i = 1; i + 1 < count; i += 2) {
+    const std::string name = words[i];
+    const auto number = static_cast<unsigned>(std::strtoul(words[i + 1], nullptr, 10));
+    if (name == "--address")
+      wanted.address = words[i + 1];
+    else if (name == "--servers")
+      wanted.servers = number;
+    else if (name == "--devices")
+      wanted.devices = number;
+    else if (name == "--leases")
+      wanted.leases = number;
+    else if (name == "--rate")
+      wanted.rate = number;
+    else if (name == "--seconds")
+      wanted.seconds = number;
+    else if (name == "--manager")
+      wanted.manager = static_cast<int>(number);
+    else
+      throw std::invalid_argument("there is no option " + name);
+  }
+  if (wanted.address.empty() || wanted.devices == 0 || wanted.devices > pool::kMaxDevices ||
+      wanted.servers == 0)
+    throw std::invalid_argument("--address, and --devices of 1 to 64, are needed: see perf/manager");
+  return wanted;
+}
+
+}  // namespace
+}  // namespace gpupool::perf
+
+int main(int count, char** words) {
+  try {
+    const auto wanted = gpupool::perf::wantedOf(count, words);
+    auto io = kj::setupAsyncIo();
+    gpupool::perf::Load(io, wanted).run();
+    std::fflush(stdout);
+    ::_exit(0);  // the connections of a thousand servers need not be taken down one by one
+  } catch (const kj::Exception& error) {
+    std::fprintf(stderr, "perf-manager: %s\n", gpupool::pool::errorText(error).c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "perf-manager: %s\n", error.what());
+  }
+  return 1;
+}
