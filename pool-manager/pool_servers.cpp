@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "base/log.h"
@@ -82,6 +83,21 @@ AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::s
   return entry;
 }
 
+// Whether a lease is placed on another server's device that is one of this server's, too. One look at each
+// lease: this is asked with each beat.
+bool hasElsewhere(const std::map<Id, LeaseRecord>& leases, const Server& server) {
+  std::set<std::string_view> uuids;
+  for (const Device& device : server.devices) uuids.insert(device.uuid);
+  return std::any_of(leases.begin(), leases.end(), [&](const auto& one) {
+    return std::any_of(
+        one.second.placements.begin(), one.second.placements.end(), [&](const Placement& placement) {
+          return placement.server.name != server.name &&
+                 std::any_of(placement.devices.begin(), placement.devices.end(),
+                             [&](const LeasedDevice& device) { return uuids.contains(device.info.uuid); });
+        });
+  });
+}
+
 }  // namespace
 
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
@@ -140,8 +156,12 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
 // while something of it may still run there.
 void Pool::claimDevices(ServerRecord& server, uint64_t now) {
   server.duplicates.resize(server.facts.devices.size());
+  const bool shared = hasElsewhere(leases_, server.facts);
   for (size_t i = 0; i < server.facts.devices.size(); ++i) {
     const std::string& uuid = server.facts.devices[i].uuid;
+    const auto owner = owners_.find(uuid);
+    const bool own = owner != owners_.end() && owner->second == server.facts.name;
+    if (!shared && own && server.duplicates[i].empty()) continue;  // with each beat, almost always
     const std::string other = whoseElse(uuid, server);
     if (other.empty()) {
       owners_[uuid] = server.facts.name;
