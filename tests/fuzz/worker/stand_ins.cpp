@@ -4,6 +4,7 @@
 #include "server/arena_mmap.h"
 #include "server/worker/callbacks.h"
 #include "server/worker/output.h"
+#include "server/worker/session.h"
 
 namespace gpupool::server {
 
@@ -25,4 +26,8 @@ void CUDA_CB hostNode(void*) {}
 uint64_t idOf(CUhostFn, void*) { return 0; }
 
 }  // namespace session_callbacks
+// No checkpoint is made here.
+bool Session::endSpare() { return false; }
+bool Session::reclaimSpare() { return false; }
+
 }  // namespace gpupool::server
