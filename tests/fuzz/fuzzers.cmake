@@ -45,7 +45,7 @@ fuzzer(client_image SOURCES ${client}/image.cpp LIBS base cuda_headers)
 set(front ${CMAKE_SOURCE_DIR}/server/front)
 add_library(fuzz_pool STATIC
   ${front}/admission.cpp ${front}/control.cpp ${front}/leases.cpp ${front}/memory_account.cpp
-  ${front}/session_arrivals.cpp ${front}/session_memory.cpp ${front}/session_moves.cpp ${front}/session_orders.cpp ${front}/session_shares.cpp ${front}/offers.cpp ${front}/held_notes.cpp
+  ${front}/session_arrivals.cpp ${front}/session_memory.cpp ${front}/session_moves.cpp ${front}/session_orders.cpp ${front}/session_shares.cpp ${front}/offers.cpp
   ${front}/sessions.cpp ${front}/suspension.cpp
   ${front}/worker_child.cpp ${front}/worker_program.cpp ${front}/worker_pool.cpp ${front}/worker_starts.cpp
   ${CMAKE_SOURCE_DIR}/pool-manager/cli/figures.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)

@@ -45,7 +45,7 @@ struct Front {
 
   Front() {
     server::WorkerPool::Settings workers;
-    workers.executable = "/nonexistent";
+    workers.program = "/nonexistent";
     workers.warm = 0;
     pool = kj::heap<server::WorkerPool>(eventLoop().unixEventPort, timer, workers);
     server::Admission::Settings settings;
