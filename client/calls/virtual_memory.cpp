@@ -138,8 +138,7 @@ CUresult openingResult(CUresult status) {
   if (said.exchange(true)) return CUDA_ERROR_INVALID_HANDLE;
   GPUPOOL_WARNING(
       "the handle is of another GPU server, or of one that has been started again: only processes of one "
-      "lease "
-      "on one server can share memory and events");
+      "lease on one server can share memory and events");
   return CUDA_ERROR_INVALID_HANDLE;
 }
 

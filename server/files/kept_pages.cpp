@@ -101,13 +101,12 @@ class PageTaker {
 
  private:
   std::string putAll(std::span<const std::byte> bytes, PageStore::Pages& pages) {
-    std::string why;
-    for (; why.empty() && !bytes.empty(); bytes = bytes.subspan(pages.back()->bytes())) {
+    while (!bytes.empty()) {
       const auto piece = bytes.first(std::min<uint64_t>(bytes.size(), kPageBytes));
-      why = store_.put(piece, checksumOf(piece), pages);
-      if (!why.empty()) break;
+      if (std::string why = store_.put(piece, checksumOf(piece), pages); !why.empty()) return why;
+      bytes = bytes.subspan(piece.size());
     }
-    return why;
+    return "";
   }
   const KeptPages::Image* known(const schema::ImageName& name) const {
     if (base_ == nullptr) return nullptr;

@@ -9,7 +9,7 @@
 namespace gpupool::server {
 
 WorkerProgram::WorkerProgram(std::string path) : path_(std::move(path)) {
-  const int file = open(path_.c_str(), O_PATH | O_CLOEXEC);
+  const int file = access(path_.c_str(), X_OK) == 0 ? open(path_.c_str(), O_PATH | O_CLOEXEC) : -1;
   if (file < 0)
     error_ = errno;
   else
@@ -17,9 +17,7 @@ WorkerProgram::WorkerProgram(std::string path) : path_(std::move(path)) {
 }
 
 int WorkerProgram::descriptor() const {
-  int error = file_ == nullptr ? error_ : 0;
-  if (error == 0 && faccessat(*file_, "", X_OK, AT_EMPTY_PATH) != 0) error = errno;
-  if (error != 0) KJ_FAIL_SYSCALL("the worker's executable cannot be run", error, path_.c_str());
+  if (file_ == nullptr) KJ_FAIL_SYSCALL("the worker's executable cannot be run", error_, path_.c_str());
   return *file_;
 }
 

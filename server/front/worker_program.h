@@ -21,12 +21,12 @@ class WorkerProgram {
       : WorkerProgram(std::string(path)) {}  // NOLINT(google-explicit-constructor)
 
   const std::string& path() const { return path_; }
-  // For execveat; throws kj::Exception, saying why, where it could not be opened or is no executable.
+  // For execveat; throws kj::Exception, saying why, where it could not be opened or was no executable.
   int descriptor() const;
 
  private:
   std::string path_;
-  int error_ = 0;  // errno of open
+  int error_ = 0;  // errno, if there is no file
   std::shared_ptr<kj::AutoCloseFd> file_;
 };
 

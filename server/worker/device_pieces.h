@@ -4,6 +4,7 @@
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
+#include <future>
 #include <map>
 #include <string>
 #include <vector>
@@ -11,6 +12,13 @@
 #include "server/worker/session.h"
 
 namespace gpupool::server {
+
+// For whoever copies one part while the one before is sent. On a thread of its own, or, where there is none
+// to be had, on the caller's when it asks for the result.
+template <class Work>
+std::future<std::string> beside(Work work) {
+  return std::async(std::launch::async | std::launch::deferred, std::move(work));
+}
 
 class DevicePieces {
  public:

@@ -1,18 +1,8 @@
 #include "server/worker/device_stream.h"
 
 #include <algorithm>
-#include <future>
 
 namespace gpupool::server {
-namespace {
-
-// On a thread of its own, or, where there is none to be had, on the caller's when it asks for the result.
-template <class Work>
-std::future<std::string> beside(Work work) {
-  return std::async(std::launch::async | std::launch::deferred, std::move(work));
-}
-
-}  // namespace
 
 std::string DeviceStream::prepare() {
   if (std::string why = pieces_.prepare(); !why.empty()) return why;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 
 #include "base/log.h"
 #include "server/worker/session_state.h"
@@ -12,12 +11,6 @@ namespace gpupool::server {
 namespace {
 
 constexpr uint64_t kMostHostAside = uint64_t{256} << 20;
-
-// On a thread of its own, or, where there is none to be had, on the caller's when it asks for the result.
-template <class Work>
-std::future<std::string> beside(Work work) {
-  return std::async(std::launch::async | std::launch::deferred, std::move(work));
-}
 
 }  // namespace
 

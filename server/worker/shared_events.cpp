@@ -272,8 +272,10 @@ void SharedEvents::gone(uint64_t session) {
   for (const auto& slab : slabs)
     for (size_t i = 0; i < kCells; ++i) {
       Cell& cell = slab->at(i);
+      // By age: any number may stand there, the largest, too.
       const uint64_t last = cell.records;
-      for (uint64_t record = last > kMarks ? last - kMarks + 1 : 1; record <= last; ++record) {
+      for (uint64_t age = 0; age < std::min<uint64_t>(kMarks, last); ++age) {
+        const uint64_t record = last - age;
         Cell::Mark& mark = cell.of(record);
         if (mark.by == session && mark.reached < record) mark.reached = record;
       }

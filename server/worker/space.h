@@ -214,6 +214,9 @@ class Space {
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
   CUresult create(Physical& physical) const;
   CUresult clear(Physical& physical);
+  // Maps a piece somewhere for a moment, for its own device alone.
+  CUresult mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes, CUdeviceptr& address);
+  void unmapAside(CUdeviceptr address, size_t bytes);
   std::shared_ptr<Physical> pieceAt(uint64_t name, CUdeviceptr address, size_t bytes, uint64_t& offset) const;
   CUresult mapAgain(const Stock& stock);
 

@@ -72,26 +72,35 @@ CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
         (access != mapping.access.end() && access->second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
       return CUDA_SUCCESS;
   }
-  CUresult result = driver_.cuMemAddressReserve(&address, physical.bytes, 0, 0, 0);
+  return mapAside(physical.device, physical.handle, physical.bytes, address);
+}
+
+CUresult Space::mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes,
+                         CUdeviceptr& address) {
+  CUresult result = driver_.cuMemAddressReserve(&address, bytes, 0, 0, 0);
   if (result != CUDA_SUCCESS) return result;
-  result = driver_.cuMemMap(address, physical.bytes, 0, physical.handle, 0);
+  result = driver_.cuMemMap(address, bytes, 0, handle, 0);
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[physical.device]}};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[device]}};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   if (result == CUDA_SUCCESS) {
-    result = driver_.cuMemSetAccess(address, physical.bytes, &access, 1);
-    if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, physical.bytes);
+    result = driver_.cuMemSetAccess(address, bytes, &access, 1);
+    if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   }
-  if (result != CUDA_SUCCESS) driver_.cuMemAddressFree(address, physical.bytes);
+  if (result != CUDA_SUCCESS) driver_.cuMemAddressFree(address, bytes);
   return result;
+}
+
+void Space::unmapAside(CUdeviceptr address, size_t bytes) {
+  driver_.cuMemUnmap(address, bytes);
+  driver_.cuMemAddressFree(address, bytes);
 }
 
 void Space::closePiece(size_t index, CUdeviceptr address) {
   std::lock_guard order(mapping_);
   const Stock& stock = stock_.at(index);
   if (std::find(stock.mappedAt.begin(), stock.mappedAt.end(), address) != stock.mappedAt.end()) return;
-  driver_.cuMemUnmap(address, stock.physical->bytes);
-  driver_.cuMemAddressFree(address, stock.physical->bytes);
+  unmapAside(address, stock.physical->bytes);
 }
 
 std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> Space::hostPieces() const {

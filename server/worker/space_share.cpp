@@ -32,15 +32,10 @@ std::shared_ptr<Space::Physical> Space::pieceAt(uint64_t name, CUdeviceptr addre
 CUresult Space::clear(Physical& physical) {
   if (physical.clean || driver_.software()) return CUDA_SUCCESS;
   CUdeviceptr address = 0;
-  CUresult result = driver_.cuMemAddressReserve(&address, physical.bytes, 0, 0, 0);
+  CUresult result = mapAside(physical.device, physical.handle, physical.bytes, address);
   if (result != CUDA_SUCCESS) return result;
-  result = driver_.cuMemMap(address, physical.bytes, 0, physical.handle, 0);
-  if (result == CUDA_SUCCESS) {
-    result = open(physical, address);
-    if (result == CUDA_SUCCESS) result = scrub(physical, address);
-    driver_.cuMemUnmap(address, physical.bytes);
-  }
-  driver_.cuMemAddressFree(address, physical.bytes);
+  result = scrub(physical, address);
+  unmapAside(address, physical.bytes);
   return result;
 }
 

@@ -13,18 +13,7 @@ CUresult Space::makeSpare(unsigned device, size_t bytes, Spare& spare) {
   CUresult result = create(physical);
   if (result != CUDA_SUCCESS) return result;
   Spare made{device, bytes, 0, physical.handle};
-  result = driver_.cuMemAddressReserve(&made.address, bytes, 0, 0, 0);
-  if (result == CUDA_SUCCESS) {
-    result = driver_.cuMemMap(made.address, bytes, 0, made.handle, 0);
-    CUmemAccessDesc access{};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[device]}};
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (result == CUDA_SUCCESS) {
-      result = driver_.cuMemSetAccess(made.address, bytes, &access, 1);
-      if (result != CUDA_SUCCESS) driver_.cuMemUnmap(made.address, bytes);
-    }
-    if (result != CUDA_SUCCESS) driver_.cuMemAddressFree(made.address, bytes);
-  }
+  result = mapAside(device, made.handle, bytes, made.address);
   if (result != CUDA_SUCCESS) {
     driver_.cuMemRelease(made.handle);
     return result;
@@ -36,8 +25,7 @@ CUresult Space::makeSpare(unsigned device, size_t bytes, Spare& spare) {
 
 void Space::endSpare(Spare& spare) {
   if (spare.bytes == 0) return;
-  driver_.cuMemUnmap(spare.address, spare.bytes);
-  driver_.cuMemAddressFree(spare.address, spare.bytes);
+  unmapAside(spare.address, spare.bytes);
   driver_.cuMemRelease(spare.handle);
   account_.give(spare.device, spare.bytes);
   spare = {};

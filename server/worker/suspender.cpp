@@ -15,6 +15,7 @@ constexpr std::chrono::milliseconds kLookAtCopier{1000};
 constexpr std::chrono::microseconds kFirstLook{20};
 constexpr std::chrono::milliseconds kLongestLook{2};
 constexpr std::chrono::seconds kOtherEnds{30};
+constexpr std::chrono::seconds kNextBegins{60};  // with its first context
 constexpr char kCaptureOpen[] = "a stream capture is open";
 
 uint32_t millisecondsSince(std::chrono::steady_clock::time_point begin) {
@@ -297,9 +298,13 @@ SuspendOutcome Suspender::comeBack() {
 // The program runs on while the next worker, of this server, makes its first context. "" or why there is
 // none.
 std::string Suspender::awaitNext(int state) {
-  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  const auto deadline = Clock::now() + kNextBegins;
+  const auto late = [deadline] { return Clock::now() >= deadline; };
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [&] { return stopping() || late(); }};
   const uint32_t ahead = session_.contextAhead();
-  return socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
+  const std::string why =
+      socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
+  return !why.empty() && late() ? "the next worker has not begun in time" : why;
 }
 
 MoveOutcome Suspender::carryOutMove(Order& order) {
