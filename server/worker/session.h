@@ -273,6 +273,7 @@ class Session {
   bool noticeUntil(schema::NoticeType type, std::chrono::steady_clock::time_point deadline,
                    const std::function<void(uint64_t)>& committing = nullptr);
   bool sayStay(std::chrono::steady_clock::time_point deadline);
+  std::string whyNotTold();  // after noticeUntil said no
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);

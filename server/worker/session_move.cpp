@@ -17,7 +17,7 @@ constexpr auto kLook = std::chrono::milliseconds(1);
 constexpr auto kStay = std::chrono::seconds(2);
 constexpr auto kPartingBound = std::chrono::seconds(1);  // an aside call may keep the reader
 constexpr size_t kTextAtOnce = size_t{16} << 10;
-constexpr char kTakesNothing[] = "the program takes no message of the session";
+constexpr char kEnding[] = "the session is ending";
 
 }  // namespace
 
@@ -32,7 +32,7 @@ void Session::hearMove(const schema::Notice& said, uint64_t last) {
 }
 
 std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) {
-  if (!sayStay(deadline)) return kTakesNothing;  // of the move before
+  if (!sayStay(deadline)) return whyNotTold();  // of the move before
   const bool told = noticeUntil(NoticeType::prepare, deadline, [this](uint64_t number) {
     std::lock_guard lock(moveMutex_);
     stoppedAt_ = quietAt_ = std::nullopt;
@@ -47,18 +47,24 @@ std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) 
       return stoppedAt_ ? "frames of the program are still under way" : "the program does not stop sending";
     moveHeard_.wait_for(lock, kLook);
   }
-  return stopping_ ? "the session is ending" : kTakesNothing;
+  return whyNotTold();
+}
+
+// A client that has just closed its connection ends; the control thread may not have heard of it yet.
+std::string Session::whyNotTold() {
+  const bool connected = connection_ != nullptr && connection_->peer() == transport::Peer::alive;
+  return stopping_ || !connected ? kEnding : "the program does not take messages of its session in time";
 }
 
 std::string Session::quietClient(std::chrono::steady_clock::time_point deadline) {
-  if (!noticeUntil(NoticeType::drained, deadline)) return stopping_ ? "the session is ending" : kTakesNothing;
+  if (!noticeUntil(NoticeType::drained, deadline)) return whyNotTold();
   std::unique_lock lock(moveMutex_);
   while (!stopping_) {
     if (quietAt_ && asides_ >= *quietAt_) return "";
     if (std::chrono::steady_clock::now() >= deadline) return "the program does not become quiet";
     moveHeard_.wait_for(lock, kLook);
   }
-  return "the session is ending";
+  return kEnding;
 }
 
 void Session::tellOutput() {

@@ -468,7 +468,7 @@ TEST_CASE("a client that reads nothing holds up no move, and is told later that 
   std::thread filler([&] {
     while (!enough) session.setSuspended(false);
   });
-  const auto takesNothing = [&] { return contains(session.stopClient(soon()), "takes no message"); };
+  const auto takesNothing = [&] { return contains(session.stopClient(soon()), "does not take messages"); };
   bool full = false;
   for (const auto end = within(20000); !full && transport::Clock::now() < end;) {
     session.letClientStay();
