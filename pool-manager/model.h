@@ -197,6 +197,7 @@ struct QueuedRequest {
   std::string tenant, holder, reason;
   Priority priority = Priority::normal;
   uint64_t waitedMs = 0;
+  std::string why = {};  // what it waits for, in one line; "": that was not asked
 };
 
 // A lease that a server's beat says is suspended.

@@ -371,7 +371,8 @@ class Pool {
   }
   const std::map<Id, LeaseRecord>& leases() const { return leases_; }
   // Who waits, in the order in which they are served; of other tenants' requests only that they are there.
-  std::vector<QueuedRequest> queue(const Principal& who, uint64_t now) const;
+  // explained: says of so many, from the first on, why they wait; each takes a look at all devices.
+  std::vector<QueuedRequest> queue(const Principal& who, uint64_t now, size_t explained = 0) const;
 
   // --- quotas (pool_quotas.cpp). Replaces the tenant's; none(): takes it away. done: as Journal::write's.
   // Throws std::invalid_argument if `who` may not, or if there can be no such quota.
@@ -464,6 +465,8 @@ class Pool {
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
   void serveWaiters(uint64_t now);
+  std::string whyQueued(const Waiter& waiter, const Principal& who, const std::vector<ServerUse>& servers,
+                        size_t ahead, uint64_t now) const;
 
   // pool_quotas.cpp
   std::map<std::string, Held> held() const;

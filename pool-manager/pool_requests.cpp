@@ -148,8 +148,9 @@ std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t no
   return ordered;
 }
 
-std::vector<QueuedRequest> Pool::queue(const Principal& who, uint64_t now) const {
+std::vector<QueuedRequest> Pool::queue(const Principal& who, uint64_t now, size_t explained) const {
   std::vector<QueuedRequest> all;
+  const auto servers = explained == 0 ? std::vector<ServerUse>() : inventory(who, now);
   for (const Waiter& waiter : inOrder(waiters_, now)) {
     const LeaseRequest& asked = waiter.request;
     const auto lease = waiter.resumes ? leases_.find(asked.id) : leases_.end();
@@ -166,10 +167,28 @@ std::vector<QueuedRequest> Pool::queue(const Principal& who, uint64_t now) const
       one.reason = lease->second.purpose;
       one.priority = lease->second.terms.priority;
     }
-    if (!who.owns(one.tenant)) one.tenant = one.reason = "", one.holder = "in use";
+    const bool own = who.owns(one.tenant);
+    if (own && all.size() < explained) one.why = whyQueued(waiter, who, servers, all.size(), now);
+    if (!own) one.tenant = one.reason = "", one.holder = "in use";
     all.push_back(std::move(one));
   }
   return all;
+}
+
+// What is missing for it alone, else that others come first. servers: with the names that `who` may know.
+std::string Pool::whyQueued(const Waiter& waiter, const Principal& who, const std::vector<ServerUse>& servers,
+                            size_t ahead, uint64_t now) const {
+  std::string why;
+  const auto lease = waiter.resumes ? leases_.find(waiter.request.id) : leases_.end();
+  if (lease != leases_.end() && lease->second.isPlaced()) {
+    why = missingToResume(lease->second, who, {}, now);
+  } else {
+    const Choice choice = place(waiter.wish, servers);
+    why = waiter.resumes ? "" : quotaHinders(waiter.request, choice, held()).text;
+    if (why.empty()) why = choice.missing;
+  }
+  if (!why.empty()) return why;
+  return ahead == 0 ? "it is about to be served" : "the devices that are free are for those before it";
 }
 
 // What is free has changed; the claims have not.

@@ -11,6 +11,9 @@ packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnpr
 # is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
 testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
   strace git dpkg-dev python3-venv python3-hypothesis python3-jsonschema)
+# The web page is looked at in a headless Chromium, without the desktop that the whole browser brings. Ubuntu has none
+# as a package: there, Google's Chrome is taken if it is installed.
+browserPackage=chromium-headless-shell
 llvmVersions=(19 18 17 16)  # the software GPU takes any of them
 lintVersion=19              # of clang-format and clang-tidy: another release formats differently
 # The last one holds cudaProfiler.h alone: three of the driver's functions are declared there.
@@ -61,7 +64,9 @@ installTestPackages() {
   version=$(llvmPackage)
   version=${version#llvm-}
   version=${version%-dev}
-  aptInstall "${testPackages[@]}" "clang-$version" "libclang-rt-$version-dev" "clang-format-$lintVersion" \
+  local browser=("$browserPackage")
+  if grep -qs '^ID=ubuntu' /etc/os-release; then browser=(); fi
+  aptInstall "${testPackages[@]}" "${browser[@]}" "clang-$version" "libclang-rt-$version-dev" "clang-format-$lintVersion" \
     "clang-tidy-$lintVersion"
 }
 

@@ -28,6 +28,7 @@ struct Request {
   std::string peer;       // its address; for people
   std::string lastEvent;  // the header Last-Event-ID
   std::string key;        // the header Idempotency-Key
+  std::string known;      // the header If-None-Match
 };
 
 struct Answer {
@@ -35,6 +36,7 @@ struct Answer {
   Json json;         // if text is empty
   std::string text;  // of contentType
   std::string contentType = "application/json";
+  std::string cacheControl = "no-store";
   std::vector<std::pair<std::string, std::string>> headers = {};
   // Not empty: writes the answer, for as long as it likes.
   std::function<kj::Promise<void>(kj::AsyncOutputStream&)> stream = {};

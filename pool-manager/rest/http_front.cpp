@@ -38,6 +38,8 @@ kj::StringPtr reason(unsigned status) {
       return "OK";
     case 202:
       return "Accepted";
+    case 304:
+      return "Not Modified";
     case 400:
       return "Bad Request";
     case 401:
@@ -151,6 +153,7 @@ class HttpFront::Connection final : private kj::HttpService,
     request.peer = peer_;
     request.lastEvent = text(headers.get(front_.lastEvent_));
     request.key = text(headers.get(front_.key_));
+    request.known = text(headers.get(front_.known_));
     // The body is read first: where something is wrong with the request, the next one begins behind it.
     const std::string line(url.begin(), url.size());
     const std::string authorization = text(headers.get(front_.authorization_));
@@ -207,7 +210,7 @@ class HttpFront::Connection final : private kj::HttpService,
     kj::HttpHeaders headers(*front_.headers_);
     headers.set(kj::HttpHeaderId::CONTENT_TYPE, kj::heapString(answer.contentType.c_str()));
     headers.set(front_.requestId_, kj::heapString(id.c_str()));
-    headers.add("Cache-Control", "no-store");
+    headers.add("Cache-Control", kj::heapString(answer.cacheControl.c_str()));
     headers.add("X-Content-Type-Options", "nosniff");
     for (const auto& [name, value] : answer.headers)
       headers.add(kj::heapString(name.c_str()), kj::heapString(value.c_str()));
@@ -216,6 +219,10 @@ class HttpFront::Connection final : private kj::HttpService,
       auto out = response.send(answer.status, reason(answer.status), headers);
       auto& stream = *out;
       return answer.stream(stream).attach(kj::mv(out), kj::mv(answer.stream));
+    }
+    if (answer.status == 304) {  // which has no body
+      response.send(answer.status, reason(answer.status), headers, uint64_t{0});
+      return kj::READY_NOW;
     }
     auto text = kj::heap<std::string>(
         answer.text.empty() ? answer.json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n"
@@ -268,6 +275,7 @@ HttpFront::HttpFront(kj::Timer& timer, Service& service, Answerer& answerer, con
   authorization_ = builder.add("Authorization");
   lastEvent_ = builder.add("Last-Event-ID");
   key_ = builder.add("Idempotency-Key");
+  known_ = builder.add("If-None-Match");
   origin_ = builder.add("Origin");
   requestId_ = builder.add("X-Request-Id");
   headers_ = builder.build();

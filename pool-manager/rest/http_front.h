@@ -58,7 +58,7 @@ class HttpFront final : private kj::TaskSet::ErrorHandler {
   HttpLimits limits_;
   PeerCount connections_;
   kj::Own<kj::HttpHeaderTable> headers_;
-  kj::HttpHeaderId authorization_, key_, lastEvent_, origin_, requestId_;
+  kj::HttpHeaderId authorization_, key_, known_, lastEvent_, origin_, requestId_;
   kj::TaskSet tasks_;  // last: connections end while all of the above lives
 };
 

@@ -9,6 +9,11 @@ namespace {
 const char kSchemas[] = R"json({
   "Health": {"type": "object", "required": ["status", "version"], "properties": {
     "status": {"const": "ok"}, "version": {"type": "string"}}},
+  "Self": {"type": "object", "required": ["role", "tenant", "tokens", "allTenants", "may"], "properties": {
+    "role": {"enum": ["viewer", "user", "scheduler", "server", "operator"]}, "tenant": {"type": "string"},
+    "tokens": {"type": "boolean"}, "allTenants": {"type": "boolean"},
+    "may": {"type": "array", "items": {"enum": ["look", "see_quotas", "lease", "change_lease", "drop_lost", "cordon",
+                                                "set_quota", "tokens"]}}}},
   "OpenApi": {"type": "object", "required": ["openapi", "info", "paths", "components"], "properties": {
     "openapi": {"const": "3.1.0"}, "info": {"type": "object"}, "paths": {"type": "object"},
     "components": {"type": "object"}}},

@@ -65,6 +65,7 @@ Json toJson(const QueuedRequest& one, size_t position) {
                 {"resumes", one.resumes},
                 {"priority", name(one.priority)}};
   if (!one.reason.empty()) entry["reason"] = one.reason;
+  if (!one.why.empty()) entry["why"] = one.why;
   return entry;
 }
 
@@ -159,7 +160,8 @@ kj::Promise<Answer> renewLease(const Context& context, const Request& request) {
 
 kj::Promise<Answer> listQueue(const Context& context, const Request& request) {
   Json list = Json::array();
-  for (const QueuedRequest& one : context.service.pool().queue(request.who, context.service.now()))
+  for (const QueuedRequest& one :
+       context.service.pool().queue(request.who, context.service.now(), request.counts.at("why")))
     list.push_back(toJson(one, list.size() + 1));
   return Answer{200, {{"queue", std::move(list)}}};
 }

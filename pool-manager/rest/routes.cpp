@@ -12,6 +12,7 @@
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
+#include "pool-manager/rest/self.h"
 #include "pool-manager/rest/tenants.h"
 #include "pool-manager/tokens.h"
 
@@ -65,6 +66,8 @@ std::vector<Route> makeRoutes() {
        {},
        "application/json",
        true},
+      {kGet, "/v1/self", "showSelf", "Who asks, by the token that was sent, and what he may.", showSelf,
+       "Self"},
       {kGet, "/v1/devices", "listDevices", "The GPUs of the pool.", listDevices, "DeviceList"},
       {kGet, "/v1/servers", "listServers", "The servers of the pool.", listServers, "ServerList"},
       {kGet,
@@ -148,8 +151,14 @@ std::vector<Route> makeRoutes() {
         {Kind::text, "server", "On this server. Empty: the one that has written the files.", 255},
         {Kind::ordinals, "devices", "These GPUs there. Empty: any like those that it had.", 64},
         {Kind::count, "waitMs", "How long to wait for room.", 40'000, 5000}}},
-      {kGet, "/v1/queue", "listQueue", "What waits for GPUs, in the order in which it is served.", listQueue,
-       "Queue"},
+      {kGet,
+       "/v1/queue",
+       "listQueue",
+       "What waits for GPUs, in the order in which it is served.",
+       listQueue,
+       "Queue",
+       Operation::look,
+       {{Kind::count, "why", "Says of so many, from the first on, why they wait.", 100, 0}}},
       {kGet, "/v1/explain", "explainRequest",
        "What would become of a request that is made now, and for each GPU why not. Nothing is leased.",
        explainRequest, "Explanation", Operation::look, wishFields()},
