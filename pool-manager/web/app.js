@@ -32,7 +32,6 @@ function show() {
   setHidden($("main"), pool === null);
   setHidden($("sign-out"), token() === "");
   setHidden($("stale"), !view.stale);
-  document.body.classList.toggle("is-stale", view.stale && pool !== null);
   setText($("stale"), !view.stale ? ""
     : seen === null ? "The manager does not answer. Trying again…"
       : `The manager has not answered since ${clock(seen)}. What is shown is from then. Trying again…`);
@@ -59,7 +58,8 @@ function showOverview() {
 }
 
 function notice(text, isError = false) {
-  const close = el("button", { type: "button", "aria-label": "Close this message", on: { click: () => node.remove() } }, "×");
+  const attributes = { type: "button", "aria-label": "Close this message", on: { click: () => node.remove() } };
+  const close = el("button", attributes, "×");
   const node = el("p", { class: isError ? "notice error" : "notice" }, el("span", {}, text), close);
   $("notices").replaceChildren(node);
 }
@@ -122,9 +122,17 @@ function soon() {
 
 // --- who looks
 
+// Nothing of the pool stays in the page, hidden or not.
+function forget() {
+  pool = null;
+  for (const id of ["servers", "overview"]) keyed($(id), []);
+  for (const one of [leases, queue]) one.show([], "", view);
+  $("notices").replaceChildren();
+}
+
 function askForToken(error) {
   const first = token() === "";
-  pool = null;
+  if (pool !== null) forget();
   seen = null;
   view.stale = false;
   setHidden($("sign-in"), false);
@@ -183,10 +191,10 @@ async function actOnLease(what, lease) {
 async function migrate(lease, name, path) {
   const servers = pool.servers.filter((server) => server.alive && !server.cordoned).map((server) => server.name);
   const answer = await question({
-    title: `Move ${name}?`, text: [lease.holder, "Its programs stand still while it moves, and go on."], confirm: "Move",
-    fields: {
-      where: { label: "To", choices: [["elsewhere", "any other server with room"], ["workers", "new workers on the same GPUs"],
-        ["server", "the server named here:"]] },
+    title: `Move ${name}?`, text: [lease.holder, "Its programs stand still while it moves, and go on."],
+    confirm: "Move", fields: {
+      where: { label: "To", choices: [["elsewhere", "any other server with room"],
+        ["workers", "new workers on the same GPUs"], ["server", "the server named here:"]] },
       server: { label: "Server", list: servers.slice(0, 200) },
       devices: { label: "Its GPUs (numbers; empty: any)" } } });
   if (!answer) return;
@@ -232,7 +240,12 @@ async function drain(name, path, body) {
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     const server = pool?.servers.find((one) => one.name === name);
     if (server && !server.cordoned) return void view.drains.delete(name); // somebody wants it back
-    answer = await order(path, { ...body, stay: true }).catch(() => null);
+    try {
+      answer = await order(path, { ...body, stay: true });
+    } catch (error) {
+      if (error instanceof Refused) return void view.drains.delete(name);
+      // The manager is away; when it is back, it says what has become of the moves.
+    }
   }
 }
 

@@ -11,10 +11,12 @@ function fieldNode(field) {
     input = el("select", { id });
     for (const [value, text] of field.choices) input.append(el("option", { value }, text));
   } else {
-    input = el("input", { id, type: "text", maxlength: "200", autocomplete: "off", list: field.list ? `${id}-list` : false });
+    const list = field.list ? `${id}-list` : false;
+    input = el("input", { id, type: "text", maxlength: "200", autocomplete: "off", list });
   }
   const node = el("div", { class: "field" }, el("label", { for: id }, field.label), input);
-  if (field.list) node.append(el("datalist", { id: `${id}-list` }, ...field.list.map((value) => el("option", { value }))));
+  if (field.list)
+    node.append(el("datalist", { id: `${id}-list` }, ...field.list.map((value) => el("option", { value }))));
   return { node, input };
 }
 

@@ -46,7 +46,8 @@ export function keyed(parent, items, keyOf, make, update) {
 
 export function meter(label) {
   const fill = el("span", { class: "fill" });
-  const bar = el("div", { class: "meter", role: "meter", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" }, fill);
+  const range = { "aria-valuemin": "0", "aria-valuemax": "100" };
+  const bar = el("div", { class: "meter", role: "meter", "aria-label": label, ...range }, fill);
   const text = el("span", { class: "value" });
   const node = el("div", { class: "measure" }, el("span", { class: "label" }, label), bar, text);
   return { node, bar, fill, text };

@@ -27,7 +27,8 @@ function stateOf(device, server, leases) {
   const aside = leases.length !== 0 && device.leases.every((id) => device.suspended.includes(id));
   if (leases.length !== 0 && !aside) return { word: server.cordoned ? "in use, cordoned" : "in use", kind: "used" };
   if (aside) return { word: server.cordoned ? "put aside, cordoned" : "put aside", kind: "aside" };
-  return server.cordoned ? { word: server.drained ? "drained" : "cordoned", kind: "out" } : { word: "free", kind: "free" };
+  if (!server.cordoned) return { word: "free", kind: "free" };
+  return { word: server.drained ? "drained" : "cordoned", kind: "out" };
 }
 
 // What leases have of the device's memory. Suspended ones have left it, but for a little.
@@ -39,6 +40,8 @@ function leasedBytes(device, leases) {
       for (const one of lease.devices) if (one.uuid === device.uuid) sum += one.memoryBytes;
   return Math.min(sum, device.memoryBytes);
 }
+
+const names = new Intl.Collator(undefined, { numeric: true }); // node2 before node10
 
 // The lists, joined: servers with their devices, these with their leases.
 export function join({ self, devices, servers, leases, queue }) {
@@ -52,7 +55,8 @@ export function join({ self, devices, servers, leases, queue }) {
     const tile = { device, holders, state: stateOf(device, server, holders), leased: leasedBytes(device, holders) };
     server?.tiles.push(tile);
   }
-  const all = [...groups.values()];
+  const all = [...groups.values()].sort((one, other) => names.compare(one.name, other.name));
+  leases.sort((one, other) => one.ageMs - other.ageMs); // the newest first
   for (const server of all) server.counts = countOf(server.tiles);
   return { self, servers: all, leases, queue, counts: countOf(all.flatMap((server) => server.tiles)) };
 }

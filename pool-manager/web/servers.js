@@ -38,8 +38,8 @@ function makeTile({ device }) {
   const facts = el("p", { class: "facts" });
   const problem = el("p", { class: "error" });
   const holders = el("ul", { class: "holders" });
-  const node = el("li", { class: "tile" }, el("div", { class: "head" }, title, state), name, load.node, memory.node, facts,
-    problem, holders);
+  const node = el("li", { class: "tile" }, el("div", { class: "head" }, title, state), name, load.node, memory.node,
+    facts, problem, holders);
   return { node, state, name, load, memory, facts, problem, holders };
 }
 
@@ -77,7 +77,8 @@ function makeGroup(server, act) {
   const buttons = ["cordon", "uncordon", "drain"].map((what) => {
     const text = what[0].toUpperCase() + what.slice(1);
     const label = `${text} server ${server.name}`;
-    return el("button", { type: "button", "data-order": what, "aria-label": label, on: { click: () => act(what, row.server) } }, text);
+    const on = { click: () => act(what, row.server) };
+    return el("button", { type: "button", "data-order": what, "aria-label": label, on }, text);
   });
   const actions = el("span", { class: "actions" }, ...buttons);
   const node = el("section", { class: "server", "data-server": server.name },
@@ -129,8 +130,8 @@ function updateGroup(row, server, view) {
 function textOf(server) {
   if (server.text === undefined)
     server.text = [server.name, serverWord(server), ...server.tiles.flatMap(({ device, state, holders }) =>
-      [`gpu ${device.ordinal}`, device.name, device.uuid, state.word, ...holders.map((one) => `${one.tenant} ${one.holder}`)])]
-      .join("\n").toLowerCase();
+      [`gpu ${device.ordinal}`, device.name, device.uuid, state.word,
+        ...holders.map((one) => `${one.tenant} ${one.holder}`)])].join("\n").toLowerCase();
   return server.text;
 }
 
@@ -142,5 +143,7 @@ export function showServers(parent, more, servers, filter, view, act) {
   keyed(parent, found.slice(0, SHOWN), (server) => server.name, (server) => makeGroup(server, act),
     (row, server) => updateGroup(row, server, view));
   setHidden(more, found.length !== 0 && found.length <= SHOWN);
-  setText(more, servers.length === 0 ? "No server has joined." : found.length === 0 ? "There is no server like that." : `${found.length - SHOWN} more servers: find them by name.`);
+  setText(more, servers.length === 0 ? "No server has joined."
+    : found.length === 0 ? "There is no server like that."
+      : `${found.length - SHOWN} more servers: find them by name.`);
 }

@@ -5,6 +5,8 @@ import { duration, matches, ordersFor, placeOf, short, wordsOf } from "./model.j
 
 const STEP = 100; // rows
 
+const capital = (word) => word[0].toUpperCase() + word.slice(1);
+
 // columns: {title: text of an item}. ordersOf(item): the names of its buttons; act(name, item).
 // The rows' element and what the table shows: {node, show(items, filter, view)}.
 export function table(caption, columns, { ordersOf, act, noun, empty }) {
@@ -27,10 +29,10 @@ export function table(caption, columns, { ordersOf, act, noun, empty }) {
     const cells = titles.map((title) => el("td", { role: "cell", "data-title": title }));
     const orders = el("td", { role: "cell", class: "actions", "data-title": "Orders" });
     const row = { node: el("tr", { role: "row" }, ...cells, orders), cells, orders };
-    row.makeButton = (name) => ({
-      node: el("button", { type: "button", "data-order": name, class: name === "release" ? "danger" : "", on: { click: () => act(name, row.item) } },
-        name[0].toUpperCase() + name.slice(1)),
-    });
+    row.makeButton = (name) => {
+      const attributes = { type: "button", "data-order": name, class: name === "release" ? "danger" : false };
+      return { node: el("button", { ...attributes, on: { click: () => act(name, row.item) } }, capital(name)) };
+    };
     return row;
   }
 
@@ -40,7 +42,7 @@ export function table(caption, columns, { ordersOf, act, noun, empty }) {
     setAttribute(row.node, "data-state", item.state);
     titles.forEach((title, i) => setText(row.cells[i], columns[title](item, view)));
     keyed(row.orders, ordersOf(item, view), (name) => name, row.makeButton, (button, name) => {
-      setAttribute(button.node, "aria-label", `${name[0].toUpperCase()}${name.slice(1)} lease ${short(item.id)}`);
+      setAttribute(button.node, "aria-label", `${capital(name)} lease ${short(item.id)}`);
       button.node.disabled = view.stale || view.busy.has(item.id);
     });
   }
@@ -62,14 +64,13 @@ export function table(caption, columns, { ordersOf, act, noun, empty }) {
 }
 
 function program(lease) {
-  return lease.reason && lease.state !== "suspended" ? `${lease.holder} (${lease.reason})` : lease.holder;
+  return lease.reason ? `${lease.holder} (${lease.reason})` : lease.holder;
 }
 
 function stateOf(lease) {
-  const state = lease.state === "suspended" ? "suspended" : lease.state;
   const notes = [lease.why, lease.turn?.place && lease.turn.place !== "resident" ? `turn: ${lease.turn.place}` : "",
     lease.endsInMs ? `ends in ${duration(lease.endsInMs)}` : ""].filter((note) => note);
-  return notes.length === 0 ? state : `${state}: ${notes.join("; ")}`;
+  return notes.length === 0 ? lease.state : `${lease.state}: ${notes.join("; ")}`;
 }
 
 export const leaseTable = (act) => table("Leases", {
