@@ -39,12 +39,14 @@ function show() {
   setText($("link"), view.stale ? "not connected" : pool === null ? "" : live ? "live" : "updated every few seconds");
   if (pool === null) return;
   const { self } = pool;
-  setText($("who"), self.tokens ? `${self.tenant || "operator"}, ${self.role}` : "no tokens: everybody is operator");
+  setText($("who"), self.tokens ? whoIs(self) : "no tokens: everybody is operator");
   showOverview();
   showServers($("servers"), $("servers-more"), pool.servers, $("find-devices").value, view, actOnServer);
   leases.show(pool.leases, $("find-leases").value, view);
   queue.show(pool.queue, "", view);
 }
+
+const whoIs = ({ tenant, role }) => (tenant === "" || tenant === role ? role : `${tenant} (${role})`);
 
 function showOverview() {
   const { all, free, used, aside, out } = pool.counts;

@@ -38,15 +38,15 @@ LISTS = """(() => {
   let looks = 0;
   const device = (i, j) => {
     const at = i * DEVICES + j, leased = at < LEASES ? [hex(at)] : [];
-    return {server: `node${i}`, ordinal: j, name: "GPU", uuid: `GPU-${at}`, memoryBytes: 85899345920, freeBytes: 0, healthy: true,
-            problem: "", leases: leased, suspended: [], cordoned: false,
-            sample: {ageMs: 1, lastXid: 0, gpuPercent: at === 0 ? looks %% 100 : 50, usedBytes: 1 << 30, temperatureC: 40}};
+    return {server: `node${i}`, ordinal: j, name: "GPU", uuid: `GPU-${at}`, memoryBytes: 85899345920, freeBytes: 0,
+            healthy: i !== 996, problem: i === 996 ? "it has fallen off the bus" : "", leases: leased, suspended: [], cordoned: false,
+            sample: {ageMs: 1, lastXid: 0, gpuPercent: at === 0 ? looks %% 100 : 50, usedBytes: 1 << 30, temperatureC: 40, powerMilliwatts: 300400}};
   };
   const upTo = (count, make) => Array.from({length: count}, (_, i) => make(i));
   const lists = {
     "/v1/self": () => ({role: "operator", tenant: "", tokens: true, allTenants: true, may: ["look", "change_lease", "cordon"]}),
     "/v1/devices": () => (++looks, {devices: upTo(SERVERS * DEVICES, (at) => device(Math.floor(at / DEVICES), at %% DEVICES))}),
-    "/v1/servers": () => ({servers: upTo(SERVERS, (i) => ({name: `node${i}`, alive: true, absent: false, cordoned: false,
+    "/v1/servers": () => ({servers: upTo(SERVERS, (i) => ({name: `node${i}`, alive: i !== 997, absent: i === 999, cordoned: i >= 998,
       cordonReason: "", cordonedBy: "", cordonedSeconds: 0, lastBeatMs: 1, leftOut: []}))}),
     "/v1/leases": () => ({leases: upTo(LEASES, (at) => ({id: hex(at), server: `node${Math.floor(at / DEVICES)}`, state: "active",
       tenant: "alice", holder: holder(at), ageMs: 7200000, devices: [{ordinal: at %% DEVICES, uuid: `GPU-${at}`, memoryBytes: 85899345920}]}))}),
@@ -86,6 +86,16 @@ def check(browser, stage):
     page.until(f"looks() >= {looks} + 2 && touched > 0", "nobody looks again")
     touched, looked = page.evaluate("[touched, looks()]")
     assert touched <= 6 * (looked - looks), (touched, looked - looks)
+
+    tile = page.evaluate("document.querySelectorAll('.tile')[1].innerText")
+    assert all(part in tile for part in ("50 %", "80 GiB of 80 GiB leased", "40 °C", "300 W", "1 GiB occupied", "trainer")), tile
+    for state, server in (("out of order", "node996"), ("unreachable", "node997"), ("drained", "node998"), ("absent", "node999")):
+        page.evaluate(f"document.getElementById('find-devices').value = {server!r}")
+        page.evaluate("document.getElementById('find-devices').dispatchEvent(new Event('input'))")
+        page.click(f'[data-server="{server}"] .toggle')
+        page.until(f"document.querySelector('[data-server=\"{server}\"]').innerText.includes({state!r})", f"{server} is not {state}")
+        page.until("[...document.querySelectorAll('[data-server] .tile')].every((one) => one.dataset.kind === 'out')", server)
+    page.evaluate("document.getElementById('find-devices').value = ''")
 
     page.click("#find-devices")
     page.type("node777")
