@@ -126,7 +126,6 @@ TEST_CASE_METHOD(Closed, "whoever asks is told who he is, and what he may") {
   const Reply server = get("/v1/self", "Authorization: Bearer " + kServersToken + "\r\n");
   CHECK(server.json["role"] == "server");
   CHECK(server.json["may"] == nlohmann::json({"look"}));
-  tokens.clear();
 }
 
 TEST_CASE_METHOD(RestFixture, "the queue says why its first ones wait, if it is asked") {
@@ -146,4 +145,55 @@ TEST_CASE_METHOD(RestFixture, "the queue says why its first ones wait, if it is 
   CHECK(!one[1].contains("why"));
   CHECK(contains(get("/v1/queue?why=2").json["queue"][1]["why"], "the first one"));
   CHECK(get("/v1/queue?why=101").code() == "bad_parameter");
+}
+
+TEST_CASE_METHOD(Closed,
+                 "of others' requests nobody is told why they wait, nor by whom his own are held up") {
+  tokens["bob"] = std::string(32, 'b');
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();  // the manager's own user
+  LeaseRequest first = wish();
+  first.tenant = "bob";
+  first.holder = "bob's program";
+  await(lease(*holder, first));
+  const std::string body = R"({"waitMs": 60000, "answerMs": 0})";
+  const std::string alice = "Authorization: Bearer " + kToken + "\r\n",
+                    bob = "Authorization: Bearer " + tokens["bob"] + "\r\n";
+  CHECK(post("/v1/leases", body, alice).status == 202);
+  CHECK(post("/v1/leases", body, bob).status == 202);
+  const Reply seen = get("/v1/queue?why=2", alice);
+  REQUIRE(seen.json["queue"].size() == 2);
+  for (const auto& one : seen.json["queue"]) CHECK(one.contains("why") == (one["tenant"] == "alice"));
+  CHECK(contains(seen.text, "in use"));
+  CHECK(!contains(seen.text, "bob"));
+  const Reply others = get("/v1/queue?why=2", bob);
+  CHECK(contains(others.text, "bob's program"));
+  CHECK(!contains(others.text, "alice"));
+}
+
+TEST_CASE_METHOD(RestFixture, "a lease that waits to be resumed says what for") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  LeaseRequest first = wish(), second = wish();
+  first.memoryBytes = second.memoryBytes = uint64_t{1} << 30;
+  second.holder = "the second one";
+  const Lease got = await(lease(*holder, first));
+  const std::string path = "/v1/leases/" + got.id.text();
+  CHECK(post(path + "/suspend").json["state"] == "suspended");
+  second.memoryBytes = get("/v1/devices").json["devices"][0]["freeBytes"];
+  await(lease(*holder, second));
+  auto stream = dial();
+  const std::string request = "POST " + path +
+                              "/resume HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 17\r\n\r\n" +
+                              R"({"waitMs": 30000})";
+  stream->write(request.data(), request.size()).wait(io.waitScope);
+  nlohmann::json queue;
+  for (int i = 0; i < 200 && queue.empty(); ++i) queue = get("/v1/queue?why=1").json["queue"];
+  REQUIRE(queue.size() == 1);
+  CHECK(queue[0]["resumes"] == true);
+  CHECK(contains(queue[0]["why"], "the second one"));
 }
