@@ -12,7 +12,8 @@ const LOOK_MS = 5000; // between two looks while events come: loads and temperat
 const POLL_MS = 3000; // while none come
 const AGAIN_MS = 2000; // while the manager does not answer
 const SHARE = 10; // a look that took long is followed by ten times as long without one
-const REASONS = 20; // requests of which the manager is asked why they wait
+// Requests of which the manager is asked why they wait: each has it look at all devices.
+const reasons = () => (pool !== null && pool.servers.length > 100 ? 5 : 20);
 const $ = (id) => document.getElementById(id);
 
 const view = { self: null, stale: false, busy: new Map(), drains: new Map() };
@@ -82,7 +83,7 @@ async function look() {
     // Alone first: a wrong token is one attempt, not five.
     const self = await ask("/v1/self");
     const [devices, servers, allLeases, waiting] = await Promise.all([
-      ask("/v1/devices"), ask("/v1/servers"), askLeases(), ask(`/v1/queue?why=${REASONS}`)]);
+      ask("/v1/devices"), ask("/v1/servers"), askLeases(), ask(`/v1/queue?why=${reasons()}`)]);
     pool = join({ self, ...devices, ...servers, leases: allLeases, ...waiting });
     seen = new Date();
     view.self = self;
