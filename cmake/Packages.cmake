@@ -29,6 +29,16 @@ get_target_property(soft_is_imported cuda-soft IMPORTED)
 if(NOT soft_is_imported)
   install(TARGETS cuda-soft LIBRARY DESTINATION lib/gpupool COMPONENT software-gpu)
 endif()
+# For Slurm, where its headers are: the plugin, and the scripts beside slurmctld.
+if(TARGET spank_gpupool)
+  install(TARGETS spank_gpupool LIBRARY DESTINATION lib/gpupool/slurm COMPONENT slurm)
+  install(PROGRAMS etc/slurm/prolog_slurmctld etc/slurm/epilog_slurmctld etc/slurm/reap
+          DESTINATION share/gpupool/slurm COMPONENT slurm)
+  install(FILES etc/slurm/common.sh etc/slurm/job_submit.lua etc/slurm/gpupool.conf etc/slurm/plugstack.conf
+          DESTINATION share/gpupool/slurm COMPONENT slurm)
+  install(FILES etc/systemd/gpupool-slurm-reap.service etc/systemd/gpupool-slurm-reap.timer
+          DESTINATION /usr/lib/systemd/system COMPONENT slurm-system EXCLUDE_FROM_ALL)
+endif()
 
 # For packages alone: what a service needs to start. The files of etc/ show every default; those of a
 # package say where its service's folders are, so that nothing on a command line wins over them.
@@ -78,6 +88,11 @@ foreach(part client server manager)
   set(CPACK_COMPONENT_${upper}-SYSTEM_GROUP ${part})
 endforeach()
 set(CPACK_COMPONENT_SOFTWARE-GPU_GROUP software-gpu)
+if(TARGET spank_gpupool)
+  list(APPEND CPACK_COMPONENTS_ALL slurm slurm-system)
+  set(CPACK_COMPONENT_SLURM_GROUP slurm)
+  set(CPACK_COMPONENT_SLURM-SYSTEM_GROUP slurm)
+endif()
 set(CPACK_COMPONENTS_GROUPING ONE_PER_GROUP)
 
 function(gpupool_package group text)
@@ -95,10 +110,13 @@ gpupool_package(manager "manages a pool of GPUs
 The service gpupool-manager: which servers offer GPUs, and who leases them.")
 gpupool_package(software-gpu "a GPU in software, to try gpupool without one
 Compiles PTX for the processor; for tests, not for speed.")
+gpupool_package(slurm "GPUs of a pool for the jobs of a Slurm cluster
+A plugin for Slurm's commands and nodes, and scripts for its controller.")
 # UCX is opened when a program runs: without it, there is shared memory on one machine.
 set(CPACK_DEBIAN_CLIENT_PACKAGE_RECOMMENDS libucx0)
 set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS libucx0)
 set(CPACK_DEBIAN_SERVER_PACKAGE_SUGGESTS gpupool-software-gpu)
+set(CPACK_DEBIAN_SLURM_PACKAGE_DEPENDS "gpupool-client")
 # What connects to the manager speaks TLS. Ubuntu 24.04's name is the second.
 set(ssl "libssl3 | libssl3t64")
 set(CPACK_DEBIAN_CLIENT_PACKAGE_DEPENDS "${ssl}")
@@ -127,4 +145,5 @@ add_custom_target(packages
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G DEB
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G TXZ
   DEPENDS man_pages gpupool gpupool-client gpupool-nvml gpupool-server gpupool-worker gpupool-manager cuda-soft
+    $<$<TARGET_EXISTS:spank_gpupool>:spank_gpupool>
   WORKING_DIRECTORY ${CMAKE_BINARY_DIR} USES_TERMINAL VERBATIM)

@@ -62,7 +62,7 @@ _gpupool() {
       release | suspend | resume | migrate | checkpoint | restore)
         mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first leases)" -- "$cur") ;;
       cordon | uncordon | drain) mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first servers)" -- "$cur") ;;
-      "claim release") mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first "claim list")" -- "$cur") ;;
+      "claim release" | "claim renew") mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first "claim list")" -- "$cur") ;;
       "tokens revoke") mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first "tokens list")" -- "$cur") ;;
       run | explain) mapfile -t COMPREPLY < <(compgen -c -- "$cur") ;;
     esac

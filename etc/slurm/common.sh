@@ -7,7 +7,7 @@ export PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin
 GPUPOOL=gpupool   # the command
 TENANT=none       # whose claims: none where the manager has no tokens; user or account of the job
 WAIT=30           # seconds in which all of a job's claims must be there
-UNUSED=1h         # a claim ends when no program has used it for so long; at most 1h
+UNUSED=10m        # a claim ends when no program has used it, and `reap` has not kept it, for so long; at most 1h
 SLURM_BOUND=20    # seconds for an answer of slurmctld
 GPUPOOL_BOUND=40  # seconds for an answer of the manager, besides WAIT
 config=${GPUPOOL_SLURM_CONFIG:-/etc/slurm/gpupool.conf}
@@ -22,8 +22,9 @@ say() {
   printf 'gpupool: %s\n' "$*" >&2
   logger -t gpupool-slurm -- "$*" 2>/dev/null || true
 }
-pool() { timeout -k 5 "${bound:-$GPUPOOL_BOUND}" "$GPUPOOL" "$@"; }
-slurm() { timeout -k 5 "$SLURM_BOUND" "$@"; }
+# In this script's process group: where Slurm ends the script, what it waits for ends with it.
+pool() { timeout --foreground -k 5 "${bound:-$GPUPOOL_BOUND}" "$GPUPOOL" "$@"; }
+slurm() { timeout --foreground -k 5 "$SLURM_BOUND" "$@"; }
 
 # claims_of CLUSTER JOB: lines "LEASE JOB.NODE RESTARTS" of the claims of this cluster's job; JOB may be a regular
 # expression. Fails if the manager does not answer.

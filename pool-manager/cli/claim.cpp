@@ -1,4 +1,4 @@
-// gpupool claim create, list, release: what a job scheduler does for a job's GPUs.
+// gpupool claim create, list, renew, release: what a job scheduler does for a job's GPUs.
 
 #include <algorithm>
 #include <iostream>
@@ -21,7 +21,7 @@ constexpr unsigned kReleaseMs = 30'000;  // a server may take this long to end t
 constexpr int kWaits = 3, kNever = 4;    // as gpupool explain
 
 const Help kClaimHelp = {
-    "gpupool claim create|list|release [options]",
+    "gpupool claim create|list|renew|release [options]",
     "Reserves GPUs for a job before its programs start: for job schedulers. The programs use them by "
     "`gpupool run --claim`, or with GPUPOOL_CLAIM in their environment. `gpupool claim create --help` and so "
     "on say more.",
@@ -53,6 +53,15 @@ const Help kListHelp = {
     "Lists the claims that have GPUs: for which job, how many programs use each, and which GPUs it has.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: listed. 1: no manager is reachable. 2: the command line is wrong.", "  gpupool claim list --json\n"};
+
+const Help kRenewHelp = {
+    "gpupool claim renew [options] CLAIM...",
+    "Keeps claims for another --unused of theirs, though no program uses them: for schedulers, as long as "
+    "their jobs run. They are named by the first digits of their ids.",
+    "GPUPOOL_STATE: the folder of this machine's pool.",
+    "0: all are kept. 1: one is not there, or the manager refuses; the others are kept. 2: the command line "
+    "is wrong.",
+    "  gpupool claim renew 512084cb 90f7aa01\n"};
 
 const Help kReleaseHelp = {
     "gpupool claim release [options] CLAIM",
@@ -132,6 +141,13 @@ int create(const Words& words) {
   return 0;
 }
 
+// Those that have GPUs.
+std::vector<pool::Lease> claimsOf(ManagerQuery& query) {
+  auto claims = query.leases();
+  std::erase_if(claims, [](const pool::Lease& lease) { return lease.job.empty(); });
+  return claims;
+}
+
 int list(const Words& words) {
   ClientOptions client;
   bool asJson = false;
@@ -140,8 +156,7 @@ int list(const Words& words) {
   if (parsed.helped) return 0;
   demandNothingElse(parsed);
   ManagerQuery query(client, 3000);
-  auto claims = query.leases();
-  std::erase_if(claims, [](const pool::Lease& lease) { return lease.job.empty(); });
+  const auto claims = claimsOf(query);
   auto entries = nlohmann::json::array();
   std::vector<std::vector<std::string>> rows = {leaseHeading(false)};
   rows[0].back() = "USED BY";
@@ -161,6 +176,28 @@ int list(const Words& words) {
   return 0;
 }
 
+int renew(const Words& words) {
+  ClientOptions client;
+  const Parsed parsed = parseCommand(words, kRenewHelp, &client, kAskingOptions, {});
+  if (parsed.helped) return 0;
+  if (parsed.rest.empty())
+    throw options::OptionError("renew takes one claim or several; `gpupool claim list` lists them");
+  ManagerQuery query(client, 3000);
+  const auto claims = claimsOf(query);
+  std::string failures;
+  for (const std::string& claim : parsed.rest) {
+    try {
+      query.renewClaim(findLease(claims, claim));
+    } catch (const CommandError& error) {
+      failures += (failures.empty() ? "" : "; ") + std::string(error.what());
+    } catch (const kj::Exception& error) {
+      failures += (failures.empty() ? "" : "; ") + claim + ": " + pool::errorText(error);
+    }
+  }
+  if (!failures.empty()) throw CommandError(kExitFailure, failures);
+  return 0;
+}
+
 int release(const Words& words) {
   ClientOptions client;
   std::string tenant;
@@ -174,9 +211,7 @@ int release(const Words& words) {
   if (isJob) demandJob(claim);
   ManagerQuery query(managerAddresses(client.manager), kReleaseMs, credentials);
   if (!isJob) {
-    auto claims = query.leases();
-    std::erase_if(claims, [](const pool::Lease& lease) { return lease.job.empty(); });
-    claim = findLease(claims, claim).text();
+    claim = findLease(claimsOf(query), claim).text();
   }
   query.releaseClaim(claim, tenant.empty() ? credentials().tenant : tenant);
   std::cout << "gpupool: claim " << claim << " is over\n";
@@ -190,9 +225,11 @@ int runClaim(const Words& words) {
   const std::string what = words.empty() ? "" : words[0];
   if (what == "create") return create(rest);
   if (what == "list") return list(rest);
+  if (what == "renew") return renew(rest);
   if (what == "release") return release(rest);
   if (parseCommand(words, kClaimHelp, nullptr, {}, {}).helped) return 0;
-  throw options::OptionError("claim: create, list or release? usage: " + std::string(kClaimHelp.usage));
+  throw options::OptionError("claim: create, list, renew or release? usage: " +
+                             std::string(kClaimHelp.usage));
 }
 
 }  // namespace gpupool::cli

@@ -87,6 +87,12 @@ pool::Lease ManagerQuery::claim(const pool::LeaseRequest& wish) {
                uint64_t{wish.waitMs} + limitMs_);
 }
 
+void ManagerQuery::renewClaim(const Id& id) {
+  auto request = connection_->manager().renewRequest();
+  pool::write(id, request.initId());
+  await(request.send().ignoreResult());
+}
+
 void ManagerQuery::releaseClaim(const std::string& claim, const std::string& tenant) {
   auto request = connection_->manager().releaseRequest();
   request.setClaim(claim);

@@ -45,6 +45,8 @@ class ManagerQuery {
   void drop(const Id& id);
   // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs.
   pool::Lease claim(const pool::LeaseRequest& wish);
+  // Keeps a claim for another --unused, though no program uses it.
+  void renewClaim(const Id& id);
   // Ends a claim, named by its id or its job; returns when it is over.
   void releaseClaim(const std::string& claim, const std::string& tenant);
   // by: "user@host".

@@ -78,8 +78,18 @@ TEST_CASE_METHOD(Fixture, "a claim that no program uses ends; of one in use the 
   finish(used);
 }
 
+TEST_CASE_METHOD(Fixture, "a claim that no program uses is kept as long as it is renewed") {
+  const std::string id = line(said({"claim", "create", "--job", "alps:1:0", "--unused", "3s"}));
+  const auto longer = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+  while (std::chrono::steady_clock::now() < longer) said({"claim", "renew", id.substr(0, 8)});
+  CHECK(contains(said({"claim", "list"}), "alps:1:0"));
+  CHECK(contains(tool(1, {"claim", "renew", "123", id}), "there is no lease 123"));
+  REQUIRE(soonFree());
+  CHECK(contains(tool(1, {"claim", "renew", id}), "there is no lease " + id));
+}
+
 TEST_CASE_METHOD(Fixture, "what the claim commands do not take") {
-  CHECK(contains(tool(2, {"claim"}), "create, list or release?"));
+  CHECK(contains(tool(2, {"claim"}), "create, list, renew or release?"));
   CHECK(contains(tool(2, {"claim", "create"}), "a job is named CLUSTER:ID:RESTARTS"));
   CHECK(contains(tool(2, {"claim", "create", "--job", "alps:1"}), "a job is named CLUSTER:ID:RESTARTS"));
   CHECK(

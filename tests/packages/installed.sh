@@ -34,8 +34,10 @@ command -v dpkg-shlibdeps >/dev/null || { echo "skipped: no dpkg-shlibdeps (Debi
 
 # The software GPU's package takes half a minute to compress: the file is taken as it was built.
 make=("$cpack" --config "$build/CPackConfig.cmake" -B "$folder/made" -D "CPACK_OUTPUT_FILE_PREFIX=$folder/made")
+slurm=
+[ ! -e "$build/lib/slurm/spank_gpupool.so" ] || slurm=';slurm;slurm-system'
 check "the packages" "${make[@]}" -G DEB \
-  -D 'CPACK_COMPONENTS_ALL=client;client-system;server;server-system;manager;manager-system'
+  -D "CPACK_COMPONENTS_ALL=client;client-system;server;server-system;manager;manager-system$slurm"
 check "the client's archive" "${make[@]}" -G TXZ
 root=$folder/root
 for part in client server manager; do
@@ -51,6 +53,16 @@ for part in client server manager; do
   check "$unit starts what is there: $executable" test -x "$root$executable"
   check "$executable $words" env GPUPOOL_MANAGER_STORE=memory "$root$executable" ${words/\/etc/$root/etc} --check-config
 done
+if [ -n "$slurm" ]; then
+  check "gpupool-slurm unpacks" dpkg-deb -x "$(echo "$folder"/made/gpupool-slurm_*.deb)" "$root"
+  for file in "$(sed -n 's/^required \([^ ]*\).*/\1/p' "$root/usr/share/gpupool/slurm/plugstack.conf")" \
+    "$(sed -n 's/^ExecStart=//p' "$root/usr/lib/systemd/system/gpupool-slurm-reap.service")" \
+    /usr/share/gpupool/slurm/{prolog,epilog}_slurmctld; do
+    check "$file is there" test -x "$root$file" -o "${file%.so}" != "$file" -a -s "$root$file"
+  done
+  check "a job without GPUs has nothing to do in the prolog" env -i "$root/usr/share/gpupool/slurm/prolog_slurmctld"
+  check "nor in the epilog" env -i "$root/usr/share/gpupool/slurm/epilog_slurmctld"
+fi
 commands=$("$root/usr/bin/gpupool" --help | sed -n '/^commands:/,/^$/s/^  \([a-z]*\) .*/\1/p')
 check "there are commands" test "$(wc -w <<<"$commands")" -gt 20
 for command in $commands; do
