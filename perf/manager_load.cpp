@@ -17,6 +17,7 @@
 #include <fstream>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -143,10 +144,11 @@ class Load final : private kj::TaskSet::ErrorHandler {
       if (held_.size() == before) throw std::runtime_error("the manager grants nothing");
     }
     figures_ = {};
+    const double cpuBefore = cpuSeconds();
     const kj::TimePoint begin = timer_.now();
     tasks_.add(churn(begin, 0));
     timer_.afterDelay(wanted_.seconds * kj::SECONDS).wait(io_.waitScope);
-    print(msBetween(begin, timer_.now()) / 1000);
+    print(msBetween(begin, timer_.now()) / 1000, cpuSeconds() - cpuBefore);
   }
 
  private:
@@ -200,7 +202,19 @@ class Load final : private kj::TaskSet::ErrorHandler {
     return 0;
   }
 
-  void print(double seconds) {
+  // Of the manager's process, of all its threads, so far.
+  double cpuSeconds() const {
+    std::ifstream stat("/proc/" + std::to_string(wanted_.manager) + "/stat");
+    std::string line, word;
+    std::getline(stat, line);
+    std::istringstream fields(line.substr(std::min(line.size(), line.rfind(')') + 2)));
+    double ticks = 0;
+    for (int field = 3; field <= 15 && fields >> word; ++field)
+      if (field >= 14) ticks += std::strtod(word.c_str(), nullptr);
+    return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
+  }
+
+  void print(double seconds, double cpu) {
     auto& times = figures_.grantMs;
     std::sort(times.begin(), times.end());
     const auto part = [&](double p) {
@@ -208,12 +222,12 @@ class Load final : private kj::TaskSet::ErrorHandler {
                            : times[std::min(times.size() - 1,
                                             static_cast<size_t>(p * static_cast<double>(times.size())))];
     };
-    std::printf("| %u | %u | %u | %llu | %llu | %.0f | %.0f | %.1f | %.1f | %llu | %.0f |\n", wanted_.servers,
-                wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
-                static_cast<unsigned long long>(figures_.lateBeats),
-                static_cast<double>(figures_.grants) / seconds,
-                static_cast<double>(figures_.releases) / seconds, part(0.5), part(0.99),
-                static_cast<unsigned long long>(figures_.failures), memoryMiB());
+    std::printf(
+        "| %u | %u | %u | %llu | %llu | %.1f | %.1f | %.1f | %.1f | %llu | %.0f | %.1f |\n", wanted_.servers,
+        wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
+        static_cast<unsigned long long>(figures_.lateBeats), static_cast<double>(figures_.grants) / seconds,
+        static_cast<double>(figures_.releases) / seconds, part(0.5), part(0.99),
+        static_cast<unsigned long long>(figures_.failures), memoryMiB(), cpu);
   }
 
   void taskFailed(kj::Exception&& error) override {

@@ -18,6 +18,7 @@ struct DeviceFilter {
   uint32_t leastCompute = 0, mostCompute = ~uint32_t{0};  // 1000 * major + minor
 
   bool matches(const Device& device) const;
+  bool operator==(const DeviceFilter&) const = default;
 };
 
 // Throws std::invalid_argument with a text for the user.

@@ -37,6 +37,8 @@ struct DeviceUse {
   // A request that is before others in the queue waits for this device, and will not start on it earlier than
   // then; kNever: none does. Others get it only if they end by then.
   uint64_t claimedMs = kNever;
+
+  bool operator==(const DeviceUse&) const = default;
 };
 
 // What a lease has on a device, or is to have.
@@ -53,6 +55,8 @@ struct ServerUse {
   std::vector<DeviceUse> devices;
   bool cordoned =
       false;  // by an operator: nothing is placed here before he ends it; then `unusable` says why
+
+  bool operator==(const ServerUse&) const = default;
 };
 
 struct Wish {
@@ -66,6 +70,8 @@ struct Wish {
   // Of a request for whole devices: what suspended leases leave of one, at least half of it, is better than
   // none.
   bool besideSuspended = false;
+
+  bool operator==(const Wish&) const = default;
 };
 
 struct Choice {
@@ -91,6 +97,9 @@ uint64_t reservedBytes(const LeasedDevice& device);
 // What it takes while it is suspended and `kept` bytes stay there, besides its context and code.
 uint64_t suspendedBytes(const LeasedDevice& device, uint64_t kept);
 
+// What leases can have on all of its devices without taking turns.
+uint64_t totalRoom(const ServerUse& server);
+
 // Takes what the lease has off what is free.
 void occupy(const Claim& claim, DeviceUse& device);
 
@@ -111,8 +120,8 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers);
 // The same by server and device: what hinders it there, each alone.
 std::vector<ServerVerdict> judge(const Wish& wish, std::span<const ServerUse> servers);
 // The wish waits, and has precedence over what comes after it: claims the devices that it may get one day, on
-// each server from the time on at which enough of them may be free there.
-void claim(const Wish& wish, uint64_t nowMs, std::span<ServerUse> servers);
+// each server from the time on at which enough of them may be free there. False: that claims nothing more.
+bool claim(const Wish& wish, uint64_t nowMs, std::span<ServerUse> servers);
 
 // What is missing on `server` to give these very devices to a lease that has been suspended there, and who
 // holds it, in one line; "": nothing. The inventory is one without that lease.

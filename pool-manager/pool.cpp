@@ -19,30 +19,6 @@ uint64_t knownKept(const LeaseRecord& record, size_t device) {
   return record.suspension.kept.empty() ? 0 : record.suspension.kept.at(device);  // when it was the last time
 }
 
-// For whoever could be placed there.
-std::string cordonText(const std::map<std::string, Cordon>& cordons, const std::string& server) {
-  const auto at = cordons.find(server);
-  const bool unsaid = at == cordons.end() || at->second.reason.empty();
-  return "cordoned by an operator" + (unsaid ? "" : ": " + at->second.reason);
-}
-
-// Takes what a placement has off its devices.
-void count(const LeaseRecord& record, const Placement& placement, bool whole, bool named,
-           const std::string& holder, ServerUse& use) {
-  // What moves, is suspended or ends may be gone at any moment; so may what has no limit.
-  const bool steady = record.state == LeaseState::granting || record.state == LeaseState::active;
-  const uint64_t firstEndMs = steady && record.endsMs != kNever ? record.endsMs : 0;
-  for (size_t i = 0; i < placement.devices.size(); ++i) {
-    const Claim claim = claimOf(record, placement, i, whole);
-    for (DeviceUse& device : use.devices) {
-      if (device.info.uuid != claim.device.info.uuid) continue;
-      occupy(claim, device);
-      device.firstEndMs = std::min(device.firstEndMs, firstEndMs);
-      if (named) device.holders.push_back(holder);
-    }
-  }
-}
-
 // On all of its servers, each once.
 std::vector<std::string> saidOf(const LeaseRecord& record,
                                 const std::map<std::string, std::vector<std::string>>& byServer) {
@@ -131,13 +107,13 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
     record.grantedMs = record.revokingMs = record.ranSinceMs = start.nowMs;
+    if (record.state == LeaseState::revoking) revoking_.insert(record.id);
     leases_[record.id] = std::move(record);
   }
   for (const Entry& entry : store.range(kCordonPrefix))
     cordons_[entry.key.substr(kCordonPrefix.size())] = decodeCordon(entry.value);
   for (const Entry& entry : store.range(kEndedPrefix)) {
-    if (const auto id = Id::parse(entry.key.substr(kEndedPrefix.size())))
-      tombstones_[*id] = {entry.value, start.nowMs};
+    if (const auto id = Id::parse(entry.key.substr(kEndedPrefix.size()))) bury(*id, entry.value, start.nowMs);
   }
 }
 
@@ -218,6 +194,11 @@ void Pool::setState(LeaseRecord& record, LeaseState to) {
     throw std::logic_error("a lease cannot go from " + std::string(name(record.state)) + " to " +
                            std::string(name(to)));
   record.state = to;
+  leases_.touch(record);
+  if (to == LeaseState::revoking)
+    revoking_.insert(record.id);
+  else
+    revoking_.erase(record.id);
 }
 
 void Pool::demandOwner(const Principal& who, const Id& id) const {
@@ -231,7 +212,8 @@ void Pool::demandOwner(const Principal& who, const Id& id) const {
 
 void Pool::tick(uint64_t now) {
   latestMs_ = now;
-  for (auto& [id, record] : leases_) {
+  gone_.clear();
+  for (auto& [id, record] : leases_.quietly()) {  // setState() marks those that change
     checkAdopters(record, now);
     expire(record, now);
     storeAgain(record, now);
@@ -241,7 +223,9 @@ void Pool::tick(uint64_t now) {
   chargeUsage(now);
   tickPreempted(now);
   std::erase_if(servers_, [&](const auto& one) {
-    return !one.second.connected && now > one.second.beatMs + kForgetServerMs;
+    const bool forgotten = !one.second.connected && now > one.second.beatMs + kForgetServerMs;
+    if (forgotten) inventory_.touch(one.first);
+    return forgotten;
   });
   serveWaiters(now);
 }
@@ -306,51 +290,6 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
   if (record.runs() && record.hold) text += ", being restored";
   if (record.state == LeaseState::lost) text += ", ended; its server has not said that nothing of it runs";
   return text + ")";
-}
-
-// Why a server cannot be asked for anything now; "": it can.
-std::string Pool::absence(const ServerRecord& server, uint64_t now) const {
-  if (!server.connected) return "not connected; last heard of " + age(now - server.beatMs) + " ago";
-  if (!alive(server, now)) return "silent for " + age(now - server.beatMs);
-  return server.reported ? "" : "has just come back and has not yet said which leases it holds";
-}
-
-std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const {
-  return inventory(who, now, {});
-}
-
-std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const Unlike& unlike) const {
-  std::vector<ServerUse> uses;
-  for (const auto& [name, server] : servers_) {
-    ServerUse use{name, absence(server, now), {}, isCordoned(name)};
-    if (!use.unusable.empty()) {
-      // Nothing else matters.
-    } else if (!server.suspect.empty())
-      use.unusable = "did not take its last lease: " + server.suspect;
-    else if (use.cordoned)
-      use.unusable = cordonText(cordons_, name);
-    for (size_t i = 0; i < server.facts.devices.size(); ++i) {
-      const Device& device = server.facts.devices[i];
-      const uint32_t percent = server.facts.overcommitPercent;
-      use.devices.push_back(
-          {device, leasableBytes(device.memoryBytes, percent), {}, server.duplicates.at(i), percent});
-      if (device.problem.empty()) use.devices.back().info.problem = strangerOn(server, i);
-    }
-    uses.push_back(std::move(use));
-  }
-  for (const auto& [id, record] : leases_) {
-    if (unlike.without != nullptr && id == *unlike.without) continue;
-    const bool whole = unlike.resumed != nullptr && unlike.resumed->contains(id);
-    for (const Placement& placement : record.placements) {
-      const auto at =
-          std::lower_bound(uses.begin(), uses.end(), placement.server.name,
-                           [](const ServerUse& use, const std::string& name) { return use.name < name; });
-      if (at == uses.end() || at->name != placement.server.name) continue;
-      count(record, placement, whole, unlike.named,
-            unlike.named ? describeHolder(record, who, now) : std::string(), *at);
-    }
-  }
-  return uses;
 }
 
 }  // namespace gpupool::pool

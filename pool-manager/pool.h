@@ -33,8 +33,9 @@
 
 #include "pool-manager/audit.h"
 #include "pool-manager/fabric.h"
+#include "pool-manager/inventory.h"
 #include "pool-manager/journal.h"
-#include "pool-manager/placement.h"
+#include "pool-manager/lease_table.h"
 #include "pool-manager/principal.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
@@ -123,6 +124,7 @@ struct LeaseRecord : StoredLease {
   uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
+  bool touched = false;  // the lease table's own
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
@@ -369,7 +371,10 @@ class Pool {
   double deviceSeconds(const std::string& tenant, uint64_t now) const {
     return usage_.deviceSeconds(tenant, now);
   }
-  const std::map<Id, LeaseRecord>& leases() const { return leases_; }
+  const std::map<Id, LeaseRecord>& leases() const { return leases_.all(); }
+  const std::set<Id>& leasesOn(const std::string& server) const { return leases_.on(server); }
+  // For tests: what the kept inventory has otherwise than one that is made anew; "": nothing.
+  std::string inventoryFault(uint64_t now);
   // Who waits, in the order in which they are served; of other tenants' requests only that they are there.
   // explained: says of so many, from the first on, why they wait; each takes a look at all devices.
   std::vector<QueuedRequest> queue(const Principal& who, uint64_t now, size_t explained = 0) const;
@@ -405,12 +410,20 @@ class Pool {
     uint64_t preemptTriedMs = 0;  // leases to preempt for it were looked for then; 0: never
     bool preempts = false;        // some were found
   };
-  // What those who are before the next one leave, while the queue is served.
+  // A wish that was not served in this round: nor is an equal one behind it.
+  struct Unserved {
+    Wish wish;
+    bool never = false;
+    uint64_t claims = 0;  // Queue::claims, when it had claimed its own
+  };
+  // What those who are before the next one leave, while the queue is served. At most one at a time.
   struct Queue {
-    std::vector<ServerUse> servers;  // with their claims; without the holders' names
-    std::set<Id> resuming;           // leases that wait to be resumed: what they need is not for those behind
+    std::vector<ServerUse>& servers;  // the inventory's, with their claims; without the holders' names
+    std::set<Id>& resuming;  // leases that wait to be resumed: what they need is not for those behind
     size_t length = 0;
-    std::map<std::string, Held> held;  // by tenant; only where there are quotas
+    std::map<std::string, Held> held = {};  // by tenant; only where there are quotas
+    uint64_t claims = 0;                    // grows with each that claims more than was
+    std::vector<Unserved> unserved = {};
   };
   // What inventory() counts otherwise than it is.
   struct Unlike {
@@ -420,7 +433,6 @@ class Pool {
   };
   struct Tombstone {
     std::string reason;
-    uint64_t endedMs = 0;
   };
 
   void load(Store& store, const PoolStart& start);
@@ -451,12 +463,9 @@ class Pool {
   // pool_requests.cpp
   LeaseRequest checked(const Principal& who, const LeaseRequest& asked) const;
   void enqueue(Waiter waiter, uint64_t now);
-  std::vector<Waiter> inOrder(std::vector<Waiter> waiters, uint64_t now) const;
-  void refresh(Queue& queue, uint64_t now) const;
   std::string impossible(const Waiter& waiter, const Queue& before, uint64_t now) const;
   bool serve(Waiter& waiter, Queue& before, uint64_t now);
   void failLate(const Waiter& waiter, const Queue& before, uint64_t now);
-  void stay(const Waiter& waiter, Queue& before, uint64_t now) const;
   bool tooLate(const Waiter& waiter, uint64_t now, bool preempting = false) const;
   void noteQueued(Waiter& waiter);
   void fail(const Waiter& waiter, const Failure& failure);
@@ -464,6 +473,15 @@ class Pool {
   void create(const Waiter& waiter, Choice choice, uint64_t now);
   void born(const Id& id, const std::string& why);
   bool ending(uint64_t now) const;
+
+  // pool_rounds.cpp
+  std::vector<Waiter> inOrder(std::vector<Waiter> waiters, uint64_t now) const;
+  void refresh(Queue& queue, uint64_t now);
+  Queue beginRound(uint64_t now);
+  void endRound(bool claimed, uint64_t now);
+  Choice placeFor(const Waiter& waiter, Queue& before) const;
+  void stay(const Waiter& waiter, Queue& before, uint64_t now);
+  void claimFor(const Waiter& waiter, Queue& before, uint64_t now);
   void serveWaiters(uint64_t now);
   std::string whyQueued(const Waiter& waiter, const Principal& who, const std::vector<ServerUse>& servers,
                         size_t ahead, uint64_t now) const;
@@ -508,7 +526,7 @@ class Pool {
                     const std::string& idleReason = "");
   void keepSuspended(LeaseRecord& record, const Principal& who);
   bool serveResume(Waiter& waiter, Queue& before, uint64_t now);
-  bool isClaimed(const LeaseRecord& record, const Queue& before) const;
+  bool isClaimed(const LeaseRecord& record) const;
   void reserve(LeaseRecord& record);
   void reserved(const Id& id, const std::string& why);
   void sendResume(LeaseRecord& record);
@@ -587,10 +605,16 @@ class Pool {
   void close(LeaseRecord& record, uint64_t now, bool givenUp = false);
   void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why);
   void expire(LeaseRecord& record, uint64_t now);
+  bool hasEnded(const LocalProcess& process);
+  void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);
 
+  // pool_inventory.cpp
   std::string absence(const ServerRecord& server, uint64_t now) const;
   std::vector<ServerUse> inventory(const Principal& who, uint64_t now, const Unlike& unlike) const;
+  ServerUse useOf(const ServerRecord& server, const Principal& who, uint64_t now, const Unlike& unlike) const;
+  void touchSilent(uint64_t now);
+  void refreshInventory(uint64_t now);
   std::string describeHolder(const LeaseRecord& record, const Principal& who, uint64_t now) const;
 
   PoolEvents& events_;
@@ -601,11 +625,18 @@ class Pool {
   std::map<std::string, unsigned>
       cordoning_;  // by server: how many orders to cordon it the store has not answered
   std::map<std::string, std::string> owners_;  // UUID: the server whose device it is
-  std::map<Id, LeaseRecord> leases_;
+  LeaseTable<LeaseRecord> leases_;
+  Inventory inventory_;
+  uint64_t silentAtMs_ = 0;  // no server falls silent before
+  std::set<Id> resuming_;    // Queue::resuming, while the queue is served
+  bool inRound_ = false;     // it is
   std::map<Id, Tombstone> tombstones_;
-  std::vector<Waiter> waiters_;     // as they came
-  std::deque<Id> unknownReleased_;  // the latest: their requests may still arrive
-  uint64_t settledMs_ = 0;          // from then on the servers that this pool has are there
+  std::deque<std::pair<uint64_t, Id>> forgettable_;  // tombstones, by when they were set or looked at
+  std::set<Id> revoking_;                            // the leases in that state
+  std::map<std::pair<int, uint64_t>, bool> gone_;    // processes of this machine, as of this tick
+  std::vector<Waiter> waiters_;                      // as they came
+  std::deque<Id> unknownReleased_;                   // the latest: their requests may still arrive
+  uint64_t settledMs_ = 0;                           // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
   uint64_t orders_ = 0;      // the number of the latest one
   uint64_t latestMs_ = 0;    // the time of the latest call, for what the store tells in between

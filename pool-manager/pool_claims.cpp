@@ -126,7 +126,7 @@ void Pool::checkAdopters(LeaseRecord& claim, uint64_t now) {
       gone.emplace_back(id, "nobody waits for it any more");
     else if (now > one.untilMs + times_.driftMs)
       gone.emplace_back(id, "it has not renewed the claim for " + age(one.adopter.ttlMs));
-    else if (one.adopter.process.pid != 0 && events_.hasEnded(one.adopter.process))
+    else if (one.adopter.process.pid != 0 && hasEnded(one.adopter.process))
       gone.emplace_back(id, "it was killed");
   }
   for (const auto& [id, why] : gone) unhold(claim, id, "", why, now);

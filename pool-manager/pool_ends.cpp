@@ -51,6 +51,7 @@ void Pool::grantFailed(const Id& id, const std::string& why, bool refused, uint6
   if (at == leases_.end() || at->second.state != LeaseState::granting) return;
   const std::string server = at->second.server().name;
   if (const auto known = servers_.find(server); known != servers_.end()) known->second.suspect = why;
+  inventory_.touch(server);
   at->second.ordered.erase(server);
   if (at->second.hold)
     return stayHeld(at->second,
@@ -94,6 +95,7 @@ void Pool::revoked(const ServerLife& server, const Id& id, uint64_t now) {
   latestMs_ = now;
   const auto asked = servers_.find(server.name);
   if (asked != servers_.end() && asked->second.facts.life() == server) asked->second.strangers.erase(id);
+  inventory_.touch(server.name);
   const auto at = leases_.find(id);
   const Placement* there = at == leases_.end() ? nullptr : at->second.on(server.name);
   if (there == nullptr || there->server.life() != server) return serveWaiters(now);
@@ -213,7 +215,7 @@ void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, 
   if (!why.empty()) return;  // tick() tries again
   if (!isEnd(record.state)) {
     setState(record, forgotten ? record.ending : LeaseState::lost);
-    tombstones_[id] = {record.reason, latestMs_};
+    bury(id, record.reason, latestMs_);
     events_.ended(id);
   }
   answerAdopters(record);
@@ -242,7 +244,7 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
     }
   } else if (runs && now >= record.endsMs) {
     startRevoke(record, LeaseState::expired, "its time limit of " + age(record.limitMs) + " is over", now);
-  } else if (runs && record.process.pid != 0 && events_.hasEnded(record.process)) {
+  } else if (runs && record.process.pid != 0 && hasEnded(record.process)) {
     startRevoke(record, LeaseState::expired,
                 "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
   }
@@ -252,22 +254,39 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
     close(record, now, tooLate);
 }
 
+// One process may hold many leases: it is looked up once a tick.
+bool Pool::hasEnded(const LocalProcess& process) {
+  const auto [at, isNew] = gone_.try_emplace({process.pid, process.startTicks}, false);
+  if (isNew) at->second = events_.hasEnded(process);
+  return at->second;
+}
+
+void Pool::bury(const Id& id, const std::string& reason, uint64_t now) {
+  if (tombstones_.insert_or_assign(id, Tombstone{reason}).second) forgettable_.emplace_back(now, id);
+}
+
 void Pool::forgetTombstones(uint64_t now) {
   if (forgetting_) return;
   std::vector<Write> writes;
-  std::vector<Id> old;
-  for (const auto& [id, tombstone] : tombstones_) {
-    if (now < tombstone.endedMs + times_.tombstoneMs || leases_.contains(id)) continue;
-    old.push_back(id);
+  while (writes.size() < std::min(kMostForgotten, forgettable_.size())) {
+    const auto at = forgettable_.begin() + static_cast<std::ptrdiff_t>(writes.size());
+    if (now < at->first + times_.tombstoneMs) break;
+    const Id id = at->second;
+    if (leases_.contains(id)) {  // a lost one
+      forgettable_.erase(at);
+      forgettable_.emplace_back(now, id);
+      continue;
+    }
     writes.push_back({kEndedPrefix + id.text(), std::nullopt});
-    if (writes.size() == kMostForgotten) break;
   }
   if (writes.empty()) return;
   forgetting_ = true;
-  journal_.write(std::move(writes), [this, old = std::move(old)](const std::string& why) {
+  const size_t count = writes.size();
+  journal_.write(std::move(writes), [this, count](const std::string& why) {
     forgetting_ = false;
     if (!why.empty()) return;
-    for (const Id& id : old) tombstones_.erase(id);
+    for (size_t i = 0; i < count; ++i, forgettable_.pop_front())
+      tombstones_.erase(forgettable_.front().second);
   });
 }
 

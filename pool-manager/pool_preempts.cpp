@@ -55,7 +55,7 @@ bool Pool::mayPreempt(const LeaseRecord& record, Priority priority, uint64_t now
 
 // Leases are on their way off their devices for this request.
 bool Pool::isPreempting(const Id& request) const {
-  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& one) {
+  return std::any_of(leases_.all().begin(), leases_.all().end(), [&](const auto& one) {
     const LeaseRecord& record = one.second;
     if (record.preemptor != request) return false;
     return record.change == Change::preempting || record.change == Change::suspending ||
@@ -71,16 +71,15 @@ bool Pool::preempt(Waiter& waiter, const Queue& before, Priority priority, const
   if (waiter.preempts && isPreempting(id)) return true;
   if (waiter.preemptTriedMs != 0 && now < waiter.preemptTriedMs + kLookAgainMs) return false;
   waiter.preemptTriedMs = std::max<uint64_t>(1, now);
-  std::map<std::string, std::vector<const LeaseRecord*>> byServer;
   std::set<std::string> candidates;
-  for (const auto& [lease, record] : leases_) {
-    for (const Placement& placement : record.placements) byServer[placement.server.name].push_back(&record);
+  for (const auto& [lease, record] : leases_.all())
     if (mayPreempt(record, priority, now)) candidates.insert(record.server().name);
-  }
   Victims best;
   for (const ServerUse& server : before.servers) {
     if (!server.unusable.empty() || !candidates.contains(server.name)) continue;
-    const Victims victims = victimsOn(server, before, waiter, byServer[server.name], priority, fits, now);
+    std::vector<const LeaseRecord*> there;
+    for (const Id& lease : leases_.on(server.name)) there.push_back(&leases_.all().at(lease));
+    const Victims victims = victimsOn(server, before, waiter, there, priority, fits, now);
     if (victims.leases.empty()) continue;
     if (best.leases.empty() ||
         std::tuple(victims.highest, victims.leases.size()) < std::tuple(best.highest, best.leases.size()))
@@ -188,7 +187,7 @@ void Pool::notPreempted(LeaseRecord& record, const std::string& why, uint64_t no
 // Notices that are over; and those that have been suspended take their place in the queue.
 void Pool::tickPreempted(uint64_t now) {
   std::vector<Id> over;
-  for (auto& [id, record] : leases_) {
+  for (auto& [id, record] : leases_.quietly()) {
     if (record.state == LeaseState::suspended && record.comesBack() && record.preemptor != Id{} &&
         record.change == Change::none)
       bringBack(record, now);

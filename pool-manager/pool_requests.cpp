@@ -118,36 +118,6 @@ void Pool::enqueue(Waiter waiter, uint64_t now) {
   serveWaiters(now);
 }
 
-// By class; then by what the tenant has used, least first; then as they came.
-std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t now) const {
-  struct Rank {
-    Priority priority;
-    double share;
-    uint64_t number;
-    size_t index;
-  };
-  std::map<std::string, double> shares;
-  std::vector<Rank> ranks;
-  for (size_t i = 0; i < waiters.size(); ++i) {
-    const Waiter& waiter = waiters[i];
-    const auto lease = waiter.resumes ? leases_.find(waiter.request.id) : leases_.end();
-    const bool known = lease != leases_.end();
-    const auto& terms = known ? lease->second.terms : waiter.request.turns;
-    const std::string& tenant = known ? lease->second.tenant : waiter.request.tenant;
-    const auto [at, isNew] = shares.try_emplace(tenant, 0);
-    if (isNew) at->second = usage_.share(tenant, now);
-    ranks.push_back({terms.priority, at->second, waiter.number, i});
-  }
-  std::sort(ranks.begin(), ranks.end(), [](const Rank& a, const Rank& b) {
-    if (a.priority != b.priority) return a.priority > b.priority;
-    return a.share != b.share ? a.share < b.share : a.number < b.number;
-  });
-  std::vector<Waiter> ordered;
-  ordered.reserve(waiters.size());
-  for (const Rank& rank : ranks) ordered.push_back(std::move(waiters[rank.index]));
-  return ordered;
-}
-
 std::vector<QueuedRequest> Pool::queue(const Principal& who, uint64_t now, size_t explained) const {
   std::vector<QueuedRequest> all;
   const auto servers = explained == 0 ? std::vector<ServerUse>() : inventory(who, now);
@@ -191,37 +161,6 @@ std::string Pool::whyQueued(const Waiter& waiter, const Principal& who, const st
   return ahead == 0 ? "it is about to be served" : "the devices that are free are for those before it";
 }
 
-// What is free has changed; the claims have not.
-void Pool::refresh(Queue& queue, uint64_t now) const {
-  auto servers = inventory({}, now, {.without = nullptr, .resumed = &queue.resuming, .named = false});
-  for (size_t i = 0; i < queue.servers.size(); ++i)
-    for (size_t j = 0; j < queue.servers[i].devices.size(); ++j)
-      servers[i].devices[j].claimedMs = queue.servers[i].devices[j].claimedMs;
-  queue.servers = std::move(servers);
-  if (!quotas_.empty()) queue.held = held();
-}
-
-// Why the request cannot be served whatever becomes free; "" if it may be. A pool without servers, or one
-// whose servers may still be on their way back, cannot tell.
-std::string Pool::impossible(const Waiter& waiter, const Queue& before, uint64_t now) const {
-  if (before.servers.empty() || now < settledMs_ || couldEver(waiter.wish, before.servers)) return "";
-  return pool::explain(waiter.wish, inventory(waiter.who, now));
-}
-
-// Who waits holds back those behind from the devices that it may get one day, unless they end before it could
-// begin there; and who waits to be resumed those that do not fit beside it. Who waits for what no server has,
-// or only cordoned ones have, holds back nobody.
-void Pool::serveWaiters(uint64_t now) {
-  if (waiters_.empty()) return;
-  Queue before;
-  refresh(before, now);
-  for (Waiter& waiter : inOrder(std::exchange(waiters_, {}), now)) {
-    if (waiter.resumes ? serveResume(waiter, before, now) : serve(waiter, before, now)) continue;
-    noteQueued(waiter);
-    waiters_.push_back(std::move(waiter));
-  }
-}
-
 void Pool::noteQueued(Waiter& waiter) {
   if (waiter.noted || waiter.resumes) return;
   waiter.noted = true;
@@ -243,6 +182,15 @@ void Pool::fail(const Waiter& waiter, const Failure& failure) {
   write({}, {entryOf(AuditEvent::unserved, lease, "", failure.text)}, [](const std::string&) {});
 }
 
+// Why the request cannot be served whatever becomes free; "" if it may be. A pool without servers, or one
+// whose servers may still be on their way back, cannot tell.
+std::string Pool::impossible(const Waiter& waiter, const Queue& before, uint64_t now) const {
+  if (before.servers.empty() || now < settledMs_ ||
+      couldEver(waiter.wish, before.servers, inventory_.index()))
+    return "";
+  return pool::explain(waiter.wish, inventory(waiter.who, now));
+}
+
 // True: it has been answered.
 bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
   const LeaseRequest& request = waiter.request;
@@ -261,7 +209,7 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
     return true;
   }
   waiter.wish.endsMs = request.limitMs == 0 ? kNever : now + request.limitMs;
-  Choice choice = place(waiter.wish, before.servers);
+  Choice choice = placeFor(waiter, before);
   if (const auto hindrance = quotaHinders(request, choice, before.held); !hindrance.text.empty())
     return waitForQuota(waiter, hindrance, now);
   if (!choice.server.empty()) {
@@ -291,17 +239,6 @@ void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
   fail(waiter, {choice.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, choice.missing});
 }
 
-void Pool::stay(const Waiter& waiter, Queue& before, uint64_t now) const {
-  if (waiter.resumes && waiter.folder.empty()) {
-    before.resuming.insert(waiter.request.id);
-    refresh(before, now);
-  } else {
-    if (onlyCordoned(waiter.wish, before.servers)) return;
-    claim(waiter.wish, now, before.servers);
-  }
-  ++before.length;
-}
-
 Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint64_t now) {
   latestMs_ = now;
   const LeaseRequest request = checked(who, asked);
@@ -315,8 +252,7 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
     return {Outlook::never, why, 0, judge(wish, servers)};
   auto waiters = waiters_;
   waiters.push_back(waiter);
-  Queue before;
-  refresh(before, now);
+  Queue before = beginRound(now);
   for (const Waiter& one : inOrder(std::move(waiters), now)) {
     if (one.number == waiter.number) break;
     if (one.resumes || couldEver(one.wish, before.servers)) stay(one, before, now);
@@ -325,6 +261,7 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
   for (size_t i = 0; i < left.size(); ++i)
     for (size_t j = 0; j < left[i].devices.size(); ++j)
       left[i].devices[j].claimedMs = before.servers[i].devices[j].claimedMs;
+  endRound(before.claims != 0, now);
   Explanation answer{Outlook::devices, "", static_cast<uint32_t>(before.length), judge(wish, left)};
   const Choice choice = place(wish, left);
   if (const auto hindrance = quotaHinders(request, choice, before.held); !hindrance.text.empty()) {
@@ -360,10 +297,10 @@ bool Pool::tooLate(const Waiter& waiter, uint64_t now, bool preempting) const {
 // Devices are about to be free: a program started right behind another one's end gets them, as it would
 // natively, instead of hearing that its predecessor holds them.
 bool Pool::ending(uint64_t now) const {
-  return std::any_of(leases_.begin(), leases_.end(), [&](const auto& one) {
-    const LeaseRecord& record = one.second;
-    return record.state == LeaseState::revoking && (!record.ordered.empty() || anyGone(record)) &&
-           record.ending == LeaseState::released && now < record.revokingMs + kEndingMs;
+  return std::any_of(revoking_.begin(), revoking_.end(), [&](const Id& id) {
+    const LeaseRecord& record = leases_.all().at(id);
+    return (!record.ordered.empty() || anyGone(record)) && record.ending == LeaseState::released &&
+           now < record.revokingMs + kEndingMs;
   });
 }
 
@@ -416,10 +353,11 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
                                     const Adopter& adopter) {
   latestMs_ = now;
   demandOwner(who, id);
-  const auto at = leases_.find(id);
-  if (at == leases_.end() || at->second.state == LeaseState::revoking || isEnd(at->second.state)) {
+  auto& leases = leases_.quietly();
+  const auto at = leases.find(id);
+  if (at == leases.end() || at->second.state == LeaseState::revoking || isEnd(at->second.state)) {
     const auto dead = tombstones_.find(id);
-    *why = at != leases_.end()         ? at->second.reason
+    *why = at != leases.end()          ? at->second.reason
            : dead != tombstones_.end() ? dead->second.reason
                                        : "the manager does not know it";
     return std::nullopt;

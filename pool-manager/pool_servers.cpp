@@ -83,21 +83,6 @@ AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::s
   return entry;
 }
 
-// Whether a lease is placed on another server's device that is one of this server's, too. One look at each
-// lease: this is asked with each beat.
-bool hasElsewhere(const std::map<Id, LeaseRecord>& leases, const Server& server) {
-  std::set<std::string_view> uuids;
-  for (const Device& device : server.devices) uuids.insert(device.uuid);
-  return std::any_of(leases.begin(), leases.end(), [&](const auto& one) {
-    return std::any_of(
-        one.second.placements.begin(), one.second.placements.end(), [&](const Placement& placement) {
-          return placement.server.name != server.name &&
-                 std::any_of(placement.devices.begin(), placement.devices.end(),
-                             [&](const LeasedDevice& device) { return uuids.contains(device.info.uuid); });
-        });
-  });
-}
-
 }  // namespace
 
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
@@ -119,6 +104,8 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   server.connected = true;
   server.reported = false;  // its first beat names the leases it holds
   server.beatMs = now;
+  silentAtMs_ = std::min(silentAtMs_, now + times_.silentMs);
+  inventory_.touch(facts.name);
   server.suspect.clear();
   server.running.clear();
   for (size_t i = 0; i < reports.size(); ++i) {
@@ -128,7 +115,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
   server.duplicates.resize(facts.devices.size());
   disconnected(facts.name);  // orders that went over an earlier connection
-  for (auto& [id, record] : leases_) record.ordered.erase(facts.name);
+  for (auto& [id, record] : leases_.quietly()) record.ordered.erase(facts.name);
 }
 
 // Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
@@ -137,9 +124,9 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
 void Pool::settle(ServerRecord& server, uint64_t now) {
   const std::string restarted = "its server " + server.facts.name + " was restarted";
   std::vector<Id> lost;
-  for (auto& [id, record] : leases_) {
+  for (const Id& id : std::set<Id>(leases_.on(server.facts.name))) {
+    LeaseRecord& record = leases_.at(id);
     const Placement* there = record.on(server.facts.name);
-    if (there == nullptr) continue;
     if (there->server.incarnation != server.facts.incarnation) {
       if (server.running.contains(id) && there->server.bootId == server.facts.bootId)
         outlive(record, server.facts.name, restarted, now);
@@ -156,12 +143,12 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
 // while something of it may still run there.
 void Pool::claimDevices(ServerRecord& server, uint64_t now) {
   server.duplicates.resize(server.facts.devices.size());
-  const bool shared = hasElsewhere(leases_, server.facts);
   for (size_t i = 0; i < server.facts.devices.size(); ++i) {
     const std::string& uuid = server.facts.devices[i].uuid;
     const auto owner = owners_.find(uuid);
     const bool own = owner != owners_.end() && owner->second == server.facts.name;
-    if (!shared && own && server.duplicates[i].empty()) continue;  // with each beat, almost always
+    if (own && server.duplicates[i].empty() && !leases_.hasElsewhere(uuid, server.facts.name))
+      continue;  // with each beat, almost always
     const std::string other = whoseElse(uuid, server);
     if (other.empty()) {
       owners_[uuid] = server.facts.name;
@@ -182,7 +169,8 @@ std::string Pool::whoseElse(const std::string& uuid, const ServerRecord& server)
     if (at != servers_.end() && holdsOn(at->second, uuid, server.facts.bootId))
       return whichGpu(at->second.facts, uuid);
   }
-  for (const auto& [id, record] : leases_)
+  if (!leases_.hasElsewhere(uuid, server.facts.name)) return "";
+  for (const auto& [id, record] : leases_.all())
     for (const Placement& placement : record.placements)
       if (placement.server.name != server.facts.name && placement.server.bootId == server.facts.bootId &&
           uses(placement, uuid))
@@ -211,7 +199,8 @@ std::string Pool::strangerOn(const ServerRecord& server, size_t device) const {
 // The GPU has come up in another server: on another boot of its machine, or in another machine.
 void Pool::endElsewhere(const std::string& uuid, const std::string& server, uint64_t now) {
   std::vector<std::pair<Id, std::string>> over;
-  for (const auto& [id, record] : leases_)
+  if (!leases_.hasElsewhere(uuid, server)) return;
+  for (const auto& [id, record] : leases_.all())
     for (const Placement& placement : record.placements)
       if (placement.server.name != server && uses(placement, uuid))
         over.emplace_back(id, placement.server.name);
@@ -239,6 +228,8 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
     return false;
   ServerRecord& server = at->second;
   server.beatMs = now;
+  silentAtMs_ = std::min(silentAtMs_, now + times_.silentMs);
+  inventory_.touch(name);
   server.warmWorkers = warmWorkers;
   server.suspect.clear();
   for (size_t i = 0; i < std::min(problems.size(), server.facts.devices.size()); ++i)
@@ -273,9 +264,9 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
   for (const auto& [id, devices] : server.strangers)
     events_.revoke(server.facts.life(), id, "the manager does not know this lease");
   std::vector<Id> over;
-  for (auto& [id, record] : leases_) {
+  for (const Id& id : std::set<Id>(leases_.on(name))) {
+    LeaseRecord& record = leases_.at(id);
     const Placement* there = record.on(name);
-    if (there == nullptr) continue;
     if (there->server.incarnation != server.facts.incarnation) {
       // The server says of a device that workers of an earlier life run there, for as long as they do.
       if (!hasProblem(server.facts, record)) over.push_back(id);
@@ -329,8 +320,8 @@ void Pool::compareOther(LeaseRecord& record, const Placement& there, bool held) 
 // For people; but for what stays when a lease is aside, which every other lease has to fit beside. A lease
 // that is suspended by order, or about to be, is not named.
 void Pool::noteTurns(const ServerRecord& server, const std::vector<LeaseTurn>& turns) {
-  for (auto& [id, record] : leases_)
-    if (record.isPlacedOn(server.facts.name)) record.turn.reset();
+  for (const Id& id : std::set<Id>(leases_.on(server.facts.name)))
+    if (LeaseRecord& record = leases_.at(id); record.isPlacedOn(server.facts.name)) record.turn.reset();
   if (server.facts.overcommitPercent == kLeastOvercommit) return;
   for (const LeaseTurn& turn : turns) {
     const auto at = leases_.find(turn.id);
@@ -367,7 +358,9 @@ std::optional<DeviceSample> Pool::sample(const std::string& name, const std::str
 // For people only.
 void Pool::noteHindrances(const ServerRecord& server, const std::vector<LeaseHindrances>& hindrances) {
   const std::string& name = server.facts.name;
-  for (auto& [id, record] : leases_) {
+  // Of one that is there no more nothing is shown (saidOf).
+  for (const Id& id : leases_.on(name)) {
+    LeaseRecord& record = leases_.quietly().at(id);
     record.hindrances.erase(name);
     record.protection.erase(name);
   }
@@ -404,7 +397,8 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   const bool settled = at->second.reported;
   at->second.connected = false;
   at->second.reported = false;
-  for (auto& [id, record] : leases_) record.ordered.erase(name);
+  inventory_.touch(name);
+  for (auto& [id, record] : leases_.quietly()) record.ordered.erase(name);
   disconnected(name);
   if (!goodbye) {
     GPUPOOL_WARNING("lost the connection to server %s", name.c_str());
@@ -412,10 +406,8 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   }
   servers_.erase(at);
   std::vector<Id> lost;
-  for (const auto& [id, record] : leases_)
-    if (const Placement* there = record.on(name);
-        there != nullptr && (settled || there->server.incarnation == incarnation))
-      lost.push_back(id);
+  for (const Id& id : leases_.on(name))
+    if (settled || leases_.all().at(id).on(name)->server.incarnation == incarnation) lost.push_back(id);
   for (const Id& id : lost) vacate(id, name, "its server " + name + " left the pool", now);
 }
 
@@ -437,11 +429,13 @@ void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon
   cordon.reason = printable(cordon.reason, kMostReason);
   cordon.by = printable(cordon.by, kMostBy);
   ++cordoning_[server];
+  inventory_.touch(server);
   write(
       {{kCordonPrefix + server, encodeCordon(cordon)}},
       {cordonEntry(AuditEvent::cordoned, server, cordon.by.empty() ? who.text() : cordon.by, cordon.reason)},
       [this, server, cordon, done = std::move(done)](const std::string& why) {
         if (const auto at = cordoning_.find(server); --at->second == 0) cordoning_.erase(at);
+        inventory_.touch(server);
         if (why.empty()) {
           cordons_[server] = cordon;
           GPUPOOL_WARNING("server %s is cordoned (%s): %s", server.c_str(),
@@ -464,6 +458,7 @@ void Pool::uncordon(const Principal& who, const std::string& server, Journal::Do
   write({{kCordonPrefix + server, {}}},
         {cordonEntry(AuditEvent::uncordoned, server, by.empty() ? who.text() : printable(by, kMostBy), "")},
         [this, server, done = std::move(done)](const std::string& why) {
+          inventory_.touch(server);
           if (why.empty() && cordons_.erase(server) != 0) {
             GPUPOOL_WARNING("server %s is no longer cordoned", server.c_str());
             serveWaiters(latestMs_);

@@ -264,12 +264,11 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
 std::string Pool::missingToResume(const LeaseRecord& record, const Principal& who,
                                   const std::set<Id>& resumed, uint64_t now) const {
   const std::string& name = record.server().name;
-  for (ServerUse& use : inventory(who, now, {.without = &record.id, .resumed = &resumed})) {
-    if (use.name != name) continue;
-    use.unusable = absence(servers_.at(name), now);  // a cordon keeps new leases away: this one is there
-    return missingFor(wholeClaims(record), use);
-  }
-  return name + ": not connected";
+  const auto server = servers_.find(name);
+  if (server == servers_.end()) return name + ": not connected";
+  ServerUse use = useOf(server->second, who, now, {.without = &record.id, .resumed = &resumed});
+  use.unusable = absence(server->second, now);  // a cordon keeps new leases away: this one is there
+  return missingFor(wholeClaims(record), use);
 }
 
 // True: it has been answered, or will be by what was begun.
@@ -291,7 +290,7 @@ bool Pool::serveResume(Waiter& waiter, Queue& before, uint64_t now) {
     return true;
   }
   LeaseRecord& record = at->second;
-  const bool mayTry = !isClaimed(record, before);
+  const bool mayTry = !isClaimed(record);
   std::string missing = missingToResume(record, waiter.who, {}, now);
   const std::string overQuota = quotaHindersResume(record, before);
   const bool room = missing.empty() && (before.resuming.empty() ||
@@ -321,13 +320,12 @@ bool Pool::serveResume(Waiter& waiter, Queue& before, uint64_t now) {
 }
 
 // Who waits for new devices cannot have those of a cordoned server.
-bool Pool::isClaimed(const LeaseRecord& record, const Queue& before) const {
-  for (const ServerUse& server : before.servers)
-    for (const DeviceUse& device : server.devices)
-      for (const LeasedDevice& one : record.primary().devices)
-        if (server.name == record.server().name && one.info.uuid == device.info.uuid &&
-            device.claimedMs != kNever)
-          return true;
+bool Pool::isClaimed(const LeaseRecord& record) const {
+  const ServerUse* server = inventory_.find(record.server().name);
+  if (server == nullptr) return false;
+  for (const DeviceUse& device : server->devices)
+    for (const LeasedDevice& one : record.primary().devices)
+      if (one.info.uuid == device.info.uuid && device.claimedMs != kNever) return true;
   return false;
 }
 
@@ -417,11 +415,12 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
 // Orders that went over a connection that is no more: their answers do not come, and what the server had not
 // read of them it will not read.
 void Pool::disconnected(const std::string& server) {
-  for (auto& [id, record] : leases_) {
+  for (auto& [id, record] : leases_.quietly()) {
     orderLost(record, server);
     record.hindrances.erase(server);
     record.protection.erase(server);
     if (!record.isPlacedOn(server)) continue;
+    leases_.touch(record);
     record.unheard = false;
     record.turn.reset();
     record.settleOrder = 0;

@@ -610,7 +610,6 @@ void Service::noteBeat(const std::string& name) {
   if (server == pool_.servers().end()) return;
   const uint64_t late = (clock_.now() - server->second.beatMs) / pool_.beatMs();
   if (late >= 2) counters_.missedBeats[name] += late - 1;
-  std::erase_if(counters_.missedBeats, [&](const auto& one) { return !pool_.servers().contains(one.first); });
 }
 
 void Service::newFabric(const std::string& name, schema::Fabric::Reader report) {
@@ -644,6 +643,8 @@ kj::Promise<void> Service::housekeeping() {
   return timer_.afterDelay(limits_.tick).then([this]() {
     try {
       pool_.tick(clock_.now());
+      std::erase_if(counters_.missedBeats,
+                    [&](const auto& one) { return !pool_.servers().contains(one.first); });
       for (const std::string& token : tokens_.tick()) endConnections(token);
     } catch (const std::exception& error) {
       GPUPOOL_ERROR("housekeeping failed: %s", error.what());

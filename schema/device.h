@@ -19,6 +19,8 @@ struct Device {
   bool software = false;
   uint32_t driverVersion = 0;
   std::string problem;  // not empty: the reason why it is not leased. A server says it to the manager
+
+  bool operator==(const Device&) const = default;
 };
 
 struct LeasedDevice {

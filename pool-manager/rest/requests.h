@@ -15,6 +15,7 @@
 
 #include "pool-manager/peer_count.h"
 #include "pool-manager/rest/exchange.h"
+#include "schema/id.h"
 
 namespace gpupool::pool::rest {
 

@@ -371,6 +371,8 @@ class World final : private PoolEvents {
     checkExpiries();
     checkLimits();
     checkHolds();
+    if (const std::string wrong = pool_->inventoryFault(now); !wrong.empty())
+      fault("the kept inventory: " + wrong);
   }
 
   enum class Asks { grant, revoke, suspend, resume, migrate, checkpoint, prepare, giveBack, settle };
