@@ -46,6 +46,7 @@ std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t no
 // What is free has changed; the claims have not.
 void Pool::refresh(Queue& queue, uint64_t now) {
   refreshInventory(now);
+  for (Unserved& one : queue.unserved) one.claims = kUnclaimed;  // its devices may be free at another time
   if (!quotas_.empty()) queue.held = held();
 }
 

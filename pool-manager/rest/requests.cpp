@@ -1,5 +1,6 @@
 #include "pool-manager/rest/requests.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "base/log.h"
@@ -40,12 +41,22 @@ Id nameLease(const Context& context, const Request& request, LeaseRequest& wish)
   return wish.id;
 }
 
+// Whether the device may be what was asked for. Who has asked for a whole one may have what suspended leases
+// leave of it: half of it at least.
+bool isSame(const LeasedDevice& device, const LeaseRequest& wish) {
+  if (wish.memoryBytes == 0) return device.memoryBytes >= device.info.memoryBytes / 2;
+  return device.memoryBytes == wish.memoryBytes;
+}
+
 // The same key with another wish is a mistake, and not the same request again.
 void demandSame(const Context& context, const LeaseRequest& wish) {
   const auto at = context.service.pool().leases().find(wish.id);
   if (at == context.service.pool().leases().end() || !at->second.isPlaced()) return;
   const LeaseRecord& lease = at->second;
-  if (lease.primary().devices.size() == wish.deviceCount && lease.gpu == wish.gpu &&
+  const auto& devices = lease.primary().devices;
+  const bool same = std::all_of(devices.begin(), devices.end(),
+                                [&](const LeasedDevice& device) { return isSame(device, wish); });
+  if (same && devices.size() == wish.deviceCount && lease.gpu == wish.gpu &&
       lease.terms.priority == wish.turns.priority && lease.limitMs == wish.limitMs)
     return;
   refuse({409, "key_reused", "this Idempotency-Key was sent with another request",

@@ -59,6 +59,7 @@ TEST_CASE_METHOD(Leases, "the same Idempotency-Key is the same lease, and anothe
   REQUIRE(first.status == 200);
   CHECK(post("/v1/leases", "{}", key("nightly-1")).json["id"] == first.json["id"]);
   CHECK(post("/v1/leases", R"({"devices": 2})", key("nightly-1")).code() == "key_reused");
+  CHECK(post("/v1/leases", R"({"memoryBytes": 1073741824})", key("nightly-1")).code() == "key_reused");
   CHECK(post("/v1/leases", "{}", key("nightly-2")).code() == "no_room");
   CHECK(post("/v1/leases", "{}", key("a b")).code() == "bad_key");
   CHECK(post("/v1/leases", "{}", key(std::string(65, 'k'))).code() == "bad_key");
