@@ -115,7 +115,6 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   GPUPOOL_INFO("server %s joined with %zu devices", facts.name.c_str(), facts.devices.size());
   server.duplicates.resize(facts.devices.size());
   disconnected(facts.name);  // orders that went over an earlier connection
-  for (auto& [id, record] : leases_.quietly()) record.ordered.erase(facts.name);
 }
 
 // Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
@@ -398,7 +397,6 @@ void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, ui
   at->second.connected = false;
   at->second.reported = false;
   inventory_.touch(name);
-  for (auto& [id, record] : leases_.quietly()) record.ordered.erase(name);
   disconnected(name);
   if (!goodbye) {
     GPUPOOL_WARNING("lost the connection to server %s", name.c_str());

@@ -416,11 +416,14 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
 // read of them it will not read.
 void Pool::disconnected(const std::string& server) {
   for (auto& [id, record] : leases_.quietly()) {
-    orderLost(record, server);
+    if (!record.ordered.empty()) record.ordered.erase(server);
+    if (record.change != Change::none) orderLost(record, server);
+  }
+  for (const Id& id : std::set<Id>(leases_.on(server))) {
+    LeaseRecord& record = leases_.at(id);
     record.hindrances.erase(server);
     record.protection.erase(server);
     if (!record.isPlacedOn(server)) continue;
-    leases_.touch(record);
     record.unheard = false;
     record.turn.reset();
     record.settleOrder = 0;
