@@ -282,6 +282,12 @@ std::chrono::seconds CallLog::age(uint64_t frame, uint64_t aside) const {
   return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - (cut ? cut->at : Clock::now()));
 }
 
+std::chrono::seconds CallLog::keptAge() const {
+  std::lock_guard lock(mutex_);
+  if (cuts_.empty()) return std::chrono::seconds(0);
+  return std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - cuts_.front().at);
+}
+
 void CallLog::relocate(uint64_t from, uint64_t to, uint64_t bytes) {
   if (from == to) return;
   std::lock_guard lock(mutex_);

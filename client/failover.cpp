@@ -28,13 +28,23 @@ std::string plural(uint64_t count, const char* what) {
 
 bool Session::isFailover(const std::string& reason) { return reason.starts_with(transport::kFailoverWords); }
 
+bool Session::isServerLost(const transport::Connection& gone) const {
+  return log_ != nullptr && holderKeeps_ && gone.peer() == transport::Peer::lost && !gone.saidReason();
+}
+
+bool Session::mayGoOver(const transport::Connection& gone) const {
+  return isFailover(gone.reason()) || isServerLost(gone);
+}
+
 bool Session::goesOver(const transport::Connection& gone) const {
   return !closing_ && words_->sticky() == CUDA_SUCCESS && gone.peer() != transport::Peer::alive &&
-         isFailover(gone.reason());
+         mayGoOver(gone);
 }
 
 bool Session::failOver(const transport::Connection& gone) {
-  if (closing_ || log_ == nullptr || !isFailover(gone.reason())) return false;
+  if (closing_ || log_ == nullptr || !mayGoOver(gone)) return false;
+  serverLost_ = !isFailover(gone.reason());
+  if (serverLost_) GPUPOOL_INFO("the session has lost its server: %s", gone.reason().c_str());
   {
     std::unique_lock lock(moveMutex_);
     for (transport::TimeLeft time(kMoverBound); moverRuns_ && time.any();) moveChanged_.wait_for(lock, kTick);
@@ -53,7 +63,7 @@ bool Session::failOver(const transport::Connection& gone) {
 // Ends with the service thread's decision: it goes over, or makes the loss sticky.
 bool Session::awaitFailover(const std::shared_ptr<transport::Connection>& gone) {
   if (log_ == nullptr) return false;
-  if (!provesGone(*gone) || !isFailover(gone->reason())) return false;
+  if (!provesGone(*gone) || !mayGoOver(*gone)) return false;
   const Transfers::Outside outside(transfers_);
   while (link() == gone && words_->sticky() == CUDA_SUCCESS && !closing_) std::this_thread::sleep_for(kLook);
   return link() != gone;
@@ -98,8 +108,11 @@ bool Session::goOn() {
   setStill(kMoving, true);
   NextWorker next;
   next.replaces = true;
+  const std::string lost = serverLost_ ? link()->reason() : "";
   link()->close();  // nothing that the old worker has sent arrives any more
   bool done = readersAway && !cancelled() && reachNext(next, why);
+  if (!done && serverLost_)
+    why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
   if (done) {
     why = makeAgain(next);
     done = why.empty();
@@ -109,8 +122,9 @@ bool Session::goOn() {
     if (next.connection != nullptr) next.connection->close();
     beside_ = nullptr;
     if (!closing_)
-      tellReason("the GPU server's worker has died, and the session cannot go on from its checkpoint: " +
-                 why + "; start the program again");
+      tellReason(
+          (lost.empty() ? "the GPU server's worker has died" : "the GPU server is gone (" + lost + ")") +
+          ", and the session cannot go on from its checkpoint: " + why + "; start the program again");
     words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   }
   {
@@ -150,10 +164,11 @@ std::string Session::makeAgain(NextWorker& next) {
   hearUnseen(replay);
   const Replay::Counts& counts = replay.counts();
   GPUPOOL_INFO(
-      "the session's worker has died, and it goes on at another one as epoch %u: %s made again, %llu of "
+      "the session's %s, and it goes on at another one as epoch %u: %s made again, %llu of "
       "kernels, %s repeated, %s compared",
-      epoch_, plural(counts.calls, "call").c_str(), static_cast<unsigned long long>(counts.kernels),
-      plural(counts.transfers, "transfer").c_str(), plural(counts.compared, "answer").c_str());
+      serverLost_ ? "server is gone" : "worker has died", epoch_, plural(counts.calls, "call").c_str(),
+      static_cast<unsigned long long>(counts.kernels), plural(counts.transfers, "transfer").c_str(),
+      plural(counts.compared, "answer").c_str());
   if (counts.different != 0)
     GPUPOOL_WARNING(
         "the session goes on at another worker, with other data than the program has seen: %llu of %s "

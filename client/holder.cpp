@@ -228,7 +228,7 @@ CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedS
   request.sessionHigh = wish.sessionHigh;
   request.sessionLow = wish.sessionLow;
   request.epoch = wish.epoch;
-  request.left = wish.left ? 1 : 0;
+  request.left = wish.lost ? 2 : wish.left ? 1 : 0;
   if (fd < 0 || send(fd, &request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t{sizeof request}) {
     text = "the lease holder is gone";
     return CUDA_ERROR_DEVICE_UNAVAILABLE;

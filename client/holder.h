@@ -36,6 +36,7 @@ struct NextEpoch {
   uint64_t epoch = 0;
   std::string transport;
   bool left = false;  // it is nowhere until it is restored
+  bool lost = false;  // for it has lost its server
 };
 // Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. Bounded by `bound`, and
 // given up when `cancelled` says so, which is asked several times a second. `owed` counts the answers to

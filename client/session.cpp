@@ -103,6 +103,7 @@ Session* Session::open(CUresult& status, std::string& text) {
       session->log_ = std::make_unique<CallLog>(
           CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes}, omitted());
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
+    session->holderKeeps_ = opened.reply.keeps != 0;
     auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);
     if (connection != nullptr) {
       session->mapsMemory_ = connection->mapsMemory();

@@ -357,6 +357,10 @@ class Session {
   // ---- the worker has died (failover.cpp) ----
 
   static bool isFailover(const std::string& reason);
+  // The worker is gone, and its server, which would have said why, is, too: the session's holder, which keeps
+  // its checkpoints, finds another one for it.
+  bool isServerLost(const transport::Connection& gone) const;
+  bool mayGoOver(const transport::Connection& gone) const;
   // The worker has died, and its server restores the session in another one.
   bool goesOver() const { return log_ != nullptr && goesOver(*link()); }
   bool goesOver(const transport::Connection& gone) const;
@@ -448,6 +452,8 @@ class Session {
   int owedReplies_ = 0;           // of the holder, to requests that were given up; the mover's
   std::unique_ptr<CallLog> log_;  // null: the session is not protected
   bool goesOnDifferent_ = false;
+  bool holderKeeps_ = false;             // the checkpoints
+  std::atomic<bool> serverLost_{false};  // the session is looking for another one, or has found it
   std::vector<std::byte> unsent_[transport::kChannels];  // each under its channel's lock
   CallLog::State logTold_;                               // this and the next under controlMutex_
   transport::Clock::time_point logToldAt_;

@@ -248,7 +248,7 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, std::string
   OpenedSession opened;
   // The holder bounds how long a session that is nowhere is waited for: as long as it has the lease.
   const bool held = isHeld();
-  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_, held};
+  const NextEpoch wish{sessionHigh_, sessionLow_, epoch, transport_, held, serverLost_};
   const CUresult status = openNextEpoch(
       holder_, schema::rowsHash(), wish, opened, owedReplies_, held ? kForLong : kReachBound,
       [this] { return moveIsOver(); }, why);

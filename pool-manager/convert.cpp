@@ -85,7 +85,7 @@ Adopter read(schema::Adopter::Reader from) {
 
 TurnTerms read(schema::TurnTerms::Reader from) {
   return {from.getSharePercent(), static_cast<Priority>(from.getPriority()), from.getProtectMs(),
-          from.getIdleMs()};
+          from.getIdleMs(), from.getHolderKeeps()};
 }
 
 LeaseUse read(schema::LeaseUse::Reader from) {
@@ -236,6 +236,7 @@ void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
   to.setPriority(static_cast<schema::Priority>(from.priority));
   to.setProtectMs(from.protectMs);
   to.setIdleMs(from.idleMs);
+  to.setHolderKeeps(from.holderKeeps);
 }
 
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {

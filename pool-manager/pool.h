@@ -324,6 +324,10 @@ class Pool {
   // says (pool.capnp); one that is active is refused.
   void resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t now,
               const std::string& folder = "", const MoveTarget& to = {});
+  // Of the lease's holder: see Manager.failOver. PoolEvents::resumed or notResumed, now or later.
+  void failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs, uint64_t now);
+  // As its holder is told of it. Throws as those above, and if it is nowhere.
+  Lease leaseOf(const Principal& who, const Id& id) const;
   // Has its sessions moved, see Manager.migrate: PoolEvents::migrated or notMigrated, now or later. Of one
   // that is being moved there: joins that.
   void migrate(const Principal& who, const Id& id, uint32_t drainMs, const MoveTarget& to, uint64_t now);
@@ -572,6 +576,11 @@ class Pool {
   static bool isBeingHeld(const LeaseRecord& record);
   void noteFound(ServerRecord& server, const std::set<Id>& has, const std::vector<SuspendedLease>& suspended,
                  uint64_t now);
+
+  // pool_failovers.cpp
+  bool leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason);
+  void leaveForHolder(LeaseRecord& record, const std::string& reason);
+  void comeFromHolder(LeaseRecord& record);
 
   // pool_moves.cpp
   Choice chooseTarget(const LeaseRecord& record, const Principal& who, const MoveTarget& to,

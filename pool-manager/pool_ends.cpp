@@ -126,6 +126,7 @@ bool Pool::ofEarlierLife(const Placement& placement) const {
 void Pool::outlive(LeaseRecord& record, const std::string& server, const std::string& reason, uint64_t now) {
   if (record.runs() && livesBeside(record, server) != nullptr) return;
   if (isBeingHeld(record)) return;
+  if (leavesForHolder(record, server, reason)) return;
   if (record.runs() && record.hold) {
     if (record.isPlacedOn(server)) stayHeld(record, {Failure::Kind::serverLost, reason});
     return;
@@ -169,6 +170,7 @@ void Pool::vacate(const Id& id, const std::string& server, const std::string& re
     lived = lived || placement.role != PlacementRole::left;
   }
   if (isBeingHeld(record)) return;  // storedSuspended() goes on
+  if (leavesForHolder(record, server, reason)) return;
   if (record.runs() && record.hold)
     return lived ? stayHeld(record, {Failure::Kind::serverLost, reason}) : storePlacements(record);
   if (record.runs() && livesBeside(record, server) != nullptr)

@@ -34,6 +34,8 @@ Wish wishOf(const LeaseRecord& record, const MoveWish& move) {
 
 // Throws for a lease that is held.
 void Pool::demandUnheld(const LeaseRecord& record, const char* what) const {
+  if (record.state == LeaseState::held && record.hold->atHolder)
+    refuse(record, std::string("cannot be ") + what + ": its server is gone, and it waits for another one");
   if (record.state == LeaseState::held)
     refuse(record, std::string("cannot be ") + what + ": it is held in files (gpupool restore " +
                        shortId(record.id) + " " + record.hold->held.folder + ")");
@@ -60,7 +62,7 @@ void Pool::restore(LeaseRecord& record, const Principal& who, uint32_t waitMs, u
 MoveWish Pool::placeWanted(const LeaseRecord& record, const MoveTarget& to) const {
   const Placement& was = record.hold->was;
   MoveWish wish;
-  wish.server = to.server.empty() ? was.server.name : to.server;
+  if (!record.hold->atHolder) wish.server = to.server.empty() ? was.server.name : to.server;
   wish.ordinals = to.devices;
   wish.gpu = parseDeviceFilter(record.gpu);
   wish.policy = record.policy;
@@ -149,6 +151,7 @@ void Pool::restorePlaced(const Id& id, const std::string& why) {
 }
 
 void Pool::sendRestore(LeaseRecord& record) {
+  if (record.hold->atHolder) return comeFromHolder(record);
   const std::string& server = record.server().name;
   const auto at = servers_.find(server);
   if (at == servers_.end() || !at->second.connected)
@@ -204,7 +207,8 @@ void Pool::noteFound(ServerRecord& server, const std::set<Id>& has,
 
 // Its sessions are with its server, and wait for their clients, or have them already.
 void Pool::restored(LeaseRecord& record) {
-  record.arrival = "from " + record.hold->held.folder;
+  record.arrival = "from " + record.hold->held.folder +
+                   (record.hold->atHolder ? ", on " + describe(record.primary()) : "");
   record.arrivalEvent = AuditEvent::restored;
   record.hold.reset();
   record.suspension = {};

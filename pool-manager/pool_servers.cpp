@@ -300,6 +300,7 @@ void Pool::comparePrimary(LeaseRecord& record, bool held, const SuspendedLease* 
     if (livesBeside(record, record.server().name) != nullptr)
       return abandon(record, record.server().name, lost);
     if (record.hold) return stayHeld(record, {Failure::Kind::serverLost, lost});
+    if (leavesForHolder(record, record.server().name, lost)) return;
     startRevoke(record, LeaseState::lost, lost, now);
   }
   if (held) compareSuspended(record, suspended, now);

@@ -238,6 +238,7 @@ void Pool::resume(const Principal& who, const Id& id, uint32_t waitMs, uint64_t 
   if (!folder.empty() && record.state == LeaseState::suspended)
     refuse(record,
            "cannot be restored: it is not held in files, but suspended (gpupool resume " + shortId(id) + ")");
+  if (record.hold && record.hold->atHolder) demandUnheld(record, what);
   if (record.state == LeaseState::held && !folder.empty())
     return restore(record, who, waitMs, now, folder, to);
   demandUnheld(record, what);

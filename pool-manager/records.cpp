@@ -113,7 +113,7 @@ Lease wireLease(const StoredLease& lease, const Placement& placement) {
   Lease wire{lease.id,      placement.server, placement.devices, lease.ttlMs, placement.epoch,
              placement.key, lease.holder,     lease.tenant,      0,           {},
              lease.terms};
-  if (lease.hold) wire.held = lease.hold->held;
+  if (lease.hold && !lease.hold->atHolder) wire.held = lease.hold->held;
   return wire;
 }
 
@@ -143,6 +143,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
     auto hold = root.initHold();
     write(lease.hold->held, hold.initHeld());
     writePlacement(lease.hold->was, hold.initWas());
+    hold.setAtHolder(lease.hold->atHolder);
   }
   root.setSuspendedBy(lease.suspendedBy);
   write(lease.preemptor, root.initPreemptor());
@@ -165,7 +166,9 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
       std::count_if(lease.placements.begin(), lease.placements.end(),
                     [](const Placement& one) { return one.role == PlacementRole::primary; });
   const bool nowhere = lease.state == LeaseState::held || lease.placements.empty();
-  if (root.hasHold()) lease.hold = {read(root.getHold().getHeld()), readPlacement(root.getHold().getWas())};
+  if (root.hasHold())
+    lease.hold = {read(root.getHold().getHeld()), readPlacement(root.getHold().getWas()),
+                  root.getHold().getAtHolder()};
   if (primaries != (nowhere ? 0 : 1)) throw std::runtime_error("store: a lease needs one primary placement");
   if (nowhere && !lease.hold) throw std::runtime_error("store: a lease is nowhere, and in no files");
   lease.ttlMs = root.getTtlMs();

@@ -36,6 +36,7 @@ struct Placement {
 struct Hold {
   HeldLease held;
   Placement was;
+  bool atHolder = false;  // not in files: its server is gone, and its holder has the checkpoints
 };
 
 struct StoredLease {

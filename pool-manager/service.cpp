@@ -274,6 +274,20 @@ class Service::Session final : public schema::Manager::Server {
         });
   }
 
+  kj::Promise<void> failOver(FailOverContext context) override {
+    demand(Operation::lease);
+    context.allowCancellation();  // who went away leaves the queue
+    const auto params = context.getParams();
+    const Id id = read(params.getId());
+    return service()
+        .failOverLease(principal(), id, {text(params.getServer()), read(params.getIncarnation())},
+                       params.getWaitMs())
+        .then([this, context, id]() mutable {
+          write(guarded([&] { return service().pool_.leaseOf(principal(), id); }),
+                context.getResults().initLease(), Secrets::include);
+        });
+  }
+
   kj::Promise<void> places(PlacesContext context) override {
     demand(Operation::lease);
     const Id id = read(context.getParams().getId());

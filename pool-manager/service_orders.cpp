@@ -102,6 +102,11 @@ kj::Promise<void> Service::resumeLease(const Principal& who, const Id& id, uint3
   return ask(resuming_, id, [&](uint64_t now) { pool_.resume(who, id, waitMs, now, folder, to); });
 }
 
+kj::Promise<void> Service::failOverLease(const Principal& who, const Id& id, const ServerLife& lost,
+                                         uint32_t waitMs) {
+  return ask(resuming_, id, [&](uint64_t now) { pool_.failOver(who, id, lost, waitMs, now); });
+}
+
 kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
                                                  const MoveTarget& to) {
   return ask(migrating_, id,

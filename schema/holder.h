@@ -53,14 +53,16 @@ inline bool peerIsOurs(int socket) {
 inline std::string holderOfProcess(int pid) { return "@gpupool-hold-" + std::to_string(pid); }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 5;
+inline constexpr uint32_t kVersion = 6;
 
 struct OpenRequest {
   uint32_t magic = kMagic;
   uint32_t version = kVersion;
   uint64_t rowsHash = 0;
   int32_t pid = 0;
-  uint32_t left = 0;  // with epoch: 1: it has left its worker already, and is nowhere until it is restored
+  // With epoch: 1: it has left its worker already, and is nowhere until it is restored. 2: it has lost its
+  // server, and the holder finds another one for it, where it keeps its checkpoints.
+  uint32_t left = 0;
   char transport[16] = {};  // of base/transport_names.h; empty: the holder chooses
   char command[128] = {};   // for people
   // Of a session that has moved (schema/frame.h): its id and its next epoch. All zero: a new session.
@@ -98,11 +100,13 @@ struct OpenReply {
   // Of a protected lease: what the client may keep of its calls, and of what they refer to, in bytes. Not
   // protected: 0.
   uint64_t logFrameBytes = 0, logPayloadBytes = 0;
+  uint32_t keeps = 0;  // 1: the holder keeps the checkpoints: a session that has lost its server may go on
+  uint32_t reserved = 0;
   // status != ok: one line that says what happened and what to do; with waiting, what is waited for besides a
   // lease, for the program's user.
   char text[512] = {};
 };
-static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 688);
+static_assert(sizeof(OpenRequest) == 192 && sizeof(OpenReply) == 696);
 
 // What NVML says of the lease's devices: asked by our libnvidia-ml.so.1 (client/nvml) on a connection of its
 // own. Each request is answered by one datagram, a FiguresReply and behind it `bytes` of the device's

@@ -7,7 +7,7 @@ using Cxx = import "/capnp/c++.capnp";
 using import "administration.capnp".Administration;
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 7;
+const protocolVersion :UInt32 = 8;
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -157,6 +157,8 @@ struct TurnTerms {
   priority @1 :Priority = normal;
   protectMs @2 :UInt32;       # its server checkpoints each session so often, and restores it when its worker dies; 0: no
   idleMs @3 :UInt32;          # when it has not been used for so long, it is suspended, or without a session released; 0: no
+  holderKeeps @4 :Bool;       # with protectMs: the lease's holder keeps the checkpoints (SessionHello.keeps), and brings them to
+                              # another server when this one dies
 }
 enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 
@@ -309,6 +311,12 @@ interface Manager {
   # last: one server, or two while the lease is moving. The lease's key is the same on both. None while it is held, and
   # before it has been restored: ask again.
   places @15 (id :Id128) -> (servers :List(ServerInfo));
+
+  # The lease's holder, which keeps the checkpoints of its sessions (TurnTerms.holderKeeps): the server on which the lease
+  # was does not answer it any more. The lease leaves that server, which is told so if it comes back, and gets devices like
+  # those that it had, there or elsewhere, as soon as there are some: waits as a lease does, at most waitMs. Returns the
+  # lease as it is then. Of a lease that is on another server by now, or on another life of that one: does nothing more.
+  failOver @20 (id :Id128, server :Text, incarnation :Id128, waitMs :UInt32) -> (lease :Lease);
 
   # What would become of this request if it were made now; nothing is leased, and nobody waits. Its id counts for nothing.
   explain @16 (request :LeaseRequest) -> (explanation :Explanation);
@@ -476,6 +484,29 @@ struct SessionHello {
                               # the session; its client comes later, with the same session and epoch.
   asks @10 :Bool;             # no session: the holder asks for what NVML says of the lease's devices. After `ok`: FiguresQuery
                               # and FiguresReport in turns, until one of the two closes. Also of a suspended lease.
+  keeps @11 :Bool;            # no session: the holder keeps the checkpoints of the lease's sessions. After `ok`, for each one:
+                              # server -> holder: SessionCheckpoint, and its bytes; holder -> server: CheckpointAnswer
+  brings @12 :SessionCheckpoint;  # null: none. The holder brings the session's last checkpoint, and what this server has of
+                              # the session ends. After `ok`: holder -> server: its bytes; server -> holder: CheckpointAnswer.
+                              # Then the client comes, with the same session and epoch.
+}
+# A session in a file (server/files/session_file.h), whose bytes follow this message.
+struct SessionCheckpoint {
+  number @0 :UInt64;          # of all that this connection brings, from 1
+  session @1 :Id128;
+  epoch @2 :UInt64;           # in which it was made
+  clientPid @3 :UInt32;
+  command @4 :Text;           # for people
+  transport @5 :Text;
+  bytes @6 :UInt64;
+  digest @7 :Data;            # FileFacts', 32 bytes
+  lastFrame @8 :UInt64;
+  lastAside @9 :UInt64;
+  driverVersion @10 :UInt32;
+}
+struct CheckpointAnswer {
+  number @0 :UInt64;          # SessionCheckpoint.number
+  error @1 :Text;             # empty: it is there, whole. Else why not, for people
 }
 struct SessionChallenge {
   serverNonce @0 :Data;
@@ -570,6 +601,8 @@ struct WorkerStart {
                                     # follows with the order `client`
   stream @11 :Bool;                 # with rebuild: as in MoveOrder
   protected @12 :Bool;              # checkpoints of the session will be made, in pages
+  holderKeeps @13 :Bool;            # likewise TurnTerms.holderKeeps: when the server dies, the worker ends without a word, for
+                                    # the session goes on elsewhere
 }
 struct WorkerReport {
   driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
@@ -725,6 +758,7 @@ struct StoredLease {
 struct StoredHold {
   held @0 :HeldLease;
   was @1 :StoredPlacement;     # where it was: it is restored on such devices, with this key
+  atHolder @2 :Bool;           # not in files: its server is gone, and its holder has the checkpoints
 }
 
 struct StoredPlacement {

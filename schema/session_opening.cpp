@@ -58,6 +58,8 @@ class OpeningHandshake {
     hello.setCommand(opening_.command);
     hello.setArrives(opening_.arrives);
     hello.setAsks(opening_.asks);
+    hello.setKeeps(opening_.keeps);
+    if (opening_.brings) opening_.brings(hello.initBrings());
   }
 
   // The server shows first that it knows the key; only then does it see ours.

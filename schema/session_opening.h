@@ -4,9 +4,11 @@
 
 #include <kj/async-io.h>
 
+#include <functional>
 #include <string>
 
 #include "schema/id.h"
+#include "schema/pool.capnp.h"
 
 namespace gpupool::schema {
 
@@ -22,7 +24,10 @@ struct SessionOpening {
   uint32_t pid = 0;
   std::string command;
   bool arrives = false;
-  bool asks = false;  // no session: SessionHello.asks
+  bool asks = false;   // no session: SessionHello.asks
+  bool keeps = false;  // no session: SessionHello.keeps
+  // SessionHello.brings; null: none.
+  std::function<void(SessionCheckpoint::Builder)> brings = nullptr;
 };
 
 enum class OpeningVerdict : uint8_t {

@@ -28,7 +28,6 @@ namespace {
 volatile int signalDescriptor = -1;
 constexpr uint64_t kTerminated = 1, kServerDied = uint64_t{1} << 32;  // in the eventfd's sum
 const char kNonsenseText[] = "the GPU server sent nonsense";
-const char kServerDiedText[] = "the GPU server died: its process was killed or crashed";
 
 void onSignal(int signal) {
   const int saved = errno;
@@ -93,6 +92,7 @@ SessionStart parseStart(schema::WorkerStart::Reader start, const std::vector<int
   session.rebuild = start.getRebuild();
   session.stream = start.getStream();
   session.isProtected = start.getProtected();
+  session.holderKeeps = start.getHolderKeeps();
   if (session.stream && !session.rebuild) throw std::runtime_error("a stream, and nothing to rebuild");
   if ((session.socket < 0) != session.rebuild)
     throw std::runtime_error(session.rebuild ? "a client's socket came with it" : "no socket came with it");

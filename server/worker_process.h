@@ -43,6 +43,8 @@ inline constexpr int kControlDescriptor = 3;
 // What a worker gets when its server's process ends (PR_SET_PDEATHSIG). Not SIGTERM, which means a shutdown:
 // service managers send that to server and workers alike.
 inline constexpr int kServerDiedSignal = SIGHUP;
+// What a worker is told of its server's death: by that signal, or by the end of its socket.
+inline constexpr char kServerDiedText[] = "the GPU server died: its process was killed or crashed";
 inline constexpr size_t kMaxDatagram = size_t{64} << 10;
 
 struct WorkerArguments {
@@ -90,6 +92,7 @@ struct SessionStart {
   bool rebuild = false;         // the session moves here from another worker, as `epoch`
   bool stream = false;          // with rebuild: from one of another server
   bool isProtected = false;     // checkpoints of it will be made, in pages
+  bool holderKeeps = false;     // it goes on elsewhere when the server dies
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
   int state = -1;        // with rebuild, and only there: the state socket, blocking

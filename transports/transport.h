@@ -109,6 +109,8 @@ class Connection {
   // --- the peer ---
   virtual Peer peer() const = 0;
   virtual std::string reason() const = 0;  // why peer() is not alive, as a message for users
+  // That is what the peer, or its server, has said. Else it is what this side has seen.
+  virtual bool saidReason() const { return false; }
   // A descriptor that becomes readable when the peer closes the connection or dies (poll it together with
   // others). Owned by the connection.
   virtual int wakeupDescriptor() const = 0;

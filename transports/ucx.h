@@ -72,6 +72,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   Transfer get(void* local, Region remote, uint64_t offset, size_t bytes) override;
   bool wait(Transfer transfer, Deadline deadline) override;
   void close() override;
+  bool saidReason() const override { return saidReason_; }
   void abandon() override;
   void sever() override;
   const char* name() const override { return "ucx"; }
@@ -172,6 +173,10 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   bool received(const WireHeader& header, void* data, size_t length, bool rendezvous) override;
   void failed(const std::string& why) override;
   void lose(const std::string& why) { markGone(Peer::lost, why); }
+  void loseWith(const std::string& said, const std::string& why) {
+    if (!said.empty()) saidReason_ = true;
+    lose(said.empty() ? why : said);
+  }
   void onMessages(const WireHeader& header, const void* data, size_t length, bool rendezvous);
   bool deliver(Lane& lane, const void* records, size_t bytes);
   void deliverHeld();
@@ -250,6 +255,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   Clock::time_point lastSaid_, lastHeard_, lastBusy_, closeDeadline_, endOfFileAt_, goneAt_;
   bool endOfFile_ = false;
   LastWords lastWords_;
+  std::atomic<bool> saidReason_{false};  // before peer() changes
   bool hostSilent_ = false;
   bool goodbyeSent_ = false;
   bool goodbyeSeen_ = false;

@@ -267,7 +267,7 @@ void Ucx::failed(const std::string& why) {
   TimeLeft time(isWorker_ ? std::chrono::milliseconds(0) : kLastWordsBound);
   do readBootstrap();
   while (!endOfFile_ && time.any() && pollFor(bootstrap_.get(), POLLIN, time));
-  lose(lastWords_.text().empty() ? why : lastWords_.text());
+  loseWith(lastWords_.text(), why);
 }
 
 bool Ucx::drained() const {
@@ -285,9 +285,8 @@ bool Ucx::finished(Clock::time_point now) {
       markGone(Peer::closed,
                said.empty() ? "the peer closed the connection before all it sent had arrived" : said);
     } else {
-      lose(!said.empty() ? said
-           : hostSilent_ ? "the peer's host does not answer"
-                         : "the peer's process ended or dropped its socket");
+      loseWith(said, hostSilent_ ? "the peer's host does not answer"
+                                 : "the peer's process ended or dropped its socket");
     }
   }
   if (closing_.load(std::memory_order_acquire)) {

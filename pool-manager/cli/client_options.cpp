@@ -47,11 +47,10 @@ std::vector<options::Option> ClientOptions::table() {
        "a "
        "higher priority goes first, and those of a lower one wait while it has something to do."},
       {"protect", protect, "",
-       "The program goes on when the process dies on the server that has its GPU memory: from its last "
-       "checkpoint, and the CUDA calls that it has made since are made again. The server checkpoints it by "
-       "itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it is protected. "
-       "Over "
-       "ucx only; see docs/failover.md."},
+       "The program goes on when the process dies on the server that has its GPU memory, or the whole server "
+       "does: from its last checkpoint, and the CUDA calls that it has made since are made again. The server "
+       "checkpoints it by itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it "
+       "is protected. Over ucx only; see docs/failover.md."},
       {"protect-interval", protectInterval, "TIME",
        "With --protect: how often the program is checkpointed, if it has made calls since. At least 1s."},
       {"protect-log", protectLog, "SIZE",
@@ -59,6 +58,19 @@ std::vector<options::Option> ClientOptions::table() {
        "last checkpoint. Nearly full, it asks for the next checkpoint early."},
       {"protect-log-data", protectLogData, "SIZE",
        "With --protect: likewise for the data that it has copied to its GPUs since."},
+      {"protect-keep", protectKeep, "holder|server",
+       "With --protect: who keeps the checkpoints. holder: this machine, so that the program goes on on "
+       "another server of the pool when its own dies; each checkpoint travels here whole. server: the server "
+       "alone, so that the program survives the death of its worker and no more."},
+      {"protect-dir", protectDir, "FOLDER",
+       "With --protect-keep holder: the folder in which the checkpoints are, as files without a name: they "
+       "are gone with the program. Empty: in this machine's memory."},
+      {"protect-size", protectSize, "SIZE",
+       "With --protect-keep holder: so much of that folder or memory, for all checkpoints of the program "
+       "together. While the next one comes the last one is kept, too. What does not fit is not protected."},
+      {"protect-wait", protectWait, "TIME",
+       "With --protect-keep holder: how long another server is waited for, with GPUs of the same model and "
+       "driver. Then the program's CUDA calls fail, with a line that says what is lost. At most 24h."},
       {"on-divergence", onDivergence, "stop|continue",
        "With --protect: what happens if calls that are made again give other data than the program has seen "
        "before, because its kernels give other results from run to run. stop: its CUDA calls fail. continue: "

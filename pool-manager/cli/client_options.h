@@ -19,6 +19,10 @@ struct ClientOptions {
   std::chrono::milliseconds protectInterval{30000};
   options::Bytes protectLog{uint64_t{512} << 20};
   options::Bytes protectLogData{uint64_t{512} << 20};
+  std::string protectKeep = "holder";
+  std::string protectDir;
+  options::Bytes protectSize{uint64_t{8} << 30};
+  std::chrono::milliseconds protectWait{300000};
   std::string onDivergence = "stop";
   bool spread = false;
   bool pack = false;

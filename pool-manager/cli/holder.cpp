@@ -129,7 +129,8 @@ SessionWish wishOf(const OpenRequest& request) {
           pool::printable(field(request.command), sizeof request.command),
           Id{request.sessionHigh, request.sessionLow},
           request.epoch,
-          request.left != 0};
+          request.left != 0,
+          request.left == 2};
 }
 
 struct Holder::Peer {
@@ -160,6 +161,9 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       figures_(io, {settings_.transport}),
       tasks_(*this) {
   settings_.request.id = Id::random();
+  if (settings_.request.turns.holderKeeps && !adopts())
+    keeper_.emplace(
+        io, CheckpointKeeper::Settings{settings_.keepFolder, settings_.keepBytes, settings_.transport});
 }
 
 // ---- the lease ----
@@ -207,6 +211,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
             lease_ = pool::read(response.getLease());
             tasks_.add(renewLoop(kUsual));
             if (lease_->endsInMs != 0) tasks_.add(announceEnd());
+            if (keeper_) tasks_.add(keepLoop());
             return kj::READY_NOW;
           },
           [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
@@ -409,6 +414,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            reply.logFrameBytes = settings_.logFrameBytes;
                            reply.logPayloadBytes = settings_.logPayloadBytes;
                            reply.goOnDifferent = settings_.goOnDifferent;
+                           reply.keeps = keeper_ ? 1 : 0;
                            setField(reply.server, session.server);
                            opened_ = true;
                            peer.away.erase(session.id);
@@ -473,9 +479,17 @@ kj::Promise<OpenSession> Holder::openPatiently(Peer& peer, const SessionWish& wi
              kj::throwFatalException(toException({Status::leaseEnded, "the session's lease has ended"}));
            return acquire();
          })
-      .then([this, wish]() { return wish.moves() ? openMoved(wish) : openNew(wish); })
+      .then([this, wish]() {
+        return wish.lost ? recover(wish) : wish.moves() ? openMoved(wish) : openNew(wish);
+      })
       .catch_([this, &peer, wish](kj::Exception&& error) -> kj::Promise<OpenSession> {
         const OpenFailure failure = toFailure(error);
+        if (wish.lost && failure.status != Status::waiting) return kj::mv(error);
+        if (wish.left && !wish.lost && keeper_ && failure.status == Status::serverLost) {
+          SessionWish again = wish;
+          again.lost = true;
+          return openPatiently(peer, again);
+        }
         // It has no other place to go on: its server may be away for a while, and so may the manager.
         if (wish.left && lease_ && failure.status != Status::refused) return waitForResume(peer, wish);
         if (failure.status != Status::waiting) return kj::mv(error);

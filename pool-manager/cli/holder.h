@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "pool-manager/cli/checkpoint_keeper.h"
 #include "pool-manager/cli/figures.h"
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/rpc.h"
@@ -25,6 +26,13 @@ struct HolderSettings {
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
   uint64_t logFrameBytes = 0, logPayloadBytes = 0;  // schema/holder.h: OpenReply
   bool goOnDifferent = false;
+  // Of a lease whose holder keeps the checkpoints (request.turns.holderKeeps): where, how much of it, and how
+  // long another server is waited for.
+  std::string keepFolder;
+  uint64_t keepBytes = 0;
+  uint32_t failOverWaitMs = 0;
+  kj::Duration keepPause = 2 * kj::SECONDS;  // before it is connected to its server again
+  kj::Duration lookLimit = 2 * kj::SECONDS;  // a server that is thought to be gone answers within this
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is
@@ -96,6 +104,14 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // is held in files.
   kj::Promise<std::vector<pool::Server>> places();
   kj::Promise<std::vector<pool::Server>> askPlaces();
+  // Of a session that has lost its server, or its worker, where that server does not restore it: takes the
+  // lease to another server if need be, and the session from its checkpoint there.
+  kj::Promise<OpenSession> recover(const SessionWish& wish);
+  kj::Promise<OpenSession> bringBack(const SessionWish& wish, const std::string& why);
+  kj::Promise<void> failOver(const pool::ServerLife& lost);
+  kj::Promise<void> askFailOver(pool::ServerLife lost, kj::TimePoint until);
+  // Takes checkpoints from where the lease is, until it ends.
+  kj::Promise<void> keepLoop();
   kj::Promise<OpenSession> waitForResume(Peer& peer, const SessionWish& wish);
   // Of a session whose application is gone: if it is held in files, or is just leaving for them, takes it
   // when it is restored, and ends it. Until then, or until the lease ends.
@@ -119,6 +135,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool locating_ = false;  // the manager is being asked where the lease is
   bool held_ = false;      // as the manager last said: the lease is in files
   kj::Maybe<kj::ForkedPromise<void>> acquiring_;
+  std::optional<CheckpointKeeper> keeper_;
+  kj::Maybe<kj::ForkedPromise<void>> failingOver_;  // the last one
+  bool failOverSettled_ = true;                     // it has been answered, or has failed
+  kj::Own<kj::PromiseFulfiller<void>> keepAnew_;  // ends keepLoop's pause, or what it waits for
   kj::TaskSet tasks_;
 };
 

@@ -31,6 +31,10 @@ std::vector<std::string> leaseOptionNames() {
           "protect-interval",
           "protect-log",
           "protect-log-data",
+          "protect-keep",
+          "protect-dir",
+          "protect-size",
+          "protect-wait",
           "on-divergence",
           "claim",
           "idle-release"};
@@ -64,6 +68,11 @@ HolderSettings leaseWish(const ClientOptions& options) {
     throw options::OptionError("--protect-interval: 1s to 24h");
   if (options.protect && (options.protectLog.value == 0 || options.protectLogData.value == 0))
     throw options::OptionError("--protect-log and --protect-log-data: at least 1");
+  if (options.protectKeep != "holder" && options.protectKeep != "server")
+    throw options::OptionError("--protect-keep: '" + options.protectKeep + "' is not holder or server");
+  if (options.protectWait > std::chrono::hours(24)) throw options::OptionError("--protect-wait: at most 24h");
+  if (options.protect && options.protectKeep == "holder" && options.protectSize.value == 0)
+    throw options::OptionError("--protect-size: at least 1");
   if (options.onDivergence != "stop" && options.onDivergence != "continue")
     throw options::OptionError("--on-divergence: '" + options.onDivergence + "' is not stop or continue");
   if (options.wait > std::chrono::hours(24 * 20)) throw options::OptionError("--wait: at most 20d");
@@ -84,7 +93,11 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.memoryBytes = options.memory.value;
   const auto protect = options.protect ? static_cast<uint32_t>(options.protectInterval.count()) : 0;
   settings.request.turns = {parseShare(options.share), parsePriority(options.priority), protect,
-                            static_cast<uint32_t>(options.idleRelease.count())};
+                            static_cast<uint32_t>(options.idleRelease.count()),
+                            options.protect && options.protectKeep == "holder"};
+  settings.keepFolder = options.protectDir;
+  settings.keepBytes = options.protectSize.value;
+  settings.failOverWaitMs = static_cast<uint32_t>(options.protectWait.count());
   settings.request.gpu = options.gpu;
   settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
   settings.request.reason = options.reason;

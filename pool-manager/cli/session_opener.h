@@ -29,6 +29,7 @@ struct SessionWish {
   Id session;
   uint64_t epoch = 0;
   bool left = false;  // with epoch: it is nowhere until it is restored
+  bool lost = false;  // with epoch: so is it, for it has lost its server
   bool moves() const { return epoch != 0; }
 };
 

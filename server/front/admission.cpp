@@ -6,6 +6,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/log.h"
 #include "base/transport_names.h"
@@ -49,6 +50,8 @@ struct Admission::Attempt {
   std::vector<int> ordinals;  // the driver's, of the devices where it is to begin
   bool arrives = false;       // it comes from another server
   bool asks = false;          // it is no session
+  bool keeps = false;         // likewise
+  std::optional<FileFacts> brings;
   int workersLost = 0;
   bool hostile = false;   // counted against the peer
   bool unproven = false;  // in unproven_
@@ -182,6 +185,8 @@ std::string Admission::judge(schema::SessionHello::Reader hello) {
   const auto last = grant->sessionEpochs.find(schema::read(hello.getSession()));
   const uint64_t lastEpoch = last == grant->sessionEpochs.end() ? 0 : last->second;
   if (hello.getArrives()) return judgeArrival(hello, lastEpoch);
+  if (hello.hasBrings()) return judgeBrought(hello, lastEpoch);
+  if (hello.getKeeps()) return grant->holderKeeps ? "" : "the lease's checkpoints are not kept by its holder";
   if (hello.getAsks()) return hello.getEpoch() == 1 ? "" : "who asks for figures has no session";
   if (hello.getEpoch() <= lastEpoch)
     return "this session was opened before with epoch " + std::to_string(lastEpoch);
@@ -198,6 +203,17 @@ std::string Admission::judgeArrival(schema::SessionHello::Reader hello, uint64_t
   if (transport->reach == TransportFacts::Reach::sameHost)
     return "the session shares memory with its server (transport " + std::string(transport->name) + ")";
   return "";
+}
+
+// It may have been brought before, and its client not have come.
+std::string Admission::judgeBrought(schema::SessionHello::Reader hello, uint64_t lastEpoch) {
+  if (!leases_.admissible(schema::read(hello.getLease()))->holderKeeps)
+    return "the lease's checkpoints are not kept by its holder";
+  const auto brings = hello.getBrings();
+  if (brings.getDigest().size() != Digest{}.size() || brings.getBytes() == 0 ||
+      schema::read(brings.getSession()) != schema::read(hello.getSession()))
+    return "malformed hello: that is no session's checkpoint";
+  return judgeArrival(hello, lastEpoch);
 }
 
 std::string Admission::crowded(const Id& lease) const {
@@ -230,6 +246,15 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
                    {}};
   attempt.arrives = hello.getArrives();
   attempt.asks = hello.getAsks() && !attempt.arrives;
+  attempt.keeps = hello.getKeeps() && !attempt.arrives && !hello.hasBrings();
+  if (hello.hasBrings() && !attempt.arrives) {
+    const auto brings = hello.getBrings();
+    FileFacts& file = attempt.brings.emplace();
+    file.bytes = brings.getBytes();
+    file.lastFrame = brings.getLastFrame();
+    file.lastAside = brings.getLastAside();
+    std::memcpy(file.digest.data(), brings.getDigest().begin(), file.digest.size());
+  }
   attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),
                              schema::kNonceBytes);
@@ -268,6 +293,14 @@ kj::Promise<void> Admission::begin(Attempt& attempt) {
   if (attempt.asks)
     return answer(attempt, "").then([this, &attempt] {
       settings_.asked(kj::mv(attempt.stream), attempt.facts.lease);
+    });
+  if (attempt.keeps)
+    return answer(attempt, "").then([this, &attempt] {
+      settings_.keeps(kj::mv(attempt.stream), attempt.facts.lease);
+    });
+  if (attempt.brings)
+    return answer(attempt, "").then([this, &attempt] {
+      settings_.brings(kj::mv(attempt.stream), {attempt.facts, *attempt.brings});
     });
   // This and what follows no earlier: it concerns those alone who have the key.
   if (attempt.facts.epoch != 1 && !attempt.arrives) return bringClient(attempt);

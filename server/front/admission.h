@@ -26,6 +26,7 @@
 #include <string>
 
 #include "base/rate_limit.h"
+#include "server/front/checkpoint_desk.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
 #include "server/front/worker_pool.h"
@@ -46,6 +47,12 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     // A holder that has proven its key has questions and wants no session (SessionHello.asks).
     std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease)> asked =
         [](kj::Own<kj::AsyncIoStream>, const Id&) {};
+    // Likewise, it keeps the checkpoints of the lease's sessions (SessionHello.keeps).
+    std::function<void(kj::Own<kj::AsyncIoStream> stream, const Id& lease)> keeps =
+        [](kj::Own<kj::AsyncIoStream>, const Id&) {};
+    // Likewise, it brings one of them (SessionHello.brings), whose bytes follow.
+    std::function<void(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought)> brings =
+        [](kj::Own<kj::AsyncIoStream>, const BroughtSession&) {};
     // Keeper::failingOver.
     std::function<std::optional<std::string>(const SessionFacts& client)> failingOver =
         [](const SessionFacts&) { return std::nullopt; };
@@ -84,6 +91,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> readProof(Attempt& attempt);
   kj::Promise<void> begin(Attempt& attempt);
   kj::Promise<void> bringClient(Attempt& attempt);
+  std::string judgeBrought(schema::SessionHello::Reader hello, uint64_t lastEpoch);
   kj::Promise<void> arrive(Attempt& attempt);
   kj::Promise<void> startCounted(Attempt& attempt);
   // Where the attempt's session is to begin: the lease's own placement, as it is now.

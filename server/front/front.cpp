@@ -267,6 +267,12 @@ void Front::startAdmission() {
     idle_->asked(lease);
   };
   admission.failingOver = [this](const SessionFacts& client) { return keeper_->failingOver(client); };
+  admission.keeps = [this](kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
+    keeper_->desk().keep(kj::mv(stream), lease);
+  };
+  admission.brings = [this](kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought) {
+    keeper_->bring(kj::mv(stream), brought);
+  };
   FigureDesk::Settings figures;
   figures.server = options_.name;
   figures_ = kj::heap<FigureDesk>(timer_, *leases_, *sessions_, *health_, std::move(figures));

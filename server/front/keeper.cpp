@@ -60,7 +60,8 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
       pool_(pool),
       starts_(starts),
       settings_(std::move(settings)),
-      budget_(std::make_shared<Budget>(settings_.mostBytes)),
+      budget_(std::make_shared<KeepBudget>(settings_.mostBytes)),
+      desk_(timer, budget_, settings_.desk),
       tasks_(*this) {
   sessions_.onDeath([this](const SessionFacts& facts) { return died(facts); });
   if (settings_.disturb)
@@ -103,6 +104,7 @@ void Keeper::look() {
       lookAt(grant, number);
     }
   }
+  desk_.keepOnly(leases_);
   std::erase_if(restoring_, [&](const auto& entry) { return !leases_.contains(entry.first.first); });
   std::erase_if(kept_, [&](const auto& entry) {
     return !there.contains(entry.first) && !entry.second.writing && !restoring_.contains(entry.first);
@@ -118,6 +120,7 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   kept.who = sessions_.describe(number);
   kept.log = sessions_.clientLog(number);
   if (isNew) kept.at = kept.next = timer_.now();
+  if (grant.holderKeeps) lookToOffer(name, number);
   if (kept.writing) return;
   if (const std::string why = refuses(facts); !why.empty()) {
     kept.why = why;
@@ -128,6 +131,7 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
 }
 
 bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) const {
+  if (kept.offering) return false;  // the client keeps its calls until the holder has that one
   const kj::TimePoint now = timer_.now();
   const SessionTable::Sending sending = sessions_.sending(number);
   // Its client's log is nearly full. Where the last attempt has failed, the next one waits its time.
@@ -151,12 +155,112 @@ std::string Keeper::refuses(const SessionFacts& facts) const {
 // ---- checkpoints
 
 std::shared_ptr<PageStore> Keeper::makeStore() const {
-  return PageStore::create({[budget = budget_](uint64_t more) -> std::string {
-                              if (budget->used.fetch_add(more) + more <= budget->most) return "";
-                              budget->used -= more;
-                              return "no room in the memory for checkpoints (protect_memory in server.yaml)";
-                            },
-                            [budget = budget_](uint64_t less) { budget->used -= less; }});
+  return PageStore::create({[budget = budget_](uint64_t more) { return budget->take(more); },
+                            [budget = budget_](uint64_t less) { budget->give(less); }});
+}
+
+// ---- to the lease's holder
+
+// The last one, if the holder does not have it.
+void Keeper::lookToOffer(const Name& name, uint64_t number) {
+  Kept& kept = kept_[name];
+  const SessionFacts* facts = sessions_.facts(number);
+  if (stopped_ || kept.offering || kept.writing || kept.pages == nullptr || facts == nullptr) return;
+  if (kept.shipped == kept.pages->id || timer_.now() < kept.offerNext) return;
+  if (!desk_.ready(name.first)) {
+    if (!desk_.has(name.first)) kept.notShipped = "its holder does not keep it (it is not connected)";
+    return;
+  }
+  kept.offering = true;
+  const auto pages = kept.pages;
+  const kj::TimePoint made = kept.at;
+  tasks_.add(kj::evalNow([&] { return desk_.offer(*facts, pages); })
+                 .then([this, name, pages, made] { offered(name, *pages, made, ""); },
+                       [this, name, pages, made](kj::Exception&& error) {
+                         offered(name, *pages, made, error.getDescription().cStr());
+                       }));
+}
+
+void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why) {
+  const auto at = kept_.find(name);
+  if (at == kept_.end()) return;
+  Kept& kept = at->second;
+  kept.offering = false;
+  kept.notShipped = why;
+  if (!why.empty()) {
+    GPUPOOL_INFO("%s: its holder does not have its checkpoint: %s", kept.who.c_str(), why.c_str());
+    kept.offerNext = timer_.now() + settings_.firstRetry;
+    return;
+  }
+  kept.shipped = pages.id;
+  kept.shippedAt = made;
+  GPUPOOL_INFO("session %s: its holder has its checkpoint of frame %llu", name.second.text().c_str(),
+               static_cast<unsigned long long>(pages.facts.lastFrame));
+  // From here on its client does not keep the calls before it. It may have another worker by now.
+  for (const uint64_t number : sessions_.numbers(name.first))
+    if (const SessionFacts* facts = sessions_.facts(number);
+        facts != nullptr && facts->session == name.second)
+      sessions_.tellKept(number, pages.facts.lastFrame, pages.facts.lastAside);
+}
+
+// ---- from there
+
+void Keeper::bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought) {
+  tasks_.add(receive(kj::mv(stream), brought).catch_([who = brought.facts.session](kj::Exception&& error) {
+    GPUPOOL_WARNING("session %s: its holder has not brought it: %s", who.text().c_str(),
+                    error.getDescription().cStr());
+  }));
+}
+
+std::string Keeper::refusesBrought(const SessionFacts& facts) const {
+  const Grant* grant = leases_.admissible(facts.lease);
+  if (stopped_ || grant == nullptr || grant->closing) return "the lease has ended";
+  if (grant->paused || grant->suspended) return "the lease is suspended";
+  if (grant->sessionEpochs.contains(facts.session) && grant->sessionEpochs.at(facts.session) >= facts.epoch)
+    return "the session has gone on since";
+  return refuses(facts);
+}
+
+kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought) {
+  auto& from = *stream;
+  const Name name{brought.facts.lease, brought.facts.session};
+  return desk_.take(from, brought)
+      .then([this, name](std::shared_ptr<CheckpointDesk::File>&& file) {
+        kj::Vector<kj::Promise<void>> gone;
+        for (const uint64_t number : sessions_.numbers(name.first))
+          if (const SessionFacts* facts = sessions_.facts(number);
+              facts != nullptr && facts->session == name.second)
+            gone.add(sessions_.endOne(number, "it goes on from the checkpoint that its holder has"));
+        return kj::joinPromises(gone.releaseAsArray()).then([file = std::move(file)]() mutable {
+          return std::move(file);
+        });
+      })
+      .then([this, facts = brought.facts](std::shared_ptr<CheckpointDesk::File>&& file) mutable {
+        return sessions_.displaceArrival(facts).then(
+            [file = std::move(file)]() mutable { return std::move(file); });
+      })
+      .then([this, name, facts = brought.facts](std::shared_ptr<CheckpointDesk::File>&& file) {
+        std::string why = refusesBrought(facts);
+        if (const auto at = restoring_.find(name); at != restoring_.end() && at->second->why.empty())
+          why = "the session is being restored";
+        if (const auto at = kept_.find(name);
+            at != kept_.end() && (at->second.writing || at->second.offering))
+          why = "a checkpoint of the session is being made";
+        if (!why.empty()) return why;
+        leases_.admissible(name.first)->sessionEpochs[name.second] = facts.epoch - 1;
+        Kept& kept = kept_[name] = {};
+        kept.epoch = facts.epoch;
+        kept.who = facts.command + " (process " + std::to_string(facts.clientPid) + ")";
+        kept.brought = file;
+        kept.at = kept.next = timer_.now();
+        GPUPOOL_WARNING("session %s: it has lost its server, and is restored here as epoch %llu",
+                        name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch));
+        begin(name, facts, playOf(file->file));
+        return std::string();
+      })
+      .catch_([](kj::Exception&& error) { return std::string(error.getDescription().cStr()); })
+      .then([this, &from](const std::string& why) { return desk_.answer(from, why); })
+      .attach(kj::mv(stream));
 }
 
 void Keeper::write(const Name& name, uint64_t number) {
@@ -221,19 +325,22 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
                return true;
              }).ignoreResult());
   kept.pages = writing.made;
+  kept.brought = nullptr;
   kept.at = timer_.now();
   if (first) kept.since = kept.at;
   kept.seen = seen;
   kept.retry = 0 * kj::SECONDS;
   kept.restored = 0;
   kept.why.clear();
-  // From here on its client does not keep the calls before it.
-  sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
   const Grant* grant = leases_.admissible(name.first);
+  // From here on its client does not keep the calls before it.
+  if (grant != nullptr && !grant->holderKeeps)
+    sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
   kept.next = kept.at + (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
                static_cast<unsigned long long>(kept.pages->facts.lastFrame),
                static_cast<unsigned long long>(kept.pages->facts.bytes));
+  if (grant != nullptr && grant->holderKeeps) lookToOffer(name, number);
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
@@ -256,19 +363,25 @@ bool Keeper::died(const SessionFacts& facts) {
   const Name name{facts.lease, facts.session};
   const auto at = kept_.find(name);
   const Grant* grant = leases_.admissible(facts.lease);
-  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end() || at->second.pages == nullptr)
-    return false;
-  if (at->second.restored++ == kMostRestores) return false;
-  auto restoring = std::make_shared<Restoring>();
-  restoring->epoch = facts.epoch + 1;
-  restoring->pages = at->second.pages;
-  restoring_[name] = restoring;
-  GPUPOOL_WARNING(
-      "session %s: its worker has died; it is restored as epoch %llu from its checkpoint of frame %llu",
-      name.second.text().c_str(), static_cast<unsigned long long>(restoring->epoch),
-      static_cast<unsigned long long>(at->second.pages->facts.lastFrame));
+  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end()) return false;
+  Kept& kept = at->second;
+  if ((kept.pages == nullptr && kept.brought == nullptr) || kept.restored++ == kMostRestores) return false;
+  GPUPOOL_WARNING("session %s: its worker has died; it is restored as epoch %llu from its last checkpoint",
+                  name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch + 1));
   SessionFacts next = facts;
-  next.epoch = restoring->epoch;
+  next.epoch = facts.epoch + 1;
+  begin(
+      name, std::move(next),
+      kept.pages == nullptr ? playOf(kept.brought->file)
+                            : [pages = kept.pages](StateSocket& socket) { return playBack(socket, *pages); });
+  return true;
+}
+
+void Keeper::begin(const Name& name, SessionFacts next, Play play) {
+  auto restoring = std::make_shared<Restoring>();
+  restoring->epoch = next.epoch;
+  restoring->play = std::move(play);
+  restoring_[name] = restoring;
   tasks_.add(attempt(name, std::move(next), restoring)
                  // Its worker waits for a client for as long as this end is there.
                  .then([this] { return timer_.afterDelay(settings_.clients); })
@@ -277,7 +390,6 @@ bool Keeper::died(const SessionFacts& facts) {
                        at != restoring_.end() && at->second == restoring)
                      restoring_.erase(at);
                  }));
-  return true;
 }
 
 kj::Promise<void> Keeper::attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring) {
@@ -293,7 +405,7 @@ kj::Promise<void> Keeper::attempt(Name name, SessionFacts facts, std::shared_ptr
               if (!stopped_ && kept != kept_.end() && kept->second.restored++ < kMostRestores)
                 return attempt(name, facts, restoring);
               restoring->why = why;
-              restoring->pages = nullptr;
+              restoring->play = nullptr;
               kept_.erase(name);
               return kj::READY_NOW;
             });
@@ -318,28 +430,31 @@ kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerC
       grant->placement(facts.deviceEpoch) == nullptr)
     return keeperFailure("the lease ended meanwhile");
   const std::shared_ptr<Restoring> restoring = at->second;
-  return playBackTo(
-             kj::mv(worker), facts, *grant,
-             [pages = restoring->pages](StateSocket& socket) { return playBack(socket, *pages); }, sessions_,
-             starts_, restoring->state)
+  return playBackTo(kj::mv(worker), facts, *grant, restoring->play, sessions_, starts_, restoring->state)
       .then([restoring] {
         restoring->ready = true;
-        restoring->pages = nullptr;  // else its memory counts until nobody waits for the client any more
+        restoring->play = nullptr;  // else its memory counts until nobody waits for the client any more
       });
 }
 
 // ---- for people
 
-std::string Keeper::describe(const Kept& kept) const {
+std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
   const kj::TimePoint now = timer_.now();
   const bool replays = kept.log.obstacle.empty();
+  if (holderKeeps && kept.shipped == Id{})
+    return "not protected: " + kept.who + ": " +
+           (kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
+  const bool behind = holderKeeps && kept.shipped != kept.pages->id;
+  const kj::TimePoint at = behind ? kept.shippedAt : kept.at;
   std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
-  text += ": " + kept.who + ": its checkpoint is " + age(now - kept.at) + " old, " +
+  text += ": " + kept.who + ": its checkpoint is " + age(now - at) + " old, " +
           options::formatSize(kept.pages->facts.bytes);
   if (!replays) text += "; since then: " + kept.log.obstacle;
   if (replays && kept.log.frameBytes + kept.log.payloadBytes != 0)
     text += "; the calls since then take " + options::formatSize(kept.log.frameBytes + kept.log.payloadBytes);
   if (!kept.why.empty()) text += "; no later one: " + kept.why;
+  if (behind && !kept.notShipped.empty()) text += "; its holder has no later one: " + kept.notShipped;
   if (kept.times != 0)
     text += "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times");
   return text;
@@ -349,13 +464,18 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
   std::map<Id, std::vector<std::string>> all;
   for (const auto& [name, kept] : kept_) {
     std::string text = "is ";
+    const Grant* grant = leases_.admissible(name.first);
+    const bool holderKeeps = grant != nullptr && grant->holderKeeps;
     if (restoring_.contains(name))
-      text += "being restored, since its worker has died: " + kept.who;
+      text +=
+          (kept.pages == nullptr && kept.brought != nullptr ? "being restored, since its server was lost: "
+                                                            : "being restored, since its worker has died: ") +
+          kept.who;
     else if (kept.pages == nullptr)
       text +=
           "not protected: " + kept.who + ": " + (kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else
-      text += describe(kept);
+      text += describe(kept, holderKeeps);
     all[name.first].push_back(std::move(text));
   }
   for (const auto& [id, grant] : leases_.all())

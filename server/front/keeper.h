@@ -15,6 +15,11 @@
 // a later checkpoint is whole; where its log fills up, it asks for the next one early. A checkpoint from
 // which a session was restored twice, and whose worker died again, is not tried a third time.
 //
+// Where the lease's holder keeps the checkpoints (Grant::holderKeeps), each one is sent there, too
+// (CheckpointDesk), and the client is told that it is kept when the holder has said so: it may go on when
+// this whole server is gone. Then its holder brings it to another one (`bring`), which rebuilds it in the
+// same way.
+//
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.
 
@@ -28,6 +33,9 @@
 #include <vector>
 
 #include "server/files/kept_pages.h"
+#include "server/front/checkpoint_desk.h"
+#include "server/front/keep_budget.h"
+#include "server/front/play_back.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pool.h"
 #include "server/front/worker_starts.h"
@@ -44,7 +52,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::Duration bound = 1 * kj::HOURS;           // a worker has so long for its session
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
-    bool disturb = false;                         // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
+    CheckpointDesk::Settings desk;
+    bool disturb = false;  // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
   };
   // Takes over SessionTable::onDeath.
   Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
@@ -57,15 +66,13 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::optional<std::string> failingOver(const SessionFacts& client) const;
   // By lease, of those that are protected: LeaseHindrances.protection.
   std::map<Id, std::vector<std::string>> say() const;
+  CheckpointDesk& desk() { return desk_; }
+  // Its bytes follow on the stream. What there is of the session here ends.
+  void bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought);
   // No session is written or restored any more.
   void stop() { stopped_ = true; }
 
  private:
-  struct Budget {
-    explicit Budget(uint64_t bytes) : most(bytes) {}
-    const uint64_t most;
-    std::atomic<uint64_t> used{0};
-  };
   struct Writing;
   struct Kept {  // of a session
     uint64_t epoch = 0;
@@ -83,10 +90,17 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     bool writing = false;
     unsigned restored = 0;  // from the last checkpoint
     unsigned times = 0;     // its client has gone on from one
+    // Where the holder keeps them, too:
+    std::shared_ptr<CheckpointDesk::File> brought;  // from which it began here, until there is a later one
+    bool offering = false;
+    Id shipped;                                             // KeptPages.id of what the holder has
+    kj::TimePoint shippedAt = kj::origin<kj::TimePoint>();  // when that was made
+    kj::TimePoint offerNext = kj::origin<kj::TimePoint>();  // not before
+    std::string notShipped;                                 // why the last one is not there
   };
   struct Restoring {
     uint64_t epoch = 0;
-    std::shared_ptr<const KeptPages> pages;
+    Play play;
     Descriptor state;  // this side's end of the state socket
     bool ready = false;
     std::string why;  // it failed
@@ -100,10 +114,15 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
   std::shared_ptr<PageStore> makeStore() const;
+  void lookToOffer(const Name& name, uint64_t number);
+  void offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why);
+  kj::Promise<void> receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought);
+  std::string refusesBrought(const SessionFacts& facts) const;
+  void begin(const Name& name, SessionFacts next, Play play);
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
-  std::string describe(const Kept& kept) const;
+  std::string describe(const Kept& kept, bool holderKeeps) const;
   void failed(Kept& kept, const std::string& why);
   bool died(const SessionFacts& facts);
   // In another worker, and where that dies meanwhile, in one more.
@@ -119,7 +138,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   WorkerPool& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
-  const std::shared_ptr<Budget> budget_;
+  const std::shared_ptr<KeepBudget> budget_;
+  CheckpointDesk desk_;
   std::map<Name, Kept> kept_;
   std::map<Name, std::shared_ptr<Restoring>> restoring_;
   bool stopped_ = false;

@@ -32,6 +32,7 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   grant.tenant = lease.getTenant().cStr();
   grant.sharePercent = std::min<uint32_t>(lease.getTerms().getSharePercent(), 100);
   grant.protectMs = lease.getTerms().getProtectMs();
+  grant.holderKeeps = grant.protectMs != 0 && lease.getTerms().getHolderKeeps();
   grant.idleMs = lease.getTerms().getIdleMs();
   grant.priority = std::min(lease.getTerms().getPriority(), schema::Priority::HIGH);
   const auto key = lease.getSessionKey();

@@ -54,6 +54,7 @@ bool WorkerStarts::send(WorkerChild& worker, const SessionFacts& facts, const Gr
   start.setStream(from == From::stream);
   start.setReportActivity(settings_.reportActivity || grant.protectMs != 0 || grant.idleMs != 0);
   start.setProtected(grant.protectMs != 0);
+  start.setHolderKeeps(grant.holderKeeps);
   const kj::AutoCloseFd cache = cacheFolder(grant.tenant);
   return worker.send(message, describeDescriptors(start, *placement, socket, cache));
 }

@@ -177,7 +177,11 @@ int serve(const server::WorkerArguments& arguments) {
     if (start->reportActivity)
       activity.emplace(session, [&](server::Activity now) { process.reportActivity(now); });
     process.watchServer(
-        [&](const std::string& reason) { session.stop(reason + "; start the program again"); },
+        [&](const std::string& reason) {
+          // Its client asks its holder, and must see nothing of this end: no call that fails.
+          if (start->holderKeeps && reason == server::kServerDiedText) _exit(0);
+          session.stop(reason + "; start the program again");
+        },
         server::WorkerProcess::kGrace, clientGone);
     server::onDeviceLost(
         [&](uint32_t ordinal, const std::string& error) { process.reportLost(ordinal, error); });

@@ -39,7 +39,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 5);
+  CHECK(holder::kVersion == 6);
   CHECK(static_cast<uint32_t>(NoticeType::moved) == 5);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 6);
   CHECK(static_cast<uint32_t>(NoticeType::drained) == 7);
@@ -218,10 +218,11 @@ TEST_CASE("between an application and its lease's holder") {
   reply.goOnDifferent = 1;
   reply.logFrameBytes = 0x4142434445464748;
   reply.logPayloadBytes = 0x5152535455565758;
+  reply.keeps = 1;
   put(reply.text, "text");
   CHECK(pin("open_reply",
             "holder::OpenReply: magic, version, status, devices, session, epoch, transport, network device, "
-            "server, stall time, log's limits, text",
+            "server, stall time, log's limits, whether the holder keeps checkpoints, text",
             reply)
             .epoch == reply.epoch);
 }

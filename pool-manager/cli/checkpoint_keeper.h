@@ -1,0 +1,80 @@
+#pragma once
+// Keeps the checkpoints of a lease's sessions beside the program, where they outlive the server
+// (TurnTerms.holderKeeps): takes them from the lease's server, and brings them to the next one.
+//
+// Of each session the last whole one is kept, as the bytes of a file without a name, in memory or in a
+// folder: nothing of it stays when this process ends. One that is being received has its place beside it.
+// What does not fit is passed over, and the server is told why. What the bytes mean is the servers' business:
+// who restores the session checks them. Belongs to the holder's event loop.
+
+#include <kj/async-io.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "pool-manager/cli/session_opener.h"
+#include "schema/session_opening.h"
+
+namespace gpupool::cli {
+
+class CheckpointKeeper {
+ public:
+  struct Settings {
+    std::string folder;      // empty: in memory
+    uint64_t mostBytes = 0;  // of all together, those that are being received with them
+    std::string transport;   // as SessionWish's: which of the server's addresses is used
+    kj::Duration openBound = 5 * kj::SECONDS;
+    kj::Duration pieceBound = 30 * kj::SECONDS;
+    kj::Duration checkBound = 120 * kj::SECONDS;  // until a server has checked what was brought
+  };
+  CheckpointKeeper(kj::AsyncIoProvider& io, Settings settings) : io_(io), settings_(std::move(settings)) {}
+  KJ_DISALLOW_COPY(CheckpointKeeper);
+
+  // Takes what the lease's server sends; `lease` is copied. Rejected when that has ended: as
+  // toException(OpenFailure), or with the stream's exception.
+  kj::Promise<void> take(const pool::Lease& lease);
+
+  bool has(const Id& session) const { return kept_.contains(session); }
+  // How often the session was brought from the checkpoint that there is now.
+  unsigned tries(const Id& session) const;
+  // Brings it to the lease's server, as the epoch of the wish. Resolves when that has begun to restore it.
+  // Rejected as take() is.
+  kj::Promise<void> bring(const pool::Lease& lease, const SessionWish& wish);
+
+  uint64_t bytes() const { return used_; }
+
+ private:
+  struct File;
+  struct Kept {
+    std::shared_ptr<File> file;
+    uint64_t epoch = 0;  // in which it was made
+    std::string digest;
+    uint64_t lastFrame = 0, lastAside = 0;
+    uint32_t driverVersion = 0;
+    unsigned tries = 0;
+  };
+  struct Coming {
+    uint64_t number = 0;
+    Id session;
+    Kept kept;
+    uint64_t bytes = 0;
+    std::string why;  // it is not kept
+  };
+
+  kj::Promise<kj::Own<kj::AsyncIoStream>> open(const pool::Lease& lease,
+                                               std::function<void(schema::SessionOpening&)> fill);
+  kj::Promise<void> takeNext(kj::AsyncIoStream& stream);
+  kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming, uint64_t offset);
+  kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
+  kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<File> file, uint64_t offset);
+  std::shared_ptr<File> makeFile(uint64_t bytes, std::string& why);
+
+  kj::AsyncIoProvider& io_;
+  const Settings settings_;
+  std::map<Id, Kept> kept_;  // by session
+  uint64_t used_ = 0;
+};
+
+}  // namespace gpupool::cli

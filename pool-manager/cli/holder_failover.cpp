@@ -1,0 +1,132 @@
+// Of a lease whose holder keeps the checkpoints: it takes them from where the lease is, and when a program
+// has lost its server, it has the manager find another one, and brings the program's session there.
+#include <utility>
+
+#include "base/log.h"
+#include "pool-manager/cli/holder.h"
+#include "pool-manager/convert.h"
+#include "schema/fault.h"
+
+namespace gpupool::cli {
+
+using holder::Status;
+
+// What its server says of it decides: it may be restoring the session by itself.
+kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
+  if (!keeper_) return toException({Status::refused, "its checkpoints were with that server"});
+  if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+  const pool::ServerLife tried = lease_->server.life();
+  return io_.getTimer()
+      .timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish))
+      .catch_([this, wish, tried](kj::Exception&& error) -> kj::Promise<OpenSession> {
+        const OpenFailure failure = toFailure(error);
+        if (failure.status == Status::waiting) return kj::mv(error);
+        if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+        if (failure.status == Status::refused) return bringBack(wish, failure.text);
+        if (!keeper_->has(wish.session))
+          return toException({Status::serverLost, "there is no checkpoint of it yet"});
+        return failOver(tried).then([this, wish] { return bringBack(wish, ""); });
+      });
+}
+
+// why: what its server said instead of restoring it.
+kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::string& why) {
+  constexpr unsigned kMostTries = 3;  // what follows the checkpoint may be what ends its workers
+  if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+  if (!keeper_->has(wish.session))
+    return toException({Status::serverLost, "there is no checkpoint of it yet"});
+  if (keeper_->tries(wish.session) >= kMostTries)
+    return toException({Status::serverLost, "it was brought to a server " + std::to_string(kMostTries) +
+                                                " times" + (why.empty() ? "" : ": " + why)});
+  auto lease = kj::heap<pool::Lease>(*lease_);
+  auto brought = kj::evalNow([&] { return keeper_->bring(*lease, wish); });
+  return brought.attach(kj::mv(lease))
+      .then(
+          []() -> kj::Promise<OpenSession> { return toException({Status::waiting, "it is being restored"}); },
+          [](kj::Exception&& error) -> kj::Promise<OpenSession> {
+            GPUPOOL_INFO("the session was not brought: %s", toFailure(error).text.c_str());
+            return toException({Status::waiting, "it is brought again"});
+          });
+}
+
+// One at a time, for all sessions.
+kj::Promise<void> Holder::failOver(const pool::ServerLife& lost) {
+  if (lease_ && lease_->server.life() != lost) return kj::READY_NOW;
+  if (!failOverSettled_)
+    KJ_IF_MAYBE (already, failingOver_) return already->addBranch();
+  GPUPOOL_INFO("server %s is gone: another one is looked for", lost.name.c_str());
+  const auto until = io_.getTimer().now() + settings_.failOverWaitMs * kj::MILLISECONDS;
+  failOverSettled_ = false;
+  // In the fork itself: whoever asked first may be gone before the answer.
+  auto fork = askFailOver(lost, until)
+                  .then([this] { failOverSettled_ = true; },
+                        [this](kj::Exception&& error) {
+                          failOverSettled_ = true;
+                          kj::throwFatalException(kj::mv(error));
+                        })
+                  .fork();
+  auto branch = fork.addBranch();
+  failingOver_ = kj::mv(fork);
+  return branch;
+}
+
+kj::Promise<void> Holder::askFailOver(pool::ServerLife lost, kj::TimePoint until) {
+  const kj::TimePoint now = io_.getTimer().now();
+  const kj::Duration left = until > now ? until - now : 0 * kj::SECONDS;
+  auto asked = connect(0, "").then([this, lost, left] {
+    auto request = connection_->manager().failOverRequest();
+    pool::write(lease_ ? lease_->id : Id{}, request.initId());
+    request.setServer(lost.name);
+    pool::write(lost.incarnation, request.initIncarnation());
+    request.setWaitMs(static_cast<uint32_t>(left / kj::MILLISECONDS));
+    return request.send();
+  });
+  return io_.getTimer()
+      .timeoutAfter(left + 10 * kj::SECONDS, kj::mv(asked))
+      .then(
+          [this](capnp::Response<schema::Manager::FailOverResults>&& response) -> kj::Promise<void> {
+            if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+            pool::Lease now = pool::read(response.getLease());
+            if (now.id != lease_->id)
+              return toException({Status::internal, "the manager names another lease"});
+            lease_ = std::move(now);
+            GPUPOOL_INFO("the lease is on server %s now", lease_->server.name.c_str());
+            if (keepAnew_.get() != nullptr) keepAnew_->fulfill();
+            return kj::READY_NOW;
+          },
+          [this, lost, until](kj::Exception&& error) -> kj::Promise<void> {
+            const bool over = io_.getTimer().now() >= until;
+            const bool answered = schema::faultOf(error).remote;
+            // A manager that is being started again, or whose server is, is asked again.
+            const bool again = !over && lease_ && error.getType() != kj::Exception::Type::FAILED &&
+                               error.getType() != kj::Exception::Type::UNIMPLEMENTED;
+            if (!again)
+              return toException({Status::serverLost, "it has no other server: " + pool::errorText(error)});
+            if (!answered) connection_ = nullptr;
+            return io_.getTimer().afterDelay(settings_.placesPause).then([this, lost, until] {
+              return askFailOver(lost, until);
+            });
+          });
+}
+
+kj::Promise<void> Holder::keepLoop() {
+  if (!lease_) return kj::READY_NOW;
+  auto anew = kj::newPromiseAndFulfiller<void>();
+  keepAnew_ = kj::mv(anew.fulfiller);
+  auto anewFork = kj::mv(anew.promise);
+  auto kept = kj::evalNow([&] {
+                return keeper_->take(*lease_);
+              }).catch_([this](kj::Exception&& error) -> kj::Promise<void> {
+    const OpenFailure failure = toFailure(error);
+    GPUPOOL_INFO("checkpoints are not kept for now: %s", failure.text.c_str());
+    auto paused = io_.getTimer().afterDelay(settings_.keepPause);
+    if (failure.status != Status::leaseEnded || !lease_) return kj::mv(paused);
+    // It may have moved; askPlaces notes where to.
+    return places()
+        .then([](std::vector<pool::Server>&&) {}, [](kj::Exception&&) {})
+        .then([paused = kj::mv(paused)]() mutable { return kj::mv(paused); });
+  });
+  return kept.exclusiveJoin(kj::mv(anewFork)).then([this] { return keepLoop(); });
+}
+
+}  // namespace gpupool::cli

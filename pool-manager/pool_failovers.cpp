@@ -1,0 +1,90 @@
+// A lease whose server is gone, and whose holder has the checkpoints of its sessions
+// (TurnTerms::holderKeeps): it leaves that server as one that is held in files does (pool_holds.cpp), and is
+// placed again as that is. There is nothing for the new server to restore: the holder brings the sessions,
+// when it hears where.
+//
+// The holder says that the server does not answer, or the server's next life does, by not having the lease. A
+// server that is only cut off comes back, and is told then that the lease has left it: what it has of it
+// ends. Its devices count as the lease's until it has confirmed that.
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "pool-manager/pool.h"
+#include "pool-manager/refusal.h"
+
+namespace gpupool::pool {
+namespace {
+
+constexpr char kAtHolder[] = "its holder's memory";
+constexpr uint32_t kMostWaitMs = 24 * 3600 * 1000;
+
+}  // namespace
+
+void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, uint32_t waitMs,
+                    uint64_t now) {
+  latestMs_ = now;
+  demandOwner(who, id);
+  if (const auto at = leases_.find(id); at != leases_.end() && at->second.state == LeaseState::granting &&
+                                        at->second.hold && at->second.hold->atHolder)
+    return;  // the answer follows
+  LeaseRecord& record = demandRunning(who, id, "taken to another server");
+  if (!record.terms.holderKeeps) refuse(record, "is not protected by its holder");
+  if (!record.hold && record.isPlaced() && record.server().life() != lost) {
+    if (record.state != LeaseState::active) refuseNow(record);
+    return events_.resumed(id);  // somebody has asked before, or it has moved
+  }
+  if (!record.hold) {
+    if (record.state != LeaseState::active || record.change != Change::none) refuseNow(record);
+    record.changedBy = who.text();
+    leaveForHolder(record, "its holder does not reach server " + lost.name + " any more");
+  }
+  if (!record.hold->atHolder) refuse(record, "is held in files, from which it is restored");
+  if (record.change != Change::none) return;  // the answer follows
+  const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
+                                 [&](const Waiter& one) { return one.resumes && one.request.id == id; });
+  if (!waits) restore(record, who, std::min(waitMs, kMostWaitMs), now, kAtHolder, {});
+}
+
+// True: it does not end with its server, but waits for what its holder does.
+bool Pool::leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason) {
+  if (!record.runs() || !record.terms.holderKeeps || record.hold || record.state != LeaseState::active ||
+      !record.isPlacedOn(server))
+    return false;
+  leaveForHolder(record, reason);
+  return true;
+}
+
+void Pool::leaveForHolder(LeaseRecord& record, const std::string& reason) {
+  GPUPOOL_WARNING("lease %s leaves server %s: %s", record.id.text().c_str(), record.server().name.c_str(),
+                  reason.c_str());
+  endChange(record, {Failure::Kind::serverLost, reason});
+  Placement& left = record.primary();
+  record.hold = Hold{{Id::random(), kAtHolder, left.server.name}, left, true};
+  left.role = PlacementRole::left;
+  record.unheard = false;
+  record.turn.reset();
+  record.preemptor = {};
+  record.noticeEndsMs = 0;
+  setState(record, LeaseState::held);
+  record.arrival = reason;
+  record.arrivalEvent = AuditEvent::held;
+  storePlacements(record);
+}
+
+// It has devices again. Its sessions come with its holder.
+void Pool::comeFromHolder(LeaseRecord& record) {
+  record.change = Change::none;
+  restored(record);
+  events_.resumed(record.id);
+}
+
+Lease Pool::leaseOf(const Principal& who, const Id& id) const {
+  demandOwner(who, id);
+  const auto at = leases_.find(id);
+  if (at == leases_.end() || !at->second.runs() || !at->second.isPlaced())
+    throw std::invalid_argument("the lease has ended");
+  return tell(at->second);
+}
+
+}  // namespace gpupool::pool

@@ -1,0 +1,216 @@
+// What a lease's holder keeps of what the server sends: whole or not at all, within its budget; and what it
+// brings to another server.
+#include "pool-manager/cli/checkpoint_keeper.h"
+
+#include <capnp/message.h>
+#include <capnp/serialize-async.h>
+
+#include "catch.h"
+#include "pool-manager/convert.h"
+#include "schema/handshake.h"
+#include "schema/protocol.h"
+#include "support.h"
+
+using namespace gpupool;
+using namespace gpupool::cli;
+using namespace gpupool::test;
+
+namespace {
+
+constexpr uint64_t kKiB = 1024;
+const Id kSession{3, 4};
+
+std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+// A server that knows the lease's key, as far as the handshake's end. Then the test speaks for it.
+struct Bench {
+  Bench() : io(kj::setupAsyncIo()) {
+    lease.id = {1, 2};
+    lease.key = std::string(32, 'k');
+    lease.server.name = "a";
+    lease.server.localPath = folder.path + "/server";
+    lease.server.bootId = pool::bootId();
+    lease.server.rowsHash = 0x1234;
+    auto address =
+        io.provider->getNetwork().parseAddress(("unix:" + lease.server.localPath).c_str()).wait(io.waitScope);
+    listener = address->listen();
+    settings.mostBytes = 100 * kKiB;
+    settings.pieceBound = 300 * kj::MILLISECONDS;
+    make();
+  }
+  void make() { keeper.emplace(*io.provider, settings); }
+
+  struct Hello {
+    kj::Own<kj::AsyncIoStream> stream;
+    bool keeps = false;
+    uint64_t epoch = 0, bytes = 0, lastFrame = 0;
+    Id brings;
+  };
+  kj::Promise<Hello> accept() {
+    return listener->accept().then([this](kj::Own<kj::AsyncIoStream> stream) {
+      auto& from = *stream;
+      return capnp::readMessage(from).then(
+          [this, stream = kj::mv(stream)](kj::Own<capnp::MessageReader> message) mutable {
+            const auto hello = message->getRoot<schema::SessionHello>();
+            auto heard = kj::heap<Hello>();
+            heard->keeps = hello.getKeeps();
+            heard->epoch = hello.getEpoch();
+            heard->brings = schema::read(hello.getBrings().getSession());
+            heard->bytes = hello.getBrings().getBytes();
+            heard->lastFrame = hello.getBrings().getLastFrame();
+            const std::string mine(32, 's'), theirs = schema::bytes(hello.getClientNonce());
+            const auto proof = schema::handshakeProof(
+                view(lease.key), schema::kRoleServer,
+                {schema::read(hello.getSession()), hello.getEpoch(), view(theirs), view(mine), "a"});
+            auto challenge = kj::heap<capnp::MallocMessageBuilder>();
+            auto out = challenge->initRoot<schema::SessionChallenge>();
+            out.setServerNonce(schema::data(mine));
+            out.setProof({reinterpret_cast<const kj::byte*>(proof.data()), proof.size()});
+            out.setProtocol(schema::poolProtocol());
+            out.setRowsHash(lease.server.rowsHash);
+            auto answer = kj::heap<capnp::MallocMessageBuilder>();
+            answer->initRoot<schema::SessionAnswer>().setOk(true);
+            auto& to = *stream;
+            heard->stream = kj::mv(stream);
+            return capnp::writeMessage(to, *challenge)
+                .attach(kj::mv(challenge))
+                .then([&to] { return capnp::readMessage(to); })
+                .then([&to, answer = kj::mv(answer)](kj::Own<capnp::MessageReader>) mutable {
+                  auto written = capnp::writeMessage(to, *answer);
+                  return written.attach(kj::mv(answer));
+                })
+                .then([heard = kj::mv(heard)]() mutable { return kj::mv(*heard); });
+          });
+    });
+  }
+  // The holder connects, to keep.
+  void connect() {
+    auto accepted = accept();
+    taking = keeper->take(lease).eagerlyEvaluate(
+        [this](kj::Exception&& error) { ended = error.getDescription().cStr(); });
+    server = accepted.wait(io.waitScope);
+    REQUIRE(server.keeps);
+  }
+  void head(uint64_t number, const Id& session, uint64_t bytes, size_t digest = 32) {
+    capnp::MallocMessageBuilder message;
+    auto to = message.initRoot<schema::SessionCheckpoint>();
+    to.setNumber(number);
+    schema::write(session, to.initSession());
+    to.setEpoch(1);
+    to.setBytes(bytes);
+    to.setLastFrame(number * 10);
+    to.setDigest(schema::data(std::string(digest, static_cast<char>(number))));
+    capnp::writeMessage(*server.stream, message).wait(io.waitScope);
+  }
+  void body(uint64_t bytes, char fill) {
+    const std::string text(bytes, fill);
+    server.stream->write(text.data(), text.size()).wait(io.waitScope);
+  }
+  std::string answerTo(uint64_t number) {
+    auto message = capnp::readMessage(*server.stream).wait(io.waitScope);
+    const auto answer = message->getRoot<schema::CheckpointAnswer>();
+    CHECK(answer.getNumber() == number);
+    return schema::text(answer.getError());
+  }
+  std::string send(uint64_t number, const Id& session, uint64_t bytes) {
+    head(number, session, bytes);
+    body(bytes, static_cast<char>('a' + number));
+    return answerTo(number);
+  }
+  void pause(unsigned ms) { io.provider->getTimer().afterDelay(ms * kj::MILLISECONDS).wait(io.waitScope); }
+  // What it brings as that epoch, to a server that says `answer`; sets `server` and `ended`.
+  std::string bring(const std::string& answer = "") {
+    SessionWish wish;
+    wish.session = kSession;
+    wish.epoch = 2;
+    auto accepted = accept();
+    ended = "brought";
+    auto brought = keeper->bring(lease, wish).eagerlyEvaluate([this](kj::Exception&& error) {
+      ended = toFailure(error).text;
+    });
+    server = accepted.wait(io.waitScope);
+    std::string bytes(server.bytes, '\0');
+    server.stream->read(bytes.data(), bytes.size()).wait(io.waitScope);
+    capnp::MallocMessageBuilder message;
+    message.initRoot<schema::CheckpointAnswer>().setError(answer);
+    capnp::writeMessage(*server.stream, message).wait(io.waitScope);
+    brought.wait(io.waitScope);
+    return bytes;
+  }
+
+  Folder folder;
+  kj::AsyncIoContext io;
+  pool::Lease lease;
+  CheckpointKeeper::Settings settings;
+  kj::Own<kj::ConnectionReceiver> listener;
+  std::optional<CheckpointKeeper> keeper;
+  Hello server;
+  std::string ended;
+  kj::Promise<void> taking = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Bench, "the last whole checkpoint of a session is kept, and brought") {
+  SECTION("in memory") {}
+  SECTION("in a folder") {
+    settings.folder = folder.path;
+    make();
+  }
+  connect();
+  CHECK(!keeper->has(kSession));
+  CHECK(send(1, kSession, 20 * kKiB) == "");
+  CHECK(send(2, {9, 9}, 10 * kKiB) == "");
+  CHECK(send(3, kSession, 30 * kKiB) == "");
+  CHECK(keeper->bytes() == 40 * kKiB);
+  CHECK(bring() == std::string(30 * kKiB, 'd'));
+  CHECK(ended == "brought");
+  CHECK(server.brings == kSession);
+  CHECK(server.epoch == 2);
+  CHECK(server.lastFrame == 30);
+  CHECK(keeper->tries(kSession) == 1);
+  bring("no room");
+  CHECK(ended == "no room");
+  CHECK(keeper->tries(kSession) == 2);
+}
+
+TEST_CASE_METHOD(Bench, "what does not fit is passed over, and the one before is kept") {
+  connect();
+  CHECK(send(1, kSession, 60 * kKiB) == "");
+  CHECK(contains(send(2, kSession, 50 * kKiB), "no room for 50 KiB more than 60 KiB"));
+  CHECK(contains(send(3, kSession, 1000 * kKiB), "no room"));
+  CHECK(send(4, kSession, 40 * kKiB) == "");
+  CHECK(keeper->bytes() == 40 * kKiB);
+  CHECK(bring() == std::string(40 * kKiB, 'e'));
+}
+
+TEST_CASE_METHOD(Bench, "one that does not come whole is none") {
+  connect();
+  CHECK(send(1, kSession, 10 * kKiB) == "");
+  head(2, kSession, 20 * kKiB);
+  body(5 * kKiB, 'x');
+  SECTION("the server dies in the middle") { server.stream = nullptr; }
+  SECTION("it sends nothing any more") {}
+  for (int i = 0; i < 500 && ended.empty(); ++i) pause(10);
+  CHECK(!ended.empty());
+  CHECK(keeper->bytes() == 10 * kKiB);
+  CHECK(bring() == std::string(10 * kKiB, 'b'));
+}
+
+TEST_CASE_METHOD(Bench, "a server that sends nonsense is left") {
+  connect();
+  SECTION("no bytes") { head(1, kSession, 0); }
+  SECTION("no digest") { head(1, kSession, 10, 31); }
+  SECTION("no message") { body(64, '\xff'); }
+  for (int i = 0; i < 500 && ended.empty(); ++i) pause(10);
+  CHECK(!ended.empty());
+  CHECK(keeper->bytes() == 0);
+}
+
+TEST_CASE_METHOD(Bench, "a folder that takes nothing: why") {
+  settings.folder = folder.path + "/none";
+  make();
+  connect();
+  CHECK(contains(send(1, kSession, kKiB), "No such file"));
+  CHECK(!keeper->has(kSession));
+}

@@ -1,0 +1,165 @@
+// Leases whose holder has the checkpoints of their sessions: where they go when their server is gone, who may
+// send them there, and what the server that they have left is told when it comes back.
+#include "suspends_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+
+namespace {
+
+const ServerLife kB{"b", {1, 0}};
+
+struct Failovers : Suspends {
+  // On the server a, with the server b beside it.
+  void protectedLease(uint64_t id, bool holderKeeps = true) {
+    LeaseRequest wish = request(id, 0, 20 * kGiB);
+    wish.server = "a";
+    wish.turns.protectMs = 1000;
+    wish.turns.holderKeeps = holderKeeps;
+    pool->request(kAdmin, wish, now);
+    pool->granted({id, id}, now);
+    REQUIRE(state(id) == LeaseState::active);
+  }
+  void failOver(uint64_t id, uint32_t waitMs = 0, const ServerLife& lost = kA) {
+    events.running.clear();
+    events.resumeFailures.clear();
+    pool->failOver(kAdmin, {id, id}, lost, waitMs, now);
+  }
+  bool answered(uint64_t id) { return events.running.contains({id, id}); }
+  std::string refused(uint64_t id) {
+    return thrown([&] { failOver(id); });
+  }
+  size_t revokesOf(const std::string& server) {
+    return static_cast<size_t>(std::count_if(events.revokes.begin(), events.revokes.end(),
+                                             [&](const auto& one) { return one.server == server; }));
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Failovers, "its holder takes a lease to another server with the key that it has") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  const std::string key = events.leases.at({1, 1}).key;
+  const uint64_t epoch = events.leases.at({1, 1}).deviceEpoch;
+  SECTION("the server's connection has ended") { pool->left("a", {1, 0}, false, now); }
+  SECTION("the manager still hears it: it is only the holder that does not") {}
+  failOver(1);
+  REQUIRE(state(1) == LeaseState::granting);
+  CHECK(!answered(1));
+  REQUIRE(events.grants.back().server.name == "b");
+  CHECK_FALSE(events.grants.back().held);  // there is nothing for the server to restore
+  CHECK(events.grants.back().key == key);
+  CHECK(events.grants.back().deviceEpoch > epoch);
+  pool->granted({1, 1}, now);
+  CHECK(answered(1));
+  CHECK(state(1) == LeaseState::active);
+  CHECK(events.resumes.empty());
+  const Lease lease = pool->leaseOf(kAdmin, {1, 1});
+  CHECK(lease.server.name == "b");
+  CHECK(lease.key == key);
+  CHECK(pool->places(kAdmin, {1, 1}).front().name == "b");
+  CHECK(pool->audit(kAdmin, {}, 100).back().event == AuditEvent::restored);
+}
+
+TEST_CASE_METHOD(Failovers, "what it has left is told so when it comes back, and counts until it says so") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  pool->left("a", {1, 0}, false, now);
+  failOver(1);
+  pool->granted({1, 1}, now);
+  const size_t before = revokesOf("a");
+  joinAndBeat(server("a", 1), {{1, 1}});
+  CHECK(revokesOf("a") == before + 1);
+  CHECK(record(1).on("a") != nullptr);
+  pool->revoked(kA, {1, 1}, now);
+  CHECK(record(1).on("a") == nullptr);
+  CHECK(state(1) == LeaseState::active);
+  CHECK(record(1).server().name == "b");
+}
+
+TEST_CASE_METHOD(Failovers, "one that was started again has lost it: its holder is waited for") {
+  protectedLease(1);
+  pool->left("a", {1, 0}, false, now);
+  joinAndBeat(server("a", 2));
+  REQUIRE(state(1) == LeaseState::held);
+  CHECK(pool->places(kAdmin, {1, 1}).empty());
+  CHECK(record(1).placements.empty());
+  SECTION("it goes back there") {
+    failOver(1);
+    pool->granted({1, 1}, now);
+    CHECK(answered(1));
+    CHECK(record(1).server().life() == ServerLife{"a", {2, 0}});
+  }
+  SECTION("also when the manager was started again") {
+    restart();
+    joinAndBeat(server("a", 2));
+    REQUIRE(state(1) == LeaseState::held);
+    failOver(1);
+    pool->granted({1, 1}, now);
+    CHECK(answered(1));
+  }
+  SECTION("it does not come") {
+    now += 60'000;
+    pool->tick(now);
+    CHECK(events.over.contains({1, 1}));
+  }
+  SECTION("others may not restore it") {
+    CHECK(contains(refusal(1, false), "its server is gone"));
+    CHECK(contains(thrown([&] { pool->resume(kAdmin, {1, 1}, 0, now, "monday"); }), "its server is gone"));
+  }
+}
+
+TEST_CASE_METHOD(Failovers, "without room it waits, and stays what it is when that is too long") {
+  protectedLease(1);
+  failOver(1);
+  CHECK(contains(events.resumeFailures.at({1, 1}), "a: it has not confirmed yet"));
+  CHECK(state(1) == LeaseState::held);
+  failOver(1, 5000);
+  CHECK(events.resumeFailures.empty());
+  SECTION("another server comes") {
+    joinAndBeat(server("b", 1));
+    REQUIRE(state(1) == LeaseState::granting);
+    SECTION("and takes it") {
+      pool->granted({1, 1}, now);
+      CHECK(answered(1));
+    }
+    SECTION("and does not") {
+      pool->grantFailed({1, 1}, "no", true, now);
+      CHECK(state(1) == LeaseState::held);
+      CHECK(contains(events.resumeFailures.at({1, 1}), "did not take the lease"));
+    }
+  }
+  SECTION("none does") {
+    now += 6000;
+    pool->tick(now);
+    CHECK(contains(events.resumeFailures.at({1, 1}), "cannot be restored"));
+  }
+}
+
+TEST_CASE_METHOD(Failovers, "asked again, or of another life, it does nothing more") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  failOver(1);
+  failOver(1);  // meanwhile
+  pool->granted({1, 1}, now);
+  CHECK(answered(1));
+  const size_t grants = events.grants.size();
+  failOver(1);
+  CHECK(answered(1));
+  CHECK(events.grants.size() == grants);
+  CHECK(record(1).server().name == "b");
+  failOver(1, 5000, kB);  // this one is gone, too
+  CHECK(state(1) == LeaseState::held);
+}
+
+TEST_CASE_METHOD(Failovers, "others are not taken anywhere") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1, false);
+  CHECK(contains(refused(1), "is not protected by its holder"));
+  pool->left("a", {1, 0}, false, now);
+  joinAndBeat(server("a", 2));
+  CHECK(events.over.contains({1, 1}));
+  CHECK(contains(refused(1), "the lease has ended"));
+}

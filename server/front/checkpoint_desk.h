@@ -1,0 +1,83 @@
+#pragma once
+// Checkpoints on their way between this server and the holders of leases that keep them
+// (TurnTerms.holderKeeps, SessionHello.keeps and brings): out of this machine, so that a session outlives it,
+// and in again, for one that has lost its server.
+//
+// A checkpoint travels whole, as the session's file (server/files/session_file.h), which lies in memory
+// meanwhile and counts there. A lease's holder takes one at a time. One that does not take the next piece, or
+// say that it has it all, within a bound is taken for gone. What a holder brings is taken for hostile: it is
+// checked before a worker sees it. Belongs to the event loop's thread.
+
+#include <kj/async-io.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "server/files/kept_pages.h"
+#include "server/front/keep_budget.h"
+#include "server/front/sessions.h"
+
+namespace gpupool::server {
+
+// What a holder that brings a session says of it.
+struct BroughtSession {
+  SessionFacts facts;  // epoch: the client's next
+  FileFacts file;
+};
+
+class CheckpointDesk {
+ public:
+  struct Settings {
+    kj::Duration piece = 30 * kj::SECONDS;   // to take or to send the next one
+    kj::Duration answer = 60 * kj::SECONDS;  // until the other side has checked, and kept, all of it
+  };
+  CheckpointDesk(kj::Timer& timer, std::shared_ptr<KeepBudget> budget, Settings settings)
+      : timer_(timer), budget_(std::move(budget)), settings_(settings) {}
+  KJ_DISALLOW_COPY(CheckpointDesk);
+
+  // The lease's holder, which has proven its key, keeps checkpoints from here on, in place of one before.
+  void keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease);
+  // It is there, as far as is known.
+  bool has(const Id& lease) const { return holders_.contains(lease); }
+  // It takes one now.
+  bool ready(const Id& lease) const {
+    const auto at = holders_.find(lease);
+    return at != holders_.end() && !at->second->busy;
+  }
+  // Of leases that are not here any more: the holder looks for where its lease is.
+  void keepOnly(const LeaseTable& leases) {
+    std::erase_if(holders_, [&](const auto& one) { return !leases.contains(one.first); });
+  }
+
+  // Sends it to the lease's holder. Fulfilled when the holder keeps all of it; else rejected, for people.
+  kj::Promise<void> offer(const SessionFacts& facts, std::shared_ptr<const KeptPages> pages);
+
+  // A session's file, in memory, and what it takes there.
+  struct File {
+    Descriptor file;
+    std::shared_ptr<void> room;
+    FileFacts facts;
+  };
+  // Receives one, and checks it. Rejected with a text for people where it is none. `stream` stays alive.
+  kj::Promise<std::shared_ptr<File>> take(kj::AsyncIoStream& stream, const BroughtSession& brought);
+  kj::Promise<void> answer(kj::AsyncIoStream& stream, const std::string& error);
+
+ private:
+  struct Holder : kj::Refcounted {
+    kj::Own<kj::AsyncIoStream> stream;
+    uint64_t number = 0;  // of the last one
+    bool busy = false;
+  };
+  kj::Promise<void> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
+  kj::Promise<void> sendFrom(Holder& holder, std::shared_ptr<File> file, uint64_t offset);
+  kj::Promise<void> hear(Holder& holder);
+  kj::Promise<void> receiveFrom(kj::AsyncIoStream& stream, std::shared_ptr<File> file, uint64_t offset);
+
+  kj::Timer& timer_;
+  const std::shared_ptr<KeepBudget> budget_;
+  const Settings settings_;
+  std::map<Id, kj::Own<Holder>> holders_;  // by lease
+};
+
+}  // namespace gpupool::server

@@ -1,0 +1,164 @@
+#!/bin/bash
+# The server of a protected program (`gpupool run --protect`) dies, front and worker: the program goes on on another
+# server, from the checkpoint that its holder has, and its results are right; where there is none, it ends with a line
+# that says why. A server that comes back has nothing of it any more. Servers with one software GPU of 2 GiB each.
+. "$(dirname "$0")/../errors/common.sh"
+programs=$(dirname "$3")
+declare -A servers
+
+in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
+not_in_pool() { ! in_pool "$1"; }
+# server NAME: one more server in this machine's pool, with a GPU of its own.
+server() {
+  mkdir -p "$folder/$1" "$folder/$1-locks"
+  GPUPOOL_SOFT_IDENTITY=$1 background "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
+    --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
+    --driver "$(dirname "$library")/libcuda-soft.so" >>"$folder/$1.log" 2>&1
+  servers[$1]=${started[-1]}
+  until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
+}
+processes_of() { pgrep -P "${servers[$1]}" | tr '\n' ' '; echo "${servers[$1]}"; }
+kill_server() { # the front and all of its workers, at once
+  # shellcheck disable=SC2046
+  kill -KILL $(processes_of "$1") 2>/dev/null
+}
+any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
+no_lease() { ! any_lease; }
+place() { gpupool leases | awk '/^[0-9a-f]{8}/ { print $2; exit }'; }
+is_at() { [ "$(place)" = "$1" ]; }
+said() { gpupool leases -v | grep -E "is (not )?(protected|being restored)"; }
+says_of_it() { said | grep -Eq "$1"; }
+says_ready() { grep -q ready "$folder/$1.out"; }
+# launch NAME WORDS...: what they run is in a protected lease on the server `first`, and reads the pipe NAME.in.
+launch() {
+  local name=$1
+  shift
+  rm -f "$folder/$name.in"
+  mkfifo "$folder/$name.in"
+  exec 9<>"$folder/$name.in"
+  GPUPOOL_LOG=info "$bin/gpupool" run --protect "${protect[@]}" "${wish[@]}" --transport ucx --memory 512MiB -- "$@" \
+    <"$folder/$name.in" >"$folder/$name.out" 2>"$folder/$name.err" &
+  launched=$!
+  started+=($!)
+}
+steady() { # steady NAME WORDS...: steady_work that waits for a line before its first round
+  local name=$1
+  shift
+  launch "$name" "${launcher[@]}" "$programs/steady_work" --mib 16 --ready "$@"
+  until_true says_ready "$name" || fail "it does not run: $(cat "$folder/$name.err")"
+}
+go() { echo >&9; }
+ends() {
+  wait "$launched"
+  status=$?
+  out=$(cat "$folder/$1.out") err=$(cat "$folder/$1.err")
+  check "nothing is left: $(gpupool leases)" until_true no_lease
+}
+right() { [ "$status" -eq 0 ] && [ "$(tail -1 <<<"$out")" = PASS ]; }
+honest() { [ "$status" -ne 0 ] && [ "$(tail -1 <<<"$out")" != PASS ] && grep -Eq '^gpupool: .*start the program again$' <<<"$err"; }
+went_on() { grep -Eq "server is gone, and it goes on at another one as epoch $2: " "$folder/$1.err"; }
+took() { # the milliseconds from $began until the program went on
+  echo "$current: $(($(date +%s%3N) - began)) ms until the program went on"
+}
+protected() { says_of_it 'is protected .* checkpoint is'; }
+
+up # the server `node`
+protect=(--protect-interval 1s)
+wish=(--server first)
+
+case_of "a program that waits, and its server dies"
+server first
+steady waits --rounds 8
+check "it is on that server: $(place)" is_at first
+check "it is protected: $(said)" until_true protected
+began=$(date +%s%3N)
+kill_server first
+check "it goes on: $(cat "$folder/waits.err")" until_true went_on waits 2
+took
+check "the lease is on the other server: $(place)" until_true is_at node
+check "it is protected there: $(said)" until_true protected
+go
+ends waits
+check "it is right: $status $out $err" right
+
+case_of "one that works, and its server dies"
+server first
+rm -f "$folder/end"
+protect=(--protect-interval 1h)
+steady works --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+began=$(date +%s%3N)
+kill_server first
+check "it goes on: $(cat "$folder/works.err")" until_true went_on works 2
+took
+check "calls are made again: $(cat "$folder/works.err")" grep -Eq ": [0-9]+ calls made again, [1-9][0-9]* of kernels" "$folder/works.err"
+sleep 0.3 # some rounds
+touch "$folder/end"
+ends works
+check "it is right: $status $out $err" right
+
+case_of "the front alone dies"
+server first
+rm -f "$folder/end"
+steady front --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+began=$(date +%s%3N)
+kill -KILL "${servers[first]}"
+check "it goes on: $(cat "$folder/front.err")" until_true went_on front 2
+took
+touch "$folder/end"
+ends front
+check "it is right: $status $out $err" right
+
+case_of "there is no other server"
+server first
+rm -f "$folder/end"
+protect=(--protect-interval 1h --protect-wait 2s)
+steady alone --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+run gpupool cordon node
+check "node is cordoned: $err" test "$status" -eq 0
+go
+kill_server first
+ends alone
+check "it ends: $status $out $err" honest
+check "and says what is lost: $err" grep -Eq "the GPU server is gone .*no other server: .*the checkpoint is [0-9]+s old" <<<"$err"
+run gpupool uncordon node
+
+case_of "a server that is stopped, and comes back when the program has gone on"
+server first
+rm -f "$folder/end"
+protect=(--protect-interval 1h --stall-time 2s)
+steady stopped --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+read -ra frozen <<<"$(processes_of first)"
+began=$(date +%s%3N)
+kill -STOP "${frozen[@]}"
+check "it goes on: $(cat "$folder/stopped.err")" until_true went_on stopped 2
+took
+kill -CONT "${frozen[@]}"
+has_session() { pgrep -P "${servers[first]}" | while read -r pid; do readlink "/proc/$pid/fd/1"; done | grep -q gpupool-output; }
+has_none() { ! has_session; }
+check "nothing of it is left there" until_true has_none
+check "the lease is on the other server: $(place)" is_at node
+touch "$folder/end"
+ends stopped
+check "it is right: $status $out $err" right
+check "it went on once: $err" test "$(grep -c 'goes on at another one' <<<"$err")" -eq 1
+kill_server first
+
+case_of "kept by the server alone"
+server first
+protect=(--protect-keep server)
+steady server --rounds 3
+check "it is protected: $(said)" until_true protected
+kill_server first
+go
+ends server
+check "it ends: $status $out $err" honest
