@@ -69,6 +69,11 @@ unsigned CheckpointKeeper::tries(const Id& session) const {
   return at == kept_.end() ? 0 : at->second.tries;
 }
 
+std::string CheckpointKeeper::why(const Id& session) const {
+  const auto at = kept_.find(session);
+  return at == kept_.end() ? "" : at->second.why;
+}
+
 kj::Promise<kj::Own<kj::AsyncIoStream>> CheckpointKeeper::open(
     const pool::Lease& lease, std::function<void(schema::SessionOpening&)> fill) {
   auto opening = kj::heap<schema::SessionOpening>();
@@ -196,9 +201,12 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
             .then([this, &to] {
               return io_.getTimer().timeoutAfter(settings_.checkBound, capnp::readMessage(to, kHeads));
             })
-            .then([](kj::Own<capnp::MessageReader> message) {
-              const std::string error = schema::text(message->getRoot<schema::CheckpointAnswer>().getError());
-              if (!error.empty()) fail(Status::refused, error.substr(0, 300));
+            .then([this, file, session](kj::Own<capnp::MessageReader> message) {
+              const std::string error =
+                  schema::text(message->getRoot<schema::CheckpointAnswer>().getError()).substr(0, 300);
+              if (const auto at = kept_.find(session); at != kept_.end() && at->second.file == file)
+                at->second.why = error;
+              if (!error.empty()) fail(Status::refused, error);
             })
             .attach(kj::mv(stream));
       });

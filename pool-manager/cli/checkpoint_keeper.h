@@ -39,6 +39,7 @@ class CheckpointKeeper {
   bool has(const Id& session) const { return kept_.contains(session); }
   // How often the session was brought from the checkpoint that there is now.
   unsigned tries(const Id& session) const;
+  std::string why(const Id& session) const;  // a server did not take it, the last time
   // Brings it to the lease's server, as the epoch of the wish. Resolves when that has begun to restore it.
   // Rejected as take() is.
   kj::Promise<void> bring(const pool::Lease& lease, const SessionWish& wish);
@@ -54,6 +55,7 @@ class CheckpointKeeper {
     uint64_t lastFrame = 0, lastAside = 0;
     uint32_t driverVersion = 0;
     unsigned tries = 0;
+    std::string why;
   };
   struct Coming {
     uint64_t number = 0;

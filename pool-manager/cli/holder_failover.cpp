@@ -35,9 +35,11 @@ kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::s
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
   if (!keeper_->has(wish.session))
     return toException({Status::serverLost, "there is no checkpoint of it yet"});
-  if (keeper_->tries(wish.session) >= kMostTries)
+  if (keeper_->tries(wish.session) >= kMostTries) {
+    const std::string last = keeper_->why(wish.session).empty() ? why : keeper_->why(wish.session);
     return toException({Status::serverLost, "it was brought to a server " + std::to_string(kMostTries) +
-                                                " times" + (why.empty() ? "" : ": " + why)});
+                                                " times" + (last.empty() ? "" : ": " + last)});
+  }
   auto lease = kj::heap<pool::Lease>(*lease_);
   auto brought = kj::evalNow([&] { return keeper_->bring(*lease, wish); });
   return brought.attach(kj::mv(lease))

@@ -24,7 +24,7 @@ kill_server() { # the front and all of its workers, at once
 }
 any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 no_lease() { ! any_lease; }
-place() { gpupool leases | awk '/^[0-9a-f]{8}/ { print $2; exit }'; }
+place() { gpupool leases | awk '/^[0-9a-f]+ / { print $2; exit }'; }
 is_at() { [ "$(place)" = "$1" ]; }
 said() { gpupool leases -v | grep -E "is (not )?(protected|being restored)"; }
 says_of_it() { said | grep -Eq "$1"; }
@@ -152,6 +152,22 @@ ends stopped
 check "it is right: $status $out $err" right
 check "it went on once: $err" test "$(grep -c 'goes on at another one' <<<"$err")" -eq 1
 kill_server first
+
+case_of "kills at any moment"
+protect=(--protect-interval 1s)
+RANDOM=11 # the moments of kills; what comes of them is one of two things, whenever they are
+resumed=0 ended=0
+for round in 1 2 3; do
+  server first
+  launch any "${launcher[@]}" "$programs/steady_work" --mib 8 --rounds 12 --pause $((RANDOM % 400))
+  until_true is_at first
+  sleep "$((RANDOM % 3)).$((5 + RANDOM % 5))"
+  kill_server first
+  ends any
+  if right; then resumed=$((resumed + 1)); else ended=$((ended + 1)); fi
+  check "round $round: right, or an honest end: $status $out $err" eval 'right || honest'
+done
+echo "killed at any moment: $resumed were right, $ended ended with the reason"
 
 case_of "kept by the server alone"
 server first
