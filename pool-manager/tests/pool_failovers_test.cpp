@@ -42,7 +42,7 @@ TEST_CASE_METHOD(Failovers, "its holder takes a lease to another server with the
   joinAndBeat(server("b", 1));
   protectedLease(1);
   const std::string key = events.leases.at({1, 1}).key;
-  const uint64_t epoch = events.leases.at({1, 1}).deviceEpoch;
+  const uint64_t epoch = events.leases.at({1, 1}).epoch;
   SECTION("the server's connection has ended") { pool->left("a", {1, 0}, false, now); }
   SECTION("the manager still hears it: it is only the holder that does not") {}
   failOver(1);
@@ -51,7 +51,7 @@ TEST_CASE_METHOD(Failovers, "its holder takes a lease to another server with the
   REQUIRE(events.grants.back().server.name == "b");
   CHECK_FALSE(events.grants.back().held);  // there is nothing for the server to restore
   CHECK(events.grants.back().key == key);
-  CHECK(events.grants.back().deviceEpoch > epoch);
+  CHECK(events.grants.back().epoch > epoch);
   pool->granted({1, 1}, now);
   CHECK(answered(1));
   CHECK(state(1) == LeaseState::active);
