@@ -74,6 +74,14 @@ void Translator::onTrap(const Instruction&) {
   builder_.CreateUnreachable();
 }
 
+// Its operand is an address of a multicast object, and this GPU has none
+// (CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED is 0). Programs that ask first, as NCCL does, bring such code
+// along and never run it.
+void Translator::onMultimem(const Instruction&) {
+  call("gpupool.faultInstruction", builder_.getVoidTy(), {});
+  builder_.CreateUnreachable();
+}
+
 void Translator::onNanosleep(const Instruction&) { call("gpupool.spin", builder_.getVoidTy(), {thread_}); }
 
 // ---- calls ----

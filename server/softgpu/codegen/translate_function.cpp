@@ -132,6 +132,7 @@ const std::unordered_map<std::string_view, Translator::Handler>& Translator::han
       {"ret", &T::onRet},
       {"exit", &T::onExit},
       {"trap", &T::onTrap},
+      {"multimem", &T::onMultimem},
       {"brkpt", &T::onTrap},
       {"nanosleep", &T::onNanosleep},
       {"bar", &T::onBar},

@@ -152,6 +152,39 @@ llvm::AtomicOrdering Translator::ordering(const Instruction& instruction) const 
   return llvm::AtomicOrdering::NotAtomic;
 }
 
+// A GPU does a vector access of up to 16 bytes at once, and programs rely on it: NCCL writes data and the
+// flag that says so in one. Processors with AVX do that, too, if it is one aligned instruction, which
+// `volatile` keeps.
+llvm::Type* Translator::wholeVector(const Instruction& instruction, Type type, bool isPrivate) {
+  const unsigned lanes = vectorLanes(instruction);
+  if (lanes == 1 || isPrivate || ordering(instruction) == llvm::AtomicOrdering::NotAtomic) return nullptr;
+  if (type.bytes() < 4 || type.bytes() * lanes > 16) return nullptr;
+  return llvm::FixedVectorType::get(registerType(type), lanes);
+}
+
+std::vector<llvm::Value*> Translator::loadWhole(const Instruction& instruction, llvm::Type* vector,
+                                                Value* from, unsigned bytes) {
+  Value* all = builder_.CreateAlignedLoad(vector, from, llvm::Align(bytes), true);
+  if (ordering(instruction) == llvm::AtomicOrdering::Acquire)
+    builder_.CreateFence(llvm::AtomicOrdering::Acquire, llvm::SyncScope::SingleThread);
+  std::vector<Value*> values;
+  for (unsigned lane = 0; lane < vectorLanes(instruction); ++lane)
+    values.push_back(builder_.CreateExtractElement(all, lane));
+  return values;
+}
+
+void Translator::storeWhole(const Instruction& instruction, llvm::Type* vector, Value* to, unsigned bytes) {
+  Value* all = llvm::PoisonValue::get(vector);
+  llvm::Type* element = llvm::cast<llvm::FixedVectorType>(vector)->getElementType();
+  for (unsigned lane = 0; lane < vectorLanes(instruction); ++lane) {
+    Value* value = read(instruction.operands[1].parts[lane], element->getPrimitiveSizeInBits());
+    all = builder_.CreateInsertElement(all, builder_.CreateBitCast(value, element), lane);
+  }
+  if (ordering(instruction) == llvm::AtomicOrdering::Release)
+    builder_.CreateFence(llvm::AtomicOrdering::Release, llvm::SyncScope::SingleThread);
+  builder_.CreateAlignedStore(all, to, llvm::Align(bytes), true);
+}
+
 void Translator::onLd(const Instruction& instruction) {
   Type type = typeAt(instruction);
   if (type.kind == ptx::Kind::predicate || instruction.operands.size() < 2) unsupported(instruction);
@@ -162,7 +195,9 @@ void Translator::onLd(const Instruction& instruction) {
     unsupported(instruction);
   Address at = address(instruction, instruction.operands[1], space, type.bytes() * lanes);
   std::vector<Value*> values;
-  for (unsigned lane = 0; lane < lanes; ++lane) {
+  llvm::Type* whole = wholeVector(instruction, type, at.isPrivate);
+  if (whole != nullptr) values = loadWhole(instruction, whole, at.pointer, type.bytes() * lanes);
+  for (unsigned lane = 0; lane < lanes && whole == nullptr; ++lane) {
     Value* from = builder_.CreateConstGEP1_64(integer(8), at.pointer, lane * type.bytes());
     auto* load =
         builder_.CreateAlignedLoad(registerType(type), from, llvm::Align(std::min(type.bytes(), 16u)));
@@ -187,6 +222,8 @@ void Translator::onSt(const Instruction& instruction) {
   if (lanes > 1 && (source.kind != Operand::Kind::vector || source.parts.size() != lanes))
     unsupported(instruction);
   Address at = address(instruction, instruction.operands[0], space, type.bytes() * lanes);
+  if (llvm::Type* whole = wholeVector(instruction, type, at.isPrivate))
+    return storeWhole(instruction, whole, at.pointer, type.bytes() * lanes);
   for (unsigned lane = 0; lane < lanes; ++lane) {
     Value* to = builder_.CreateConstGEP1_64(integer(8), at.pointer, lane * type.bytes());
     Value* value = read(lanes > 1 ? source.parts[lane] : source, type.bits);

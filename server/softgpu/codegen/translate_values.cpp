@@ -126,6 +126,9 @@ llvm::Value* Translator::read(const Operand& operand, unsigned bits) {
       }
       break;
     }
+    case Operand::Kind::vector:  // {%r1}: ptxas takes it for the register itself
+      if (operand.parts.size() == 1) return read(operand.parts[0], bits);
+      [[fallthrough]];
     default:
       unsupported(source_.instructions[static_cast<size_t>(current_)], "operand");
   }
@@ -149,6 +152,8 @@ llvm::Value* Translator::readPredicate(const Operand& operand) {
 
 void Translator::write(const Operand& operand, Value* value, bool signExtend) {
   if (operand.kind == Operand::Kind::sink) return;
+  if (operand.kind == Operand::Kind::vector && operand.parts.size() == 1)
+    return write(operand.parts[0], value, signExtend);
   if (operand.kind == Operand::Kind::special)
     throw Problem{CompileError::Kind::syntax, source_.instructions[static_cast<size_t>(current_)].line,
                   "undeclared register " + std::string(operand.text)};

@@ -130,6 +130,11 @@ class Translator {
   Value* pointer(Value* address);
   unsigned vectorLanes(const Instruction& instruction) const;
   llvm::AtomicOrdering ordering(const Instruction& instruction) const;
+  // The type of an access that is done at once; null: each of its elements by itself.
+  llvm::Type* wholeVector(const Instruction& instruction, Type type, bool isPrivate);
+  std::vector<llvm::Value*> loadWhole(const Instruction& instruction, llvm::Type* vector, Value* from,
+                                      unsigned bytes);
+  void storeWhole(const Instruction& instruction, llvm::Type* vector, Value* to, unsigned bytes);
   Value* atomicUpdate(const Address& at, llvm::Type* type, const std::function<Value*(Value*)>& update);
   Value* atomicResult(const Instruction& instruction, const Address& at, Type type, size_t first);
   Value* atomicRmw(const Instruction& instruction, llvm::AtomicRMWInst::BinOp operation, const Address& at,

@@ -55,6 +55,7 @@ std::span<const Symbol> symbols() {
       {"gpupool.bulkCopy", address(bulkCopy)},
       {"gpupool.faultAddress", address(faultAddress)},
       {"gpupool.faultTrap", address(faultTrap)},
+      {"gpupool.faultInstruction", address(faultInstruction)},
       {"gpupool.functionCode", address(functionCode)},
       {"gpupool.globalTimer", address(globalTimer)},
       {"gpupool.printf", address(devicePrintf)},

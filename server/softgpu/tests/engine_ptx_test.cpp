@@ -2,6 +2,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <thread>
 
 #include "server/softgpu/tests/engine_harness.h"
 
@@ -158,6 +159,44 @@ TEST_CASE("vector loads and stores, extension, 128 bits") {
   auto copied = mapKernel<std::array<uint32_t, 4>, std::array<uint32_t, 4>>(
       ".reg .b128 %q; ld.global.b128 %q, [%src]; st.global.b128 [%dst], %q;", in);
   CHECK(copied == in);
+}
+
+TEST_CASE("a register in braces is the register") {
+  const std::vector<uint32_t> in{1, 2, 3};
+  const auto out = mapKernel<uint32_t, uint32_t>(
+      "ld.global.u32 {%r1}, [%src]; add.u32 %r1, %r1, 1; st.global.u32 [%dst], {%r1};", in);
+  CHECK(out == std::vector<uint32_t>{2, 3, 4});
+}
+
+TEST_CASE("multimem faults where it is run: there are no multicast objects") {
+  Loaded loaded(
+      kernelOf("setp.eq.u64 %p1, %in, 0; @%p1 multimem.red.relaxed.sys.global.add.u32 [%out], 1;"
+               "@%p1 multimem.ld_reduce.relaxed.sys.global.add.u32 %r1, [%out]; st.global.u32 [%out], 7;"));
+  INFO(loaded.error().text);
+  REQUIRE(loaded.fine());
+  DeviceMemory out(64);
+  CHECK(loaded.run("test", {1}, {1}, uint64_t{1}, out.address()) == Outcome::ok);
+  CHECK(out.as<uint32_t>()[0] == 7);
+  CHECK(loaded.run("test", {1}, {1}, uint64_t{0}, out.address()) == Outcome::illegalInstruction);
+}
+
+TEST_CASE("a volatile vector is written and read at once") {
+  Loaded loaded(
+      kernelOf("mov.u32 %r2, 0; mov.u32 %r7, 0; setp.ne.u64 %p1, %out, 0; @%p1 bra Read;\n"
+               "Write: add.u32 %r2, %r2, 1; st.volatile.global.v4.u32 [%in], {%r2, %r2, %r2, %r2};"
+               "setp.lt.u32 %p2, %r2, 50000000; @%p2 bra Write; exit;\n"
+               "Read: ld.volatile.global.v4.u32 {%r3, %r4, %r5, %r6}, [%in]; setp.ne.u32 %p3, %r3, %r4;"
+               "@%p3 add.u32 %r7, %r7, 1; setp.ne.u32 %p3, %r3, %r6; @%p3 add.u32 %r7, %r7, 1;"
+               "setp.lt.u32 %p2, %r6, 50000000; @%p2 bra Read; st.global.u32 [%out], %r7;"));
+  INFO(loaded.error().text);
+  REQUIRE(loaded.fine());
+  DeviceMemory flags(64), out(64);
+  out.as<uint32_t>()[0] = 1;
+  std::thread writer([&] { loaded.run("test", {1}, {1}, flags.address(), uint64_t{0}); });
+  const Outcome read = loaded.run("test", {1}, {1}, flags.address(), out.address());
+  writer.join();
+  REQUIRE(read == Outcome::ok);
+  CHECK(out.as<uint32_t>()[0] == 0);
 }
 
 TEST_CASE("branches, tables, exits and alloca") {
