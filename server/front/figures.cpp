@@ -116,6 +116,7 @@ std::vector<NvmlFigures> FigureDesk::figures(const Grant& grant, const health::F
     for (size_t other = 0; asked && other < one.deviceCount; ++other)
       one.pairs[other] = taken.between[device][grant.devices[other].index];
     fillOwn(leases_.devices()[device], one);
+    if (leases_.devices()[device].software) fillSoftwarePairs(place, one);
     fillMemory(grant, place, one);
     fillProcesses(grant, place, one);
   }
@@ -142,6 +143,19 @@ void FigureDesk::fillOwn(const Device& device, NvmlFigures& to) const {
   if (to.driverVersion.status != NVML_SUCCESS && device.software) {
     to.driverVersion.status = NVML_SUCCESS;
     setText(to.driverVersion.value.text, "software");
+  }
+}
+
+// No NVML knows software GPUs. They reach one another, as cuDeviceCanAccessPeer says, through host memory;
+// NCCL refuses GPUs of which it cannot ask.
+void FigureDesk::fillSoftwarePairs(size_t place, NvmlFigures& to) {
+  for (size_t other = 0; other < to.deviceCount; ++other) {
+    schema::FigurePair& pair = to.pairs[other];
+    const bool self = other == place;
+    for (auto& p2p : pair.p2p) p2p = {NVML_SUCCESS, NVML_P2P_STATUS_OK};
+    if (!self) pair.p2p[NVML_P2P_CAPS_INDEX_NVLINK].value = NVML_P2P_STATUS_NOT_SUPPORTED;
+    pair.ancestor = {NVML_SUCCESS, self ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_NODE};
+    pair.sameBoard = {NVML_SUCCESS, self ? 1 : 0};
   }
 }
 

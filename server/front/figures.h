@@ -45,6 +45,7 @@ class FigureDesk final : private kj::TaskSet::ErrorHandler {
   // Until NVML has said something that is no older, or the time is over.
   kj::Promise<void> fresh(std::chrono::milliseconds age, kj::TimePoint until);
   void fillOwn(const Device& device, schema::NvmlFigures& to) const;
+  static void fillSoftwarePairs(size_t place, schema::NvmlFigures& to);
   void fillMemory(const Grant& grant, size_t place, schema::NvmlFigures& to) const;
   void fillProcesses(const Grant& grant, size_t place, schema::NvmlFigures& to) const;
   uint64_t usedByLeases(size_t device) const;
