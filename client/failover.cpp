@@ -19,6 +19,7 @@ namespace {
 constexpr std::chrono::seconds kMoverBound{5};  // a move that the death has ended winds up
 constexpr std::chrono::milliseconds kLook{1};
 constexpr std::chrono::milliseconds kTellPause{500};
+constexpr unsigned kMostReplays = 4;  // in a row: calls that kill workers must come to an end
 
 std::string plural(uint64_t count, const char* what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
@@ -107,15 +108,19 @@ bool Session::goOn() {
   std::string why;
   setStill(kMoving, true);
   NextWorker next;
-  next.replaces = true;
-  const std::string lost = serverLost_ ? link()->reason() : "";
+  std::string lost = serverLost_ ? link()->reason() : "";
   link()->close();  // nothing that the old worker has sent arrives any more
-  bool done = readersAway && !cancelled() && reachNext(next, why);
-  if (!done && serverLost_)
-    why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
-  if (done) {
-    why = makeAgain(next);
+  bool done = false, again = readersAway && !cancelled();
+  for (unsigned tries = kMostReplays; again && tries != 0; --tries) {
+    why.clear();
+    next = NextWorker{.replaces = true};
+    if (reachNext(next, why))
+      why = makeAgain(next);
+    else if (serverLost_)
+      why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
     done = why.empty();
+    again = !done && !cancelled() && nextHasDied(next, why);
+    if (again) lost = serverLost_ ? next.connection->reason() : "";
   }
   if (!done) {
     GPUPOOL_INFO("the session does not go on: %s", why.c_str());
@@ -134,6 +139,19 @@ bool Session::goOn() {
   replied_.notify_all();
   setStill(kMoving, false);
   return done;
+}
+
+// The log still has all that was sent since the checkpoint. The server says whether there is one more worker:
+// it restores a checkpoint twice at most.
+bool Session::nextHasDied(const NextWorker& next, const std::string& why) {
+  if (next.connection == nullptr || !provesGone(*next.connection) || !mayGoOver(*next.connection))
+    return false;
+  serverLost_ = !isFailover(next.connection->reason());
+  GPUPOOL_INFO("the worker of epoch %u has died, too, before the session went on: %s", next.epoch,
+               why.c_str());
+  beside_ = nullptr;
+  std::lock_guard lock(moveMutex_);
+  return course_.failOverAgain(next.epoch + 1);
 }
 
 std::string Session::makeAgain(NextWorker& next) {

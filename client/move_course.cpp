@@ -60,6 +60,12 @@ bool MoveCourse::failOver(uint32_t epoch) {
   return true;
 }
 
+bool MoveCourse::failOverAgain(uint32_t epoch) {
+  if (leaving_ || stage_ != Stage::going) return false;
+  epoch_ = epoch;
+  return true;
+}
+
 void MoveCourse::leave() {
   leaving_ = true;
   again_ = false;

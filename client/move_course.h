@@ -35,6 +35,8 @@ class MoveCourse {
   // The worker is gone, and the session is to go on at another one, as if it had been held. False: the
   // program ends, or a move is under way.
   bool failOver(uint32_t epoch);
+  // That one is gone, too, before the session was there. False: the program ends.
+  bool failOverAgain(uint32_t epoch);
   // The program ends: so does the move, unless it is decided, and no other one begins.
   void leave();
   // The session is at the other worker; the rest is winding up.

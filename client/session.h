@@ -369,6 +369,7 @@ class Session {
   bool goOn();
   // All that was sent since the checkpoint is with the new worker, and this session goes over to it. "" or
   // why not.
+  bool nextHasDied(const NextWorker& next, const std::string& why);
   std::string makeAgain(NextWorker& next);
   void hearUnseen(const Replay& replay);
   bool keepReadersAway();

@@ -262,7 +262,7 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
     std::lock_guard lock(moveMutex_);
     next.epoch = course_.epoch();
   }
-  if (next.epoch != epoch_ + 1) {
+  if (!next.replaces && next.epoch != epoch_ + 1) {
     why = "the worker named epoch " + std::to_string(next.epoch) + " behind " + std::to_string(epoch_);
     return false;
   }

@@ -90,6 +90,8 @@ void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::
   auto random = std::make_shared<std::mt19937_64>(seed + epoch - 1);
   // A worker that took a dead one's place is first sent again what that had served.
   plan->ask = 2 + (*random)() % kBeforeAsking + (epoch - 1) * 2 * kBeforeDeath;
+  // Or it dies of that: the checkpoint is the one that it began with.
+  if (epoch > 1 && (*random)() % 2 == 0) plan->end = 1 + (*random)() % kBeforeDeath;
   session.beforeFrames([plan, random, &session, &suspender, ask = std::move(ask)] {
     ++plan->frame;
     // The program goes on while its checkpoint is sent: a short one would have ended before.
