@@ -125,7 +125,10 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
         coming->kept.driverVersion = head.getDriverVersion();
         if (coming->bytes == 0 || coming->kept.digest.size() != kDigestBytes)
           fail(Status::internal, "the server sent a malformed checkpoint");
-        coming->kept.file = makeFile(coming->bytes, coming->why);
+        if (over_.contains(coming->session))
+          coming->why = "its program has ended";
+        else
+          coming->kept.file = makeFile(coming->bytes, coming->why);
         return receive(stream, std::move(coming), 0);
       });
 }
@@ -154,6 +157,7 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
   auto message = kj::heap<capnp::MallocMessageBuilder>();
   auto answer = message->initRoot<schema::CheckpointAnswer>();
   answer.setNumber(coming->number);
+  if (over_.contains(coming->session)) coming->why = "its program has ended";  // meanwhile
   answer.setError(coming->why);
   if (coming->why.empty())
     kept_[coming->session] = std::move(coming->kept);

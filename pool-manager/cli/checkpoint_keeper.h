@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "pool-manager/cli/session_opener.h"
@@ -37,6 +38,11 @@ class CheckpointKeeper {
   kj::Promise<void> take(const pool::Lease& lease);
 
   bool has(const Id& session) const { return kept_.contains(session); }
+  // Its program has ended: what is kept goes, and what is still on its way is not kept.
+  void forget(const Id& session) {
+    kept_.erase(session);
+    over_.insert(session);
+  }
   // How often the session was brought from the checkpoint that there is now.
   unsigned tries(const Id& session) const;
   std::string why(const Id& session) const;  // a server did not take it, the last time
@@ -76,6 +82,7 @@ class CheckpointKeeper {
   kj::AsyncIoProvider& io_;
   const Settings settings_;
   std::map<Id, Kept> kept_;  // by session
+  std::set<Id> over_;        // sessions
   uint64_t used_ = 0;
 };
 

@@ -596,6 +596,7 @@ kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wi
 // Where a worker has the session it knows that its client is gone, and its server refuses this.
 void Holder::endSessions(const Peer& peer) {
   for (const auto& [id, wish] : peer.sessions) {
+    if (keeper_) keeper_->forget(id);
     const TransportFacts* transport = findTransport(wish.transport);
     const bool stays = transport == nullptr || transport->reach == TransportFacts::Reach::sameHost;
     if (lease_ && (!stays || peer.away.contains(id))) tasks_.add(endHeld(wish));

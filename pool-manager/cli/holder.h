@@ -138,7 +138,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   std::optional<CheckpointKeeper> keeper_;
   kj::Maybe<kj::ForkedPromise<void>> failingOver_;  // the last one
   bool failOverSettled_ = true;                     // it has been answered, or has failed
-  kj::Own<kj::PromiseFulfiller<void>> keepAnew_;  // ends keepLoop's pause, or what it waits for
+  kj::Own<kj::PromiseFulfiller<void>> keepAnew_;    // ends keepLoop's pause, or what it waits for
   kj::TaskSet tasks_;
 };
 

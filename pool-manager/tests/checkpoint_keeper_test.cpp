@@ -185,6 +185,18 @@ TEST_CASE_METHOD(Bench, "what does not fit is passed over, and the one before is
   CHECK(bring() == std::string(40 * kKiB, 'e'));
 }
 
+TEST_CASE_METHOD(Bench, "a program that has ended leaves room for others") {
+  connect();
+  CHECK(send(1, kSession, 60 * kKiB) == "");
+  CHECK(send(2, {9, 9}, 30 * kKiB) == "");
+  keeper->forget(kSession);
+  CHECK(!keeper->has(kSession));
+  CHECK(keeper->bytes() == 30 * kKiB);
+  CHECK(contains(send(3, kSession, 10 * kKiB), "has ended"));  // it was on its way
+  CHECK(keeper->bytes() == 30 * kKiB);
+  CHECK(send(4, {9, 9}, 60 * kKiB) == "");
+}
+
 TEST_CASE_METHOD(Bench, "one that does not come whole is none") {
   connect();
   CHECK(send(1, kSession, 10 * kKiB) == "");
