@@ -36,7 +36,7 @@ Need needOf(const Wish& wish, const DeviceUse& device) {
   return fit::needOf(bytesOf(wish, device), 0, wish.sharePercent, device.info);
 }
 
-Lack lack(const Wish& wish, const DeviceUse& device) {
+Lack lackOf(const Wish& wish, const DeviceUse& device) {
   if (!wish.gpu.matches(device.info)) return Lack::kind;
   const Lack what = fit::lack(needOf(wish, device), device);
   return what == Lack::none && device.claimedMs < wish.endsMs ? Lack::queue : what;
@@ -45,7 +45,7 @@ Lack lack(const Wish& wish, const DeviceUse& device) {
 bool inOrder(const DeviceUse& device) { return device.info.problem.empty() && device.duplicateOf.empty(); }
 
 bool fits(const Wish& wish, const DeviceUse& device) {
-  return inOrder(device) && lack(wish, device) == Lack::none;
+  return inOrder(device) && lackOf(wish, device) == Lack::none;
 }
 
 // With the lease, in thousandths of the device's memory; 0: it takes no turns there. Of a whole device: what
@@ -115,7 +115,7 @@ std::string describe(const Wish& wish) {
 std::string describe(const Wish& wish, const DeviceUse& device) {
   if (!device.duplicateOf.empty()) return "is the same device as " + device.duplicateOf;
   if (!device.info.problem.empty()) return "is broken (" + device.info.problem + ")";
-  const Lack what = lack(wish, device);
+  const Lack what = lackOf(wish, device);
   if (what == Lack::kind) return "is not '" + wish.gpu.text + "'";
   if (what == Lack::queue) return "is for a request that is before it in the queue";
   if (device.holders.empty())

@@ -25,7 +25,7 @@ constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kDigestBytes = 32;
 constexpr capnp::ReaderOptions kHeads{.traversalLimitInWords = 1024, .nestingLimit = 4};
 
-[[noreturn]] void fail(Status status, const std::string& text) {
+[[noreturn]] void leave(Status status, const std::string& text) {
   kj::throwFatalException(toException({status, text}));
 }
 
@@ -93,7 +93,7 @@ kj::Promise<kj::Own<kj::AsyncIoStream>> CheckpointKeeper::open(
         [stream = kj::mv(stream), opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
           const bool unknown = answer.verdict == schema::OpeningVerdict::unknownLease;
           if (answer.verdict != schema::OpeningVerdict::open)
-            fail(unknown ? Status::leaseEnded : Status::refused, answer.text);
+            leave(unknown ? Status::leaseEnded : Status::refused, answer.text);
           return kj::mv(stream);
         });
   });
@@ -124,7 +124,7 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
         coming->kept.lastAside = head.getLastAside();
         coming->kept.driverVersion = head.getDriverVersion();
         if (coming->bytes == 0 || coming->kept.digest.size() != kDigestBytes)
-          fail(Status::internal, "the server sent a malformed checkpoint");
+          leave(Status::internal, "the server sent a malformed checkpoint");
         if (over_.contains(coming->session))
           coming->why = "its program has ended";
         else
@@ -174,7 +174,7 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
 
 kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const SessionWish& wish) {
   const auto at = kept_.find(wish.session);
-  if (at == kept_.end()) fail(Status::refused, "there is no checkpoint of it yet");
+  if (at == kept_.end()) leave(Status::refused, "there is no checkpoint of it yet");
   const Kept& kept = at->second;
   const auto file = kept.file;
   return open(lease,
@@ -210,7 +210,7 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
                   schema::text(message->getRoot<schema::CheckpointAnswer>().getError()).substr(0, 300);
               if (const auto at = kept_.find(session); at != kept_.end() && at->second.file == file)
                 at->second.why = error;
-              if (!error.empty()) fail(Status::refused, error);
+              if (!error.empty()) leave(Status::refused, error);
             })
             .attach(kj::mv(stream));
       });
@@ -221,7 +221,7 @@ kj::Promise<void> CheckpointKeeper::send(kj::AsyncIoStream& stream, std::shared_
   if (offset == file->bytes) return kj::READY_NOW;
   auto piece = kj::heapArray<kj::byte>(std::min<uint64_t>(kPieceBytes, file->bytes - offset));
   const ssize_t got = ::pread(file->file, piece.begin(), piece.size(), static_cast<off_t>(offset));
-  if (got != static_cast<ssize_t>(piece.size())) fail(Status::internal, "the checkpoint cannot be read");
+  if (got != static_cast<ssize_t>(piece.size())) leave(Status::internal, "the checkpoint cannot be read");
   auto written = stream.write(piece.begin(), piece.size());
   const uint64_t next = offset + piece.size();
   return io_.getTimer()
