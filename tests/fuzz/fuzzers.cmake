@@ -49,8 +49,9 @@ add_library(fuzz_pool STATIC
   ${front}/sessions.cpp ${front}/suspension.cpp
   ${front}/worker_child.cpp ${front}/worker_program.cpp ${front}/worker_pool.cpp ${front}/worker_starts.cpp
   ${CMAKE_SOURCE_DIR}/pool-manager/cli/checkpoint_keeper.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/figures.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/holder_failover.cpp ${CMAKE_SOURCE_DIR}/pool-manager/cli/session_opener.cpp)
-target_link_libraries(fuzz_pool PUBLIC pool_service transports)
+target_link_libraries(fuzz_pool PUBLIC pool_service record_schema transports)
 target_compile_options(pool_schema PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/kj_and_clang.h")
+target_compile_options(record_schema PUBLIC "SHELL:-include ${CMAKE_CURRENT_SOURCE_DIR}/kj_and_clang.h")
 fuzzer(handshake LIBS fuzz_pool)
 fuzzer(lease_rpc LIBS fuzz_pool)
 fuzzer(holder SOURCES ${client}/holder.cpp ${client}/process.cpp LIBS fuzz_pool cuda_headers)
