@@ -5,22 +5,23 @@
 
 namespace gpupool::pool {
 
-std::vector<ServerUse>::iterator Inventory::placeOf(const std::string& server) {
-  return std::lower_bound(servers_.begin(), servers_.end(), server,
-                          [](const ServerUse& use, const std::string& name) { return use.name < name; });
-}
-
-const ServerUse* Inventory::find(const std::string& server) const {
+size_t Inventory::placeOf(const std::string& server) const {
   const auto at =
       std::lower_bound(servers_.begin(), servers_.end(), server,
                        [](const ServerUse& use, const std::string& name) { return use.name < name; });
-  return at == servers_.end() || at->name != server ? nullptr : &*at;
+  return static_cast<size_t>(at - servers_.begin());
+}
+
+const ServerUse* Inventory::find(const std::string& server) const {
+  const size_t place = placeOf(server);
+  return place == servers_.size() || servers_[place].name != server ? nullptr : &servers_[place];
 }
 
 void Inventory::refresh(const Make& make) {
   bool others = false;  // servers have come or gone
   for (const std::string& name : std::exchange(touched_, {})) {
-    const auto at = placeOf(name);
+    const size_t place = placeOf(name);
+    const auto at = servers_.begin() + static_cast<std::ptrdiff_t>(place);
     const bool known = at != servers_.end() && at->name == name;
     std::optional<ServerUse> now = make(name);
     if (!now && !known) continue;
@@ -29,7 +30,7 @@ void Inventory::refresh(const Make& make) {
         now->devices[i].claimedMs = at->devices[i].claimedMs;
       if (*now == *at) continue;
       *at = std::move(*now);
-      if (!others) index_.update(servers_, static_cast<size_t>(at - servers_.begin()));
+      if (!others) index_.update(servers_, place);
     } else {
       others = true;
       if (now)

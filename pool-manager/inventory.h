@@ -32,7 +32,7 @@ class Inventory {
   uint64_t version() const { return version_; }
 
  private:
-  std::vector<ServerUse>::iterator placeOf(const std::string& server);
+  size_t placeOf(const std::string& server) const;  // where it is, or would be
 
   std::set<std::string> touched_;
   std::vector<ServerUse> servers_;

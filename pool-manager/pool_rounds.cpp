@@ -11,6 +11,11 @@ namespace {
 constexpr size_t kMostUnserved = 64;           // wishes that are remembered in a round
 constexpr uint64_t kUnclaimed = ~uint64_t{0};  // Unserved::claims of one that has claimed nothing yet
 
+template <class Unserved>
+auto findWish(std::vector<Unserved>& all, const Wish& wish) {
+  return std::find_if(all.begin(), all.end(), [&](const Unserved& one) { return one.wish == wish; });
+}
+
 }  // namespace
 
 // By class; then by what the tenant has used, least first; then as they came.
@@ -82,8 +87,7 @@ void Pool::serveWaiters(uint64_t now) {
 
 // What an earlier one in this round has not found, an equal one does not find.
 Choice Pool::placeFor(const Waiter& waiter, Queue& before) const {
-  const auto same = [&](const Unserved& one) { return one.wish == waiter.wish; };
-  const auto at = std::find_if(before.unserved.begin(), before.unserved.end(), same);
+  const auto at = findWish(before.unserved, waiter.wish);
   if (at != before.unserved.end()) return {{}, {}, {}, at->never};
   Choice choice = place(waiter.wish, before.servers, inventory_.index());
   if (choice.server.empty() && before.unserved.size() < kMostUnserved)
@@ -105,8 +109,7 @@ void Pool::stay(const Waiter& waiter, Queue& before, uint64_t now) {
 
 // To claim again what an equal wish has claimed changes nothing, unless others have claimed since.
 void Pool::claimFor(const Waiter& waiter, Queue& before, uint64_t now) {
-  const auto same = [&](const Unserved& one) { return one.wish == waiter.wish; };
-  const auto at = std::find_if(before.unserved.begin(), before.unserved.end(), same);
+  const auto at = findWish(before.unserved, waiter.wish);
   if (at != before.unserved.end() && at->claims == before.claims) return;
   if (claim(waiter.wish, now, before.servers)) ++before.claims;
   if (at != before.unserved.end()) at->claims = before.claims;

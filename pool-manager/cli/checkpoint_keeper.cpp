@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -14,14 +13,13 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "schema/convert.h"
-#include "schema/session_opening.h"
+#include "schema/file_pieces.h"
 
 namespace gpupool::cli {
 namespace {
 
 using holder::Status;
 
-constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kDigestBytes = 32;
 constexpr capnp::ReaderOptions kHeads{.traversalLimitInWords = 1024, .nestingLimit = 4};
 
@@ -75,29 +73,8 @@ std::string CheckpointKeeper::why(const Id& session) const {
 }
 
 kj::Promise<kj::Own<kj::AsyncIoStream>> CheckpointKeeper::open(
-    const pool::Lease& lease, std::function<void(schema::SessionOpening&)> fill) {
-  auto opening = kj::heap<schema::SessionOpening>();
-  opening->lease = lease.id;
-  opening->key = lease.key;
-  opening->server = lease.server.name;
-  opening->session = Id::random();
-  opening->rowsHash = lease.server.rowsHash;
-  fill(*opening);
-  auto opened = kj::evalNow([&] {
-                  return connectServer(io_, lease.server, settings_.transport);
-                }).then([opening = kj::mv(opening)](ServerConnection&& connection) mutable {
-    opening->transport = connection.transport;
-    auto stream = kj::mv(connection.stream);
-    auto answered = schema::openSession(*stream, *opening);
-    return answered.then(
-        [stream = kj::mv(stream), opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
-          const bool unknown = answer.verdict == schema::OpeningVerdict::unknownLease;
-          if (answer.verdict != schema::OpeningVerdict::open)
-            leave(unknown ? Status::leaseEnded : Status::refused, answer.text);
-          return kj::mv(stream);
-        });
-  });
-  return io_.getTimer().timeoutAfter(settings_.openBound, kj::mv(opened));
+    const pool::Lease& lease, const std::function<void(schema::SessionOpening&)>& fill) {
+  return io_.getTimer().timeoutAfter(settings_.openBound, openWithout(io_, lease, settings_.transport, fill));
 }
 
 // ---- from the server
@@ -129,28 +106,18 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
           coming->why = "its program has ended";
         else
           coming->kept.file = makeFile(coming->bytes, coming->why);
-        return receive(stream, std::move(coming), 0);
+        return receive(stream, std::move(coming));
       });
 }
 
 // What is not kept is passed over: behind it comes the next one.
-kj::Promise<void> CheckpointKeeper::receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming,
-                                            uint64_t offset) {
-  if (offset == coming->bytes) return keep(stream, std::move(coming));
-  auto piece = kj::heapArray<kj::byte>(std::min<uint64_t>(kPieceBytes, coming->bytes - offset));
-  auto read = stream.read(piece.begin(), piece.size());
-  return io_.getTimer()
-      .timeoutAfter(settings_.pieceBound, kj::mv(read))
-      .then([this, &stream, coming = std::move(coming), offset,
-             piece = kj::mv(piece)]() mutable -> kj::Promise<void> {
-        if (coming->why.empty()) {
-          const ssize_t put =
-              ::pwrite(coming->kept.file->file, piece.begin(), piece.size(), static_cast<off_t>(offset));
-          if (put != static_cast<ssize_t>(piece.size()))
-            coming->why = std::string("it cannot be written: ") + std::strerror(put < 0 ? errno : ENOSPC);
-        }
-        return receive(stream, std::move(coming), offset + piece.size());
-      });
+kj::Promise<void> CheckpointKeeper::receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming) {
+  const int file = coming->kept.file == nullptr ? -1 : coming->kept.file->file.get();
+  auto received = schema::receivePieces(io_.getTimer(), stream, file, coming->bytes, settings_.pieceBound);
+  return received.then([this, &stream, coming = std::move(coming)](std::string&& failure) mutable {
+    if (!failure.empty()) coming->why = "it cannot be written: " + failure;
+    return keep(stream, std::move(coming));
+  });
 }
 
 kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming) {
@@ -201,7 +168,7 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
         auto& to = *stream;
         if (const auto at = kept_.find(session); at != kept_.end() && at->second.file == file)
           ++at->second.tries;
-        return send(to, file, 0)
+        return schema::sendPieces(io_.getTimer(), to, file->file.get(), file->bytes, settings_.pieceBound)
             .then([this, &to] {
               return io_.getTimer().timeoutAfter(settings_.checkBound, capnp::readMessage(to, kHeads));
             })
@@ -212,23 +179,7 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
                 at->second.why = error;
               if (!error.empty()) leave(Status::refused, error);
             })
-            .attach(kj::mv(stream));
-      });
-}
-
-kj::Promise<void> CheckpointKeeper::send(kj::AsyncIoStream& stream, std::shared_ptr<File> file,
-                                         uint64_t offset) {
-  if (offset == file->bytes) return kj::READY_NOW;
-  auto piece = kj::heapArray<kj::byte>(std::min<uint64_t>(kPieceBytes, file->bytes - offset));
-  const ssize_t got = ::pread(file->file, piece.begin(), piece.size(), static_cast<off_t>(offset));
-  if (got != static_cast<ssize_t>(piece.size())) leave(Status::internal, "the checkpoint cannot be read");
-  auto written = stream.write(piece.begin(), piece.size());
-  const uint64_t next = offset + piece.size();
-  return io_.getTimer()
-      .timeoutAfter(settings_.pieceBound, kj::mv(written))
-      .attach(kj::mv(piece))
-      .then([this, &stream, file = std::move(file), next]() mutable {
-        return send(stream, std::move(file), next);
+            .attach(kj::mv(stream), file);
       });
 }
 

@@ -72,18 +72,17 @@ class CheckpointKeeper {
   };
 
   kj::Promise<kj::Own<kj::AsyncIoStream>> open(const pool::Lease& lease,
-                                               std::function<void(schema::SessionOpening&)> fill);
+                                               const std::function<void(schema::SessionOpening&)>& fill);
   kj::Promise<void> takeNext(kj::AsyncIoStream& stream);
-  kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming, uint64_t offset);
+  kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
   kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
-  kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<File> file, uint64_t offset);
   std::shared_ptr<File> makeFile(uint64_t bytes, std::string& why);
 
   kj::AsyncIoProvider& io_;
   const Settings settings_;
+  uint64_t used_ = 0;        // by files, which end before it
   std::map<Id, Kept> kept_;  // by session
   std::set<Id> over_;        // sessions
-  uint64_t used_ = 0;
 };
 
 }  // namespace gpupool::cli

@@ -9,7 +9,6 @@
 #include "pool-manager/rpc.h"
 #include "schema/convert.h"
 #include "schema/pool.capnp.h"
-#include "schema/session_opening.h"
 
 namespace gpupool::cli {
 namespace {
@@ -60,24 +59,9 @@ kj::Promise<void> FiguresSource::refresh(const pool::Lease& lease, kj::Duration 
 }
 
 kj::Promise<void> FiguresSource::connect(const pool::Lease& lease) {
-  auto opening = kj::heap<schema::SessionOpening>();
-  opening->lease = lease.id;
-  opening->key = lease.key;
-  opening->server = lease.server.name;
-  opening->session = Id::random();
-  opening->rowsHash = lease.server.rowsHash;
-  opening->asks = true;
-  return connectServer(io_, lease.server, settings_.transport)
-      .then([this, opening = kj::mv(opening)](ServerConnection&& connection) mutable {
-        opening->transport = connection.transport;
-        auto stream = kj::mv(connection.stream);
-        auto answered = schema::openSession(*stream, *opening);
-        return answered.then([this, stream = kj::mv(stream),
-                              opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
-          if (answer.verdict != schema::OpeningVerdict::open) fail(answer.text);
-          stream_ = kj::mv(stream);
-        });
-      });
+  return openWithout(io_, lease, settings_.transport,
+                     [](schema::SessionOpening& opening) { opening.asks = true; })
+      .then([this](kj::Own<kj::AsyncIoStream>&& stream) { stream_ = kj::mv(stream); });
 }
 
 kj::Promise<void> FiguresSource::ask(uint32_t maxAgeMs) {

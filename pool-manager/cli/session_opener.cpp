@@ -126,6 +126,31 @@ kj::Promise<ServerConnection> connectServer(kj::AsyncIoProvider& io, const pool:
       });
 }
 
+kj::Promise<kj::Own<kj::AsyncIoStream>> openWithout(
+    kj::AsyncIoProvider& io, const pool::Lease& lease, const std::string& transport,
+    const std::function<void(schema::SessionOpening&)>& fill) {
+  auto opening = kj::heap<schema::SessionOpening>();
+  opening->lease = lease.id;
+  opening->key = lease.key;
+  opening->server = lease.server.name;
+  opening->session = Id::random();
+  opening->rowsHash = lease.server.rowsHash;
+  fill(*opening);
+  return kj::evalNow([&] { return connectServer(io, lease.server, transport); })
+      .then([opening = kj::mv(opening)](ServerConnection&& connection) mutable {
+        opening->transport = connection.transport;
+        auto stream = kj::mv(connection.stream);
+        auto answered = schema::openSession(*stream, *opening);
+        return answered.then([stream = kj::mv(stream),
+                              opening = kj::mv(opening)](const schema::OpeningAnswer& answer) mutable {
+          const bool ended = answer.verdict == schema::OpeningVerdict::unknownLease;
+          if (answer.verdict != schema::OpeningVerdict::open)
+            fail(ended ? Status::leaseEnded : Status::refused, answer.text);
+          return kj::mv(stream);
+        });
+      });
+}
+
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport) {
   auto opening = kj::heap<schema::SessionOpening>();

@@ -6,11 +6,13 @@
 #include <kj/async-io.h>
 #include <kj/io.h>
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 
 #include "pool-manager/model.h"
 #include "schema/holder.h"
+#include "schema/session_opening.h"
 
 namespace gpupool::cli {
 
@@ -53,6 +55,13 @@ struct ServerConnection {
 };
 kj::Promise<ServerConnection> connectServer(kj::AsyncIoProvider& io, const pool::Server& server,
                                             const std::string& transport);
+
+// A connection to the lease's server for something else than a session: `fill` says what (SessionHello).
+// Fails with toException(OpenFailure) or the network's exception; has no bound. `lease` and `fill` are not
+// kept.
+kj::Promise<kj::Own<kj::AsyncIoStream>> openWithout(kj::AsyncIoProvider& io, const pool::Lease& lease,
+                                                    const std::string& transport,
+                                                    const std::function<void(schema::SessionOpening&)>& fill);
 
 // The handshake over a connection that is there. `lease` stays alive until it resolves. Fails with
 // toException(OpenFailure) or the stream's exception; has no bound. Status::waiting: not now, since the lease

@@ -5,6 +5,7 @@
 
 #include "catch.h"
 #include "pool-manager/inventory.h"
+#include "pool-manager/tests/random_devices.h"
 
 using namespace gpupool;
 using namespace gpupool::pool;
@@ -18,16 +19,7 @@ struct Servers {
   uint64_t pick(uint64_t below) { return random() % below; }
 
   DeviceUse device(const std::string& server, uint32_t ordinal, uint32_t percent) {
-    constexpr const char* kModels[] = {"NVIDIA H100", "NVIDIA H200", "NVIDIA L40S"};
-    DeviceUse use;
-    use.info.uuid = server + std::to_string(ordinal);
-    use.info.ordinal = ordinal;
-    use.info.name = kModels[pick(3)];
-    use.info.memoryBytes = (40 + 40 * pick(2)) * kGiB;
-    use.info.computeMajor = 8 + static_cast<uint32_t>(pick(2));
-    use.info.software = pick(4) == 0;
-    if (pick(12) == 0) use.info.problem = "ECC";
-    if (pick(12) == 0) use.duplicateOf = "GPU 0 of server z";
+    DeviceUse use = pool::test::randomDevice(random, server, ordinal);
     use.overcommitPercent = percent;
     use.freeBytes = leasableBytes(use.info.memoryBytes, percent);
     for (uint64_t leases = pick(4); leases != 0; --leases) {

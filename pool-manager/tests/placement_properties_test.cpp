@@ -5,6 +5,7 @@
 
 #include "catch.h"
 #include "pool-manager/placement.h"
+#include "pool-manager/tests/random_devices.h"
 #include "support.h"
 
 using namespace gpupool;
@@ -28,17 +29,7 @@ struct Pools {
   uint64_t pick(uint64_t below) { return random() % below; }
 
   DeviceUse device(const std::string& server, uint32_t ordinal) {
-    constexpr const char* kModels[] = {"NVIDIA H100", "NVIDIA H200", "NVIDIA L40S"};
-    DeviceUse use;
-    use.info.uuid = server + std::to_string(ordinal);
-    use.info.ordinal = ordinal;
-    use.info.name = kModels[pick(3)];
-    use.info.memoryBytes = (40 + 40 * pick(3)) * kGiB;
-    use.info.computeMajor = 8 + static_cast<uint32_t>(pick(2));
-    use.info.software = pick(3) == 0;
-    if (pick(10) == 0) use.info.problem = "ECC";
-    if (pick(12) == 0) use.duplicateOf = "GPU 0 of server z";
-    use.freeBytes = use.info.memoryBytes;
+    DeviceUse use = pool::test::randomDevice(random, server, ordinal);
     for (uint64_t leases = pick(3); leases != 0; --leases) {
       const LeasedDevice leased{use.info, pick(4) == 0 ? use.info.memoryBytes : (1 + pick(60)) * kGiB};
       if (reservedBytes(leased) > use.freeBytes) continue;

@@ -3,9 +3,7 @@
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -14,13 +12,13 @@
 
 #include "base/log.h"
 #include "schema/convert.h"
+#include "schema/file_pieces.h"
 #include "server/front/beside.h"
 #include "server/front/play_back.h"
 
 namespace gpupool::server {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr capnp::ReaderOptions kAnswers{.traversalLimitInWords = 512, .nestingLimit = 4};
 
 kj::Exception deskFailure(const std::string& text) {
@@ -103,23 +101,12 @@ kj::Promise<void> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFact
   Holder& to = *holder;
   return timer_.timeoutAfter(settings_.piece, kj::mv(written))
       .attach(kj::mv(message))
-      .then([this, &to, file = std::move(file)]() mutable { return sendFrom(to, std::move(file), 0); })
+      .then([this, &to, file = std::move(file)]() mutable {
+        auto sent = schema::sendPieces(timer_, *to.stream, file->file, file->facts.bytes, settings_.piece);
+        return sent.attach(std::move(file));
+      })
       .then([this, &to] { return hear(to); })
       .attach(kj::mv(holder));
-}
-
-kj::Promise<void> CheckpointDesk::sendFrom(Holder& holder, std::shared_ptr<File> file, uint64_t offset) {
-  if (offset == file->facts.bytes) return kj::READY_NOW;
-  auto piece = kj::heapArray<kj::byte>(std::min<uint64_t>(kPieceBytes, file->facts.bytes - offset));
-  const ssize_t got = pread(file->file, piece.begin(), piece.size(), static_cast<off_t>(offset));
-  if (got != static_cast<ssize_t>(piece.size())) return deskFailure("a checkpoint in memory cannot be read");
-  auto written = holder.stream->write(piece.begin(), piece.size());
-  const uint64_t next = offset + piece.size();
-  return timer_.timeoutAfter(settings_.piece, kj::mv(written))
-      .attach(kj::mv(piece))
-      .then([this, &holder, file = std::move(file), next]() mutable {
-        return sendFrom(holder, std::move(file), next);
-      });
 }
 
 kj::Promise<void> CheckpointDesk::hear(Holder& holder) {
@@ -139,28 +126,15 @@ kj::Promise<std::shared_ptr<CheckpointDesk::File>> CheckpointDesk::take(kj::Asyn
   file->room = budget_->share(brought.file.bytes);
   file->facts = brought.file;
   file->file = fileInMemory();
-  return receiveFrom(stream, file, 0).then([file] {
+  auto received = schema::receivePieces(timer_, stream, file->file, brought.file.bytes, settings_.piece);
+  return received.then([file](const std::string& failure) -> kj::Promise<std::shared_ptr<File>> {
+    if (!failure.empty()) return deskFailure("no memory for a checkpoint: " + failure);
     return beside<std::shared_ptr<File>>([file] {
       if (const std::string why = checkFile(file->file, file->facts); !why.empty())
         throw std::runtime_error(why);
       return file;
     });
   });
-}
-
-kj::Promise<void> CheckpointDesk::receiveFrom(kj::AsyncIoStream& stream, std::shared_ptr<File> file,
-                                              uint64_t offset) {
-  if (offset == file->facts.bytes) return kj::READY_NOW;
-  auto piece = kj::heapArray<kj::byte>(std::min<uint64_t>(kPieceBytes, file->facts.bytes - offset));
-  auto read = stream.read(piece.begin(), piece.size());
-  return timer_.timeoutAfter(settings_.piece, kj::mv(read))
-      .then([this, &stream, file = std::move(file), offset,
-             piece = kj::mv(piece)]() mutable -> kj::Promise<void> {
-        const ssize_t put = pwrite(file->file, piece.begin(), piece.size(), static_cast<off_t>(offset));
-        if (put != static_cast<ssize_t>(piece.size()))
-          return deskFailure(std::string("no memory for a checkpoint: ") + std::strerror(errno));
-        return receiveFrom(stream, std::move(file), offset + piece.size());
-      });
 }
 
 kj::Promise<void> CheckpointDesk::answer(kj::AsyncIoStream& stream, const std::string& error) {

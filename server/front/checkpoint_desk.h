@@ -70,9 +70,7 @@ class CheckpointDesk {
     bool busy = false;
   };
   kj::Promise<void> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
-  kj::Promise<void> sendFrom(Holder& holder, std::shared_ptr<File> file, uint64_t offset);
   kj::Promise<void> hear(Holder& holder);
-  kj::Promise<void> receiveFrom(kj::AsyncIoStream& stream, std::shared_ptr<File> file, uint64_t offset);
 
   kj::Timer& timer_;
   const std::shared_ptr<KeepBudget> budget_;

@@ -225,7 +225,10 @@ kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSess
   auto& from = *stream;
   const Name name{brought.facts.lease, brought.facts.session};
   return desk_.take(from, brought)
-      .then([this, name](std::shared_ptr<CheckpointDesk::File>&& file) {
+      .then([this, name, facts = brought.facts](std::shared_ptr<CheckpointDesk::File>&& file)
+                -> kj::Promise<std::shared_ptr<CheckpointDesk::File>> {
+        if (const std::string why = refusesBrought(facts); !why.empty())  // and ends nothing here
+          return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(why));
         kj::Vector<kj::Promise<void>> gone;
         for (const uint64_t number : sessions_.numbers(name.first))
           if (const SessionFacts* facts = sessions_.facts(number);

@@ -2,52 +2,21 @@
 # The workers of protected programs (`gpupool run --protect`) are killed: a program goes on from its checkpoint, the calls
 # since are made again, and its results are right; where that cannot be, it ends with a line that says why. Over the
 # transport named last; a pool of one software GPU of 2 GiB.
-. "$(dirname "$0")/../errors/common.sh"
+. "$(dirname "$0")/common.sh"
 transport=${!#}
-programs=$(dirname "$3")
 protect=(--protect --protect-interval 1s)
 RANDOM=7 # the moments of kills; what comes of them is one of two things, whenever they are
 
 any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
-lease_id() { gpupool leases | awk '/^[0-9a-f]+ / { print $1; exit }'; }
 at_rest() { ! any_lease && [ -z "$(session_workers)" ]; }
 has_worker() { [ -n "$(session_workers)" ]; }
-said() { gpupool leases -v | grep -E "^$lease is (not )?(protected|being restored)"; }
-says_of_it() { said | grep -Eq "$1"; }
-says_ready() { grep -q ready "$folder/$1.out"; }
 # Its checkpoint has all that it has sent: an interval (1 s) later there was no reason for another one.
 is_covered() { says_of_it 'is protected .* checkpoint is ([3-9]|[1-9][0-9]+)s old, [^;]*(; restored|$)'; }
-# launch NAME WORDS...: what they run is in a protected lease, in the background, and reads the pipe NAME.in. Sets
-# launched and lease.
-launch() {
-  local name=$1
-  shift
-  mkfifo "$folder/$name.in"
-  exec 9<>"$folder/$name.in"
-  "$bin/gpupool" run "${protect[@]}" --transport "$transport" --memory 512MiB -- "$@" \
-    <"$folder/$name.in" >"$folder/$name.out" 2>"$folder/$name.err" &
-  launched=$!
-  started+=($!)
-  until_true any_lease || fail "no lease: $(cat "$folder/$name.err")"
-  lease=$(lease_id)
-}
-steady() { # steady NAME WORDS...: steady_work that waits for a line before its first round
-  local name=$1
-  shift
-  launch "$name" "${launcher[@]}" "$programs/steady_work" --mib 16 --ready "$@"
-  until_true says_ready "$name" || fail "it does not run: $(cat "$folder/$name.err")"
-}
-go() { echo >&9; }
 kill_worker() { session_workers | xargs -r kill -KILL; }
-ends() { # sets status, and the texts of NAME
-  wait "$launched"
-  status=$?
-  out=$(cat "$folder/$1.out") err=$(cat "$folder/$1.err")
+ends() {
+  await_end "$1"
   check "nothing is left: $(gpupool leases)" until_true at_rest
 }
-right() { [ "$status" -eq 0 ] && [ "$(tail -1 <<<"$out")" = PASS ]; }
-# It says that its worker has died, and does not say that its results are right.
-honest() { [ "$status" -ne 0 ] && [ "$(tail -1 <<<"$out")" != PASS ] && grep -Eq '^gpupool: .*start the program again$' <<<"$err"; }
 
 up
 
@@ -144,7 +113,6 @@ protect=(--protect --protect-interval 1s)
 case_of "kills at any moment"
 resumed=0 ended=0
 for round in 1 2 3; do
-  rm -f "$folder/any.in"
   launch any "${launcher[@]}" "$programs/steady_work" --mib 8 --rounds 12 --pause $((RANDOM % 400))
   until_true has_worker
   sleep "$((RANDOM % 3)).$((5 + RANDOM % 5))"

@@ -2,18 +2,18 @@
 # The server of a protected program (`gpupool run --protect`) dies, front and worker: the program goes on on another
 # server, from the checkpoint that its holder has, and its results are right; where there is none, it ends with a line
 # that says why. A server that comes back has nothing of it any more. Servers with one software GPU of 2 GiB each.
-. "$(dirname "$0")/../errors/common.sh"
-programs=$(dirname "$3")
+. "$(dirname "$0")/common.sh"
 declare -A servers
 
-in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
-not_in_pool() { ! in_pool "$1"; }
+# By its own word: for a while the manager lists a dead server of that name as alive.
+in_pool() { grep -q "joined the pool manager" "$folder/$1.log"; }
 # server NAME: one more server in this machine's pool, with a GPU of its own.
 server() {
   mkdir -p "$folder/$1" "$folder/$1-locks"
+  rm -f "$folder/$1.log"
   GPUPOOL_SOFT_IDENTITY=$1 background "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
     --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
-    --driver "$(dirname "$library")/libcuda-soft.so" >>"$folder/$1.log" 2>&1
+    --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1
   servers[$1]=${started[-1]}
   until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
 }
@@ -27,36 +27,10 @@ living() { gpupool leases | awk '/^[0-9a-f]+ / && !/ (revoking|lost) /'; }
 no_lease() { [ -z "$(living)" ]; }
 place() { living | awk '{ print $2; exit }'; }
 is_at() { [ "$(place)" = "$1" ]; }
-said() { gpupool leases -v | grep -E "is (not )?(protected|being restored)"; }
-says_of_it() { said | grep -Eq "$1"; }
-says_ready() { grep -q ready "$folder/$1.out"; }
-# launch NAME WORDS...: what they run is in a protected lease on the server `first`, and reads the pipe NAME.in.
-launch() {
-  local name=$1
-  shift
-  rm -f "$folder/$name.in"
-  mkfifo "$folder/$name.in"
-  exec 9<>"$folder/$name.in"
-  GPUPOOL_LOG=info "$bin/gpupool" run --protect "${protect[@]}" "${wish[@]}" --transport ucx --memory 512MiB -- "$@" \
-    <"$folder/$name.in" >"$folder/$name.out" 2>"$folder/$name.err" &
-  launched=$!
-  started+=($!)
-}
-steady() { # steady NAME WORDS...: steady_work that waits for a line before its first round
-  local name=$1
-  shift
-  launch "$name" "${launcher[@]}" "$programs/steady_work" --mib 16 --ready "$@"
-  until_true says_ready "$name" || fail "it does not run: $(cat "$folder/$name.err")"
-}
-go() { echo >&9; }
 ends() {
-  wait "$launched"
-  status=$?
-  out=$(cat "$folder/$1.out") err=$(cat "$folder/$1.err")
+  await_end "$1"
   check "nothing of it runs: $(gpupool leases)" until_true no_lease
 }
-right() { [ "$status" -eq 0 ] && [ "$(tail -1 <<<"$out")" = PASS ]; }
-honest() { [ "$status" -ne 0 ] && [ "$(tail -1 <<<"$out")" != PASS ] && grep -Eq '^gpupool: .*start the program again$' <<<"$err"; }
 went_on() { grep -Eq "server is gone, and it goes on at another one as epoch $2: " "$folder/$1.err"; }
 took() { # the milliseconds from $began until the program went on
   echo "$current: $(($(date +%s%3N) - began)) ms until the program went on"
@@ -64,8 +38,9 @@ took() { # the milliseconds from $began until the program went on
 protected() { says_of_it 'is protected .* checkpoint is'; }
 
 up # the server `node`
-protect=(--protect-interval 1s)
+protect=(--protect --protect-interval 1s)
 wish=(--server first)
+export GPUPOOL_LOG=info # of the programs: that they go on
 
 case_of "a program that waits, and its server dies"
 server first
@@ -85,7 +60,7 @@ check "it is right: $status $out $err" right
 case_of "one that works, and its server dies"
 server first
 rm -f "$folder/end"
-protect=(--protect-interval 1h)
+protect=(--protect --protect-interval 1h)
 steady works --until "$folder/end"
 check "it is protected: $(said)" until_true protected
 go
@@ -118,7 +93,7 @@ check "it is right: $status $out $err" right
 case_of "there is no other server"
 server first
 rm -f "$folder/end"
-protect=(--protect-interval 1h --protect-wait 2s)
+protect=(--protect --protect-interval 1h --protect-wait 2s)
 steady alone --until "$folder/end"
 check "it is protected: $(said)" until_true protected
 run gpupool cordon node
@@ -133,7 +108,7 @@ run gpupool uncordon node
 case_of "a server that is stopped, and comes back when the program has gone on"
 server first
 rm -f "$folder/end"
-protect=(--protect-interval 1h --stall-time 2s)
+protect=(--protect --protect-interval 1h --stall-time 2s)
 steady stopped --until "$folder/end"
 check "it is protected: $(said)" until_true protected
 go
@@ -155,13 +130,13 @@ check "it went on once: $err" test "$(grep -c 'goes on at another one' <<<"$err"
 kill_server first
 
 case_of "kills at any moment"
-protect=(--protect-interval 1s)
+protect=(--protect --protect-interval 1s)
 RANDOM=11 # the moments of kills; what comes of them is one of two things, whenever they are
 resumed=0 ended=0
 for round in 1 2 3; do
   server first
   launch any "${launcher[@]}" "$programs/steady_work" --mib 8 --rounds 12 --pause $((RANDOM % 400))
-  until_true is_at first
+  until_true is_at first || fail "no lease: $(cat "$folder/any.err")"
   sleep "$((RANDOM % 3)).$((5 + RANDOM % 5))"
   kill_server first
   ends any
@@ -172,7 +147,7 @@ echo "killed at any moment: $resumed were right, $ended ended with the reason"
 
 case_of "kept by the server alone"
 server first
-protect=(--protect-keep server)
+protect=(--protect --protect-keep server)
 steady server --rounds 3
 check "it is protected: $(said)" until_true protected
 kill_server first
