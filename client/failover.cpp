@@ -116,7 +116,7 @@ bool Session::goOn() {
     next = NextWorker{.replaces = true};
     if (reachNext(next, why))
       why = makeAgain(next);
-    else if (serverLost_)
+    else
       why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
     done = why.empty();
     again = !done && !cancelled() && nextHasDied(next, why);

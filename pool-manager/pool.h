@@ -280,7 +280,7 @@ class Pool {
                 const std::string& by = "");
   const std::map<std::string, Cordon>& cordons() const { return cordons_; }  // by server
   // The connection is gone (`goodbye`: the server said so, and has ended its sessions).
-  void left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now);
+  void left(const std::string& name, Id incarnation, bool goodbye, uint64_t now);
 
   // --- holders. All three throw std::invalid_argument for another tenant's lease.
   void request(const Principal& who, const LeaseRequest& request,

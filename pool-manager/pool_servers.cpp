@@ -390,7 +390,7 @@ void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {
   at->second.fabric = std::move(fabric);
 }
 
-void Pool::left(const std::string& name, const Id& incarnation, bool goodbye, uint64_t now) {
+void Pool::left(const std::string& name, Id incarnation, bool goodbye, uint64_t now) {
   latestMs_ = now;
   const auto at = servers_.find(name);
   if (at == servers_.end() || at->second.facts.incarnation != incarnation) return;

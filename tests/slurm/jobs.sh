@@ -116,6 +116,7 @@ job=$(batch --requeue --remote-gpus=1 "$(works requeued); echo restart \$SLURM_R
 check "it runs" until_true used "alps:$job.n1:0" steady_work
 scontrol requeue "$job"
 check "the first claim is over: $(claims)" until_true nothing_left
+sleep 2 # slurmd takes a job that starts in the second in which it was killed for one that has been killed already
 second_start() { at_once && used "alps:$job.n[12]:1" steady_work; }
 until_true second_start || fail "the second start has no claim of its own: $(squeue; claims; scontrol show job "$job")"
 touch "$folder/requeued"

@@ -126,14 +126,13 @@ class Page:
         """As a mouse does: at the middle of what is seen there, and only if nothing lies above it."""
         find = f"document.querySelector({json.dumps(selector)})"
         self.until(f"{find} !== null && !{find}.disabled", f"{selector} cannot be clicked")
-        x, y, hit = self.evaluate(f"""(() => {{
+        # What has just been put into the page, or was scrolled to, may lie elsewhere a moment later.
+        x, y = self.until(f"""(() => {{
             const one = {find};
             one.scrollIntoView({{block: "center"}});
             const box = one.getBoundingClientRect(), x = box.x + box.width / 2, y = box.y + box.height / 2;
             const there = document.elementFromPoint(x, y);
-            return [x, y, one === there || one.contains(there)]; }})()""")
-        if not hit:
-            raise Failed(f"something lies above {selector}")
+            return one === there || one.contains(there) ? [x, y] : null; }})()""", f"something lies above {selector}")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
