@@ -9,6 +9,8 @@
 
 #include <nvml.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,20 +37,33 @@ struct NvmlText {
 inline constexpr int kFigureDevices = 8;     // of one lease: hello.h's kMaxDevices
 inline constexpr int kFigureProcesses = 64;  // sessions of one lease on one server
 inline constexpr int kFigureP2P = NVML_P2P_CAPS_INDEX_UNKNOWN;
-inline constexpr unsigned kFieldIds[] = {
-    // that nvmlDeviceGetFieldValues answers
-    NVML_FI_DEV_ECC_CURRENT,          NVML_FI_DEV_ECC_PENDING,
-    NVML_FI_DEV_ECC_SBE_VOL_TOTAL,    NVML_FI_DEV_ECC_DBE_VOL_TOTAL,
-    NVML_FI_DEV_ECC_SBE_AGG_TOTAL,    NVML_FI_DEV_ECC_DBE_AGG_TOTAL,
-    NVML_FI_DEV_MEMORY_TEMP,          NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
-    NVML_FI_DEV_NVLINK_SPEED_MBPS_L0, NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON,
-    NVML_FI_DEV_NVLINK_LINK_COUNT,    NVML_FI_DEV_PCIE_REPLAY_COUNTER,
-    NVML_FI_DEV_C2C_LINK_COUNT,       NVML_FI_DEV_POWER_AVERAGE,
-    NVML_FI_DEV_POWER_INSTANT,        NVML_FI_DEV_POWER_MIN_LIMIT,
-    NVML_FI_DEV_POWER_MAX_LIMIT,      NVML_FI_DEV_POWER_DEFAULT_LIMIT,
-    NVML_FI_DEV_POWER_CURRENT_LIMIT,  NVML_FI_DEV_POWER_REQUESTED_LIMIT,
+// What nvmlDeviceGetFieldValues answers; scope: as in nvmlFieldValue_t, a link's number for those of links.
+// From compute capability 9.0 on NCCL asks a link's state in this way, and takes GPUs without links that are
+// up for unconnected.
+struct NvmlField {
+  unsigned id = 0, scope = 0;
 };
-inline constexpr int kFields = static_cast<int>(std::size(kFieldIds));
+inline constexpr NvmlField kUnscopedFields[] = {
+    {NVML_FI_DEV_ECC_CURRENT},          {NVML_FI_DEV_ECC_PENDING},
+    {NVML_FI_DEV_ECC_SBE_VOL_TOTAL},    {NVML_FI_DEV_ECC_DBE_VOL_TOTAL},
+    {NVML_FI_DEV_ECC_SBE_AGG_TOTAL},    {NVML_FI_DEV_ECC_DBE_AGG_TOTAL},
+    {NVML_FI_DEV_MEMORY_TEMP},          {NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION},
+    {NVML_FI_DEV_NVLINK_SPEED_MBPS_L0}, {NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON},
+    {NVML_FI_DEV_NVLINK_LINK_COUNT},    {NVML_FI_DEV_PCIE_REPLAY_COUNTER},
+    {NVML_FI_DEV_C2C_LINK_COUNT},       {NVML_FI_DEV_POWER_AVERAGE},
+    {NVML_FI_DEV_POWER_INSTANT},        {NVML_FI_DEV_POWER_MIN_LIMIT},
+    {NVML_FI_DEV_POWER_MAX_LIMIT},      {NVML_FI_DEV_POWER_DEFAULT_LIMIT},
+    {NVML_FI_DEV_POWER_CURRENT_LIMIT},  {NVML_FI_DEV_POWER_REQUESTED_LIMIT},
+};
+inline constexpr unsigned kLinkFieldIds[] = {NVML_FI_DEV_NVLINK_GET_STATE, NVML_FI_DEV_NVLINK_GET_SPEED};
+inline constexpr auto kNvmlFields = [] {
+  std::array<NvmlField, std::size(kUnscopedFields) + std::size(kLinkFieldIds) * NVML_NVLINK_MAX_LINKS> all{};
+  auto* next = std::copy(std::begin(kUnscopedFields), std::end(kUnscopedFields), all.data());
+  for (const unsigned id : kLinkFieldIds)
+    for (unsigned link = 0; link < NVML_NVLINK_MAX_LINKS; ++link) *next++ = {id, link};
+  return all;
+}();
+inline constexpr int kFields = static_cast<int>(kNvmlFields.size());
 
 struct FigureProcess {
   uint32_t pid = 0;  // as its own machine counts
@@ -107,7 +122,7 @@ inline constexpr uint32_t kFiguresLayout = fnv32(
 #define FIGURE_PAIR(when, function, type, member) "2" #type #member
 #define FIGURE_BY(when, function, argument, count, type, member) #count #type #member
 #define FIGURE_BY_TWO(when, function, argument, count, second, seconds, type, member) \
-  #count #seconds #type #member
+#count #seconds #type #member
 #define FIGURE_TEXT(function, member) "t" #member
 #include "schema/nvml_figures.def"
 #undef FIGURE
@@ -122,10 +137,20 @@ inline NvmlFigures emptyFigures() {
   figures.size = sizeof figures;
   figures.layout = kFiguresLayout;
   for (int i = 0; i < kFields; ++i) {
-    figures.fields[i].fieldId = kFieldIds[i];
+    figures.fields[i].fieldId = kNvmlFields[i].id;
+    figures.fields[i].scopeId = kNvmlFields[i].scope;
     figures.fields[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
   }
   return figures;
+}
+
+// The server's answer, or null: it is not asked for that.
+inline const nvmlFieldValue_t* findField(const NvmlFigures& figures, unsigned id, unsigned scope) {
+  const auto* end = std::end(figures.fields);
+  const auto* found = std::find_if(std::begin(figures.fields), end, [&](const nvmlFieldValue_t& one) {
+    return one.fieldId == id && one.scopeId == scope;
+  });
+  return found == end ? nullptr : found;
 }
 
 // False: these bytes are not what this build means by it. What is read has ends to its texts, and counts that

@@ -6,6 +6,8 @@
 
 #include <atomic>
 
+#include "base/log.h"
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define GPUPOOL_OWNS_MMAP 0
 #else
@@ -71,8 +73,13 @@ bool reserveGlobalArena() {
 
 GlobalArenaUse globalArenaUse() { return {used.load(), misses.load()}; }
 
-PlaceGlobals::PlaceGlobals() { ++guards; }
-PlaceGlobals::~PlaceGlobals() { --guards; }
+PlaceGlobals::PlaceGlobals() : before_(used.load()) { ++guards; }
+PlaceGlobals::~PlaceGlobals() {
+  if (--guards != 0) return;
+  if (const uint64_t now = used.load(); now != before_)
+    GPUPOOL_DEBUG("globals: %zu MiB placed behind %zu", static_cast<size_t>((now - before_) >> 20),
+                  static_cast<size_t>(before_ >> 20));
+}
 
 }  // namespace gpupool::server
 

@@ -43,6 +43,9 @@ class PlaceGlobals {
   ~PlaceGlobals();
   PlaceGlobals(const PlaceGlobals&) = delete;
   PlaceGlobals& operator=(const PlaceGlobals&) = delete;
+
+ private:
+  uint64_t before_;  // handed out when it began, for the log
 };
 
 }  // namespace gpupool::server

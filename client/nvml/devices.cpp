@@ -234,19 +234,13 @@ NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, nvmlProcessInfo_t)
 
 // ---- other ways to the same figures ----
 
-// What is asked with a scope (a link, a kind of power) is not among those that the server takes.
 NVML_EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t* values) {
   return answer<Live>(device, values != nullptr && count > 0, [&](const NvmlFigures& figures) {
     for (nvmlFieldValue_t* value = values; value != values + count; ++value) {
-      const unsigned scope = value->scopeId;
-      const auto* known =
-          std::find_if(std::begin(figures.fields), std::end(figures.fields),
-                       [&](const nvmlFieldValue_t& one) { return one.fieldId == value->fieldId; });
-      if (known == std::end(figures.fields) || scope != 0) {
-        value->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
-      } else {
+      if (const auto* known = gpupool::schema::findField(figures, value->fieldId, value->scopeId))
         *value = *known;
-      }
+      else
+        value->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
     }
     return NVML_SUCCESS;
   });

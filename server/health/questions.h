@@ -2,6 +2,7 @@
 // NVML's answers to the questions of schema/nvml_figures.def, from a library that was loaded already and
 // initialised. A function that it lacks counts as NVML_ERROR_NOT_SUPPORTED. One thread.
 
+#include <span>
 #include <string>
 #include <unordered_map>
 
@@ -16,6 +17,8 @@ class NvmlQuestions {
   void system(schema::NvmlFigures& to);  // the driver's versions
   void facts(nvmlDevice_t device, schema::NvmlFigures& to);
   void live(nvmlDevice_t device, schema::NvmlFigures& to);
+  // Each has its fieldId and scopeId.
+  void askFields(nvmlDevice_t device, std::span<nvmlFieldValue_t> fields);
   schema::FigurePair between(nvmlDevice_t device, nvmlDevice_t other);
 
  private:

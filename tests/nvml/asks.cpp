@@ -217,6 +217,32 @@ int often() {
   return 0;
 }
 
+// As NCCL finds the links that are up, from compute capability 9.0 on; it leaves nvmlReturn as it is.
+int links(unsigned wanted) {
+  REQUIRE(ask("nvmlInit_v2") == NVML_SUCCESS);
+  const nvmlDevice_t device = deviceAt(0);
+  unsigned up = 0;
+  for (unsigned link = 0; link < NVML_NVLINK_MAX_LINKS; ++link) {
+    unsigned peers = 0;
+    if (ask("nvmlDeviceGetNvLinkCapability", device, link, NVML_NVLINK_CAP_P2P_SUPPORTED, &peers) !=
+            NVML_SUCCESS ||
+        peers == 0)
+      continue;
+    nvmlFieldValue_t state{};
+    state.fieldId = NVML_FI_DEV_NVLINK_GET_STATE;
+    state.scopeId = link;
+    state.nvmlReturn = NVML_ERROR_UNKNOWN;
+    REQUIRE(ask("nvmlDeviceGetFieldValues", device, 1, &state) == NVML_SUCCESS);
+    REQUIRE(state.nvmlReturn == NVML_SUCCESS && state.value.uiVal == NVML_FEATURE_ENABLED);
+    nvmlPciInfo_t peer{};
+    REQUIRE(ask("nvmlDeviceGetNvLinkRemotePciInfo", device, link, &peer) == NVML_SUCCESS && peer.domain != 0);
+    ++up;
+  }
+  REQUIRE(up == wanted);
+  std::printf("PASS\n");
+  return 0;
+}
+
 int none() {
   const nvmlReturn_t status = ask("nvmlInit_v2");
   unsigned count = 99;
@@ -250,8 +276,9 @@ int main(int count, char** words) {
   if (what == "agree" && count > 2) return agree(static_cast<unsigned>(std::atoi(words[2])));
   if (what == "alone" && count > 2) return agree(static_cast<unsigned>(std::atoi(words[2])), true);
   if (what == "often") return often();
+  if (what == "links" && count > 2) return links(static_cast<unsigned>(std::atoi(words[2])));
   if (what == "none") return none();
   if (what == "lines") return lines();
-  std::printf("asks agree COUNT | alone COUNT | often | none | lines\n");
+  std::printf("asks agree COUNT | alone COUNT | often | links COUNT | none | lines\n");
   return 2;
 }

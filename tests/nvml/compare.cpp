@@ -138,12 +138,14 @@ void compareMemory(const Nvml& ours, nvmlDevice_t mine, const Nvml& native, nvml
 }
 
 void compareFields(const Nvml& ours, nvmlDevice_t mine, const Nvml& native, nvmlDevice_t its) {
-  for (const unsigned id : kFieldIds) {
+  for (const NvmlField& field : kNvmlFields) {
     nvmlFieldValue_t a{}, b{};
-    a.fieldId = b.fieldId = id;
+    a.fieldId = b.fieldId = field.id;
+    a.scopeId = b.scopeId = field.scope;
     ours.ask("nvmlDeviceGetFieldValues", mine, 1, &a);
     native.ask("nvmlDeviceGetFieldValues", its, 1, &b);
-    compare(false, "field " + std::to_string(id), a.nvmlReturn, a.value.ullVal, b.nvmlReturn, b.value.ullVal);
+    compare(false, "field " + std::to_string(field.id) + " of " + std::to_string(field.scope), a.nvmlReturn,
+            a.value.ullVal, b.nvmlReturn, b.value.ullVal);
   }
 }
 

@@ -55,7 +55,7 @@ comes_to() { for ((i = 0; i < 100; ++i)); do answers "$@" >/dev/null && return 0
 query() { gpupool run --server node --gpus 2 -- "$bin/gpupool" smi "$@"; }
 
 gpupool up --detach --software 2 --name node >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
-says load 37 memory 1024 temperature 41 power 300500 limit 700000 sm 1980 ecc 2
+says load 37 memory 1024 temperature 41 power 300500 limit 700000 sm 1980 ecc 2 links 18
 second_server other
 
 case_of "CUDA and NVML name the same GPUs"
@@ -104,6 +104,9 @@ fields=utilization.gpu,temperature.gpu,power.draw,clocks.sm,clocks.mem,ecc.error
 run gpupool run --server other -- "$bin/gpupool" smi --query-gpu=$fields --format=csv,noheader
 check "what it says: $out $err" test "$out" = "37 %, 41, 300.50 W, 1980 MHz, [N/A], 2"
 run gpupool run --server other -- "$bin/gpupool" smi --query-gpu=memory.total --format=csv,noheader,nounits
+check "links that are up, as NCCL asks for them: $(cat "$folder/links" 2>/dev/null)" \
+  passes links --server other -- "${asks[@]}" links 18
+check "a software GPU has none" passes unlinked --server node -- "${asks[@]}" links 0
 check "memory is NVML's where the lease has a whole GPU: $out" test "$out" = 0
 run gpupool run --server other --memory 1GiB -- "$bin/gpupool" smi --query-gpu=memory.total --format=csv,noheader
 check "and the lease's share where it has one: $out" test "$out" = "1024 MiB"

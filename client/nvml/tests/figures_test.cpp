@@ -57,7 +57,12 @@ TEST_CASE("figures of this build are read, and others are not") {
   CHECK(std::strlen(read.name.value.text) == sizeof read.name.value.text - 1);
   CHECK(std::strlen(read.linkPeers[17].value.busId) == sizeof read.linkPeers[17].value.busId - 1);
   CHECK(read.utilization.status == NVML_ERROR_NOT_SUPPORTED);
-  CHECK(read.fields[0].nvmlReturn == NVML_ERROR_NOT_SUPPORTED);
+  REQUIRE(findField(read, NVML_FI_DEV_NVLINK_GET_STATE, 17) != nullptr);
+  CHECK(findField(read, NVML_FI_DEV_NVLINK_GET_STATE, 17)->nvmlReturn == NVML_ERROR_NOT_SUPPORTED);
+  CHECK(findField(read, NVML_FI_DEV_NVLINK_GET_STATE, 17) !=
+        findField(read, NVML_FI_DEV_NVLINK_GET_STATE, 0));
+  CHECK(findField(read, NVML_FI_DEV_NVLINK_GET_STATE, NVML_NVLINK_MAX_LINKS) == nullptr);
+  CHECK(findField(read, NVML_FI_DEV_ECC_CURRENT, 1) == nullptr);
   CHECK_FALSE(readFigures(bytesOf(figures).first(sizeof figures - 1), read));
   figures.layout ^= 1;
   CHECK_FALSE(readFigures(bytesOf(figures), read));

@@ -1,6 +1,6 @@
 // A management library of GPUs that do not exist. It knows every GPU by whichever UUID it is asked for, and
 // reads what it answers from the file that FAKE_NVML_STATE names, anew for each call: lines of "NAME VALUE".
-//   load 37, memory 1024 (bytes in use of 4096), temperature, power, ecc, links (0 to 18): absent: not
+//   load 37, memory 1024 (bytes in use of 4096), temperature, power, ecc, links (0 to 18, up): absent: not
 //   supported xid NUMBER: an event, once for each such line lost: the first GPU does not answer any more;
 //   init: nvmlInit fails; stuck: utilization is not answered
 #include <nvml.h>
@@ -98,6 +98,36 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link,
   const nvmlReturn_t status = answer(device, "links", &links);
   *up = link < links ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
   return status;
+}
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned link,
+                                                  nvmlNvLinkCapability_t capability, unsigned* has) {
+  unsigned links = 0;
+  const nvmlReturn_t status = answer(device, "links", &links);
+  *has = capability == NVML_NVLINK_CAP_P2P_SUPPORTED && link < links;
+  return status;
+}
+// All links lead to one switch.
+EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned link,
+                                                        nvmlPciInfo_t* pci) {
+  unsigned links = 0;
+  const nvmlReturn_t status = answer(device, "links", &links);
+  if (status != NVML_SUCCESS || link >= links)
+    return status == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : status;
+  *pci = {};
+  pci->bus = 0x77;
+  std::snprintf(pci->busId, sizeof pci->busId, "00000000:77:00.0");
+  std::snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:77:00.0");
+  return NVML_SUCCESS;
+}
+EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t* values) {
+  for (nvmlFieldValue_t* value = values; value != values + count; ++value) {
+    if (value->nvmlReturn != NVML_SUCCESS) continue;  // as driver 580
+    unsigned links = 0;
+    value->nvmlReturn = value->fieldId == NVML_FI_DEV_NVLINK_GET_STATE ? answer(device, "links", &links)
+                                                                       : NVML_ERROR_NOT_SUPPORTED;
+    value->value.uiVal = value->scopeId < links ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
+  }
+  return NVML_SUCCESS;
 }
 EXPORT nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t* set) {
   *set = reinterpret_cast<nvmlEventSet_t>(1);
