@@ -41,10 +41,10 @@ struct Mapping {
   unsigned access[schema::kMaxDevices] = {};  // CUmemAccess_flags by application device
 };
 
+// Null: none, or one that is destroyed. These calls need none.
 CUcontext currentContext() {
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
-  return context;
+  Context* context = nullptr;
+  return contexts().resolve(nullptr, &context) == CUDA_SUCCESS ? context->handle : nullptr;
 }
 
 // A context of the device, where there is one: its memory is cleared there.

@@ -211,11 +211,33 @@ static void descriptors() {
   DRIVER(cuArrayDestroy(array));
 }
 
+// Memory is created and exported without a context, too: the last one on the stack has ended.
+void withoutContext(CUdevice device) {
+  CUcontext contexts[2];
+  for (CUcontext& context : contexts) DRIVER(cuCtxCreate(&context, nullptr, 0, device));
+  for (CUcontext context : contexts) DRIVER(cuCtxDestroy(context));
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = device;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  size_t bytes = 0;
+  DRIVER(cuMemGetAllocationGranularity(&bytes, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  CUmemGenericAllocationHandle handle = 0;
+  int descriptor = -1;
+  DRIVER(cuMemCreate(&handle, bytes, &properties, 0));
+  DRIVER(cuMemExportToShareableHandle(&descriptor, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  REQUIRE(descriptor >= 0);
+  close(descriptor);
+  DRIVER(cuMemRelease(handle));
+}
+
 int main() {
   CUdevice device;
   CUcontext context;
   DRIVER(cuInit(0));
   DRIVER(cuDeviceGet(&device, 0));
+  withoutContext(device);
   DRIVER(cuDevicePrimaryCtxRetain(&context, device));
   DRIVER(cuCtxSetCurrent(context));
   pieces(device);
