@@ -153,6 +153,7 @@ struct WordsHeader {
   uint32_t waiters = 0;  // threads of the client asleep on the bell
   uint32_t reserved = 0;
 };
+inline constexpr size_t kWordsScratch = 32;      // 32 bytes for the worker's first copies; nobody reads them
 inline constexpr size_t kWordsOffset = 64;       // first word behind the header
 inline constexpr size_t kWordsCount = 32 << 10;  // 8 bytes each
 inline constexpr size_t kWordsBytes = kWordsOffset + kWordsCount * 8;

@@ -5,9 +5,14 @@
 #include <stdexcept>
 
 #include "base/log.h"
+#include "schema/frame.h"
+#include "server/arena_mmap.h"
 
 namespace gpupool::server {
 namespace {
+
+constexpr size_t kOwnBytes = size_t{2} << 20;  // the driver's smallest piece: none of it is for others
+constexpr size_t kFirstCopyBytes = size_t{64} << 10;
 
 std::shared_ptr<transport::SharedMemory> mappedAgain(const transport::SharedMemory& memory) {
   const int descriptor = dup(memory.descriptor());
@@ -31,6 +36,35 @@ HostViews::~HostViews() {
     driver_.cuMemHostUnregister(view.words->data());
     driver_.cuCtxPopCurrent_v2(&view.context);
   }
+}
+
+void HostViews::contextMade(CUcontext context) {
+  if (driver_.software() || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  const PlaceGlobals place;
+  const HostView* view = of(context);
+  if (view != nullptr && isFirst(context))
+    if (const CUresult result = copyFirst(*view); result != CUDA_SUCCESS)
+      GPUPOOL_WARNING("a context could not be prepared: %s", driver_.describe(result).c_str());
+  driver_.cuCtxPopCurrent_v2(&context);
+}
+
+bool HostViews::isFirst(CUcontext context) {
+  std::lock_guard lock(mutex_);
+  return made_.insert(context).second;
+}
+
+// The device's memory stays the context's, so that nothing comes to lie there that would not in another one.
+CUresult HostViews::copyFirst(const HostView& view) {
+  CUdeviceptr own = 0;
+  std::byte* scratch = view.words->data() + schema::kWordsScratch;
+  CUresult result = driver_.cuMemAlloc_v2(&own, kOwnBytes);
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemcpyHtoDAsync_v2(own, view.staging->data(), kFirstCopyBytes, nullptr);
+  if (result == CUDA_SUCCESS)
+    result =
+        driver_.cuMemcpyDtoHAsync_v2(scratch, own, schema::kWordsOffset - schema::kWordsScratch, nullptr);
+  const CUresult finished = driver_.cuStreamSynchronize(nullptr);
+  return result == CUDA_SUCCESS ? finished : result;
 }
 
 const HostView* HostViews::of(CUcontext context) {
@@ -79,6 +113,7 @@ void HostViews::contextEnded(CUcontext context) {
   std::lock_guard lock(mutex_);
   for (HostView& view : views_)
     if (view.context == context) view.context = nullptr;
+  made_.erase(context);
 }
 
 uint64_t HostViews::translate(const HostView* view, uint64_t host) const {

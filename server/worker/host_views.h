@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "server/driver.h"
 #include "server/worker/warm.h"
@@ -41,6 +42,11 @@ class HostViews {
   // The context that was made, and had its view, ahead of the session; or null.
   CUcontext warmContext() const { return pages_.registeredIn; }
 
+  // The session has this context, and nothing has been loaded in a new one: makes its view, and the first
+  // copies between that and the device, in both directions. For those driver 580 takes 2 MiB of an address
+  // pool that it places variables of code in: in a context that copies before it loads, a rebuilt session's
+  // variables lay 2 MiB lower (two H100s in one host; with one it did not show).
+  void contextMade(CUcontext context);
   // The view of `context`, which is current; made and registered at its first call. Null: this process can
   // map no more memory.
   const HostView* of(CUcontext context);
@@ -51,6 +57,8 @@ class HostViews {
   uint64_t translate(const HostView* view, uint64_t host) const;
 
  private:
+  bool isFirst(CUcontext context);  // the first time
+  CUresult copyFirst(const HostView& view);
   HostView* vacant();
   void registerIn(HostView& view, CUcontext context);
 
@@ -58,6 +66,7 @@ class HostViews {
   const HostPages pages_;
   std::mutex mutex_;
   std::deque<HostView> views_;  // the first one is the pages themselves
+  std::set<CUcontext> made_;
 };
 
 }  // namespace gpupool::server

@@ -192,6 +192,7 @@ class Session {
   void contextMade(CUcontext context, unsigned device) {
     space_.contextMade(context, device);
     hashers_.contextMade(context);
+    views_.contextMade(context);
   }
   // The context is gone, and with it what it had registered and its arrays.
   void contextEnded(CUcontext context) {
