@@ -122,7 +122,7 @@ inline constexpr uint32_t kFiguresLayout = fnv32(
 #define FIGURE_PAIR(when, function, type, member) "2" #type #member
 #define FIGURE_BY(when, function, argument, count, type, member) #count #type #member
 #define FIGURE_BY_TWO(when, function, argument, count, second, seconds, type, member) \
-#count #seconds #type #member
+  #count #seconds #type #member
 #define FIGURE_TEXT(function, member) "t" #member
 #include "schema/nvml_figures.def"
 #undef FIGURE
