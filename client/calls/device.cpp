@@ -172,9 +172,8 @@ bool notInThePool(CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS:
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
     case CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST:
-    // Memory is not shared with devices of other machines or network cards, and that of pools with nobody.
+    // Memory is not shared with devices of other machines or network cards.
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
-    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
     case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED:
@@ -290,6 +289,9 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     return CUDA_ERROR_INVALID_VALUE;
   // Events are shared by the workers, whatever the driver can.
   if (attribute == CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED) return *value = 1, CUDA_SUCCESS;
+  // Pools are the client's own (calls/pool_share.cpp).
+  if (attribute == CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES)
+    return *value = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_SUCCESS;
   *value = notInThePool(attribute) ? 0 : properties->attributes[attribute];
   return CUDA_SUCCESS;
 }

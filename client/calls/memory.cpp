@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/calls/physical.h"
 #include "client/capture.h"
 #include "client/entry.h"
 #include "client/memory/allocations.h"
@@ -67,6 +68,7 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
   if (status != CUDA_SUCCESS || found.ofGraph) return status;
   if (!allocations().remove(address)) return CUDA_ERROR_INVALID_VALUE;
   if (found.pool != nullptr) {
+    offeredAllocations().freed(found);
     releaseToPool(found.pool, address, nullptr);
     return CUDA_SUCCESS;
   }
@@ -120,6 +122,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   CUresult status = currentContext(context);
   if (address == 0) return captureForbids();
   if (status != CUDA_SUCCESS) return status;
+  if (ofImportedPool(address)) return closeShared(address, nullptr);
   return releaseAllocation(address, {Kind_::device, Kind_::managed});
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 // Physical memory of another process of the lease, as the worker names it (virtual_memory.cpp).
 
+#include "client/memory/allocations.h"
 #include "client/session.h"
+#include "client/streams.h"
 #include "schema/session_calls.h"
 
 namespace gpupool::client {
@@ -20,5 +22,15 @@ CUresult openingResult(CUresult status);
 CUresult openPhysical(CUcontext context, const schema::ShareToken& token, OpenedPhysical& opened);
 // A mapping keeps the memory.
 void releasePhysicalName(CUcontext context, uint64_t name);
+
+// The token by which other processes open it; asked for once.
+CUresult offerAllocation(const Allocation& allocation, schema::ShareToken& token);
+// Maps what the token names, for the current context, and adds it to allocations(); once for each token and
+// context, counted. pool: the imported one that it is of, or null.
+CUresult openShared(const schema::ShareToken& token, CUmemoryPool pool, CUdeviceptr* out);
+// At the last close it is unmapped, after the work of `stream` so far, or of its whole context if that is
+// null: the driver's unmapping would fault running kernels.
+CUresult closeShared(CUdeviceptr address, const StreamRef* stream);
+bool ofImportedPool(uint64_t address);
 
 }  // namespace gpupool::client

@@ -1,13 +1,17 @@
-// Stream Ordered Memory Allocator. The policy is in client/memory/pools.h; here are the names. Exporting
-// pools to other processes is not supported.
+// Stream Ordered Memory Allocator. The policy is in client/memory/pools.h; here are the names. What concerns
+// other processes is in pool_share.cpp.
+#include <sys/random.h>
+
 #include <cstring>
 
+#include "client/calls/physical.h"
 #include "client/capture.h"
 #include "client/devices.h"
 #include "client/entry.h"
 #include "client/graphs.h"
 #include "client/memory/allocations.h"
 #include "client/memory/pools.h"
+#include "client/memory/shares.h"
 
 namespace gpupool::client {
 namespace {
@@ -16,7 +20,7 @@ CUresult allocateFrom(CUdeviceptr* out, size_t bytes, CUmemoryPool handle, const
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (CUresult status = Session::get().sticky(); status != CUDA_SUCCESS) return status;
   auto pool = findPool(handle);
-  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  if (!pool || pool->sharing().imported()) return CUDA_ERROR_INVALID_VALUE;
   if (ref.stream->capturing) return captureAllocation(ref, handle, bytes, out);
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   uint64_t address = 0;
@@ -64,6 +68,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   CUresult status = resolveStream(stream, ref);
   if (status != CUDA_SUCCESS || address == 0) return status;
   if (ref.stream->capturing) return captureFree(ref, address);
+  if (ofImportedPool(address)) return closeShared(address, &ref);
   Allocation found;
   if (!allocations().find(address, found) || found.address != address ||
       found.kind != Allocation::Kind::device)
@@ -71,6 +76,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   if (found.ofGraph) return CUDA_SUCCESS;  // the graphs that hold it give it back
   StreamMark mark = StreamMark::now(ref);
   if (!allocations().remove(address)) return CUDA_ERROR_INVALID_VALUE;  // another thread was first
+  offeredAllocations().freed(found);
   if (found.pool != nullptr)
     releaseToPool(found.pool, address, &mark);
   else
@@ -81,10 +87,17 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
 CUresult cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {
   if (out == nullptr || properties == nullptr || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
     return CUDA_ERROR_INVALID_VALUE;
-  if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+  const bool exportable = properties->handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (!exportable && properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
   if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
   if (propertiesOf(properties->location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  return createPool(properties->location.id, properties->maxSize, out);
+  PoolSharing sharing;
+  if (exportable) {
+    sharing.kind = PoolSharing::Kind::exportable;
+    if (getrandom(sharing.name, sizeof sharing.name, 0) != ssize_t{sizeof sharing.name})
+      return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  return createPool(properties->location.id, properties->maxSize, sharing, out);
 }
 CUresult cuMemPoolDestroy(CUmemoryPool pool) { return destroyPool(pool); }
 

@@ -63,14 +63,28 @@ CUresult map(const Context& context, const OpenedPhysical& opened, uint64_t& map
 }
 
 CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned flags) {
+  Share share;
+  if (out == nullptr || (flags & ~unsigned{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS}) != 0 ||
+      !readHandle(ShareKind::memory, handle.reserved, share))
+    return CUDA_ERROR_INVALID_VALUE;
+  return openShared(share.token, nullptr, out);
+}
+
+}  // namespace
+
+CUresult offerAllocation(const Allocation& allocation, ShareToken& token) {
+  if (offeredAllocations().find(allocation, token)) return CUDA_SUCCESS;
+  const CUresult status = Session::get().await<"sessionMemoryOffer">(
+      allocation.context, uint64_t{0}, CUdeviceptr{allocation.address}, allocation.bytes, &token);
+  if (status == CUDA_SUCCESS) offeredAllocations().add(allocation, token);
+  return status;
+}
+
+CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out) {
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
+  if (status == CUDA_SUCCESS) status = captureForbids();
   if (status != CUDA_SUCCESS) return status;
-  if (out == nullptr || (flags & ~unsigned{CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS}) != 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (status = captureForbids(); status != CUDA_SUCCESS) return status;
-  ShareToken token;
-  if (!readHandle(ShareKind::memory, handle.reserved, token)) return CUDA_ERROR_INVALID_VALUE;
   OpenedMemories& all = openedMemories();
   std::lock_guard lock(all.mutex);
   for (auto& [address, known] : all.byAddress) {
@@ -87,8 +101,7 @@ CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned fla
   if (status != CUDA_SUCCESS) return status;
   const uint64_t address = mapped + opened.offset;
   Allocation entry{
-      address, opened.length, Allocation::Kind::mapped, opened.device, context->handle, 0, address,
-      0,       nullptr};
+      address, opened.length, Allocation::Kind::mapped, opened.device, context->handle, 0, address, 0, pool};
   entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
   allocations().add(entry);
   all.byAddress[address] = {token, context->handle, opened.device, mapped, opened.bytes};
@@ -96,7 +109,40 @@ CUresult openMemory(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned fla
   return CUDA_SUCCESS;
 }
 
-}  // namespace
+CUresult closeShared(CUdeviceptr address, const StreamRef* stream) {
+  OpenedMemories& all = openedMemories();
+  OpenedMemory closed;
+  {
+    std::lock_guard lock(all.mutex);
+    const auto found = all.byAddress.find(address);
+    if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (found->second.references > 1) {
+      --found->second.references;
+      return CUDA_SUCCESS;
+    }
+    closed = found->second;
+  }
+  CUresult status = captureForbids();
+  if (status == CUDA_SUCCESS)
+    status = stream == nullptr ? synchronizeContext(closed.context)
+                               : waitFor(*stream, stream->stream->posted.load(std::memory_order_acquire));
+  if (status != CUDA_SUCCESS) return status;
+  std::lock_guard lock(all.mutex);
+  const auto found = all.byAddress.find(address);
+  if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (--found->second.references != 0) return CUDA_SUCCESS;  // opened again meanwhile
+  all.byAddress.erase(found);
+  allocations().remove(address);
+  status = Session::get().post<"sessionExtentUnmap">(closed.context, CUdeviceptr{closed.mapped});
+  deviceMemory(closed.device).releaseAddresses(closed.mapped, closed.bytes);
+  return status;
+}
+
+bool ofImportedPool(uint64_t address) {
+  Allocation found;
+  return allocations().find(address, found) && found.kind == Allocation::Kind::mapped &&
+         found.pool != nullptr;
+}
 
 namespace custom {
 
@@ -111,13 +157,9 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* out, CUdeviceptr pointer) {
     return CUDA_ERROR_INVALID_VALUE;
   if (status = captureForbids(); status != CUDA_SUCCESS) return status;
   ShareToken token;
-  if (!offeredAllocations().find(found, token)) {
-    status = Session::get().await<"sessionMemoryOffer">(found.context, uint64_t{0},
-                                                        CUdeviceptr{found.address}, found.bytes, &token);
-    if (status != CUDA_SUCCESS) return status;
-    offeredAllocations().add(found, token);
-  }
-  writeHandle(ShareKind::memory, token, out->reserved);
+  status = offerAllocation(found, token);
+  if (status != CUDA_SUCCESS) return status;
+  writeHandle(ShareKind::memory, {token, {}}, out->reserved);
   return CUDA_SUCCESS;
 }
 
@@ -128,32 +170,8 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle handle, unsigned
   return openMemory(out, handle, flags);
 }
 
-// Waits for what uses it, as cuMemFree does: the driver's unmapping would fault running kernels.
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
-  OpenedMemories& all = openedMemories();
-  OpenedMemory closed;
-  {
-    std::lock_guard lock(all.mutex);
-    const auto found = all.byAddress.find(pointer);
-    if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
-    if (found->second.references > 1) {
-      --found->second.references;
-      return CUDA_SUCCESS;
-    }
-    closed = found->second;
-  }
-  CUresult status = captureForbids();
-  if (status == CUDA_SUCCESS) status = synchronizeContext(closed.context);
-  if (status != CUDA_SUCCESS) return status;
-  std::lock_guard lock(all.mutex);
-  const auto found = all.byAddress.find(pointer);
-  if (found == all.byAddress.end()) return CUDA_ERROR_INVALID_VALUE;
-  if (--found->second.references != 0) return CUDA_SUCCESS;  // opened again meanwhile
-  all.byAddress.erase(found);
-  allocations().remove(pointer);
-  status = Session::get().post<"sessionExtentUnmap">(closed.context, CUdeviceptr{closed.mapped});
-  deviceMemory(closed.device).releaseAddresses(closed.mapped, closed.bytes);
-  return status;
+  return ofImportedPool(pointer) ? CUDA_ERROR_INVALID_VALUE : closeShared(pointer, nullptr);
 }
 
 CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
@@ -164,7 +182,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {
   const CUresult status = Session::get().await<"sessionEventOffer">(event->context, handle, &token);
   if (status != CUDA_SUCCESS) return status;
   eventShared(*event);
-  writeHandle(ShareKind::event, token, out->reserved);
+  writeHandle(ShareKind::event, {token, {}}, out->reserved);
   return CUDA_SUCCESS;
 }
 
@@ -172,12 +190,12 @@ CUresult cuIpcOpenEventHandle(CUevent* out, CUipcEventHandle handle) {
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
-  ShareToken token;
-  if (out == nullptr || !readHandle(ShareKind::event, handle.reserved, token))
+  Share share;
+  if (out == nullptr || !readHandle(ShareKind::event, handle.reserved, share))
     return CUDA_ERROR_INVALID_VALUE;
   auto made = makeEvent(*context, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING);
   if (made == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  status = openingResult(Session::get().await<"sessionEventOpen">(context->handle, &made, token));
+  status = openingResult(Session::get().await<"sessionEventOpen">(context->handle, &made, share.token));
   if (status != CUDA_SUCCESS) {
     events.destroy(toId(made));
     return status;

@@ -373,7 +373,7 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
     if (status != CUDA_SUCCESS) return status;
     physical.shared = true;
   }
-  const int descriptor = makeDescriptor(physical.token);
+  const int descriptor = makeDescriptor(ShareKind::memory, {physical.token, {}});
   if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
   std::memcpy(out, &descriptor, sizeof descriptor);
   return CUDA_SUCCESS;
@@ -383,9 +383,10 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* out, void*
                                         CUmemAllocationHandleType type) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
-  schema::ShareToken token;
-  if (!readDescriptor(static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), token))
+  Share share;
+  if (!readDescriptor(ShareKind::memory, static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), share))
     return CUDA_ERROR_INVALID_VALUE;
+  const schema::ShareToken& token = share.token;
   VirtualMemory& all = virtualMemory();
   std::lock_guard lock(all.mutex);
   for (auto& [handle, physical] : all.physical) {

@@ -46,8 +46,12 @@ bool StreamMark::wait() const {
 
 // ---- one pool ----
 
-MemoryPool::MemoryPool(CUdevice device, bool standard, uint64_t maximum)
-    : device_(device), standard_(standard), maximum_(maximum), access_(uint64_t{1} << device) {}
+MemoryPool::MemoryPool(CUdevice device, bool standard, uint64_t maximum, const PoolSharing& sharing)
+    : device_(device),
+      standard_(standard),
+      maximum_(maximum),
+      sharing_(sharing),
+      access_(uint64_t{1} << device) {}
 
 void MemoryPool::add(uint64_t address, const Free& free) {
   free_[address] = free;
@@ -421,15 +425,15 @@ CUresult currentPool(CUdevice device, CUmemoryPool* out) {
 CUresult setCurrentPool(CUdevice device, CUmemoryPool handle) {
   if (propertiesOf(device) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   auto pool = findPool(handle);
-  if (!pool || pool->device() != device) return CUDA_ERROR_INVALID_VALUE;
+  if (!pool || pool->device() != device || pool->sharing().imported()) return CUDA_ERROR_INVALID_VALUE;
   Registry& all = registry();
   std::lock_guard lock(all.mutex);
   all.current[device] = handle;
   return CUDA_SUCCESS;
 }
 
-CUresult createPool(CUdevice device, uint64_t maximum, CUmemoryPool* out) {
-  auto made = pools.create(device, false, maximum);
+CUresult createPool(CUdevice device, uint64_t maximum, const PoolSharing& sharing, CUmemoryPool* out) {
+  auto made = pools.create(device, false, maximum, sharing);
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = fromId<CUmemoryPool>(made.id);
   return CUDA_SUCCESS;

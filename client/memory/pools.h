@@ -46,14 +46,26 @@ struct StreamMark {
   bool find(StreamRef& ref) const;
 };
 
+// imported: another process's, from which nothing is allocated here; its allocations are opened one by one
+// (calls/pool_share.cpp). The name is the same in all processes, and opens nothing.
+struct PoolSharing {
+  enum class Kind : uint8_t { none, exportable, imported };
+  Kind kind = Kind::none;
+  uint64_t name[2] = {};
+
+  bool exportable() const { return kind == Kind::exportable; }
+  bool imported() const { return kind == Kind::imported; }
+};
+
 class MemoryPool {
  public:
   static constexpr size_t kChunk = size_t{32} << 20;
   static constexpr size_t kUnit = size_t{2} << 20;
 
-  MemoryPool(CUdevice device, bool standard, uint64_t maximum);
+  MemoryPool(CUdevice device, bool standard, uint64_t maximum, const PoolSharing& sharing = {});
   CUdevice device() const { return device_; }
   bool standard() const { return standard_; }
+  const PoolSharing& sharing() const { return sharing_; }
 
   // CUDA_ERROR_OUT_OF_MEMORY: waiting for frees (drain) may help.
   CUresult allocate(const StreamRef& ref, size_t bytes, uint64_t& address);
@@ -107,6 +119,7 @@ class MemoryPool {
   const CUdevice device_;
   const bool standard_;
   const uint64_t maximum_;  // 0: the device's
+  const PoolSharing sharing_;
   std::mutex mutex_;
   std::map<uint64_t, Chunk> chunks_;
   std::map<uint64_t, size_t> blocks_;
@@ -121,7 +134,7 @@ class MemoryPool {
 CUresult standardPool(CUdevice device, CUmemoryPool* out);
 CUresult currentPool(CUdevice device, CUmemoryPool* out);
 CUresult setCurrentPool(CUdevice device, CUmemoryPool pool);
-CUresult createPool(CUdevice device, uint64_t maximum, CUmemoryPool* out);
+CUresult createPool(CUdevice device, uint64_t maximum, const PoolSharing& sharing, CUmemoryPool* out);
 CUresult destroyPool(CUmemoryPool pool);
 // Pinned while in use. Empty: no such pool, or destroyed and `dead` false.
 HandleTable<MemoryPool>::Pin findPool(CUmemoryPool pool, bool dead = false);

@@ -18,27 +18,29 @@ constexpr int kSeals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
 struct Carried {
   uint64_t magic = kMagic;
   uint32_t kind = 0, reserved = 0;
-  schema::ShareToken token;
+  Share share;
+
+  bool is(ShareKind wanted) const { return magic == kMagic && kind == static_cast<uint32_t>(wanted); }
 };
 static_assert(sizeof(Carried) <= CU_IPC_HANDLE_SIZE);
 
 }  // namespace
 
-void writeHandle(ShareKind kind, const schema::ShareToken& token, char (&handle)[CU_IPC_HANDLE_SIZE]) {
-  const Carried carried{kMagic, static_cast<uint32_t>(kind), 0, token};
+void writeHandle(ShareKind kind, const Share& share, char (&handle)[CU_IPC_HANDLE_SIZE]) {
+  const Carried carried{kMagic, static_cast<uint32_t>(kind), 0, share};
   std::memset(handle, 0, sizeof handle);
   std::memcpy(handle, &carried, sizeof carried);
 }
 
-bool readHandle(ShareKind kind, const char (&handle)[CU_IPC_HANDLE_SIZE], schema::ShareToken& token) {
+bool readHandle(ShareKind kind, const char (&handle)[CU_IPC_HANDLE_SIZE], Share& share) {
   Carried carried;
   std::memcpy(&carried, handle, sizeof carried);
-  token = carried.token;
-  return carried.magic == kMagic && carried.kind == static_cast<uint32_t>(kind);
+  share = carried.share;
+  return carried.is(kind);
 }
 
-int makeDescriptor(const schema::ShareToken& token) {
-  const Carried carried{kMagic, static_cast<uint32_t>(ShareKind::memory), 0, token};
+int makeDescriptor(ShareKind kind, const Share& share) {
+  const Carried carried{kMagic, static_cast<uint32_t>(kind), 0, share};
   const int descriptor = memfd_create("gpupool-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) return -1;
   if (write(descriptor, &carried, sizeof carried) == ssize_t{sizeof carried} &&
@@ -49,12 +51,12 @@ int makeDescriptor(const schema::ShareToken& token) {
 }
 
 // Sealed: it is a file of memory, and reading it does not wait for anybody.
-bool readDescriptor(int descriptor, schema::ShareToken& token) {
+bool readDescriptor(ShareKind kind, int descriptor, Share& share) {
   if ((fcntl(descriptor, F_GET_SEALS) & kSeals) != kSeals || fcntl(descriptor, F_GET_SEALS) < 0) return false;
   Carried carried;
   if (pread(descriptor, &carried, sizeof carried, 0) != ssize_t{sizeof carried}) return false;
-  token = carried.token;
-  return carried.magic == kMagic && carried.kind == static_cast<uint32_t>(ShareKind::memory);
+  share = carried.share;
+  return carried.is(kind);
 }
 
 bool OfferedAllocations::find(const Allocation& allocation, schema::ShareToken& token) const {
@@ -67,9 +69,11 @@ bool OfferedAllocations::find(const Allocation& allocation, schema::ShareToken& 
 void OfferedAllocations::add(const Allocation& allocation, const schema::ShareToken& token) {
   std::lock_guard lock(mutex_);
   tokens_[allocation.bufferId] = token;
+  any_.store(true, std::memory_order_relaxed);
 }
 
 void OfferedAllocations::freed(const Allocation& allocation) {
+  if (!any()) return;
   schema::ShareToken token;
   {
     std::lock_guard lock(mutex_);

@@ -211,11 +211,37 @@ static void offerDescriptor() {
   tell('f');
 }
 
+static void offerPool() {
+  cudaMemPoolProps wanted{};
+  wanted.allocType = cudaMemAllocationTypePinned;
+  wanted.handleTypes = cudaMemHandleTypePosixFileDescriptor;
+  wanted.location.type = cudaMemLocationTypeDevice;
+  cudaMemPool_t pool;
+  int *before = nullptr, *values = nullptr, descriptor = -1;
+  CUDA(cudaMemPoolCreate(&pool, &wanted));
+  CUDA(cudaMemPoolExportToShareableHandle(&descriptor, pool, cudaMemHandleTypePosixFileDescriptor, 0));
+  sendDescriptor(descriptor);
+  close(descriptor);
+  CUDA(cudaMallocFromPoolAsync(&before, 4096, pool, nullptr));
+  CUDA(cudaMallocFromPoolAsync(&values, kSmall * sizeof(int), pool, nullptr));
+  const std::vector<int> numbers = counted(kSmall, 0);
+  CUDA(cudaMemcpy(values, numbers.data(), kSmall * sizeof(int), cudaMemcpyHostToDevice));
+  cudaMemPoolPtrExportData name;
+  CUDA(cudaMemPoolExportPointer(&name, values));
+  tell(name);
+  REQUIRE(hear<char>() == 'a');  // the guest has added 5, and freed what it had opened
+  REQUIRE(contents(values, kSmall) == counted(kSmall, 5));
+  for (int* memory : {before, values}) CUDA(cudaFreeAsync(memory, nullptr));
+  CUDA(cudaStreamSynchronize(nullptr));
+  CUDA(cudaMemPoolDestroy(pool));
+}
+
 static int owner() {
   CUDA(cudaSetDevice(0));
   const Pair own = offerMemory();
   offerEvents(own.small);
   offerDescriptor();
+  offerPool();
   hear<char>();
   CUDA(cudaFree(own.small));
   tell('f');
@@ -286,6 +312,33 @@ static void useDescriptor(int device) {
   DRIVER(cuMemAddressFree(address, kPiece));
 }
 
+static void usePool(int device) {
+  const int descriptor = receiveDescriptor();
+  cudaMemPool_t pool;
+  CUDA(cudaMemPoolImportFromShareableHandle(&pool, reinterpret_cast<void*>(intptr_t{descriptor}),
+                                            cudaMemHandleTypePosixFileDescriptor, 0));
+  close(descriptor);
+  cudaMemAccessDesc access{};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = device;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  CUDA(cudaMemPoolSetAccess(pool, &access, 1));
+  cudaMemPoolPtrExportData name = hear<cudaMemPoolPtrExportData>(), none{};
+  void* opened = nullptr;
+  REQUIRE(cudaMemPoolImportPointer(&opened, pool, &none) != cudaSuccess);
+  REQUIRE(cudaMallocFromPoolAsync(&opened, 4096, pool, nullptr) != cudaSuccess);
+  cudaGetLastError();
+  CUDA(cudaMemPoolImportPointer(&opened, pool, &name));
+  int* values = static_cast<int*>(opened);
+  REQUIRE(contents(values, kSmall) == counted(kSmall, 0));
+  add<<<32, 256>>>(values, kSmall, 5);
+  check::same("by a pool", contents(values, kSmall), counted(kSmall, 5));
+  CUDA(cudaFreeAsync(values, nullptr));
+  CUDA(cudaStreamSynchronize(nullptr));
+  CUDA(cudaMemPoolDestroy(pool));
+  tell('a');
+}
+
 // Until whoever watches has seen enough.
 static void pauseWith(const char* path, const cudaIpcMemHandle_t& handle) {
   std::FILE* file = std::fopen(path, "wb");
@@ -331,6 +384,7 @@ static void guest(int device, pid_t other, const char* pauseFile) {
   tell('a');
   useEvents(small);
   useDescriptor(device);
+  usePool(device);
   CUDA(cudaIpcCloseMemHandle(small));
   refuses(cudaIpcCloseMemHandle(small), "what was closed");
   tell('c');

@@ -1,5 +1,7 @@
 // Virtual memory management: a range made of several pieces of physical memory, access, handles that outlive
 // their release, and what is refused; and textures asked for what they are made of. The driver API alone.
+#include <unistd.h>
+
 #include "driver_check.h"
 
 constexpr size_t kPiece = size_t{4} << 20;

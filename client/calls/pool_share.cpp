@@ -1,0 +1,89 @@
+// Pools of other processes of the lease (Stream Ordered Memory Allocator). A descriptor of a pool names its
+// GPU and opens no memory: that do the tokens of its allocations, as those of cuIpcGetMemHandle (share.cpp).
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "client/calls/physical.h"
+#include "client/capture.h"
+#include "client/devices.h"
+#include "client/entry.h"
+#include "client/memory/allocations.h"
+#include "client/memory/pools.h"
+#include "client/memory/shares.h"
+
+namespace gpupool::client {
+namespace {
+
+static_assert(sizeof(CUmemPoolPtrExportData) == CU_IPC_HANDLE_SIZE);
+using Bytes = char[CU_IPC_HANDLE_SIZE];
+Bytes& bytesOf(CUmemPoolPtrExportData& data) { return reinterpret_cast<Bytes&>(data.reserved); }
+
+Share namedBy(const MemoryPool& pool) {
+  Share share;
+  std::copy(std::begin(pool.sharing().name), std::end(pool.sharing().name), share.pool);
+  return share;
+}
+
+bool isDescriptor(CUmemAllocationHandleType type, unsigned long long flags) {
+  return type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR && flags == 0;
+}
+
+}  // namespace
+
+namespace custom {
+
+CUresult cuMemPoolExportToShareableHandle(void* out, CUmemoryPool handle, CUmemAllocationHandleType type,
+                                          unsigned long long flags) {
+  const auto pool = findPool(handle);
+  if (out == nullptr || !isDescriptor(type, flags) || !pool || !pool->sharing().exportable())
+    return CUDA_ERROR_INVALID_VALUE;
+  Share share = namedBy(*pool);
+  static_assert(sizeof share.token.key == sizeof(CUuuid));
+  std::memcpy(share.token.key, &propertiesOf(pool->device())->uuid, sizeof share.token.key);
+  const int descriptor = makeDescriptor(ShareKind::pool, share);
+  if (descriptor < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  std::memcpy(out, &descriptor, sizeof descriptor);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* out, void* osHandle, CUmemAllocationHandleType type,
+                                            unsigned long long flags) {
+  Share share;
+  if (out == nullptr || !isDescriptor(type, flags) ||
+      !readDescriptor(ShareKind::pool, static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), share))
+    return CUDA_ERROR_INVALID_VALUE;
+  for (CUdevice device = 0; device < deviceCount(); ++device)
+    if (std::memcmp(share.token.key, &propertiesOf(device)->uuid, sizeof share.token.key) == 0)
+      return createPool(device, 0, {PoolSharing::Kind::imported, {share.pool[0], share.pool[1]}}, out);
+  return CUDA_ERROR_INVALID_DEVICE;  // not one of those that this process sees (CUDA_VISIBLE_DEVICES)
+}
+
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* out, CUdeviceptr pointer) {
+  Allocation found;
+  if (out == nullptr || !allocations().find(pointer, found) || found.address != pointer ||
+      found.kind != Allocation::Kind::device || found.pool == nullptr || found.ofGraph)
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto pool = findPool(found.pool, true);
+  if (!pool || !pool->sharing().exportable()) return CUDA_ERROR_INVALID_VALUE;
+  CUresult status = captureForbids();
+  Share share = namedBy(*pool);
+  if (status == CUDA_SUCCESS) status = offerAllocation(found, share.token);
+  if (status == CUDA_SUCCESS) writeHandle(ShareKind::poolMemory, share, bytesOf(*out));
+  return status;
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr* out, CUmemoryPool handle, CUmemPoolPtrExportData* data) {
+  const auto pool = findPool(handle);
+  Share share;
+  if (out == nullptr || data == nullptr || !pool || !pool->sharing().imported() ||
+      !readHandle(ShareKind::poolMemory, bytesOf(*data), share))
+    return CUDA_ERROR_INVALID_VALUE;
+  // Programs try the allocations of several pools until one fits (streamOrderedAllocationIPC).
+  if (!std::equal(std::begin(share.pool), std::end(share.pool), pool->sharing().name))
+    return CUDA_ERROR_INVALID_VALUE;
+  return openShared(share.token, handle, out);
+}
+
+}  // namespace custom
+}  // namespace gpupool::client
