@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/memory_info.h"
 #include "transports/descriptor.h"
@@ -197,12 +198,16 @@ std::shared_ptr<SharedMemory> SharedMemory::borrow(void* data, size_t bytes) {
 }
 
 SharedMemory::~SharedMemory() {
-  if (descriptor_ < 0) return;  // borrowed
+  if (descriptor_ < 0 && !ofFile_) return;  // borrowed
   bool replaced = restoreReservation_ &&
                   mmap(data_, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
                        0) != MAP_FAILED;
   if (!replaced) munmap(data_, size_);
-  ::close(descriptor_);
+  closeDescriptor();
+}
+
+void SharedMemory::closeDescriptor() {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
 Lent::Lent(Connection& connection, void* data, size_t bytes) : connection_(connection) {

@@ -38,6 +38,8 @@ class SharedMemory {
   size_t size() const { return size_; }
   int descriptor() const { return descriptor_; }
   bool isOfFile() const { return ofFile_; }
+  // Of a file: its pages stay, and connections that share it go on. No other one can share it any more.
+  void closeDescriptor();
   uint64_t offset() const { return offset_; }  // in the descriptor's file
 
  private:

@@ -157,6 +157,7 @@ CUresult HostMemory::shareFile(CUcontext context, int descriptor, uint64_t offse
     freeAddresses_.emplace(bytes, address);
     return status;
   }
+  piece.memory->closeDescriptor();  // programs may register many files, and have few descriptors
   std::lock_guard lock(mutex_);
   pieces_.emplace(address, std::move(piece));
   blocks_[address] = bytes;

@@ -14,8 +14,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kPiece = size_t{4} << 20;  // of a large copy: one is carried while another is copied
 constexpr size_t kMostPieces = 16;
-// Registrations of files at once: each takes descriptors, here and in the worker.
-constexpr size_t kMostShared = 256;
+constexpr size_t kMostShared = 8192;  // files registered at once: each takes two descriptors of the worker
 
 size_t pieceOf(size_t bytes) { return std::max(kPiece, (bytes / kMostPieces / kPage + 1) * kPage); }
 
