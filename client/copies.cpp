@@ -436,6 +436,8 @@ CUresult captureLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t fr
 CUresult copyLinear(const StreamRef& ref, uint64_t to, End toEnd, uint64_t from, End fromEnd, size_t bytes,
                     Timing timing) {
   if (bytes == 0) return CUDA_SUCCESS;
+  useShared(to, toEnd, bytes);
+  useShared(from, fromEnd, bytes);
   if (toEnd == End::unknown || fromEnd == End::unknown || to == 0 || from == 0)
     return CUDA_ERROR_INVALID_VALUE;
   bool toDevice = toEnd == End::device, fromDevice = fromEnd == End::device;

@@ -135,6 +135,7 @@ CUresult localiseSide(const Side& side, bool written, const CUDA_MEMCPY3D_v2& co
   if (end == End::unknown ||
       ((end == End::host || end == End::registered) && side.type == CU_MEMORYTYPE_DEVICE))
     return CUDA_ERROR_INVALID_VALUE;
+  useShared(first, end, length);
   type = end == End::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   start = first;
   if (end == End::device) return CUDA_SUCCESS;

@@ -50,6 +50,16 @@ End endOfSide(const Side& side, const CUDA_MEMCPY3D_v2& c) {
   return endOf(rowAddress(side, 0, 0), spanOf(side, c));
 }
 
+// Which kind it is, and where: see useShared.
+End findSide(Side& side, const CUDA_MEMCPY3D_v2& c) {
+  End end = endOfSide(side, c);
+  const uint64_t first = rowAddress(side, 0, 0);
+  uint64_t used = first;
+  useShared(used, end, spanOf(side, c));
+  side.base += used - first;
+  return end;
+}
+
 void complete(Side& side, const CUDA_MEMCPY3D_v2& c) {
   if (side.pitch == 0) side.pitch = c.WidthInBytes + side.x;
   if (side.height == 0) side.height = c.Height + side.y;
@@ -291,8 +301,8 @@ CUresult copyVolume(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, Timing timing) {
   complete(source, c);
   complete(destination, c);
   bool fromArray = c.srcMemoryType == CU_MEMORYTYPE_ARRAY, toArray = c.dstMemoryType == CU_MEMORYTYPE_ARRAY;
-  End from = fromArray ? End::device : endOfSide(source, c),
-      to = toArray ? End::device : endOfSide(destination, c);
+  End from = fromArray ? End::device : findSide(source, c),
+      to = toArray ? End::device : findSide(destination, c);
   if (from == End::unknown || to == End::unknown) return CUDA_ERROR_INVALID_VALUE;
   if ((!fromArray && from == End::device && !mayAccess(ref.context, rowAddress(source, 0, 0), 1, false)) ||
       (!toArray && to == End::device && !mayAccess(ref.context, rowAddress(destination, 0, 0), 1, true)))

@@ -73,6 +73,10 @@ CUresult sessionPeerAccess(CUdevice owner, CUdevice peer);
 // Maps pinned host memory of the worker at `address` of the host arena, registered with the driver, and
 // shares it as `region`. Multiples of 4 KiB. flags: CU_MEMHOSTALLOC_*.
 CUresult sessionHostMap(CUdeviceptr address, size_t bytes, unsigned flags, RegionName* region);
+// One host: the same with pages of a file that the client has shared as `region`, and that other processes
+// may have, too. The worker registers them with the driver and touches none itself.
+CUresult sessionHostShare(CUdeviceptr address, RegionName region);
+// Of either.
 CUresult sessionHostUnmap(CUdeviceptr address);
 // Offers a piece of the session's device memory: that of the name, or, where it is 0, the one mapped at
 // `address`. What others open is [address, + bytes) of it; of a named piece, all. The token is valid until

@@ -18,6 +18,8 @@ bool applyRecord(RemoteRegions& regions, const Record& record, Descriptor attach
   Region region{record.id, record.generation};
   if (record.kind == RecordKind::region)
     return attached && regions.announce(region, record.size, std::move(attached), nullptr);
+  if (record.kind == RecordKind::file)
+    return attached && regions.announce(region, record.size, std::move(attached), nullptr, record.extra);
   return record.kind == RecordKind::withdraw && regions.withdraw(region);
 }
 

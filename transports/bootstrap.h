@@ -23,6 +23,7 @@ enum class RecordKind : uint32_t {
   withdraw,
   goodbye,
   lastWords,  // from the server, about a worker that is gone: `size` bytes of text follow (last_words.h)
+  file,       // a region of a file: size and, as `extra`, offset, with a descriptor
 };
 
 struct Record {
@@ -31,7 +32,7 @@ struct Record {
   uint32_t generation = 0;  // hello: 1 if the sender takes part in the expedited barrier
   uint32_t pid = 0;         // of the sender; receivers use the kernel's report (SCM_CREDENTIALS), not this
   uint64_t size = 0;        // hello: bytes of a call ring
-  uint64_t extra = 0;       // hello: bytes of a control ring
+  uint64_t extra = 0;       // hello: bytes of a control ring; file: offset
 };
 static_assert(sizeof(Record) == 32);
 

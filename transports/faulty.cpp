@@ -47,6 +47,7 @@ class Faulty final : public Connection {
     delay();
     return inner_->map(remote, fixedAddress, deadline);
   }
+  size_t sizeOf(Region remote, Deadline deadline) override { return inner_->sizeOf(remote, deadline); }
   bool mapsMemory() const override { return inner_->mapsMemory(); }
   Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) override {
     return transfer(bytes, [&](size_t some) { return inner_->put(local, remote, offset, some); });

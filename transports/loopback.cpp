@@ -36,7 +36,10 @@ class Loopback final : public RingConnection {
   Region share(std::shared_ptr<SharedMemory> memory) override {
     if (!open() || memory->descriptor() < 0) return {};
     Region region = local_.add(memory);
-    withOther([&](Loopback& other) { other.remote_->announce(region, memory->size(), {}, memory); });
+    std::optional<uint64_t> fileOffset;
+    if (memory->isOfFile()) fileOffset = memory->offset();
+    withOther(
+        [&](Loopback& other) { other.remote_->announce(region, memory->size(), {}, memory, fileOffset); });
     return region;
   }
   void unshare(Region region) override {
@@ -48,9 +51,15 @@ class Loopback final : public RingConnection {
     if (closedHere()) return nullptr;
     auto entry = remote_->wait(remote, deadline);
     if (!entry) return nullptr;
-    if (!fixedAddress) return entry->mapping;
+    if (!fixedAddress) return entry->fileOffset ? nullptr : entry->mapping;
     int descriptor = fcntl(entry->mapping->descriptor(), F_DUPFD_CLOEXEC, 0);
-    return descriptor < 0 ? nullptr : SharedMemory::adopt(descriptor, entry->size, fixedAddress);
+    if (descriptor < 0) return nullptr;
+    if (!entry->fileOffset) return SharedMemory::adopt(descriptor, entry->size, fixedAddress);
+    try {
+      return SharedMemory::ofFile(descriptor, *entry->fileOffset, entry->size, fixedAddress);
+    } catch (const std::exception&) {
+      return nullptr;
+    }
   }
   bool mapsMemory() const override { return true; }
   Transfer put(const void* local, Region remote, uint64_t offset, size_t bytes) override {

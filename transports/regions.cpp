@@ -48,14 +48,18 @@ void LocalRegions::clear() {
 }
 
 bool RemoteRegions::announce(Region region, size_t size, Descriptor descriptor,
-                             std::shared_ptr<SharedMemory> mapping) {
+                             std::shared_ptr<SharedMemory> mapping, std::optional<uint64_t> fileOffset) {
   if (region.id == 0 || region.id > kMaxRegions || region.generation == 0 || size == 0) return false;
   {
     std::lock_guard lock(mutex_);
     Entry& entry = entries_[region.id];
     if (!entry.withdrawn || region.generation <= entry.generation) return false;
-    entry = {region.generation, false, size,
-             descriptor ? std::make_shared<Descriptor>(std::move(descriptor)) : nullptr, std::move(mapping)};
+    entry = {region.generation,
+             false,
+             size,
+             descriptor ? std::make_shared<Descriptor>(std::move(descriptor)) : nullptr,
+             std::move(mapping),
+             fileOffset};
   }
   changed_.notify_all();
   return true;
@@ -70,7 +74,7 @@ bool RemoteRegions::withdraw(Region region) {
       return false;
     }
     dropped = std::move(found->second);
-    found->second = Entry{region.generation, true, 0, nullptr, nullptr};
+    found->second = Entry{region.generation, true, 0, nullptr, nullptr, {}};
   }
   changed_.notify_all();
   return true;

@@ -46,10 +46,12 @@ class RemoteRegions {
     size_t size = 0;
     std::shared_ptr<Descriptor> descriptor;  // shm
     std::shared_ptr<SharedMemory> mapping;   // of this process, once somebody needed one
+    std::optional<uint64_t> fileOffset;      // a file's: it is mapped at a fixed address only
   };
 
   // False: the announcement makes no sense (protocol violation).
-  bool announce(Region region, size_t size, Descriptor descriptor, std::shared_ptr<SharedMemory> mapping);
+  bool announce(Region region, size_t size, Descriptor descriptor, std::shared_ptr<SharedMemory> mapping,
+                std::optional<uint64_t> fileOffset = {});
   bool withdraw(Region region);
   // Waits for the announcement. Empty: stale, never announced before the deadline, or stopped.
   std::optional<Entry> wait(Region region, Deadline deadline);

@@ -52,6 +52,11 @@ void RingConnection::attach(std::shared_ptr<RingMemory> memory, int out, int in,
   for (int ring : {out + index(Channel::call), in + index(Channel::call)}) memory_->populate(ring);
 }
 
+size_t RingConnection::sizeOf(Region remote, Deadline deadline) {
+  const auto entry = remote_->wait(remote, deadline);
+  return entry ? entry->size : 0;
+}
+
 size_t RingConnection::maxMessage(Channel channel) const {
   return maxRingMessage(memory_->size(index(channel)));
 }

@@ -27,6 +27,7 @@ class RingConnection : public Connection {
   std::span<const std::byte> receive(Channel channel, Deadline deadline) override;
   bool pending(Channel channel) override;
   size_t maxMessage(Channel channel) const override;
+  size_t sizeOf(Region remote, Deadline deadline) override;
 
   Peer peer() const override { return peer_.load(std::memory_order_acquire); }
   std::string reason() const override;

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "base/memory_info.h"
 #include "transports/descriptor.h"
@@ -88,9 +89,9 @@ class FileSizeSignalBlocked {
   bool waited_;  // before already: somebody else's
 };
 
-std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress) {
+std::byte* mapShared(int descriptor, size_t bytes, void* fixedAddress, uint64_t offset = 0) {
   int flags = MAP_SHARED | (fixedAddress ? MAP_FIXED : 0);
-  void* at = mmap(fixedAddress, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
+  void* at = mmap(fixedAddress, bytes, PROT_READ | PROT_WRITE, flags, descriptor, static_cast<off_t>(offset));
   if (at == MAP_FAILED) throw std::runtime_error(errorText("shared memory: mmap"));
   return static_cast<std::byte*>(at);
 }
@@ -137,6 +138,21 @@ void checkReceived(int descriptor, size_t bytes) {
   }
 }
 
+// Whose pages stay in memory, and which has them there where it is mapped.
+void checkFile(int descriptor, uint64_t offset, size_t bytes) {
+  struct stat status;
+  struct statfs filesystem;
+  if (fstat(descriptor, &status) != 0 || fstatfs(descriptor, &filesystem) != 0)
+    throw std::runtime_error(errorText("shared memory: a file's descriptor"));
+  if (!S_ISREG(status.st_mode) || filesystem.f_type != TMPFS_MAGIC)
+    throw std::runtime_error("shared memory: not a file in memory");
+  if ((fcntl(descriptor, F_GETFL) & O_ACCMODE) != O_RDWR)
+    throw std::runtime_error("shared memory: a file that is not open for reading and writing");
+  const uint64_t end = status.st_size > 0 ? wholePages(static_cast<size_t>(status.st_size)) : 0;
+  if (offset > end || bytes > end - offset || offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) != 0)
+    throw std::runtime_error("shared memory: not pages of the file");
+}
+
 }  // namespace
 
 SharedMemory::SharedMemory(std::byte* data, size_t size, int descriptor, bool restoreReservation)
@@ -164,17 +180,34 @@ std::shared_ptr<SharedMemory> SharedMemory::adopt(int descriptor, size_t bytes, 
       new SharedMemory(data, bytes, memory.release(), fixedAddress != nullptr));
 }
 
+std::shared_ptr<SharedMemory> SharedMemory::ofFile(int descriptor, uint64_t offset, size_t bytes,
+                                                   void* fixedAddress) {
+  Descriptor file(descriptor);
+  bytes = wholePages(bytes);
+  checkFile(file.get(), offset, bytes);
+  std::byte* data = mapShared(file.get(), bytes, fixedAddress, offset);
+  std::shared_ptr<SharedMemory> memory(
+      new SharedMemory(data, bytes, file.release(), fixedAddress != nullptr));
+  memory->ofFile_ = true;
+  memory->offset_ = offset;
+  return memory;
+}
+
 std::shared_ptr<SharedMemory> SharedMemory::borrow(void* data, size_t bytes) {
   return std::shared_ptr<SharedMemory>(new SharedMemory(static_cast<std::byte*>(data), bytes, -1, false));
 }
 
 SharedMemory::~SharedMemory() {
-  if (descriptor_ < 0) return;  // borrowed
+  if (descriptor_ < 0 && !ofFile_) return;  // borrowed
   bool replaced = restoreReservation_ &&
                   mmap(data_, size_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
                        0) != MAP_FAILED;
   if (!replaced) munmap(data_, size_);
-  ::close(descriptor_);
+  closeDescriptor();
+}
+
+void SharedMemory::closeDescriptor() {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
 }
 
 Lent::Lent(Connection& connection, void* data, size_t bytes) : connection_(connection) {

@@ -228,6 +228,7 @@ Region Shm::share(std::shared_ptr<SharedMemory> memory) {
   Region region = local_.add(memory);
   if (region == Region{}) return {};
   Record record{RecordKind::region, region.id, region.generation, 0, memory->size()};
+  if (memory->isOfFile()) record.kind = RecordKind::file, record.extra = memory->offset();
   if (bootstrap_.send(record, memory->descriptor(), TimeLeft(kSendBound))) return region;
   local_.remove(region);
   markGone(Peer::lost, "the peer does not read its bootstrap socket");
@@ -244,13 +245,17 @@ std::shared_ptr<SharedMemory> Shm::map(Region remote, void* fixedAddress, Deadli
   auto entry = remote_->wait(remote, deadline);
   if (!entry) return nullptr;
   if (entry->mapping && !fixedAddress) return entry->mapping;
+  if (entry->fileOffset && !fixedAddress) return nullptr;
   int descriptor = fcntl(entry->descriptor->get(), F_DUPFD_CLOEXEC, 0);
   if (descriptor < 0) return nullptr;
   try {
+    if (entry->fileOffset)
+      return SharedMemory::ofFile(descriptor, *entry->fileOffset, entry->size, fixedAddress);
     auto mapping = SharedMemory::adopt(descriptor, entry->size, fixedAddress);
     return fixedAddress ? mapping : remote_->remember(remote, std::move(mapping));
   } catch (const std::exception& error) {
-    markGone(Peer::lost, error.what());  // what it announced is not what it sent
+    // What it announced is not what it sent. But a file may have changed since.
+    if (!entry->fileOffset) markGone(Peer::lost, error.what());
     return nullptr;
   }
 }

@@ -94,8 +94,11 @@ class Connection {
   virtual Region share(std::shared_ptr<SharedMemory> memory) = 0;
   virtual void unshare(Region region) = 0;
   // The peer's region in this process, at `fixedAddress` if given; null where mapsMemory() is false. Waits
-  // for the region to be announced, until the deadline.
+  // for the region to be announced, until the deadline. A part of a file (SharedMemory::ofFile) is mapped at
+  // a fixed address only, and is null where the file has changed meanwhile.
   virtual std::shared_ptr<SharedMemory> map(Region remote, void* fixedAddress, Deadline deadline) = 0;
+  // Its bytes, announced by the deadline; 0: there is no such region.
+  virtual size_t sizeOf(Region, Deadline) { return 0; }
   // True if map can succeed: client and worker are on one host.
   virtual bool mapsMemory() const = 0;
   // Copies to or from the peer's region; bounds are checked here against its announced size (kRefused and

@@ -27,6 +27,7 @@ bool inMappings(Allocation a, uint64_t address, size_t bytes) {
 End endOf(uint64_t address, size_t bytes) {
   Allocation found;
   Carrier::Range carried;
+  uint64_t shared = 0;
   if (allocations().find(address, found)) {
     switch (found.kind) {
       case Allocation::Kind::device:
@@ -35,7 +36,10 @@ End endOf(uint64_t address, size_t bytes) {
       case Allocation::Kind::mapped:
         return inMappings(found, address, bytes) ? End::device : End::unknown;
       case Allocation::Kind::registered:
-        return registeredMemory().carries(address, bytes, carried) ? End::registered : End::host;
+        return registeredMemory().shares(address, bytes, shared) ||
+                       registeredMemory().carries(address, bytes, carried)
+                   ? End::registered
+                   : End::host;
       case Allocation::Kind::managedSymbol:
         return End::host;  // the application's own pages are what counts
       default:
@@ -47,6 +51,13 @@ End endOf(uint64_t address, size_t bytes) {
   bool window =
       address >= space.deviceBase && address - space.deviceBase < space.windowBytes * schema::kMaxDevices;
   return window ? End::unknown : End::host;
+}
+
+void useShared(uint64_t& address, End& end, size_t bytes) {
+  uint64_t shared = 0;
+  if (end != End::registered || !registeredMemory().shares(address, bytes, shared)) return;
+  address = shared;
+  end = End::arena;
 }
 
 bool mayAccess(CUcontext context, uint64_t address, size_t bytes, bool write) {

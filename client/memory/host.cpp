@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "client/session.h"
+#include "transports/descriptor.h"
 
 namespace gpupool::client {
 namespace {
@@ -30,21 +31,27 @@ HostMemory& hostMemory() {
 
 // ---- the arena ----
 
-CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made) {
-  Session& session = Session::get();
-  const schema::AddressSpace& space = session.space();
+// Addresses for a piece. Under growing_.
+bool HostMemory::takeAddress(size_t bytes, uint64_t& address) {
+  const schema::AddressSpace& space = Session::get().space();
   if (nextAddress_ == 0) nextAddress_ = space.hostBase;
-  uint64_t address = 0;
   unmapParked();
   auto again = freeAddresses_.find(bytes);
   if (again != freeAddresses_.end()) {
     address = again->second;
     freeAddresses_.erase(again);
-  } else {
-    if (bytes > space.hostBase + space.hostBytes - nextAddress_) return CUDA_ERROR_OUT_OF_MEMORY;
-    address = nextAddress_;
-    nextAddress_ += up(bytes, kSharedPiece);
+    return true;
   }
+  if (bytes > space.hostBase + space.hostBytes - nextAddress_) return false;
+  address = nextAddress_;
+  nextAddress_ += up(bytes, kSharedPiece);
+  return true;
+}
+
+CUresult HostMemory::addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made) {
+  Session& session = Session::get();
+  uint64_t address = 0;
+  if (!takeAddress(bytes, address)) return CUDA_ERROR_OUT_OF_MEMORY;
   schema::RegionName name;
   CUresult status = session.await<"sessionHostMap">(context, CUdeviceptr{address}, bytes, flags, &name);
   if (status != CUDA_SUCCESS) {
@@ -123,6 +130,41 @@ CUresult HostMemory::allocate(CUcontext context, size_t bytes, unsigned flags, U
   return CUDA_SUCCESS;
 }
 
+CUresult HostMemory::shareFile(CUcontext context, int descriptor, uint64_t offset, size_t bytes,
+                               uint64_t& address) {
+  transport::Descriptor file(descriptor);
+  Session& session = Session::get();
+  const Transfers::Inside inside(session.transfers(), Transfers::named);
+  std::lock_guard order(growing_);
+  if (!takeAddress(bytes, address)) return CUDA_ERROR_OUT_OF_MEMORY;
+  Piece piece;
+  piece.context = context;
+  piece.bytes = piece.used = bytes;
+  CUresult status = CUDA_ERROR_NOT_SUPPORTED;
+  try {
+    piece.memory =
+        transport::SharedMemory::ofFile(file.release(), offset, bytes, reinterpret_cast<void*>(address));
+    piece.lent = session.connection().share(piece.memory);
+    if (piece.lent != transport::Region{})
+      status = session.await<"sessionHostShare">(context, CUdeviceptr{address},
+                                                 schema::RegionName{piece.lent.id, piece.lent.generation});
+  } catch (const std::exception& e) {
+    GPUPOOL_DEBUG("registered memory is not shared: %s", e.what());
+  }
+  if (status != CUDA_SUCCESS) {
+    if (piece.lent != transport::Region{}) session.connection().unshare(piece.lent);
+    piece.memory.reset();
+    freeAddresses_.emplace(bytes, address);
+    return status;
+  }
+  piece.memory->closeDescriptor();  // programs may register many files, and have few descriptors
+  std::lock_guard lock(mutex_);
+  pieces_.emplace(address, std::move(piece));
+  blocks_[address] = bytes;
+  targets_.insert(address);
+  return CUDA_SUCCESS;
+}
+
 bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
   Piece& p = piece->second;
   p.used -= bytes;
@@ -138,7 +180,7 @@ bool HostMemory::freeBlock(PieceAt piece, uint64_t address, size_t bytes) {
   } else {
     p.free[address] = bytes;
   }
-  return p.used == 0 && (p.bytes != kSharedPiece || pieces_.size() >= 4);
+  return p.used == 0 && (p.bytes != kSharedPiece || p.memory->isOfFile() || pieces_.size() >= 4);
 }
 
 CUresult HostMemory::release(CUcontext context, uint64_t address) {

@@ -43,6 +43,9 @@ class HostMemory {
   enum class Use { copies, mirrored, target };
   // Bytes of the arena at an address both sides have.
   CUresult allocate(CUcontext context, size_t bytes, unsigned flags, Use use, uint64_t& address);
+  // One host: arena memory of the pages of a file, which keep their contents (SharedMemory::ofFile). Takes
+  // the descriptor.
+  CUresult shareFile(CUcontext context, int descriptor, uint64_t offset, size_t bytes, uint64_t& address);
   CUresult release(CUcontext context, uint64_t address);
   // The context is about to end, and the worker's registrations with it: what is kept for its next allocation
   // goes.
@@ -104,7 +107,7 @@ class HostMemory {
     CUcontext context = nullptr;
     size_t bytes = 0;
     transport::Region region;  // the worker's; this and the next change with a move
-    transport::Region lent;    // network: ours, which the worker puts into
+    transport::Region lent;    // network: ours, which the worker puts into; or a file's pages
     std::shared_ptr<transport::SharedMemory> memory;
     unsigned flags = 0;
     size_t used = 0;
@@ -129,6 +132,7 @@ class HostMemory {
     size_t bytes = 0;
   };
   using PieceAt = std::map<uint64_t, Piece>::iterator;
+  bool takeAddress(size_t bytes, uint64_t& address);
   CUresult addPiece(CUcontext context, size_t bytes, unsigned flags, PieceAt& made);
   PieceAt pieceWithRoom(CUcontext context, size_t bytes, uint64_t& address);
   CUresult unmap(std::unique_lock<std::mutex>& growing, std::optional<Transfers::Inside>& inside,

@@ -6,6 +6,7 @@
 
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
+#include "client/memory/mapped_files.h"
 
 namespace gpupool::client {
 namespace {
@@ -13,6 +14,7 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kPiece = size_t{4} << 20;  // of a large copy: one is carried while another is copied
 constexpr size_t kMostPieces = 16;
+constexpr size_t kMostShared = 8192;  // files registered at once: each takes two descriptors of the worker
 
 size_t pieceOf(size_t bytes) { return std::max(kPiece, (bytes / kMostPieces / kPage + 1) * kPage); }
 
@@ -31,15 +33,34 @@ RegisteredMemory& registeredMemory() {
 }
 
 CUresult RegisteredMemory::add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device) {
-  Registration fresh{bytes, 0, context};
-  CUresult status =
-      hostMemory().allocate(context, std::max(bytes, kPage), 0, HostMemory::Use::target, fresh.shadow);
-  if (status != CUDA_SUCCESS) return status;
+  Registration fresh;
+  fresh.bytes = bytes;
+  fresh.context = context;
+  if (!share(context, host, bytes, fresh)) {
+    CUresult status =
+        hostMemory().allocate(context, std::max(bytes, kPage), 0, HostMemory::Use::target, fresh.shadow);
+    if (status != CUDA_SUCCESS) return status;
+  }
   allocations().add(
       {host, bytes, Allocation::Kind::registered, device, context, flags, fresh.shadow, 0, nullptr});
   std::lock_guard lock(mutex_);
   registrations_[host] = fresh;
   return CUDA_SUCCESS;
+}
+
+// Whole pages, as the driver registers them. False: it is not possible with this memory.
+bool RegisteredMemory::share(CUcontext context, uint64_t host, size_t bytes, Registration& fresh) {
+  if (!Session::get().mapsMemory() || bytes > UINT64_MAX - host - kPage) return false;
+  const uint64_t first = host / kPage * kPage, end = (host + bytes + kPage - 1) / kPage * kPage;
+  if (shared_.fetch_add(1) < kMostShared)
+    if (auto file = mappedFile(first, end - first)) {
+      uint64_t address = 0;
+      fresh.shared = hostMemory().shareFile(context, file->descriptor.release(), file->offset, end - first,
+                                            address) == CUDA_SUCCESS;
+      fresh.shadow = address + (host - first);
+    }
+  if (!fresh.shared) --shared_;
+  return fresh.shared;
 }
 
 CUresult RegisteredMemory::remove(uint64_t host) {
@@ -55,7 +76,9 @@ CUresult RegisteredMemory::remove(uint64_t host) {
   allocations().remove(host);
   carrier().await(host, gone.bytes);
   if (gone.mirrored) hostMemory().removeMirror(host, gone.shadow);
-  return hostMemory().release(gone.context, gone.shadow);
+  if (!gone.shared) return hostMemory().release(gone.context, gone.shadow);
+  --shared_;
+  return hostMemory().release(gone.context, gone.shadow / kPage * kPage);
 }
 
 RegisteredMemory::At RegisteredMemory::find(uint64_t host) {
@@ -65,10 +88,21 @@ RegisteredMemory::At RegisteredMemory::find(uint64_t host) {
   return host - found->first < found->second.bytes ? found : registrations_.end();
 }
 
+bool RegisteredMemory::shares(uint64_t host, size_t bytes, uint64_t& address) const {
+  if (shared_.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(mutex_);
+  auto found = const_cast<RegisteredMemory*>(this)->find(host);
+  if (found == registrations_.end() || !found->second.shared) return false;
+  const uint64_t at = host - found->first;
+  if (bytes > found->second.bytes - at) return false;
+  address = found->second.shadow + at;
+  return true;
+}
+
 bool RegisteredMemory::carries(uint64_t host, size_t bytes, Carrier::Range& range) const {
   std::lock_guard lock(mutex_);
   auto found = const_cast<RegisteredMemory*>(this)->find(host);
-  if (found == registrations_.end() || found->second.mirrored) return false;
+  if (found == registrations_.end() || found->second.mirrored || found->second.shared) return false;
   const uint64_t at = host - found->first;
   if (bytes > found->second.bytes - at) return false;
   range = {host, found->second.shadow + at, bytes};
@@ -81,7 +115,8 @@ void RegisteredMemory::mirror(uint64_t host) {
   {
     std::lock_guard lock(mutex_);
     auto found = find(host);
-    if (found == registrations_.end() || std::exchange(found->second.mirrored, true)) return;
+    if (found == registrations_.end() || found->second.shared || std::exchange(found->second.mirrored, true))
+      return;
     if (std::exchange(found->second.told, false)) --told_;
     start = found->first;
     known = found->second;
@@ -94,8 +129,8 @@ void RegisteredMemory::mirror(uint64_t host) {
 void RegisteredMemory::addressTold(uint64_t host) {
   std::lock_guard lock(mutex_);
   auto found = find(host);
-  if (found != registrations_.end() && !found->second.mirrored && !std::exchange(found->second.told, true))
-    ++told_;
+  if (found == registrations_.end() || found->second.shared || found->second.mirrored) return;
+  if (!std::exchange(found->second.told, true)) ++told_;
 }
 
 void RegisteredMemory::noticeAddress(uint64_t device) {

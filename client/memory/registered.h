@@ -1,7 +1,13 @@
 #pragma once
-// Registered memory (cuMemHostRegister): pages of the application that the worker cannot map. Every
-// registration has a shadow in the host arena; asynchronous copies go by way of it (client/memory/carrier.h).
+// Registered memory (cuMemHostRegister): pages of the application. Every registration has a shadow in the
+// host arena.
 //
+// Where the pages are a file's that the application has mapped for other processes, too (MAP_SHARED), and the
+// worker is on this host, the shadow is another mapping of the very same pages, in this process and in the
+// worker, and is used as pinned memory is. Kernels and processors of several processes that register the file
+// see one another's writes at once, as natively.
+//
+// Other pages the worker cannot map. Asynchronous copies go by way of the shadow (client/memory/carrier.h).
 // A kernel cannot address registered memory without having asked for the device's address of it
 // (CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM reads 0). Once it did, the memory is mirrored
 // instead (client/memory/host.h), which costs a comparison at every launch. Copies to the device then read
@@ -22,6 +28,8 @@ class RegisteredMemory {
   // Waits for its copies under way.
   CUresult remove(uint64_t host);
 
+  // True: [host, + bytes) is a file's pages, which the worker has mapped; its own `address` of them.
+  bool shares(uint64_t host, size_t bytes, uint64_t& address) const;
   // True: copies of [host, + bytes) may go by way of the shadow, at `range`.
   bool carries(uint64_t host, size_t bytes, Carrier::Range& range) const;
   // Asynchronous copies between the device and memory that carries.
@@ -40,16 +48,19 @@ class RegisteredMemory {
  private:
   struct Registration {
     size_t bytes = 0;
-    uint64_t shadow = 0;
+    uint64_t shadow = 0;  // where `host` lies in it
     CUcontext context = nullptr;
+    bool shared = false;  // its pages are the application's own
     bool mirrored = false, told = false;
   };
+  bool share(CUcontext context, uint64_t host, size_t bytes, Registration& fresh);
   using At = std::map<uint64_t, Registration>::iterator;
   At find(uint64_t host);  // under mutex_
 
   mutable std::mutex mutex_;
   std::map<uint64_t, Registration> registrations_;
   std::atomic<size_t> told_{0};
+  std::atomic<size_t> shared_{0};
 };
 
 RegisteredMemory& registeredMemory();

@@ -13,6 +13,7 @@ SESSION_CALL(sessionMemoryOffer, Await, Checked | Beside | Unlogged, In<"name">,
 SESSION_CALL(sessionOfferEnd, Await, Checked | Beside | Unlogged, In<"token">)
 SESSION_CALL(sessionMemoryOpen, Await, Checked | Beside | Unlogged, In<"token">, In<"name">, Out<"device">, Out<"bytes">, Out<"offset">, Out<"length">)
 SESSION_CALL(sessionHostMap, Await, Checked | Varies, In<"address">, In<"bytes">, In<"flags">, Out<"region">)
+SESSION_CALL(sessionHostShare, Await, Checked | Unlogged, In<"address">, In<"region">)
 SESSION_CALL(sessionHostUnmap, Post, Checked, In<"address">)
 SESSION_CALL(sessionMirrorApply, Await, Checked | Aside | Unlogged, In<"address">, Array<"runs", "bytes">, In<"bytes">)
 SESSION_CALL(sessionMirrorCollect, Await, Checked | Aside | Unlogged, In<"address">, In<"length">, In<"limit">, OutArray<"runs", "bytes">, InOut<"bytes">)

@@ -78,7 +78,7 @@ std::vector<std::string> hindrances(Session& session) {
   const auto add = [&](const char* reason) {
     if (std::find(all.begin(), all.end(), reason) == all.end()) all.emplace_back(reason);
   };
-  if (session.shared() != 0) add(Session::kShares);
+  if (session.shared() != 0) add(session.whyShared());
   for (const LoadedCode& code : loadedCode(session)) {
     if (code.contents == nullptr)
       add(kUnreadable);

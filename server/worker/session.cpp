@@ -381,6 +381,16 @@ void Session::execute(Call& call) {
     postFailed(call);
 }
 
+CUresult Session::shareHost(uint64_t address, transport::Region region) {
+  constexpr auto kAnnounced = std::chrono::seconds(2);  // it was sent ahead of the call
+  if (!mapsMemory()) return CUDA_ERROR_NOT_SUPPORTED;
+  const auto deadline = transport::Clock::now() + kAnnounced;
+  const size_t bytes = connection_->sizeOf(region, deadline);
+  if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!awaitReleased(address, bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  return space_.mapFile(address, bytes, [&](void* at) { return connection_->map(region, at, deadline); });
+}
+
 void Session::dropRegion(uint64_t address) {
   auto found = regions_.find(address);
   if (found == regions_.end()) return;

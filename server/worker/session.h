@@ -159,7 +159,10 @@ class Session {
   // they would all have to go together. With the gate closed and nothing beside it does not grow.
   static constexpr char kShares[] =
       "it shares memory or events with other processes of its lease, and so is not suspended either";
-  size_t shared() const { return space_.shared() + sharedEvents_.shared(); }
+  static constexpr char kSharesFiles[] =
+      "it has registered memory of a shared file (cudaHostRegister), and so is not suspended either";
+  size_t shared() const { return space_.shared() + sharedEvents_.shared() + space_.files(); }
+  const char* whyShared() const { return space_.files() != 0 ? kSharesFiles : kShares; }
   // Pinned memory that was adopted is to be registered by the next context.
   void registerHost() { hostLost_ = true; }
 
@@ -240,6 +243,8 @@ class Session {
   // Pinned memory that lay there before is nobody's any more: new memory may take its place. False: a
   // transfer of it does not end.
   bool awaitReleased(uint64_t address, size_t bytes);
+  // Pages of a file that the client has shared, at `address` of the arena. Needs a current context.
+  CUresult shareHost(uint64_t address, transport::Region region);
   transport::Region share(std::shared_ptr<transport::SharedMemory> memory) {
     return connection_->share(std::move(memory));
   }

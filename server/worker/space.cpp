@@ -382,16 +382,32 @@ CUresult Space::mapHost(uint64_t address, size_t bytes, unsigned flags,
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   (void)flags;  // write-combining is a hint that ordinary pages cannot follow
+  const CUresult result = keepHost(address, memory);
+  if (result != CUDA_SUCCESS) memory.reset();
+  return result;
+}
+
+CUresult Space::mapFile(uint64_t address, size_t bytes,
+                        const std::function<std::shared_ptr<transport::SharedMemory>(void* at)>& map) {
+  if (CUresult room = account_.take(Account::kHost, bytes); room != CUDA_SUCCESS) return room;
+  std::lock_guard order(mapping_);
+  if (!inArena(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  auto memory = map(reinterpret_cast<void*>(address));
+  if (memory == nullptr || !memory->isOfFile()) return CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result = keepHost(address, std::move(memory));
+  if (result == CUDA_SUCCESS) ++files_;
+  return result;
+}
+
+CUresult Space::keepHost(uint64_t address, std::shared_ptr<transport::SharedMemory> memory) {
   CUcontext current = nullptr;
   CUresult result = driver_.cuCtxGetCurrent(&current);
-  if (result == CUDA_SUCCESS) result = driver_.cuMemHostRegister_v2(memory->data(), bytes, kHostRegistration);
-  if (result != CUDA_SUCCESS) {
-    memory.reset();
-    return result;
-  }
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemHostRegister_v2(memory->data(), memory->size(), kHostRegistration);
+  if (result != CUDA_SUCCESS) return result;
   std::lock_guard lock(mutex_);
-  host_[address] = {memory, current};
-  hostRanges_[address] = bytes;
+  hostRanges_[address] = memory->size();
+  host_[address] = {std::move(memory), current};
   return CUDA_SUCCESS;
 }
 
@@ -400,6 +416,7 @@ CUresult Space::unmapHost(uint64_t address) {
   auto found = host_.find(address);
   if (found == host_.end()) return CUDA_ERROR_INVALID_VALUE;
   CUresult result = driver_.cuMemHostUnregister(found->second.memory->data());
+  if (found->second.memory->isOfFile()) --files_;
   {
     std::lock_guard lock(mutex_);
     released_.push_back(std::move(found->second.memory));

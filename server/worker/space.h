@@ -65,6 +65,12 @@ class Space {
   // Pinned memory at `address` of the host arena; needs a current context.
   CUresult mapHost(uint64_t address, size_t bytes, unsigned flags,
                    std::shared_ptr<transport::SharedMemory>& memory);
+  // The same with pages of a file of the client's, `bytes` of which `map` maps at an address; null: it
+  // cannot.
+  CUresult mapFile(uint64_t address, size_t bytes,
+                   const std::function<std::shared_ptr<transport::SharedMemory>(void* at)>& map);
+  // How many there are.
+  size_t files() const { return files_.load(std::memory_order_acquire); }
   CUresult unmapHost(uint64_t address);
   // True: nothing that was unmapped there is held by anybody still, to be read or written to. mapHost needs
   // that: the old memory's end would take the new one's addresses.
@@ -203,6 +209,7 @@ class Space {
   void dropReleased();
 
   bool lend(uint64_t address, size_t bytes);
+  CUresult keepHost(uint64_t address, std::shared_ptr<transport::SharedMemory> memory);  // under mapping_
   bool inArena(uint64_t address, size_t bytes) const;  // and free there; under mapping_
   bool inWindow(CUdeviceptr address, size_t bytes) const;
   bool isFree(CUdeviceptr address, size_t bytes) const;  // under mapping_
@@ -239,6 +246,7 @@ class Space {
   std::mutex offering_;  // one offer at a time; taken before mapping_
   uint64_t nextOffered_ = 1;
   std::atomic<size_t> shared_{0};
+  std::atomic<size_t> files_{0};  // of host_: a client's files
   bool repeating_ = false;
   std::function<bool()> full_;
   std::vector<uint64_t> lent_;                                      // of host_: while repeating_

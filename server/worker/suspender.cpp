@@ -508,7 +508,7 @@ std::string Suspender::quiesce(Clock::time_point deadline, bool waits) {
     gate.close();
     why = awaitFrames(deadline);
     if (why.empty() && !captureOpen()) {
-      why = session_.shared() != 0 ? Session::kShares : awaitDevice(deadline);
+      why = session_.shared() != 0 ? session_.whyShared() : awaitDevice(deadline);
       if (why.empty()) return "";
       break;
     }

@@ -116,6 +116,67 @@ TEST_CASE("a mapped region is the same memory, at the address asked for") {
   munmap(reserved, 4 << 20);
 }
 
+TEST_CASE("pages of a file are mapped at the address asked for, and no transfer reaches them") {
+  auto transport = GENERATE(from_range(allTransports()));
+  CAPTURE(transport);
+  Pair pair = connectPair(transport);
+  if (!pair.client->mapsMemory()) return;
+  constexpr size_t kPage = 4096;
+  const int file = memfd_create("file", MFD_CLOEXEC);
+  REQUIRE(ftruncate(file, 8 * kPage) == 0);
+  void* reserved = mmap(nullptr, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  REQUIRE(reserved != MAP_FAILED);
+  auto* at = static_cast<std::byte*>(reserved);
+  auto memory = SharedMemory::ofFile(dup(file), 2 * kPage, 3 * kPage, at);
+  Region region = shareWith(*pair.client, *pair.worker, memory);
+  CHECK(pair.worker->sizeOf(region, in(2s)) == 3 * kPage);
+  CHECK(pair.worker->sizeOf({region.id + 1, 1}, in(10ms)) == 0);
+
+  auto placed = pair.worker->map(region, at + 8 * kPage, in(2s));
+  REQUIRE(placed);
+  CHECK(placed->isOfFile());
+  CHECK(placed->data() == at + 8 * kPage);
+  CHECK(placed->size() == 3 * kPage);
+  placed->data()[5] = std::byte{0xAB};
+  CHECK(memory->data()[5] == std::byte{0xAB});
+  std::byte read{};
+  CHECK(pread(file, &read, 1, 2 * kPage + 5) == 1);
+  CHECK(read == std::byte{0xAB});
+
+  uint64_t word = 0;
+  CHECK(pair.worker->map(region, nullptr, in(1s)) == nullptr);
+  CHECK(pair.worker->put(&word, region, 0, sizeof word) == kRefused);
+  CHECK(pair.worker->get(&word, region, 0, sizeof word) == kRefused);
+  CHECK(ftruncate(file, 4 * kPage) == 0);  // the last page is gone
+  CHECK(pair.worker->map(region, at + 16 * kPage, in(1s)) == nullptr);
+  CHECK(pair.worker->peer() == Peer::alive);
+  pair.client->unshare(region);
+  memory.reset();
+  placed.reset();
+  close(file);
+  munmap(reserved, 1 << 20);
+}
+
+TEST_CASE("only whole pages of a file in memory that may be written to") {
+  const int file = memfd_create("file", MFD_CLOEXEC);
+  REQUIRE(ftruncate(file, 5000) == 0);
+  CHECK(SharedMemory::ofFile(dup(file), 0, 8192, nullptr)->size() == 8192);  // the last one ends in it
+  CHECK_THROWS(SharedMemory::ofFile(dup(file), 0, 8193, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(dup(file), 100, 4096, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(dup(file), 8192, 4096, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(dup(file), ~uint64_t{0} - 4095, 8192, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(dup(file), 0, 0, nullptr));
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  CHECK_THROWS(SharedMemory::ofFile(::open(path.c_str(), O_RDONLY | O_CLOEXEC), 0, 4096, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(::open("/dev/zero", O_RDWR | O_CLOEXEC), 0, 4096, nullptr));
+  CHECK_THROWS(SharedMemory::ofFile(-1, 0, 4096, nullptr));
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  CHECK_THROWS(SharedMemory::ofFile(ends[1], 0, 4096, nullptr));
+  close(ends[0]);
+  close(file);
+}
+
 TEST_CASE("put and get move any size at any offset") {
   auto transport = GENERATE(from_range(allTransports()));
   CAPTURE(transport);

@@ -39,6 +39,12 @@ void deviceToHost(Session& session, Call& call) {
   served.close(ours ? served.invoke(session.driver().cuMemcpyDtoHAsync_v2) : CUDA_ERROR_INVALID_VALUE);
 }
 
+// Pages that only the device touches (transports/shared_memory.h).
+bool ofFile(Session& session, uint64_t address, size_t bytes) {
+  const auto memory = session.space().hostMemory(address, bytes);
+  return memory != nullptr && memory->isOfFile();
+}
+
 using Write = GPUPOOL_ROW(sessionWrite);
 using Read = GPUPOOL_ROW(sessionRead);
 
@@ -53,6 +59,7 @@ void write(Session& session, Call& call) {
     return served.close(CUDA_ERROR_INVALID_VALUE);
   auto* host = reinterpret_cast<unsigned char*>(from);
   const auto& data = served.get<"data">().array();
+  if (!data.empty() && ofFile(session, from, bytes)) return served.close(CUDA_ERROR_INVALID_VALUE);
   std::copy(data.begin(), data.end(), host);
   inView(session, call, host);
   CUresult status = session.driver().cuMemcpyHtoDAsync_v2(to, host, bytes, stream);
@@ -95,6 +102,7 @@ CUresult readInto(Session& session, const Call& call, Served<Read>& served) {
   if (memory == nullptr) return CUDA_ERROR_INVALID_VALUE;
   schema::RegionName region = served.get<"region">().value();
   Words::Then then;
+  if (region.id != 0 && memory->isOfFile()) return CUDA_ERROR_INVALID_VALUE;
   if (region.id != 0)
     then = [&session, memory, to, bytes, region, offset = served.get<"offset">().value()](CUresult status) {
       if (status == CUDA_SUCCESS) session.deliver(memory, to, bytes, {region.id, region.generation}, offset);
@@ -120,6 +128,7 @@ void readAwaited(Session& session, Call& frame) {
   uint64_t to = read->served.get<"to">().value();
   size_t bytes = read->served.get<"bytes">().value();
   auto memory = session.space().hostMemory(to, bytes);
+  if (memory != nullptr && memory->isOfFile()) memory = nullptr;
   auto answer = [&session, read, memory, to, bytes](CUresult status) {
     auto& data = read->served.get<"data">().array();
     data.resize(status == CUDA_SUCCESS ? std::min(bytes, data.size()) : 0);

@@ -16,6 +16,7 @@ using ExtentAccess = GPUPOOL_ROW(sessionExtentAccess);
 using MemoryElsewhere = GPUPOOL_ROW(sessionMemoryElsewhere);
 using PeerAccess = GPUPOOL_ROW(sessionPeerAccess);
 using HostMap = GPUPOOL_ROW(sessionHostMap);
+using HostShare = GPUPOOL_ROW(sessionHostShare);
 using HostUnmap = GPUPOOL_ROW(sessionHostUnmap);
 using MirrorApply = GPUPOOL_ROW(sessionMirrorApply);
 using MirrorCollect = GPUPOOL_ROW(sessionMirrorCollect);
@@ -103,6 +104,14 @@ void mapHost(Session& session, Call& call) {
   served.close(status);
 }
 
+void shareHost(Session& session, Call& call) {
+  Served<HostShare> served(session, call);
+  if (!served.open()) return;
+  const uint64_t address = served.get<"address">().value();
+  const schema::RegionName region = served.get<"region">().value();
+  served.close(session.shareHost(address, {region.id, region.generation}));
+}
+
 void unmapHost(Session& session, Call& call) {
   Served<HostUnmap> served(session, call);
   if (!served.open()) return;
@@ -114,6 +123,11 @@ void unmapHost(Session& session, Call& call) {
 
 // Aside calls. `piece` stays, and with the lock modules do, whatever is unmapped or unloaded meanwhile.
 
+// Pages that only the device touches.
+bool isOfFile(const std::shared_ptr<transport::SharedMemory>& piece) {
+  return piece != nullptr && piece->isOfFile();
+}
+
 void applyMirror(Session& session, Call& call) {
   Served<MirrorApply> served(session, call);
   if (!served.open()) return;
@@ -123,7 +137,8 @@ void applyMirror(Session& session, Call& call) {
   // One piece of memory holds all from the mirror's beginning to the run: so far reaches its base.
   auto lock = session.holdMirrors();
   const auto piece = session.space().hostMemory(address, 1);
-  CUresult status = session.space().ownsHost(address, 1) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  const bool may = session.space().ownsHost(address, 1) && !isOfFile(piece);
+  CUresult status = may ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   while (in.remaining() > 0 && status == CUDA_SUCCESS) {
     uint64_t offset = in.value<uint64_t>();
     auto bytes = in.blob();
@@ -147,7 +162,8 @@ void collectMirror(Session& session, Call& call) {
   size_t& bytes = served.get<"bytes">().plain();
   auto lock = session.holdMirrors();
   const auto piece = session.space().hostMemory(address, length);
-  if (!session.space().ownsHost(address, length)) return served.close(CUDA_ERROR_INVALID_VALUE);
+  if (!session.space().ownsHost(address, length) || isOfFile(piece))
+    return served.close(CUDA_ERROR_INVALID_VALUE);
   // Whole words: runs are padded to them.
   std::span<unsigned char> room(out.data(), out.size() & ~size_t{7});
   bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, room);
@@ -166,6 +182,7 @@ void addMemoryHandlers(HandlerTable& table) {
   table.add<MemoryElsewhere>(&memoryElsewhere);
   table.add<PeerAccess>(&peerAccess);
   table.add<HostMap>(&mapHost);
+  table.add<HostShare>(&shareHost);
   table.add<HostUnmap>(&unmapHost);
   table.add<MirrorApply>(&applyMirror);
   table.add<MirrorCollect>(&collectMirror);

@@ -1,5 +1,7 @@
 // What a session does with a client that is not ours: every bad byte ends it with a reason, or is an error
 // and no more.
+#include <sys/mman.h>
+
 #include "base/hmac.h"
 #include "server/worker/tests/client.h"
 
@@ -386,6 +388,54 @@ TEST_CASE("extents and host pieces stay in their windows") {
   CHECK(host(space.hostBase + space.hostBytes, 4096) == CUDA_ERROR_INVALID_VALUE);
   CHECK(host(client.hello.stagingAddress, 4096) == CUDA_ERROR_INVALID_VALUE);
   CHECK(host(space.hostBase + 64 * kMiB, ~uint64_t{0} - 4095) == CUDA_ERROR_INVALID_VALUE);
+}
+
+TEST_CASE("pages of a file lie in the arena, and the worker's processor leaves them alone") {
+  Client client;
+  client.open();
+  const schema::AddressSpace& space = client.space();
+  const int file = memfd_create("file", MFD_CLOEXEC);
+  REQUIRE(ftruncate(file, 16384) == 0);
+  const auto pages = transport::SharedMemory::ofFile(dup(file), 4096, 8192, nullptr);
+  const auto sealed = transport::SharedMemory::create(8192);
+  const transport::Region region = client.wire->share(pages), other = client.wire->share(sealed);
+  auto share = [&](uint64_t address, transport::Region shared) {
+    return client
+        .await(ROW("sessionHostShare"),
+               Arguments().value(address).structure(schema::RegionName{shared.id, shared.generation}))
+        .status();
+  };
+  CHECK(share(space.hostBase + 1, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(space.hostBase - 4096, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(space.hostBase + space.hostBytes - 4096, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(client.hello.stagingAddress, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(~uint64_t{0} - 4095, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(space.hostBase, {region.id, region.generation + 1}) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(space.hostBase, other) == CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(client.session->shared() == 0);
+  REQUIRE(share(space.hostBase, region) == CUDA_SUCCESS);
+  CHECK(share(space.hostBase + 4096, region) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(client.session->shared() == 1);
+  CHECK(client.session->whyShared() == std::string(server::Session::kSharesFiles));
+
+  // Nobody's pages from here on: whoever touched one would end this process.
+  REQUIRE(ftruncate(file, 0) == 0);
+  schema::ByteBuffer run;
+  run.value(uint64_t{16});
+  run.blob("12345678", 8);
+  CHECK(
+      client
+          .awaitAside(ROW("sessionMirrorApply"),
+                      Arguments().value(space.hostBase).blob(run.span().data(), run.size()).value(run.size()))
+          .status() == CUDA_ERROR_INVALID_VALUE);
+  CHECK(client
+            .awaitAside(ROW("sessionMirrorCollect"),
+                        Arguments().value(space.hostBase).value(64).value(0).value(1).value(1).value(4096))
+            .status() == CUDA_ERROR_INVALID_VALUE);
+  CHECK(share(space.hostBase + 64 * kMiB, region) == CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(client.await(ROW("sessionHostUnmap"), Arguments().value(space.hostBase)).status() == CUDA_SUCCESS);
+  CHECK(client.session->shared() == 0);
+  close(file);
 }
 
 TEST_CASE("images are what their names say") {

@@ -7,7 +7,7 @@
 #   STATUS     its exit status (default 0)
 #   TIMEOUT    seconds a run may take on a software GPU (default 60)
 #   NEEDS      what building or running it takes: driver (libcuda to link against), nvrtc, shared_runtime,
-#              or two_devices
+#              two_devices, or one_host (client and worker on one host: it is not run over a network)
 # Its standard output is compared with ../expected/name.txt.
 
 # The classics.
@@ -32,6 +32,7 @@ gpupool_program(managed_memory)
 gpupool_program(managed_ranges FLAGS -lcuda NEEDS driver)
 gpupool_program(mapped_memory)
 gpupool_program(registered_copies TIMEOUT 120)
+gpupool_program(shared_files NEEDS one_host)
 gpupool_program(shared_sessions)
 gpupool_program(processes_share FLAGS -lcuda NEEDS driver)
 gpupool_program(host_memory_order TIMEOUT 120)
