@@ -59,7 +59,7 @@ static void refuseToShare() {
   cudaMemPoolProps pool{};
   cudaMemPool_t made = nullptr;
   pool.allocType = cudaMemAllocationTypePinned;
-  pool.handleTypes = cudaMemHandleTypePosixFileDescriptor;
+  pool.handleTypes = cudaMemHandleTypeFabric;
   pool.location = {cudaMemLocationTypeDevice, 0};
   REFUSES(cudaMemPoolCreate(&made, &pool));
 
