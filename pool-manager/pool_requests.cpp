@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxWaiters = 4096;
 constexpr size_t kMostUnknownReleased = 256;
 constexpr uint64_t kPreemptingMs = 10'000;  // who does not wait, waits so long for leases that it preempts
-constexpr uint64_t kEndingMs = 1000;        // a released lease's devices are free within this, almost always
+constexpr uint64_t kEndingMs = 2000;        // a released lease's devices are free within this, almost always
 constexpr char kByHand[] = "somebody has released it (gpupool release)";
 
 constexpr size_t kMostPurpose = 200, kMostHolder = 160;
