@@ -11,7 +11,7 @@
 namespace gpupool::server {
 namespace {
 
-constexpr size_t kOwnBytes = size_t{2} << 20;  // the driver's smallest piece: none of it is for others
+constexpr size_t kContextBytes = size_t{2} << 20;  // the driver's smallest piece: none of it is for others
 constexpr size_t kFirstCopyBytes = size_t{64} << 10;
 
 std::shared_ptr<transport::SharedMemory> mappedAgain(const transport::SharedMemory& memory) {
@@ -57,7 +57,7 @@ bool HostViews::isFirst(CUcontext context) {
 CUresult HostViews::copyFirst(const HostView& view) {
   CUdeviceptr own = 0;
   std::byte* scratch = view.words->data() + schema::kWordsScratch;
-  CUresult result = driver_.cuMemAlloc_v2(&own, kOwnBytes);
+  CUresult result = driver_.cuMemAlloc_v2(&own, kContextBytes);
   if (result == CUDA_SUCCESS)
     result = driver_.cuMemcpyHtoDAsync_v2(own, view.staging->data(), kFirstCopyBytes, nullptr);
   if (result == CUDA_SUCCESS)
