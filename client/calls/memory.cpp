@@ -67,13 +67,12 @@ CUresult releaseAllocation(uint64_t address, std::initializer_list<Kind_> kinds)
   if (status == CUDA_SUCCESS) status = synchronizeContext(found.context);
   if (status != CUDA_SUCCESS || found.ofGraph) return status;
   if (!allocations().remove(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (found.kind == Kind_::device) offeredAllocations().freed(found);
   if (found.pool != nullptr) {
-    offeredAllocations().freed(found);
     releaseToPool(found.pool, address, nullptr);
     return CUDA_SUCCESS;
   }
   if (found.kind == Kind_::device) {
-    offeredAllocations().freed(found);
     deviceMemory(found.device).release(found.context, address);
     return CUDA_SUCCESS;
   }
@@ -122,7 +121,8 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   CUresult status = currentContext(context);
   if (address == 0) return captureForbids();
   if (status != CUDA_SUCCESS) return status;
-  if (ofImportedPool(address)) return closeShared(address, nullptr);
+  Allocation found;
+  if (allocations().find(address, found) && isOfImportedPool(found)) return closeShared(address, nullptr);
   return releaseAllocation(address, {Kind_::device, Kind_::managed});
 }
 

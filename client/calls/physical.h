@@ -31,6 +31,6 @@ CUresult openShared(const schema::ShareToken& token, CUmemoryPool pool, CUdevice
 // At the last close it is unmapped, after the work of `stream` so far, or of its whole context if that is
 // null: the driver's unmapping would fault running kernels.
 CUresult closeShared(CUdeviceptr address, const StreamRef* stream);
-bool ofImportedPool(uint64_t address);
+bool isOfImportedPool(const Allocation& allocation);
 
 }  // namespace gpupool::client

@@ -68,11 +68,10 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
   CUresult status = resolveStream(stream, ref);
   if (status != CUDA_SUCCESS || address == 0) return status;
   if (ref.stream->capturing) return captureFree(ref, address);
-  if (ofImportedPool(address)) return closeShared(address, &ref);
   Allocation found;
-  if (!allocations().find(address, found) || found.address != address ||
-      found.kind != Allocation::Kind::device)
-    return CUDA_ERROR_INVALID_VALUE;
+  if (!allocations().find(address, found) || found.address != address) return CUDA_ERROR_INVALID_VALUE;
+  if (isOfImportedPool(found)) return closeShared(address, &ref);
+  if (found.kind != Allocation::Kind::device) return CUDA_ERROR_INVALID_VALUE;
   if (found.ofGraph) return CUDA_SUCCESS;  // the graphs that hold it give it back
   StreamMark mark = StreamMark::now(ref);
   if (!allocations().remove(address)) return CUDA_ERROR_INVALID_VALUE;  // another thread was first

@@ -1,5 +1,6 @@
-// Pools of other processes of the lease (Stream Ordered Memory Allocator). A descriptor of a pool names its
-// GPU and opens no memory: that do the tokens of its allocations, as those of cuIpcGetMemHandle (share.cpp).
+// Pools of other processes of the lease (Stream Ordered Memory Allocator). A pool's descriptor names the pool
+// and its GPU, and opens no memory. Each allocation is opened by a token of its own, as memory of
+// cuIpcGetMemHandle is (share.cpp).
 #include <algorithm>
 #include <cstring>
 #include <iterator>

@@ -138,10 +138,8 @@ CUresult closeShared(CUdeviceptr address, const StreamRef* stream) {
   return status;
 }
 
-bool ofImportedPool(uint64_t address) {
-  Allocation found;
-  return allocations().find(address, found) && found.kind == Allocation::Kind::mapped &&
-         found.pool != nullptr;
+bool isOfImportedPool(const Allocation& allocation) {
+  return allocation.kind == Allocation::Kind::mapped && allocation.pool != nullptr;
 }
 
 namespace custom {
@@ -171,7 +169,9 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr* out, CUipcMemHandle handle, unsigned
 }
 
 CUresult cuIpcCloseMemHandle(CUdeviceptr pointer) {
-  return ofImportedPool(pointer) ? CUDA_ERROR_INVALID_VALUE : closeShared(pointer, nullptr);
+  Allocation found;
+  const bool ofPool = allocations().find(pointer, found) && isOfImportedPool(found);
+  return ofPool ? CUDA_ERROR_INVALID_VALUE : closeShared(pointer, nullptr);
 }
 
 CUresult cuIpcGetEventHandle(CUipcEventHandle* out, CUevent handle) {

@@ -17,7 +17,7 @@ namespace gpupool::client {
 enum class ShareKind : uint32_t { memory = 1, event = 2, pool = 3, poolMemory = 4 };
 struct Share {
   schema::ShareToken token;
-  uint64_t pool[2] = {};  // MemoryPool::shareName; else zeros
+  uint64_t pool[2] = {};  // PoolSharing::name (pools.h); else zeros
 };
 void writeHandle(ShareKind kind, const Share& share, char (&handle)[CU_IPC_HANDLE_SIZE]);
 // False: it is no handle of that kind.

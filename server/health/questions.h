@@ -17,11 +17,11 @@ class NvmlQuestions {
   void system(schema::NvmlFigures& to);  // the driver's versions
   void facts(nvmlDevice_t device, schema::NvmlFigures& to);
   void live(nvmlDevice_t device, schema::NvmlFigures& to);
-  // Each has its fieldId and scopeId.
-  void askFields(nvmlDevice_t device, std::span<nvmlFieldValue_t> fields);
   schema::FigurePair between(nvmlDevice_t device, nvmlDevice_t other);
 
  private:
+  // Each has its fieldId and scopeId.
+  void askFields(nvmlDevice_t device, std::span<nvmlFieldValue_t> fields);
   // Null: the library has none.
   void* find(const char* name);
   template <class... Arguments>
