@@ -249,6 +249,7 @@ void CallLog::kept(uint64_t frame, uint64_t aside) {
   std::lock_guard lock(mutex_);
   const Cut* known = find(frame, aside);
   if (known == nullptr) return;
+  kept_ = true;
   const uint64_t position = known->position;
   while (cuts_.front().frame != frame || cuts_.front().aside != aside) cuts_.pop_front();
   trim(position);
@@ -257,7 +258,7 @@ void CallLog::kept(uint64_t frame, uint64_t aside) {
 
 CallLog::State CallLog::state() const {
   std::lock_guard lock(mutex_);
-  return {frameBytes_, payloadBytes_, wanted_, cuts_.empty() ? "" : cuts_.front().broken};
+  return {frameBytes_, payloadBytes_, wanted_, cuts_.empty() ? "" : cuts_.front().broken, kept_};
 }
 
 std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint64_t aside, std::string& why) {

@@ -76,12 +76,13 @@ class CallLog {
   // The server keeps a checkpoint of that cut.
   void kept(uint64_t frame, uint64_t aside);
 
-  // Its size, whether a checkpoint is wanted, and what keeps the calls since the last kept one from being
-  // made again; empty: nothing.
+  // Its size, whether a checkpoint is wanted, what keeps the calls since the last kept one from being made
+  // again (empty: nothing), and whether there is one that is kept.
   struct State {
     uint64_t frameBytes = 0, payloadBytes = 0;
     bool wanted = false;
     std::string obstacle;
+    bool kept = false;
   };
   State state() const;
   // True once, when a checkpoint has come to be wanted.
@@ -129,7 +130,7 @@ class CallLog {
   std::vector<Landing> landings_;
   std::string broken_;  // nothing is recorded until the next cut, and why
   uint64_t frameBytes_ = 0, payloadBytes_ = 0;
-  bool wanted_ = false;
+  bool wanted_ = false, kept_ = false;
   std::atomic<bool> turned_{false}, recorded_{false};
 };
 

@@ -29,8 +29,11 @@ std::string plural(uint64_t count, const char* what) {
 
 bool Session::isFailover(const std::string& reason) { return reason.starts_with(transport::kFailoverWords); }
 
+// It says so where it is shut down; where it dies, nobody says anything.
 bool Session::isServerLost(const transport::Connection& gone) const {
-  return log_ != nullptr && holderKeeps_ && gone.peer() == transport::Peer::lost && !gone.saidReason();
+  if (log_ == nullptr || !holderKeeps_) return false;
+  return gone.reason().starts_with(transport::kLeavingWords) ||
+         (gone.peer() == transport::Peer::lost && !gone.saidReason());
 }
 
 bool Session::mayGoOver(const transport::Connection& gone) const {
@@ -45,7 +48,8 @@ bool Session::goesOver(const transport::Connection& gone) const {
 bool Session::failOver(const transport::Connection& gone) {
   if (closing_ || log_ == nullptr || !mayGoOver(gone)) return false;
   serverLost_ = !isFailover(gone.reason());
-  if (serverLost_) GPUPOOL_INFO("the session has lost its server: %s", gone.reason().c_str());
+  if (serverLost_)
+    GPUPOOL_INFO("the session has lost its server: %s", transport::plainWords(gone.reason()).c_str());
   {
     std::unique_lock lock(moveMutex_);
     for (transport::TimeLeft time(kMoverBound); moverRuns_ && time.any();) moveChanged_.wait_for(lock, kTick);
@@ -108,7 +112,7 @@ bool Session::goOn() {
   std::string why;
   setStill(kMoving, true);
   NextWorker next;
-  std::string lost = serverLost_ ? link()->reason() : "";
+  std::string lost = serverLost_ ? transport::plainWords(link()->reason()) : "";
   link()->close();  // nothing that the old worker has sent arrives any more
   bool done = false, again = readersAway && !cancelled();
   for (unsigned tries = kMostReplays; again && tries != 0; --tries) {
@@ -120,7 +124,7 @@ bool Session::goOn() {
       why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
     done = why.empty();
     again = !done && !cancelled() && nextHasDied(next, why);
-    if (again) lost = serverLost_ ? next.connection->reason() : "";
+    if (again) lost = serverLost_ ? transport::plainWords(next.connection->reason()) : "";
   }
   if (!done) {
     GPUPOOL_INFO("the session does not go on: %s", why.c_str());
@@ -226,6 +230,7 @@ void Session::tellLog(bool soon) {
   const auto now = transport::Clock::now();
   if (!control.owns_lock() || (!soon && now - logToldAt_ < kTellPause)) return;
   CallLog::State state = log_->state();
+  bearSilence(state);
   if (state.frameBytes == logTold_.frameBytes && state.payloadBytes == logTold_.payloadBytes &&
       state.wanted == logTold_.wanted && state.obstacle == logTold_.obstacle)
     return;

@@ -34,11 +34,12 @@ constexpr uint64_t kMostStaging = uint64_t{1} << 30;  // that a worker may claim
 
 // How long a worker that does nothing is borne: as the holder says. A process has one session.
 struct Patience {
-  std::chrono::milliseconds stalled{30'000}, setup{10'000};
-  void set(uint32_t stallMs) {
+  std::chrono::milliseconds stalled{30'000}, setup{10'000}, protectedSilence{30'000};
+  void set(uint32_t stallMs, uint32_t silenceMs) {
     constexpr std::chrono::hours kForEver{24 * 365};
     stalled = stallMs != 0 ? std::chrono::milliseconds(stallMs) : std::chrono::milliseconds(kForEver);
     setup = std::clamp<std::chrono::milliseconds>(stalled, std::chrono::seconds(1), setup);
+    protectedSilence = silenceMs != 0 ? std::min(stalled, std::chrono::milliseconds(silenceMs)) : stalled;
   }
 } patience;
 
@@ -98,7 +99,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     session->sessionHigh_ = opened.reply.sessionHigh;
     session->sessionLow_ = opened.reply.sessionLow;
     session->epoch_ = static_cast<uint32_t>(opened.reply.epoch);
-    patience.set(opened.reply.stallMs);
+    patience.set(opened.reply.stallMs, opened.reply.keeps != 0 ? opened.reply.silenceMs : 0);
     if (opened.reply.logFrameBytes != 0)
       session->log_ = std::make_unique<CallLog>(
           CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes}, omitted());
@@ -261,6 +262,13 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
   }
 }
 
+// Under controlMutex_. A server that is only slow costs a program that can go on elsewhere little, and any
+// other program its life.
+void Session::bearSilence(const CallLog::State& log) {
+  const bool goesOn = holderKeeps_ && log.kept && log.obstacle.empty();
+  connection_->setStallTimeout(goesOn ? patience.protectedSilence : patience.stalled);
+}
+
 CUresult Session::lost() {
   if (closing_) return CUDA_ERROR_DEINITIALIZED;
   if (link()->peer() == Peer::alive) return CUDA_ERROR_INVALID_VALUE;  // longer than a message can be
@@ -274,10 +282,10 @@ void Session::tellGone() {
   const std::string reason = link()->reason();
   if (before == CUDA_SUCCESS || before == CUDA_ERROR_DEVICE_UNAVAILABLE)
     tellReason(isFailover(reason)
-                   ? "the GPU server's worker has died (" +
-                         reason.substr(sizeof transport::kFailoverWords - 1) +
+                   ? "the GPU server's worker has died (" + transport::plainWords(reason) +
                          "), and the program cannot go on from its checkpoint; start the program again"
-                   : "the GPU server is gone: " + reason + "; start the program again");
+                   : "the GPU server is gone: " + transport::plainWords(reason) +
+                         "; start the program again");
   words_->setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   reasonAwaited_ = true;
 }

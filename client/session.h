@@ -379,6 +379,7 @@ class Session {
   void logPut(CallLog::Place place, uint64_t at, const void* from, size_t bytes);
   // Tells the worker how full it is, if that has changed much, and if it can be told at once.
   void tellLog(bool soon);
+  void bearSilence(const CallLog::State& log);
   static std::string obstacle(std::string_view call);
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
 

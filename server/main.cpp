@@ -30,7 +30,8 @@ using gpupool::server::ServerOptions;
 constexpr const char* kUsage =
     "usage: gpupool-server [OPTION...]\n"
     "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
-    "After SIGTERM or SIGINT it ends its sessions and leaves the pool.\n\n";
+    "After SIGTERM or SIGINT it leaves the pool. Its sessions end; those of protected programs (gpupool run\n"
+    "--protect) go on at another server.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
 // Of files that are named; a GPU is not asked for, and no manager.

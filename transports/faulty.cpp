@@ -60,6 +60,8 @@ class Faulty final : public Connection {
   }
 
   Peer peer() const override { return inner_->peer(); }
+  bool saidReason() const override { return inner_->saidReason(); }
+  void setStallTimeout(std::chrono::milliseconds time) override { inner_->setStallTimeout(time); }
   std::string reason() const override { return inner_->reason(); }
   int wakeupDescriptor() const override { return inner_->wakeupDescriptor(); }
   void close() override { inner_->close(); }

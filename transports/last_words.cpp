@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "transports/bootstrap.h"
 
@@ -22,6 +23,12 @@ void sayLastWords(int socket, const std::string& text) {
   // At once, or not at all: the socket of a client that is stopped may be full.
   [[maybe_unused]] const ssize_t sent =
       ::send(socket, message, sizeof record + record.size, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+std::string plainWords(std::string reason) {
+  for (const std::string_view beginning : {kFailoverWords, kLeavingWords})
+    if (reason.starts_with(beginning)) return reason.substr(beginning.size());
+  return reason;
 }
 
 void LastWords::take(std::span<const std::byte> bytes) {

@@ -114,6 +114,8 @@ class Connection {
   virtual std::string reason() const = 0;  // why peer() is not alive, as a message for users
   // That is what the peer, or its server, has said. Else it is what this side has seen.
   virtual bool saidReason() const { return false; }
+  // Options::stallTimeout from here on. Transports within one host keep what they began with.
+  virtual void setStallTimeout(std::chrono::milliseconds) {}
   // A descriptor that becomes readable when the peer closes the connection or dies (poll it together with
   // others). Owned by the connection.
   virtual int wakeupDescriptor() const = 0;

@@ -73,6 +73,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   bool wait(Transfer transfer, Deadline deadline) override;
   void close() override;
   bool saidReason() const override { return saidReason_; }
+  void setStallTimeout(std::chrono::milliseconds time) override { stallTimeout_ = time; }
   void abandon() override;
   void sever() override;
   const char* name() const override { return "ucx"; }
@@ -214,6 +215,7 @@ class Ucx final : public RingConnection, private UcxLink::Sink {
   const bool isWorker_;
   Descriptor bootstrap_;
   Options options_;
+  std::atomic<std::chrono::milliseconds> stallTimeout_{options_.stallTimeout};
   Descriptor event_;  // wakes the progress thread
   std::unique_ptr<std::thread> progress_;
   std::unique_ptr<TransferTable> transfers_;

@@ -222,11 +222,11 @@ bool Ucx::silentForLong() const { return lastSaid_ - lastHeard_ > kLongSilence; 
 // finds what an event was missed for.
 std::chrono::milliseconds Ucx::beatInterval() const {
   const bool idle = !link_->rdma() && lastSaid_ - lastBusy_ > kIdleAfter;
-  return std::min(silentForLong() ? kRareBeat : idle ? kIdleBeat : kBeat, options_.stallTimeout / 4);
+  return std::min(silentForLong() ? kRareBeat : idle ? kIdleBeat : kBeat, stallTimeout_.load() / 4);
 }
 
 Clock::time_point Ucx::nextBeat() const {
-  return std::min(lastSaid_ + beatInterval(), lastHeard_ + options_.stallTimeout);
+  return std::min(lastSaid_ + beatInterval(), lastHeard_ + stallTimeout_.load());
 }
 
 void Ucx::beat(Clock::time_point now) {
@@ -237,10 +237,10 @@ void Ucx::beat(Clock::time_point now) {
   if (peer() != Peer::alive || endOfFile_) return;
   const std::byte byte = LastWords::kBeatByte;
   [[maybe_unused]] ssize_t sent = ::send(bootstrap_.get(), &byte, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-  if (now - lastHeard_ >= options_.stallTimeout) {
-    lose("nothing was heard from the peer's process for " + std::to_string(options_.stallTimeout.count()) +
+  const std::chrono::milliseconds bound = stallTimeout_;
+  if (now - lastHeard_ >= bound)
+    lose("nothing was heard from the peer's process for " + std::to_string(bound.count()) +
          " ms (stopped, or starved)");
-  }
 }
 
 void Ucx::readBootstrap() {

@@ -23,6 +23,7 @@ struct ClientOptions {
   std::string protectDir;
   options::Bytes protectSize{uint64_t{8} << 30};
   std::chrono::milliseconds protectWait{300000};
+  std::chrono::milliseconds protectSilence{2000};
   std::string onDivergence = "stop";
   bool spread = false;
   bool pack = false;

@@ -415,6 +415,7 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            reply.logPayloadBytes = settings_.logPayloadBytes;
                            reply.goOnDifferent = settings_.goOnDifferent;
                            reply.keeps = keeper_ ? 1 : 0;
+                           reply.silenceMs = settings_.silenceMs;
                            setField(reply.server, session.server);
                            opened_ = true;
                            peer.away.erase(session.id);

@@ -35,6 +35,7 @@ std::vector<std::string> leaseOptionNames() {
           "protect-dir",
           "protect-size",
           "protect-wait",
+          "protect-silence",
           "on-divergence",
           "claim",
           "idle-release"};
@@ -71,6 +72,9 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (options.protectKeep != "holder" && options.protectKeep != "server")
     throw options::OptionError("--protect-keep: '" + options.protectKeep + "' is not holder or server");
   if (options.protectWait > std::chrono::hours(24)) throw options::OptionError("--protect-wait: at most 24h");
+  if (options.protectSilence.count() != 0 &&
+      (options.protectSilence.count() < 1000 || options.protectSilence > std::chrono::hours(24)))
+    throw options::OptionError("--protect-silence: 0, or 1s to 24h");
   if (options.protect && options.protectKeep == "holder" && options.protectSize.value == 0)
     throw options::OptionError("--protect-size: at least 1");
   if (options.onDivergence != "stop" && options.onDivergence != "continue")
@@ -113,6 +117,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (options.protect) {
     settings.logFrameBytes = options.protectLog.value;
     settings.logPayloadBytes = options.protectLogData.value;
+    settings.silenceMs = static_cast<uint32_t>(options.protectSilence.count());
     settings.goOnDifferent = options.onDivergence == "continue";
   }
   settings.stallMs = static_cast<uint32_t>(options.stallTime.count());

@@ -179,8 +179,9 @@ bool Supervisor::watch(std::string* why) {
 }
 
 void Supervisor::stop() {
-  endProcess(server_.process, kServerPatience);
+  // In this order: programs whose server alone is shut down go on at another one (`gpupool run --protect`).
   endProcess(manager_.process, kManagerPatience);
+  endProcess(server_.process, kServerPatience);
   // What is left are orphans of a server that did not end by itself.
   for (int attempt = 0; attempt < 20; ++attempt) {
     while (::waitpid(-1, nullptr, WNOHANG) > 0) {

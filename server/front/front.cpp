@@ -17,6 +17,9 @@
 namespace gpupool::server {
 namespace {
 
+constexpr char kStopping[] = "the GPU server is shutting down";
+constexpr kj::Duration kStoppingBound = 1 * kj::SECONDS;  // for the manager to hear so
+
 kj::Duration duration(std::chrono::milliseconds time) { return time.count() * kj::MILLISECONDS; }
 
 std::string readLine(const char* path) {
@@ -513,8 +516,17 @@ std::vector<std::string> Front::problems() const {
   for (size_t device = 0; device < leases_->devices().size(); ++device) {
     list.push_back(leases_->problem(device));
     if (list.back().empty() && !pool_->healthy()) list.back() = pool_->lastFailure();
+    if (stopping_) list.back() = kStopping;
   }
   return list;
+}
+
+// The manager must not place what leaves this server here again. Without one, nothing has anywhere to go: a
+// pool that is taken down as a whole ends its manager first.
+kj::Promise<bool> Front::sayStopping() {
+  stopping_ = true;
+  if (membership_.get() == nullptr || !keeper_->anyLeaves()) return false;
+  return membership_->beatNow(kStoppingBound);
 }
 
 kj::Promise<void> Front::stop() {
@@ -527,8 +539,12 @@ kj::Promise<void> Front::stop() {
   if (turns_.get() != nullptr) turns_->stop();
   local_ = nullptr;
   network_ = nullptr;
-  kj::Promise<void> ended = sessions_->endAll("the GPU server is shutting down");
-  return ended.then([this] { return pool_->stop(); })
+  return sayStopping()
+      .then([this](bool said) {
+        return sessions_->endAll(
+            kStopping, [this, said](const SessionFacts& facts) { return said && keeper_->leaves(facts); });
+      })
+      .then([this] { return pool_->stop(); })
       .then([this] { return copier_->stop(); })
       .then([this]() -> kj::Promise<void> {
         claims_->release();

@@ -37,7 +37,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // Resolves when all of that runs, except that the manager may still be unreachable.
   kj::Promise<void> start();
   // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
-  // left.
+  // left. Sessions of which their lease's holder has a checkpoint are told to go on elsewhere.
   kj::Promise<void> stop();
 
  private:
@@ -56,6 +56,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startKeeper();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
+  // True: the manager has heard it, and there is a session that goes on elsewhere.
+  kj::Promise<bool> sayStopping();
   // False: no cache of modules, and the log says why.
   bool openCache();
   kj::Promise<void> trimCache();
@@ -89,6 +91,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   Id incarnation_ = Id::random();
   walls::State walls_;  // around the workers
   bool hasCache_ = false;
+  bool stopping_ = false;
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
   uint16_t port_ = 0;

@@ -380,6 +380,23 @@ bool Keeper::died(const SessionFacts& facts) {
   return true;
 }
 
+bool Keeper::leaves(const SessionFacts& facts) const {
+  const Grant* grant = leases_.admissible(facts.lease);
+  const auto at = kept_.find({facts.lease, facts.session});
+  if (grant == nullptr || !grant->holderKeeps || grant->suspended || at == kept_.end()) return false;
+  return at->second.shipped != Id{} || at->second.brought != nullptr;
+}
+
+bool Keeper::anyLeaves() const {
+  return std::any_of(kept_.begin(), kept_.end(), [this](const auto& entry) {
+    const auto numbers = sessions_.numbers(entry.first.first);
+    return std::any_of(numbers.begin(), numbers.end(), [this](uint64_t number) {
+      const SessionFacts* facts = sessions_.facts(number);
+      return facts != nullptr && leaves(*facts);
+    });
+  });
+}
+
 void Keeper::begin(const Name& name, SessionFacts next, Play play) {
   auto restoring = std::make_shared<Restoring>();
   restoring->epoch = next.epoch;

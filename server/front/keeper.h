@@ -69,6 +69,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   CheckpointDesk& desk() { return desk_; }
   // Its bytes follow on the stream. What there is of the session here ends.
   void bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought);
+  // Has its lease's holder a checkpoint of it, from which it can go on at another server?
+  bool leaves(const SessionFacts& facts) const;
+  bool anyLeaves() const;
   // No session is written or restored any more.
   void stop() { stopped_ = true; }
 

@@ -179,6 +179,11 @@ kj::Promise<void> Membership::beats(Link& link) {
       .then([this, &link] { return beats(link); });
 }
 
+kj::Promise<bool> Membership::beatNow(kj::Duration bound) {
+  if (link_ == nullptr) return false;
+  return timer_.timeoutAfter(bound, beat(*link_)).catch_([](kj::Exception&&) { return false; });
+}
+
 kj::Promise<void> Membership::leave() {
   leaving_ = true;
   if (link_ == nullptr) return kj::READY_NOW;

@@ -68,6 +68,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   KJ_DISALLOW_COPY(Membership);
 
   bool joined() const { return joined_; }
+  // One beat more than the clock's, at once: false if there is no manager, or none that answers in that time.
+  kj::Promise<bool> beatNow(kj::Duration bound);
   // Leaves the pool, if a manager is reachable, and stops trying to join.
   kj::Promise<void> leave();
 

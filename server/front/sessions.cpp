@@ -173,10 +173,20 @@ kj::Promise<void> SessionTable::end(const Id& lease, const std::string& reason) 
   return kj::joinPromises(gone.releaseAsArray());
 }
 
-kj::Promise<void> SessionTable::endAll(const std::string& reason) {
+kj::Promise<void> SessionTable::endAll(const std::string& reason,
+                                       const std::function<bool(const SessionFacts&)>& leaves) {
   kj::Vector<kj::Promise<void>> gone;
   for (auto* list : {&living_, &next_, &old_})
-    for (auto& session : *list) gone.add(end(*session, reason));
+    for (auto& session : *list) {
+      if (list == &living_ && !session->ordered && leaves && leaves(session->facts)) {
+        // At once, as if it had died: its client makes the calls since its checkpoint again, and what the
+        // worker would still answer only differs from that.
+        session->ordered = true;
+        session->text = transport::kLeavingWords + reason;
+        session->worker->kill();
+      }
+      gone.add(end(*session, reason));
+    }
   return kj::joinPromises(gone.releaseAsArray());
 }
 

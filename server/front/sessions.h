@@ -109,7 +109,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
-  kj::Promise<void> endAll(const std::string& reason);
+  // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
+  kj::Promise<void> endAll(const std::string& reason,
+                           const std::function<bool(const SessionFacts&)>& leaves = {});
   size_t living() const { return living_.size(); }
   size_t living(const Id& lease) const;
   // Those that come from another server, and have no client here yet.

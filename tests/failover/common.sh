@@ -4,6 +4,7 @@
 programs=$(dirname "$3")
 wish=()      # options of gpupool run, besides `protect`
 transport=ucx
+export GPUPOOL_PROTECT_SILENCE=30s # a busy machine's servers are silent, too
 
 said() { gpupool leases -v | grep -E "is (not )?(protected|being restored)"; }
 says_of_it() { said | grep -Eq "$1"; }

@@ -109,7 +109,7 @@ run gpupool uncordon node
 case_of "a server that is stopped, and comes back when the program has gone on"
 server first
 rm -f "$folder/end"
-protect=(--protect --protect-interval 1h --stall-time 2s)
+protect=(--protect --protect-interval 1h --protect-silence 2s)
 steady stopped --until "$folder/end"
 check "it is protected: $(said)" until_true protected
 go
@@ -128,6 +128,59 @@ touch "$folder/end"
 ends stopped
 check "it is right: $status $out $err" right
 check "it went on once: $err" test "$(grep -c 'goes on at another one' <<<"$err")" -eq 1
+kill_server first
+
+case_of "a server that is stopped for a while, and a program that could not go on elsewhere"
+server first
+rm -f "$folder/end"
+steady waiting --until "$folder/end" --host-function
+check "it is protected: $(said)" until_true protected
+go
+check "it is protected only while idle: $(said)" until_true says_of_it 'is protected only while idle'
+read -ra frozen <<<"$(processes_of first)"
+kill -STOP "${frozen[@]}"
+sleep 4 # longer than --protect-silence
+kill -CONT "${frozen[@]}"
+touch "$folder/end"
+ends waiting
+check "it is right: $status $out $err" right
+check "it stayed there: $err" eval '! grep -q "goes on at another one" <<<"$err"'
+
+case_of "a server that is shut down"
+rm -f "$folder/end"
+protect=(--protect --protect-interval 1h)
+steady shut --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+check "it is on that server: $(place)" is_at first
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+began=$(date +%s%3N)
+kill -TERM "${servers[first]}"
+check "it goes on: $(cat "$folder/shut.err")" until_true went_on shut 2
+took
+check "the lease is on the other server: $(place)" until_true is_at node
+touch "$folder/end"
+ends shut
+check "it is right: $status $out $err" right
+check "the server has ended" until_true eval '! kill -0 "${servers[first]}" 2>/dev/null'
+
+case_of "a server that is shut down and started again, and there is no other"
+server first
+rm -f "$folder/end"
+steady again --until "$folder/end"
+check "it is protected: $(said)" until_true protected
+run gpupool cordon node
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+kill -TERM "${servers[first]}"
+wait "${servers[first]}" 2>/dev/null
+server first
+check "it goes on: $(cat "$folder/again.err")" until_true went_on again 2
+check "the lease is on that server's next life: $(place)" until_true is_at first
+touch "$folder/end"
+ends again
+check "it is right: $status $out $err" right
+run gpupool uncordon node
 kill_server first
 
 case_of "kills at any moment"
@@ -155,3 +208,15 @@ kill_server first
 go
 ends server
 check "it ends: $status $out $err" honest
+
+case_of "the whole pool is taken down"
+wish=()
+protect=(--protect)
+steady down --rounds 3
+check "it is protected: $(said)" until_true protected
+run gpupool down
+check "it is down: $out $err" test "$status" -eq 0
+go
+await_end down
+check "it ends, and waits for no other server: $status $out $err" honest
+check "and says why: $err" grep -q "is shutting down" <<<"$err"

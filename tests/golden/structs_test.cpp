@@ -219,10 +219,11 @@ TEST_CASE("between an application and its lease's holder") {
   reply.logFrameBytes = 0x4142434445464748;
   reply.logPayloadBytes = 0x5152535455565758;
   reply.keeps = 1;
+  reply.silenceMs = 0x61626364;
   put(reply.text, "text");
   CHECK(pin("open_reply",
             "holder::OpenReply: magic, version, status, devices, session, epoch, transport, network device, "
-            "server, stall time, log's limits, whether the holder keeps checkpoints, text",
+            "server, stall time, log's limits, whether the holder keeps checkpoints, silence, text",
             reply)
             .epoch == reply.epoch);
 }

@@ -4,6 +4,7 @@
 //   --rounds N    rounds of one kernel for each GiB, each round awaited (default 20)
 //   --until FILE  as many rounds as it takes until the file exists
 //   --pause MS    between two rounds
+//   --host-function  has the stream call a host function in each round
 //   --clock       reads a clock of the device in each round, which no two runs show alike
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
@@ -88,6 +89,8 @@ int main(int argc, char** argv) {
   }
 
   std::optional<check::Device<long long>> clock;
+  const bool calls = check::flag(argc, argv, "--host-function");
+  int called = 0;
   if (check::flag(argc, argv, "--clock")) clock.emplace(std::vector<long long>{0});
   const auto began = Clock::now();
   unsigned factor = 1, step = 0;
@@ -98,9 +101,11 @@ int main(int argc, char** argv) {
   }
   for (int round = 0; until != nullptr ? access(until, F_OK) != 0 : round < rounds; ++round) {
     for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
+    if (calls) CUDA(cudaLaunchHostFunc(nullptr, [](void* count) { ++*static_cast<int*>(count); }, &called));
     if (clock) readClock<<<1, 1>>>(*clock);
     CUDA(cudaDeviceSynchronize());
     if (clock) REQUIRE(clock->read()[0] != 0);
+    REQUIRE(!calls || called == round + 1);
     factor *= kFactor;
     step = kFactor * step + kStep;
     if (pause != 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause));
