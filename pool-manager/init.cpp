@@ -28,7 +28,7 @@ int printCertificate(const ManagerOptions& options) {
     throw options::OptionError(
         "certificate: --store memory has no files: give --tls-certificate and --tls-key");
   const bool made = !std::filesystem::exists(options.certificateFile());
-  std::cout << certificateLine(certificate(options)) << std::endl;
+  std::cout << certificateLine(certificate(options)) << '\n' << std::flush;
   std::cerr << "gpupool-manager: " << options.certificateFile() << (made ? " is made" : " was there")
             << "; the line on stdout is for the token files of those who connect\n";
   return 0;

@@ -80,6 +80,7 @@ std::string describe(const MoveWish& wish, const ServerUse& server) {
 bool couldMove(const MoveWish& wish, const ServerUse& server) {
   if (takesTurns(server)) return false;
   std::vector<const DeviceUse*> left;
+  left.reserve(server.devices.size());
   for (const DeviceUse& device : server.devices) left.push_back(&device);
   for (size_t i = 0; i < wish.claims.size(); ++i) {
     const auto at = std::find_if(left.begin(), left.end(), [&](const DeviceUse* device) {

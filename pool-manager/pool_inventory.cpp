@@ -45,6 +45,7 @@ std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now) const
 
 std::vector<ServerUse> Pool::inventory(const Principal& who, uint64_t now, const Unlike& unlike) const {
   std::vector<ServerUse> uses;
+  uses.reserve(servers_.size());
   for (const auto& [name, server] : servers_) uses.push_back(useOf(server, who, now, unlike));
   return uses;
 }

@@ -53,7 +53,7 @@ inline bool peerIsOurs(int socket) {
 inline std::string holderOfProcess(int pid) { return "@gpupool-hold-" + std::to_string(pid); }
 
 inline constexpr uint32_t kMagic = 0x47505531;  // "GPU1"
-inline constexpr uint32_t kVersion = 6;
+inline constexpr uint32_t kVersion = 7;
 
 struct OpenRequest {
   uint32_t magic = kMagic;

@@ -503,6 +503,13 @@ struct SessionCheckpoint {
   lastFrame @8 :UInt64;
   lastAside @9 :UInt64;
   driverVersion @10 :UInt32;
+  # From a server: the checkpoint that this connection has brought of the session, and whose blocks these name; 0: none.
+  base @11 :UInt64;
+  blocks @12 :List(CheckpointBlock);  # empty: all bytes follow. Else those of the new blocks do, in their order
+}
+struct CheckpointBlock {
+  bytes @0 :UInt32;           # 1 to 4 MiB; of all together: SessionCheckpoint.bytes
+  base @1 :UInt32;            # the number of a block of the base that has the same bytes, from 1; 0: a new one
 }
 struct CheckpointAnswer {
   number @0 :UInt64;          # SessionCheckpoint.number

@@ -3,7 +3,6 @@
 
 using namespace gpupool;
 using namespace gpupool::client::test;
-using client::Words;
 
 TEST_CASE("a session goes from worker to worker, and its threads notice nothing") {
   Pool pool(3, GENERATE(false, true));

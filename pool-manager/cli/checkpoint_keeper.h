@@ -2,10 +2,11 @@
 // Keeps the checkpoints of a lease's sessions beside the program, where they outlive the server
 // (TurnTerms.holderKeeps): takes them from the lease's server, and brings them to the next one.
 //
-// Of each session the last whole one is kept, as the bytes of a file without a name, in memory or in a
-// folder: nothing of it stays when this process ends. One that is being received has its place beside it.
-// What does not fit is passed over, and the server is told why. What the bytes mean is the servers' business:
-// who restores the session checks them. Belongs to the holder's event loop.
+// Of each session the last whole one is kept, as blocks of a file without a name, in memory or in a folder:
+// nothing of it stays when this process ends. Of the next one only the blocks come that the last one has not;
+// they have their place beside it. What does not fit is passed over, and the server is told why. What the
+// bytes mean is the servers' business: who restores the session checks them. Belongs to the holder's event
+// loop.
 
 #include <kj/async-io.h>
 
@@ -14,7 +15,9 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "base/block_file.h"
 #include "pool-manager/cli/session_opener.h"
 #include "schema/session_opening.h"
 
@@ -50,13 +53,16 @@ class CheckpointKeeper {
   // Rejected as take() is.
   kj::Promise<void> bring(const pool::Lease& lease, const SessionWish& wish);
 
-  uint64_t bytes() const { return used_; }
+  // Of all blocks, in whole pages.
+  uint64_t bytes() const { return *used_; }
 
  private:
-  struct File;
+  using Blocks = std::vector<std::shared_ptr<const BlockFile::Block>>;
   struct Kept {
-    std::shared_ptr<File> file;
-    uint64_t epoch = 0;  // in which it was made
+    std::shared_ptr<const Blocks> blocks;
+    uint64_t bytes = 0;
+    uint64_t number = 0;  // of what the connection has brought; 0: it came over an earlier one
+    uint64_t epoch = 0;   // in which it was made
     std::string digest;
     uint64_t lastFrame = 0, lastAside = 0;
     uint32_t driverVersion = 0;
@@ -64,25 +70,30 @@ class CheckpointKeeper {
     std::string why;
   };
   struct Coming {
-    uint64_t number = 0;
     Id session;
     Kept kept;
-    uint64_t bytes = 0;
-    std::string why;  // it is not kept
+    Blocks blocks;
+    std::vector<size_t> next;  // those of them that come, in their order
+    uint64_t bytes = 0;        // of those
+    std::string why;           // it is not kept
   };
 
   kj::Promise<kj::Own<kj::AsyncIoStream>> open(const pool::Lease& lease,
                                                const std::function<void(schema::SessionOpening&)>& fill);
   kj::Promise<void> takeNext(kj::AsyncIoStream& stream);
-  kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
+  kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming, size_t at);
   kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
-  std::shared_ptr<File> makeFile(uint64_t bytes, std::string& why);
+  kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<const Blocks> blocks, size_t at);
+  // Makes room for what comes, or says why there is none.
+  void place(schema::SessionCheckpoint::Reader head, Coming& coming);
+  std::shared_ptr<const BlockFile::Block> reserve(uint64_t bytes, std::string& why);
 
   kj::AsyncIoProvider& io_;
   const Settings settings_;
-  uint64_t used_ = 0;        // by files, which end before it
-  std::map<Id, Kept> kept_;  // by session
-  std::set<Id> over_;        // sessions
+  const std::shared_ptr<uint64_t> used_ = std::make_shared<uint64_t>(0);
+  std::shared_ptr<BlockFile> file_;  // null: nothing has come yet
+  std::map<Id, Kept> kept_;          // by session
+  std::set<Id> over_;                // sessions
 };
 
 }  // namespace gpupool::cli

@@ -60,8 +60,8 @@ std::vector<options::Option> ClientOptions::table() {
        "With --protect: likewise for the data that it has copied to its GPUs since."},
       {"protect-keep", protectKeep, "holder|server",
        "With --protect: who keeps the checkpoints. holder: this machine, so that the program goes on on "
-       "another server of the pool when its own dies; each checkpoint travels here whole. server: the server "
-       "alone, so that the program survives the death of its worker and no more."},
+       "another server of the pool when its own dies; what has changed travels here with each checkpoint. "
+       "server: the server alone, so that the program survives the death of its worker and no more."},
       {"protect-dir", protectDir, "FOLDER",
        "With --protect-keep holder: the folder in which the checkpoints are, as files without a name: they "
        "are gone with the program. Empty: in this machine's memory."},

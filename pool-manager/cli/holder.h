@@ -24,7 +24,7 @@ struct HolderSettings {
   pool::LeaseRequest request;                                   // without its id
   std::string transport, networkDevice;
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
-  uint32_t silenceMs = 0;                           // schema/holder.h: OpenReply
+  uint32_t silenceMs = 0;     // schema/holder.h: OpenReply
   uint64_t logFrameBytes = 0, logPayloadBytes = 0;  // likewise
   bool goOnDifferent = false;
   // Of a lease whose holder keeps the checkpoints (request.turns.holderKeeps): where, how much of it, and how

@@ -255,7 +255,7 @@ int superviseDetached(PoolDirectory& directory, PoolPlan plan) {
     ::waitpid(pid, nullptr, 0);  // it is still clearing away
     throw CommandError(kExitFailure, answer.substr(1));
   }
-  std::cout << "gpupool: " << answer.substr(1) << std::endl;
+  std::cout << "gpupool: " << answer.substr(1) << '\n' << std::flush;
   return 0;
 }
 
@@ -280,8 +280,8 @@ int runUp(const Words& words) {
   PoolPlan plan = makePlan(options, directory);
   if (options.detach) return superviseDetached(directory, std::move(plan));
   return supervise(directory, std::move(plan), [](bool good, const std::string& text) {
-    if (good) std::cout << "gpupool: " << text << "; Ctrl-C stops it" << std::endl;
-    if (!good) std::cerr << "gpupool: " << text << std::endl;
+    if (good) std::cout << "gpupool: " << text << "; Ctrl-C stops it" << '\n' << std::flush;
+    if (!good) std::cerr << "gpupool: " << text << '\n' << std::flush;
     return true;
   });
 }

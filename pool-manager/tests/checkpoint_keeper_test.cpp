@@ -17,7 +17,7 @@ using namespace gpupool::test;
 
 namespace {
 
-constexpr uint64_t kKiB = 1024;
+constexpr uint64_t kUnit = 4096;  // by which room is counted
 const Id kSession{3, 4};
 
 std::span<const std::byte> view(const std::string& text) { return std::as_bytes(std::span(text)); }
@@ -34,7 +34,7 @@ struct Bench {
     auto address =
         io.provider->getNetwork().parseAddress(("unix:" + lease.server.localPath).c_str()).wait(io.waitScope);
     listener = address->listen();
-    settings.mostBytes = 100 * kKiB;
+    settings.mostBytes = 100 * kUnit;
     settings.pieceBound = 300 * kj::MILLISECONDS;
     make();
   }
@@ -91,7 +91,11 @@ struct Bench {
     server = accepted.wait(io.waitScope);
     REQUIRE(server.keeps);
   }
-  void head(uint64_t number, const Id& session, uint64_t bytes, size_t digest = 32) {
+  struct Block {
+    uint32_t bytes = 0, base = 0;
+  };
+  void head(uint64_t number, const Id& session, uint64_t bytes, size_t digest = 32,
+            const std::vector<Block>& blocks = {}, uint64_t base = 0) {
     capnp::MallocMessageBuilder message;
     auto to = message.initRoot<schema::SessionCheckpoint>();
     to.setNumber(number);
@@ -100,6 +104,12 @@ struct Bench {
     to.setBytes(bytes);
     to.setLastFrame(number * 10);
     to.setDigest(schema::data(std::string(digest, static_cast<char>(number))));
+    to.setBase(base);
+    auto list = to.initBlocks(static_cast<unsigned>(blocks.size()));
+    for (unsigned i = 0; i < list.size(); ++i) {
+      list[i].setBytes(blocks[i].bytes);
+      list[i].setBase(blocks[i].base);
+    }
     capnp::writeMessage(*server.stream, message).wait(io.waitScope);
   }
   void body(uint64_t bytes, char fill) {
@@ -159,11 +169,11 @@ TEST_CASE_METHOD(Bench, "the last whole checkpoint of a session is kept, and bro
   }
   connect();
   CHECK(!keeper->has(kSession));
-  CHECK(send(1, kSession, 20 * kKiB) == "");
-  CHECK(send(2, {9, 9}, 10 * kKiB) == "");
-  CHECK(send(3, kSession, 30 * kKiB) == "");
-  CHECK(keeper->bytes() == 40 * kKiB);
-  CHECK(bring() == std::string(30 * kKiB, 'd'));
+  CHECK(send(1, kSession, 20 * kUnit) == "");
+  CHECK(send(2, {9, 9}, 10 * kUnit) == "");
+  CHECK(send(3, kSession, 30 * kUnit) == "");
+  CHECK(keeper->bytes() == 40 * kUnit);
+  CHECK(bring() == std::string(30 * kUnit, 'd'));
   CHECK(refused.empty());
   CHECK(server.brings == kSession);
   CHECK(server.epoch == 2);
@@ -175,39 +185,90 @@ TEST_CASE_METHOD(Bench, "the last whole checkpoint of a session is kept, and bro
   CHECK(keeper->tries(kSession) == 2);
 }
 
+TEST_CASE_METHOD(Bench, "of a later one only the blocks come that the one before has not") {
+  connect();
+  head(1, kSession, 7 * kUnit, 32, {{3 * kUnit}, {2 * kUnit}, {2 * kUnit}});
+  body(3 * kUnit, 'a');
+  body(4 * kUnit, 'b');
+  CHECK(answerTo(1) == "");
+  head(2, kSession, 8 * kUnit, 32, {{2 * kUnit, 3}, {kUnit}, {3 * kUnit, 1}, {2 * kUnit}}, 1);
+  body(kUnit, 'c');
+  body(2 * kUnit, 'd');
+  CHECK(answerTo(2) == "");
+  CHECK(keeper->bytes() == 8 * kUnit);  // nothing is kept of what only the first one had
+  const std::string second = std::string(2 * kUnit, 'b') + std::string(kUnit, 'c') +
+                             std::string(3 * kUnit, 'a') + std::string(2 * kUnit, 'd');
+  // 95 of 100 units would be used: it is passed over, and the last one stays what it is.
+  head(3, kSession, 100 * kUnit, 32, {{3 * kUnit, 3}, {97 * kUnit}}, 2);
+  body(97 * kUnit, 'e');
+  CHECK(contains(answerTo(3), "--protect-size"));
+  CHECK(keeper->bytes() == 8 * kUnit);
+  head(4, kSession, 4 * kUnit, 32, {{2 * kUnit, 4}, {2 * kUnit, 1}}, 2);
+  CHECK(answerTo(4) == "");
+  CHECK(keeper->bytes() == 4 * kUnit);
+  CHECK(bring() == std::string(2 * kUnit, 'd') + std::string(2 * kUnit, 'b'));
+}
+
+TEST_CASE_METHOD(Bench, "a server that names blocks which are not there is left, and the last one is kept") {
+  connect();
+  head(1, kSession, 2 * kUnit, 32, {{kUnit}, {kUnit}});
+  body(2 * kUnit, 'a');
+  CHECK(answerTo(1) == "");
+  SECTION("of another checkpoint") { head(2, kSession, kUnit, 32, {{kUnit, 1}}, 7); }
+  SECTION("of another session") { head(2, {9, 9}, kUnit, 32, {{kUnit, 1}}, 1); }
+  SECTION("of none") { head(2, kSession, kUnit, 32, {{kUnit, 1}}); }
+  SECTION("beyond the last one") { head(2, kSession, kUnit, 32, {{kUnit, 3}}, 1); }
+  SECTION("of another length") { head(2, kSession, 2 * kUnit, 32, {{2 * kUnit, 1}}, 1); }
+  SECTION("of no length") { head(2, kSession, kUnit, 32, {{kUnit, 1}, {0, 1}}, 1); }
+  SECTION("less than it says") { head(2, kSession, 3 * kUnit, 32, {{kUnit, 1}, {kUnit}}, 1); }
+  SECTION("more than it says") { head(2, kSession, kUnit, 32, {{kUnit, 1}, {kUnit}}, 1); }
+  SECTION("new ones of more than 4 MiB") { head(2, kSession, 5 << 20, 32, {{5 << 20}}, 1); }
+  SECTION("over an earlier connection") {
+    server.stream = nullptr;
+    for (int i = 0; i < 500 && ended.empty(); ++i) pause(10);
+    ended.clear();
+    connect();
+    head(2, kSession, kUnit, 32, {{kUnit, 1}}, 1);
+  }
+  for (int i = 0; i < 500 && ended.empty(); ++i) pause(10);
+  CHECK(!ended.empty());
+  CHECK(keeper->bytes() == 2 * kUnit);
+  CHECK(bring() == std::string(2 * kUnit, 'a'));
+}
+
 TEST_CASE_METHOD(Bench, "what does not fit is passed over, and the one before is kept") {
   connect();
-  CHECK(send(1, kSession, 60 * kKiB) == "");
-  CHECK(contains(send(2, kSession, 50 * kKiB), "--protect-size"));
-  CHECK(contains(send(3, kSession, 1000 * kKiB), "no room"));
-  CHECK(send(4, kSession, 40 * kKiB) == "");
-  CHECK(keeper->bytes() == 40 * kKiB);
-  CHECK(bring() == std::string(40 * kKiB, 'e'));
+  CHECK(send(1, kSession, 60 * kUnit) == "");
+  CHECK(contains(send(2, kSession, 50 * kUnit), "--protect-size"));
+  CHECK(contains(send(3, kSession, 1000 * kUnit), "no room"));
+  CHECK(send(4, kSession, 40 * kUnit) == "");
+  CHECK(keeper->bytes() == 40 * kUnit);
+  CHECK(bring() == std::string(40 * kUnit, 'e'));
 }
 
 TEST_CASE_METHOD(Bench, "a program that has ended leaves room for others") {
   connect();
-  CHECK(send(1, kSession, 60 * kKiB) == "");
-  CHECK(send(2, {9, 9}, 30 * kKiB) == "");
+  CHECK(send(1, kSession, 60 * kUnit) == "");
+  CHECK(send(2, {9, 9}, 30 * kUnit) == "");
   keeper->forget(kSession);
   CHECK(!keeper->has(kSession));
-  CHECK(keeper->bytes() == 30 * kKiB);
-  CHECK(contains(send(3, kSession, 10 * kKiB), "has ended"));  // it was on its way
-  CHECK(keeper->bytes() == 30 * kKiB);
-  CHECK(send(4, {9, 9}, 60 * kKiB) == "");
+  CHECK(keeper->bytes() == 30 * kUnit);
+  CHECK(contains(send(3, kSession, 10 * kUnit), "has ended"));  // it was on its way
+  CHECK(keeper->bytes() == 30 * kUnit);
+  CHECK(send(4, {9, 9}, 60 * kUnit) == "");
 }
 
 TEST_CASE_METHOD(Bench, "one that does not come whole is none") {
   connect();
-  CHECK(send(1, kSession, 10 * kKiB) == "");
-  head(2, kSession, 20 * kKiB);
-  body(5 * kKiB, 'x');
+  CHECK(send(1, kSession, 10 * kUnit) == "");
+  head(2, kSession, 20 * kUnit);
+  body(5 * kUnit, 'x');
   SECTION("the server dies in the middle") { server.stream = nullptr; }
   SECTION("it sends nothing any more") {}
   for (int i = 0; i < 500 && ended.empty(); ++i) pause(10);
   CHECK(!ended.empty());
-  CHECK(keeper->bytes() == 10 * kKiB);
-  CHECK(bring() == std::string(10 * kKiB, 'b'));
+  CHECK(keeper->bytes() == 10 * kUnit);
+  CHECK(bring() == std::string(10 * kUnit, 'b'));
 }
 
 TEST_CASE_METHOD(Bench, "a server that sends nonsense is left") {
@@ -224,6 +285,6 @@ TEST_CASE_METHOD(Bench, "a folder that takes nothing: why") {
   settings.folder = folder.path + "/none";
   make();
   connect();
-  CHECK(contains(send(1, kSession, kKiB), "No such file"));
+  CHECK(contains(send(1, kSession, kUnit), "No such file"));
   CHECK(!keeper->has(kSession));
 }

@@ -340,7 +340,6 @@ TEST_CASE_METHOD(Holds, "it is restored on devices like its own, where it is tol
   }
   SECTION("another driver, or model: it does not wait for that") {
     Server facts = server("c", 1);
-    std::string why;
     SECTION("driver") { facts.devices[0].driverVersion = 13; }
     SECTION("model") { facts.devices[0].name = "other"; }
     SECTION("memory") { facts.devices[0].memoryBytes = 90 * kGiB; }

@@ -73,6 +73,8 @@ uint32_t rateOf(uint8_t speed, uint8_t width) {
     case 128:
       lane = 100'000;
       break;
+    default:
+      break;
   }
   switch (width) {
     case 1:
@@ -85,8 +87,9 @@ uint32_t rateOf(uint8_t speed, uint8_t width) {
       return lane * 12;
     case 16:
       return lane * 2;
+    default:
+      return 0;
   }
-  return 0;
 }
 
 Port portOf(uint32_t number, const ibv_port_attr& attributes) {
@@ -192,6 +195,7 @@ Fabric RealVerbs::query() {
   if (list == nullptr)
     fabric.note = errno == ENOSYS ? "the kernel has no RDMA (ib_uverbs is not loaded)"
                                   : errorText("the RDMA devices cannot be listed", errno);
+  if (list == nullptr) count = 0;
   // One that went and came back, or failed, is opened afresh; so is one that could not be opened.
   std::map<std::string, Open> still;
   for (int i = 0; i < count; ++i) {

@@ -1,12 +1,9 @@
 #include "server/files/kept_pages.h"
 
 #include <fcntl.h>
-#include <linux/falloc.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <stdexcept>
@@ -14,55 +11,26 @@
 #include "server/files/stream_plan.h"
 
 namespace gpupool::server {
-namespace {
 
-constexpr uint64_t kUnit = 4096;  // what the kernel gives memory back by
-
-uint64_t rounded(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
-
-}  // namespace
-
-std::shared_ptr<PageStore> PageStore::create(Room room) {
-  Descriptor file(memfd_create("gpupool-checkpoints", MFD_CLOEXEC));
-  if (file < 0) throw std::runtime_error(std::string("no file in memory: ") + strerror(errno));
-  return std::shared_ptr<PageStore>(new PageStore(std::move(file), std::move(room)));
+std::shared_ptr<PageStore> PageStore::create(BlockFile::Room room) {
+  std::string why;
+  auto file = BlockFile::inMemory("gpupool-checkpoints", std::move(room), why);
+  if (file == nullptr) throw std::runtime_error(why);
+  return std::shared_ptr<PageStore>(new PageStore(std::move(file)));
 }
 
-PageStore::~PageStore() = default;
-
 std::string PageStore::put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages) {
-  const uint64_t taken = rounded(bytes.size());
-  if (std::string why = room_.take(taken); !why.empty()) return why;
-  const uint64_t offset = end_.fetch_add(taken);
-  // From here on its end gives the room back.
-  pages.push_back(std::shared_ptr<const Page>(new Page(shared_from_this(), offset, bytes.size(), checksum)));
-  for (uint64_t at = 0; at < bytes.size();) {
-    const ssize_t written =
-        pwrite(file_, bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset + at));
-    if (written < 0 && errno != EINTR) {
-      const int failed = errno;
-      pages.pop_back();
-      return std::string("the checkpoint cannot be kept: ") + strerror(failed);
-    }
-    at += written > 0 ? static_cast<uint64_t>(written) : 0;
-  }
+  std::string why;
+  auto block = file_->reserve(bytes.size(), why);
+  if (block == nullptr) return why;
+  if (why = block->write(bytes); !why.empty()) return "the checkpoint cannot be kept: " + why;
+  pages.push_back(std::make_shared<Page>(std::move(block), checksum));
   return "";
 }
 
-PageStore::Page::~Page() {
-  fallocate(store_->file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_),
-            static_cast<off_t>(rounded(bytes_)));
-  store_->room_.give(rounded(bytes_));
-}
-
 std::string PageStore::Page::read(std::span<std::byte> room) const {
-  for (uint64_t at = 0; at < room.size();) {
-    const ssize_t got =
-        pread(store_->file_, room.data() + at, room.size() - at, static_cast<off_t>(offset_ + at));
-    if (got < 0 && errno != EINTR) return std::string("the checkpoint cannot be read: ") + strerror(errno);
-    if (got == 0) return "the checkpoint is damaged";
-    at += got > 0 ? static_cast<uint64_t>(got) : 0;
-  }
+  if (const std::string why = block_->read(room); !why.empty())
+    return "the checkpoint cannot be read: " + why;
   return checksumOf(room) == checksum_ ? "" : "the checkpoint is damaged";
 }
 

@@ -4,48 +4,35 @@
 // changed. Each is whole and never changes; one that is being received has its pages beside those of the one
 // before, which stays what it is. A worker is taken for hostile.
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/block_file.h"
 #include "server/files/session_file.h"
 #include "server/worker/page_layout.h"
 #include "server/worker/stream_layout.h"
 
 namespace gpupool::server {
 
-// Where pages are: one file in memory. Any thread.
-class PageStore : public std::enable_shared_from_this<PageStore> {
+// Where pages are, in memory. Any thread.
+class PageStore {
  public:
-  struct Room {
-    // So many bytes more, and less. "" or why not. Any thread.
-    std::function<std::string(uint64_t)> take;
-    std::function<void(uint64_t)> give;
-  };
   // Throws std::runtime_error if there is no file to be had.
-  static std::shared_ptr<PageStore> create(Room room);
-  ~PageStore();
-  PageStore(const PageStore&) = delete;
-  PageStore& operator=(const PageStore&) = delete;
+  static std::shared_ptr<PageStore> create(BlockFile::Room room);
 
   class Page {
    public:
-    ~Page();  // its memory is free again
-    Page(const Page&) = delete;
-    Page& operator=(const Page&) = delete;
-    uint64_t bytes() const { return bytes_; }
+    Page(std::shared_ptr<const BlockFile::Block> block, const Checksum& checksum)
+        : block_(std::move(block)), checksum_(checksum) {}
+    uint64_t bytes() const { return block_->bytes(); }
     const Checksum& checksum() const { return checksum_; }
     // "" or why they are not those that were put in. room: bytes() long.
     std::string read(std::span<std::byte> room) const;
 
    private:
-    friend class PageStore;
-    Page(std::shared_ptr<PageStore> store, uint64_t offset, uint64_t bytes, const Checksum& checksum)
-        : store_(std::move(store)), offset_(offset), bytes_(bytes), checksum_(checksum) {}
-    const std::shared_ptr<PageStore> store_;
-    const uint64_t offset_, bytes_;
+    const std::shared_ptr<const BlockFile::Block> block_;
     const Checksum checksum_;
   };
   using Pages = std::vector<std::shared_ptr<const Page>>;
@@ -53,11 +40,9 @@ class PageStore : public std::enable_shared_from_this<PageStore> {
   std::string put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages);
 
  private:
-  PageStore(Descriptor file, Room room) : file_(std::move(file)), room_(std::move(room)) {}
+  explicit PageStore(std::shared_ptr<BlockFile> file) : file_(std::move(file)) {}
 
-  const Descriptor file_;
-  const Room room_;
-  std::atomic<uint64_t> end_{0};  // the file has holes; no place is used twice
+  const std::shared_ptr<BlockFile> file_;
 };
 
 // One that is whole.

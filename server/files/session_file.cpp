@@ -32,6 +32,7 @@ class Taker {
   Taker(StateSocket& socket, int file, FileFacts& facts) : socket_(socket), file_(file), facts_(facts) {}
 
   std::string run(const TakeDownSteps& steps) {
+    blocks_ = steps.blocks;
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
       return socket_.error();
     std::string why = plan_.read();
@@ -54,7 +55,16 @@ class Taker {
     if (why_.empty()) why_ = std::move(why);
     return false;
   }
+  // Contents that are the same in the next file are in blocks that are, wherever they lie in it.
+  void noteBlocks(std::span<const std::byte> bytes) {
+    while (blocks_ != nullptr && !bytes.empty()) {
+      const auto block = bytes.first(std::min<size_t>(bytes.size(), kMostBlockBytes));
+      blocks_->push_back({checksumOf(block), static_cast<uint32_t>(block.size())});
+      bytes = bytes.subspan(block.size());
+    }
+  }
   bool write(std::span<const std::byte> bytes) {
+    noteBlocks(bytes);
     while (!bytes.empty()) {
       const ssize_t written = ::write(file_, bytes.data(), bytes.size());
       if (written < 0 && errno != EINTR)
@@ -93,6 +103,7 @@ class Taker {
   StateSocket& socket_;
   const int file_;
   FileFacts& facts_;
+  std::vector<FileBlock>* blocks_ = nullptr;
   StreamPlan plan_;
   Sha256 hash_;
   std::vector<std::byte> room_;

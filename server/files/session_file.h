@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "base/hmac.h"
 #include "server/worker/state_socket.h"
@@ -26,10 +27,18 @@ struct FileFacts {
   int driverVersion = 0;
 };
 
+// Of a file that was written: its bytes, block by block. Equal ones have the same checksum.
+struct FileBlock {
+  Checksum checksum{};
+  uint32_t bytes = 0;
+};
+inline constexpr uint32_t kMostBlockBytes = uint32_t{2} << 20;
+
 // Each: "" or why the file is not written.
 struct TakeDownSteps {
   std::function<std::string()> stands = [] { return ""; };   // first: the session stands still
   std::function<std::string()> written = [] { return ""; };  // last: it is whole, and on the disk
+  std::vector<FileBlock>* blocks = nullptr;                  // to be filled; null: nobody asks
 };
 
 // Takes down in the empty `file` what comes. "" or why not, for people; the worker has been told then.

@@ -21,6 +21,8 @@ namespace {
 
 constexpr capnp::ReaderOptions kAnswers{.traversalLimitInWords = 512, .nestingLimit = 4};
 
+constexpr size_t kMostTaken = 256;
+
 kj::Exception deskFailure(const std::string& text) {
   return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
 }
@@ -42,7 +44,8 @@ std::shared_ptr<CheckpointDesk::File> writeFile(const KeptPages& pages, std::sha
     StateSocket socket(std::move(*end), [] { return false; });
     why = playBack(socket, pages);
   });
-  const std::string notTaken = takeDown(taker.get(), [] { return std::string(); }, made->file, made->facts);
+  const std::string notTaken =
+      takeDown(taker.get(), [] { return std::string(); }, made->file, made->facts, {.blocks = &made->blocks});
   taker = nullptr;  // a player that waits for an answer gets none
   plays.join();
   if (why.empty()) why = notTaken;
@@ -59,7 +62,8 @@ void CheckpointDesk::keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
   holders_.emplace(lease, kj::mv(holder));
 }
 
-kj::Promise<void> CheckpointDesk::offer(const SessionFacts& facts, std::shared_ptr<const KeptPages> pages) {
+kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
+                                            std::shared_ptr<const KeptPages> pages) {
   const auto at = holders_.find(facts.lease);
   if (at == holders_.end()) return deskFailure("its holder does not keep checkpoints (it is not connected)");
   if (at->second->busy) return deskFailure("its holder takes another one");
@@ -72,18 +76,21 @@ kj::Promise<void> CheckpointDesk::offer(const SessionFacts& facts, std::shared_p
               }).then([this, facts, holder = kj::addRef(*holder)](std::shared_ptr<File>&& file) mutable {
     return send(kj::mv(holder), facts, std::move(file));
   });
-  return sent.then([holder = kj::addRef(*holder)]() mutable { holder->busy = false; },
-                   [this, holder = kj::addRef(*holder), lease = facts.lease](kj::Exception&& error) mutable {
-                     // In the middle of a message there is no way on: it may connect anew.
-                     if (const auto at = holders_.find(lease);
-                         at != holders_.end() && at->second.get() == holder.get())
-                       holders_.erase(at);
-                     kj::throwFatalException(kj::mv(error));
-                   });
+  return sent.then(
+      [holder = kj::addRef(*holder)](uint64_t bytes) mutable {
+        holder->busy = false;
+        return bytes;
+      },
+      [this, holder = kj::addRef(*holder), lease = facts.lease](kj::Exception&& error) mutable -> uint64_t {
+        // In the middle of a message there is no way on: it may connect anew.
+        if (const auto at = holders_.find(lease); at != holders_.end() && at->second.get() == holder.get())
+          holders_.erase(at);
+        kj::throwFatalException(kj::mv(error));
+      });
 }
 
-kj::Promise<void> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFacts& facts,
-                                       std::shared_ptr<File> file) {
+kj::Promise<uint64_t> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFacts& facts,
+                                           std::shared_ptr<File> file) {
   auto message = kj::heap<capnp::MallocMessageBuilder>();
   auto head = message->initRoot<schema::SessionCheckpoint>();
   head.setNumber(++holder->number);
@@ -97,16 +104,60 @@ kj::Promise<void> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFact
   head.setLastFrame(file->facts.lastFrame);
   head.setLastAside(file->facts.lastAside);
   head.setDriverVersion(static_cast<uint32_t>(file->facts.driverVersion));
+  const auto last = holder->taken.find(facts.session);
+  auto spans = std::make_shared<const std::vector<Span>>(
+      tellBlocks(last == holder->taken.end() ? nullptr : &last->second, file->blocks, head));
+  uint64_t bytes = 0;
+  for (const Span& span : *spans) bytes += span.bytes;
   auto written = capnp::writeMessage(*holder->stream, *message);
   Holder& to = *holder;
   return timer_.timeoutAfter(settings_.piece, kj::mv(written))
       .attach(kj::mv(message))
-      .then([this, &to, file = std::move(file)]() mutable {
-        auto sent = schema::sendPieces(timer_, *to.stream, file->file, file->facts.bytes, settings_.piece);
-        return sent.attach(std::move(file));
+      .then([this, &to, file, spans] {
+        auto sent = sendSpans(to, *file, spans, 0);
+        return sent.attach(file);
       })
       .then([this, &to] { return hear(to); })
+      .then([&to, file, bytes, session = facts.session] {
+        if (to.taken.size() >= kMostTaken) to.taken.clear();  // most of them have ended
+        to.taken[session] = {to.number, std::move(file->blocks)};
+        return bytes;
+      })
       .attach(kj::mv(holder));
+}
+
+std::vector<CheckpointDesk::Span> CheckpointDesk::tellBlocks(const Taken* base,
+                                                             const std::vector<FileBlock>& blocks,
+                                                             schema::SessionCheckpoint::Builder head) {
+  std::map<std::pair<Checksum, uint32_t>, uint32_t> known;
+  for (uint32_t i = 0; base != nullptr && i < base->blocks.size(); ++i)
+    known.emplace(std::pair(base->blocks[i].checksum, base->blocks[i].bytes), i + 1);
+  if (base != nullptr) head.setBase(base->number);
+  auto list = head.initBlocks(static_cast<unsigned>(blocks.size()));
+  std::vector<Span> spans;
+  uint64_t offset = 0;
+  for (unsigned i = 0; i < list.size(); ++i) {
+    const FileBlock& block = blocks[i];
+    list[i].setBytes(block.bytes);
+    if (const auto same = known.find({block.checksum, block.bytes}); same != known.end())
+      list[i].setBase(same->second);
+    else if (!spans.empty() && spans.back().offset + spans.back().bytes == offset)
+      spans.back().bytes += block.bytes;
+    else
+      spans.push_back({offset, block.bytes});
+    offset += block.bytes;
+  }
+  return spans;
+}
+
+kj::Promise<void> CheckpointDesk::sendSpans(Holder& holder, const File& file,
+                                            std::shared_ptr<const std::vector<Span>> spans, size_t at) {
+  if (at == spans->size()) return kj::READY_NOW;
+  const auto [offset, bytes] = (*spans)[at];
+  return schema::sendPieces(timer_, *holder.stream, file.file, offset, bytes, settings_.piece)
+      .then([this, &holder, &file, spans = std::move(spans), at]() mutable {
+        return sendSpans(holder, file, std::move(spans), at + 1);
+      });
 }
 
 kj::Promise<void> CheckpointDesk::hear(Holder& holder) {
@@ -126,7 +177,7 @@ kj::Promise<std::shared_ptr<CheckpointDesk::File>> CheckpointDesk::take(kj::Asyn
   file->room = budget_->share(brought.file.bytes);
   file->facts = brought.file;
   file->file = fileInMemory();
-  auto received = schema::receivePieces(timer_, stream, file->file, brought.file.bytes, settings_.piece);
+  auto received = schema::receivePieces(timer_, stream, file->file, 0, brought.file.bytes, settings_.piece);
   return received.then([file](const std::string& failure) -> kj::Promise<std::shared_ptr<File>> {
     if (!failure.empty()) return deskFailure("no memory for a checkpoint: " + failure);
     return beside<std::shared_ptr<File>>([file] {

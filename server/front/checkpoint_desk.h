@@ -3,17 +3,20 @@
 // (TurnTerms.holderKeeps, SessionHello.keeps and brings): out of this machine, so that a session outlives it,
 // and in again, for one that has lost its server.
 //
-// A checkpoint travels whole, as the session's file (server/files/session_file.h), which lies in memory
-// meanwhile and counts there. A lease's holder takes one at a time. One that does not take the next piece, or
-// say that it has it all, within a bound is taken for gone. What a holder brings is taken for hostile: it is
-// checked before a worker sees it. Belongs to the event loop's thread.
+// A checkpoint travels as the session's file (server/files/session_file.h), which lies in memory meanwhile
+// and counts there. To a holder that has taken an earlier one over the same connection only the blocks go
+// that this had not (SessionCheckpoint.blocks). A lease's holder takes one at a time. One that does not take
+// the next piece, or say that it has it all, within a bound is taken for gone. What a holder brings is taken
+// for hostile: it is checked before a worker sees it. Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "schema/pool.capnp.h"
 #include "server/files/kept_pages.h"
 #include "server/front/keep_budget.h"
 #include "server/front/sessions.h"
@@ -50,26 +53,41 @@ class CheckpointDesk {
     std::erase_if(holders_, [&](const auto& one) { return !leases.contains(one.first); });
   }
 
-  // Sends it to the lease's holder. Fulfilled when the holder keeps all of it; else rejected, for people.
-  kj::Promise<void> offer(const SessionFacts& facts, std::shared_ptr<const KeptPages> pages);
+  // Sends it to the lease's holder. Fulfilled when the holder keeps all of it, with the bytes that had to
+  // travel; else rejected, for people.
+  kj::Promise<uint64_t> offer(const SessionFacts& facts, std::shared_ptr<const KeptPages> pages);
 
   // A session's file, in memory, and what it takes there.
   struct File {
     Descriptor file;
     std::shared_ptr<void> room;
     FileFacts facts;
+    std::vector<FileBlock> blocks;  // of one that goes to a holder
   };
   // Receives one, and checks it. Rejected with a text for people where it is none. `stream` stays alive.
   kj::Promise<std::shared_ptr<File>> take(kj::AsyncIoStream& stream, const BroughtSession& brought);
   kj::Promise<void> answer(kj::AsyncIoStream& stream, const std::string& error);
 
  private:
+  struct Taken {
+    uint64_t number = 0;
+    std::vector<FileBlock> blocks;
+  };
   struct Holder : kj::Refcounted {
     kj::Own<kj::AsyncIoStream> stream;
     uint64_t number = 0;  // of the last one
     bool busy = false;
+    std::map<Id, Taken> taken;  // by session, the last one
   };
-  kj::Promise<void> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
+  struct Span {  // of the file
+    uint64_t offset = 0, bytes = 0;
+  };
+  kj::Promise<uint64_t> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
+  kj::Promise<void> sendSpans(Holder& holder, const File& file,
+                              std::shared_ptr<const std::vector<Span>> spans, size_t at);
+  // Writes which blocks the holder has, and returns where the others lie.
+  static std::vector<Span> tellBlocks(const Taken* base, const std::vector<FileBlock>& blocks,
+                                      schema::SessionCheckpoint::Builder head);
   kj::Promise<void> hear(Holder& holder);
 
   kj::Timer& timer_;

@@ -175,13 +175,14 @@ void Keeper::lookToOffer(const Name& name, uint64_t number) {
   const auto pages = kept.pages;
   const kj::TimePoint made = kept.at;
   tasks_.add(kj::evalNow([&] { return desk_.offer(*facts, pages); })
-                 .then([this, name, pages, made] { offered(name, *pages, made, ""); },
+                 .then([this, name, pages, made](uint64_t bytes) { offered(name, *pages, made, "", bytes); },
                        [this, name, pages, made](kj::Exception&& error) {
                          offered(name, *pages, made, error.getDescription().cStr());
                        }));
 }
 
-void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why) {
+void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why,
+                     uint64_t bytes) {
   const auto at = kept_.find(name);
   if (at == kept_.end()) return;
   Kept& kept = at->second;
@@ -194,8 +195,10 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   }
   kept.shipped = pages.id;
   kept.shippedAt = made;
-  GPUPOOL_INFO("session %s: its holder has its checkpoint of frame %llu", name.second.text().c_str(),
-               static_cast<unsigned long long>(pages.facts.lastFrame));
+  GPUPOOL_INFO(
+      "session %s: its holder has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
+      name.second.text().c_str(), static_cast<unsigned long long>(pages.facts.lastFrame),
+      static_cast<unsigned long long>(pages.facts.bytes), static_cast<unsigned long long>(bytes));
   // From here on its client does not keep the calls before it. It may have another worker by now.
   for (const uint64_t number : sessions_.numbers(name.first))
     if (const SessionFacts* facts = sessions_.facts(number);

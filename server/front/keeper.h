@@ -118,7 +118,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::string refuses(const SessionFacts& facts) const;
   std::shared_ptr<PageStore> makeStore() const;
   void lookToOffer(const Name& name, uint64_t number);
-  void offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why);
+  void offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why,
+               uint64_t bytes = 0);
   kj::Promise<void> receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought);
   std::string refusesBrought(const SessionFacts& facts) const;
   void begin(const Name& name, SessionFacts next, Play play);

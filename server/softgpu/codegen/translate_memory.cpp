@@ -167,9 +167,9 @@ std::vector<llvm::Value*> Translator::loadWhole(const Instruction& instruction, 
   Value* all = builder_.CreateAlignedLoad(vector, from, llvm::Align(bytes), true);
   if (ordering(instruction) == llvm::AtomicOrdering::Acquire)
     builder_.CreateFence(llvm::AtomicOrdering::Acquire, llvm::SyncScope::SingleThread);
-  std::vector<Value*> values;
-  for (unsigned lane = 0; lane < vectorLanes(instruction); ++lane)
-    values.push_back(builder_.CreateExtractElement(all, lane));
+  std::vector<Value*> values(vectorLanes(instruction));
+  for (unsigned lane = 0; lane < values.size(); ++lane)
+    values[lane] = builder_.CreateExtractElement(all, lane);
   return values;
 }
 
@@ -198,7 +198,7 @@ void Translator::onLd(const Instruction& instruction) {
   llvm::Type* whole = wholeVector(instruction, type, at.isPrivate);
   if (whole != nullptr) values = loadWhole(instruction, whole, at.pointer, type.bytes() * lanes);
   for (unsigned lane = 0; lane < lanes && whole == nullptr; ++lane) {
-    Value* from = builder_.CreateConstGEP1_64(integer(8), at.pointer, lane * type.bytes());
+    Value* from = builder_.CreateConstGEP1_64(integer(8), at.pointer, uint64_t{lane} * type.bytes());
     auto* load =
         builder_.CreateAlignedLoad(registerType(type), from, llvm::Align(std::min(type.bytes(), 16u)));
     llvm::AtomicOrdering order = ordering(instruction);
@@ -225,7 +225,7 @@ void Translator::onSt(const Instruction& instruction) {
   if (llvm::Type* whole = wholeVector(instruction, type, at.isPrivate))
     return storeWhole(instruction, whole, at.pointer, type.bytes() * lanes);
   for (unsigned lane = 0; lane < lanes; ++lane) {
-    Value* to = builder_.CreateConstGEP1_64(integer(8), at.pointer, lane * type.bytes());
+    Value* to = builder_.CreateConstGEP1_64(integer(8), at.pointer, uint64_t{lane} * type.bytes());
     Value* value = read(lanes > 1 ? source.parts[lane] : source, type.bits);
     auto* store = builder_.CreateAlignedStore(value, to, llvm::Align(std::min(type.bytes(), 16u)));
     llvm::AtomicOrdering order = ordering(instruction);
@@ -407,7 +407,7 @@ void Translator::atomicVector(const Instruction& instruction, ptx::Space space, 
   for (unsigned lane = 0; lane < lanes; ++lane) {
     Instruction one = instruction;
     one.operands[addressIndex + 1] = values.parts[lane];
-    Address element{builder_.CreateConstGEP1_64(integer(8), at.pointer, lane * type.bytes()), at.isPrivate};
+    Address element{builder_.CreateConstGEP1_64(integer(8), at.pointer, uint64_t{lane} * type.bytes()), at.isPrivate};
     Value* old = atomicResult(one, element, type, addressIndex + 1);
     if (returns) write(instruction.operands[0].parts.at(lane), old);
   }

@@ -144,7 +144,7 @@ void multiply(Lane* lanes, uint32_t members) {
   auto shape = std::bit_cast<MatrixShape>(first.shape);
   // Not arrays in thread-local storage: libcuda-soft.so is opened at run time and has only the loader's small
   // reserve.
-  static thread_local const std::unique_ptr<double[]> scratch(new double[3 * kMaxElements]);
+  static thread_local const std::unique_ptr<double[]> scratch(new double[size_t{3} * kMaxElements]);
   double* const a = scratch.get();
   double* const b = a + kMaxElements;
   double* const c = b + kMaxElements;

@@ -531,7 +531,7 @@ TEST_CASE("a device without room: the session stays suspended until there is") {
   REQUIRE(session.suspend(copier).error.empty());
   freeBytes();
   std::vector<CUdeviceptr> taken;
-  for (size_t bytes = 1024 * kMiB; bytes >= 64 * 1024; bytes /= 2)
+  for (size_t bytes = size_t{1024} * kMiB; bytes >= size_t{64} * 1024; bytes /= 2)
     for (CUdeviceptr address = 0; softDriver().cuMemAlloc_v2(&address, bytes) == CUDA_SUCCESS;)
       taken.push_back(address);
   const SuspendOutcome refused = session.resume();
