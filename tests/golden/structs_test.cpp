@@ -39,7 +39,7 @@ TEST_CASE("the protocol's version and magic numbers") {
   CHECK(kClientMagic == 0x47504331);
   CHECK(kWorkerMagic == 0x47505731);
   CHECK(holder::kMagic == 0x47505531);
-  CHECK(holder::kVersion == 6);
+  CHECK(holder::kVersion == 7);
   CHECK(static_cast<uint32_t>(NoticeType::moved) == 5);
   CHECK(static_cast<uint32_t>(NoticeType::prepare) == 6);
   CHECK(static_cast<uint32_t>(NoticeType::drained) == 7);

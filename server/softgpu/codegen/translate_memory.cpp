@@ -407,7 +407,8 @@ void Translator::atomicVector(const Instruction& instruction, ptx::Space space, 
   for (unsigned lane = 0; lane < lanes; ++lane) {
     Instruction one = instruction;
     one.operands[addressIndex + 1] = values.parts[lane];
-    Address element{builder_.CreateConstGEP1_64(integer(8), at.pointer, uint64_t{lane} * type.bytes()), at.isPrivate};
+    Address element{builder_.CreateConstGEP1_64(integer(8), at.pointer, uint64_t{lane} * type.bytes()),
+                    at.isPrivate};
     Value* old = atomicResult(one, element, type, addressIndex + 1);
     if (returns) write(instruction.operands[0].parts.at(lane), old);
   }
