@@ -1,6 +1,7 @@
 #include "client/streams.h"
 
 #include <chrono>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -81,16 +82,19 @@ CUresult perThreadStream(Context& context, StreamRef& out) {
 
 void hookStreams(const StreamHooks& given) { hooks = given; }
 
-CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out) {
+CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out, CUgreenCtx green) {
   auto made = streams.prepare();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   equip(*made.object, context);
   made.object->flags = flags;
   made.object->priority = priority;
+  made.object->green = green;
   auto handle = fromId<CUstream>(made.id);
   CUresult status = CUDA_ERROR_OUT_OF_MEMORY;  // no word: tens of thousands are alive
   if (made.object->word != 0)
-    status = Session::get().post<"cuStreamCreateWithPriority">(context, &handle, flags, priority);
+    status = green == nullptr
+                 ? Session::get().post<"cuStreamCreateWithPriority">(context, &handle, flags, priority)
+                 : Session::get().post<"cuGreenCtxStreamCreate">(context, &handle, green, flags, priority);
   if (status != CUDA_SUCCESS) {
     streams.discard(made.id);
     return status;
@@ -178,17 +182,44 @@ CUresult returnBeforeLanding(const StreamRef& ref) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+struct EndedWithGreen {
+  std::mutex mutex;
+  std::set<CUstream> streams;
+};
+EndedWithGreen& endedWithGreen() {
+  static auto* all = new EndedWithGreen;
+  return *all;
+}
+
+}  // namespace
+
+void endsWithGreen(CUstream stream) {
+  std::lock_guard lock(endedWithGreen().mutex);
+  endedWithGreen().streams.insert(stream);
+}
+
+CUresult noStream(CUstream stream) {
+  std::lock_guard lock(endedWithGreen().mutex);
+  return endedWithGreen().streams.contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+                                                   : CUDA_ERROR_INVALID_HANDLE;
+}
+
 static CUresult findStream(CUstream handle, StreamRef& out) {
   uint64_t value = reinterpret_cast<uint64_t>(handle);
   if (value > 2) {
     Stream* stream = streams.find(value);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream == nullptr) return noStream(handle);
     out = {stream, stream->context, handle};
     return stream->capturing.load(std::memory_order_relaxed) ? hooks.captureAccepts(*stream) : CUDA_SUCCESS;
   }
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
+  if (const Context* green = contexts().currentGreen(); __builtin_expect(green != nullptr, 0))
+    return value == 2 || perThreadDefault ? CUDA_ERROR_INVALID_HANDLE
+                                          : findStream(green->defaultStream.load(), out);
   if (value == 2 || (value == 0 && perThreadDefault)) return perThreadStream(*context, out);
   out = {&streamsOf(*context).legacy, context->handle, nullptr};
   return CUDA_SUCCESS;
@@ -303,7 +334,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
 
-CUresult synchronizeContext(CUcontext context) {
+CUresult synchronizeContext(CUcontext context, CUgreenCtx green) {
   Session& session = Session::get();
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
@@ -315,6 +346,7 @@ CUresult synchronizeContext(CUcontext context) {
   forEachStream(context, [&](const StreamRef& ref) {
     uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
     if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
+    if (green != nullptr && ref.stream->green != green) return;
     status = requestWord(ref, value);
     if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
   });

@@ -224,8 +224,7 @@ void MemoryPool::trim(CUcontext context, uint64_t keep) {
 }
 
 void MemoryPool::settle() {
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
+  CUcontext context = contexts().working();
   std::lock_guard lock(mutex_);
   sweep();
   trimLocked(context, destroyed ? 0 : threshold_);
@@ -329,8 +328,7 @@ CUresult MemoryPool::setAccess(CUdevice device, CUmemAccess_flags flags) {
     return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   uint64_t bit = uint64_t{1} << device;
   if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) {
-    CUcontext context = nullptr;
-    contexts().getCurrent(&context);
+    CUcontext context = contexts().working();
     CUresult status = Session::get().await<"sessionPeerAccess">(context, device_, device);
     if (status != CUDA_SUCCESS) return status;
     std::lock_guard lock(mutex_);

@@ -76,6 +76,7 @@ gpupool_program(driver_only SOURCES driver_only.cpp FLAGS -cudart none -lcuda NE
   FILES "driver_kernels.fatbin=driver_kernels.cu -fatbin" "driver_kernels.ptx=driver_kernels.cu -ptx")
 gpupool_program(large_module SOURCES large_module.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(contexts FLAGS -lcuda NEEDS driver)
+gpupool_program(green_contexts FLAGS -lcuda NEEDS driver)
 gpupool_program(two_devices)
 gpupool_program(two_devices_traffic TIMEOUT 120)
 gpupool_program(functions_on_two FLAGS -lcuda NEEDS driver)
