@@ -20,7 +20,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${api_tests}/api_
 file(READ ${api_tests}/api_kernels.ptx API_KERNELS)
 configure_file(${api_tests}/api_kernels.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp @ONLY)
 gpupool_test(softgpu_api_test unit
-  ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
+  ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_green.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
   ${api_tests}/api_stream.cpp ${api_tests}/api_texture.cpp ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp
   LIBS cuda-soft cuda_headers PkgConfig::LZ4 PkgConfig::ZSTD)
 gpupool_test(softgpu_open_test unit ${api_tests}/api_open.cpp)

@@ -1,5 +1,7 @@
 // Green contexts: two parts of a device with kernels in each, their streams and events, a green context that
 // is current, what is refused, and what is left when one is destroyed.
+#include <thread>
+
 #include "driver_check.h"
 
 namespace {
@@ -120,6 +122,26 @@ void create(CUdevice device, CUcontext primary, Part (&parts)[2]) {
   check::say("two green contexts, which have these parts");
 }
 
+// A green context keeps the primary context.
+void alone(CUdevice device) {
+  const auto active = [&] {
+    unsigned flags = 0;
+    int is = -1;
+    DRIVER(cuDevicePrimaryCtxGetState(device, &flags, &is));
+    return is;
+  };
+  REQUIRE(active() == 0);
+  CUdevResource all = ofDevice(device);
+  CUdevResourceDesc description = nullptr;
+  CUgreenCtx green = nullptr;
+  DRIVER(cuDevResourceGenerateDesc(&description, &all, 1));
+  DRIVER(cuGreenCtxCreate(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
+  REQUIRE(active() == 1);
+  DRIVER(cuGreenCtxDestroy(green));
+  REQUIRE(active() == 0);
+  check::say("a green context retains the primary context, and releases it");
+}
+
 // Kernels in both parts, and events between their streams.
 void work(Part (&parts)[2]) {
   int *a = filled(3), *b = filled(10);
@@ -194,6 +216,28 @@ void current(CUcontext primary, Part& part) {
   CUDA(cudaStreamDestroy(outer));
   CUDA(cudaFree(values));
   CUDA(cudaFree(more));
+}
+
+// Each part current in a thread of its own.
+void threads(Part (&parts)[2]) {
+  int result[2] = {};
+  const auto body = [&](int which) {
+    DRIVER(cuCtxPushCurrent(parts[which].context));
+    int* values = filled(which);
+    int* one = filled(1);
+    for (int i = 0; i < 100; ++i) launch(nullptr, add, values, const_cast<const int*>(one));
+    CUDA(cudaStreamSynchronize(nullptr));
+    CUDA(cudaMemcpy(&result[which], values, sizeof(int), cudaMemcpyDeviceToHost));
+    CUDA(cudaFree(values));
+    CUDA(cudaFree(one));
+    CUcontext context = nullptr;
+    DRIVER(cuCtxPopCurrent(&context));
+  };
+  std::thread first(body, 0), second(body, 1);
+  first.join();
+  second.join();
+  REQUIRE(result[0] == 100 && result[1] == 101);
+  check::say("two threads, each with its own part current");
 }
 
 void captured(Part& part) {
@@ -287,17 +331,20 @@ void destroy(Part (&parts)[2]) {
 }  // namespace
 
 int main() {
-  CUDA(cudaSetDevice(0));
-  CUDA(cudaFree(nullptr));
   CUdevice device = 0;
   CUcontext primary = nullptr;
+  DRIVER(cuInit(0));
   DRIVER(cuDeviceGet(&device, 0));
+  alone(device);
+  CUDA(cudaSetDevice(0));
+  CUDA(cudaFree(nullptr));
   DRIVER(cuCtxGetCurrent(&primary));
   Part parts[2];
   split(device, parts);
   create(device, primary, parts);
   work(parts);
   current(primary, parts[1]);
+  threads(parts);
   captured(parts[0]);
   errors(device, parts);
   destroy(parts);
