@@ -1,6 +1,6 @@
 # The driver API of the software GPU: lib/libcuda-soft.so, loaded by the worker where there is no NVIDIA driver.
 set(api_sources
-  api/array.cpp api/attributes.cpp api/callback.cpp api/capture.cpp api/code.cpp api/conditional.cpp api/context.cpp api/copy.cpp
+  api/array.cpp api/attributes.cpp api/callback.cpp api/capture.cpp api/code.cpp api/conditional.cpp api/context.cpp api/context_settings.cpp api/copy.cpp
   api/device.cpp api/error.cpp api/event.cpp api/fatbin.cpp api/graph.cpp api/graph_dot.cpp api/graph_exec.cpp api/graph_memory.cpp
   api/graph_nodes.cpp api/green.cpp api/heap.cpp api/launch.cpp api/library.cpp api/link.cpp api/lookup.cpp api/memcpy.cpp
   api/memop.cpp api/memory.cpp api/memory_map.cpp api/memset.cpp api/module.cpp api/occupancy.cpp api/pointer.cpp
