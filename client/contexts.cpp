@@ -162,13 +162,14 @@ CUresult Contexts::create(CUcontext* out, unsigned flags, CUdevice device, unsig
   return push(context.handle);
 }
 
-Context* Contexts::addGreen(CUdevice device, CUgreenCtx green) {
+Context* Contexts::addGreen(CUdevice device, CUgreenCtx green, CUstream defaultStream) {
   const auto created = table_.prepare(device, false, kApiVersion, 0u);
   if (created.object == nullptr) return nullptr;
   Context& context = *created.object;
   context.handle = fromId<CUcontext>(created.id);
   context.base = primaryOf(device)->context;
   context.green = green;
+  context.defaultStream = defaultStream;
   context.id.store(lives_.fetch_add(1) + 1, std::memory_order_relaxed);
   context.alive.store(true, std::memory_order_release);
   table_.publish(created.id);

@@ -67,7 +67,7 @@ struct Context {
   // context that it stands for, the green context, and its default stream. Set before others can find it.
   Context* base = nullptr;
   CUgreenCtx green = nullptr;
-  std::atomic<CUstream> defaultStream{nullptr};
+  CUstream defaultStream = nullptr;
   // The session's own state of this context; it sets and clears it.
   std::atomic<void*> session{nullptr};
 
@@ -164,7 +164,7 @@ class Contexts {
     return table_.find(toId(state.current));
   }
   // Makes a context of `green`, whose device's primary context is retained. Null: too many contexts.
-  Context* addGreen(CUdevice device, CUgreenCtx green);
+  Context* addGreen(CUdevice device, CUgreenCtx green, CUstream defaultStream);
 
   // Context-local storage (context_storage.h); a null handle means the current context. On a thread without a
   // live current context this must fail: cudart then makes its primary context current.

@@ -1,5 +1,6 @@
 #include "client/streams.h"
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -127,6 +128,29 @@ ContextStreams& streamsOf(Context& context) {
   return *static_cast<ContextStreams*>(known);
 }
 
+CUresult priorityRange(Context& context, int& least, int& greatest) {
+  ContextStreams& mine = streamsOf(context);
+  if (!mine.prioritiesKnown) {
+    int lowest = 0, highest = 0;
+    CUresult status = Session::get().await<"cuCtxGetStreamPriorityRange">(context.handle, &lowest, &highest);
+    if (status != CUDA_SUCCESS) return status;
+    mine.least = lowest;
+    mine.greatest = highest;
+    mine.prioritiesKnown = true;
+  }
+  least = mine.least;
+  greatest = mine.greatest;
+  return CUDA_SUCCESS;
+}
+
+CUresult clampPriority(Context& context, int& priority) {
+  if (priority == 0) return CUDA_SUCCESS;
+  int least = 0, greatest = 0;
+  CUresult status = priorityRange(context, least, greatest);
+  if (status == CUDA_SUCCESS) priority = std::clamp(priority, greatest, least);
+  return status;
+}
+
 void forgetStreams(Context& context) {
   std::vector<uint64_t> dead;
   streams.forEach([&](uint64_t id, Stream& stream) {
@@ -218,8 +242,7 @@ static CUresult findStream(CUstream handle, StreamRef& out) {
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
   if (const Context* green = contexts().currentGreen(); __builtin_expect(green != nullptr, 0))
-    return value == 2 || perThreadDefault ? CUDA_ERROR_INVALID_HANDLE
-                                          : findStream(green->defaultStream.load(), out);
+    return value == 2 || perThreadDefault ? CUDA_ERROR_INVALID_HANDLE : findStream(green->defaultStream, out);
   if (value == 2 || (value == 0 && perThreadDefault)) return perThreadStream(*context, out);
   out = {&streamsOf(*context).legacy, context->handle, nullptr};
   return CUDA_SUCCESS;

@@ -131,6 +131,9 @@ void endsWithGreen(CUstream stream);
 // Why a handle is no stream's.
 CUresult noStream(CUstream stream);
 ContextStreams& streamsOf(Context& context);
+// Of streams of the context (asked for once), and a priority brought into it.
+CUresult priorityRange(Context& context, int& least, int& greatest);
+CUresult clampPriority(Context& context, int& priority);
 void forgetStreams(Context& context);  // the context ended: its streams are gone
 
 template <class F>

@@ -186,18 +186,11 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   Context* object = nullptr;
   CUresult status = contexts().resolve(nullptr, &object);
+  int lowest = 0, highest = 0;
+  if (status == CUDA_SUCCESS) status = priorityRange(*object, lowest, highest);
   if (status != CUDA_SUCCESS) return status;
-  ContextStreams& mine = streamsOf(*object);
-  if (!mine.prioritiesKnown) {
-    int lowest = 0, highest = 0;
-    status = Session::get().await<"cuCtxGetStreamPriorityRange">(object->handle, &lowest, &highest);
-    if (status != CUDA_SUCCESS) return status;
-    mine.least = lowest;
-    mine.greatest = highest;
-    mine.prioritiesKnown = true;
-  }
-  if (least != nullptr) *least = mine.least;
-  if (greatest != nullptr) *greatest = mine.greatest;
+  if (least != nullptr) *least = lowest;
+  if (greatest != nullptr) *greatest = highest;
   return CUDA_SUCCESS;
 }
 

@@ -58,7 +58,7 @@ SmSource ofDevice(CUdevice device) {
 
 CUresult find(CUgreenCtx handle, GreenContext*& out) {
   out = greens.find(toId(handle));
-  if (out == nullptr || out->context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (out == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return out->context->alive.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
@@ -105,32 +105,37 @@ CUresult split(SmSource source, CUdevResource* result, unsigned* count, CUdevRes
 
 // ---- life ----
 
+// The worker's side. On success the green context has its context and its default stream.
+CUresult makeRemote(CUgreenCtx handle, GreenContext& green, CUcontext primary,
+                    const std::vector<SmSource>& parts, unsigned flags) {
+  Session& session = Session::get();
+  CUresult status = session.await<"sessionGreenCreate">(primary, &handle, green.device, parts.data(),
+                                                        static_cast<unsigned>(parts.size()), flags);
+  if (status != CUDA_SUCCESS) return status;
+  CUstream stream = nullptr;
+  status = makeStream(primary, CU_STREAM_NON_BLOCKING, 0, stream, handle);
+  green.context = status == CUDA_SUCCESS ? contexts().addGreen(green.device, handle, stream) : nullptr;
+  if (green.context != nullptr) return CUDA_SUCCESS;
+  session.await<"cuGreenCtxDestroy">(primary, handle);  // and its stream
+  return status == CUDA_SUCCESS ? CUDA_ERROR_OUT_OF_MEMORY : status;
+}
+
 CUresult make(CUgreenCtx* out, const std::vector<SmSource>& parts, CUdevice device, unsigned flags) {
-  const auto made = greens.create(device);
+  const auto made = greens.prepare(device);
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  GreenContext& green = *made.object;
-  auto handle = fromId<CUgreenCtx>(made.id);
+  const auto handle = fromId<CUgreenCtx>(made.id);
   CUcontext primary = nullptr;
   CUresult status = contexts().primaryRetain(&primary, device);
-  if (status != CUDA_SUCCESS) return status;
-  green.retains = true;
-  status = Session::get().await<"sessionGreenCreate">(primary, &handle, device, parts.data(),
-                                                      static_cast<unsigned>(parts.size()), flags);
+  if (status == CUDA_SUCCESS) {
+    made.object->retains = true;
+    status = makeRemote(handle, *made.object, primary, parts, flags);
+    if (status != CUDA_SUCCESS) contexts().primaryRelease(device);
+  }
   if (status != CUDA_SUCCESS) {
-    contexts().primaryRelease(device);
+    greens.discard(made.id);
     return status;
   }
-  CUstream stream = nullptr;
-  green.context = contexts().addGreen(device, handle);
-  status = green.context == nullptr ? CUDA_ERROR_OUT_OF_MEMORY
-                                    : makeGreenStream(handle, CU_STREAM_NON_BLOCKING, 0, stream);
-  if (status != CUDA_SUCCESS) {
-    if (green.context != nullptr) green.context->alive.store(false);
-    Session::get().await<"cuGreenCtxDestroy">(primary, handle);
-    contexts().primaryRelease(device);
-    return status;
-  }
-  green.context->defaultStream = stream;
+  greens.publish(made.id);
   *out = handle;
   return CUDA_SUCCESS;
 }
@@ -219,7 +224,7 @@ CUresult waitEvent(CUgreenCtx handle, GreenContext& green, CUevent event) {
   // For streams to come.
   CUevent gate = nullptr;
   if (status == CUDA_SUCCESS) status = makeMark(green, gate);
-  if (status == CUDA_SUCCESS) status = custom::cuEventRecord(gate, green.context->defaultStream.load());
+  if (status == CUDA_SUCCESS) status = custom::cuEventRecord(gate, green.context->defaultStream);
   if (status != CUDA_SUCCESS) return status;
   if (CUevent before = green.gate.exchange(gate); before != nullptr) custom::cuEventDestroy_v2(before);
   return CUDA_SUCCESS;
@@ -233,6 +238,8 @@ CUresult makeGreenStream(CUgreenCtx handle, unsigned flags, int priority, CUstre
   if (status != CUDA_SUCCESS) return status;
   CUcontext primary = nullptr;
   if (status = contexts().primaryHandle(&primary, green->device); status != CUDA_SUCCESS) return status;
+  Context* context = contexts().find(primary);
+  if (status = clampPriority(*context, priority); status != CUDA_SUCCESS) return status;
   CUstream made = nullptr;
   if (status = makeStream(primary, flags, priority, made, handle); status != CUDA_SUCCESS) return status;
   if (CUevent gate = green->gate.load(); gate != nullptr) status = custom::cuStreamWaitEvent(made, gate, 0);
@@ -242,13 +249,13 @@ CUresult makeGreenStream(CUgreenCtx handle, unsigned flags, int priority, CUstre
 
 CUcontext contextOf(CUgreenCtx handle) {
   const GreenContext* green = greens.find(toId(handle));
-  return green == nullptr || green->context == nullptr ? nullptr : green->context->handle;
+  return green == nullptr ? nullptr : green->context->handle;
 }
 
 void endGreenContexts(CUdevice device) {
   greens.forEach([&](uint64_t id, GreenContext& green) {
     CUresult status = CUDA_SUCCESS;
-    if (green.device == device && green.context != nullptr) end(fromId<CUgreenCtx>(id), green, status);
+    if (green.device == device) end(fromId<CUgreenCtx>(id), green, status);
   });
 }
 
@@ -314,7 +321,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc description, CUdevi
 CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   GreenContext* green = nullptr;
   CUresult status = find(handle, green);
-  if (green == nullptr || green->context == nullptr) return status;
+  if (green == nullptr) return status;
   if (status == CUDA_SUCCESS && !end(handle, *green, status)) status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   // Also where a reset of the device has ended it.
   const CUresult released =

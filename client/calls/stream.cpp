@@ -1,6 +1,4 @@
 // Streams by name: creation, order, queries, host functions, stream memory operations. Captures: capture.cpp.
-#include <algorithm>
-
 #include "base/log.h"
 #include "client/calls/green.h"
 #include "client/capture.h"
@@ -13,26 +11,18 @@
 namespace gpupool::client {
 namespace {
 
-CUresult clampPriority(int& priority) {
-  if (priority == 0) return CUDA_SUCCESS;
-  int least = 0, greatest = 0;
-  CUresult status = custom::cuCtxGetStreamPriorityRange(&least, &greatest);
-  if (status == CUDA_SUCCESS) priority = std::clamp(priority, greatest, least);
-  return status;
-}
-
 CUresult create(CUstream* out, unsigned flags, int priority) {
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  if (status = clampPriority(priority); status != CUDA_SUCCESS) return status;
   if (const Context* green = contexts().currentGreen(); green != nullptr) {
     if (flags == CU_STREAM_NON_BLOCKING) return makeGreenStream(green->green, flags, priority, *out);
     GPUPOOL_WARNING("in a green context, gpupool makes streams that are non-blocking, and no other ones");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  return makeStream(context->handle, flags, priority, *out);
+  status = clampPriority(*context, priority);
+  return status == CUDA_SUCCESS ? makeStream(context->handle, flags, priority, *out) : status;
 }
 
 CUresult destroy(CUstream handle) {

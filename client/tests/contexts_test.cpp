@@ -246,7 +246,7 @@ TEST_CASE("contexts: a green context's stands for the primary context") {
   CUcontext primary = nullptr, top = nullptr;
   REQUIRE(contexts.primaryRetain(&primary, 0) == CUDA_SUCCESS);
   const auto green = reinterpret_cast<CUgreenCtx>(uint64_t{64});
-  Context* mine = contexts.addGreen(0, green);
+  Context* mine = contexts.addGreen(0, green, nullptr);
   REQUIRE(mine != nullptr);
   CHECK(mine->handle != primary);
   CHECK(contexts.find(mine->handle) == contexts.find(primary));

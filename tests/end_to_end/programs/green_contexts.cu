@@ -109,6 +109,13 @@ void create(CUdevice device, CUcontext primary, Part (&parts)[2]) {
     DRIVER(cuStreamGetFlags(part.stream, &flags));
     REQUIRE(flags == CU_STREAM_NON_BLOCKING);
   }
+  int least = 0, greatest = 0, priority = 0;
+  CUstream urgent = nullptr;
+  DRIVER(cuCtxGetStreamPriorityRange(&least, &greatest));
+  DRIVER(cuGreenCtxStreamCreate(&urgent, parts[0].green, CU_STREAM_NON_BLOCKING, greatest - 7));
+  DRIVER(cuStreamGetPriority(urgent, &priority));
+  REQUIRE(priority == greatest);
+  DRIVER(cuStreamDestroy(urgent));
   unsigned long long first = 0, second = 0;
   DRIVER(cuGreenCtxGetId(parts[0].green, &first));
   DRIVER(cuGreenCtxGetId(parts[1].green, &second));
