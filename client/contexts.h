@@ -152,6 +152,11 @@ class Contexts {
     });
   }
 
+  // The context that a node of a graph is given: a green context's stands for the primary context there, too.
+  CUcontext given(CUcontext handle) {
+    const Context* entry = table_.find(toId(handle));
+    return entry != nullptr && entry->base != nullptr ? entry->base->handle : handle;
+  }
   // Green contexts. The one of a context, or null: it is not a green context's. Dead ones too.
   CUgreenCtx greenOf(CUcontext handle) {
     const Context* entry = table_.find(toId(handle));

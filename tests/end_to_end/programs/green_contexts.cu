@@ -247,6 +247,46 @@ void threads(Part (&parts)[2]) {
   check::say("two threads, each with its own part current");
 }
 
+// Nodes that are added while a green context is current, and for it.
+void nodes(Part& part) {
+  int *values = filled(5), *copy = filled(0);
+  DRIVER(cuCtxPushCurrent(part.context));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  cudaGraphNode_t kernel, second;
+  int by = 4;
+  void* arguments[] = {&values, &by};
+  cudaKernelNodeParams parameters = {};
+  parameters.func = reinterpret_cast<void*>(scale);
+  parameters.gridDim = dim3(kBlocks);
+  parameters.blockDim = dim3(kThreads);
+  parameters.kernelParams = arguments;
+  CUDA(cudaGraphCreate(&graph, 0));
+  CUDA(cudaGraphAddKernelNode(&kernel, graph, nullptr, 0, &parameters));
+  CUDA(cudaGraphAddMemcpyNode1D(&second, graph, &kernel, 1, copy, values, kCount * sizeof(int),
+                                cudaMemcpyDeviceToDevice));
+  CUDA_MEMSET_NODE_PARAMS fill = {};
+  fill.dst = reinterpret_cast<CUdeviceptr>(values);
+  fill.elementSize = 4;
+  fill.width = kCount;
+  fill.height = 1;
+  fill.value = 2;
+  CUgraphNode third = nullptr;
+  DRIVER(cuGraphAddMemsetNode(&third, reinterpret_cast<CUgraph>(graph),
+                              reinterpret_cast<CUgraphNode*>(&second), 1, &fill, part.context));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA(cudaGraphLaunch(exec, reinterpret_cast<cudaStream_t>(part.stream)));
+  CUDA(cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(part.stream)));
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+  CUcontext context = nullptr;
+  DRIVER(cuCtxPopCurrent(&context));
+  every("nodes of a green context, a copy behind a kernel", copy, 20);
+  every("and a fill behind the copy", values, 2);
+  CUDA(cudaFree(values));
+  CUDA(cudaFree(copy));
+}
+
 void captured(Part& part) {
   int* values = filled(2);
   CUevent event = nullptr;
@@ -352,6 +392,7 @@ int main() {
   work(parts);
   current(primary, parts[1]);
   threads(parts);
+  nodes(parts[1]);
   captured(parts[0]);
   errors(device, parts);
   destroy(parts);
