@@ -162,6 +162,20 @@ CUresult Contexts::create(CUcontext* out, unsigned flags, CUdevice device, unsig
   return push(context.handle);
 }
 
+Context* Contexts::addGreen(CUdevice device, CUgreenCtx green, CUstream defaultStream) {
+  const auto created = table_.prepare(device, false, kApiVersion, 0u);
+  if (created.object == nullptr) return nullptr;
+  Context& context = *created.object;
+  context.handle = fromId<CUcontext>(created.id);
+  context.base = primaryOf(device)->context;
+  context.green = green;
+  context.defaultStream = defaultStream;
+  context.id.store(lives_.fetch_add(1) + 1, std::memory_order_relaxed);
+  context.alive.store(true, std::memory_order_release);
+  table_.publish(created.id);
+  return &context;
+}
+
 // Exactly one caller per life gets past the exchange. For primary contexts their mutex is held, so that a
 // following activation reaches the server after this destruction and the next life's entries are not taken
 // for this one's.

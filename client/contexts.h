@@ -63,6 +63,11 @@ struct Context {
   std::atomic<unsigned> usage{1};  // cuCtxAttach, cuCtxDetach
   std::atomic<unsigned> cacheConfig{0}, sharedMemConfig{0};
   ContextStorage storage;
+  // Of a green context's (client/calls/green.h), which has no life but its `alive` and its `id`: the primary
+  // context that it stands for, the green context, and its default stream. Set before others can find it.
+  Context* base = nullptr;
+  CUgreenCtx green = nullptr;
+  CUstream defaultStream = nullptr;
   // The session's own state of this context; it sets and clears it.
   std::atomic<void*> session{nullptr};
 
@@ -117,11 +122,24 @@ class Contexts {
     Context* context = handle == nullptr ? threadState().context : find(handle);
     if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     if (!context->alive.load(std::memory_order_acquire)) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    const CUcontext named = handle == nullptr ? threadState().current : handle;
+    if (__builtin_expect(context->handle != named, 0) && !greenAlive(named))
+      return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     *out = context;
     return CUDA_SUCCESS;
   }
   // Dead ones too; null for what never was a context.
-  Context* find(CUcontext handle) { return table_.find(toId(handle)); }
+  // A green context's stands for the primary context.
+  Context* find(CUcontext handle) {
+    Context* context = table_.find(toId(handle));
+    return context != nullptr && context->base != nullptr ? context->base : context;
+  }
+  // Of this thread, for calls that travel: the primary context where a green context's is current. Dead ones
+  // too; null: none is current.
+  CUcontext working() {
+    const Context* context = threadState().context;
+    return context == nullptr ? nullptr : context->handle;
+  }
   bool isAlive(CUcontext handle) {
     Context* context = find(handle);
     return context != nullptr && context->alive.load(std::memory_order_acquire);
@@ -130,9 +148,28 @@ class Contexts {
   template <typename Visit>
   void forEachAlive(Visit&& visit) {
     table_.forEach([&](uint64_t, Context& context) {
-      if (context.alive.load(std::memory_order_acquire)) visit(context);
+      if (context.base == nullptr && context.alive.load(std::memory_order_acquire)) visit(context);
     });
   }
+
+  // The context that a node of a graph is given: a green context's stands for the primary context there, too.
+  CUcontext given(CUcontext handle) {
+    const Context* entry = table_.find(toId(handle));
+    return entry != nullptr && entry->base != nullptr ? entry->base->handle : handle;
+  }
+  // Green contexts. The one of a context, or null: it is not a green context's. Dead ones too.
+  CUgreenCtx greenOf(CUcontext handle) {
+    const Context* entry = table_.find(toId(handle));
+    return entry == nullptr ? nullptr : entry->green;
+  }
+  // The calling thread's, if its current context is one's; else null. Dead ones too.
+  Context* currentGreen() {
+    const ThreadState& state = threadState();
+    if (state.context == nullptr || state.context->handle == state.current) return nullptr;
+    return table_.find(toId(state.current));
+  }
+  // Makes a context of `green`, whose device's primary context is retained. Null: too many contexts.
+  Context* addGreen(CUdevice device, CUgreenCtx green, CUstream defaultStream);
 
   // Context-local storage (context_storage.h); a null handle means the current context. On a thread without a
   // live current context this must fail: cudart then makes its primary context current.
@@ -155,6 +192,10 @@ class Contexts {
     std::vector<ContextStorage::Entry> entries;
   };
   CUresult activate(Primary& primary);
+  bool greenAlive(CUcontext handle) {
+    const Context* entry = table_.find(toId(handle));
+    return entry != nullptr && entry->alive.load(std::memory_order_acquire);
+  }
   Ended endLife(Context& context);
   static void runDestructors(Context& context, const Ended& ended);
 

@@ -48,8 +48,7 @@ struct Generated<schema::Row<N, F, C, W, Roles...>> {
 
   template <class... A>
   static CUresult call(A... arguments) {
-    CUcontext context = nullptr;
-    contexts().getCurrent(&context);
+    CUcontext context = contexts().working();
     Session& session = Session::get();
     std::tuple<Sent<Roles, A>...> all{Sent<Roles, A>{arguments}...};
     return std::apply(

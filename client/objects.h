@@ -28,7 +28,8 @@ struct Stream {
   std::atomic<uint64_t> posted{0};     // operations sent
   std::atomic<uint64_t> requested{0};  // highest count a word was asked for
   std::atomic<bool> capturing{false};
-  bool ended = false;  // under lockWords: its end was sent, and nothing may follow
+  CUgreenCtx green = nullptr;  // whose stream it is; null: of no green context
+  bool ended = false;          // under lockWords: its end was sent, and nothing may follow
 };
 
 // A completion word and the value it will come to, read and replaced as one.

@@ -1,6 +1,8 @@
 #include "client/streams.h"
 
+#include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -81,16 +83,19 @@ CUresult perThreadStream(Context& context, StreamRef& out) {
 
 void hookStreams(const StreamHooks& given) { hooks = given; }
 
-CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out) {
+CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out, CUgreenCtx green) {
   auto made = streams.prepare();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   equip(*made.object, context);
   made.object->flags = flags;
   made.object->priority = priority;
+  made.object->green = green;
   auto handle = fromId<CUstream>(made.id);
   CUresult status = CUDA_ERROR_OUT_OF_MEMORY;  // no word: tens of thousands are alive
   if (made.object->word != 0)
-    status = Session::get().post<"cuStreamCreateWithPriority">(context, &handle, flags, priority);
+    status = green == nullptr
+                 ? Session::get().post<"cuStreamCreateWithPriority">(context, &handle, flags, priority)
+                 : Session::get().post<"cuGreenCtxStreamCreate">(context, &handle, green, flags, priority);
   if (status != CUDA_SUCCESS) {
     streams.discard(made.id);
     return status;
@@ -121,6 +126,29 @@ ContextStreams& streamsOf(Context& context) {
     known = fresh;
   }
   return *static_cast<ContextStreams*>(known);
+}
+
+CUresult priorityRange(Context& context, int& least, int& greatest) {
+  ContextStreams& mine = streamsOf(context);
+  if (!mine.prioritiesKnown) {
+    int lowest = 0, highest = 0;
+    CUresult status = Session::get().await<"cuCtxGetStreamPriorityRange">(context.handle, &lowest, &highest);
+    if (status != CUDA_SUCCESS) return status;
+    mine.least = lowest;
+    mine.greatest = highest;
+    mine.prioritiesKnown = true;
+  }
+  least = mine.least;
+  greatest = mine.greatest;
+  return CUDA_SUCCESS;
+}
+
+CUresult clampPriority(Context& context, int& priority) {
+  if (priority == 0) return CUDA_SUCCESS;
+  int least = 0, greatest = 0;
+  CUresult status = priorityRange(context, least, greatest);
+  if (status == CUDA_SUCCESS) priority = std::clamp(priority, greatest, least);
+  return status;
 }
 
 void forgetStreams(Context& context) {
@@ -178,17 +206,43 @@ CUresult returnBeforeLanding(const StreamRef& ref) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+struct EndedWithGreen {
+  std::mutex mutex;
+  std::set<CUstream> streams;
+};
+EndedWithGreen& endedWithGreen() {
+  static auto* all = new EndedWithGreen;
+  return *all;
+}
+
+}  // namespace
+
+void endsWithGreen(CUstream stream) {
+  std::lock_guard lock(endedWithGreen().mutex);
+  endedWithGreen().streams.insert(stream);
+}
+
+CUresult noStream(CUstream stream) {
+  std::lock_guard lock(endedWithGreen().mutex);
+  return endedWithGreen().streams.contains(stream) ? CUDA_ERROR_CONTEXT_IS_DESTROYED
+                                                   : CUDA_ERROR_INVALID_HANDLE;
+}
+
 static CUresult findStream(CUstream handle, StreamRef& out) {
   uint64_t value = reinterpret_cast<uint64_t>(handle);
   if (value > 2) {
     Stream* stream = streams.find(value);
-    if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+    if (stream == nullptr) return noStream(handle);
     out = {stream, stream->context, handle};
     return stream->capturing.load(std::memory_order_relaxed) ? hooks.captureAccepts(*stream) : CUDA_SUCCESS;
   }
   Context* context = nullptr;
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
+  if (const Context* green = contexts().currentGreen(); __builtin_expect(green != nullptr, 0))
+    return value == 2 || perThreadDefault ? CUDA_ERROR_INVALID_HANDLE : findStream(green->defaultStream, out);
   if (value == 2 || (value == 0 && perThreadDefault)) return perThreadStream(*context, out);
   out = {&streamsOf(*context).legacy, context->handle, nullptr};
   return CUDA_SUCCESS;
@@ -303,7 +357,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
 
-CUresult synchronizeContext(CUcontext context) {
+CUresult synchronizeContext(CUcontext context, CUgreenCtx green) {
   Session& session = Session::get();
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
@@ -315,6 +369,7 @@ CUresult synchronizeContext(CUcontext context) {
   forEachStream(context, [&](const StreamRef& ref) {
     uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
     if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
+    if (green != nullptr && ref.stream->green != green) return;
     status = requestWord(ref, value);
     if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
   });

@@ -102,7 +102,8 @@ bool nothingAhead(const StreamRef& ref);
 // Waits for it; device output and host memory are up to date then.
 CUresult waitFor(const StreamRef& ref, uint64_t value);
 CUresult synchronizeStream(const StreamRef& ref);
-CUresult synchronizeContext(CUcontext context);
+// green: those of its streams alone that are that green context's.
+CUresult synchronizeContext(CUcontext context, CUgreenCtx green = nullptr);
 // CUDA_SUCCESS, CUDA_ERROR_NOT_READY or the session's fault, without waiting.
 CUresult queryStream(const StreamRef& ref);
 
@@ -120,10 +121,19 @@ struct ContextStreams {
 void retireWord(uint64_t word, uint64_t last);
 // Makes a stream and returns its handle. No other thread sees it before the worker has been asked to create
 // it.
-CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out);
+// `green`: a stream of that green context, whose primary context is `context`.
+CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out,
+                    CUgreenCtx green = nullptr);
 // Ends a stream that no capture needs any more. CUDA_ERROR_INVALID_HANDLE: another thread has ended it.
 CUresult endStream(const StreamRef& ref);
+// Its green context ends, and the program has not ended it: from here on noStream says so.
+void endsWithGreen(CUstream stream);
+// Why a handle is no stream's.
+CUresult noStream(CUstream stream);
 ContextStreams& streamsOf(Context& context);
+// Of streams of the context (asked for once), and a priority brought into it.
+CUresult priorityRange(Context& context, int& least, int& greatest);
+CUresult clampPriority(Context& context, int& priority);
 void forgetStreams(Context& context);  // the context ended: its streams are gone
 
 template <class F>

@@ -43,8 +43,9 @@ enum class Kind : uint8_t {
   asyncCallback = 22,
   logsCallback = 23,
   graphicsResource = 24,
+  resourceDescription = 25,  // CUdevResourceDesc
 };
-inline constexpr unsigned kKindCount = 25;
+inline constexpr unsigned kKindCount = 26;
 
 inline constexpr uint64_t kHandleBit = uint64_t{1} << 46;
 inline constexpr unsigned kIndexBits = 24, kGenerationBits = 12, kKindBits = 6;

@@ -48,6 +48,8 @@ template <>
 inline constexpr HandleKind handleKind<CUlinkState> = HandleKind::linkState;
 template <>
 inline constexpr HandleKind handleKind<CUuserObject> = HandleKind::userObject;
+template <>
+inline constexpr HandleKind handleKind<CUgreenCtx> = HandleKind::greenContext;
 
 template <class T>
 inline constexpr bool isHandle = handleKind<T> != HandleKind::none;

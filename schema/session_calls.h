@@ -141,6 +141,30 @@ CUresult sessionDrain(CUstream stream, unsigned wholeContext);
 // served.
 CUresult sessionOutput();
 
+// ---- green contexts ----
+// Where a part of a device's multiprocessors comes from: all of the device or of a green context (split 0),
+// or a part of that, as cuDevSmResourceSplitByCount would make it with these arguments. What the driver says
+// of it does not travel back: the worker asks the driver again.
+struct SmSource {
+  CUgreenCtx green;   // null: the device's
+  uint32_t device;    // of the lease
+  uint32_t split;     // names the split: parts of one green context are of one
+  uint32_t flags;     // useFlags
+  uint32_t minCount;  // minCount
+  uint32_t wanted;    // nbGroups
+  uint32_t part;      // index of the group; kSmRest: what remains
+};
+inline constexpr uint32_t kSmRest = ~uint32_t{0};
+inline constexpr uint32_t kMostSmGroups = 1024;  // of one split, and parts of one green context
+
+CUresult sessionSmResource(const SmSource* source, CUdevResourceType type, CUdevSmResource* sm);
+// source: split, but for its part. simulate: only `groups`' number is wanted. rest: smCount 0 if nothing is
+// left.
+CUresult sessionSmSplit(const SmSource* source, unsigned simulate, CUdevSmResource* groups, size_t* count,
+                        CUdevSmResource* rest);
+CUresult sessionGreenCreate(CUgreenCtx* green, CUdevice device, const SmSource* parts, unsigned count,
+                            unsigned flags);
+
 // ---- code ----
 // have = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
 CUresult sessionImageOffer(ImageName image, unsigned* have);

@@ -4,6 +4,7 @@
 // client/calls and server/worker/calls.
 
 #include "schema/handles.h"
+#include "schema/session_calls.h"
 
 namespace gpupool::schema {
 
@@ -36,6 +37,10 @@ template <class F>
 void eachHandle(CUlaunchAttribute& s, F&& f) {
   if (s.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT) f(s.value.programmaticEvent.event);
   if (s.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT) f(s.value.launchCompletionEvent.event);
+}
+template <class F>
+void eachHandle(SmSource& s, F&& f) {
+  f(s.green);
 }
 
 }  // namespace gpupool::schema

@@ -1,4 +1,5 @@
 // Contexts: kept in client/contexts.cpp; here are the names, and what the worker must hear of them.
+#include "client/calls/green.h"
 #include "client/capture.h"
 #include "client/code.h"
 #include "client/entry.h"
@@ -41,6 +42,7 @@ CUresult setRemoteFlags(CUcontext context, unsigned flags) {
 CUresult destroyRemote(CUcontext context) {
   Session& session = Session::get();
   Context* object = contexts().find(context);
+  if (object->primary) endGreenContexts(object->device);
   std::vector<Allocation> mine;
   allocations().forEach([&](const Allocation& a) {
     if (a.context == context) mine.push_back(a);
@@ -149,14 +151,16 @@ CUresult cuCtxSynchronize() {
   CUresult status = current(context);
   if (status == CUDA_SUCCESS) status = captureConflict(context);
   if (status == CUDA_SUCCESS) status = captureForbids();
-  return status == CUDA_SUCCESS ? synchronizeContext(context) : status;
+  return status == CUDA_SUCCESS ? synchronizeContext(context, contexts().greenOf(threadState().current))
+                                : status;
 }
-CUresult cuCtxSynchronize_v2(CUcontext context) {
+CUresult cuCtxSynchronize_v2(CUcontext handle) {
   Context* object = nullptr;
-  CUresult status = contexts().resolve(context, &object);
+  CUresult status = contexts().resolve(handle, &object);
   if (status == CUDA_SUCCESS) status = captureConflict(object->handle);
   if (status == CUDA_SUCCESS) status = captureForbids();
-  return status == CUDA_SUCCESS ? synchronizeContext(object->handle) : status;
+  if (handle == nullptr) handle = threadState().current;
+  return status == CUDA_SUCCESS ? synchronizeContext(object->handle, contexts().greenOf(handle)) : status;
 }
 
 CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
@@ -182,18 +186,11 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
 CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   Context* object = nullptr;
   CUresult status = contexts().resolve(nullptr, &object);
+  int lowest = 0, highest = 0;
+  if (status == CUDA_SUCCESS) status = priorityRange(*object, lowest, highest);
   if (status != CUDA_SUCCESS) return status;
-  ContextStreams& mine = streamsOf(*object);
-  if (!mine.prioritiesKnown) {
-    int lowest = 0, highest = 0;
-    status = Session::get().await<"cuCtxGetStreamPriorityRange">(object->handle, &lowest, &highest);
-    if (status != CUDA_SUCCESS) return status;
-    mine.least = lowest;
-    mine.greatest = highest;
-    mine.prioritiesKnown = true;
-  }
-  if (least != nullptr) *least = mine.least;
-  if (greatest != nullptr) *greatest = mine.greatest;
+  if (least != nullptr) *least = lowest;
+  if (greatest != nullptr) *greatest = highest;
   return CUDA_SUCCESS;
 }
 

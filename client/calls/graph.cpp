@@ -174,8 +174,7 @@ namespace custom {
 
 CUresult cuGraphDestroy(CUgraph graph) {
   if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
+  CUcontext context = contexts().working();
   CUresult status = Session::get().await<"cuGraphDestroy">(context, graph);
   if (status != CUDA_SUCCESS) return status;
   forgetGraph(toId(graph));
@@ -185,8 +184,7 @@ CUresult cuGraphDestroy(CUgraph graph) {
 
 CUresult cuGraphExecDestroy(CUgraphExec exec) {
   if (graphExecs.find(toId(exec)) == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
+  CUcontext context = contexts().working();
   CUresult status = Session::get().await<"cuGraphExecDestroy">(context, exec);
   if (status != CUDA_SUCCESS) return status;
   graphExecs.destroy(toId(exec));

@@ -16,7 +16,7 @@ struct CopyNode {
     Context* now = currentContext(status);
     if (status != CUDA_SUCCESS) return status;
     if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    context = given != nullptr ? given : now->handle;
+    context = given != nullptr ? contexts().given(given) : now->handle;
     copy = *params;
     info->type = CU_GRAPH_NODE_TYPE_MEMCPY;
     info->copy = *params;
@@ -75,7 +75,7 @@ CUresult addMemset(CUgraphNode* out, const Place& place, const CUDA_MEMSET_NODE_
   Context* context = currentContext(status);
   if (status != CUDA_SUCCESS) return status;
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (given == nullptr) given = context->handle;
+  given = given == nullptr ? context->handle : contexts().given(given);
   mirrorArena(params->dst);
   return createNode(out, place, [&](CUgraphNode& node) {
     return Session::get().await<"cuGraphAddMemsetNode">(context->handle, &node, place.graph,
@@ -98,7 +98,7 @@ CUresult setExecMemset(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NOD
   Context* context = currentContext(status);
   if (status != CUDA_SUCCESS) return status;
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (given == nullptr) given = context->handle;
+  given = given == nullptr ? context->handle : contexts().given(given);
   mirrorArena(params->dst);
   return Session::get().await<"cuGraphExecMemsetNodeSetParams">(context->handle, exec, node, params, given);
 }

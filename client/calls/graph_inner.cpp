@@ -49,7 +49,7 @@ CUresult addConditional(CUgraphNode* out, const Place& place, CUDA_CONDITIONAL_N
     size_t count = params.size;
     CUresult made = Session::get().await<"sessionGraphAddConditional">(
         context->handle, &node, place.graph, place.dependencies, place.count, params.handle,
-        static_cast<unsigned>(params.type), params.ctx, info->inner.data(), &count);
+        static_cast<unsigned>(params.type), contexts().given(params.ctx), info->inner.data(), &count);
     if (made != CUDA_SUCCESS) return made;
     params.phGraph_out = info->inner.data();
     rememberNode(toId(place.graph), node, info);
@@ -62,6 +62,11 @@ namespace custom {
 CUresult cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraphNode* before, size_t n,
                                   CUgraph child) {
   return addChild(out, {graph, before, n}, child);
+}
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph graph, CUcontext context,
+                                        unsigned value, unsigned flags) {
+  return Generated<schema::RowOf<"cuGraphConditionalHandleCreate">>::call(
+      out, graph, contexts().given(context), value, flags);
 }
 
 }  // namespace custom

@@ -54,7 +54,7 @@ struct KernelNode {
     info->type = CU_GRAPH_NODE_TYPE_KERNEL;
     info->function = params->func;
     info->kernel = params->kern;
-    info->context = params->ctx != nullptr ? params->ctx : context.handle;
+    info->context = params->ctx != nullptr ? contexts().given(params->ctx) : context.handle;
     info->shape = shape;
     info->parameters = packed;
     return pointInto(*info, handle, context);

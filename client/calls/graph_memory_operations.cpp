@@ -13,7 +13,7 @@ CUresult readOperations(const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params, CUcontex
     return CUDA_ERROR_INVALID_VALUE;
   info = std::make_shared<NodeInfo>();
   info->type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-  info->context = params->ctx != nullptr ? params->ctx : current;
+  info->context = params->ctx != nullptr ? contexts().given(params->ctx) : current;
   info->operations.assign(params->paramArray, params->paramArray + params->count);
   return CUDA_SUCCESS;
 }

@@ -103,8 +103,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) { return destroyPool(pool); }
 CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   auto pool = findPool(handle);
   if (!pool) return CUDA_ERROR_INVALID_VALUE;
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
+  CUcontext context = contexts().working();
   pool->trim(context, keep);
   return CUDA_SUCCESS;
 }

@@ -1,6 +1,6 @@
 // Streams by name: creation, order, queries, host functions, stream memory operations. Captures: capture.cpp.
-#include <algorithm>
-
+#include "base/log.h"
+#include "client/calls/green.h"
 #include "client/capture.h"
 #include "client/entry.h"
 #include "client/graphs.h"
@@ -16,18 +16,18 @@ CUresult create(CUstream* out, unsigned flags, int priority) {
   CUresult status = contexts().resolve(nullptr, &context);
   if (status != CUDA_SUCCESS) return status;
   if (out == nullptr || flags > CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;
-  if (priority != 0) {
-    int least = 0, greatest = 0;
-    status = custom::cuCtxGetStreamPriorityRange(&least, &greatest);
-    if (status != CUDA_SUCCESS) return status;
-    priority = std::clamp(priority, greatest, least);
+  if (const Context* green = contexts().currentGreen(); green != nullptr) {
+    if (flags == CU_STREAM_NON_BLOCKING) return makeGreenStream(green->green, flags, priority, *out);
+    GPUPOOL_WARNING("in a green context, gpupool makes streams that are non-blocking, and no other ones");
+    return CUDA_ERROR_NOT_SUPPORTED;
   }
-  return makeStream(context->handle, flags, priority, *out);
+  status = clampPriority(*context, priority);
+  return status == CUDA_SUCCESS ? makeStream(context->handle, flags, priority, *out) : status;
 }
 
 CUresult destroy(CUstream handle) {
   auto stream = streams.pin(toId(handle));
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!stream) return noStream(handle);
   captureDropped(*stream);
   return endStream({stream.get(), stream->context, handle});
 }
@@ -152,13 +152,18 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext* context) {
   StreamRef ref;
   CUresult status = resolveStream(stream, ref);
   if (status == CUDA_SUCCESS && context == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (status == CUDA_SUCCESS) *context = ref.context;
+  if (status == CUDA_SUCCESS)
+    *context = ref.stream->green == nullptr ? ref.context : contextOf(ref.stream->green);
   return status;
 }
-// No stream belongs to a green context: those are not supported.
 CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext* context, CUgreenCtx* green) {
-  if (green != nullptr) *green = nullptr;
-  return custom::cuStreamGetCtx(stream, context);
+  StreamRef ref;
+  CUresult status = resolveStream(stream, ref);
+  if (status == CUDA_SUCCESS && context == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (status != CUDA_SUCCESS) return status;
+  *context = ref.context;  // of a green context's stream, too, the primary context
+  if (green != nullptr) *green = ref.stream->green;
+  return CUDA_SUCCESS;
 }
 CUresult cuStreamGetDevice(CUstream stream, CUdevice* device) {
   StreamRef ref;

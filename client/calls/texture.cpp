@@ -25,8 +25,7 @@ struct Padded : std::array<T, kMaxRank> {
 };
 
 CUcontext currentContext() {
-  CUcontext context = nullptr;
-  contexts().getCurrent(&context);
+  CUcontext context = contexts().working();
   return context;
 }
 

@@ -241,6 +241,41 @@ TEST_CASE("contexts: destroyed while current elsewhere") {
   CHECK_FALSE(contexts.isAlive(created));
 }
 
+TEST_CASE("contexts: a green context's stands for the primary context") {
+  Contexts& contexts = fresh();
+  CUcontext primary = nullptr, top = nullptr;
+  REQUIRE(contexts.primaryRetain(&primary, 0) == CUDA_SUCCESS);
+  const auto green = reinterpret_cast<CUgreenCtx>(uint64_t{64});
+  Context* mine = contexts.addGreen(0, green, nullptr);
+  REQUIRE(mine != nullptr);
+  CHECK(mine->handle != primary);
+  CHECK(contexts.find(mine->handle) == contexts.find(primary));
+  CHECK(contexts.greenOf(mine->handle) == green);
+  CHECK(contexts.greenOf(primary) == nullptr);
+  Context* found = nullptr;
+  CHECK(contexts.resolve(mine->handle, &found) == CUDA_SUCCESS);
+  CHECK(found->handle == primary);
+  CHECK(contexts.currentGreen() == nullptr);
+  REQUIRE(contexts.push(mine->handle) == CUDA_SUCCESS);
+  CHECK(current(contexts) == mine->handle);
+  CHECK(contexts.working() == primary);
+  CHECK(contexts.currentGreen() == mine);
+  CHECK(contexts.resolve(nullptr, &found) == CUDA_SUCCESS);
+  CHECK(found->handle == primary);
+  CHECK(contexts.destroy(mine->handle) == CUDA_ERROR_INVALID_CONTEXT);
+  size_t alive = 0;
+  contexts.forEachAlive([&](Context&) { ++alive; });
+  CHECK(alive == 1);
+  // Its end is not the primary context's.
+  mine->alive = false;
+  CHECK(contexts.resolve(nullptr, &found) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  CHECK(contexts.resolve(mine->handle, &found) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  CHECK(contexts.resolve(primary, &found) == CUDA_SUCCESS);
+  CHECK(contexts.pop(&top) == CUDA_SUCCESS);
+  CHECK(top == mine->handle);
+  CHECK(contexts.primaryRelease(0) == CUDA_SUCCESS);
+}
+
 TEST_CASE("contexts: old contexts, attach and detach") {
   Contexts& contexts = fresh();
   CUcontext created, attached;

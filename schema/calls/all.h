@@ -5,6 +5,7 @@
 #include "schema/calls/device.h"
 #include "schema/calls/event.h"
 #include "schema/calls/graph.h"
+#include "schema/calls/green.h"
 #include "schema/calls/launch.h"
 #include "schema/calls/memory.h"
 #include "schema/calls/module.h"

@@ -38,7 +38,7 @@ CALL(cuGraphAddMemsetNode, Policy, Checked, Mints<"phGraphNode">, Handle<"hGraph
 CALL(cuGraphAddNode, Policy, None)
 CALL(cuGraphAddNode_v2, Policy, None)
 CALL(cuGraphClone, Policy, Generated, Mints<"phGraphClone">, Handle<"originalGraph">)
-CALL(cuGraphConditionalHandleCreate, Await, Generated, DeviceValue<"pHandle_out">, Handle<"hGraph">, Handle<"ctx">, In<"defaultLaunchValue">, In<"flags">)
+CALL(cuGraphConditionalHandleCreate, Policy, Generated, DeviceValue<"pHandle_out">, Handle<"hGraph">, Handle<"ctx">, In<"defaultLaunchValue">, In<"flags">)
 CALL(cuGraphCreate, Await, Generated, Mints<"phGraph">, In<"flags">)
 CALL(cuGraphDebugDotPrint, Policy, None)
 CALL(cuGraphDestroy, Policy | Cleanup, Checked, Frees<"hGraph">)

@@ -1,8 +1,8 @@
 # The driver API of the software GPU: lib/libcuda-soft.so, loaded by the worker where there is no NVIDIA driver.
 set(api_sources
-  api/array.cpp api/attributes.cpp api/callback.cpp api/capture.cpp api/code.cpp api/conditional.cpp api/context.cpp api/copy.cpp
+  api/array.cpp api/attributes.cpp api/callback.cpp api/capture.cpp api/code.cpp api/conditional.cpp api/context.cpp api/context_settings.cpp api/copy.cpp
   api/device.cpp api/error.cpp api/event.cpp api/fatbin.cpp api/graph.cpp api/graph_dot.cpp api/graph_exec.cpp api/graph_memory.cpp
-  api/graph_nodes.cpp api/heap.cpp api/launch.cpp api/library.cpp api/link.cpp api/lookup.cpp api/memcpy.cpp
+  api/graph_nodes.cpp api/green.cpp api/heap.cpp api/launch.cpp api/library.cpp api/link.cpp api/lookup.cpp api/memcpy.cpp
   api/memop.cpp api/memory.cpp api/memory_map.cpp api/memset.cpp api/module.cpp api/occupancy.cpp api/pointer.cpp
   api/pool.cpp api/sampler.cpp api/stream.cpp api/stream_queue.cpp api/texture.cpp api/user_object.cpp
   api/virtual_memory.cpp)
@@ -20,7 +20,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${api_tests}/api_
 file(READ ${api_tests}/api_kernels.ptx API_KERNELS)
 configure_file(${api_tests}/api_kernels.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp @ONLY)
 gpupool_test(softgpu_api_test unit
-  ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
+  ${api_tests}/api_context.cpp ${api_tests}/api_graph.cpp ${api_tests}/api_green.cpp ${api_tests}/api_memory.cpp ${api_tests}/api_module.cpp
   ${api_tests}/api_stream.cpp ${api_tests}/api_texture.cpp ${CMAKE_CURRENT_BINARY_DIR}/api_kernels.cpp
   LIBS cuda-soft cuda_headers PkgConfig::LZ4 PkgConfig::ZSTD)
 gpupool_test(softgpu_open_test unit ${api_tests}/api_open.cpp)

@@ -4,43 +4,13 @@
 #include <vector>
 
 #include "base/log.h"
+#include "schema/array_format.h"
 
 namespace gpupool::server {
 namespace {
 
 constexpr size_t kZeros = size_t{4} << 20;
 constexpr unsigned kWithoutMemory = CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING;
-
-// Bytes of one channel; 0: not a format of single texels.
-size_t channelBytes(CUarray_format format) {
-  switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-    case CU_AD_FORMAT_UNORM_INT8X1:
-    case CU_AD_FORMAT_UNORM_INT8X2:
-    case CU_AD_FORMAT_UNORM_INT8X4:
-    case CU_AD_FORMAT_SNORM_INT8X1:
-    case CU_AD_FORMAT_SNORM_INT8X2:
-    case CU_AD_FORMAT_SNORM_INT8X4:
-      return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-    case CU_AD_FORMAT_UNORM_INT16X1:
-    case CU_AD_FORMAT_UNORM_INT16X2:
-    case CU_AD_FORMAT_UNORM_INT16X4:
-    case CU_AD_FORMAT_SNORM_INT16X1:
-    case CU_AD_FORMAT_SNORM_INT16X2:
-    case CU_AD_FORMAT_SNORM_INT16X4:
-      return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return 4;
-    default:
-      return 0;
-  }
-}
 
 // Block-compressed formats: bytes of a block of 4 x 4 texels; 0: another format.
 size_t blockBytes(CUarray_format format) {
@@ -74,7 +44,7 @@ bool shapeOf(const CUDA_ARRAY3D_DESCRIPTOR& array, size_t& rowBytes, size_t& row
     rows = (height + 3) / 4;
     return true;
   }
-  rowBytes = array.Width * arrayElementBytes(array.Format, array.NumChannels);
+  rowBytes = array.Width * schema::arrayElementBytes(array.Format, array.NumChannels);
   rows = height;
   return rowBytes != 0;
 }
@@ -106,8 +76,6 @@ CUresult clearPlanes(const Driver& driver, CUarray array, const CUDA_ARRAY3D_DES
 }
 
 }  // namespace
-
-size_t arrayElementBytes(CUarray_format format, unsigned channels) { return channelBytes(format) * channels; }
 
 // On a stream of its own, as extents are (server/worker/space.cpp).
 CUresult clearArray(const Driver& driver, CUarray array) {

@@ -11,7 +11,4 @@ CUresult clearArray(const Driver& driver, CUarray array);
 // All levels.
 CUresult clearMipmap(const Driver& driver, CUmipmappedArray mipmap, unsigned levels);
 
-// Bytes of an element, as copies of an array count them; 0: the format is one of several planes or of blocks.
-size_t arrayElementBytes(CUarray_format format, unsigned channels);
-
 }  // namespace gpupool::server

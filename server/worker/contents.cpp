@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "schema/array_format.h"
 #include "server/arena_mmap.h"
-#include "server/worker/array_scrub.h"
 #include "server/worker/device_stream.h"
 #include "server/worker/hindrances.h"
 
@@ -119,7 +119,7 @@ std::string contentDigests(Session& session, const Contents& contents, bool shar
 uint64_t arrayBytes(const Driver& driver, CUarray array) {
   CUDA_ARRAY3D_DESCRIPTOR_v2 shape{};
   if (driver.cuArray3DGetDescriptor_v2(&shape, array) != CUDA_SUCCESS || !canBeCopied(shape)) return 0;
-  return shape.Width * arrayElementBytes(shape.Format, shape.NumChannels) *
+  return shape.Width * schema::arrayElementBytes(shape.Format, shape.NumChannels) *
          std::max<size_t>(shape.Height, 1) * std::max<size_t>(shape.Depth, 1);
 }
 
@@ -128,7 +128,7 @@ CUresult copyArray(const Driver& driver, CUarray array, std::span<std::byte> byt
   const CUresult status = driver.cuArray3DGetDescriptor_v2(&shape, array);
   if (status != CUDA_SUCCESS) return status;
   CUDA_MEMCPY3D_v2 copy{};
-  copy.WidthInBytes = shape.Width * arrayElementBytes(shape.Format, shape.NumChannels);
+  copy.WidthInBytes = shape.Width * schema::arrayElementBytes(shape.Format, shape.NumChannels);
   copy.Height = std::max<size_t>(shape.Height, 1);
   copy.Depth = std::max<size_t>(shape.Depth, 1);
   if (copy.WidthInBytes * copy.Height * copy.Depth != bytes.size()) return CUDA_ERROR_INVALID_VALUE;

@@ -54,6 +54,7 @@ HandlerTable build() {
   addLaunchHandlers(table);
   addGraphHandlers(table);
   addGraphTextHandlers(table);
+  addGreenHandlers(table);
 #define CALL(function, ...) mustServe<GPUPOOL_ROW(function)>(table);
 #define SESSION_CALL(function, ...) mustServe<GPUPOOL_ROW(function)>(table);
 #include "schema/calls/all.h"

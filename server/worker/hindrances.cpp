@@ -7,8 +7,8 @@
 #include <map>
 #include <optional>
 
+#include "schema/array_format.h"
 #include "schema/rows.h"
-#include "server/worker/array_scrub.h"
 
 namespace gpupool::server {
 namespace {
@@ -56,7 +56,7 @@ bool madeForCopies(const Record::Entry& making) {
 
 bool canBeCopied(const CUDA_ARRAY3D_DESCRIPTOR_v2& shape) {
   return (shape.Flags & (CUDA_ARRAY3D_DEFERRED_MAPPING | CUDA_ARRAY3D_SPARSE)) == 0 &&
-         arrayElementBytes(shape.Format, shape.NumChannels) != 0;
+         schema::arrayElementBytes(shape.Format, shape.NumChannels) != 0;
 }
 
 std::vector<LoadedCode> loadedCode(Session& session) {

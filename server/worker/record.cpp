@@ -14,6 +14,7 @@ bool endsWithContext(uint64_t name) {
     case handles::Kind::array:
     case handles::Kind::mipmap:
     case handles::Kind::linkState:
+    case handles::Kind::greenContext:
       return true;
     default:
       return name >> 60 == 1 || name >> 60 == 2;  // textures, surfaces

@@ -154,6 +154,9 @@ class HandlerTable {
   size_t used_ = 0;
 };
 
+// The green contexts of the device end, before its primary context does. Executor only.
+void endGreens(Session& session, CUdevice device);
+
 // True if both sides of the copy lie in the session's memory (arrays always do).
 bool ownsCopy(Session& session, const CUDA_MEMCPY3D_v2& copy);
 
@@ -169,6 +172,7 @@ void addStreamHandlers(HandlerTable&);
 void addLaunchHandlers(HandlerTable&);
 void addGraphHandlers(HandlerTable&);
 void addGraphTextHandlers(HandlerTable&);
+void addGreenHandlers(HandlerTable&);
 
 #define GPUPOOL_ROW(name) ::gpupool::schema::RowOf<#name>
 

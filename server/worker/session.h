@@ -189,6 +189,8 @@ class Session {
   CUresult makeCurrentAgain(uint64_t id);
   // The driver's primary context of each device, once it is known. Executor only.
   std::map<CUdevice, CUcontext>& primaries() { return primaries_; }
+  // The device of each green context, by its id. Executor only.
+  std::map<uint64_t, CUdevice>& greens() { return greens_; }
   // 1 + the device, by index, whose context was there before the first call; 0: none was.
   unsigned contextAhead() const { return contextAhead_; }
   // The session has this context, made now or known before; nothing has been loaded in a new one.
@@ -299,6 +301,7 @@ class Session {
   std::unique_ptr<transport::Connection> connection_;  // ends first: it holds memory that lies in the space
   HostViews views_;
   std::map<CUdevice, CUcontext> primaries_;
+  std::map<uint64_t, CUdevice> greens_;
   unsigned contextAhead_ = 0;
   std::atomic<bool> hostLost_{false};       // pinned memory is to be registered again
   std::atomic<uint64_t> contextsEnded_{0};  // a thread that saw fewer makes its context current again

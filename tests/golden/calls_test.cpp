@@ -36,6 +36,7 @@ void addSomeObjects(server::Objects& objects) {
   objects.mint(handles::makeHandle(Kind::graphNode, 5, 0), real<CUgraphNode>(5));
   objects.mint(handles::makeHandle(Kind::graphNode, 6, 0), real<CUgraphNode>(6));
   objects.mint(handles::makeHandle(Kind::context, 7, 0), real<CUcontext>(7));
+  objects.mint(handles::makeHandle(Kind::greenContext, 8, 0), real<CUgreenCtx>(8));
 }
 
 // Encodes a call, pins its bytes, decodes the golden ones, and calls `driver` as the worker would.
@@ -123,6 +124,34 @@ TEST_CASE("a launch") {
       handle<CUfunction>(Kind::function, 3), CUstream{nullptr},
       schema::LaunchShape{{5, 4, 3}, {128, 2, 1}, 4096, 1}, static_cast<const unsigned char*>(parameters),
       sizeof parameters, static_cast<const schema::LaunchAttribute*>(&attribute), 1u);
+}
+
+TEST_CASE("a green context") {
+  auto made = handle<CUgreenCtx>(Kind::greenContext, 9);
+  const schema::SmSource parts[] = {{handle<CUgreenCtx>(Kind::greenContext, 8), 1, 2, 3, 4, 5, 6},
+                                    {nullptr, 1, 2, 3, 4, 5, schema::kSmRest}};
+  call<"sessionGreenCreate">(
+      "green context, device, parts (green context, device, split, flags, least count, groups, part), count, "
+      "flags",
+      [](CUgreenCtx* green, CUdevice device, const schema::SmSource* sources, unsigned count,
+         unsigned flags) {
+        CHECK(green != nullptr);
+        CHECK(device == 9);
+        REQUIRE(count == 2);
+        CHECK(sources[0].green == real<CUgreenCtx>(8));
+        CHECK(sources[0].device == 1);
+        CHECK(sources[0].split == 2);
+        CHECK(sources[0].flags == 3);
+        CHECK(sources[0].minCount == 4);
+        CHECK(sources[0].wanted == 5);
+        CHECK(sources[0].part == 6);
+        CHECK(sources[1].green == nullptr);
+        CHECK(sources[1].part == schema::kSmRest);
+        CHECK(flags == CU_GREEN_CTX_DEFAULT_STREAM);
+        return CUDA_SUCCESS;
+      },
+      &made, CUdevice{1}, static_cast<const schema::SmSource*>(parts), 2u,
+      unsigned{CU_GREEN_CTX_DEFAULT_STREAM});
 }
 
 TEST_CASE("an event's record") {

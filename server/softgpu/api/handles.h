@@ -28,6 +28,8 @@ enum class Tag : uint8_t {
   physical,
   link,
   userObject,
+  green,
+  resourceDescription,
 };
 
 // T has: `using Handle = CUxxx`, `static constexpr Tag kTag`, `Handle handle`.

@@ -1,4 +1,5 @@
 // Driver manual: Memory Management, the cuMemcpy* calls: when the caller's memory may be touched again.
+#include <algorithm>
 #include <cstring>
 
 #include "server/softgpu/api/array.h"
@@ -146,32 +147,70 @@ CUresult arrayCopy(CUarray target, uint64_t targetX, uint64_t targetLinear, CUar
   return submitCopy(context, p, stream, when);
 }
 
-void fillOperand(const CUmemcpy3DOperand& operand, bool target, CUDA_MEMCPY3D& p) {
-  bool array = operand.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
-  uint64_t pitch = array ? 0 : operand.op.ptr.rowLength;
-  if (target) {
-    p.dstMemoryType = array ? CU_MEMORYTYPE_ARRAY : CU_MEMORYTYPE_UNIFIED;
-    p.dstArray = array ? operand.op.array.array : nullptr;
-    p.dstDevice = array ? 0 : operand.op.ptr.ptr;
-    p.dstPitch = pitch;
-    p.dstHeight = array ? 0 : operand.op.ptr.layerHeight;
-    if (array) {
-      p.dstXInBytes = operand.op.array.offset.x;
-      p.dstY = operand.op.array.offset.y;
-      p.dstZ = operand.op.array.offset.z;
-    }
-  } else {
-    p.srcMemoryType = array ? CU_MEMORYTYPE_ARRAY : CU_MEMORYTYPE_UNIFIED;
-    p.srcArray = array ? operand.op.array.array : nullptr;
-    p.srcDevice = array ? 0 : operand.op.ptr.ptr;
-    p.srcPitch = pitch;
-    p.srcHeight = array ? 0 : operand.op.ptr.layerHeight;
-    if (array) {
-      p.srcXInBytes = operand.op.array.offset.x;
-      p.srcY = operand.op.array.offset.y;
-      p.srcZ = operand.op.array.offset.z;
-    }
+// `element`: bytes, of the array's elements if one side is an array; lengths and offsets count them.
+void fillOperand(const CUmemcpy3DOperand& operand, bool target, uint64_t element, CUDA_MEMCPY3D& p) {
+  const bool array = operand.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
+  const CUmemorytype type = array ? CU_MEMORYTYPE_ARRAY : CU_MEMORYTYPE_UNIFIED;
+  const uint64_t pitch = array ? 0 : operand.op.ptr.rowLength * element;
+  const uint64_t height = array ? 0 : operand.op.ptr.layerHeight;
+  const CUoffset3D at = array ? operand.op.array.offset : CUoffset3D{0, 0, 0};
+  (target ? p.dstMemoryType : p.srcMemoryType) = type;
+  (target ? p.dstArray : p.srcArray) = array ? operand.op.array.array : nullptr;
+  (target ? p.dstDevice : p.srcDevice) = array ? 0 : operand.op.ptr.ptr;
+  (target ? p.dstPitch : p.srcPitch) = pitch;
+  (target ? p.dstHeight : p.srcHeight) = height;
+  (target ? p.dstXInBytes : p.srcXInBytes) = at.x * element;
+  (target ? p.dstY : p.srcY) = at.y;
+  (target ? p.dstZ : p.srcZ) = at.z;
+}
+
+// Of an operand: 1 for a pointer, 0 for one that is wrong.
+uint64_t elementOf(const CUmemcpy3DOperand& operand, const CUextent3D& extent) {
+  if (operand.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) {
+    auto array = table<Array>().find(operand.op.array.array);
+    return array ? array->elementBytes : 0;
   }
+  const auto& p = operand.op.ptr;
+  const bool right = operand.type == CU_MEMCPY_OPERAND_TYPE_POINTER &&
+                     (p.rowLength == 0 || p.rowLength >= extent.width) &&
+                     (p.layerHeight == 0 || p.layerHeight >= extent.height);
+  return right ? 1 : 0;
+}
+
+CUresult translate(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D& p) {
+  const CUextent3D& extent = op.extent;
+  if (!extent.width || !extent.height || !extent.depth ||
+      op.srcAccessOrder < CU_MEMCPY_SRC_ACCESS_ORDER_STREAM ||
+      op.srcAccessOrder > CU_MEMCPY_SRC_ACCESS_ORDER_ANY)
+    return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t source = elementOf(op.src, extent), target = elementOf(op.dst, extent);
+  const bool arrays = op.src.type == op.dst.type && op.src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
+  if (!source || !target || (arrays && source != target)) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t element = std::max(source, target);
+  fillOperand(op.src, false, element, p);
+  fillOperand(op.dst, true, element, p);
+  p.WidthInBytes = extent.width * element;
+  p.Height = extent.height;
+  p.Depth = extent.depth;
+  return CUDA_SUCCESS;
+}
+
+// Batches go to streams with a name, and into no graph.
+CUresult mayBatch(const ContextPtr& context, CUstream handle) {
+  if (!handle || handle == CU_STREAM_LEGACY) return CUDA_ERROR_INVALID_VALUE;
+  SOFT_STREAM(stream, handle, context);
+  return capturing(*stream) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+}
+
+template <class Copy>
+CUresult copyEach(size_t count, size_t* failed, Copy&& copy) {
+  for (size_t i = 0; i < count; ++i) {
+    const CUresult status = copy(i);
+    if (status == CUDA_SUCCESS) continue;
+    if (failed) *failed = i;
+    return status;
+  }
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -246,51 +285,36 @@ CUresult cuMemcpyAtoHAsync_v2(void* to, CUarray from, size_t x, size_t bytes, CU
   return arrayCopy(nullptr, 0, number(to), from, x, 0, true, bytes, stream, When::asynchronous);
 }
 
-CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
-                               CUmemcpyAttributes* attributes, size_t* attributeIndices,
-                               size_t attributeCount, CUstream stream) {
-  SOFT_CONTEXT(context);
-  if (!to || !from || !sizes || !count || !stream || stream == CU_STREAM_LEGACY)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (!attributes || !attributeIndices || !attributeCount || attributeCount > count || attributeIndices[0]) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  for (size_t i = 0; i < count; ++i) SOFT_TRY(cuMemcpyAsync(to[i], from[i], sizes[i], stream));
-  return CUDA_SUCCESS;
-}
 CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
                             CUmemcpyAttributes* attributes, size_t* indices, size_t attributeCount,
                             size_t* failed, CUstream stream) {
-  CUresult result =
-      cuMemcpyBatchAsync_v2(to, from, sizes, count, attributes, indices, attributeCount, stream);
-  if (result != CUDA_SUCCESS && failed) *failed = SIZE_MAX;
-  return result;
-}
-CUresult cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags,
-                                 CUstream stream) {
   SOFT_CONTEXT(context);
-  if (!list || !count || flags || !stream || stream == CU_STREAM_LEGACY) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < count; ++i) {
-    CUDA_MEMCPY3D p{};
-    fillOperand(list[i].src, false, p);
-    fillOperand(list[i].dst, true, p);
-    auto array = table<Array>().find(p.srcArray ? p.srcArray : p.dstArray);
-    // Extents and lengths of rows count elements of the array, or bytes between pointers.
-    uint64_t element = array ? array->elementBytes : 1;
-    p.WidthInBytes = list[i].extent.width * element;
-    p.srcXInBytes *= element;
-    p.dstXInBytes *= element;
-    p.srcPitch *= element;
-    p.dstPitch *= element;
-    p.Height = list[i].extent.height;
-    p.Depth = list[i].extent.depth;
-    SOFT_TRY(copy3D(&p, stream, When::asynchronous));
+  if (failed) *failed = SIZE_MAX;
+  SOFT_TRY(mayBatch(context, stream));
+  if (!to || !from || !sizes || !count) return CUDA_ERROR_INVALID_VALUE;
+  if (!attributes || !indices || !attributeCount || attributeCount > count || indices[0]) {
+    return CUDA_ERROR_INVALID_VALUE;
   }
-  return CUDA_SUCCESS;
+  return copyEach(count, failed, [&](size_t i) { return cuMemcpyAsync(to[i], from[i], sizes[i], stream); });
+}
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
+                               CUmemcpyAttributes* attributes, size_t* indices, size_t attributeCount,
+                               CUstream stream) {
+  return cuMemcpyBatchAsync(to, from, sizes, count, attributes, indices, attributeCount, nullptr, stream);
 }
 CUresult cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed,
                               unsigned long long flags, CUstream stream) {
-  CUresult result = cuMemcpy3DBatchAsync_v2(count, list, flags, stream);
-  if (result != CUDA_SUCCESS && failed) *failed = SIZE_MAX;
-  return result;
+  SOFT_CONTEXT(context);
+  if (failed) *failed = SIZE_MAX;
+  SOFT_TRY(mayBatch(context, stream));
+  if (!list || !count || flags) return CUDA_ERROR_INVALID_VALUE;
+  return copyEach(count, failed, [&](size_t i) {
+    CUDA_MEMCPY3D p{};
+    SOFT_TRY(translate(list[i], p));
+    return copy3D(&p, stream, When::asynchronous);
+  });
+}
+CUresult cuMemcpy3DBatchAsync_v2(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, unsigned long long flags,
+                                 CUstream stream) {
+  return cuMemcpy3DBatchAsync(count, list, nullptr, flags, stream);
 }

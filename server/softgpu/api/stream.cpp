@@ -148,7 +148,7 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
 }
 
 CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenCtx* green) {
-  if (green) *green = nullptr;
+  if (green) SOFT_TRY(cuStreamGetGreenCtx(handle, green));
   return cuStreamGetCtx(handle, context);
 }
 

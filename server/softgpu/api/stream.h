@@ -76,6 +76,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const int priority;
   const uint64_t id;
   bool isLegacy = false;
+  CUgreenCtx green = nullptr;  // whose stream it is; set before it has a handle
   std::atomic<int> syncPolicy{CU_SYNC_POLICY_AUTO};
 
   bool blocking() const { return !(flags & CU_STREAM_NON_BLOCKING); }

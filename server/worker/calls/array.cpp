@@ -2,6 +2,7 @@
 // has them.
 #include <algorithm>
 
+#include "schema/array_format.h"
 #include "server/worker/array_scrub.h"
 #include "server/worker/serve.h"
 
@@ -16,7 +17,7 @@ using MipmapDestroy = GPUPOOL_ROW(cuMipmappedArrayDestroy);
 
 // Of formats with several planes or compressed blocks, no fewer than they take.
 uint64_t elementBytes(CUarray_format format, unsigned channels) {
-  const size_t bytes = arrayElementBytes(format, channels);
+  const size_t bytes = schema::arrayElementBytes(format, channels);
   return bytes != 0 ? bytes : uint64_t{4} * std::max(channels, 1u);
 }
 

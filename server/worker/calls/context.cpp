@@ -106,8 +106,10 @@ void retainPrimary(Session& session, Call& call) {
 void resetPrimary(Session& session, Call& call) {
   Served<PrimaryReset> served(session, call);
   if (!served.open()) return;
-  endContext(session, call, session.primaries()[served.get<"dev">().value()],
-             [&] { served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2)); });
+  endContext(session, call, session.primaries()[served.get<"dev">().value()], [&] {
+    endGreens(session, served.get<"dev">().value());
+    served.close(served.invoke(session.driver().cuDevicePrimaryCtxReset_v2));
+  });
   dropPrimaryMemory(session);
 }
 
