@@ -60,6 +60,7 @@ enum class Change {
   reserving,   // it is to be resumed; the store has not accepted that yet
   resuming,    // its server brings its memory back
   restoring,   // held, and has devices again: the store, and then their server, have not accepted that yet
+  restored,    // its sessions have come from their files; the store has not accepted that yet
   copying,     // its server writes its sessions into files
   placing,     // it is to move to its target; the store has not accepted that yet
   preparing,   // its target's server reserves the devices
