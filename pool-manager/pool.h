@@ -39,6 +39,7 @@
 #include "pool-manager/principal.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
+#include "pool-manager/tenants.h"
 #include "pool-manager/usage.h"
 #include "schema/device_sample.h"
 
@@ -390,6 +391,11 @@ class Pool {
   // Of all tenants that have one or have used anything; or, of whoever is no operator, of his own.
   std::vector<QuotaUse> quotas(const Principal& who) const;
 
+  // Those that there are (pool_tenants.cpp), by name; or, of whoever is no operator, his own, whatever it
+  // has. tokens: how many each has that are good.
+  std::vector<TenantUse> tenants(const Principal& who, const std::map<std::string, uint32_t>& tokens,
+                                 uint64_t now) const;
+
   // For what else is kept in this manager's store, with what the audit log tells of it. done: called later.
   void write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done);
 
@@ -493,6 +499,7 @@ class Pool {
 
   // pool_quotas.cpp
   std::map<std::string, Held> held() const;
+  QuotaUse quotaUse(const std::string& tenant, const std::map<std::string, Held>& held) const;
   std::string neverByQuota(const LeaseRequest& request, const Wish& wish,
                            const std::vector<ServerUse>& servers) const;
   Quotas::Hindrance quotaHinders(const LeaseRequest& request, const Choice& choice,
