@@ -116,6 +116,15 @@ class Administration final : public schema::Administration::Server {
     return kj::READY_NOW;
   }
 
+  kj::Promise<void> tenants(TenantsContext context) override {
+    const Principal who = caller_.demand(Operation::seeTenants);
+    Service& service = caller_.service();
+    const auto uses = service.pool().tenants(who, service.tokens().validByTenant(), service.now());
+    auto list = context.getResults().initTenants(static_cast<unsigned>(uses.size()));
+    for (unsigned i = 0; i < list.size(); ++i) write(uses[i], list[i]);
+    return kj::READY_NOW;
+  }
+
  private:
   Caller caller_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Tokens and quotas over RPC: Administration of administration.capnp. Runs on the service's loop.
+// Tokens, quotas and tenants over RPC: Administration of administration.capnp. Runs on the service's loop.
 
 #include <functional>
 

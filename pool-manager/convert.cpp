@@ -424,6 +424,31 @@ void write(const QuotaUse& from, schema::QuotaUse::Builder to) {
   to.setWindowEndsS(from.windowEndsS);
 }
 
+TenantUse read(schema::TenantUse::Reader from) {
+  TenantUse use;
+  use.quota = read(from.getQuota());
+  use.tokens = from.getTokens();
+  for (auto one : from.getLeases()) use.leases[text(one.getState())] = one.getCount();
+  use.claims = from.getClaims();
+  use.queued = from.getQueued();
+  use.usage = from.getUsage();
+  return use;
+}
+
+void write(const TenantUse& from, schema::TenantUse::Builder to) {
+  write(from.quota, to.initQuota());
+  to.setTokens(from.tokens);
+  auto leases = to.initLeases(static_cast<unsigned>(from.leases.size()));
+  unsigned i = 0;
+  for (const auto& [state, count] : from.leases) {
+    leases[i].setState(state);
+    leases[i++].setCount(count);
+  }
+  to.setClaims(from.claims);
+  to.setQueued(from.queued);
+  to.setUsage(from.usage);
+}
+
 void write(const AuditEntry& from, schema::AuditEntry::Builder to) {
   to.setNumber(from.number);
   to.setTimeMs(from.timeMs);

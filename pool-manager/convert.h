@@ -4,7 +4,7 @@
 
 #include "pool-manager/audit.h"
 #include "pool-manager/model.h"
-#include "pool-manager/quotas.h"
+#include "pool-manager/tenants.h"
 #include "pool-manager/tokens.h"
 #include "schema/convert.h"
 
@@ -38,6 +38,7 @@ AuditEntry read(schema::AuditEntry::Reader from);
 StoredToken read(schema::TokenInfo::Reader from);  // without its verifier
 Quota read(schema::Quota::Reader from);
 QuotaUse read(schema::QuotaUse::Reader from);
+TenantUse read(schema::TenantUse::Reader from);
 AuditQuery read(schema::Manager::AuditParams::Reader from);
 
 using schema::write;
@@ -58,6 +59,7 @@ void write(const AuditEntry& from, schema::AuditEntry::Builder to);
 void write(const StoredToken& from, schema::TokenInfo::Builder to);
 void write(const Quota& from, schema::Quota::Builder to);
 void write(const QuotaUse& from, schema::QuotaUse::Builder to);
+void write(const TenantUse& from, schema::TenantUse::Builder to);
 schema::Role wireRole(Role role);
 Role readRole(schema::Role role);  // throws std::invalid_argument for another version's
 enum class Secrets { leaveOut, include };

@@ -189,6 +189,30 @@ json toJson(const AuditEntry& entry) {
           {"reason", entry.reason}};
 }
 
+json toJson(const Quota& quota) {
+  return {{"tenant", quota.tenant},
+          {"milliDevices", quota.milliDevices},
+          {"memoryBytes", quota.memoryBytes},
+          {"deviceSeconds", quota.deviceSeconds},
+          {"per", name(quota.window)}};
+}
+
+json toJson(const QuotaUse& use) {
+  return {{"tenant", use.quota.tenant},         {"quota", toJson(use.quota)},
+          {"milliDevices", use.milliDevices},   {"memoryBytes", use.memoryBytes},
+          {"deviceSeconds", use.deviceSeconds}, {"windowEndsS", use.windowEndsS}};
+}
+
+json toJson(const TenantUse& use) {
+  json entry = toJson(use.quota);
+  entry["tokens"] = use.tokens;
+  entry["leases"] = use.leases;
+  entry["claims"] = use.claims;
+  entry["queued"] = use.queued;
+  entry["usageDeviceSeconds"] = use.usage;
+  return entry;
+}
+
 std::string guidText(uint64_t guid) {
   char text[20];
   std::snprintf(text, sizeof text, "%04x:%04x:%04x:%04x", static_cast<unsigned>(guid >> 48 & 0xffff),

@@ -35,200 +35,18 @@
 #include "pool-manager/fabric.h"
 #include "pool-manager/inventory.h"
 #include "pool-manager/journal.h"
+#include "pool-manager/lease_record.h"
 #include "pool-manager/lease_table.h"
+#include "pool-manager/pool_events.h"
+#include "pool-manager/pool_times.h"
 #include "pool-manager/principal.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
+#include "pool-manager/tenants.h"
 #include "pool-manager/usage.h"
 #include "schema/device_sample.h"
 
 namespace gpupool::pool {
-
-// Refused for a reason that time may cure (nothing free, a server that went away), because the pool has
-// nothing of the kind, or for good.
-struct Failure {
-  enum class Kind { noDevice, nothingFits, serverLost, refused } kind = Kind::refused;
-  std::string text;
-};
-
-// A lease that is about to be suspended or resumed is active, and all of its reservation counts.
-enum class Change {
-  none,
-  preempting,  // it is to be suspended for a request of a higher class; the store has not accepted that yet
-  suspending,  // its server drains it and takes its memory off the devices
-  storing,     // its server says that it is suspended; the store has not accepted that yet
-  reserving,   // it is to be resumed; the store has not accepted that yet
-  resuming,    // its server brings its memory back
-  restoring,   // held, and has devices again: the store, and then their server, have not accepted that yet
-  copying,     // its server writes its sessions into files
-  placing,     // it is to move to its target; the store has not accepted that yet
-  preparing,   // its target's server reserves the devices
-  migrating,   // its server moves its sessions, to its target or, if it has none, to other workers
-  returning,   // a session could not be moved: is the target unused, so that it can be given back?
-  settling,    // it is on one of its placements; the store has not accepted that yet
-};
-constexpr bool isMove(Change change) { return change >= Change::placing; }
-
-// A program's holder that uses a claim.
-struct Adoption {
-  Adopter adopter;
-  uint64_t untilMs = 0;   // it has to renew before
-  bool answered = false;  // it has been given the lease
-};
-
-struct LeaseRecord : StoredLease {
-  uint64_t deadlineMs = 0;           // of the holder's right
-  std::map<Id, Adoption> adoptions;  // of a claim, by adopter; not stored: they renew
-  uint64_t grantedMs = 0;
-  uint64_t endsMs = kNever;       // when its time limit is over
-  uint64_t revokingMs = 0;        // since when
-  std::string endedBy;            // revoking: on whose word
-  std::set<std::string> ordered;  // servers that a grant or revoke is on its way to
-  bool unborn = false;            // the store has not accepted it yet
-  bool closing = false;           // its end is on its way to the store
-  uint64_t triedMs = 0;           // when that was tried last
-
-  Change change = Change::none;
-  std::string changedBy;     // on whose word
-  uint64_t order = 0;        // the number of the order that is under way, which the answer repeats
-  std::string orderedAt;     // the server that carries it out
-  SuspendResult suspension;  // storing, suspended, held: what the server said
-  std::string folder;        // restoring, resuming: the files in which its sessions are; empty: they are not
-  std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
-  bool writing = false;      // storing: the write is on its way
-  uint64_t writtenMs = 0;    // storing: when that was tried last
-  bool unheard = false;      // the server may still have an order to resume before it
-  std::string idleReason;    // suspending, storing: why by the pool itself; empty: by order
-  uint64_t idleNotBeforeMs = 0;  // it is not tried again to suspend it because it is idle
-  uint64_t broughtBackMs = 0;    // its server refused to resume it then; 0: never
-
-  uint32_t drainMs = 0;            // preparing: of the order to migrate that follows
-  MigrateResult moved;             // settling: the answer, if it is not `failure`
-  std::optional<Failure> failure;  // returning, settling
-  uint64_t settleOrder = 0;        // to give up the devices that it has left on its own server; 0: none
-  // The store has other placements than these. What has been left is told of it when it has not.
-  bool rewrite = false, rewriting = false;
-  uint64_t rewrittenMs = 0;
-  // For the audit log, with the next rewrite: what has become of its move, or that it is restored; empty:
-  // nothing.
-  std::string arrival;
-  AuditEvent arrivalEvent = AuditEvent::moved;
-
-  uint64_t ranSinceMs = 0;          // it has its devices
-  uint32_t preemptDrainMs = 0;      // preempting: of the order to suspend it
-  uint64_t preemptNotBeforeMs = 0;  // it could not be suspended: it is not tried again
-  uint64_t noticeEndsMs = 0;        // it ends then for a request of a higher class; 0: it has no notice
-  std::string notice;               // why it could not be suspended
-
-  std::optional<LeaseTurn> turn;      // as its server's last beat says; none: it takes no turns
-  uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
-  // By server, as their last beats say.
-  std::map<std::string, std::vector<std::string>> hindrances, protection;
-  bool touched = false;  // the lease table's own
-
-  bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
-  // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
-  bool comesBack() const { return state == LeaseState::suspended && !reason.empty(); }
-};
-
-// Where sessions of the lease may be, besides that server; null: nowhere.
-Placement* livesBeside(LeaseRecord& record, const std::string& server);
-bool anyGone(const LeaseRecord& record);
-// Of a claim: when its last adopter's time is over at the latest, and then its own; 0: nobody uses it.
-uint64_t leftBy(const LeaseRecord& record);
-// What the lease has on that device of the placement. whole: as if it were not suspended.
-Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole);
-// One value a device; what the server did not say, or says too high, is the whole reservation.
-std::vector<uint64_t> checkedKept(const Placement& placement, std::vector<uint64_t> kept);
-
-class PoolEvents {
- public:
-  virtual ~PoolEvents() = default;
-  // Tell the server; answer with granted() or grantFailed().
-  virtual void grant(const Lease& lease) = 0;
-  // Tell the server; answer with revoked() or revokeFailed(). Also for leases the pool does not know.
-  virtual void revoke(const ServerLife& server, const Id& id, const std::string& reason) = 0;
-  // Tell the server; answer with suspendDone() or suspendFailed(), resumeDone() or resumeFailed(),
-  // migrateDone() or migrateFailed(), and `order`. target: null: other workers on the same devices.
-  // folder: not empty: into files, and from there.
-  virtual void suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
-                       uint64_t order) = 0;
-  virtual void resume(const std::string& server, const Id& id, const std::string& folder, uint64_t order) = 0;
-  virtual void migrate(const std::string& server, const Id& id, uint32_t drainMs, const Lease* target,
-                       uint64_t order) = 0;
-  // The same, with checkpointDone() or checkpointFailed(). folder: as the asker names it.
-  virtual void checkpoint(const std::string& server, const Id& id, uint32_t drainMs,
-                          const std::string& folder, uint64_t order) = 0;
-  // Tell the target's server, on which the lease is already (here) or not: that it reserves these devices;
-  // that they are given back if no session uses them; that the lease now has these devices instead of those
-  // that it had there. Answer with prepareDone() or prepareFailed(), returned() or returnFailed(),
-  // settled() or settleFailed(), and `order`.
-  virtual void prepare(const Lease& target, bool here, uint64_t order) = 0;
-  virtual void giveBack(const Lease& target, bool here, uint64_t order) = 0;
-  virtual void settle(const std::string& server, const Id& id, uint64_t order) = 0;
-  // The answer to every suspend(), resume() or migrate() of this lease so far.
-  virtual void suspended(const Id& id, const SuspendResult& result) = 0;
-  virtual void notSuspended(const Id& id, const Failure& failure) = 0;
-  virtual void resumed(const Id& id) = 0;
-  virtual void notResumed(const Id& id, const Failure& failure) = 0;
-  virtual void migrated(const Id& id, const MigrateResult& result) = 0;
-  virtual void notMigrated(const Id& id, const Failure& failure) = 0;
-  // The answer to checkpoint().
-  virtual void checkpointed(const Id& id, const CheckpointResult& result) = 0;
-  virtual void notCheckpointed(const Id& id, const Failure& failure) = 0;
-  // False: nobody waits any more for the lease to be resumed.
-  virtual bool resumeWanted(const Id& id) = 0;
-  // The answer to every request() with this id so far.
-  virtual void granted(const Lease& lease) = 0;
-  // The answer to a request to adopt a claim, whose lease this is; else failed() with the adopter's id.
-  virtual void adopted(const Id& adopter, const Lease& lease) = 0;
-  virtual void failed(const Id& id, const Failure& failure) = 0;
-  virtual void ended(const Id& id) = 0;
-  // False: nobody waits for an answer to request `id` any more.
-  virtual bool wanted(const Id& id) = 0;
-  // Whether the holder, a process of this machine, is known to have ended: its lease need not run out then.
-  virtual bool hasEnded(const LocalProcess& holder) { return pool::hasEnded(holder); }
-  // The wall clock, since 1970: for what has to be told, or outlives the manager.
-  virtual uint64_t calendarMs() { return pool::calendarMs(); }
-  // Another manager has taken over the store: this one must end.
-  virtual void superseded() {}
-};
-
-// What a request of a higher class that finds no devices does to leases of lower ones.
-enum class Preemption : uint32_t {
-  off,      // nothing
-  suspend,  // they are suspended, if they can be
-  revoke    // and those that cannot be end, after a notice
-};
-struct PreemptTimes {
-  Preemption what = Preemption::off;
-  uint32_t graceMs = 30'000;    // what runs on the devices has so long to finish
-  uint32_t noticeMs = 30'000;   // between the notice and the end
-  uint32_t minRunMs = 600'000;  // a lease has its devices for so long at least, each time
-};
-
-struct PoolTimes {
-  uint32_t beatMs = 1000;      // servers beat this often
-  uint32_t sampleMs = 30'000;  // an older sample says nothing
-  uint32_t silentMs = 5000;    // and are not placed on after this long without
-  uint32_t minTtlMs = 1000, maxTtlMs = 3'600'000;
-  uint32_t driftMs = 500;  // clocks and message delays, added to every deadline
-  uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
-  uint32_t tombstoneMs = 3'600'000;
-  uint64_t halfLifeMs = 86'400'000;     // half of what a tenant has used is forgotten after this
-  uint32_t idleMs = 0, mostIdleMs = 0;  // TurnTerms::idleMs of leases that name none; at most; 0: none
-  PreemptTimes preempt;
-  std::map<std::string, double> weights;  // by tenant; the others have 1
-  size_t auditEntries = 10'000;
-};
-
-// When and where a manager starts.
-struct PoolStart {
-  std::string bootId;      // of this machine
-  uint64_t nowMs = 0;      // on the clock of every later call
-  uint64_t calendarS = 0;  // seconds since 1970; epochs start above it
-  std::string mark;        // different for every start
-};
 
 struct ServerRecord {
   Server facts;
@@ -389,6 +207,11 @@ class Pool {
   // Of all tenants that have one or have used anything; or, of whoever is no operator, of his own.
   std::vector<QuotaUse> quotas(const Principal& who) const;
 
+  // Those that there are (pool_tenants.cpp), by name; or, of whoever is no operator, his own, whatever it
+  // has. tokens: how many each has that are good.
+  std::vector<TenantUse> tenants(const Principal& who, const std::map<std::string, uint32_t>& tokens,
+                                 uint64_t now) const;
+
   // For what else is kept in this manager's store, with what the audit log tells of it. done: called later.
   void write(std::vector<Write> writes, std::vector<AuditEntry> entries, Journal::Done done);
 
@@ -492,6 +315,7 @@ class Pool {
 
   // pool_quotas.cpp
   std::map<std::string, Held> held() const;
+  QuotaUse quotaUse(const std::string& tenant, const std::map<std::string, Held>& held) const;
   std::string neverByQuota(const LeaseRequest& request, const Wish& wish,
                            const std::vector<ServerUse>& servers) const;
   Quotas::Hindrance quotaHinders(const LeaseRequest& request, const Choice& choice,

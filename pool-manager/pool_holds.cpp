@@ -6,6 +6,10 @@
 // checkpoint, so that the server begins no session of it; then the server is ordered to rebuild them. `hold`
 // stays until it says that all are rebuilt. Whatever goes wrong before, the lease has left that server again,
 // and is held as before: the files are what they were, and its clients have not come yet.
+//
+// It goes into other files only when the store has accepted that it has come from these (Change::restored).
+// Otherwise a manager that is started again would find the old ones there, and restore what the lease was
+// once.
 #include <algorithm>
 #include <utility>
 

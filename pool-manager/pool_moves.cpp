@@ -281,7 +281,11 @@ void Pool::placementsStored(const Id& id, const std::set<uint64_t>& gone, const 
   LeaseRecord& record = at->second;
   record.rewriting = false;
   if (!record.runs()) return;  // its end says what is free
-  if (!why.empty()) {          // tick() tries again
+  if (record.change == Change::restored && !record.rewrite) {
+    if (why.empty()) record.change = Change::none;
+    events_.resumed(id);  // its sessions are there, whatever the store says
+  }
+  if (!why.empty()) {  // tick() tries again
     record.rewrite = true;
     if (record.change != Change::settling) return;
     const Failure unwritten{

@@ -136,22 +136,24 @@ std::vector<QuotaUse> Pool::quotas(const Principal& who) const {
   for (const auto& [tenant, has] : held)
     if (!tenant.empty()) tenants.insert(tenant);
   if (!all) tenants = {who.tenant};
-  const uint64_t nowS = events_.calendarMs() / 1000;
   std::vector<QuotaUse> uses;
-  for (const std::string& tenant : tenants) {
-    QuotaUse use;
-    if (const Quota* quota = quotas_.of(tenant)) use.quota = *quota;
-    if (use.quota.tenant != tenant && tenant == kEveryTenant) continue;
-    use.quota.tenant = tenant;
-    if (const auto has = held.find(tenant); has != held.end()) {
-      use.milliDevices = toMilli(has->second.devices);
-      use.memoryBytes = has->second.bytes;
-    }
-    use.deviceSeconds = static_cast<uint64_t>(quotas_.used(tenant, use.quota.window, nowS));
-    use.windowEndsS = windowAt(use.quota.window, nowS).endS;
-    uses.push_back(std::move(use));
-  }
+  for (const std::string& tenant : tenants)
+    if (tenant != kEveryTenant || quotas_.of(tenant) != nullptr) uses.push_back(quotaUse(tenant, held));
   return uses;
+}
+
+QuotaUse Pool::quotaUse(const std::string& tenant, const std::map<std::string, Held>& held) const {
+  const uint64_t nowS = events_.calendarMs() / 1000;
+  QuotaUse use;
+  if (const Quota* quota = quotas_.of(tenant)) use.quota = *quota;
+  use.quota.tenant = tenant;
+  if (const auto has = held.find(tenant); has != held.end()) {
+    use.milliDevices = toMilli(has->second.devices);
+    use.memoryBytes = has->second.bytes;
+  }
+  use.deviceSeconds = static_cast<uint64_t>(quotas_.used(tenant, use.quota.window, nowS));
+  use.windowEndsS = windowAt(use.quota.window, nowS).endS;
+  return use;
 }
 
 }  // namespace gpupool::pool

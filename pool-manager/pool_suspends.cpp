@@ -376,8 +376,11 @@ void Pool::resumeDone(const Id& id, uint64_t order, uint64_t now) {
   record->unheard = false;
   record->ranSinceMs = now;
   record->preemptor = {};
-  if (record->hold) restored(*record);
   record->idleReason.clear();
+  if (record->hold) {
+    record->change = Change::restored;  // the answer follows
+    return restored(*record);
+  }
   events_.resumed(id);
 }
 
@@ -402,7 +405,7 @@ void Pool::resumeFailed(const Id& id, uint64_t order, const std::string& why, bo
 void Pool::endChange(LeaseRecord& record, const Failure& failure) {
   const Change was = record.change;
   const bool resumed = was == Change::reserving || was == Change::restoring || was == Change::resuming ||
-                       !record.notResumed.empty();
+                       was == Change::restored || !record.notResumed.empty();
   record.change = Change::none;
   record.notResumed.clear();
   record.idleReason.clear();

@@ -16,6 +16,7 @@ struct Rule {
 constexpr Rule kRules[kOperations] = {
     {Operation::look, kAll, ""},
     {Operation::seeQuotas, kLeases | bit(Role::viewer), "sees no quotas: use a user's token"},
+    {Operation::seeTenants, kLeases | bit(Role::viewer), "sees no tenants: use a user's token"},
     {Operation::lease, kLeases, "cannot lease: use a user's token"},
     {Operation::changeLease, kLeases, "cannot change leases: use a user's token"},
     {Operation::serve, kOperator | bit(Role::server),

@@ -12,6 +12,7 @@ namespace gpupool::pool {
 enum class Operation {
   look,         // devices, servers, leases, audit, explain, events, metrics; others' leases are in use
   seeQuotas,    // its tenant's; of all tenants: operators and schedulers
+  seeTenants,   // the same: who there is, and what each has
   lease,        // request, renew, where its sessions are
   changeLease,  // release, suspend, resume, migrate, checkpoint
   serve,        // join, beat, leave
@@ -20,7 +21,7 @@ enum class Operation {
   setQuota,
   tokens,  // create, list, revoke
 };
-inline constexpr unsigned kOperations = 9;
+inline constexpr unsigned kOperations = 10;
 
 bool may(const Principal& who, Operation operation);
 // Why not, in one line for people; "": it may.

@@ -1,6 +1,7 @@
 #pragma once
 // How the manager's RPC asks the pool, and what it makes of its errors. Part of the service's implementation.
 
+#include <ctime>
 #include <exception>
 
 #include "pool-manager/rpc.h"
@@ -19,6 +20,8 @@ auto guarded(Body&& body) -> decltype(body()) {
     kj::throwFatalException(rpcError(kj::Exception::Type::FAILED, error.what()));
   }
 }
+
+inline uint64_t calendarS() { return static_cast<uint64_t>(std::time(nullptr)); }  // since 1970
 
 inline kj::Exception::Type typeOf(Failure::Kind kind) {
   switch (kind) {

@@ -182,6 +182,15 @@ void TokenBook::revoke(const std::string& id, const std::string& by, Journal::Do
   });
 }
 
+std::map<std::string, uint32_t> TokenBook::validByTenant() const {
+  std::map<std::string, uint32_t> counts;
+  for (const auto& [id, token] : tokens_)
+    if (token.valid(now())) ++counts[token.tenant];
+  if (file_)
+    for (const auto& [tenant, token] : file_()) ++counts[tenant];
+  return counts;
+}
+
 std::vector<StoredToken> TokenBook::list() const {
   std::vector<StoredToken> list;
   list.reserve(tokens_.size());

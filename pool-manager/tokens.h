@@ -94,6 +94,8 @@ class TokenBook {
   void revoke(const std::string& id, const std::string& by, Journal::Done done);
 
   std::vector<StoredToken> list() const;
+  // How many of each tenant's are good now, those of the file too.
+  std::map<std::string, uint32_t> validByTenant() const;
   const StoredToken* find(const std::string& id) const;
   // Writes what is not written yet, forgets what ended long ago; the ids of those that have expired since the
   // last call.

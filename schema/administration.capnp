@@ -45,6 +45,20 @@ struct QuotaUse {
   windowEndsS @4 :UInt64;     # since 1970
 }
 
+# A tenant: whoever has tokens, a quota, leases or requests, or has used something that counts still.
+struct TenantUse {
+  quota @0 :QuotaUse;         # with the tenant's name
+  tokens @1 :UInt32;          # that are good now
+  leases @2 :List(LeasesInState);
+  claims @3 :UInt32;          # of these leases
+  queued @4 :UInt32;          # requests in the queue, those to resume too
+  usage @5 :Float64;          # device-seconds, of which half is forgotten in every half-life
+}
+struct LeasesInState {
+  state @0 :Text;             # as Lease.state
+  count @1 :UInt32;
+}
+
 interface Administration {
   # Operators. The secret is told here, and never again. expiresInS: 0: never. Fails if a valid token of this tenant has
   # this name. by: whose word it is, "user@host"; for people. certificates: of the manager (base/fingerprint.h): lines of
@@ -58,4 +72,6 @@ interface Administration {
   setQuota @3 (quota :Quota, by :Text) -> ();
   # All, to operators and schedulers; to others their own tenant's.
   quotas @4 () -> (quotas :List(QuotaUse));
+  # The same, of all tenants that there are, by name. Its own is there whatever it has.
+  tenants @5 () -> (tenants :List(TenantUse));
 }

@@ -31,6 +31,7 @@ const std::vector<Command>& commands() {
       {"drain", "cordon a server, move its leases away, and await those that stay", runDrain},
       {"tokens", "make, list and revoke the tokens of users and servers", runTokens},
       {"quota", "say how much of the pool a tenant may have, and list it", runQuota},
+      {"tenants", "list the tenants: their tokens, quotas, and what they have", runTenants},
   };
   return kCommands;
 }

@@ -51,6 +51,7 @@ int runUncordon(const Words& words);
 int runDrain(const Words& words);
 int runTokens(const Words& words);
 int runQuota(const Words& words);
+int runTenants(const Words& words);
 int runMigrate(const Words& words);
 int runCheckpoint(const Words& words);
 int runRestore(const Words& words);

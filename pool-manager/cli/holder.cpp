@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <climits>
 #include <cstring>
 #include <map>
@@ -18,7 +17,6 @@
 
 #include "base/descriptor_passing.h"
 #include "base/log.h"
-#include "base/options.h"
 #include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
@@ -99,10 +97,6 @@ std::string suspendedText(const pool::Lease& lease, bool held) {
          resume + ")";
 }
 
-// A lease is renewed three times in its time; after a failure the next attempt follows sooner.
-constexpr unsigned kUsual = 3, kSoon = 12;
-// The end of a time limit is told a tenth of it ahead, and not earlier than this.
-constexpr uint64_t kMostAheadMs = 300'000;
 constexpr char kHeld[] = "the lease is held in files";
 
 }  // namespace
@@ -165,200 +159,6 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
     keeper_.emplace(
         io, CheckpointKeeper::Settings{settings_.keepFolder, settings_.keepBytes, settings_.transport});
 }
-
-// ---- the lease ----
-
-kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
-  if (connection_.get() != nullptr) return kj::READY_NOW;
-  if (at == settings_.addresses.size()) {
-    kj::throwFatalException(toException({Status::noManager, pool::noManagerText(tried)}));
-  }
-  return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit, settings_.credentials)
-      .then(
-          [this](kj::Own<pool::ManagerConnection> connection) -> kj::Promise<void> {
-            connection_ = kj::mv(connection);
-            return kj::READY_NOW;
-          },
-          [this, at, tried](kj::Exception&& error) {
-            const schema::Fault fault = schema::faultOf(error);
-            if (fault.kind == schema::FaultKind::version)
-              kj::throwFatalException(toException({Status::mismatch, fault.text}));
-            if (fault.kind == schema::FaultKind::token)
-              kj::throwFatalException(toException({Status::refused, fault.text}));
-            return connect(at + 1, tried + (tried.empty() ? "" : "; ") + pool::errorText(error));
-          });
-}
-
-// For a manager that was there a moment ago.
-kj::Promise<void> Holder::connectPatiently(int attempts) {
-  return connect(0, "").catch_([this, attempts](kj::Exception&& error) -> kj::Promise<void> {
-    if (attempts <= 1) return kj::mv(error);
-    return io_.getTimer().afterDelay(500 * kj::MILLISECONDS).then([this, attempts]() {
-      return connectPatiently(attempts - 1);
-    });
-  });
-}
-
-kj::Promise<void> Holder::requestLease(int attempts) {
-  asked_ = true;
-  auto request = connection_->manager().leaseRequest();
-  pool::write(settings_.request, request.initRequest());
-  const auto limit = (settings_.request.waitMs + 15'000) * kj::MILLISECONDS;
-  return io_.getTimer()
-      .timeoutAfter(limit, request.send())
-      .then(
-          [this](capnp::Response<schema::Manager::LeaseResults>&& response) -> kj::Promise<void> {
-            lease_ = pool::read(response.getLease());
-            tasks_.add(renewLoop(kUsual));
-            if (lease_->endsInMs != 0) tasks_.add(announceEnd());
-            if (keeper_) tasks_.add(keepLoop());
-            return kj::READY_NOW;
-          },
-          [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
-            using Type = kj::Exception::Type;
-            const bool answered = schema::faultOf(error).remote;
-            if (error.getType() == Type::DISCONNECTED && attempts > 1) {
-              // A server that failed us: another lease. A manager that died: the same request once more.
-              if (answered) settings_.request.id = Id::random();
-              if (!answered) connection_ = nullptr;
-              return io_.getTimer()
-                  .afterDelay(500 * kj::MILLISECONDS)
-                  .then([this]() { return connectPatiently(20); })
-                  .then([this, attempts]() { return requestLease(attempts - 1); });
-            }
-            const Status status = !answered                                ? Status::noManager
-                                  : error.getType() == Type::OVERLOADED    ? Status::noDevice
-                                  : error.getType() == Type::UNIMPLEMENTED ? Status::nothingFits
-                                  : error.getType() == Type::DISCONNECTED  ? Status::serverLost
-                                                                           : Status::refused;
-            const std::string text = pool::errorText(error);
-            const char* remedy =
-                status == Status::noDevice ? "; wait with --wait TIME (GPUPOOL_WAIT), share with --memory "
-                                             "SIZE, or see `gpupool leases`"
-                : status == Status::nothingFits ? "; see `gpupool devices` for what there is"
-                : status == Status::noManager   ? "; the pool manager went away: start the program again"
-                : status == Status::serverLost  ? "; see `gpupool servers`, and start the program again"
-                                                : "";
-            kj::throwFatalException(toException({status, text + remedy}));
-          });
-}
-
-kj::Promise<void> Holder::acquire() {
-  if (!lost_.empty())
-    kj::throwFatalException(
-        toException({Status::leaseEnded, "the lease has ended: " + lost_ + "; start the program again"}));
-  if (lease_) return kj::READY_NOW;
-  KJ_IF_MAYBE (already, acquiring_) return already->addBranch();
-  auto fork = connect(0, "").then([this]() { return requestLease(4); }).fork();
-  auto branch = fork.addBranch().then([this]() { acquiring_ = nullptr; },
-                                      [this](kj::Exception&& error) {
-                                        acquiring_ = nullptr;
-                                        settings_.request.id =
-                                            Id::random();  // the manager may remember that the old one failed
-                                        kj::throwFatalException(kj::mv(error));
-                                      });
-  acquiring_ = kj::mv(fork);
-  return branch;
-}
-
-kj::Promise<void> Holder::announceEnd() {
-  const uint64_t limit = settings_.request.limitMs, left = lease_->endsInMs;
-  // A claim's limit is not this request's: what is left of it counts.
-  const uint64_t ahead = std::min({(adopts() ? left : limit) / 10, kMostAheadMs, left});
-  const std::string named =
-      adopts() ? "" : " (--time " + options::formatTime(std::chrono::milliseconds(limit)) + ")";
-  const std::string text = "the lease ends in " + options::formatTime(std::chrono::milliseconds(ahead)) +
-                           ": its time limit" + named + " is over then";
-  return io_.getTimer().afterDelay((left - ahead) * kj::MILLISECONDS).then([this, text, id = lease_->id]() {
-    if (lease_ && lease_->id == id) onEnding_(text);
-  });
-}
-
-kj::Promise<void> Holder::renewOnce() {
-  auto renewed = connect(0, "").then([this]() {
-    auto request = connection_->manager().renewRequest();
-    pool::write(lease_->id, request.initId());
-    const pool::LeaseRequest& asked = settings_.request;
-    if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
-    return request.send().then([this](auto&& renewed) {
-      if (renewed.getNotice().size() == 0) noticed_ = false;
-      if (renewed.getNotice().size() == 0 || std::exchange(noticed_, true)) return;
-      const std::chrono::milliseconds left(renewed.getEndsInMs());
-      onEnding_("the lease ends in " + options::formatTime(left) + ": " + pool::text(renewed.getNotice()));
-    });
-  });
-  // Several attempts must fit into the lease's time.
-  const auto limit =
-      kj::min(settings_.connectLimit, kj::max(1 * kj::SECONDS, lease_->ttlMs / 6 * kj::MILLISECONDS));
-  return io_.getTimer().timeoutAfter(limit, kj::mv(renewed));
-}
-
-kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
-  return io_.getTimer()
-      .afterDelay(lease_->ttlMs / partsOfTtl * kj::MILLISECONDS)
-      .then([this]() -> kj::Promise<void> {
-        if (!lease_) return kj::READY_NOW;
-        return renewOnce();
-      })
-      .then([]() { return kUsual; },
-            [this](kj::Exception&& error) {
-              if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
-                lost_ = pool::errorText(error);
-                if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
-                  lost_.erase(0, prefix.size());
-                lease_.reset();
-                onLost_(lost_, opened_);
-                return kUsual;
-              }
-              // The manager is away; sessions do not need it. Try again soon, on a new connection.
-              connection_ = nullptr;
-              GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
-              return kSoon;
-            })
-      .then([this](unsigned parts) { return lease_ ? renewLoop(parts) : kj::Promise<void>(kj::READY_NOW); });
-}
-
-kj::Promise<void> Holder::release() {
-  acquiring_ = nullptr;
-  if (!asked_ || !lost_.empty()) return kj::READY_NOW;
-  const Id id = lease_ && !adopts() ? lease_->id : settings_.request.id;
-  const uint64_t ttlMs = lease_ ? lease_->ttlMs : settings_.request.ttlMs;
-  lease_.reset();
-  asked_ = false;
-  return releaseLoop(id, io_.getTimer().now() + ttlMs * kj::MILLISECONDS);
-}
-
-kj::Promise<void> Holder::releaseOnce(Id id) {
-  auto done = connect(0, "").then([this, id]() {
-    auto request = connection_->manager().releaseRequest();
-    if (adopts()) {  // the claim goes on without this one
-      request.setClaim(settings_.request.adopts);
-      request.setTenant(settings_.request.tenant);
-      pool::write(id, request.initAdopter());
-    } else {
-      pool::write(id, request.initId());
-    }
-    return request.send().ignoreResult();
-  });
-  return io_.getTimer().timeoutAfter(settings_.releaseLimit, kj::mv(done));
-}
-
-kj::Promise<void> Holder::releaseLoop(Id id, kj::TimePoint until) {
-  return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
-    connection_ = nullptr;
-    if (schema::faultOf(error).remote && error.getType() != kj::Exception::Type::DISCONNECTED)
-      return kj::READY_NOW;
-    if (io_.getTimer().now() >= until) {
-      GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
-      return kj::READY_NOW;
-    }
-    return io_.getTimer().afterDelay(settings_.releasePause).then([this, id, until]() {
-      return releaseLoop(id, until);
-    });
-  });
-}
-
-// ---- applications ----
 
 kj::Promise<void> Holder::serve(kj::AutoCloseFd socket) {
   ::fcntl(socket, F_SETFL, ::fcntl(socket, F_GETFL) | O_NONBLOCK);

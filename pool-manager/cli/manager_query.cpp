@@ -194,6 +194,14 @@ std::vector<pool::QuotaUse> ManagerQuery::quotas() {
   }));
 }
 
+std::vector<pool::TenantUse> ManagerQuery::tenants() {
+  return await(administration().tenantsRequest().send().then([](auto&& response) {
+    std::vector<pool::TenantUse> uses;
+    for (auto one : response.getTenants()) uses.push_back(pool::read(one));
+    return uses;
+  }));
+}
+
 Id findLease(const std::vector<pool::Lease>& leases, const std::string& digits) {
   std::vector<Id> found;
   for (const pool::Lease& lease : leases)

@@ -9,6 +9,7 @@
 #include "pool-manager/listing.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/rpc.h"
+#include "pool-manager/tenants.h"
 #include "pool-manager/tokens.h"
 #include "schema/administration.capnp.h"
 
@@ -65,6 +66,7 @@ class ManagerQuery {
   void revokeToken(const std::string& id, const std::string& by);
   void setQuota(const pool::Quota& quota, const std::string& by);
   std::vector<pool::QuotaUse> quotas();
+  std::vector<pool::TenantUse> tenants();
 
  private:
   schema::Administration::Client administration() {

@@ -3,18 +3,17 @@
 #include <charconv>
 #include <cmath>
 #include <iostream>
-#include <nlohmann/json.hpp>
 
 #include "pool-manager/cli/holder.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/output.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
+#include "pool-manager/listing_json.h"
 
 namespace gpupool::cli {
 namespace {
 
-using nlohmann::json;
 using pool::Quota;
 using pool::QuotaUse;
 
@@ -63,35 +62,16 @@ std::string of(const std::string& used, const std::string& most, bool limited) {
 }
 
 void print(const std::vector<QuotaUse>& uses, bool wide) {
-  std::vector<std::vector<std::string>> rows = {{"TENANT", "GPUS", "MEMORY", "GPU-HOURS", "PER"}};
+  std::vector<std::vector<std::string>> rows = {{"TENANT"}};
+  const auto heading = quotaHeading();
+  rows[0].insert(rows[0].end(), heading.begin(), heading.end());
   if (wide) rows[0].push_back("BEGINS AGAIN");
   for (const QuotaUse& use : uses) {
-    const Quota& quota = use.quota;
-    const auto devices = [](uint64_t milli) { return number(static_cast<double>(milli) / 1000); };
-    const auto hours = [](uint64_t seconds) { return number(static_cast<double>(seconds) / 3600); };
-    auto& row = rows.emplace_back(std::vector<std::string>{
-        quota.tenant, of(devices(use.milliDevices), devices(quota.milliDevices), quota.milliDevices != 0),
-        of(options::formatSize(use.memoryBytes), options::formatSize(quota.memoryBytes),
-           quota.memoryBytes != 0),
-        of(hours(use.deviceSeconds), hours(quota.deviceSeconds), quota.deviceSeconds != 0),
-        name(quota.window)});
+    auto& row = rows.emplace_back(std::vector<std::string>{use.quota.tenant});
+    for (std::string& cell : quotaCells(use)) row.push_back(std::move(cell));
     if (wide) row.push_back(pool::utcText(use.windowEndsS));
   }
   printTable(rows);
-}
-
-json toJson(const QuotaUse& use) {
-  const Quota& quota = use.quota;
-  return {{"tenant", quota.tenant},
-          {"milliDevices", use.milliDevices},
-          {"memoryBytes", use.memoryBytes},
-          {"deviceSeconds", use.deviceSeconds},
-          {"windowEndsS", use.windowEndsS},
-          {"quota",
-           {{"milliDevices", quota.milliDevices},
-            {"memoryBytes", quota.memoryBytes},
-            {"deviceSeconds", quota.deviceSeconds},
-            {"per", name(quota.window)}}}};
 }
 
 int set(const Words& words) {
@@ -129,10 +109,25 @@ int list(const Words& words) {
   return listAs(
       words, kListHelp, kAskingOptions,
       [](const ClientOptions& client) { return ManagerQuery(client, kStorePatienceMs).quotas(); }, print,
-      toJson);
+      [](const QuotaUse& use) { return toJson(use); });
 }
 
 }  // namespace
+
+std::vector<std::string> quotaHeading() { return {"GPUS", "MEMORY", "GPU-HOURS", "PER"}; }
+
+std::vector<std::string> quotaCells(const QuotaUse& use) {
+  const Quota& quota = use.quota;
+  const auto devices = [](uint64_t milli) { return number(static_cast<double>(milli) / 1000); };
+  const auto hours = [](uint64_t seconds) { return hoursText(static_cast<double>(seconds)); };
+  return {of(devices(use.milliDevices), devices(quota.milliDevices), quota.milliDevices != 0),
+          of(options::formatSize(use.memoryBytes), options::formatSize(quota.memoryBytes),
+             quota.memoryBytes != 0),
+          of(hours(use.deviceSeconds), hours(quota.deviceSeconds), quota.deviceSeconds != 0),
+          name(quota.window)};
+}
+
+std::string hoursText(double deviceSeconds) { return number(deviceSeconds / 3600); }
 
 int runQuota(const Words& words) {
   const std::string verb = words.empty() ? "" : words[0];

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pool-manager/listing.h"
+#include "pool-manager/quotas.h"
 
 namespace gpupool::cli {
 
@@ -16,6 +17,11 @@ void printTable(const std::vector<std::vector<std::string>>& rows, size_t indent
 // The table of `gpupool devices`.
 std::vector<std::vector<std::string>> deviceRows(const std::vector<pool::ListedDevice>& devices,
                                                  const pool::PoolView& view, bool verbose);
+
+// What a tenant has of its quota, in the tables of `gpupool quota list` and `gpupool tenants`.
+std::vector<std::string> quotaHeading();
+std::vector<std::string> quotaCells(const pool::QuotaUse& use);
+std::string hoursText(double deviceSeconds);  // GPU-hours
 
 // The table of `gpupool leases`.
 std::vector<std::string> leaseHeading(bool verbose);

@@ -12,7 +12,7 @@ const char kSchemas[] = R"json({
   "Self": {"type": "object", "required": ["role", "tenant", "tokens", "allTenants", "may"], "properties": {
     "role": {"enum": ["viewer", "user", "scheduler", "server", "operator"]}, "tenant": {"type": "string"},
     "tokens": {"type": "boolean"}, "allTenants": {"type": "boolean"},
-    "may": {"type": "array", "items": {"enum": ["look", "see_quotas", "lease", "change_lease", "drop_lost", "cordon",
+    "may": {"type": "array", "items": {"enum": ["look", "see_quotas", "see_tenants", "lease", "change_lease", "drop_lost", "cordon",
                                                 "set_quota", "tokens"]}}}},
   "OpenApi": {"type": "object", "required": ["openapi", "info", "paths", "components"], "properties": {
     "openapi": {"const": "3.1.0"}, "info": {"type": "object"}, "paths": {"type": "object"},
@@ -201,6 +201,17 @@ const char kSchemas[] = R"json({
       "windowEndsS": {"$ref": "#/components/schemas/Seconds"}}},
   "QuotaList": {"type": "object", "required": ["quotas"], "properties": {
     "quotas": {"type": "array", "items": {"$ref": "#/components/schemas/QuotaUse"}}}},
+  "Tenant": {"allOf": [{"$ref": "#/components/schemas/QuotaUse"}], "type": "object",
+    "required": ["tokens", "leases", "claims", "queued", "usageDeviceSeconds"],
+    "properties": {
+      "tokens": {"type": "integer", "minimum": 0},
+      "leases": {"type": "object", "propertyNames": {"$ref": "#/components/schemas/LeaseState"},
+                 "additionalProperties": {"type": "integer", "minimum": 1}},
+      "claims": {"type": "integer", "minimum": 0},
+      "queued": {"type": "integer", "minimum": 0},
+      "usageDeviceSeconds": {"type": "number", "minimum": 0}}},
+  "TenantList": {"type": "object", "required": ["tenants"], "properties": {
+    "tenants": {"type": "array", "items": {"$ref": "#/components/schemas/Tenant"}}}},
   "Error": {"type": "object", "required": ["error"], "properties": {
     "error": {"type": "object", "required": ["code", "message", "hint"], "additionalProperties": false,
       "properties": {"code": {"type": "string", "pattern": "^[a-z_]+$"}, "message": {"type": "string"},

@@ -7,10 +7,15 @@ namespace {
 constexpr struct {
   Operation operation;
   const char* name;
-} kOperations[] = {{Operation::look, "look"},          {Operation::seeQuotas, "see_quotas"},
-                   {Operation::lease, "lease"},        {Operation::changeLease, "change_lease"},
-                   {Operation::dropLost, "drop_lost"}, {Operation::cordon, "cordon"},
-                   {Operation::setQuota, "set_quota"}, {Operation::tokens, "tokens"}};
+} kOperations[] = {{Operation::look, "look"},
+                   {Operation::seeQuotas, "see_quotas"},
+                   {Operation::seeTenants, "see_tenants"},
+                   {Operation::lease, "lease"},
+                   {Operation::changeLease, "change_lease"},
+                   {Operation::dropLost, "drop_lost"},
+                   {Operation::cordon, "cordon"},
+                   {Operation::setQuota, "set_quota"},
+                   {Operation::tokens, "tokens"}};
 
 }  // namespace
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pool-manager/convert.h"
+#include "pool-manager/listing_json.h"
 #include "schema/administration.capnp.h"
 
 namespace gpupool::pool::rest {
@@ -14,18 +15,10 @@ auto administration(const Context& context, const Request& request) {
 
 std::string by(const Request& request) { return "REST, from " + request.peer; }
 
-Json toJson(const StoredToken& token) {
+Json tokenJson(const StoredToken& token) {
   return {{"id", token.id},           {"tenant", token.tenant},     {"name", token.name},
           {"role", name(token.role)}, {"createdS", token.createdS}, {"expiresS", token.expiresS},
           {"lastUsedS", token.usedS}, {"revokedS", token.revokedS}, {"createdBy", token.createdBy}};
-}
-
-Json toJson(const Quota& quota) {
-  return {{"tenant", quota.tenant},
-          {"milliDevices", quota.milliDevices},
-          {"memoryBytes", quota.memoryBytes},
-          {"deviceSeconds", quota.deviceSeconds},
-          {"per", name(quota.window)}};
 }
 
 }  // namespace
@@ -33,7 +26,7 @@ Json toJson(const Quota& quota) {
 kj::Promise<Answer> listTokens(const Context& context, const Request& request) {
   return administration(context, request).tokensRequest().send().then([](auto&& response) -> Answer {
     Json list = Json::array();
-    for (auto one : response.getTokens()) list.push_back(toJson(read(one)));
+    for (auto one : response.getTokens()) list.push_back(tokenJson(read(one)));
     return {200, {{"tokens", std::move(list)}}};
   });
 }
@@ -61,7 +54,7 @@ kj::Promise<Answer> createToken(const Context& context, const Request& request) 
   order.setExpiresInS(request.counts.at("expiresInS"));
   order.setBy(by(request));
   return order.send().then([](auto&& response) -> Answer {
-    Json json = toJson(read(response.getToken()));
+    Json json = tokenJson(read(response.getToken()));
     json["token"] = pool::text(response.getSecret());
     json["certificates"] = Json::array();
     for (auto one : response.getCertificates()) json["certificates"].push_back(pool::text(one));
@@ -77,21 +70,13 @@ kj::Promise<Answer> revokeToken(const Context& context, const Request& request) 
   order.setId(id);
   order.setBy(by(request));
   return order.send().then(
-      [](auto&& response) -> Answer { return {200, toJson(read(response.getToken()))}; });
+      [](auto&& response) -> Answer { return {200, tokenJson(read(response.getToken()))}; });
 }
 
 kj::Promise<Answer> listQuotas(const Context& context, const Request& request) {
   return administration(context, request).quotasRequest().send().then([](auto&& response) -> Answer {
     Json list = Json::array();
-    for (auto one : response.getQuotas()) {
-      const QuotaUse use = read(one);
-      list.push_back({{"tenant", use.quota.tenant},
-                      {"quota", toJson(use.quota)},
-                      {"milliDevices", use.milliDevices},
-                      {"memoryBytes", use.memoryBytes},
-                      {"deviceSeconds", use.deviceSeconds},
-                      {"windowEndsS", use.windowEndsS}});
-    }
+    for (auto one : response.getQuotas()) list.push_back(toJson(read(one)));
     return {200, {{"quotas", std::move(list)}}};
   });
 }
@@ -107,6 +92,27 @@ kj::Promise<Answer> setQuota(const Context& context, const Request& request) {
   write(quota, order.initQuota());
   order.setBy(by(request));
   return order.send().then([quota](auto&&) -> Answer { return {200, toJson(quota)}; });
+}
+
+kj::Promise<Answer> listTenants(const Context& context, const Request& request) {
+  return administration(context, request).tenantsRequest().send().then([](auto&& response) -> Answer {
+    Json list = Json::array();
+    for (auto one : response.getTenants()) list.push_back(toJson(read(one)));
+    return {200, {{"tenants", std::move(list)}}};
+  });
+}
+
+// Another tenant's is told of as one that is not there.
+kj::Promise<Answer> getTenant(const Context& context, const Request& request) {
+  return administration(context, request)
+      .tenantsRequest()
+      .send()
+      .then([tenant = request.named.at("tenant")](auto&& response) -> Answer {
+        for (auto one : response.getTenants())
+          if (const TenantUse use = read(one); use.quota.quota.tenant == tenant) return {200, toJson(use)};
+        refuse({404, "tenant_unknown", "there is no such tenant, or it is not yours",
+                "GET /v1/tenants lists those that you see"});
+      });
 }
 
 }  // namespace gpupool::pool::rest

@@ -39,7 +39,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases top explain audit release suspend resume migrate cordon uncordon drain; do
+for command in up down run hold devices servers leases top explain audit tenants release suspend resume migrate cordon uncordon drain; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done

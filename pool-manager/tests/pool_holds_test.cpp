@@ -243,6 +243,33 @@ TEST_CASE_METHOD(Holds, "where nobody heard the answer, the server's beats say t
   CHECK(revokesOf(1) == 1);  // when it was held
 }
 
+TEST_CASE_METHOD(Holds, "it goes into other files when the store knows that it has come from these") {
+  held(1);
+  granted(1);
+  disk->full = true;
+  serverResumes();
+  CHECK(isRunning(1));
+  CHECK(pool->places(kAdmin, {1, 1}).size() == 1);
+  const auto again = [&] { pool->suspend(kAdmin, {1, 1}, 30'000, now, "tuesday"); };
+  CHECK(contains(thrown(again), "is being resumed at this moment"));
+  CHECK(events.suspends.size() == 1);  // the one into monday
+  disk->full = false;
+  SECTION("the store accepts it") {
+    pool->tick(now += 2000);
+    CHECK_FALSE(storedLease(1).hold);
+    again();
+    serverHolds();
+    CHECK(isHeld(1));
+    CHECK(record(1).hold->held.folder == "tuesday");
+  }
+  SECTION("everything is started again before") {
+    restart();
+    startServer(2);
+    CHECK(isHeld(1));
+    CHECK(record(1).hold->held.folder == "monday");  // there are no others
+  }
+}
+
 TEST_CASE_METHOD(Holds, "where nobody heard that it is held, the server's beats say so") {
   lease(1, 0);
   pool->suspend(kAdmin, {1, 1}, 30'000, now, "monday");

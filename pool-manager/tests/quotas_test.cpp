@@ -246,3 +246,57 @@ TEST_CASE_METHOD(Quoted, "who sets and sees quotas") {
   CHECK(told == "quota-set alice 2 GPUs; quota-set * 1 GPU; quota-set alice as much as there is; ");
   CHECK(pool->audit(kBob, {}, 100).empty());
 }
+
+TEST_CASE_METHOD(Quoted, "who is a tenant, what each has, and who sees that") {
+  set(quota("alice", 2));
+  set(quota("*", 1));
+  ask(kAlice, request(1));
+  ask(kAlice, request(2, 0, 40 * kGiB));
+  LeaseRequest claim = request(3);
+  claim.job = "alps:1:0";
+  pool->nameClaim(kBob, claim);
+  ask(kBob, claim);
+  ask({}, request(5));  // nobody's
+  pass(60'000);
+  ask(kBob, request(4, 60'000));  // beyond its quota now
+  pool->suspend(kAlice, {1, 1}, 0, now);
+  pool->suspendDone({1, 1}, events.suspends.back().number, {{0}, 0, 0, 0}, now);
+  const std::map<std::string, uint32_t> tokens{{"alice", 2}, {"carol", 1}};
+  const auto sees = [&](const Principal& who) {
+    std::string names;
+    for (const TenantUse& one : pool->tenants(who, tokens, now)) names += one.quota.quota.tenant + " ";
+    return names;
+  };
+  CHECK(sees(kAdmin) == "alice bob carol ");
+  CHECK(sees({Role::scheduler, "slurm"}) == "alice bob carol slurm ");
+  CHECK(sees(kAlice) == "alice ");
+  CHECK(sees({Role::viewer, "dora"}) == "dora ");  // it has nothing
+
+  const auto all = pool->tenants(kAdmin, tokens, now);
+  const TenantUse &alice = all.at(0), &bob = all.at(1), &carol = all.at(2);
+  CHECK(alice.tokens == 2);
+  CHECK(alice.leases == std::map<std::string, uint32_t>{{"active", 1}, {"suspended", 1}});
+  CHECK(alice.claims == 0);
+  CHECK(alice.queued == 0);
+  CHECK(alice.quota.milliDevices == use("alice").milliDevices);
+  CHECK(alice.quota.quota.milliDevices == 2000);
+  CHECK(alice.usage >= 80);  // one and a half GPUs for a minute, but for the first tick
+  CHECK(alice.usage <= 90);
+  CHECK(alice.usage == pool->deviceSeconds("alice", now));
+  CHECK(bob.tokens == 0);
+  CHECK(bob.leases == std::map<std::string, uint32_t>{{"active", 1}});
+  CHECK(bob.claims == 1);
+  CHECK(bob.queued == 1);
+  CHECK(bob.quota.milliDevices == 1000);
+  CHECK(bob.quota.quota.milliDevices == 1000);  // each tenant's
+  CHECK(carol.tokens == 1);
+  CHECK(carol.leases.empty());
+  CHECK(carol.usage == 0);
+
+  // What has ended leaves hours in this month.
+  for (const uint64_t id : {1, 2}) release(kAlice, id);
+  const TenantUse own = pool->tenants(kAlice, {}, now).at(0);
+  CHECK(own.leases.empty());
+  CHECK(own.quota.milliDevices == 0);
+  CHECK(own.quota.deviceSeconds >= 80);
+}

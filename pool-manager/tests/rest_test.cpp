@@ -400,3 +400,29 @@ TEST_CASE_METHOD(WithMade, "operators set quotas, and others see their own") {
   CHECK(post("/v1/quotas/alice", "{}", bearer(admin)).json["milliDevices"] == 0);
   CHECK(get("/v1/quotas", bearer(admin)).json["quotas"].size() == 1);
 }
+
+TEST_CASE_METHOD(WithMade, "operators see all tenants, and others their own") {
+  post("/v1/quotas/bob", R"({"milliDevices": 500, "per": "day"})", bearer(admin));
+  const auto all = get("/v1/tenants", bearer(admin)).json["tenants"];
+  REQUIRE(all.size() == 3);
+  CHECK(all[0]["tenant"] == "alice");
+  CHECK(all[1]["tenant"] == "bob");
+  CHECK(all[1]["tokens"] == 0);
+  CHECK(all[1]["quota"]["milliDevices"] == 500);
+  CHECK(all[2]["tenant"] == "operator");
+  const auto own = get("/v1/tenants", bearer(alice)).json["tenants"];
+  REQUIRE(own.size() == 1);
+  CHECK(own[0]["tenant"] == "alice");
+  CHECK(own[0]["tokens"] == 1);
+  CHECK(own[0]["leases"] == nlohmann::json::object());
+  CHECK(get("/v1/tenants/alice", bearer(alice)).json == own[0]);
+  CHECK(get("/v1/tenants/bob", bearer(admin)).json == all[1]);
+
+  // Whether there is another one is not told.
+  const Reply others = get("/v1/tenants/bob", bearer(alice)), nobody = get("/v1/tenants/eve", bearer(alice));
+  CHECK(others.status == 404);
+  CHECK(others.code() == "tenant_unknown");
+  CHECK(others.json == nobody.json);
+  CHECK(get("/v1/tenants", bearer(make("servers", Role::server))).code() == "forbidden");
+  CHECK(get("/v1/tenants").code() == "token_missing");
+}

@@ -122,7 +122,7 @@ TEST_CASE_METHOD(Closed, "whoever asks is told who he is, and what he may") {
   CHECK(alice.json["tenant"] == "alice");
   CHECK(alice.json["tokens"] == true);
   CHECK(alice.json["allTenants"] == false);
-  CHECK(alice.json["may"] == nlohmann::json({"look", "see_quotas", "lease", "change_lease"}));
+  CHECK(alice.json["may"] == nlohmann::json({"look", "see_quotas", "see_tenants", "lease", "change_lease"}));
   const Reply server = get("/v1/self", "Authorization: Bearer " + kServersToken + "\r\n");
   CHECK(server.json["role"] == "server");
   CHECK(server.json["may"] == nlohmann::json({"look"}));

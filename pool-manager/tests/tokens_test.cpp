@@ -195,9 +195,10 @@ TEST_CASE_METHOD(Fixture,
 TEST_CASE("the table of roles") {
   // viewer, user, scheduler, server, operator: those who may.
   const std::vector<std::pair<Operation, std::string>> table = {
-      {Operation::look, "vucso"},      {Operation::seeQuotas, "vuco"}, {Operation::lease, "uco"},
-      {Operation::changeLease, "uco"}, {Operation::serve, "so"},       {Operation::dropLost, "o"},
-      {Operation::cordon, "o"},        {Operation::setQuota, "o"},     {Operation::tokens, "o"}};
+      {Operation::look, "vucso"}, {Operation::seeQuotas, "vuco"},  {Operation::seeTenants, "vuco"},
+      {Operation::lease, "uco"},  {Operation::changeLease, "uco"}, {Operation::serve, "so"},
+      {Operation::dropLost, "o"}, {Operation::cordon, "o"},        {Operation::setQuota, "o"},
+      {Operation::tokens, "o"}};
   CHECK(table.size() == kOperations);
   const std::vector<std::pair<char, Role>> roles = {{'v', Role::viewer},
                                                     {'u', Role::user},

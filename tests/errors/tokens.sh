@@ -196,6 +196,14 @@ GPUPOOL_TOKEN_FILE=$(made dave --name desk) says 800 "tenant 'dave' may have 0.5
 GPUPOOL_TOKEN_FILE=$folder/made-dave run gpupool quota list
 check "a tenant sees its own: $out$err" grep -Eq "^dave +0.00 of 0.50 " <<<"$out"
 check "and no other's" test "$(wc -l <<<"$out")" = 2
+GPUPOOL_TOKEN_FILE=$folder/made-dave run gpupool tenants
+check "and itself: $out$err" grep -Eq "^dave +[1-9][0-9]* +0 +0 +0.00 of 0.50 " <<<"$out"
+check "and no other tenant" test "$(wc -l <<<"$out")" = 2
+run gpupool tenants -o wide
+check "an operator sees all: $out$err" grep -q "^operator " <<<"$out"
+check "with their states" grep -Eq "^TENANT .* STATES$" <<<"$out"
+run gpupool tenants -o json
+check "also as JSON: $out$err" grep -q '"tenant": "dave"' <<<"$out"
 GPUPOOL_TOKEN_FILE=$folder/made-dave run gpupool quota set --devices 9 dave
 check "and sets none" one_line "$err" "cannot set quotas"
 run gpupool quota set --none dave

@@ -1,0 +1,166 @@
+// The holder, when sessions move.
+#include "holder_fixture.h"
+
+using namespace gpupool;
+using namespace gpupool::cli;
+using namespace gpupool::pool;
+using namespace gpupool::test;
+using holder::OpenReply;
+using holder::OpenRequest;
+using holder::Status;
+
+TEST_CASE_METHOD(Fixture, "a session that moves is opened by its own id, with its next epoch") {
+  startAll();
+  makeHolder();
+  const Opened first = open(request());
+  REQUIRE(first.reply.status == Status::ok);
+  OpenRequest next = request();
+  next.sessionHigh = first.reply.sessionHigh;
+  next.sessionLow = first.reply.sessionLow;
+  next.epoch = 2;
+  std::strcpy(next.transport, "shm");
+  const Opened moved = open(next);
+  INFO(moved.reply.text);
+  REQUIRE(moved.reply.status == Status::ok);
+  CHECK(moved.session.get() >= 0);
+  CHECK(moved.reply.sessionHigh == first.reply.sessionHigh);
+  CHECK(moved.reply.sessionLow == first.reply.sessionLow);
+  CHECK(moved.reply.epoch == 2);
+  CHECK(server->lastSession == Id{first.reply.sessionHigh, first.reply.sessionLow});
+  CHECK(server->lastEpoch == 2);
+  CHECK(server->leases.size() == 1);
+}
+
+TEST_CASE_METHOD(Fixture, "a session that moves neither waits for its lease nor gets another one") {
+  startAll();
+  makeHolder();
+  OpenRequest next = request();
+  next.sessionLow = 7;
+  next.epoch = 3;
+  std::strcpy(next.transport, "shm");
+  const Opened without = open(next);
+  CHECK(without.reply.status == Status::leaseEnded);
+  CHECK(without.reply.sessionLow == 7);
+  CHECK(without.reply.epoch == 3);
+  CHECK(server->leases.empty());
+
+  REQUIRE(open(request()).reply.status == Status::ok);
+  server->sessionsSuspended = true;
+  const Opened suspended = open(next);
+  CHECK(suspended.reply.status == Status::serverLost);
+  CHECK(suspended.reply.epoch == 3);
+  CHECK(server->toldSuspended == 1);
+
+  for (const uint64_t epoch : {0, 1}) {
+    next.epoch = epoch;
+    CHECK(open(next).reply.status == Status::refused);
+  }
+  next.epoch = 2;
+  next.transport[0] = 0;
+  CHECK(open(next).reply.status == Status::refused);
+  next = request();
+  next.epoch = 2;
+  CHECK(open(next).reply.status == Status::refused);
+}
+
+namespace {
+
+// With a lease on server a, a session of it, and another server.
+struct Moves : Fixture {
+  explicit Moves(kj::Duration placesLimit = 20 * kj::SECONDS)
+      : other(kj::heap<FakeServer>(io, "b", 2, folder.path + "/other")) {
+    settings.placesLimit = placesLimit;
+    settings.placesPause = 20 * kj::MILLISECONDS;
+    startAll();
+    makeHolder();
+    const Opened first = open(request());
+    REQUIRE(first.reply.status == Status::ok);
+    next = request();
+    next.sessionHigh = first.reply.sessionHigh;
+    next.sessionLow = first.reply.sessionLow;
+    next.epoch = 2;
+    std::strcpy(next.transport, "shm");
+    other->join(address);
+    other->joined().wait(io.waitScope);
+  }
+  // Why not; "": it has moved to b.
+  std::string migrate() {
+    auto connection = connectManager(*io.provider, address, 2 * kj::SECONDS).wait(io.waitScope);
+    auto call = connection->manager().migrateRequest();
+    pool::write(holder->lease()->id, call.initId());
+    call.initTo().setServer("b");
+    KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() {
+                   io.provider->getTimer().timeoutAfter(10 * kj::SECONDS, call.send()).wait(io.waitScope);
+                 }))
+      return errorText(*error);
+    return "";
+  }
+  // On a and b.
+  void moveSome() {
+    server->refuseMigrate = "a capture is open";
+    other->living = {holder->lease()->id};
+    REQUIRE(contains(migrate(), "may have sessions in both places"));
+    server->refuseMigrate.clear();
+  }
+  Opened at(const char* name, const OpenRequest& wanted) {
+    Opened opened = open(wanted);
+    INFO(opened.reply.text);
+    CHECK(opened.reply.status == Status::ok);
+    CHECK(std::string(opened.reply.server) == name);
+    return opened;
+  }
+
+  kj::Own<FakeServer> other;
+  OpenRequest next;
+};
+
+struct MovesAlone : Moves {
+  MovesAlone() : Moves(1 * kj::SECONDS) {}
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Moves, "a session that moves is opened where its lease is going, a new one where it was") {
+  moveSome();
+  const Opened moved = at("b", next);
+  CHECK(other->lastSession == Id{next.sessionHigh, next.sessionLow});
+  CHECK(other->lastEpoch == 2);
+  CHECK(moved.reply.epoch == 2);
+  CHECK(moved.session.get() >= 0);
+  at("a", request());
+  other->refuseSessions = "it does not arrive here";
+  at("a", next);
+  other->refuseSessions.clear();
+
+  CHECK(migrate() == "");  // goes on
+  for (int i = 0; i < 400 && !server->leases.empty(); ++i) pause(10);
+  CHECK(std::string(holder->lease()->server.name) == "a");
+  at("b", request());  // a knows it no longer
+  CHECK(std::string(holder->lease()->server.name) == "b");
+  const uint32_t sessions = other->sessions;
+  at("b", request());
+  CHECK(other->sessions == sessions + 1);
+  CHECK(lost.empty());
+}
+
+TEST_CASE_METHOD(Moves, "a new session begins where the lease is going when its server is away") {
+  moveSome();
+  server = nullptr;
+  ::unlink((folder.path + "/server").c_str());
+  at("b", request());
+}
+
+TEST_CASE_METHOD(MovesAlone, "without the manager a session does not move, and others begin") {
+  moveSome();
+  stopManager();
+  const Opened opened = open(next);
+  CHECK(opened.reply.status == Status::noManager);
+  CHECK(contains(opened.reply.text, "the session cannot move: the manager does not say where to: "));
+  CHECK(opened.reply.epoch == 2);
+  CHECK(other->sessions == 0);
+  at("a", request());
+  startManager();  // a connection that is no more is made again
+  Opened moved = open(next);
+  for (int i = 0; i < 20 && moved.reply.status != Status::ok; ++i) moved = open(next);
+  CHECK(std::string(moved.reply.server) == "b");
+}
