@@ -40,6 +40,7 @@ namespace gpupool::server {
 class Driver;
 
 inline constexpr int kControlDescriptor = 3;
+bool isControlSocket(int descriptor);  // a SOCK_SEQPACKET socket
 // What a worker gets when its server's process ends (PR_SET_PDEATHSIG). Not SIGTERM, which means a shutdown:
 // service managers send that to server and workers alike.
 inline constexpr int kServerDiedSignal = SIGHUP;

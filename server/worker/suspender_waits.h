@@ -1,0 +1,33 @@
+#pragma once
+// What Suspender's two sources have in common: how they wait, and one reason not to.
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "server/driver.h"
+
+namespace gpupool::server {
+
+inline constexpr char kCaptureOpen[] = "a stream capture is open";
+
+// Looks again and again, more and more rarely, until `done` or the deadline. False: the deadline.
+template <class Done>
+bool lookUntil(std::chrono::steady_clock::time_point deadline, Done&& done) {
+  constexpr std::chrono::microseconds kFirstLook{20};
+  constexpr std::chrono::milliseconds kLongestLook{2};
+  for (auto pause = std::chrono::nanoseconds(kFirstLook); !done();
+       pause = std::min<std::chrono::nanoseconds>(pause * 2, kLongestLook)) {
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+// Of this thread: other streams' captures forbid it nothing.
+inline void relaxCaptures(const Driver& driver) {
+  CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (driver.cuThreadExchangeStreamCaptureMode) driver.cuThreadExchangeStreamCaptureMode(&relaxed);
+}
+
+}  // namespace gpupool::server
