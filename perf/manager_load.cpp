@@ -59,6 +59,7 @@ class Control final : public schema::ServerControl::Server {
 struct Figures {
   std::vector<double> grantMs;
   uint64_t grants = 0, releases = 0, failures = 0, beats = 0, lateBeats = 0;
+  double ownDelayMs = 0;  // the most by which this program's own clock was late
 };
 
 double msBetween(kj::TimePoint from, kj::TimePoint to) {
@@ -191,7 +192,11 @@ class Load final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> churn(kj::TimePoint begin, uint64_t done) {
     const auto due = static_cast<uint64_t>(msBetween(begin, timer_.now()) * wanted_.rate / 1000);
     for (; done < due; ++done) tasks_.add(swap());
-    return timer_.afterDelay(5 * kj::MILLISECONDS).then([this, begin, done] { return churn(begin, done); });
+    const kj::TimePoint next = timer_.now() + 5 * kj::MILLISECONDS;
+    return timer_.atTime(next).then([this, begin, done, next] {
+      figures_.ownDelayMs = std::max(figures_.ownDelayMs, msBetween(next, timer_.now()));
+      return churn(begin, done);
+    });
   }
 
   // MiB and seconds of the manager's process, as /proc says.
@@ -223,11 +228,11 @@ class Load final : private kj::TaskSet::ErrorHandler {
                                             static_cast<size_t>(p * static_cast<double>(times.size())))];
     };
     std::printf(
-        "| %u | %u | %u | %llu | %llu | %.1f | %.1f | %.1f | %.1f | %llu | %.0f | %.1f |\n", wanted_.servers,
-        wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
+        "| %u | %u | %u | %llu | %llu | %.1f | %.1f | %.1f | %.1f | %llu | %.0f | %.1f | %.0f |\n",
+        wanted_.servers, wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
         static_cast<unsigned long long>(figures_.lateBeats), static_cast<double>(figures_.grants) / seconds,
         static_cast<double>(figures_.releases) / seconds, part(0.5), part(0.99),
-        static_cast<unsigned long long>(figures_.failures), memoryMiB(), cpu);
+        static_cast<unsigned long long>(figures_.failures), memoryMiB(), cpu, figures_.ownDelayMs);
   }
 
   void taskFailed(kj::Exception&& error) override {

@@ -33,6 +33,7 @@ class Histogram {
 struct Counters {
   Histogram leaseWaits;  // of requests that were granted: from the request to the answer
   Histogram grants;      // from telling a lease's server of it to the server's word
+  Histogram delays;      // of the clock's tick: how much later it came than it was due
   std::map<std::string, uint64_t> missedBeats;  // by server: when the next one has come
 };
 

@@ -244,7 +244,9 @@ kj::Promise<void> Service::run() {
 }
 
 kj::Promise<void> Service::housekeeping() {
-  return timer_.afterDelay(limits_.tick).then([this]() {
+  const kj::TimePoint due = timer_.now() + limits_.tick;
+  return timer_.atTime(due).then([this, due]() {
+    counters_.delays.observe(timer_.now() - due);
     try {
       pool_.tick(clock_.now());
       std::erase_if(counters_.missedBeats,

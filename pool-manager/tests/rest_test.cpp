@@ -305,6 +305,7 @@ TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats"
   CHECK(metric(reply, "gpupool_lease_wait_seconds_count") == "1");
   CHECK(metric(reply, R"(gpupool_lease_wait_seconds_bucket{le="+Inf"})") == "1");
   CHECK(metric(reply, "gpupool_grant_seconds_count") == "1");
+  CHECK(!metric(reply, "gpupool_manager_delay_seconds_count").empty());
   CHECK(metric(reply, "gpupool_lease_requests_waiting") == "0");
   CHECK(metric(reply, R"(gpupool_servers{state="alive"})") == "1");
   const std::string name = R"({server="a\")"
