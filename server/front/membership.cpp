@@ -163,7 +163,7 @@ kj::Promise<bool> Membership::beat(Link& link) {
     fabric::write(*now, request.initFabric());
     link.fabric = std::move(now);  // a beat that fails ends the link, and the next one begins with a join
   }
-  return timer_.timeoutAfter(link.beat * settings_.beatPatience,
+  return timer_.timeoutAfter(kj::max(link.beat * settings_.beatPatience, settings_.leastPatience),
                              request.send().then([](auto&& response) { return response.getKnown(); }));
 }
 

@@ -4,8 +4,8 @@
 //
 // The manager is never needed for sessions that run: while it is away leases stay as they are, and nothing
 // new is granted. Attempts to reach it are `firstPause` apart, doubling up to `longestPause`, with jitter, so
-// that a hundred servers do not all return at once. A beat without an answer within `beatPatience` beats
-// means the connection is dead. Belongs to the event loop's thread.
+// that a hundred servers do not all return at once. A beat without an answer within `beatPatience` beats,
+// and `leastPatience`, means the connection is dead. Belongs to the event loop's thread.
 
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
@@ -33,6 +33,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     kj::Duration connectBound = 5 * kj::SECONDS;
     kj::Duration firstPause = 200 * kj::MILLISECONDS, longestPause = 5 * kj::SECONDS;
     int beatPatience = 3;
+    kj::Duration leastPatience = 2 * kj::SECONDS;
     kj::Duration leaveBound = 1 * kj::SECONDS;
   };
   // What each heartbeat reports; called for every one.
