@@ -46,3 +46,4 @@ until_true grep -q holds "$folder/out.kernel"
 tried() { grep -q "is not suspended, though it was idle for 1" "$GPUPOOL_STATE/manager.log"; }
 check "is no idleness" until_true tried
 check "the lease goes on" is 500 active
+kill -KILL "$(sed -n 's/^process \([0-9]*\) holds.*/\1/p' "$folder/out.kernel")" # it would wait for ever
