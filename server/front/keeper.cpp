@@ -59,7 +59,7 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
       suspension_(suspension),
       pool_(pool),
       starts_(starts),
-      settings_(std::move(settings)),
+      settings_(settings),
       budget_(std::make_shared<KeepBudget>(settings_.mostBytes)),
       desk_(timer, budget_, settings_.desk),
       tasks_(*this) {
