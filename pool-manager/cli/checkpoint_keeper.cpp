@@ -83,7 +83,6 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
         coming->kept.lastAside = head.getLastAside();
         coming->kept.driverVersion = head.getDriverVersion();
         if (coming->kept.bytes == 0 || coming->kept.digest.size() != kDigestBytes) leaveMalformed();
-        if (over_.contains(coming->session)) coming->why = "its program has ended";
         place(head, *coming);
         return receive(stream, std::move(coming), 0);
       });
@@ -91,8 +90,10 @@ kj::Promise<void> CheckpointKeeper::takeNext(kj::AsyncIoStream& stream) {
 
 void CheckpointKeeper::place(schema::SessionCheckpoint::Reader head, Coming& coming) {
   const auto at = kept_.find(coming.session);
+  const bool ended = over_.contains(coming.session);  // and what was kept of it has gone
+  if (ended) coming.why = "its program has ended";
   const Blocks* base = nullptr;
-  if (head.getBase() != 0) {
+  if (head.getBase() != 0 && !ended) {
     if (at == kept_.end() || at->second.number != head.getBase()) leaveMalformed();
     base = at->second.blocks.get();
   }
@@ -112,6 +113,7 @@ void CheckpointKeeper::place(schema::SessionCheckpoint::Reader head, Coming& com
       await(bytes);
       continue;
     }
+    if (ended) continue;
     if (base == nullptr || same > base->size() || (*base)[same - 1]->bytes() != bytes) leaveMalformed();
     coming.blocks.push_back((*base)[same - 1]);
   }

@@ -253,7 +253,10 @@ TEST_CASE_METHOD(Bench, "a program that has ended leaves room for others") {
   keeper->forget(kSession);
   CHECK(!keeper->has(kSession));
   CHECK(keeper->bytes() == 30 * kUnit);
-  CHECK(contains(send(3, kSession, 10 * kUnit), "has ended"));  // it was on its way
+  CHECK(contains(send(3, kSession, 10 * kUnit), "has ended"));     // it was on its way
+  head(3, kSession, 4 * kUnit, 32, {{3 * kUnit, 1}, {kUnit}}, 1);  // likewise, without what there was
+  body(kUnit, 'x');
+  CHECK(contains(answerTo(3), "has ended"));
   CHECK(keeper->bytes() == 30 * kUnit);
   CHECK(send(4, {9, 9}, 60 * kUnit) == "");
 }

@@ -77,9 +77,10 @@ kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
     return send(kj::mv(holder), facts, std::move(file));
   });
   return sent.then(
-      [holder = kj::addRef(*holder)](uint64_t bytes) mutable {
+      [holder = kj::addRef(*holder)](Sent&& sent) mutable {
         holder->busy = false;
-        return bytes;
+        if (!sent.refusal.empty()) kj::throwFatalException(deskFailure("its holder: " + sent.refusal));
+        return sent.bytes;
       },
       [this, holder = kj::addRef(*holder), lease = facts.lease](kj::Exception&& error) mutable -> uint64_t {
         // In the middle of a message there is no way on: it may connect anew.
@@ -89,8 +90,8 @@ kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,
       });
 }
 
-kj::Promise<uint64_t> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFacts& facts,
-                                           std::shared_ptr<File> file) {
+kj::Promise<CheckpointDesk::Sent> CheckpointDesk::send(kj::Own<Holder> holder, const SessionFacts& facts,
+                                                       std::shared_ptr<File> file) {
   auto message = kj::heap<capnp::MallocMessageBuilder>();
   auto head = message->initRoot<schema::SessionCheckpoint>();
   head.setNumber(++holder->number);
@@ -118,10 +119,11 @@ kj::Promise<uint64_t> CheckpointDesk::send(kj::Own<Holder> holder, const Session
         return sent.attach(file);
       })
       .then([this, &to] { return hear(to); })
-      .then([&to, file, bytes, session = facts.session] {
-        if (to.taken.size() >= kMostTaken) to.taken.clear();  // most of them have ended
+      .then([&to, file, bytes, session = facts.session](std::string&& refusal) {
+        if (!refusal.empty()) return Sent{0, std::move(refusal)};  // and still has the one before
+        if (to.taken.size() >= kMostTaken) to.taken.clear();       // most of them have ended
         to.taken[session] = {to.number, std::move(file->blocks)};
-        return bytes;
+        return Sent{bytes, ""};
       })
       .attach(kj::mv(holder));
 }
@@ -160,13 +162,12 @@ kj::Promise<void> CheckpointDesk::sendSpans(Holder& holder, const File& file,
       });
 }
 
-kj::Promise<void> CheckpointDesk::hear(Holder& holder) {
+kj::Promise<std::string> CheckpointDesk::hear(Holder& holder) {
   return timer_.timeoutAfter(settings_.answer, capnp::readMessage(*holder.stream, kAnswers))
-      .then([&holder](kj::Own<capnp::MessageReader> message) -> kj::Promise<void> {
+      .then([&holder](kj::Own<capnp::MessageReader> message) -> kj::Promise<std::string> {
         const auto answer = message->getRoot<schema::CheckpointAnswer>();
         if (answer.getNumber() != holder.number) return deskFailure("its holder answers something else");
-        const std::string error = schema::text(answer.getError()).substr(0, 200);
-        return error.empty() ? kj::Promise<void>(kj::READY_NOW) : deskFailure("its holder: " + error);
+        return schema::text(answer.getError()).substr(0, 200);
       });
 }
 

@@ -82,13 +82,17 @@ class CheckpointDesk {
   struct Span {  // of the file
     uint64_t offset = 0, bytes = 0;
   };
-  kj::Promise<uint64_t> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
+  struct Sent {
+    uint64_t bytes = 0;
+    std::string refusal;  // the holder's; empty: it keeps all of it
+  };
+  kj::Promise<Sent> send(kj::Own<Holder> holder, const SessionFacts& facts, std::shared_ptr<File> file);
   kj::Promise<void> sendSpans(Holder& holder, const File& file,
                               std::shared_ptr<const std::vector<Span>> spans, size_t at);
   // Writes which blocks the holder has, and returns where the others lie.
   static std::vector<Span> tellBlocks(const Taken* base, const std::vector<FileBlock>& blocks,
                                       schema::SessionCheckpoint::Builder head);
-  kj::Promise<void> hear(Holder& holder);
+  kj::Promise<std::string> hear(Holder& holder);
 
   kj::Timer& timer_;
   const std::shared_ptr<KeepBudget> budget_;

@@ -526,7 +526,10 @@ std::vector<std::string> Front::problems() const {
 kj::Promise<bool> Front::sayStopping() {
   stopping_ = true;
   if (membership_.get() == nullptr || !keeper_->anyLeaves()) return false;
-  return membership_->beatNow(kStoppingBound);
+  return membership_->beatNow(kStoppingBound).then([](bool heard) {
+    if (!heard) GPUPOOL_WARNING("no pool manager has heard of the shutdown: protected programs end, too");
+    return heard;
+  });
 }
 
 kj::Promise<void> Front::stop() {

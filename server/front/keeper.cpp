@@ -190,7 +190,7 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   kept.notShipped = why;
   if (!why.empty()) {
     GPUPOOL_INFO("%s: its holder does not have its checkpoint: %s", kept.who.c_str(), why.c_str());
-    kept.offerNext = timer_.now() + settings_.firstRetry;
+    kept.offerNext = timer_.now() + settings_.offerAgain;
     return;
   }
   kept.shipped = pages.id;

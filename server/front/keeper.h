@@ -49,6 +49,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint32_t drainMs = 100;
     kj::Duration look = 200 * kj::MILLISECONDS;
     kj::Duration firstRetry = 1 * kj::SECONDS;
+    kj::Duration offerAgain = 3 * kj::SECONDS;    // each time the whole file is made anew
     kj::Duration bound = 1 * kj::HOURS;           // a worker has so long for its session
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in
     kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
