@@ -206,9 +206,10 @@ kj::Promise<Answer> metrics(const Context& context, const Request& request) {
   page.histogram("gpupool_lease_wait_seconds",
                  "From a request for a lease to its devices, of those that got them.", counters.leaseWaits);
   page.histogram("gpupool_grant_seconds", "From telling a server of a lease to its word.", counters.grants);
-  page.histogram("gpupool_manager_delay_seconds",
-                 "How much later than it was due the manager's clock ticked: what a request waits for others.",
-                 counters.delays);
+  page.histogram(
+      "gpupool_manager_delay_seconds",
+      "How much later than it was due the manager's clock ticked: what a request waits for others.",
+      counters.delays);
   addServers(context, page);
   addDevices(context, request.who, page);
   Answer answer;
