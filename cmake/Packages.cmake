@@ -23,7 +23,7 @@ install(DIRECTORY ${man}/ DESTINATION share/man/man1 COMPONENT client FILES_MATC
   PATTERN gpupool-manager.1.gz EXCLUDE PATTERN gpupool-server.1.gz EXCLUDE)
 install(FILES etc/completion/gpupool.bash DESTINATION share/bash-completion/completions RENAME gpupool COMPONENT client)
 install(FILES LICENSE DESTINATION share/doc/gpupool-client COMPONENT client)
-install(TARGETS gpupool-server gpupool-worker RUNTIME DESTINATION bin COMPONENT server)
+install(TARGETS gpupool-server gpupool-spawner gpupool-worker RUNTIME DESTINATION bin COMPONENT server)
 install(TARGETS gpupool-manager RUNTIME DESTINATION bin COMPONENT manager)
 get_target_property(soft_is_imported cuda-soft IMPORTED)
 if(NOT soft_is_imported)
@@ -144,6 +144,6 @@ include(CPack)
 add_custom_target(packages
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G DEB
   COMMAND ${CMAKE_CPACK_COMMAND} --config ${CMAKE_BINARY_DIR}/CPackConfig.cmake -G TXZ
-  DEPENDS man_pages gpupool gpupool-client gpupool-nvml gpupool-server gpupool-worker gpupool-manager cuda-soft
+  DEPENDS man_pages gpupool gpupool-client gpupool-nvml gpupool-server gpupool-spawner gpupool-worker gpupool-manager cuda-soft
     $<$<TARGET_EXISTS:spank_gpupool>:spank_gpupool>
   WORKING_DIRECTORY ${CMAKE_BINARY_DIR} USES_TERMINAL VERBATIM)

@@ -2,10 +2,10 @@
 //
 // It never loads CUDA itself. Its children do, all of them the executable gpupool-worker: one that takes the
 // inventory at the start, one per session, started ahead of time with cuInit done, and, once a lease has been
-// suspended, one that keeps the memory of suspended sessions (--copier). The server keeps the sockets on
-// which sessions arrive, checks the holder's proof, and hands the socket to a worker; then it only watches
-// the process. It joins the pool manager over Cap'n Proto RPC and does what that grants and revokes. One
-// thread, one event loop.
+// suspended, one that keeps the memory of suspended sessions (--copier). With --worker-users gpupool-spawner
+// starts those of sessions. The server keeps the sockets on which sessions arrive, checks the holder's proof,
+// and hands the socket to a worker; then it only watches the process. It joins the pool manager over Cap'n
+// Proto RPC and does what that grants and revokes. One thread, one event loop.
 
 #include <kj/async-io.h>
 #include <signal.h>
@@ -15,11 +15,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "base/descriptors.h"
 #include "base/log.h"
 #include "base/tokens.h"
 #include "server/front/front.h"
+#include "server/front/spawner_parent.h"
 
 namespace {
 
@@ -82,16 +84,21 @@ bool readOptions(int count, char** words, ServerOptions& options) {
 }
 
 int serve(ServerOptions options) {
+  // First: it changes what this process may do.
+  std::unique_ptr<gpupool::server::SpawnerParent> spawner;
+  if (const auto users = options.userRange()) spawner = gpupool::server::SpawnerParent::begin(*users);
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   gpupool::raiseDescriptorLimit();
   // For the workers: software GPUs of two servers are two devices.
   setenv("GPUPOOL_SOFT_IDENTITY", options.identity().c_str(), 0);
   auto io = kj::setupAsyncIo();
-  gpupool::server::Front front(io, std::move(options));
+  gpupool::server::WorkerParent& parent = spawner ? *spawner : gpupool::server::ownChildren();
+  gpupool::server::Front front(io, std::move(options), parent);
   auto signalled = io.unixEventPort.onSignal(SIGTERM).exclusiveJoin(io.unixEventPort.onSignal(SIGINT));
-  // Failing to start ends the process; having started, only a signal does.
+  // Failing to start ends the process, and the end of the spawner; having started, only a signal does.
   auto started = front.start().then([]() -> kj::Promise<void> { return kj::NEVER_DONE; });
+  if (spawner) started = started.exclusiveJoin(spawner->ended(io.unixEventPort));
   signalled.ignoreResult().exclusiveJoin(kj::mv(started)).wait(io.waitScope);
   front.stop().wait(io.waitScope);
   return 0;

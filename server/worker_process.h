@@ -31,6 +31,7 @@
 
 #include "schema/device.h"
 #include "schema/id.h"
+#include "server/spawner/become_worker.h"
 #include "server/walls/walls.h"
 
 struct CUctx_st;  // *CUcontext: the server includes this without CUDA
@@ -39,11 +40,7 @@ namespace gpupool::server {
 
 class Driver;
 
-inline constexpr int kControlDescriptor = 3;
 bool isControlSocket(int descriptor);  // a SOCK_SEQPACKET socket
-// What a worker gets when its server's process ends (PR_SET_PDEATHSIG). Not SIGTERM, which means a shutdown:
-// service managers send that to server and workers alike.
-inline constexpr int kServerDiedSignal = SIGHUP;
 // What a worker is told of its server's death: by that signal, or by the end of its socket.
 inline constexpr char kServerDiedText[] = "the GPU server died: its process was killed or crashed";
 inline constexpr size_t kMaxDatagram = size_t{64} << 10;
@@ -57,6 +54,7 @@ struct WorkerArguments {
   std::chrono::milliseconds clientStallTime{
       0};                           // --client-stall-time MS: server/front/options.h; 0: for ever
   std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
+  std::optional<UserRange> users;   // --users FIRST-LAST: it is to have one of these user ids
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
   walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h

@@ -28,7 +28,8 @@ void print(const std::string& driver, std::span<const Device> devices) {
 
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
-    "                      [--walls off|auto|required|log] [--module-cache PATH]\n"
+    "                      [--walls off|auto|required|log] [--users FIRST-LAST]\n"
+    "                      [--module-cache PATH]\n"
     "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED |\n"
     "                       --disturb-kills SEED]\n"
     "                                                                 started by gpupool-server\n"
@@ -63,6 +64,10 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
       const auto mode = walls::modeNamed(name);
       if (!mode) throw std::runtime_error("--walls: '" + name + "' is not off, auto, required or log");
       arguments.walls = *mode;
+    } else if (word == "--users") {
+      const std::string range = value();
+      arguments.users = parseUserRange(range);
+      if (!arguments.users) throw std::runtime_error("--users: '" + range + "' is no range of user ids");
     } else if (word == "--module-cache") {
       arguments.moduleCache = value();
     } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams" ||

@@ -1,6 +1,5 @@
 #include "server/front/device_claims.h"
 
-#include <signal.h>
 #include <strings.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -87,9 +86,11 @@ void DeviceClaims::watchEarlier(std::vector<StoredWorker> workers) {
 }
 
 kj::Promise<void> DeviceClaims::end(Survivor& survivor) {
-  auto killed = timer_.afterDelay(settings_.stop).then([&survivor] {
+  auto killed = timer_.afterDelay(settings_.stop).then([this, &survivor] {
     GPUPOOL_WARNING("worker %d did not end with its server: killed", survivor.worker.pid);
-    syscall(SYS_pidfd_send_signal, survivor.descriptor.get(), SIGKILL, nullptr, 0);
+    if (!settings_.parent->killEarlier(survivor.descriptor))
+      GPUPOOL_ERROR("worker %d is not this server's to kill: was it started with other --worker-users?",
+                    survivor.worker.pid);
   });
   auto ended =
       killed.exclusiveJoin(survivor.gone.addBranch()).then([&survivor] { return survivor.gone.addBranch(); });

@@ -18,6 +18,7 @@
 #include "server/front/device_lock.h"
 #include "server/front/leases.h"
 #include "server/front/server_state.h"
+#include "server/front/worker_parent.h"
 
 namespace gpupool::server {
 
@@ -28,6 +29,7 @@ class DeviceClaims final : private kj::TaskSet::ErrorHandler {
     LockOwner me;
     std::vector<std::string> wanted;  // uuids, as uuidText writes them; empty: every GPU
     kj::Duration stop = 2 * kj::SECONDS;
+    WorkerParent* parent = &ownChildren();        // that kills those of earlier lives
     kj::Duration check = 100 * kj::MILLISECONDS;  // of a lock that a dying worker holds
   };
 

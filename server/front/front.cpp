@@ -36,12 +36,25 @@ std::string hostOf(const std::string& address) {
   return host;
 }
 
+// Workers of other users open what they know the name of, and list nothing.
+void openToWorkers(const std::string& cache) {
+  namespace fs = std::filesystem;
+  fs::permissions(cache, fs::perms{0711});
+  for (fs::path above = fs::absolute(cache).parent_path(); above.has_relative_path();
+       above = above.parent_path())
+    if ((fs::status(above).permissions() & fs::perms::others_exec) == fs::perms::none)
+      throw std::runtime_error(above.string() +
+                               " is closed to the users of --worker-users: chmod o+x, or name another "
+                               "--module-cache");
+}
+
 }  // namespace
 
-Front::Front(kj::AsyncIoContext& io, ServerOptions options)
+Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent)
     : io_(io),
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
+      parent_(parent),
       program_(options_.worker),
       disturb_(disturbance()),
       walls_(wallsFor(options_)),
@@ -76,6 +89,11 @@ walls::State Front::wallsFor(const ServerOptions& options) {
   if (!state.standing.empty())  // none: somebody has said so
     for (const std::string& missing : state.missing)
       GPUPOOL_WARNING("no wall around workers: %s", missing.c_str());
+  // By what starts them, whatever --walls says.
+  if (!options.workerUsers.empty())
+    state.standing.emplace_back(walls::kOwnUser);
+  else if (!state.standing.empty())
+    state.missing.push_back(std::string(walls::kOwnUser) + ": --worker-users is not set");
   return state;
 }
 
@@ -182,6 +200,7 @@ void Front::claim(Inventory& found) {
   settings.me = {options_.name, identity, getpid(), processStartTicks(getpid())};
   settings.wanted = options_.deviceList();
   settings.stop = duration(options_.stopTime);
+  settings.parent = &parent_;
   claims_ = kj::heap<DeviceClaims>(io_.unixEventPort, timer_, std::move(settings), found.devices,
                                    std::move(stored.workers));
   claims_->onChange([this] { devicesChanged(); });
@@ -263,6 +282,7 @@ void Front::startAdmission() {
   admission.starts.networkDevice = options_.networkDevice;
   admission.starts.networkWire = options_.networkWire;
   if (hasCache_) admission.starts.moduleCache = options_.moduleCache;
+  if (const auto users = options_.userRange()) admission.starts.workersGroup = users->group();
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
   admission.told = [this](const Id& lease) {
@@ -349,11 +369,14 @@ void Front::startTurns() {
 void Front::startWorkers() {
   WorkerPool::Settings workers;
   workers.program = program_;
+  workers.parent = &parent_;
   // The very library the inventory found: a search could end elsewhere once a device is gone.
   workers.arguments = {
       "--driver", inventory_.driver, "--client-stall-time", std::to_string(options_.clientStallTime.count()),
       "--walls",  options_.walls};
   if (hasCache_) workers.arguments.insert(workers.arguments.end(), {"--module-cache", options_.moduleCache});
+  if (!options_.workerUsers.empty())
+    workers.arguments.insert(workers.arguments.end(), {"--users", options_.workerUsers});
   if (disturb_)
     workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"
                                                        : disturb_->kind == "stream" ? "--disturb-streams"
@@ -401,6 +424,7 @@ bool Front::openCache() {
   if (options_.moduleCache.empty()) return false;
   try {
     std::filesystem::create_directories(options_.moduleCache);
+    if (!options_.workerUsers.empty()) openToWorkers(options_.moduleCache);
   } catch (const std::exception& error) {
     GPUPOOL_WARNING("no module cache: %s", error.what());
     return false;

@@ -29,7 +29,8 @@ namespace gpupool::server {
 
 class Front final : private kj::TaskSet::ErrorHandler {
  public:
-  Front(kj::AsyncIoContext& io, ServerOptions options);
+  // parent: of the workers; it outlives this.
+  Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent = ownChildren());
   ~Front();
   KJ_DISALLOW_COPY(Front);
 
@@ -79,6 +80,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::AsyncIoContext& io_;
   kj::Timer& timer_;
   ServerOptions options_;
+  WorkerParent& parent_;
   WorkerProgram program_;
   struct Disturbance {
     std::string kind;  // "suspend", "move", "stream", "files" or "kill"

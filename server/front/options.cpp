@@ -112,6 +112,14 @@ std::vector<options::Option> ServerOptions::table() {
        "what is missing. off: nothing. log: nothing is refused, and what would be is logged; to find out "
        "what a "
        "driver needs. `gpupool servers -v` lists what stands."},
+      {"worker-users", workerUsers, "FIRST-LAST",
+       "A range of user ids that nobody else uses on this machine, for example 2000000000-2000001023. Each "
+       "worker gets "
+       "one of its own, and the group FIRST. The server has to be started with the capabilities CAP_SETUID, "
+       "CAP_SETGID "
+       "and CAP_KILL (docs/security.md); gpupool-spawner keeps them, the server gives them up. Empty: "
+       "workers have "
+       "the user of the server."},
       {"warm", warm, "COUNT", "The number of workers that are started ahead of time and wait for sessions."},
       {"warm-contexts", warmContexts, "",
        "For each device, one more worker waits that has made its CUDA context already. A session then "
@@ -180,6 +188,8 @@ std::vector<options::Option> ServerOptions::table() {
 
 std::vector<std::string> ServerOptions::deviceList() const { return options::commaSeparated(devices); }
 
+std::optional<UserRange> ServerOptions::userRange() const { return parseUserRange(workerUsers); }
+
 server::walls::Mode ServerOptions::wallsMode() const { return *server::walls::modeNamed(walls); }
 
 void ServerOptions::complete() {
@@ -194,6 +204,11 @@ void ServerOptions::complete() {
     throw options::OptionError("--network-wire: '" + networkWire + "' is not auto, tcp or rdma");
   if (!server::walls::modeNamed(walls))
     throw options::OptionError("--walls: '" + walls + "' is not auto, required, off or log");
+  if (!workerUsers.empty() && !userRange())
+    throw options::OptionError("--worker-users: '" + workerUsers +
+                               "' is no range FIRST-LAST of user ids from " +
+                               std::to_string(kFirstWorkerUser) + " to " + std::to_string(kLastWorkerUser) +
+                               ", of at most " + std::to_string(kMostWorkerUsers));
   if (name.find('/') != std::string::npos)
     throw options::OptionError("--name: '" + name + "' contains a '/'");
   if (worker.empty()) {

@@ -2,10 +2,12 @@
 // gpupool-server's options: file, environment (GPUPOOL_SERVER_*), command line.
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/options.h"
+#include "server/spawner/user_range.h"
 #include "server/walls/walls.h"
 
 namespace gpupool::server {
@@ -24,6 +26,7 @@ struct ServerOptions {
   std::string deviceLocks;
   std::string worker;
   std::string walls = "auto";
+  std::string workerUsers;
   uint32_t warm = 2;
   bool warmContexts = true;
   std::string networkDevice;
@@ -50,9 +53,10 @@ struct ServerOptions {
   std::vector<std::string> deviceList() const;  // --devices, taken apart
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
-  server::walls::Mode wallsMode() const;  // --walls, taken apart; after complete
-  uint64_t suspendBytes = 0;              // --suspend-memory, by complete
-  uint32_t overcommitPercent = 100;       // --overcommit, by complete
+  server::walls::Mode wallsMode() const;       // --walls, taken apart; after complete
+  std::optional<UserRange> userRange() const;  // --worker-users, taken apart; none: it is empty
+  uint64_t suspendBytes = 0;                   // --suspend-memory, by complete
+  uint32_t overcommitPercent = 100;            // --overcommit, by complete
   // Fills what depends on the machine: name, worker, state, local and others. Throws options::OptionError.
   void complete();
 };

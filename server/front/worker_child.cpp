@@ -2,11 +2,7 @@
 
 #include <capnp/message.h>
 #include <capnp/serialize.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,54 +13,6 @@
 #include "server/worker_process.h"
 
 namespace gpupool::server {
-namespace {
-
-kj::AutoCloseFd openProcess(pid_t pid) {
-  int descriptor;
-  KJ_SYSCALL(descriptor = static_cast<int>(syscall(SYS_pidfd_open, pid, 0)), "pidfd_open (needs Linux 5.3)");
-  fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-  return kj::AutoCloseFd(descriptor);
-}
-
-// Runs in the forked child: async-signal-safe calls only.
-[[noreturn]] void becomeWorker(int program, char* const* arguments, char* const* environment, int control,
-                               int nothing, pid_t parent) {
-  setsid();
-  prctl(PR_SET_PDEATHSIG, kServerDiedSignal);
-  if (getppid() != parent) _exit(126);  // it died before the line above
-  sigset_t none;
-  sigemptyset(&none);
-  sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGTERM, SIG_DFL);
-  signal(kServerDiedSignal, SIG_DFL);
-  signal(SIGINT, SIG_DFL);
-  signal(SIGPIPE, SIG_IGN);
-  dup2(nothing, STDIN_FILENO);
-  dup2(STDERR_FILENO, STDOUT_FILENO);
-  if (control == kControlDescriptor) {
-    fcntl(control, F_SETFD, 0);
-  } else {
-    dup2(control, kControlDescriptor);
-  }
-#ifdef SYS_close_range
-  constexpr unsigned kCloseOnExec = 4;  // CLOSE_RANGE_CLOEXEC; everything of ours is marked already
-  syscall(SYS_close_range, kControlDescriptor + 1, ~0u, kCloseOnExec);
-#endif
-  syscall(SYS_execveat, program, "", arguments, environment, AT_EMPTY_PATH);
-  if (errno == ENOENT) execve(arguments[0], arguments, environment);  // a script: its interpreter opens it
-  _exit(127);
-}
-
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> list;
-  list.reserve(texts.size() + 1);
-  for (const auto& text : texts) list.push_back(const_cast<char*>(text.c_str()));
-  list.push_back(nullptr);
-  return list;
-}
-
-}  // namespace
-
 WorkerMessage::WorkerMessage(kj::Array<capnp::word> words) : words_(kj::mv(words)), reader_(words_) {}
 
 std::vector<std::string> workerEnvironment(char** environment) {
@@ -86,36 +34,22 @@ std::vector<std::string> workerEnvironment(char** environment) {
 }
 
 kj::Own<WorkerChild> WorkerChild::start(kj::UnixEventPort& port, const WorkerProgram& program,
-                                        const std::vector<std::string>& arguments) {
+                                        const std::vector<std::string>& arguments, WorkerParent& parent) {
   const int executable = program.descriptor();
   int ends[2];
   KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
   kj::AutoCloseFd ours(ends[0]), theirs(ends[1]);
-  int null;
-  KJ_SYSCALL(null = open("/dev/null", O_RDONLY | O_CLOEXEC));
-  kj::AutoCloseFd nothing(null);
-
   std::vector<std::string> words{program.path()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  const auto variables = workerEnvironment(environ);
-  auto argumentList = pointers(words), environmentList = pointers(variables);
-  const pid_t parent = getpid();
-  pid_t pid;
-  KJ_SYSCALL(pid = fork());
-  if (pid == 0)
-    becomeWorker(executable, argumentList.data(), environmentList.data(), theirs, nothing, parent);
-  try {
-    return kj::heap<WorkerChild>(port, pid, openProcess(pid), kj::mv(ours));
-  } catch (...) {
-    ::kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
-    throw;
-  }
+  return kj::heap<WorkerChild>(
+      port, parent, parent.start(executable, words, workerEnvironment(environ), theirs), kj::mv(ours));
 }
 
-WorkerChild::WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket)
-    : pid_(pid),
-      process_(kj::heap<Process>(port, kj::mv(process))),
+WorkerChild::WorkerChild(kj::UnixEventPort& port, WorkerParent& parent, WorkerParent::Process process,
+                         kj::AutoCloseFd socket)
+    : parent_(parent),
+      pid_(process.pid),
+      process_(kj::heap<Process>(port, kj::mv(process.descriptor))),
       socket_(kj::mv(socket)),
       socketObserver_(port, socket_, kj::UnixEventPort::FdObserver::OBSERVE_READ),
       buffer_(kj::heapArray<capnp::word>(kMaxDatagram / sizeof(capnp::word))),
@@ -126,7 +60,7 @@ WorkerChild::~WorkerChild() {
   kill();
   exited_ = nullptr;
   auto gone = process_->observer.whenBecomesReadable();
-  gone.then([pid = pid_] { waitpid(pid, nullptr, WNOHANG); })
+  gone.then([&parent = parent_, pid = pid_] { parent.reap(pid); })
       .attach(kj::mv(process_))
       .detach([](kj::Exception&&) {});  // the loop ends, and this process: init reaps it
 }
@@ -183,27 +117,19 @@ bool WorkerChild::sendStop(const std::string& reason) {
 }
 
 void WorkerChild::kill() {
-  if (gone_) return;
-  ::kill(-pid_, SIGKILL);
-  ::kill(pid_, SIGKILL);  // it may not have reached setsid yet
+  if (!gone_) parent_.kill(pid_);
 }
 
 WorkerChild::Exit WorkerChild::reap() {
-  // Helpers the worker started (JIT compilers, ...) go with it; its pid is ours until it is reaped.
-  ::kill(-pid_, SIGKILL);
-  int status = 0;
-  pid_t result;
-  do {
-    result = waitpid(pid_, &status, 0);
-  } while (result < 0 && errno == EINTR);
+  const int status = parent_.reap(pid_);
   gone_ = true;
-  if (result < 0) return {false, "vanished"};
+  if (status < 0) return {false, "vanished"};
   if (WIFSIGNALED(status)) {
     const int number = WTERMSIG(status);
     return {false, "was killed by signal " + std::to_string(number) + " (" + strsignal(number) + ")"};
   }
   const int code = WEXITSTATUS(status);
-  if (code == 127) return {false, "could not be executed"};
+  if (code == kNotExecuted) return {false, "could not be executed"};
   return {code == 0, "exited with status " + std::to_string(code)};
 }
 

@@ -4,8 +4,7 @@
 //
 // "Gone" is the kernel's word (pidfd): only then is the device memory of the process free. A worker runs in a
 // session and process group of its own with a scrubbed environment; it gets SIGHUP when the server dies,
-// besides the end-of-file on its socket. Belongs to the event loop's thread, which must be the process's main
-// thread (PR_SET_PDEATHSIG follows the thread that forked).
+// besides the end-of-file on its socket. Belongs to the event loop's thread.
 
 #include <capnp/serialize.h>
 #include <kj/async-io.h>
@@ -17,6 +16,7 @@
 #include <vector>
 
 #include "schema/pool.capnp.h"
+#include "server/front/worker_parent.h"
 #include "server/front/worker_program.h"
 
 namespace gpupool::server {
@@ -44,8 +44,10 @@ class WorkerChild {
 
   // Throws kj::Exception if the process cannot be created; that the executable fails shows as an exit.
   static kj::Own<WorkerChild> start(kj::UnixEventPort& port, const WorkerProgram& program,
-                                    const std::vector<std::string>& arguments);
-  WorkerChild(kj::UnixEventPort& port, pid_t pid, kj::AutoCloseFd process, kj::AutoCloseFd socket);
+                                    const std::vector<std::string>& arguments,
+                                    WorkerParent& parent = ownChildren());
+  WorkerChild(kj::UnixEventPort& port, WorkerParent& parent, WorkerParent::Process process,
+              kj::AutoCloseFd socket);
   ~WorkerChild();  // kills it, without waiting; it is reaped as soon as it is gone
   KJ_DISALLOW_COPY(WorkerChild);
 
@@ -88,6 +90,7 @@ class WorkerChild {
   Heard tryReceive(kj::Maybe<kj::Own<WorkerMessage>>& message);
   Exit reap();
 
+  WorkerParent& parent_;
   pid_t pid_;
   kj::Own<Process> process_;
   kj::AutoCloseFd socket_;

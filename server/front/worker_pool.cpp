@@ -96,7 +96,7 @@ void WorkerPool::start(int device) {
   auto arguments = settings_.arguments;
   if (device >= 0) arguments.insert(arguments.end(), {"--warm-context", std::to_string(device)});
   try {
-    slot->child = WorkerChild::start(port_, settings_.program, arguments);
+    slot->child = WorkerChild::start(port_, settings_.program, arguments, *settings_.parent);
   } catch (const kj::Exception& exception) {
     failed(exception.getDescription().cStr());
     return;

@@ -25,6 +25,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
     WorkerProgram program;
+    WorkerParent* parent = &ownChildren();
     std::vector<std::string> arguments;
     uint32_t warm = 2;
     std::vector<int> contexts;  // ordinals

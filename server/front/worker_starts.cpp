@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/hmac.h"
 #include "base/log.h"
@@ -112,6 +113,12 @@ kj::AutoCloseFd WorkerStarts::cacheFolder(const std::string& tenant) const {
   int opened = -1;
   if (mkdir(folder.c_str(), 0700) == 0 || errno == EEXIST)
     opened = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+  if (opened >= 0 && settings_.workersGroup &&
+      (fchown(opened, static_cast<uid_t>(-1), *settings_.workersGroup) != 0 || fchmod(opened, 0770) != 0)) {
+    const int error = errno;
+    close(std::exchange(opened, -1));
+    errno = error;
+  }
   if (opened < 0)
     GPUPOOL_WARNING("module cache %s: %s; the session runs without it", folder.c_str(), strerror(errno));
   return kj::AutoCloseFd(opened);

@@ -5,6 +5,7 @@
 #include <kj/io.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ class WorkerStarts {
   struct Settings {
     std::string networkDevice;
     std::string networkWire;
-    std::string moduleCache;  // folder for all tenants; empty: no cache
+    std::optional<gid_t> workersGroup;  // of workers that have user ids of their own
+    std::string moduleCache;            // folder for all tenants; empty: no cache
     // Of a device (index into the inventory), for the workers that use it; -1: none.
     std::function<int(size_t device)> deviceLock = [](size_t) { return -1; };
     bool reportActivity = false;  // WorkerStart's

@@ -177,7 +177,7 @@ ImageWriter::ImageWriter(const ImageCache& cache, const ImageKey& key) : cache_(
     std::byte random[8];
     randomBytes(random);
     part_ = hex(random) + kPartSuffix;
-    file_ = Descriptor(openat(cache.folder(), part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    file_ = Descriptor(openat(cache.folder(), part_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0660));
     if (file_ >= 0) return;
     part_.clear();
     toMemory("make a file");

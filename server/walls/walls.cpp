@@ -1,9 +1,7 @@
 #include "server/walls/walls.h"
 
-#include <linux/capability.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +10,7 @@
 #include <set>
 #include <stdexcept>
 
+#include "base/capabilities.h"
 #include "base/log.h"
 #include "server/walls/calls.h"
 #include "server/walls/files.h"
@@ -35,16 +34,6 @@ void succeed(int result, const char* what) {
 }
 
 bool setsCalls = false;  // seccomp stands: closeNetwork adds to it
-
-void dropCapabilities() {
-  prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
-  // Without CAP_SETPCAP the bounding set stays: with no_new_privs nothing comes from it.
-  for (int capability = 0; prctl(PR_CAPBSET_READ, capability, 0, 0, 0) >= 0; ++capability)
-    prctl(PR_CAPBSET_DROP, capability, 0, 0, 0);
-  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct none[2]{};
-  succeed(static_cast<int>(syscall(SYS_capset, &header, none)), "capset");
-}
 
 void setLimits() {
   const auto set = [](__rlimit_resource resource, rlim_t most) {
@@ -136,7 +125,7 @@ State raise(const Plan& plan) {
     return std::find(state.standing.begin(), state.standing.end(), name) != state.standing.end();
   };
   setLimits();
-  dropCapabilities();
+  succeed(keepCapabilities({}) ? 0 : -1, "capset");
   succeed(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
   succeed(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE");
   if (stands("landlock")) permitOnly(rulesOf(plan));
@@ -146,6 +135,14 @@ State raise(const Plan& plan) {
   }
   if (plan.mode == Mode::log && hasSeccomp()) logCalls(plan);
   return state;
+}
+
+bool hasOwnUser(const UserRange& users) {
+  uid_t user = 0, effective = 0, saved = 0;
+  gid_t group = 0, effectiveGroup = 0, savedGroup = 0;
+  return getresuid(&user, &effective, &saved) == 0 && users.has(user) && effective == user && saved == user &&
+         getresgid(&group, &effectiveGroup, &savedGroup) == 0 && group == users.group() &&
+         effectiveGroup == group && savedGroup == group;
 }
 
 void closeLocal() {

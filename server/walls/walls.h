@@ -7,20 +7,22 @@
 //   undumpable     no other process looks into it, and it leaves no core
 //   limits         on descriptors; no core files, no message queues
 //   landlock       files: the driver, the system's libraries, devices, /proc/self and the cache of modules;
-//   of
-//                  a newer kernel (6.12) also no signals to others and no abstract sockets
+//                  by a newer kernel (6.12) also no signals to others and no abstract sockets
 //   seccomp        the calls that worker and driver make; no other program, no child process, no signal to
 //                  others, nothing of other processes' memory; no network unless the session comes from there
+//   user           a user id that no other process has: gpupool-spawner gives it (--worker-users)
 //
-// They are put up by the worker itself, before it loads the driver and before it has a second thread: what
-// runs until then is gpupool's own. None can be taken down again. The server asks the kernel which can stand
-// here (ofThisMachine), and uses no worker that reports fewer.
+// The others are put up by the worker itself, before it loads the driver and before it has a second thread:
+// what runs until then is gpupool's own. None can be taken down again. The server asks the kernel which can
+// stand here (ofThisMachine), and uses no worker that reports fewer.
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "server/spawner/user_range.h"
 
 namespace gpupool::server::walls {
 
@@ -52,6 +54,11 @@ State ofThisMachine(Mode mode);
 // Of a process with one thread. Throws std::runtime_error where something fails that ofThisMachine promises,
 // or is required.
 State raise(const Plan& plan);
+
+// The name of the wall that ofThisMachine and raise know nothing of, and whether it stands around this
+// process.
+inline constexpr char kOwnUser[] = "user";
+bool hasOwnUser(const UserRange& users);
 
 // No new local sockets, of any thread, from now on: the driver is initialized, and has the only one that it
 // needs. Nothing where seccomp does not stand. Throws std::runtime_error.

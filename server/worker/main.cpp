@@ -109,6 +109,11 @@ int serve(const server::WorkerArguments& arguments) {
   std::string unprotected;
   try {
     walls = server::walls::raise({arguments.walls, true, arguments.driver, arguments.moduleCache});
+    if (arguments.users) {
+      if (!server::walls::hasOwnUser(*arguments.users))
+        throw std::runtime_error("--users: this process has none of these user ids");
+      walls.standing.emplace_back(server::walls::kOwnUser);
+    }
   } catch (const std::exception& e) {
     unprotected = e.what();
   }

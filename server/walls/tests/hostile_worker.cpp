@@ -170,6 +170,11 @@ void trySignals(const Targets& at) {
     attempt("seccomp", "takes the limits" + whom,
             [&] { return syscall(SYS_prlimit64, process, RLIMIT_CORE, nullptr, nullptr) == 0; });
   }
+  attempt("user", "takes the processors of a neighbour", [&] {
+    cpu_set_t processors;
+    return sched_getaffinity(at.neighbour, sizeof processors, &processors) == 0 &&
+           sched_setaffinity(at.neighbour, sizeof processors, &processors) == 0;
+  });
   attempt("seccomp", "signals everybody", [] { return kill(-1, 0) == 0; });
 }
 

@@ -20,9 +20,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <sstream>
 
 #include "catch.h"
+#include "server/front/spawner_parent.h"
 #include "server/front/worker_child.h"
 #include "server/walls/calls.h"
 
@@ -33,6 +36,7 @@ namespace {
 
 alignas(16) char secret[16] = "nobody knows me";
 constexpr uid_t kOrdinary = 65534;
+constexpr UserRange kUsers{1'920'000'000, 1'920'000'015};
 
 // A process with `secret` that waits for its end: the server, or a neighbour behind walls of its own.
 class Victim {
@@ -85,7 +89,10 @@ struct Attempt {
 
 class Bench {
  public:
-  explicit Bench(uid_t user) : user_(user), server_(user, false), neighbour_(user, true) {
+  // users: workers have user ids of those, the neighbour has the last one.
+  explicit Bench(uid_t user, std::optional<UserRange> users = {})
+      : user_(user), server_(user, false), neighbour_(users ? users->last : user, true) {
+    if (users) parent_ = std::make_unique<SpawnerParent>(SPAWNER, *users);
     char name[] = "/tmp/gpupool-walls-XXXXXX";
     REQUIRE(mkdtemp(name) != nullptr);
     folder_ = name;
@@ -102,6 +109,13 @@ class Bench {
         KJ_SYSCALL(chown(entry.path().c_str(), user_, user_));
     }
     chmod((folder_ + "/token").c_str(), 0600);
+    if (!users) return;
+    chmod(folder_.c_str(), 0711);
+    chmod((folder_ + "/cache").c_str(), 0711);
+    for (const char* name : {"/cache/own", "/cache/other"}) {  // as WorkerStarts makes them
+      KJ_SYSCALL(chown((folder_ + name).c_str(), 0, users->group()));
+      chmod((folder_ + name).c_str(), 0770);
+    }
   }
   ~Bench() {
     for (int socket : sockets_) close(socket);
@@ -117,7 +131,8 @@ class Bench {
                                              std::to_string(reinterpret_cast<uintptr_t>(secret)),
                                              std::to_string(port_),
                                              std::to_string(user_)};
-    auto worker = WorkerChild::start(io_.unixEventPort, HOSTILE_WORKER, arguments);
+    auto worker =
+        WorkerChild::start(io_.unixEventPort, HOSTILE_WORKER, arguments, parent_ ? *parent_ : ownChildren());
     std::string table;
     for (;;) {
       auto maybe = worker->receive().wait(io_.waitScope);
@@ -168,6 +183,7 @@ class Bench {
     return attempts;
   }
 
+  std::unique_ptr<SpawnerParent> parent_;
   kj::AsyncIoContext io_ = kj::setupAsyncIo();
   uid_t user_;
   Victim server_, neighbour_;
@@ -209,6 +225,34 @@ TEST_CASE("a hostile worker reaches nothing but its own") { compare(geteuid() ==
 
 TEST_CASE("a hostile worker of an ordinary user reaches nothing but its own") {
   if (geteuid() == 0) compare(kOrdinary);
+}
+
+TEST_CASE(
+    "a hostile worker with a user of its own reaches nothing of other users, and less behind the other "
+    "walls") {
+  if (geteuid() != 0) return;
+  Bench bench(0, kUsers);
+  std::vector<std::string> standing;
+  size_t refused = 0;
+  for (const Attempt& one : bench.run(walls::Mode::off)) {
+    const auto says = [&](const char* words) { return one.what.find(words) != one.what.npos; };
+    // Who a socket's signals go to may be named by everybody; whether they may be sent is asked when they
+    // are.
+    const bool others = (says(" the server") || says(" a neighbour") || says("token")) &&
+                        !says("socket signal") && !says("ioctl signal");
+    INFO(one.what);
+    if (others) CHECK_FALSE(one.through);
+    if (others) ++refused;
+    if (one.wall.empty()) CHECK(one.through);
+  }
+  CHECK(refused >= 30);
+  for (const Attempt& one : bench.run(walls::Mode::automatic, &standing)) {
+    INFO(one.what);
+    if (one.wall.empty()) CHECK(one.through);
+    if (one.wall == "start" || one.wall == walls::kOwnUser || contains(standing, one.wall))
+      CHECK_FALSE(one.through);
+  }
+  CHECK(standing == walls::ofThisMachine(walls::Mode::automatic).standing);
 }
 
 TEST_CASE("where the kernel has no landlock, it is missing, and required walls are refused") {

@@ -1,0 +1,47 @@
+#pragma once
+// gpupool-spawner as the parent of workers: each gets a user id of its own, and this process keeps no
+// capability.
+
+#include <kj/async-unix.h>
+
+#include <memory>
+
+#include "server/front/worker_parent.h"
+#include "server/spawner/protocol.h"
+#include "server/spawner/user_range.h"
+
+namespace gpupool::server {
+
+class SpawnerParent final : public WorkerParent {
+ public:
+  // Starts gpupool-spawner, which lies beside this executable, and gives up this process's capabilities:
+  // before it has a second thread. Throws options::OptionError where this process may not change user ids.
+  static std::unique_ptr<SpawnerParent> begin(const UserRange& users);
+  // program: of the spawner. Throws kj::Exception.
+  SpawnerParent(const std::string& program, const UserRange& users);
+  ~SpawnerParent() noexcept(false) override;  // ends the spawner, and what it has started
+  KJ_DISALLOW_COPY(SpawnerParent);
+
+  Process start(int program, const std::vector<std::string>& words, const std::vector<std::string>& variables,
+                int control) override;
+  void kill(pid_t pid) override;
+  int reap(pid_t pid) override;
+  bool killEarlier(int process) override;
+  // Rejects when the spawner ends: no worker can be started, or killed, from then on. Once.
+  kj::Promise<void> ended(kj::UnixEventPort& port);
+
+ private:
+  struct Answered {
+    SpawnerAnswer words;
+    kj::AutoCloseFd descriptor;
+  };
+  Answered ask(const SpawnerRequest& request, const std::vector<int>& descriptors = {});
+  Answered hear();
+
+  pid_t pid_ = 0;
+  kj::AutoCloseFd process_;  // pidfd_open(2)
+  kj::AutoCloseFd socket_;
+  kj::Own<kj::UnixEventPort::FdObserver> observer_;
+};
+
+}  // namespace gpupool::server
