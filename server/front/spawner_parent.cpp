@@ -78,7 +78,7 @@ SpawnerParent::SpawnerParent(const std::string& program, const UserRange& users)
   char* noVariables[] = {nullptr};
   KJ_SYSCALL(pid_ = fork());
   if (pid_ == 0) {
-    if (theirs == kSpawnerSocket)
+    if (theirs.get() == kSpawnerSocket)
       fcntl(theirs, F_SETFD, 0);
     else
       dup2(theirs, kSpawnerSocket);

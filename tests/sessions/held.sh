@@ -51,12 +51,32 @@ ends_right() {
   check "it is right: $(cat "$folder/program.out")" test "$(tail -1 "$folder/program.out")" = PASS
   check "nothing is left: $(gpupool leases; gpupool devices)" until_true nothing_left
 }
+# rest METHOD PATH [BODY]: fills out and status, 0 for an answer below 400.
+rest() {
+  out=$(python3 - "$port" "$@" <<'EOS'
+import http.client, sys
+port, method, path, *body = sys.argv[1:]
+connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
+connection.request(method, path, body[0] if body else None, {"Content-Type": "application/json"} if body else {})
+answer = connection.getresponse()
+print(answer.read().decode())
+sys.exit(answer.status >= 400)
+EOS
+  )
+  status=$?
+}
+state() { grep -o '"state": *"[a-z]*"' <<<"$out" | grep -o '[a-z]*"$' | tr -d '"'; }
 restored() { # restored WORDS...: it may be that a server has not confirmed yet that the lease has left it
   run gpupool restore "$@"
   [ "$status" -eq 0 ]
 }
+restored_by_rest() { # restored_by_rest FOLDER: likewise
+  rest POST "/v1/leases/$lease/restore" "{\"folder\": \"$1\", \"server\": \"second\"}"
+  [ "$status" -eq 0 ]
+}
 
-up
+up --http-listen 127.0.0.1:0
+port=$(sed -n 's/.*REST on [^ ]*, port \([0-9]*\).*/\1/p' "$GPUPOOL_STATE/manager.log" | tail -1)
 server first --checkpoint-folder "$checkpoints"
 first=$launched
 server second --checkpoint-folder "$checkpoints"
@@ -93,6 +113,26 @@ check "it can be moved: $status $err" test "$status" -eq 0
 run gpupool checkpoint --hold "$lease" tuesday
 check "and held again: $status $err" test "$status" -eq 0
 check "restored: $err" until_true restored "$lease" tuesday
+ends_right
+
+case_of "over REST"
+launch --transport ucx --server second
+rest POST "/v1/leases/$lease/checkpoint" '{"folder": "copies"}'
+check "a checkpoint of a program that runs: $out" test "$status" -eq 0
+check "of one session" grep -q '"sessions": *1' <<<"$out"
+check "it runs on: $out" test "$(state)" = active
+rest POST "/v1/leases/$lease/hold" '{"folder": "copies"}'
+check "that folder is there: $out" test "$status" -eq 1
+for again in first second; do # it may be repeated
+  rest POST "/v1/leases/$lease/hold" '{"folder": "thursday"}'
+  check "held, for the $again time: $out" test "$status$(state)" = 0held
+done
+rest GET "/v1/leases/$lease"
+check "it is held: $out" test "$(state)" = held
+rest POST "/v1/leases/$lease/restore" '{"folder": "friday"}'
+check "not from another folder: $out" test "$status" -eq 1
+check "restored: $out" until_true restored_by_rest thursday
+check "it runs: $out" test "$(state)" = active
 ends_right
 
 case_of "a protected program: its workers die, before it was held and after"

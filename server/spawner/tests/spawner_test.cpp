@@ -111,7 +111,7 @@ class Raw {
     KJ_SYSCALL(pid_ = fork());
     if (pid_ == 0) {
       dup2(theirs, kSpawnerSocket);
-      if (theirs == kSpawnerSocket) fcntl(theirs, F_SETFD, 0);
+      if (theirs.get() == kSpawnerSocket) fcntl(theirs, F_SETFD, 0);
       execl(SPAWNER, SPAWNER, "--users", kUsers.text().c_str(), nullptr);
       _exit(127);
     }
