@@ -71,7 +71,7 @@ SpawnerParent::SpawnerParent(const std::string& program, const UserRange& users)
   int ends[2];
   KJ_SYSCALL(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends));
   socket_ = kj::AutoCloseFd(ends[0]);
-  const kj::AutoCloseFd theirs(ends[1]);
+  kj::AutoCloseFd theirs(ends[1]);
   KJ_SYSCALL(setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &kAnswerBound, sizeof kAnswerBound));
   std::vector<std::string> words{program, "--users", users.text()};
   auto arguments = pointers(words);
@@ -85,6 +85,7 @@ SpawnerParent::SpawnerParent(const std::string& program, const UserRange& users)
     execve(arguments[0], arguments.data(), noVariables);
     _exit(kNotExecuted);
   }
+  theirs = nullptr;  // the spawner's alone: its end is heard
   try {
     process_ = openProcess(pid_);
     const SpawnerAnswer ready = hear().words;
