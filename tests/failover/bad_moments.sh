@@ -139,13 +139,15 @@ case_of "a lease is preempted, and its server dies"
 works preempted
 before=$launched
 rm -f "$folder/high-end"
-"$bin/gpupool" run --server first --priority high --wait 1m -- bash -c "for _ in {1..600}; do [ -e '$folder/high-end' ] && break; sleep 0.1; done" &
+# shellcheck disable=SC2016
+"$bin/gpupool" run --server first --priority high --wait 1m -- \
+  bash -c 'for _ in {1..600}; do [ -e "$1" ] && break; sleep 0.1; done' "" "$folder/high-end" 2>/dev/null &
 started+=($!)
 check "it is suspended: $(gpupool leases)" until_true is_suspended
 kill_server first
+touch "$folder/high-end" # the other one ends, and its lease is lost
 launched=$before
 goes_on_at node preempted
-touch "$folder/high-end"
 
 case_of "a lease is suspended by order, and its server is shut down"
 server first
