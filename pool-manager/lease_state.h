@@ -1,8 +1,8 @@
 #pragma once
 // A lease's life:
 //
-//               held ◄───────┐
-//                ▲ ▼         │
+//               held ◄───────┬───────────┐
+//                ▲ ▼         │           │
 //   queued ─► granting ─► active ◄─► suspended
 //                 │         ▲ │           │
 //                 │         ▼ │           │
@@ -11,8 +11,9 @@
 //                      revoking              ─►  released | expired | revoked | lost
 //
 // granting: its server is being told. moving: it has a second placement, where its sessions are to go, and
-// has both until they are on one of them. held: its sessions are in files, and it is nowhere; granting comes
-// next when it is to be restored, and then active while its sessions are rebuilt. revoking: its server is
+// has both until they are on one of them. held: its sessions are in files, or with its holder since its
+// server is gone, and it is nowhere; granting comes next when it is to be restored, and then active while its
+// sessions are rebuilt. revoking: its server is
 // being told that it ends; its devices are not free. released: by its holder. expired: its holder did not
 // renew it, or died. revoked: the manager took it back. lost: its server went away, refused it, or does not
 // say that it has ended it.
@@ -53,6 +54,7 @@ constexpr bool mayFollow(LeaseState from, LeaseState to) {
     case held:
       return to == granting || to == revoking;
     case suspended:
+      return to == active || to == held || to == revoking || to == lost;
     case moving:
       return to == active || to == revoking || to == lost;
     case revoking:

@@ -402,6 +402,7 @@ class Pool {
                  uint64_t now);
 
   // pool_failovers.cpp
+  static bool mayLeaveForHolder(const LeaseRecord& record);
   bool leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason);
   void leaveForHolder(LeaseRecord& record, const std::string& reason);
   void comeFromHolder(LeaseRecord& record);

@@ -5,7 +5,8 @@
 //
 // The holder says that the server does not answer, or the server's next life does, by not having the lease. A
 // server that is only cut off comes back, and is told then that the lease has left it: what it has of it
-// ends. Its devices count as the lease's until it has confirmed that.
+// ends. Its devices count as the lease's until it has confirmed that. One that was suspended leaves it, too,
+// and has devices again where it goes: what was suspended is lost with that server.
 #include <algorithm>
 #include <utility>
 
@@ -17,6 +18,7 @@ namespace gpupool::pool {
 namespace {
 
 constexpr char kAtHolder[] = "its holder's memory";
+constexpr char kMoving[] = "something else is under way with it";
 constexpr uint32_t kMostWaitMs = 24 * 3600 * 1000;
 
 }  // namespace
@@ -35,7 +37,7 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
     return events_.resumed(id);  // somebody has asked before, or it has moved
   }
   if (!record.hold) {
-    if (record.state != LeaseState::active || record.change != Change::none) refuseNow(record);
+    if (!mayLeaveForHolder(record)) return events_.notResumed(id, {Failure::Kind::noDevice, kMoving});
     record.changedBy = who.text();
     leaveForHolder(record, "its holder does not reach server " + lost.name + " any more");
   }
@@ -46,12 +48,20 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   if (!waits) restore(record, who, std::min(waitMs, kMostWaitMs), now, kAtHolder, {});
 }
 
+// Whatever else was under way has ended with its server; but not what has another one, or files. Suspended,
+// and preempted, it has nothing there any more that could be resumed.
+bool Pool::mayLeaveForHolder(const LeaseRecord& record) {
+  return !record.hold && !isBeingHeld(record) &&
+         (record.state == LeaseState::active || record.state == LeaseState::suspended);
+}
+
 // True: it does not end with its server, but waits for what its holder does.
 bool Pool::leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason) {
-  if (!record.runs() || !record.terms.holderKeeps || record.hold || record.state != LeaseState::active ||
-      !record.isPlacedOn(server))
+  if (!record.runs() || !record.terms.holderKeeps || !mayLeaveForHolder(record) || !record.isPlacedOn(server))
     return false;
+  const bool suspended = record.state == LeaseState::suspended;
   leaveForHolder(record, reason);
+  if (suspended) events_.notResumed(record.id, {Failure::Kind::serverLost, reason});
   return true;
 }
 
@@ -59,9 +69,14 @@ void Pool::leaveForHolder(LeaseRecord& record, const std::string& reason) {
   GPUPOOL_WARNING("lease %s leaves server %s: %s", record.id.text().c_str(), record.server().name.c_str(),
                   reason.c_str());
   endChange(record, {Failure::Kind::serverLost, reason});
+  std::erase_if(waiters_, [&](const Waiter& one) { return one.resumes && one.request.id == record.id; });
   Placement& left = record.primary();
   record.hold = Hold{{Id::random(), kAtHolder, left.server.name}, left, true};
-  left.role = PlacementRole::left;
+  record.hold->was.kept.clear();
+  left.role = PlacementRole::left;  // with what stays of a suspended one
+  record.reason.clear();            // of its suspension
+  record.suspendedBy.clear();
+  record.suspension = {};
   record.unheard = false;
   record.turn.reset();
   record.preemptor = {};

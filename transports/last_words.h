@@ -19,8 +19,8 @@ inline constexpr std::chrono::milliseconds kLastWordsBound{2000};
 // holder for the session's next epoch.
 inline constexpr char kFailoverWords[] = "failover: ";
 
-// Or with this where the server is shut down, and the lease's holder has a checkpoint of the session: the
-// client asks its holder for another server.
+// Or with this where the lease's holder has a checkpoint of the session, and the server does not restore it:
+// it is shut down, or the lease is suspended. The client asks its holder for another server.
 inline constexpr char kLeavingWords[] = "leaving: ";
 
 // The reason as people read it, without such a beginning.

@@ -154,6 +154,130 @@ TEST_CASE_METHOD(Failovers, "asked again, or of another life, it does nothing mo
   CHECK(state(1) == LeaseState::held);
 }
 
+namespace {
+
+struct Suspended : Failovers {
+  std::string why_;
+  Suspended() { protectedLease(1); }
+  // Lease 2, high, has the devices of lease 1, low, which waits for them.
+  void preempted() {
+    LeaseRequest wish = request(2, 3'600'000);
+    wish.server = "a";
+    wish.turns.priority = Priority::high;
+    times.preempt = {Preemption::suspend, 30'000, 20'000, 0};
+    restart();
+    now += 11'000;
+    joinAndBeat(server("a", 1), {{1, 1}});
+    pool->request(kAdmin, wish, now);
+    REQUIRE(events.suspends.size() == 1);
+    serverSuspends();
+    REQUIRE(state(1) == LeaseState::suspended);
+    pool->granted({2, 2}, now);
+    REQUIRE(state(2) == LeaseState::active);
+    pool->renew(kAdmin, {1, 1}, now, &why_);
+  }
+  void goesOnAtB() {
+    REQUIRE(state(1) == LeaseState::granting);
+    CHECK(events.grants.back().server.name == "b");
+    pool->granted({1, 1}, now);
+    CHECK(answered(1));
+    CHECK(state(1) == LeaseState::active);
+    CHECK(stored(1) == LeaseState::active);
+    CHECK(record(1).primary().kept.empty());
+    CHECK(record(1).reason.empty());
+    CHECK(events.resumes.empty());
+    // Its old server is back: nothing of it is resumed there.
+    joinAndBeat(server("a", 2));
+    pool->tick(now += 2000);
+    CHECK(record(1).on("a") == nullptr);
+    CHECK(state(1) == LeaseState::active);
+    CHECK(events.resumes.empty());
+  }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Suspended, "a suspended lease whose server dies has devices again where it goes") {
+  SECTION("by order") { suspended(1); }
+  SECTION("by order, and somebody waits to resume it") {
+    suspended(1);
+    pool->left("a", {1, 0}, false, now);
+    resume(1, 60'000);
+  }
+  SECTION("preempted: it waits for its devices") { preempted(); }
+  joinAndBeat(server("b", 1));
+  pool->left("a", {1, 0}, false, now);
+  failOver(1);
+  goesOnAtB();
+}
+
+TEST_CASE_METHOD(Suspended, "it is on its way off its devices, or onto them, when its server dies") {
+  SECTION("off") { suspend(1); }
+  SECTION("onto them") {
+    suspended(1);
+    resume(1);
+    REQUIRE(!events.resumes.empty());
+    events.resumes.clear();
+  }
+  SECTION("off, and only the holder does not hear the server") {
+    suspend(1);
+    joinAndBeat(server("b", 1));
+    failOver(1);
+    REQUIRE(state(1) == LeaseState::granting);
+    serverSuspends();  // which it has done all the same
+    CHECK(state(1) == LeaseState::granting);
+    pool->granted({1, 1}, now);
+    CHECK(answered(1));
+    CHECK(record(1).server().name == "b");
+    return;
+  }
+  joinAndBeat(server("b", 1));
+  pool->left("a", {1, 0}, false, now);
+  failOver(1);
+  goesOnAtB();
+}
+
+TEST_CASE_METHOD(Suspended, "what a suspended lease has left counts as little as before") {
+  preempted();
+  const uint64_t before = freeBytes();
+  joinAndBeat(server("b", 1));
+  failOver(1);  // it is only its holder that does not hear the server
+  CHECK(freeBytes() == before);
+  pool->granted({1, 1}, now);
+  CHECK(answered(1));
+  CHECK(freeBytes() == before);
+  CHECK(state(2) == LeaseState::active);
+}
+
+TEST_CASE_METHOD(Suspended, "a suspended lease is not lost with a server that is started again") {
+  preempted();
+  SECTION("started again") {
+    pool->left("a", {1, 0}, false, now);
+    joinAndBeat(server("a", 2));
+  }
+  SECTION("or was shut down") { pool->left("a", {1, 0}, true, now); }
+  REQUIRE(state(1) == LeaseState::held);
+  CHECK(stored(1) == LeaseState::held);
+  pool->tick(now += 2000);
+  CHECK(state(1) == LeaseState::held);  // nobody resumes it but its holder
+  CHECK(contains(refusal(1, true), "its server is gone"));
+  joinAndBeat(server("b", 1));
+  failOver(1);
+  pool->granted({1, 1}, now);
+  CHECK(answered(1));
+  CHECK(state(1) == LeaseState::active);
+}
+
+TEST_CASE_METHOD(Failovers, "who asks while it moves to another server is to ask again") {
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  pool->migrate(kAdmin, {1, 1}, 1000, {"b", {}, false}, now);
+  REQUIRE(state(1) == LeaseState::moving);
+  failOver(1);
+  CHECK(contains(events.resumeFailures.at({1, 1}), "under way"));
+  CHECK(state(1) == LeaseState::moving);
+}
+
 TEST_CASE_METHOD(Failovers, "others are not taken anywhere") {
   joinAndBeat(server("b", 1));
   protectedLease(1, false);

@@ -145,7 +145,7 @@ TEST_CASE("a lease's states follow one another as the table says") {
       {granting, {active, held, revoking, lost}},
       {active, {suspended, moving, held, revoking, lost}},
       {held, {granting, revoking}},
-      {suspended, {active, revoking, lost}},
+      {suspended, {active, held, revoking, lost}},
       {moving, {active, revoking, lost}},
       {revoking, {released, expired, revoked, lost}},
   };

@@ -405,7 +405,9 @@ kj::Promise<void> Admission::bringClient(Attempt& attempt) {
   if (const auto why = settings_.failingOver(attempt.facts))
     return why->empty() ? answer(attempt, "the session is being restored", true) : answer(attempt, *why);
   if (const std::string why = sessions_.refusesClient(attempt.facts); !why.empty()) {
-    if (grant->holding) return answerPaused(attempt, *grant);  // it has just left, and comes when restored
+    // It has just left for files, and comes when restored; or its worker died while the lease is suspended,
+    // and its holder brings it when that runs again.
+    if (grant->holding || grant->suspended) return answerPaused(attempt, *grant);
     GPUPOOL_INFO("session %s from %s refused: %s", attempt.facts.session.text().c_str(), attempt.peer.c_str(),
                  why.c_str());
     return answer(attempt, why);

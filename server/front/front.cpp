@@ -66,7 +66,8 @@ Front::~Front() = default;
 
 // "suspend:SEED" has workers ask for their sessions to be suspended and resumed, "move:SEED" to be moved to
 // another worker, "stream:SEED" likewise, but as if to another server, "files:SEED" to be held in files and
-// restored, at moments that the seed chooses; "kill:SEED" has workers of protected sessions kill themselves.
+// restored, at moments that the seed chooses; "kill:SEED" has workers of protected sessions kill themselves,
+// and with "server:SEED" this server does so, too, when it sees that.
 std::optional<Front::Disturbance> Front::disturbance() {
   const char* text = std::getenv("GPUPOOL_DISTURB");
   if (text == nullptr || *text == '\0') return std::nullopt;
@@ -74,11 +75,12 @@ std::optional<Front::Disturbance> Front::disturbance() {
   const size_t colon = std::min(value.find(':'), value.size());
   const std::string_view what = value.substr(0, colon),
                          seed = value.substr(std::min(colon + 1, value.size()));
-  if ((what != "suspend" && what != "move" && what != "stream" && what != "files" && what != "kill") ||
+  if ((what != "suspend" && what != "move" && what != "stream" && what != "files" && what != "kill" &&
+       what != "server") ||
       seed.empty() || seed.find_first_not_of("0123456789") != seed.npos)
     throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
-                               "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, files:NUMBER and "
-                               "kill:NUMBER");
+                               "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, files:NUMBER, "
+                               "kill:NUMBER and server:NUMBER");
   return Disturbance{std::string(what), std::string(seed)};
 }
 
@@ -336,7 +338,8 @@ void Front::startCheckpoints() {
 void Front::startKeeper() {
   Keeper::Settings settings;
   settings.mostBytes = options_.protectMemory.value;
-  settings.disturb = disturb_.has_value() && disturb_->kind == "kill";
+  settings.diesToo = disturb_.has_value() && disturb_->kind == "server";
+  settings.disturb = settings.diesToo || (disturb_.has_value() && disturb_->kind == "kill");
   if (settings.disturb) settings.drainMs = 2000;  // a busy machine's test is to have its checkpoints
   keeper_ =
       kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);
@@ -381,6 +384,7 @@ void Front::startWorkers() {
     workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"
                                                        : disturb_->kind == "stream" ? "--disturb-streams"
                                                        : disturb_->kind == "kill"   ? "--disturb-kills"
+                                                       : disturb_->kind == "server" ? "--disturb-kills"
                                                                                     : "--disturb-moves",
                                                        disturb_->seed});
   workers.warm = options_.warm;

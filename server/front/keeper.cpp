@@ -1,5 +1,8 @@
 #include "server/front/keeper.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <mutex>
 #include <set>
@@ -10,6 +13,7 @@
 #include "base/transport_names.h"
 #include "server/front/beside.h"
 #include "server/front/play_back.h"
+#include "transports/last_words.h"
 
 namespace gpupool::server {
 namespace {
@@ -76,7 +80,7 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
 }
 
 Keeper::~Keeper() noexcept {
-  sessions_.onDeath([](const SessionFacts&) { return false; });
+  sessions_.onDeath([](const SessionFacts&) { return std::string(); });
   if (settings_.disturb) sessions_.onDisturb([](const Id&, uint64_t) {});
 }
 
@@ -365,7 +369,14 @@ std::optional<std::string> Keeper::failingOver(const SessionFacts& client) const
   return at->second->why;
 }
 
-bool Keeper::died(const SessionFacts& facts) {
+std::string Keeper::died(const SessionFacts& facts) {
+  if (settings_.diesToo) ::kill(::getpid(), SIGKILL);  // before its client hears of it
+  if (restoresAfterDeath(facts)) return transport::kFailoverWords;
+  const Grant* grant = leases_.admissible(facts.lease);
+  return grant != nullptr && grant->suspended && leaves(facts) ? transport::kLeavingWords : "";
+}
+
+bool Keeper::restoresAfterDeath(const SessionFacts& facts) {
   const Name name{facts.lease, facts.session};
   const auto at = kept_.find(name);
   const Grant* grant = leases_.admissible(facts.lease);
@@ -386,7 +397,7 @@ bool Keeper::died(const SessionFacts& facts) {
 bool Keeper::leaves(const SessionFacts& facts) const {
   const Grant* grant = leases_.admissible(facts.lease);
   const auto at = kept_.find({facts.lease, facts.session});
-  if (grant == nullptr || !grant->holderKeeps || grant->suspended || at == kept_.end()) return false;
+  if (grant == nullptr || !grant->holderKeeps || at == kept_.end()) return false;
   return at->second.shipped != Id{} || at->second.brought != nullptr;
 }
 

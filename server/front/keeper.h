@@ -13,7 +13,9 @@
 // until another worker has rebuilt it. Then the client sends what it has sent since again, and whether it may
 // go on from there is the client's to find out (client/failover.cpp). It keeps all that until it is told that
 // a later checkpoint is whole; where its log fills up, it asks for the next one early. A checkpoint from
-// which a session was restored twice, and whose worker died again, is not tried a third time.
+// which a session was restored twice, and whose worker died again, is not tried a third time. While a lease
+// is suspended there is no memory for that: where the holder keeps the checkpoints, it brings the last one
+// when the lease is resumed.
 //
 // Where the lease's holder keeps the checkpoints (Grant::holderKeeps), each one is sent there, too
 // (CheckpointDesk), and the client is told that it is kept when the holder has said so: it may go on when
@@ -55,6 +57,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::Duration clients = 10 * kj::MINUTES;      // until the client of a restored session is there
     CheckpointDesk::Settings desk;
     bool disturb = false;  // tests: workers ask for checkpoints (GPUPOOL_DISTURB)
+    bool diesToo = false;  // tests: when a worker of a session has died, so does this process
   };
   // Takes over SessionTable::onDeath.
   Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
@@ -129,7 +132,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
   std::string describe(const Kept& kept, bool holderKeeps) const;
   void failed(Kept& kept, const std::string& why);
-  bool died(const SessionFacts& facts);
+  std::string died(const SessionFacts& facts);
+  bool restoresAfterDeath(const SessionFacts& facts);
   // In another worker, and where that dies meanwhile, in one more.
   kj::Promise<void> attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring);
   kj::Promise<void> restore(Name name, SessionFacts facts);

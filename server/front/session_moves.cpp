@@ -256,8 +256,7 @@ void SessionTable::finishServing(Session& session, const WorkerChild::Exit& exit
   if (!session.toServer.empty() && !session.ordered && !exit.clean)
     text += ", while the session moved to " + session.toServer + ", where its client may be";
   const bool died = session.text.empty() && !session.ordered && !exit.clean && session.toServer.empty();
-  if (died && !session.holds && other == nullptr && died_(session.facts))
-    text = transport::kFailoverWords + text;
+  if (died && !session.holds && other == nullptr) text = died_(session.facts) + text;
   conclude(session, exit, std::move(text));
 }
 

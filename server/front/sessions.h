@@ -207,9 +207,9 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   ClientLog clientLog(uint64_t number) const;
   // Its worker and its client hear that a whole checkpoint of that moment is kept.
   void tellKept(uint64_t number, uint64_t frame, uint64_t aside);
-  // Called when the process of a worker is gone, and neither it nor an order has ended its session. True: the
-  // session is restored in another worker, and its client is told so (transport::kFailoverWords).
-  void onDeath(std::function<bool(const SessionFacts&)> died) { died_ = std::move(died); }
+  // Called when the process of a worker is gone, and neither it nor an order has ended its session. Returns
+  // with what the reason that its client hears begins: "", or where it goes on (transports/last_words.h).
+  void onDeath(std::function<std::string(const SessionFacts&)> died) { died_ = std::move(died); }
   // Called when a worker says something of it.
   void onActivity(std::function<void()> heard) { heardActivity_ = std::move(heard); }
 
@@ -338,7 +338,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<void()> changed_ = [] {};
   std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
   std::function<void()> heardActivity_ = [] {};
-  std::function<bool(const SessionFacts&)> died_ = [](const SessionFacts&) { return false; };
+  std::function<std::string(const SessionFacts&)> died_ = [](const SessionFacts&) { return std::string(); };
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions
   Offers offers_;

@@ -1,12 +1,17 @@
-// Checkpoints that holders bring, and holders that keep none: what the desk makes of who is slow, gone, or
-// says nonsense. Whole ones go through the tests of failover.
+// Checkpoints that holders bring, and those that go to them: what the desk makes of a holder that is slow,
+// gone, has no room, or says nonsense. From a program's memory to a holder they go in the tests of failover.
 #include "server/front/checkpoint_desk.h"
 
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 
+#include <optional>
+
 #include "catch.h"
+#include "schema/pool.capnp.h"
 #include "server/tests/support.h"
+#include "server/worker/page_layout.h"
+#include "server/worker/stream_layout.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
@@ -44,7 +49,126 @@ struct Bench {
   }
 };
 
+// A session with one extent of three pages, each full of its own letter.
+struct Pages {
+  std::shared_ptr<PageStore> store =
+      PageStore::create({[](uint64_t) { return std::string(); }, [](uint64_t) {}});
+
+  std::shared_ptr<const KeptPages> make(const std::string& letters) const {
+    auto kept = std::make_shared<KeptPages>();
+    capnp::MallocMessageBuilder message;
+    auto record = message.initRoot<schema::SessionRecord>();
+    record.initPieces(1)[0].setBytes(letters.size() * kPageBytes);
+    const auto words = capnp::messageToFlatArray(message);
+    add(std::as_bytes(std::span(words.begin(), words.size())), *kept, kept->recordPages);
+    kept->record = contentDigest(std::as_bytes(std::span(words.begin(), words.size())));
+    for (const char letter : letters) {
+      const std::string page(kPageBytes, letter);
+      add(std::as_bytes(std::span(page)), *kept, kept->contents);
+    }
+    return kept;
+  }
+  void add(std::span<const std::byte> bytes, KeptPages& kept, PageStore::Pages& pages) const {
+    REQUIRE(store->put(bytes, checksumOf(bytes), pages) == "");
+    kept.facts.bytes += bytes.size();
+  }
+};
+
+// The holder's end of the connection to the desk.
+struct Offers {
+  static constexpr uint64_t kRoom = 64 << 20;
+  kj::AsyncIoContext io = kj::setupAsyncIo();
+  CheckpointDesk desk{io.provider->getTimer(), std::make_shared<KeepBudget>(kRoom), {}};
+  const Id lease{1, 1};
+  Pages pages;
+  kj::Own<kj::AsyncIoStream> holder;
+
+  Offers() { connect(); }
+  void connect() {
+    auto [mine, servers] = connection(*io.lowLevelProvider);
+    holder = kj::mv(mine);
+    desk.keep(kj::mv(servers), lease);
+  }
+  struct Came {
+    uint64_t base = 0, bytes = 0;  // that came, of the whole file
+    uint64_t whole = 0;
+  };
+  kj::Promise<Came> take(const std::string& answer) {
+    return capnp::readMessage(*holder).then([this, answer](kj::Own<capnp::MessageReader> message) {
+      const auto head = message->getRoot<schema::SessionCheckpoint>();
+      Came came{head.getBase(), 0, head.getBytes()};
+      for (const auto block : head.getBlocks()) came.bytes += block.getBase() == 0 ? block.getBytes() : 0;
+      auto body = kj::heapArray<kj::byte>(came.bytes);
+      auto reply = kj::heap<capnp::MallocMessageBuilder>();
+      auto said = reply->initRoot<schema::CheckpointAnswer>();
+      said.setNumber(head.getNumber());
+      said.setError(answer);
+      auto read = holder->read(body.begin(), body.size());
+      return read.attach(kj::mv(body))
+          .then([this, &reply = *reply] { return capnp::writeMessage(*holder, reply); })
+          .attach(kj::mv(reply))
+          .then([came] { return came; });
+    });
+  }
+  // Why the holder does not have these; "": it has. Sets `came`.
+  std::string offer(const std::string& letters, const std::string& answer = "") {
+    SessionFacts facts;
+    facts.lease = lease;
+    facts.session = {2, 2};
+    facts.epoch = 1;
+    auto taken = take(answer).then([this](Came&& now) { came = now; }).eagerlyEvaluate(nullptr);
+    std::string why;
+    desk.offer(facts, pages.make(letters))
+        .then([](uint64_t) {}, [&](kj::Exception&& error) { why = error.getDescription().cStr(); })
+        .wait(io.waitScope);
+    taken.wait(io.waitScope);
+    return why;
+  }
+  Came came;
+};
+
 }  // namespace
+
+TEST_CASE_METHOD(Offers,
+                 "a holder that has no room for a checkpoint stays connected, and has the one before") {
+  REQUIRE(offer("abc") == "");
+  CHECK(came.base == 0);
+  CHECK(came.bytes == came.whole);
+  const uint64_t whole = came.bytes;
+  CHECK(contains(offer("abd", "no room for it"), "its holder: no room for it"));
+  CHECK(came.base == 1);
+  REQUIRE(desk.has(lease));
+  CHECK(desk.ready(lease));
+  // The next one travels as what has changed, and since the one that the holder has.
+  REQUIRE(offer("abe") == "");
+  CHECK(came.base == 1);
+  CHECK(came.bytes < whole / 2);
+  CHECK(came.whole == whole);
+  REQUIRE(offer("abe") == "");
+  CHECK(came.base == 3);
+  CHECK(came.bytes < kPageBytes);
+}
+
+TEST_CASE_METHOD(Offers, "a holder that answers something else has to connect anew") {
+  REQUIRE(offer("abc") == "");
+  auto answered = capnp::readMessage(*holder).then([this](kj::Own<capnp::MessageReader>) {
+    auto reply = kj::heap<capnp::MallocMessageBuilder>();
+    reply->initRoot<schema::CheckpointAnswer>().setNumber(77);
+    auto written = capnp::writeMessage(*holder, *reply);
+    return written.attach(kj::mv(reply));
+  });
+  SessionFacts facts;
+  facts.lease = lease;
+  facts.session = {2, 2};
+  const auto same = pages.make("abc");  // nothing of it has to travel
+  CHECK(contains(failure([&] { desk.offer(facts, same).wait(io.waitScope); }), "answers something else"));
+  answered.wait(io.waitScope);
+  CHECK(!desk.has(lease));
+  connect();
+  REQUIRE(offer("abc") == "");
+  CHECK(came.base == 0);
+  CHECK(came.bytes == came.whole);
+}
 
 TEST_CASE("what a holder brings is checked before anybody uses it, and counts until it is refused") {
   Bench bench;

@@ -1,7 +1,7 @@
 #pragma once
-// Tests (GPUPOOL_DISTURB=suspend:SEED, move:SEED or kill:SEED at the server): suspends a session in the
-// middle of its work and brings it back, moves it to another worker, or kills its worker, at frames that the
-// seed chooses. A program's results must not show it.
+// Tests (GPUPOOL_DISTURB=suspend:SEED, move:SEED, kill:SEED or server:SEED at the server): suspends a session
+// in the middle of its work and brings it back, moves it to another worker, or kills its worker, and then its
+// server, at frames that the seed chooses. A program's results must not show it.
 
 #include <cstdint>
 #include <functional>
