@@ -23,6 +23,7 @@ struct ServerOptions {
   std::string devices;
   std::string deviceLocks;
   std::string worker;
+  std::string workers;
   std::string walls = "auto";
   uint32_t warm = 2;
   bool warmContexts = true;
