@@ -5,18 +5,26 @@
 . "$(dirname "$0")/common.sh"
 alive() { "$bin/$1" servers | grep -Eq "^$2 +alive"; }
 no_refusal() { ! grep -h "version mismatch" "$folder"/*.log "$folder"/*.err 2>/dev/null; }
-# course NAME TOOL SERVER: a program of that tool on that server, for longer than its lease lives unrenewed.
+# course SERVER TOOL...: a program of each tool on that server, for longer than their leases live unrenewed.
 course() {
-  local name=$1 tool=$2
-  launch "$name" "$tool" "$library" --server "$3" --ttl 2s --transport ucx
-  check "$name: it is listed: $(gpupool leases)" is_at "$lease" "$3"
-  sleep 4
-  check "$name: it is renewed, and runs: $(gpupool leases)" runs "$name"
-  check "$name: its server beats: $(gpupool servers)" alive gpupool "$3"
-  run "$bin/$tool" suspend "$lease"
-  check "$name: suspend: $status $err" test "$status" -eq 0
-  run "$bin/$tool" resume "$lease"
-  check "$name: resume: $status $err" test "$status" -eq 0
+  local where=$1 tool leases=()
+  shift
+  for tool in "$@"; do
+    launch "$tool" "$tool" "$library" --server "$where" --ttl 5s --transport ucx
+    leases+=("$lease")
+    check "$tool: it is listed: $(gpupool leases)" is_at "$lease" "$where"
+  done
+  sleep 6
+  check "server $where beats: $(gpupool servers)" alive gpupool "$where"
+  for tool in "$@"; do
+    check "$tool: it is renewed, and runs: $(gpupool leases)" runs "$tool"
+    run "$bin/$tool" suspend "${leases[0]}"
+    check "$tool: suspend: $status $err" test "$status" -eq 0
+    run "$bin/$tool" resume "${leases[0]}"
+    check "$tool: resume: $status $err" test "$status" -eq 0
+    leases=("${leases[@]:1}")
+    ends_well "$tool"
+  done
 }
 
 case_of "the version before, with this manager"
@@ -27,12 +35,8 @@ for tool in gpupool gpupool_before; do
   run "$bin/$tool" servers
   check "$tool lists both: $out $err" test "$(grep -c alive <<<"$out")" = 2
 done
-for where in before now; do
-  course "before-$where" gpupool_before "$where"
-  course "now-$where" gpupool "$where"
-  ends_well "before-$where"
-  ends_well "now-$where"
-done
+course before gpupool_before gpupool
+course now gpupool_before gpupool
 launch moves gpupool_before "$library" --server before --transport ucx
 for to in now before; do
   moves() { run "$bin/gpupool_before" migrate --to "$1" "$lease"; [ "$status" -eq 0 ]; }
@@ -46,8 +50,7 @@ end_pool
 case_of "this version, with the manager to come"
 manager manager_after
 server now gpupool-server
-course now gpupool now
-ends_well now
+course now gpupool
 check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
 check "nobody is refused" no_refusal
 
