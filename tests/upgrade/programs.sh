@@ -71,19 +71,37 @@ run gpupool run --server new -- env LD_LIBRARY_PATH="$other_library" "${first_er
 check "refused, in one line" one_line "$err" "server new: version mismatch: call rows [0-9a-f]{16} of gpupool [0-9.]+ here, [0-9a-f]{16} of gpupool [0-9.]+ on the server; install one of the server's versions here, or the other worker program there"
 check "803: $out" grep -q '(803)' <<<"$out"
 
+# protected NAME: steady_work of the other version on the server `both`, protected, which waits for a line. Sets steady.
+protected() {
+  rm -f "$folder/in"
+  mkfifo "$folder/in"
+  exec 9<>"$folder/in"
+  "$bin/gpupool" run --protect --protect-interval 1s --server both --transport ucx --memory 512MiB -- env LD_LIBRARY_PATH="$other_library" \
+    "${launcher[@]}" "$programs/steady_work" --mib 16 --ready --rounds 6 <"$folder/in" >"$folder/$1.out" 2>"$folder/$1.err" &
+  started+=($!)
+  steady=$!
+  is_protected() { gpupool leases -v | grep -q 'is protected .* checkpoint is'; }
+  check "it is protected: $(gpupool leases -v)" until_true is_protected
+}
+is_right() {
+  echo >&9
+  wait "$steady"
+  status=$?
+  check "and is right: $status $(cat "$folder/$1.out" "$folder/$1.err")" test "$status" -eq 0 -a "$(tail -1 "$folder/$1.out")" = PASS
+}
+
 case_of "a protected program of the other version, whose worker dies"
-rm -f "$folder/in"; mkfifo "$folder/in"; exec 9<>"$folder/in"
-"$bin/gpupool" run --protect --protect-interval 1s --server both --transport ucx --memory 512MiB -- env LD_LIBRARY_PATH="$other_library" \
-  "${launcher[@]}" "$programs/steady_work" --mib 16 --ready --rounds 6 <"$folder/in" >"$folder/steady.out" 2>"$folder/steady.err" &
-started+=($!)
-steady=$!
-is_protected() { gpupool leases -v | grep -q 'is protected .* checkpoint is'; }
-check "it is protected: $(gpupool leases -v)" until_true is_protected
+protected worker
 for pid in $(pgrep -P "${servers[both]}"); do
   ! readlink "/proc/$pid/exe" | grep -q 0.0.9 || kill -KILL "$pid"
 done
 check "it is restored in a worker of its program: $(executables both)" until_true have both "gpupool-worker-0.0.9 "
-echo >&9
-wait "$steady"
-status=$?
-check "and is right: $status $(cat "$folder/steady.out" "$folder/steady.err")" test "$status" -eq 0 -a "$(tail -1 "$folder/steady.out")" = PASS
+is_right worker
+
+case_of "one whose server dies"
+protected server
+run gpupool cordon new
+# shellcheck disable=SC2046
+kill -KILL $(pgrep -P "${servers[both]}") "${servers[both]}"
+check "it is restored in a worker of its program: $(executables old)" until_true have old "gpupool-worker-0.0.9 "
+is_right server
