@@ -41,6 +41,7 @@ class Asked {
     char* words[] = {name.data(), option.data(), nullptr};
     auto variables = workerEnvironment(environ);
     std::vector<char*> environment;
+    environment.reserve(variables.size() + 1);
     for (std::string& one : variables) environment.push_back(one.data());
     environment.push_back(nullptr);
     const int error = posix_spawn(&process_, path.c_str(), &files, nullptr, words, environment.data());
