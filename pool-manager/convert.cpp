@@ -17,6 +17,7 @@ List devicesOf(List list) {
 }
 
 constexpr size_t kMostWalls = 32;
+constexpr size_t kMostWorkers = 16;
 
 // At most so many.
 std::vector<std::string> texts(capnp::List<capnp::Text>::Reader from, size_t most) {
@@ -46,6 +47,10 @@ Server read(schema::ServerInfo::Reader from) {
   to.leftOut = texts(from.getLeftOut(), kMaxDevices);
   to.walls = texts(from.getWalls(), kMostWalls);
   to.missingWalls = texts(from.getMissingWalls(), kMostWalls);
+  for (auto worker : from.getWorkers()) {
+    if (to.workers.size() == kMostWorkers) break;
+    to.workers.push_back({worker.getRowsHash(), printable(text(worker.getRelease()), 32)});
+  }
   return to;
 }
 
@@ -205,6 +210,11 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setRowsHash(from.rowsHash);
   to.setPid(from.pid);
   to.setOvercommitPercent(from.overcommitPercent);
+  auto workers = to.initWorkers(static_cast<unsigned>(from.workers.size()));
+  for (unsigned i = 0; i < workers.size(); ++i) {
+    workers[i].setRowsHash(from.workers[i].rowsHash);
+    workers[i].setRelease(from.workers[i].release);
+  }
 }
 
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {

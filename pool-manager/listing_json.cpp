@@ -120,6 +120,9 @@ json toJson(const ListedServer& server) {
   const std::string network = server.info.host.empty() || server.info.port == 0
                                   ? ""
                                   : server.info.host + ":" + std::to_string(server.info.port);
+  json workers = json::array();
+  for (const WorkerVersion& worker : server.info.workers)
+    workers.push_back({{"rowsHash", worker.rowsHash}, {"release", worker.release}});
   json entry = {{"name", server.info.name},
                 {"alive", server.alive},
                 {"cordoned", server.cordoned},
@@ -133,6 +136,7 @@ json toJson(const ListedServer& server) {
                 {"localPath", server.info.localPath},
                 {"address", network},
                 {"rowsHash", server.info.rowsHash},
+                {"workers", workers},
                 {"devices", devices},
                 {"leftOut", server.info.leftOut},
                 {"walls", server.info.walls},

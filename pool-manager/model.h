@@ -23,6 +23,12 @@ struct ServerLife {
   auto operator<=>(const ServerLife&) const = default;
 };
 
+// A worker program of a server: schema::WorkerVersion.
+struct WorkerVersion {
+  uint64_t rowsHash = 0;
+  std::string release;
+};
+
 struct Server {
   std::string name;
   Id incarnation;
@@ -35,6 +41,7 @@ struct Server {
   std::vector<std::string> leftOut;  // GPUs of its host that it does not offer, and why; for people
   uint32_t overcommitPercent = 100;  // of each device's memory, so much may be leased
   std::vector<std::string> walls, missingWalls;  // around its workers, and why others are not; for people
+  std::vector<WorkerVersion> workers;            // whose sessions it takes, the current program first
 
   ServerLife life() const { return {name, incarnation}; }
 };

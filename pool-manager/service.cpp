@@ -187,10 +187,10 @@ void Service::endOpenConnections() {
 }
 
 // Logged once a version: servers try again and again.
-void Service::refuseVersion(uint32_t theirs) {
+void Service::refuseVersion(const schema::ProtocolRange& theirs) {
   constexpr size_t kMostVersions = 16;
-  const std::string text = schema::protocolMismatch(schema::poolProtocol(), theirs);
-  if (otherVersions_.size() < kMostVersions && otherVersions_.insert(theirs).second)
+  const std::string text = schema::loginMismatch(schema::ownProtocols(), theirs);
+  if (otherVersions_.size() < kMostVersions && otherVersions_.insert(theirs.latest).second)
     GPUPOOL_WARNING("%s", text.c_str());
   refuseLogin(text, schema::FaultKind::version);
 }

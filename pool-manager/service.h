@@ -24,6 +24,7 @@
 #include "pool-manager/pool.h"
 #include "pool-manager/tls_door.h"
 #include "schema/pool.capnp.h"
+#include "schema/protocol.h"
 
 namespace gpupool::pool {
 
@@ -104,7 +105,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   void acceptPeer(kj::AuthenticatedStream peer, bool local, const Accept& other);
   kj::Promise<void> enter(kj::Own<kj::AsyncIoStream> stream, const std::string& peer, Accept other);
   void closed(Session& session);
-  [[noreturn]] void refuseVersion(uint32_t theirs);
+  [[noreturn]] void refuseVersion(const schema::ProtocolRange& theirs);
   // Asks the pool, whose answer comes now or later. Throws what the pool throws.
   template <class T, class Body>
   kj::Promise<T> ask(Answers<T>& answers, const Id& id, Body&& body);

@@ -36,8 +36,11 @@ unsigned sizeOf(const std::vector<std::string>& list) { return static_cast<unsig
 
 kj::Promise<void> Service::Session::login(LoginContext context) {
   const auto params = context.getParams();
-  context.getResults().setProtocol(schema::poolProtocol());
-  if (params.getProtocol() != schema::poolProtocol()) service().refuseVersion(params.getProtocol());
+  const schema::ProtocolRange theirs = schema::saidProtocols(params.getProtocol(), params.getOldest());
+  const uint32_t common = schema::commonProtocol(schema::ownProtocols(), theirs);
+  if (common == 0) service().refuseVersion(theirs);
+  context.getResults().setProtocol(common);
+  context.getResults().setOldest(std::min(common, schema::oldestPoolProtocol()));
   if (login_ == nullptr) return kj::READY_NOW;
   service();
   const auto nonce =

@@ -17,7 +17,7 @@ struct Checkpoint {
   server @5 :Text;                # that has written it
   writtenS @6 :UInt64;            # since 1970
   held @7 :Bool;                  # the sessions have not gone on since
-  rowsHash @8 :UInt64;
+  rowsHash @8 :UInt64;            # of its server's current worker program
   driverVersion @9 :UInt32;       # cuDriverGetVersion
   devices @10 :List(CheckpointDevice);    # of the lease, in its order
   sessions @11 :List(CheckpointSession);
@@ -39,4 +39,5 @@ struct CheckpointSession {
   bytes @7 :UInt64;
   digest @8 :Data;                # SHA-256 of the digests in the file, in their order: of the record, of each image (its
                                   # name), and the checksum of each part of the contents
+  rowsHash @9 :UInt64;            # of its worker; 0: Checkpoint.rowsHash
 }

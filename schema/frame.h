@@ -17,7 +17,7 @@
 
 namespace gpupool::schema {
 
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 4;  // of all of this and hello.h; part of rowsHash() (rows.h)
 
 struct Frame {
   enum Flag : uint32_t {

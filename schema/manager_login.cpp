@@ -56,11 +56,13 @@ kj::Promise<void> logIn(Manager::Client manager, const ManagerLink& link) {
   request.setTenant(kept.credentials.tenant);
   request.setToken(tokenId(kept.credentials.token));
   request.setProtocol(poolProtocol());
+  request.setOldest(oldestPoolProtocol());
   request.setClientNonce(asData(kept.clientNonce));
   auto done =
       request.send().then([&kept](capnp::Response<Manager::LoginResults>&& answer) -> kj::Promise<void> {
-        if (answer.getProtocol() != poolProtocol())  // an older one does not look itself
-          refuse(protocolMismatch(answer.getProtocol(), poolProtocol()), FaultKind::version);
+        const ProtocolRange managers = saidProtocols(answer.getProtocol(), answer.getOldest());
+        if (commonProtocol(ownProtocols(), managers) == 0)  // an older one does not look itself
+          refuse(loginMismatch(managers, ownProtocols()), FaultKind::version);
         const bool given = !kept.credentials.token.empty();
         if (!answer.getNeeded()) {
           // It would also be what an impostor says.
@@ -90,9 +92,8 @@ kj::Promise<void> logIn(Manager::Client manager, const ManagerLink& link) {
   return answered.attach(kj::mv(login));
 }
 
-std::string protocolMismatch(uint32_t managers, uint32_t callers) {
-  return "version mismatch: the pool's manager speaks pool protocol " + std::to_string(managers) +
-         ", its caller speaks " + std::to_string(callers) + "; install the same gpupool on both";
+std::string loginMismatch(const ProtocolRange& managers, const ProtocolRange& callers) {
+  return protocolMismatch("the pool's manager", managers, "its caller", callers);
 }
 
 std::string loginRefusal(const kj::Exception& error) {

@@ -8,6 +8,7 @@
 
 #include "schema/manager_link.h"
 #include "schema/pool.capnp.h"
+#include "schema/protocol.h"
 
 namespace gpupool::schema {
 
@@ -17,7 +18,7 @@ namespace gpupool::schema {
 kj::Promise<void> logIn(Manager::Client manager, const ManagerLink& link);
 
 // Said by whichever side sees it.
-std::string protocolMismatch(uint32_t managers, uint32_t callers);
+std::string loginMismatch(const ProtocolRange& managers, const ProtocolRange& callers);
 
 // The one line of a refusal by either side; empty: the exception is something else.
 std::string loginRefusal(const kj::Exception& error);

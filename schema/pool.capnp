@@ -7,7 +7,20 @@ using Cxx = import "/capnp/c++.capnp";
 using import "administration.capnp".Administration;
 $Cxx.namespace("gpupool::schema");
 
-const protocolVersion :UInt32 = 8;
+# What is spoken, and the oldest that still is. Both ends of a connection say both numbers (Manager.login, SessionHello);
+# the lower of the two versions is used, unless it is below what one of them speaks (schema/protocol.h).
+#
+# Within a version: fields, methods, members of enums and unions are added, at the end, with defaults that mean what there
+# was before; who does not know them goes on as before. A number that was used once is never given another meaning.
+# A new version (protocolVersion + 1): a peer that does not know of the change would do something wrong: a field that was
+# optional is needed, one means something else, an order of calls changes, a new answer to an old question. While
+# oldestProtocol is the version before, whoever makes the change has both ways in the code, and asks which version the
+# connection has.
+# oldestProtocol is the version before: manager, servers and clients are upgraded one after the other, in this order. It is
+# raised with protocolVersion, and what is for older ones only is deleted then.
+const protocolVersion :UInt32 = 9;
+const oldestProtocol :UInt32 = 8;
+# 9: login and SessionHello tell oldestProtocol. Version 8 knew equality only; it is answered in its own number.
 
 struct Id128 { high @0 :UInt64; low @1 :UInt64; }
 
@@ -65,6 +78,12 @@ struct ServerInfo {
   overcommitPercent @11 :UInt32 = 100;  # of each device's memory, so much may be leased: above 100, leases take turns
   walls @12 :List(Text);        # that stand around each of its workers, by name (server/walls/walls.h); for people
   missingWalls @13 :List(Text); # those that do not, with the reason; for people
+  workers @14 :List(WorkerVersion);   # whose sessions it takes, the current program first; empty: rowsHash's alone
+}
+# A worker program of a server: it serves clients that have the same rows.
+struct WorkerVersion {
+  rowsHash @0 :UInt64;        # schema::rowsHash()
+  release @1 :Text;           # of gpupool; for people
 }
 
 # What a joining server knows of one of its devices from before: its server may have been restarted, and so may the
@@ -265,10 +284,12 @@ interface Manager {
   # where it has one; a token of the manager's token file is found by its tenant. needed = false: this connection may do
   # everything already (no tokens are demanded, or it came over the Unix socket of the manager's own user); nothing is
   # proven then.
-  # Servers, holders and the tool begin with login also where nothing is to be proven: there both sides see whether they
-  # speak the same protocolVersion. So what stands here of login keeps its numbers for ever.
-  login @9 (tenant :Text, clientNonce :Data, protocol :UInt32, token :Text) ->
-      (needed :Bool, serverNonce :Data, protocol :UInt32);
+  # Servers, holders and the tool begin with login also where nothing is to be proven: there both sides see which version
+  # they have in common. So what stands here of login keeps its numbers for ever.
+  # protocol, oldest: the caller's protocolVersion and oldestProtocol; oldest 0: it speaks that one version. The answer is
+  # the version of this connection, and where there is none, a refusal. oldest in the answer: the manager's.
+  login @9 (tenant :Text, clientNonce :Data, protocol :UInt32, token :Text, oldest :UInt32) ->
+      (needed :Bool, serverNonce :Data, protocol :UInt32, oldest :UInt32);
   prove @10 (proof :Data) -> (proof :Data);
 
   # Operators. While a server is cordoned, nothing new is placed on it; what it has goes on. Returns when the store has it.
@@ -470,8 +491,8 @@ struct SessionState {
 # end to the application. Both sides prove the key: proof = HMAC-SHA256(key, role ‖ session ‖ epoch ‖ clientNonce ‖
 # serverNonce ‖ server name), role "holder" or "server"; schema/handshake.h fixes the bytes.
 struct SessionHello {
-  protocol @0 :UInt32;
-  rowsHash @1 :UInt64;
+  protocol @0 :UInt32;        # this and oldest: as in Manager.login
+  rowsHash @1 :UInt64;        # the client's: which of the server's worker programs serves it. Of who wants no session: nothing
   lease @2 :Id128;
   session @3 :Id128;
   epoch @4 :UInt64;           # 1 for a new session; of one that has moved: its next
@@ -489,6 +510,8 @@ struct SessionHello {
   brings @12 :SessionCheckpoint;  # null: none. The holder brings the session's last checkpoint, and what this server has of
                               # the session ends. After `ok`: holder -> server: its bytes; server -> holder: CheckpointAnswer.
                               # Then the client comes, with the same session and epoch.
+  oldest @13 :UInt32;
+  release @14 :Text;          # of gpupool, there; for people
 }
 # A session in a file (server/files/session_file.h), whose bytes follow this message.
 struct SessionCheckpoint {
@@ -518,10 +541,11 @@ struct CheckpointAnswer {
 struct SessionChallenge {
   serverNonce @0 :Data;
   proof @1 :Data;             # the server's own
-  protocol @2 :UInt32;
-  rowsHash @3 :UInt64;
+  protocol @2 :UInt32;        # of this connection; refused for its version: the server's
+  rowsHash @3 :UInt64;        # the client's, if the server has a worker program for it; else that of its current one
   error @4 :Text;             # not empty: refused (unknown lease, version or rows mismatch naming both), socket closes
   unknownLease @5 :Bool;      # refused: the lease is over, or was granted before this server was started again
+  otherVersion @6 :Bool;      # refused for that. Before version 9 one of the two numbers above was another one then
 }
 struct SessionProof { proof @0 :Data; }
 struct SessionAnswer {
@@ -540,6 +564,7 @@ struct FiguresReport {
 
 # Between server and worker, over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET). One worker serves one
 # session and then exits. It opens no file by a path: what it needs comes with the start, by SCM_RIGHTS.
+# A server starts workers of earlier builds, too. What must not change for them: server/worker_interface.h.
 struct WorkerOrder {   # server -> worker
   union {
     start @0 :WorkerStart;

@@ -1,5 +1,7 @@
 #include "schema/rows.h"
 
+#include "schema/frame.h"
+
 namespace gpupool::schema {
 namespace {
 
@@ -71,6 +73,8 @@ constexpr uint64_t addRow(uint64_t hash) {
 // While it is compiled: the code of 600 instances takes a compiler longer, instrumented minutes.
 consteval uint64_t hashOfAll() {
   uint64_t hash = fnv64("gpupool rows");
+  const char frames[] = {static_cast<char>(kProtocolVersion), static_cast<char>(kProtocolVersion >> 8)};
+  hash = fnv64({frames, sizeof frames}, hash);
 #define CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
 #define SESSION_CALL(function, ...) hash = addRow<RowOf<#function>>(hash);
 #include "schema/calls/all.h"

@@ -308,8 +308,8 @@ consteval bool idsDiffer(const std::string_view (&names)[Count]) {
   return std::adjacent_find(ids.begin(), ids.end()) == ids.end();
 }
 
-// Fingerprint of every row that travels: name, words, roles and parameter sizes. Client and worker must
-// agree.
+// Fingerprint of every row that travels (name, words, roles and parameter sizes) and of kProtocolVersion
+// (schema/frame.h). Client and worker must agree; a server starts the worker program that a client's names.
 uint64_t rowsHash();
 
 // Of the call with that id, for people; empty: there is none.

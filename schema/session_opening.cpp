@@ -48,6 +48,8 @@ class OpeningHandshake {
  private:
   void fillHello(SessionHello::Builder hello) {
     hello.setProtocol(poolProtocol());
+    hello.setOldest(oldestPoolProtocol());
+    hello.setRelease(opening_.release.empty() ? release() : opening_.release.c_str());
     hello.setRowsHash(opening_.rowsHash);
     write(opening_.lease, hello.initLease());
     write(opening_.session, hello.initSession());
@@ -62,11 +64,16 @@ class OpeningHandshake {
     if (opening_.brings) opening_.brings(hello.initBrings());
   }
 
+  bool isMismatch(SessionChallenge::Reader challenge) const {
+    constexpr uint32_t kSaysSo = 9;
+    if (challenge.getProtocol() >= kSaysSo) return challenge.getOtherVersion();
+    return challenge.getProtocol() != poolProtocol() || challenge.getRowsHash() != opening_.rowsHash;
+  }
+
   // The server shows first that it knows the key; only then does it see ours.
   OpeningAnswer prove(SessionChallenge::Reader challenge, SessionProof::Builder out) {
     const std::string error = text(challenge.getError());
-    const bool mismatch =
-        challenge.getProtocol() != poolProtocol() || challenge.getRowsHash() != opening_.rowsHash;
+    const bool mismatch = isMismatch(challenge);
     const std::string& server = opening_.server;
     if (!error.empty() && !mismatch && challenge.getUnknownLease())
       return {OpeningVerdict::unknownLease,

@@ -19,7 +19,8 @@ struct SessionOpening {
   std::string server;  // ServerInfo.name
   Id session;
   uint64_t epoch = 1;
-  uint64_t rowsHash = 0;
+  uint64_t rowsHash = 0;  // this and release: the client's
+  std::string release;    // empty: this program's
   std::string transport;
   uint32_t pid = 0;
   std::string command;

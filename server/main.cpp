@@ -45,6 +45,8 @@ void checkFiles(const ServerOptions& options) {
   };
   demand("worker", options.worker, X_OK);
   demand("driver", options.driver, R_OK);
+  if (!options.workers.empty() && access(options.workers.c_str(), F_OK) == 0)
+    demand("workers", options.workers, R_OK | X_OK);
   demand("suspend-folder", options.suspendFolder, W_OK | X_OK);
   demand("checkpoint-folder", options.checkpointFolder, W_OK | X_OK);
   std::puts("gpupool-server: the configuration can be used");

@@ -47,6 +47,7 @@ inline constexpr size_t kMaxDatagram = size_t{64} << 10;
 
 struct WorkerArguments {
   bool inventory = false;  // --inventory: report the devices and exit
+  bool identify = false;   // --identify: print what this program is (worker_interface.h) and exit
   bool help = false;       // --help
   std::string driver;      // --driver PATH; empty: searched for
   int warmDevice =

@@ -34,6 +34,7 @@ const char kWorkerUsage[] =
     "                       --disturb-kills SEED]\n"
     "                                                                 started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
+    "       gpupool-worker --identify                 tells which servers and clients it is for\n"
     "       gpupool-worker --copier --budget BYTES [--driver PATH] [--folder DIR] [--touch-ahead BYTES]\n"
     "       [--verify]                               keeps suspended sessions' memory\n";
 
@@ -47,6 +48,8 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
     };
     if (word == "--inventory") {
       arguments.inventory = true;
+    } else if (word == "--identify") {
+      arguments.identify = true;
     } else if (word == "--help") {
       arguments.help = true;
     } else if (word == "--driver") {

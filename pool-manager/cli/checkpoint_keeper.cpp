@@ -169,6 +169,7 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
                 opening.epoch = wish.epoch;
                 opening.pid = wish.pid;
                 opening.command = wish.command;
+                if (wish.rowsHash != 0) opening.rowsHash = wish.rowsHash;
                 opening.brings = [kept, wish](schema::SessionCheckpoint::Builder to) {
                   to.setNumber(1);
                   schema::write(wish.session, to.initSession());

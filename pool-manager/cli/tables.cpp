@@ -54,6 +54,17 @@ void printWalls(const pool::Server& server) {
               << "\n";
 }
 
+// "node7 serves clients of gpupool 0.2.0 (call rows 3b1f...), 0.1.0 (call rows 77aa...)"
+void printWorkers(const pool::Server& server) {
+  std::string all;
+  for (const pool::WorkerVersion& worker : server.workers) {
+    char rows[17];
+    std::snprintf(rows, sizeof rows, "%016llx", static_cast<unsigned long long>(worker.rowsHash));
+    all += (all.empty() ? "" : ", ") + worker.release + " (call rows " + rows + ")";
+  }
+  if (!all.empty()) std::cout << server.name << " serves clients of gpupool " << all << "\n";
+}
+
 const std::vector<std::string> kSampleHeading = {"LOAD", "USED", "TEMP", "POWER"};
 // As many cells as that.
 std::vector<std::string> sampleCells(const std::optional<DeviceSample>& sample) {
@@ -207,7 +218,8 @@ int runServers(const Words& words) {
       "Lists the servers of the pool: whether each is alive, its number of GPUs and waiting workers, and the "
       "addresses for sessions. A cordoned one is listed also when it is not in the pool, as absent.",
       "  gpupool servers --manager head:4780\n  gpupool servers -v\n",
-      "Also -v. Lists the walls around each server's workers (docs/security.md), its RDMA devices, the state "
+      "Also -v. Lists the versions of gpupool whose clients each server serves, the walls around its workers "
+      "(docs/security.md), its RDMA devices, the state "
       "and addresses of their ports, their PCI distance "
       "from each GPU (PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo` shows it), and whether they can "
       "access GPU memory directly (GPUDirect, by dma-buf).");
@@ -241,6 +253,7 @@ int runServers(const Words& words) {
       if (server.info.overcommitPercent > 100)
         std::cout << server.info.name << " leases " << server.info.overcommitPercent
                   << "% of its GPUs' memory: leases take turns\n";
+      printWorkers(server.info);
       printWalls(server.info);
       for (const std::string& note : server.info.leftOut)
         std::cout << server.info.name << " leaves out " << note << "\n";

@@ -63,7 +63,8 @@ const char kSchemas[] = R"json({
     "devices": {"type": "array", "items": {"$ref": "#/components/schemas/ListedDevice"}}}},
   "Server": {"type": "object",
     "required": ["name", "alive", "cordoned", "cordonReason", "cordonedBy", "cordonedSeconds", "absent", "lastBeatMs",
-                 "warmWorkers", "pid", "localPath", "address", "rowsHash", "devices", "leftOut", "walls", "missingWalls",
+                 "warmWorkers", "pid", "localPath", "address", "rowsHash", "workers", "devices", "leftOut", "walls",
+                 "missingWalls",
                  "fabric"],
     "properties": {
       "name": {"type": "string"},
@@ -79,6 +80,8 @@ const char kSchemas[] = R"json({
       "localPath": {"type": "string"},
       "address": {"type": "string"},
       "rowsHash": {"type": "integer", "minimum": 0},
+      "workers": {"type": "array", "items": {"type": "object", "required": ["rowsHash", "release"], "properties": {
+        "rowsHash": {"type": "integer", "minimum": 0}, "release": {"type": "string"}}}},
       "overcommitPercent": {"type": "integer", "minimum": 100},
       "devices": {"type": "array", "items": {"$ref": "#/components/schemas/Device"}},
       "leftOut": {"type": "array", "items": {"type": "string"}},

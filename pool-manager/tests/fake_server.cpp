@@ -236,7 +236,10 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         const auto hello = message->getRoot<schema::SessionHello>();
         auto out = exchange.challenge.initRoot<schema::SessionChallenge>();
         const auto lease = leases.find(pool::read(hello.getLease()));
-        if (hello.getRowsHash() != rowsHash) out.setError("rows differ");
+        if (hello.getRowsHash() != rowsHash) {
+          out.setError("rows differ");
+          out.setOtherVersion(true);
+        }
         if (!refuseSessions.empty()) {
           out.setError(refuseSessions);
           out.setProtocol(schema::poolProtocol());

@@ -317,18 +317,33 @@ TEST_CASE_METHOD(Fixture, "servers join, users lease, neither does the other's")
 }
 
 TEST_CASE_METHOD(Fixture, "callers of another version are told so, also where no token is wanted") {
-  const auto asks = [](ManagerConnection& connection, uint32_t protocol, kj::WaitScope& scope) {
-    auto request = connection.manager().loginRequest();
+  const auto asks = [this](uint32_t protocol, uint32_t oldest, uint32_t common = 0) {
+    auto connection = bare();
+    auto request = connection->manager().loginRequest();
     request.setProtocol(protocol);
-    return refusal([&] { request.send().wait(scope); });
+    request.setOldest(oldest);
+    uint32_t answered = 0;
+    const std::string said = refusal([&] { answered = request.send().wait(io.waitScope).getProtocol(); });
+    CHECK(answered == common);
+    return said;
   };
-  const std::string ours = std::to_string(schema::poolProtocol());
-  const std::string wanted = "version mismatch: the pool's manager speaks pool protocol " + ours +
-                             ", its caller speaks 1007; install the same gpupool on both";
-  CHECK(asks(*bare(), 1007, io.waitScope) == wanted);
+  const uint32_t latest = schema::poolProtocol(), oldest = schema::oldestPoolProtocol();
+  const std::string ours = std::to_string(oldest) + " to " + std::to_string(latest);
+  const std::string newer = "version mismatch: the pool's manager speaks pool protocol " + ours +
+                            ", its caller speaks 1007; upgrade the pool's manager first";
+  CHECK(asks(1007, 0) == newer);
   service->demandTokens(nullptr);
-  CHECK(asks(*bare(), 1007, io.waitScope) == wanted);
-  CHECK(asks(*bare(), schema::poolProtocol(), io.waitScope) == "");
+  CHECK(asks(1007, 0) == newer);
+  CHECK(asks(1007, 1007) == newer);
+  CHECK(asks(1007, 1008) == newer);  // nonsense
+  CHECK(asks(oldest - 1, 0) == "version mismatch: the pool's manager speaks pool protocol " + ours +
+                                   ", its caller speaks " + std::to_string(oldest - 1) +
+                                   "; upgrade its caller first");
+  CHECK(asks(latest, oldest, latest) == "");
+  CHECK(asks(latest + 1, latest, latest) == "");
+  CHECK(asks(1007, oldest, latest) == "");
+  CHECK(asks(oldest, 0, oldest) == "");  // of before ranges: it takes its own number alone for an answer
+  CHECK(asks(oldest, oldest - 1, oldest) == "");
 }
 
 TEST_CASE("a token file is read again when it has changed") {
@@ -368,8 +383,9 @@ TEST_CASE("whoever cannot prove the token is no manager") {
   CHECK(contains(refused(), "malformed challenge"));
   settings.protocol = 0;
   CHECK(contains(refused(), "the pool's manager speaks pool protocol 0, its caller speaks " +
+                                std::to_string(schema::oldestPoolProtocol()) + " to " +
                                 std::to_string(schema::poolProtocol()) +
-                                "; install the same gpupool on both"));
+                                "; upgrade the pool's manager first"));
 }
 
 namespace {

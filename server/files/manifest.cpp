@@ -25,6 +25,7 @@ void write(const Manifest::Session& from, schema::CheckpointSession::Builder to)
   to.setBytes(from.facts.bytes);
   to.setDigest(capnp::Data::Reader(reinterpret_cast<const kj::byte*>(from.facts.digest.data()),
                                    from.facts.digest.size()));
+  to.setRowsHash(from.facts.rowsHash);
 }
 
 Manifest::Session read(schema::CheckpointSession::Reader from, const Manifest& manifest) {
@@ -37,7 +38,7 @@ Manifest::Session read(schema::CheckpointSession::Reader from, const Manifest& m
   to.file = schema::text(from.getFile());
   to.facts.bytes = from.getBytes();
   to.facts.lastFrame = from.getLastFrame();
-  to.facts.rowsHash = manifest.rowsHash;
+  to.facts.rowsHash = from.getRowsHash() != 0 ? from.getRowsHash() : manifest.rowsHash;
   to.facts.driverVersion = static_cast<int>(manifest.driverVersion);
   const auto digest = from.getDigest();
   if (digest.size() != to.facts.digest.size()) throw std::runtime_error(kDamagedManifest);

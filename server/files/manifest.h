@@ -25,13 +25,13 @@ struct Manifest {
     uint32_t clientPid = 0;
     std::string command, transport;
     std::string file;
-    FileFacts facts;  // rowsHash and driverVersion are the manifest's
+    FileFacts facts;  // driverVersion is the manifest's; rowsHash, too, where it has none
   };
   Id id, lease;
   std::string tenant, holder, server;
   uint64_t writtenS = 0;
   bool held = false;
-  uint64_t rowsHash = 0;
+  uint64_t rowsHash = 0;  // of its server's current worker program
   uint32_t driverVersion = 0;
   std::vector<Device> devices;
   std::vector<Session> sessions;

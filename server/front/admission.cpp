@@ -32,9 +32,16 @@ capnp::ReaderOptions handshakeLimits() {
 
 constexpr size_t kCommandBytes = 256;  // shown to people, kept for every session
 
-std::string hex(uint64_t value) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+bool isNoSession(schema::SessionHello::Reader hello) {
+  return (hello.getAsks() || hello.getKeeps()) && !hello.getArrives() && !hello.hasBrings();
+}
+
+// What a peer says that has proven nothing goes into a log.
+std::string plain(capnp::Text::Reader release) {
+  constexpr size_t kMostRelease = 32;
+  std::string text;
+  for (const char c : release)
+    if (c > ' ' && c < '\x7f' && text.size() < kMostRelease) text.push_back(c);
   return text;
 }
 
@@ -43,6 +50,9 @@ std::string hex(uint64_t value) {
 struct Admission::Attempt {
   kj::Own<kj::AsyncIoStream> stream;
   std::string peer;
+  uint32_t protocol =
+      0;  // this and rowsHash: what the challenge says; the server's own until the peer's are known
+  uint64_t rowsHash = 0;
   SessionFacts facts;
   std::string clientNonce;
   std::byte serverNonce[schema::kNonceBytes];
@@ -70,7 +80,7 @@ struct Admission::Attempt {
   }
 };
 
-Admission::Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPool& pool,
+Admission::Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPools& pool,
                      Settings settings)
     : timer_(timer),
       leases_(leases),
@@ -87,13 +97,15 @@ void Admission::admit(kj::Own<kj::AsyncIoStream> stream, std::string peer) {
   auto attempt = kj::heap<Attempt>();
   attempt->stream = kj::mv(stream);
   attempt->peer = std::move(peer);
+  attempt->protocol = settings_.protocols.latest;
+  attempt->rowsHash = pool_.currentRows();
   ++underWay_;
   kj::Promise<void> displaced = takePlace(*attempt);
   kj::Promise<void> done = nullptr;
   if (stopped_) {
-    done = refuseChallenge(*attempt, "the server is shutting down");
+    done = refuseChallenge(*attempt, "the server is shutting down", {});
   } else if (!limit_.allowed(attempt->peer, FailureLimit::Clock::now())) {
-    done = refuseChallenge(*attempt, "too many failed attempts from " + attempt->peer + "; wait a while");
+    done = refuseChallenge(*attempt, "too many failed attempts from " + attempt->peer + "; wait a while", {});
   } else {
     done = readHello(*attempt);
   }
@@ -168,13 +180,15 @@ kj::Promise<void> Admission::readHello(Attempt& attempt) {
       });
 }
 
+std::string Admission::judgeVersion(schema::SessionHello::Reader hello) const {
+  const auto theirs = schema::saidProtocols(hello.getProtocol(), hello.getOldest());
+  if (schema::commonProtocol(settings_.protocols, theirs) == 0)
+    return schema::protocolMismatch("the server", settings_.protocols, "the client", theirs);
+  if (isNoSession(hello)) return "";
+  return pool_.refuses(hello.getRowsHash(), plain(hello.getRelease()));
+}
+
 std::string Admission::judge(schema::SessionHello::Reader hello) {
-  if (hello.getProtocol() != settings_.protocol)
-    return "version mismatch: protocol " + std::to_string(hello.getProtocol()) + " here, " +
-           std::to_string(settings_.protocol) + " on the server; install the same gpupool on both";
-  if (hello.getRowsHash() != settings_.rowsHash)
-    return "version mismatch: call rows " + hex(hello.getRowsHash()) + " here, " + hex(settings_.rowsHash) +
-           " on the server; install the same gpupool on both";
   if (hello.getClientNonce().size() != schema::kNonceBytes)
     return "malformed hello: the nonce is not 32 bytes";
   if (findTransport(hello.getTransport().cStr()) == nullptr)
@@ -230,10 +244,17 @@ void Admission::place(Attempt& attempt, const Grant& grant) {
 }
 
 kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::Reader hello) {
-  const std::string why = judge(hello);
-  if (!why.empty()) {
+  const auto theirs = schema::saidProtocols(hello.getProtocol(), hello.getOldest());
+  if (const std::string why = judgeVersion(hello); !why.empty()) {
     attempt.hostile = true;
-    return refuseChallenge(attempt, why, leases_.admissible(schema::read(hello.getLease())) == nullptr);
+    return refuseChallenge(attempt, why, {.otherVersion = true});
+  }
+  attempt.protocol = schema::commonProtocol(settings_.protocols, theirs);
+  attempt.rowsHash = hello.getRowsHash();
+  if (const std::string why = judge(hello); !why.empty()) {
+    attempt.hostile = true;
+    const bool unknown = leases_.admissible(schema::read(hello.getLease())) == nullptr;
+    return refuseChallenge(attempt, why, {.unknownLease = unknown});
   }
   attempt.facts = {schema::read(hello.getSession()),
                    schema::read(hello.getLease()),
@@ -243,7 +264,8 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
                    0,
                    {},
                    {},
-                   {}};
+                   {},
+                   hello.getRowsHash()};
   attempt.arrives = hello.getArrives();
   attempt.asks = hello.getAsks() && !attempt.arrives;
   attempt.keeps = hello.getKeeps() && !attempt.arrives && !hello.hasBrings();
@@ -268,8 +290,8 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
   challenge.setServerNonce(asData(attempt.serverNonce));
   challenge.setProof(
       asData(schema::handshakeProof(attempt.key, schema::kRoleServer, attempt.handshake(settings_.server))));
-  challenge.setProtocol(settings_.protocol);
-  challenge.setRowsHash(settings_.rowsHash);
+  challenge.setProtocol(attempt.protocol);
+  challenge.setRowsHash(attempt.rowsHash);
   return send(attempt, message).then([this, &attempt] { return readProof(attempt); });
 }
 
@@ -326,8 +348,8 @@ kj::Promise<void> Admission::startCounted(Attempt& attempt) {
 }
 
 kj::Promise<kj::Own<WorkerChild>> Admission::takeWorker(const Attempt& attempt) {
-  return attempt.arrives ? pool_.takeWithoutContext(settings_.workerBound)
-                         : pool_.take(attempt.ordinals, settings_.workerBound);
+  return pool_.take(attempt.facts.rowsHash, attempt.arrives ? std::vector<int>() : attempt.ordinals,
+                    settings_.workerBound);
 }
 
 kj::Promise<void> Admission::start(Attempt& attempt) {
@@ -424,14 +446,15 @@ kj::Promise<void> Admission::bringClient(Attempt& attempt) {
   });
 }
 
-kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why, bool unknownLease) {
+kj::Promise<void> Admission::refuseChallenge(Attempt& attempt, const std::string& why, Refusal what) {
   GPUPOOL_INFO("session from %s refused: %s", attempt.peer.c_str(), why.c_str());
   capnp::MallocMessageBuilder message;
   auto challenge = message.initRoot<schema::SessionChallenge>();
-  challenge.setProtocol(settings_.protocol);
-  challenge.setRowsHash(settings_.rowsHash);
+  challenge.setProtocol(attempt.protocol);
+  challenge.setRowsHash(attempt.rowsHash);
   challenge.setError(why);
-  challenge.setUnknownLease(unknownLease);
+  challenge.setUnknownLease(what.unknownLease);
+  challenge.setOtherVersion(what.otherVersion);
   return send(attempt, message);
 }
 

@@ -12,7 +12,8 @@
 // a time and of all `atOnce`; one more displaces the oldest of that peer, or of the peer that has the most.
 // So a slow or hostile peer costs another one nothing. While a lease is suspended, who has proven its key is
 // told so, and to ask again. A session that moves comes with its next epoch, and goes to the worker that
-// waits for it (SessionTable). A session that comes from another server is announced by that one, with the
+// waits for it (SessionTable). A session's workers are of the program that its client's rows name
+// (WorkerPools). A session that comes from another server is announced by that one, with the
 // same proof; the connection becomes the state socket of the worker that waits for its client. Every refusal
 // tells the peer why, as far as that helps nobody to guess. Belongs to the event loop's thread.
 
@@ -26,10 +27,11 @@
 #include <string>
 
 #include "base/rate_limit.h"
+#include "schema/protocol.h"
 #include "server/front/checkpoint_desk.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"
-#include "server/front/worker_pool.h"
+#include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
 
 namespace gpupool::server {
@@ -39,8 +41,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   static constexpr uint64_t kMaxWords = 1024;  // 8 KiB a handshake message
   struct Settings {
     std::string server;  // ServerInfo.name
-    uint32_t protocol = schema::PROTOCOL_VERSION;
-    uint64_t rowsHash = 0;
+    schema::ProtocolRange protocols = schema::ownProtocols();
     WorkerStarts::Settings starts;
     // Called when a holder has proven its key and is told to ask again, since its lease is paused.
     std::function<void(const Id& lease)> told = [](const Id&) {};
@@ -65,7 +66,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
     std::chrono::milliseconds failureInterval{1000};
   };
 
-  Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPool& pool,
+  Admission(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, WorkerPools& pool,
             Settings settings);
   ~Admission();
   KJ_DISALLOW_COPY(Admission);
@@ -103,11 +104,15 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> handOver(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> launch(Attempt& attempt, kj::Own<WorkerChild> worker);
   kj::Promise<void> replaceWorker(Attempt& attempt);
-  kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why, bool unknownLease = false);
+  struct Refusal {
+    bool unknownLease = false, otherVersion = false;
+  };
+  kj::Promise<void> refuseChallenge(Attempt& attempt, const std::string& why, Refusal what);
   kj::Promise<void> answer(Attempt& attempt, const std::string& error, bool suspended = false);
   kj::Promise<void> answerPaused(Attempt& attempt, const Grant& grant);
   kj::Promise<void> send(Attempt& attempt, capnp::MessageBuilder& message);
-  // Why this hello is refused; empty: it is not.
+  // Why this hello is refused; empty: it is not. First, and apart: for its version.
+  std::string judgeVersion(schema::SessionHello::Reader hello) const;
   std::string judge(schema::SessionHello::Reader hello);
   static std::string judgeArrival(schema::SessionHello::Reader hello, uint64_t lastEpoch);
   void taskFailed(kj::Exception&& exception) override;
@@ -115,7 +120,7 @@ class Admission final : private kj::TaskSet::ErrorHandler {
   kj::Timer& timer_;
   LeaseTable& leases_;
   SessionTable& sessions_;
-  WorkerPool& pool_;
+  WorkerPools& pool_;
   Settings settings_;
   WorkerStarts starts_;
   FailureLimit limit_;

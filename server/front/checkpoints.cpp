@@ -83,6 +83,7 @@ class Checkpoints::Cut {
 struct Checkpoints::Job {
   struct One {
     uint64_t number = 0;
+    uint64_t rowsHash = 0;  // as the session's client said it
     std::string who;
     Descriptor file;
     std::string error;  // of its writer
@@ -97,7 +98,10 @@ struct Checkpoints::Job {
 
   std::string publish() {
     try {
-      for (size_t i = 0; i < sessions.size(); ++i) manifest.sessions[i].facts = sessions[i].facts;
+      for (size_t i = 0; i < sessions.size(); ++i) {
+        manifest.sessions[i].facts = sessions[i].facts;
+        manifest.sessions[i].facts.rowsHash = sessions[i].rowsHash;
+      }
       draft->publish(kManifestName, encodeManifest(manifest));
       return "";
     } catch (const std::exception& error) {
@@ -117,7 +121,7 @@ void Checkpoints::writeFile(int socket, const std::shared_ptr<Job>& job, size_t 
 }
 
 Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
-                         WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+                         WorkerPools& pool, const WorkerStarts& starts, Settings settings)
     : timer_(timer),
       leases_(leases),
       sessions_(sessions),
@@ -292,7 +296,6 @@ Manifest Checkpoints::readChecked(const CheckpointFolder& folder, const std::str
   }
   if (manifest.lease != here.lease || manifest.tenant != here.tenant) refuse("it is of another lease");
   if (!manifest.held || manifest.id != here.id) refuse("it is not the one in which the lease is held");
-  if (manifest.rowsHash != here.rowsHash) refuse("it was written by another build of gpupool");
   if (manifest.driverVersion != here.driverVersion) refuse("it was written with another driver");
   if (manifest.devices.size() != here.devices.size()) refuse("it is of another number of devices");
   for (size_t i = 0; i < manifest.devices.size(); ++i) {
@@ -329,6 +332,11 @@ kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
          })
       .then([this, job](bool) -> kj::Promise<void> {
         if (leases_.admissible(job->lease) == nullptr) return checkpointFailure("the lease ended meanwhile");
+        for (const Manifest::Session& session : job->manifest.sessions)
+          if (const uint64_t rows = session.facts.rowsHash; !pool_.refuses(rows).empty())
+            return checkpointFailure("the checkpoint was written by another build of gpupool: server " +
+                                     settings_.server + " has no worker program for " + pool_.describe(rows) +
+                                     " (--workers)");
         if (const auto missing = leases_.reserveAgain(job->lease))
           return checkpointFailure("the lease cannot be restored: " + *missing);
         return restoreAll(job);
@@ -388,8 +396,9 @@ kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t
   facts.clientPid = session.clientPid;
   facts.command = session.command;
   facts.transport = session.transport;
+  facts.rowsHash = session.facts.rowsHash;
   facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(settings_.workerBound)
+  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
       .then([this, job, index](kj::Own<WorkerChild> worker) -> kj::Promise<void> {
         Grant* grant = leases_.admissible(job->lease);
         Restored& one = job->sessions[index];
@@ -410,7 +419,7 @@ Manifest Checkpoints::describe(const Grant& grant) const {
   manifest.holder = grant.holder;
   manifest.server = settings_.server;
   manifest.writtenS = static_cast<uint64_t>(std::time(nullptr));
-  manifest.rowsHash = settings_.rowsHash;
+  manifest.rowsHash = pool_.currentRows();
   for (const GrantedDevice& granted : grant.devices) {
     const Device& device = leases_.devices()[granted.index];
     manifest.driverVersion = device.driverVersion;
@@ -438,6 +447,7 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, u
     session.file = facts->session.text();
     Job::One& one = job->sessions.emplace_back();
     one.number = number;
+    one.rowsHash = facts->rowsHash;
     one.who = sessions_.describe(number);
   }
   if (job->sessions.empty()) return checkpointFailure("the lease has no session: there is nothing to write");

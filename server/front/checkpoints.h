@@ -27,7 +27,7 @@
 #include "server/files/manifest.h"
 #include "server/front/held_notes.h"
 #include "server/front/suspension.h"
-#include "server/front/worker_pool.h"
+#include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
 
 namespace gpupool::server {
@@ -44,7 +44,6 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
     std::string server;  // ServerInfo.name
-    uint64_t rowsHash = 0;
     std::string folder;  // of all checkpoints, absolute; empty: none is written here
     // A worker has so long for its session, besides what its programs have to finish: the disk may be slow.
     // What comes to a standstill ends much sooner (StateSocket).
@@ -56,7 +55,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   };
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
   Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
-              WorkerPool& pool, const WorkerStarts& starts, Settings settings);
+              WorkerPools& pool, const WorkerStarts& starts, Settings settings);
   ~Checkpoints() noexcept;
   KJ_DISALLOW_COPY(Checkpoints);
 
@@ -103,7 +102,7 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
-  WorkerPool& pool_;
+  WorkerPools& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
   HeldNotes notes_;

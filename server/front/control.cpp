@@ -8,8 +8,10 @@ namespace {
 
 MoveTarget readTarget(schema::Lease::Reader target) {
   const auto server = target.getServer();
-  return {target.getDeviceEpoch(),
-          {schema::text(server.getName()), schema::text(server.getHost()), server.getPort()}};
+  MoveTarget read{target.getDeviceEpoch(),
+                  {schema::text(server.getName()), schema::text(server.getHost()), server.getPort()}};
+  for (auto worker : server.getWorkers()) read.server.rows.push_back(worker.getRowsHash());
+  return read;
 }
 
 }  // namespace

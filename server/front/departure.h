@@ -7,6 +7,7 @@
 #include <kj/io.h>
 
 #include <string>
+#include <vector>
 
 #include "schema/session_opening.h"
 
@@ -15,6 +16,7 @@ namespace gpupool::server {
 struct Destination {
   std::string name, host;  // ServerInfo's
   uint16_t port = 0;
+  std::vector<uint64_t> rows = {};  // of the clients that it serves; none: it does not say
 };
 
 // Resolves within `bound`, when a worker waits there for the session. Rejects with a text for people.

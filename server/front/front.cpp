@@ -11,6 +11,8 @@
 #include "base/process_name.h"
 #include "schema/convert.h"
 #include "schema/lease_memory.h"
+#include "schema/protocol.h"
+#include "server/front/beside.h"
 #include "server/host_room.h"
 #include "server/images/image_cache.h"
 
@@ -108,6 +110,11 @@ kj::Promise<void> Front::start() {
            }
            return inventory(500 * kj::MILLISECONDS, timer_.now());
          })
+      .then([this](Inventory found) {
+        return lookForWorkers(found.rowsHash).then([found = std::move(found)]() mutable {
+          return std::move(found);
+        });
+      })
       .then([this](Inventory found) {
         run(std::move(found));
         return checkpoints_->lookAtNotes();
@@ -229,6 +236,13 @@ void Front::store() {
   state_->write(state);
 }
 
+kj::Promise<void> Front::lookForWorkers(uint64_t currentRows) {
+  if (options_.workers.empty()) return kj::READY_NOW;
+  return beside<std::vector<OtherWorker>>(
+             [folder = options_.workers, currentRows] { return findWorkers(folder, currentRows); })
+      .then([this](std::vector<OtherWorker> found) { otherWorkers_ = std::move(found); });
+}
+
 void Front::run(Inventory found) {
   inventory_ = std::move(found);
   for (const auto& device : inventory_.devices)
@@ -280,7 +294,6 @@ void Front::startAdmission() {
   idle_ = kj::heap<IdleWatch>(timer_, *leases_, *sessions_);
   Admission::Settings admission;
   admission.server = options_.name;
-  admission.rowsHash = inventory_.rowsHash;
   admission.starts.networkDevice = options_.networkDevice;
   admission.starts.networkWire = options_.networkWire;
   if (hasCache_) admission.starts.moduleCache = options_.moduleCache;
@@ -312,7 +325,6 @@ void Front::startAdmission() {
 void Front::startMigration() {
   Migration::Settings settings;
   settings.server = options_.name;
-  settings.rowsHash = inventory_.rowsHash;
   settings.copier = [this] { return copier_->connect(); };
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
@@ -326,7 +338,6 @@ void Front::startMigration() {
 void Front::startCheckpoints() {
   Checkpoints::Settings settings;
   settings.server = options_.name;
-  settings.rowsHash = inventory_.rowsHash;
   settings.folder = options_.checkpointFolder;
   settings.holds = storedHolds_;
   settings.disturb = disturb_.has_value() && disturb_->kind == "files";
@@ -394,7 +405,8 @@ void Front::startWorkers() {
   workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
   workers.walls = walls_.standing;
-  pool_ = kj::heap<WorkerPool>(io_.unixEventPort, timer_, std::move(workers));
+  pool_ =
+      kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(), otherWorkers_);
 }
 
 void Front::watchFabric() {
@@ -511,19 +523,25 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
     schema::write(device, list[i]);
   }
   info.setRowsHash(inventory_.rowsHash);
+  const auto& versions = pool_->versions();
+  auto workers = info.initWorkers(static_cast<unsigned>(versions.size()));
+  for (unsigned i = 0; i < workers.size(); ++i) {
+    workers[i].setRowsHash(versions[i].rows);
+    workers[i].setRelease(versions[i].release);
+  }
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
   schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));
   schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
   schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
 
-  auto workers = sessions_->workers();
-  for (StoredWorker& worker : claims_->earlier()) workers.push_back(std::move(worker));
+  auto living = sessions_->workers();
+  for (StoredWorker& worker : claims_->earlier()) living.push_back(std::move(worker));
   auto reports = join.initReports(list.size());
   for (unsigned i = 0; i < list.size(); ++i) {
     reports[i].setHighestEpoch(leases_->epoch(i));
     std::set<Id> running;
-    for (const StoredWorker& worker : workers)
+    for (const StoredWorker& worker : living)
       for (const std::string& uuid : worker.devices)
         if (uuid == inventory_.devices[i].uuid) running.insert(worker.lease);
     auto ids = reports[i].initRunning(static_cast<unsigned>(running.size()));

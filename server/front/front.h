@@ -48,6 +48,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // What is known of earlier lives changed, or what the next one must know.
   void devicesChanged();
   void store();
+  // The programs of --workers, besides the one that has taken the inventory.
+  kj::Promise<void> lookForWorkers(uint64_t currentRows);
   void run(Inventory inventory);
   void startWorkers();
   void startSuspension();
@@ -110,7 +112,8 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<Suspension> suspension_;
   kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<IdleWatch> idle_;
-  kj::Own<WorkerPool> pool_;
+  std::vector<OtherWorker> otherWorkers_;
+  kj::Own<WorkerPools> pool_;
   kj::Own<FigureDesk> figures_;
   kj::Own<Admission> admission_;
   kj::Own<Migration> migration_;

@@ -56,7 +56,7 @@ struct Keeper::Writing {
 };
 
 Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
-               WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+               WorkerPools& pool, const WorkerStarts& starts, Settings settings)
     : timer_(timer),
       leases_(leases),
       sessions_(sessions),
@@ -451,7 +451,7 @@ kj::Promise<void> Keeper::restore(Name name, SessionFacts facts) {
   if (stopped_ || grant == nullptr || grant->suspended || grant->closing)
     return keeperFailure("the lease ended or was suspended meanwhile");
   facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(settings_.workerBound)
+  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
       .then([this, name, facts = std::move(facts)](kj::Own<WorkerChild> worker) mutable {
         return rebuild(name, std::move(facts), kj::mv(worker));
       });

@@ -39,7 +39,7 @@
 #include "server/front/keep_budget.h"
 #include "server/front/play_back.h"
 #include "server/front/suspension.h"
-#include "server/front/worker_pool.h"
+#include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
 
 namespace gpupool::server {
@@ -61,7 +61,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   };
   // Takes over SessionTable::onDeath.
   Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Suspension& suspension,
-         WorkerPool& pool, const WorkerStarts& starts, Settings settings);
+         WorkerPools& pool, const WorkerStarts& starts, Settings settings);
   ~Keeper() noexcept;
   KJ_DISALLOW_COPY(Keeper);
 
@@ -144,7 +144,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
-  WorkerPool& pool_;
+  WorkerPools& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
   const std::shared_ptr<KeepBudget> budget_;

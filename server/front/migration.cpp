@@ -20,7 +20,7 @@ kj::Exception moveFailure(const std::string& text) {
 }  // namespace
 
 Migration::Migration(kj::Network& network, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
-                     Suspension& suspension, WorkerPool& pool, const WorkerStarts& starts, Settings settings)
+                     Suspension& suspension, WorkerPools& pool, const WorkerStarts& starts, Settings settings)
     : network_(network),
       timer_(timer),
       leases_(leases),
@@ -73,6 +73,20 @@ std::string Migration::refuses(const Order& order, const Grant& grant) const {
   return "";
 }
 
+std::string Migration::refusesThere(const Order& order) const {
+  if (!isElsewhere(order) || order.target->server.rows.empty()) return "";
+  const Destination& server = order.target->server;
+  for (const uint64_t number : sessions_.numbers(order.lease)) {
+    const SessionFacts* session = sessions_.facts(number);
+    if (session == nullptr ||
+        std::find(server.rows.begin(), server.rows.end(), session->rowsHash) != server.rows.end())
+      continue;
+    return sessions_.describe(number) + ": server " + server.name + " has no worker program for it (" +
+           pool_.describe(session->rowsHash) + "): put that program into its folder --workers";
+  }
+  return "";
+}
+
 kj::Promise<Migrated> Migration::migrateNow(Order order) {
   const Id lease = order.lease;
   const Grant* grant = leases_.admissible(lease);
@@ -80,7 +94,10 @@ kj::Promise<Migrated> Migration::migrateNow(Order order) {
   if (const std::string why = refuses(order, *grant); !why.empty()) failMove(why);
   leases_.pauseToMove(lease);
   return suspension_.awaitBeginnings(lease)
-      .then([this, order] { return moveRest(order, those(order), 0, {}); })
+      .then([this, order] {
+        if (const std::string why = refusesThere(order); !why.empty()) failMove(why);
+        return moveRest(order, those(order), 0, {});
+      })
       .then(
           [this, lease](Migrated total) -> kj::Promise<Migrated> {
             if (leases_.admissible(lease) == nullptr)
@@ -147,7 +164,7 @@ kj::Promise<MoveAnswer> Migration::moveHere(Order order, uint64_t number, const 
   SessionFacts facts = *sessions_.facts(number);
   ++facts.epoch;
   facts.place(placement, leases_.devices());
-  return pool_.takeWithoutContext(settings_.workerBound)
+  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
       .then([this, order, number, facts](kj::Own<WorkerChild> next) {
         if (order.stream) return moveTo(order, number, facts, kj::mv(next), nullptr);
         return settings_.copier().then(
@@ -198,7 +215,8 @@ kj::Promise<MoveAnswer> Migration::moveAway(Order order, uint64_t number) {
   opening.server = order.target->server.name;
   opening.session = session.session;
   opening.epoch = session.epoch + 1;
-  opening.rowsHash = settings_.rowsHash;
+  opening.rowsHash = session.rowsHash;
+  opening.release = pool_.releaseOf(session.rowsHash);
   opening.transport = session.transport;
   opening.pid = session.clientPid;
   opening.command = session.command;

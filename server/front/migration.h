@@ -25,7 +25,7 @@
 
 #include "server/front/departure.h"
 #include "server/front/suspension.h"
-#include "server/front/worker_pool.h"
+#include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
 
 namespace gpupool::server {
@@ -47,7 +47,6 @@ class Migration final : private kj::TaskSet::ErrorHandler {
  public:
   struct Settings {
     std::string server;  // ServerInfo.name
-    uint64_t rowsHash = 0;
     // Each call is a new connection to the copier, for one session. Rejects, saying why there is none.
     std::function<kj::Promise<kj::AutoCloseFd>()> copier;
     std::string refusal;         // not empty: nothing moves from worker to worker of this server, and why
@@ -62,7 +61,7 @@ class Migration final : private kj::TaskSet::ErrorHandler {
 
   // With `disturb`: takes over SessionTable::onDisturb, as Suspension does.
   Migration(kj::Network& network, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
-            Suspension& suspension, WorkerPool& pool, const WorkerStarts& starts, Settings settings);
+            Suspension& suspension, WorkerPools& pool, const WorkerStarts& starts, Settings settings);
   ~Migration() noexcept;
   KJ_DISALLOW_COPY(Migration);
 
@@ -87,6 +86,8 @@ class Migration final : private kj::TaskSet::ErrorHandler {
   bool isElsewhere(const Order& order) const;
   // Why the lease cannot move so now; empty: it can.
   std::string refuses(const Order& order, const Grant& grant) const;
+  // Likewise, of its sessions, when all of them are there: before the first one moves.
+  std::string refusesThere(const Order& order) const;
   kj::Promise<Migrated> migrateNow(Order order);
   std::vector<uint64_t> those(const Order& order) const;
   // `numbers` from `at` on.
@@ -107,7 +108,7 @@ class Migration final : private kj::TaskSet::ErrorHandler {
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
-  WorkerPool& pool_;
+  WorkerPools& pool_;
   const WorkerStarts& starts_;
   Settings settings_;
   bool stopped_ = false;

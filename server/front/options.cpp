@@ -105,6 +105,13 @@ std::vector<options::Option> ServerOptions::table() {
        "Empty: /run/lock where every user may write there, else /tmp."},
       {"worker", worker, "PATH",
        "The worker's executable. Empty: gpupool-worker in the folder of gpupool-server."},
+      {"workers", workers, "PATH",
+       "The folder with worker executables of other versions of gpupool: a program whose client is of such "
+       "a version gets that worker, so that clients need not be upgraded together with this server "
+       "(docs/admin.md). It is read when the server starts, and every program in it is run: only who "
+       "administers "
+       "the server may write there. Empty: ../lib/gpupool/workers from the folder "
+       "of gpupool-server. 'none': this server's own worker alone."},
       {"walls", walls, "auto|required|off|log",
        "What is put around workers, which run tenants' code, so that they reach nothing but their own "
        "(docs/security.md). auto: what this kernel has. required: all, or this server does not start, and "
@@ -211,10 +218,11 @@ void ServerOptions::complete() {
                                ", of at most " + std::to_string(kMostWorkerUsers));
   if (name.find('/') != std::string::npos)
     throw options::OptionError("--name: '" + name + "' contains a '/'");
-  if (worker.empty()) {
-    std::error_code error;
-    worker = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "gpupool-worker";
-  }
+  std::error_code error;
+  const auto beside = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  if (worker.empty()) worker = beside / "gpupool-worker";
+  if (workers.empty()) workers = beside.parent_path() / "lib/gpupool/workers";
+  if (workers == "none") workers.clear();
   if (state.empty()) {
     const char* runtime = std::getenv("XDG_RUNTIME_DIR");
     state = runtime != nullptr && *runtime != '\0' ? std::string(runtime) + "/gpupool" : "/run/gpupool";

@@ -25,6 +25,7 @@ struct ServerOptions {
   std::string devices;
   std::string deviceLocks;
   std::string worker;
+  std::string workers;
   std::string walls = "auto";
   std::string workerUsers;
   uint32_t warm = 2;

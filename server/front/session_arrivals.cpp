@@ -113,6 +113,7 @@ std::string SessionTable::refusesClient(const SessionFacts& client) const {
   if (waiting->worker->gone()) return "the worker to which the session moves has ended";
   if (waiting->facts.transport != client.transport)
     return "the session's transport is " + waiting->facts.transport + ", not " + client.transport;
+  if (waiting->facts.rowsHash != client.rowsHash) return "the session's client is of another gpupool";
   return "";
 }
 

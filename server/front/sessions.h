@@ -59,6 +59,7 @@ struct SessionFacts {
   std::vector<std::string> devices;    // uuids of its devices
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
+  uint64_t rowsHash = 0;  // its client's: which program its workers are of
 
   // It is, or is to be, on these.
   void place(const Placement& placement, const std::vector<Device>& inventory);

@@ -21,7 +21,7 @@ struct Bench {
   LeaseTable leases{twoDevices()};
   SessionTable sessions{
       timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}, [](uint32_t, const std::string&) {}};
-  kj::Own<WorkerPool> pool;
+  kj::Own<WorkerPools> pool;
   kj::Own<Admission> admission;
 
   explicit Bench(const std::function<void(Admission::Settings&)>& adjust = {}, uint32_t warm = 1) {
@@ -30,10 +30,11 @@ struct Bench {
     workers.arguments = {"--driver", FAKE_DRIVER};
     workers.warm = warm;
     workers.rowsHash = kRows;
-    pool = kj::heap<WorkerPool>(io.unixEventPort, timer, workers);
+    const OtherWorker other{makeOtherWorker(folder.path, FAKE_WORKER),
+                            {.rows = kOtherRows, .frames = 4, .release = "0.0.8"}};
+    pool = kj::heap<WorkerPools>(io.unixEventPort, timer, workers, "", std::vector{other});
     Admission::Settings settings;
     settings.server = kServer;
-    settings.rowsHash = kRows;
     settings.messageBound = 300 * kj::MILLISECONDS;
     settings.workerBound = 5 * kj::SECONDS;
     settings.starts.moduleCache = folder.path;
@@ -119,12 +120,55 @@ TEST_CASE("another version or other rows are refused, naming both") {
   Bench bench;
   Opening version, rows;
   version.protocol = gpupool::schema::PROTOCOL_VERSION + 7;
-  const std::string said = bench.open(version);
-  CHECK(contains(said, ("protocol " + std::to_string(gpupool::schema::PROTOCOL_VERSION + 7)).c_str()));
-  CHECK(contains(said, (std::to_string(gpupool::schema::PROTOCOL_VERSION) + " on the server").c_str()));
+  CHECK(contains(
+      bench.open(version),
+      ("the client speaks " + std::to_string(version.protocol) + "; upgrade the server first").c_str()));
+  CHECK(version.otherVersion);
   rows.rowsHash = 0xabc;
   CHECK(contains(bench.open(rows), "0000000000000abc"));
   CHECK(contains(bench.open(rows), "0000000000001234"));
+  CHECK(rows.otherVersion);
+}
+
+TEST_CASE("the version before is served in its own number") {
+  using gpupool::schema::PROTOCOL_VERSION;
+  Bench bench;
+  Opening before, after, older;
+  before.protocol = PROTOCOL_VERSION - 1;
+  CHECK(bench.open(before).empty());
+  CHECK(before.answered == PROTOCOL_VERSION - 1);
+  after.session = {2, 3};
+  after.protocol = PROTOCOL_VERSION + 1;  // and speaks ours still
+  after.oldest = PROTOCOL_VERSION;
+  CHECK(bench.open(after).empty());
+  CHECK(after.answered == PROTOCOL_VERSION);
+  older.protocol = PROTOCOL_VERSION - 2;
+  CHECK(contains(bench.open(older), "upgrade the client first"));
+  CHECK(older.otherVersion);
+  older.session = {2, 4};
+  older.protocol = PROTOCOL_VERSION - 1;
+  older.lease = {7, 7};
+  CHECK(contains(bench.open(older), "is not known"));
+  CHECK_FALSE(older.otherVersion);
+  CHECK(older.answered == PROTOCOL_VERSION - 1);  // it takes another number for another version
+}
+
+TEST_CASE("a session gets a worker of the program that its client names") {
+  Bench bench;
+  Opening current, other, none;
+  other.session = {2, 3};
+  other.rowsHash = kOtherRows;
+  REQUIRE(bench.open(other).empty());
+  CHECK(other.answeredRows == kOtherRows);
+  CHECK(other.order('y').wait(bench.io.waitScope) == "y5678");
+  REQUIRE(bench.open(current).empty());
+  CHECK(current.order('y').wait(bench.io.waitScope) == "y1234");
+  none.session = {2, 4};
+  none.rowsHash = 0xabc;
+  none.release = "0.0.9\n";
+  CHECK(contains(bench.open(none),
+                 "call rows 0000000000000abc of gpupool 0.0.9 here, 0000000000001234, "
+                 "0000000000005678 of gpupool 0.0.8 on the server"));
 }
 
 TEST_CASE("unknown, closing and crowded leases are refused") {

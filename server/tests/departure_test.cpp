@@ -109,6 +109,49 @@ TEST_CASE("a session moves to another server, and its client with it") {
   Pair::isEmpty(*pair.b);
 }
 
+TEST_CASE("a session moves to workers of its program alone") {
+  SideSettings both = sideSettings("node1"), there = sideSettings("node2");
+  both.otherWorker = there.otherWorker = true;
+  Pair pair(std::move(both), std::move(there));
+  Opening one = pair.a->session(1, "test", "ucx", kOtherRows);
+  auto order = pair.migrate();
+  REQUIRE(pair.a->hear(one) == "moved 2");
+  Opening stranger, two;
+  CHECK(contains(pair.come(stranger, 1), "the session's client is of another gpupool"));
+  two.rowsHash = kOtherRows;
+  REQUIRE(pair.come(two, 1) == "");
+  CHECK(pair.b->order(two, 'y') == "y5678");
+  CHECK(pair.a->order(one, 'L').empty());
+  CHECK(order.wait(pair.io.waitScope).sessions == 1);
+  auto within = pair.b->migrate();
+  REQUIRE(pair.b->hear(two) == "moved 3");
+  Opening three;
+  three.rowsHash = kOtherRows;
+  REQUIRE(pair.come(three, 1, 3) == "");
+  CHECK(pair.b->order(three, 'y') == "y5678");
+  CHECK(pair.b->order(two, 'L').empty());
+  CHECK(within.wait(pair.io.waitScope).sessions == 1);
+}
+
+TEST_CASE("no session of a lease moves to a server without the program of one of them") {
+  SideSettings both = sideSettings("node1");
+  both.otherWorker = true;
+  Pair pair(std::move(both));
+  Opening one = pair.session(1), other = pair.a->session(2, "old", "ucx", kOtherRows);
+  pair.there.rows = {kRows};
+  auto order = pair.migrate();
+  CHECK(contains(pair.a->fails(order),
+                 "server node2 has no worker program for it (call rows "
+                 "0000000000005678 of gpupool 0.0.8)"));
+  CHECK(pair.a->order(one, 'e') == "e01");
+  pair.there.rows.clear();  // it does not say: the session asks there, and stays
+  CHECK(contains(pair.a->order(one, 'q'), "client closed"));
+  auto again = pair.migrate();
+  CHECK(contains(pair.a->fails(again), "version mismatch: call rows 0000000000005678 of gpupool 0.0.8 here"));
+  CHECK(pair.a->order(other, 'y') == "y5678");
+  CHECK_FALSE(pair.a->paused());
+}
+
 TEST_CASE("sessions move to another server one after the other, and on from there") {
   Pair pair;
   Opening one = pair.session(1), two = pair.session(2);

@@ -3,6 +3,7 @@
 //   e  answer "e<device ordinals>"   q  end well   c  crash   h  report the end, then hang
 //   l  report its first device lost, then crash
 //   m  take 600 MiB of the first device's memory from the lease    g  give 600 MiB back
+//   y  answer "y<rows>"
 //   p  answer with the pid           o  answer with the environment's number of entries that hold "TOKEN"
 //   s  answer with what it is ("running", "suspended") and how often it was suspended
 //   r  refuse the next order to suspend          R  to resume
@@ -34,13 +35,18 @@
 #include "server/driver.h"
 #include "server/tests/fake_move.h"
 #include "server/tests/fake_suspension.h"
+#include "server/worker_interface.h"
 #include "server/worker_process.h"
 
 using namespace gpupool::server;
 
 namespace {
 
-constexpr uint64_t kRows = 0x1234;
+// Of another program: GPUPOOL_FAKE_ROWS.
+uint64_t rows() {
+  const char* other = std::getenv("GPUPOOL_FAKE_ROWS");
+  return other == nullptr ? 0x1234 : std::strtoull(other, nullptr, 16);
+}
 
 [[noreturn]] void hang() {
   for (;;) std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -77,6 +83,11 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
     std::string ordinals = "e";
     for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
     if (order == 'e') answer(start.socket, ordinals);
+    if (order == 'y') {
+      char text[32];
+      std::snprintf(text, sizeof text, "y%llx", static_cast<unsigned long long>(rows()));
+      answer(start.socket, text);
+    }
     if (order == 'p') answer(start.socket, std::to_string(getpid()));
     if (order == 'o') answer(start.socket, tokens());
     if (order == 'm') {
@@ -130,7 +141,7 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
 }
 
 int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension) {
-  WorkerProcess process(kControlDescriptor, kRows);
+  WorkerProcess process(kControlDescriptor, rows());
   if (const int status = fakedStart(process)) return status;
   std::unique_ptr<const Driver> driver;
   try {
@@ -177,9 +188,13 @@ int main(int count, char** words) {
       count -= 2;
     }
   const WorkerArguments arguments = parseWorkerArguments(count, words);
+  if (arguments.identify) {
+    std::puts(textOf({.rows = rows(), .frames = 4, .release = "0.0.8"}).c_str());
+    return 0;
+  }
   if (arguments.inventory) {
     if (std::getenv("GPUPOOL_FAKE_INVENTORY") != nullptr) std::abort();
-    return runInventory(arguments.driver, kRows);
+    return runInventory(arguments.driver, rows());
   }
   test::FakeSuspension suspension(kControlDescriptor);
   return runWorker(arguments, suspension);

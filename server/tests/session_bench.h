@@ -29,6 +29,7 @@ struct SideSettings {
   std::function<void(Suspension::Settings&)> suspension = [](Suspension::Settings&) {};
   std::function<void(Migration::Settings&)> migration = [](Migration::Settings&) {};
   std::string checkpointFolder = {};
+  bool otherWorker = false;  // it has a program for kOtherRows, too
   SessionTable::Bounds bounds{.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS};
 };
 
@@ -36,10 +37,11 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
  public:
   kj::AsyncIoContext& io;
   const SideSettings settings;
+  Folder programs;  // of other workers
   kj::Timer& timer;
   LeaseTable leases{twoDevices()};
   SessionTable sessions;
-  WorkerPool pool;
+  WorkerPools pool;
   Admission admission;
   CopierChild copier;
   Suspension suspension;
@@ -53,14 +55,14 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
         timer(io.provider->getTimer()),
         sessions(timer, settings.bounds,
                  [this](uint32_t ordinal, const std::string& error) { leases.setBroken(ordinal, error); }),
-        pool(io.unixEventPort, timer, workers()),
+        pool(io.unixEventPort, timer, workers(), "", otherWorkers()),
         admission(timer, leases, sessions, pool, admissionSettings()),
         copier(io.unixEventPort, timer, copierSettings()),
         suspension(timer, leases, sessions, suspensionSettings()),
         migration(io.provider->getNetwork(), timer, leases, sessions, suspension, pool, admission.starts(),
                   migrationSettings()),
         checkpoints(timer, leases, sessions, suspension, pool, admission.starts(),
-                    {settings.server, kRows, settings.checkpointFolder}),
+                    {settings.server, settings.checkpointFolder}),
         accepting_(*this) {}
   ~ServerSide() {
     if (!dies) stop();
@@ -102,9 +104,10 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
     this->opening(opening, {2, number}).wait(io.waitScope);
     return opening.error;
   }
-  Opening session(uint64_t number, const std::string& command = "test",
-                  const std::string& transport = "shm") {
+  Opening session(uint64_t number, const std::string& command = "test", const std::string& transport = "shm",
+                  uint64_t rows = kRows) {
     Opening one;
+    one.rowsHash = rows;
     one.command = command;
     one.transport = transport;
     const size_t before = sessions.living(kLease);
@@ -167,10 +170,14 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
     workers.rowsHash = kRows;
     return workers;
   }
+  std::vector<OtherWorker> otherWorkers() {
+    if (!settings.otherWorker) return {};
+    return {
+        {makeOtherWorker(programs.path, FAKE_WORKER), {.rows = kOtherRows, .frames = 4, .release = "0.0.8"}}};
+  }
   Admission::Settings admissionSettings() {
     Admission::Settings admission;
     admission.server = settings.server;
-    admission.rowsHash = kRows;
     admission.failureBurst = 100;
     settings.admission(admission);
     return admission;
@@ -192,7 +199,6 @@ class ServerSide : private kj::TaskSet::ErrorHandler {
   Migration::Settings migrationSettings() {
     Migration::Settings migration;
     migration.server = settings.server;
-    migration.rowsHash = kRows;
     migration.copier = [this] { return copier.connect(); };
     settings.migration(migration);
     return migration;

@@ -23,6 +23,7 @@
 namespace gpupool::server::test {
 
 inline constexpr uint64_t kRows = 0x1234;  // fake_worker.cpp's
+inline constexpr uint64_t kOtherRows = 0x5678;
 inline constexpr const char* kServer = "node1";
 inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
@@ -36,6 +37,14 @@ class Folder {
   ~Folder() { std::filesystem::remove_all(path); }
   std::string path;
 };
+
+// A worker program in `folder` that is the fake worker with kOtherRows; its path.
+inline std::string makeOtherWorker(const std::string& folder, const std::string& fakeWorker) {
+  const std::string path = folder + "/gpupool-worker-0.0.8";
+  std::ofstream(path) << "#!/bin/sh\nGPUPOOL_FAKE_ROWS=5678 exec '" << fakeWorker << "' \"$@\"\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
 
 struct Environment {
   Environment(const char* name, const std::string& value) : name(name), value(value) {
@@ -108,7 +117,9 @@ struct Opening {
   Id session{2, 2};
   uint64_t epoch = 1;
   uint32_t protocol = schema::PROTOCOL_VERSION;
+  uint32_t oldest = 0;
   uint64_t rowsHash = kRows;
+  std::string release;
   std::string key = kKey;
   std::string transport = "shm";
   std::string nonce = std::string(32, 'n');
@@ -117,7 +128,10 @@ struct Opening {
   bool arrives = false;
 
   std::string error;          // what the server said; empty: the session is open
-  bool unknownLease = false;  // it said so
+  bool unknownLease = false;  // this and otherVersion: it said so
+  bool otherVersion = false;
+  uint32_t answered = 0;  // this and answeredRows: its protocol and its rows
+  uint64_t answeredRows = 0;
   bool serverProved = false;  // its proof was right
   bool suspended = false;     // refused for now, because the lease is suspended
   kj::Own<kj::AsyncIoStream> stream;
@@ -127,7 +141,9 @@ struct Opening {
     capnp::MallocMessageBuilder message;
     auto hello = message.initRoot<schema::SessionHello>();
     hello.setProtocol(protocol);
+    hello.setOldest(oldest);
     hello.setRowsHash(rowsHash);
+    hello.setRelease(release);
     schema::write(lease, hello.initLease());
     schema::write(session, hello.initSession());
     hello.setEpoch(epoch);
@@ -146,6 +162,9 @@ struct Opening {
   kj::Promise<void> prove(schema::SessionChallenge::Reader challenge) {
     error = challenge.getError().cStr();
     unknownLease = challenge.getUnknownLease();
+    otherVersion = challenge.getOtherVersion();
+    answered = challenge.getProtocol();
+    answeredRows = challenge.getRowsHash();
     if (!error.empty()) return kj::READY_NOW;
     const auto serverNonce = challenge.getServerNonce();
     const schema::HandshakeFacts facts{

@@ -41,7 +41,7 @@ struct Bench {
   LeaseTable leases{twoSoftwareDevices(), {}, 300};
   SessionTable sessions{
       timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}, [](uint32_t, const std::string&) {}};
-  WorkerPool pool;
+  WorkerPools pool;
   CopierChild copier;
   Suspension suspension;
   TurnTaker turns;
@@ -90,7 +90,6 @@ struct Bench {
   Admission::Settings admissionSettings() {
     Admission::Settings settings;
     settings.server = kServer;
-    settings.rowsHash = kRows;
     settings.told = [this](const Id& lease) { turns.asked(lease); };
     settings.starts.reportActivity = true;
     return settings;

@@ -1,7 +1,8 @@
 // gpupool-worker: one process per session, started ahead of time by gpupool-server with cuInit done and used
 // once. The server hands it a client's socket; from then on it talks to that client alone. A crash, a fault
 // or a leak ends this process and with it this session only. `--inventory` lists the driver's devices for the
-// server and exits; with `--copier` the process is the server's copier (server/copier/copier.h).
+// server and exits; `--identify` says what this program is (server/worker_interface.h); with `--copier` the
+// process is the server's copier (server/copier/copier.h).
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -11,6 +12,8 @@
 
 #include "base/log.h"
 #include "base/transport_names.h"
+#include "schema/frame.h"
+#include "schema/protocol.h"
 #include "schema/rows.h"
 #include "server/copier/copier.h"
 #include "server/driver.h"
@@ -24,6 +27,7 @@
 #include "server/worker/server_account.h"
 #include "server/worker/session.h"
 #include "server/worker/suspender.h"
+#include "server/worker_interface.h"
 #include "server/worker_process.h"
 #include "transports/waiting.h"
 
@@ -239,6 +243,12 @@ int main(int count, char** words) {
     auto arguments = server::parseWorkerArguments(count, words);
     if (arguments.help) {
       std::fputs(server::kWorkerUsage, stdout);
+      return 0;
+    }
+    if (arguments.identify) {
+      const server::WorkerIdentity identity{server::kWorkerInterface, schema::rowsHash(),
+                                            schema::kProtocolVersion, schema::release()};
+      std::puts(textOf(identity).c_str());
       return 0;
     }
     if (arguments.inventory) return server::runInventory(arguments.driver, schema::rowsHash());

@@ -6,15 +6,17 @@ others=$4
 
 case_of "call rows: the library's and the server's"
 GPUPOOL_SERVER_WORKER=$others/worker_of_other_rows up
-says 803 "server node: version mismatch: call rows [0-9a-f]{16} here, [0-9a-f]{16} on the server; install the same gpupool on both" alone
+says 803 "server node: version mismatch: call rows [0-9a-f]{16} of gpupool [0-9.]+ here, [0-9a-f]{16} of gpupool [0-9.]+ on the server; install one of the server's versions here, or the other worker program there \(--workers\)" alone
 run gpupool run -- "${first_error[@]}"
 check "under gpupool run" one_line "$err" "server node: version mismatch: call rows"
 check "the code is the same: $out" grep -q "(803)" <<<"$out"
 down
 
 case_of "pool protocol: servers, programs and tools with a manager of another version"
-socket=$folder/other.sock ours=$(sed -n 's/^const protocolVersion :UInt32 = \([0-9]*\);/\1/p' "$(dirname "$0")/../../schema/pool.capnp")
-refusal="version mismatch: the pool's manager speaks pool protocol 1001, its caller speaks $ours; install the same gpupool on both"
+socket=$folder/other.sock
+constant() { sed -n "s/^const $1 :UInt32 = \([0-9]*\);/\1/p" "$(dirname "$0")/../../schema/pool.capnp"; }
+ours="$(constant oldestProtocol) to $(constant protocolVersion)"
+refusal="version mismatch: the pool's manager speaks pool protocol 1000 to 1001, its caller speaks $ours; upgrade its caller first"
 background "$others/manager_of_other_protocol" --config /dev/null --socket "$socket" --store memory 2>"$folder/manager.log"
 until_true test -S "$socket"
 GPUPOOL_SOFT_DEVICES=1 background "$bin/gpupool-server" --config /dev/null --name node --manager "unix:$socket" \

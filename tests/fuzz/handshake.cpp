@@ -40,17 +40,17 @@ struct Front {
   server::LeaseTable leases{
       {Device{std::string(16, 'u'), "GPU", uint64_t{1} << 33, 9, 0, "", 0, true, 13000}}};
   server::SessionTable sessions{timer, {}, {}};
-  kj::Own<server::WorkerPool> pool;
+  kj::Own<server::WorkerPools> pool;
   kj::Own<server::Admission> admission;
 
   Front() {
     server::WorkerPool::Settings workers;
     workers.program = "/nonexistent";
     workers.warm = 0;
-    pool = kj::heap<server::WorkerPool>(eventLoop().unixEventPort, timer, workers);
+    workers.rowsHash = kRows;
+    pool = kj::heap<server::WorkerPools>(eventLoop().unixEventPort, timer, workers);
     server::Admission::Settings settings;
     settings.server = kServer;
-    settings.rowsHash = kRows;
     settings.failureBurst = 1e18;  // failing is all that happens here
     admission = kj::heap<server::Admission>(timer, leases, sessions, *pool, settings);
     capnp::MallocMessageBuilder message;

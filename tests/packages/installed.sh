@@ -53,6 +53,11 @@ for part in client server manager; do
   check "$unit starts what is there: $executable" test -x "$root$executable"
   check "$executable $words" env GPUPOOL_MANAGER_STORE=memory "$root$executable" ${words/\/etc/$root/etc} --check-config
 done
+kept=$root/usr/lib/gpupool/workers
+check "an upgrade keeps the worker" env DPKG_ROOT="$root" sh "$folder/control-server/preinst" upgrade 0.0.8
+check "and the last one alone" env DPKG_ROOT="$root" sh "$folder/control-server/preinst" upgrade 0.0.9
+check "under its version: $(ls "$kept")" test "$(ls "$kept")" = gpupool-worker-0.0.9 -a -x "$kept/gpupool-worker-0.0.9"
+check "an installation keeps none" env DPKG_ROOT="$folder/nowhere" sh "$folder/control-server/preinst" install
 if [ -n "$slurm" ]; then
   check "gpupool-slurm unpacks" dpkg-deb -x "$(echo "$folder"/made/gpupool-slurm_*.deb)" "$root"
   for file in "$(sed -n 's/^required \([^ ]*\).*/\1/p' "$root/usr/share/gpupool/slurm/plugstack.conf")" \
@@ -101,6 +106,8 @@ GPUPOOL_SOFT_DEVICES=1 "$root/usr/bin/gpupool-server" --config "$root/etc/gpupoo
 started+=($!)
 offered() { timeout 20 "$root/usr/bin/gpupool" devices | grep -q '^0 .*free\|node'; }
 check "the server offers its GPU" until_true offered
+listed() { timeout 20 "$root/usr/bin/gpupool" servers -v | grep -q '^node serves clients of gpupool'; }
+check "which versions the server serves" until_true listed
 check "a program, by the package's client" timeout 60 "$root/usr/bin/gpupool" run --wait 30s -- "$program"
 check "its NVML" timeout 60 "$root/usr/bin/gpupool" run --wait 30s -- "$root/usr/bin/gpupool" smi -L
 mkdir "$folder/elsewhere"
