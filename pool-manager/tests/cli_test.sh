@@ -75,7 +75,8 @@ text=$(gpupool run --share 200% -- true); check "a share beyond all" test $? -eq
 check "says so" has "$text" "--share: '200%' is not a share of a GPU's time"
 text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
 text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 16
-check "naming both" has "$text" "call rows 0000000000000777 here, 0000000000001234 on the server"
+check "naming the client's" has "$text" "call rows 0000000000000777 of gpupool "
+check "and the server's" has "$text" " here, 0000000000001234 of gpupool "
 text=$(gpupool down); check "down" test $? -eq 0
 check "nothing is left" nothing_left
 
