@@ -77,9 +77,12 @@ run gpupool run -- "${first_error[@]}"
 check "the program works: $out$err" test "$out$err" = "no call failed"
 
 case_of "the server is killed"
+mapfile -t workers < <(uids | awk '{ print $2 }') # the pool starts another server at once, which has workers
+check "there are workers" test ${#workers[@]} -gt 0
 kill -KILL "$(pid_of server)"
-check "its workers end with it: $(uids)" until_true none_left
+check "its workers end with it" until_true are_gone "${workers[@]}"
 down
+check "none is left: $(uids)" until_true none_left
 
 case_of "the spawner is killed"
 up
