@@ -3,7 +3,8 @@
 #   users.sh BIN LIBRARY FIRST_ERROR FOLDER
 . "$(dirname "$0")/common.sh"
 programs=$(dirname "$3")
-first=1900000000 last=1900000063
+first=$((1900000000 + $$ % 100000 * 64)) # no other run of this test has them
+last=$((first + 63))
 chmod 711 "$folder" # workers go through it
 export GPUPOOL_SERVER_WORKER_USERS=$first-$last
 export GPUPOOL_SERVER_MODULE_CACHE=$folder/modules
