@@ -10,7 +10,9 @@ export GPUPOOL_SERVER_WORKER_USERS=$first-$last
 export GPUPOOL_SERVER_MODULE_CACHE=$folder/modules
 
 case_of "without the right to change user ids"
-run setpriv --reuid 65534 --regid 65534 --clear-groups "$bin/gpupool-server" --name node --state "$folder/none"
+ordinary=()
+[ "$(id -u)" -ne 0 ] || ordinary=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+run "${ordinary[@]}" "$bin/gpupool-server" --name node --state "$folder/none"
 check "it does not start, and says why: $err" has "$err" \
   "--worker-users: this process may not change user ids: it needs the capabilities CAP_SETUID, CAP_SETGID and CAP_KILL"
 if ! setpriv --reuid $first --regid $first --clear-groups true 2>"$folder/why"; then
