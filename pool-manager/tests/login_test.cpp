@@ -108,7 +108,7 @@ struct Hurried : Fixture {
 // Of a file only; it outlives the book.
 TokenBook bookOf(const Tokens& file) {
   TokenBook book([](auto&&...) {}, [] { return uint64_t{0}; });
-  book.useFile([&file]() -> const Tokens& { return file; });
+  book.useFile([kept = &file]() -> const Tokens& { return *kept; });
   return book;
 }
 
