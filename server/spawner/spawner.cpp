@@ -240,10 +240,14 @@ bool Spawner::sweep(uid_t user) {
 void Spawner::endOthers(uid_t user) const {
   if (!becomeUser(user, users_, groups_)) _exit(126);
   ::kill(-1, SIGKILL);  // every process of this user but this one
-  // Whether there are others is told by the kernel's count for this user: a second process is within this
-  // limit, a third is not (RLIMIT_NPROC). kill(-1) does not say.
-  const rlimit two{2, 2};
-  if (setrlimit(RLIMIT_NPROC, &two) != 0) _exit(126);
+  // Whether there are others is told by the kernel's count of this user's threads (RLIMIT_NPROC): one more
+  // than this process has is within this limit, if it is alone. kill(-1) does not say. A sanitizer has a
+  // thread of its own here.
+  struct stat threads{};
+  const rlim_t own =
+      stat("/proc/self/task", &threads) == 0 && threads.st_nlink > 2 ? threads.st_nlink - 2 : 1;
+  const rlimit oneMore{own + 1, own + 1};
+  if (setrlimit(RLIMIT_NPROC, &oneMore) != 0) _exit(126);
   const pid_t second = fork();
   if (second == 0) _exit(0);
   _exit(second > 0 ? kAlone : kOccupied);
