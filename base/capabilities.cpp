@@ -4,7 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <system_error>
 
 namespace gpupool {
 
@@ -19,6 +22,13 @@ bool keepCapabilities(std::span<const int> kept) {
   const auto low = static_cast<uint32_t>(set), high = static_cast<uint32_t>(set >> 32);
   const __user_cap_data_struct data[2]{{low, low, 0}, {high, high, 0}};
   return syscall(SYS_capset, &header, data) == 0;
+}
+
+std::vector<gid_t> supplementaryGroups() {
+  std::vector<gid_t> groups(static_cast<size_t>(std::max(getgroups(0, nullptr), 0)));
+  if (getgroups(static_cast<int>(groups.size()), groups.data()) != static_cast<int>(groups.size()))
+    throw std::system_error(errno, std::generic_category(), "getgroups");
+  return groups;
 }
 
 }  // namespace gpupool

@@ -3,7 +3,10 @@
 
 #include <linux/capability.h>
 
+#include <sys/types.h>
+
 #include <span>
+#include <vector>
 
 namespace gpupool {
 
@@ -12,5 +15,8 @@ namespace gpupool {
 // system calls only, so that a child may call it after fork. False, and errno: the kernel refuses, for
 // example because the thread lacks one.
 bool keepCapabilities(std::span<const int> kept);
+
+// The process's supplementary groups. Throws std::system_error.
+std::vector<gid_t> supplementaryGroups();
 
 }  // namespace gpupool

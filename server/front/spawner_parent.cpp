@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <kj/debug.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -40,16 +41,12 @@ kj::AutoCloseFd inMemory(const std::vector<std::string>& words, const std::vecto
 
 // The workers' group becomes one of this process's: what it makes for them can be theirs.
 void joinGroup(gid_t group) {
-  const int count = getgroups(0, nullptr);
-  std::vector<gid_t> groups(static_cast<size_t>(std::max(count, 0)));
-  if (getgroups(static_cast<int>(groups.size()), groups.data()) == count) {
-    if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
-    if (setgroups(groups.size(), groups.data()) == 0) return;
-  }
+  std::vector<gid_t> groups = supplementaryGroups();
+  if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  if (setgroups(groups.size(), groups.data()) == 0) return;
   throw options::OptionError(
       "--worker-users: this process may not change user ids: it needs the capabilities CAP_SETUID, "
-      "CAP_SETGID "
-      "and CAP_KILL (as root, or AmbientCapabilities= of its systemd unit)");
+      "CAP_SETGID and CAP_KILL (as root, or AmbientCapabilities= of its systemd unit)");
 }
 
 }  // namespace
@@ -101,7 +98,9 @@ SpawnerParent::SpawnerParent(const std::string& program, const UserRange& users)
 
 SpawnerParent::~SpawnerParent() noexcept(false) {
   socket_ = nullptr;  // it ends then
-  if (pid_ > 0) waitFor(pid_);
+  pollfd gone{process_, POLLIN, 0};
+  if (poll(&gone, 1, static_cast<int>(kAnswerBound.tv_sec) * 1000) != 1) ::kill(pid_, SIGKILL);
+  waitFor(pid_);
 }
 
 SpawnerParent::Answered SpawnerParent::hear() {
@@ -115,14 +114,15 @@ SpawnerParent::Answered SpawnerParent::hear() {
 
 SpawnerParent::Answered SpawnerParent::ask(const SpawnerRequest& request,
                                            const std::vector<int>& descriptors) {
-  // An answer that came too late would be taken for the next one's.
-  const ssize_t sent =
-      sendWithDescriptors(socket_, std::as_bytes(std::span(&request, 1)), descriptors, MSG_DONTWAIT);
-  KJ_REQUIRE(sent == sizeof request, "gpupool-spawner has ended, or does not answer", strerror(errno));
   try {
+    const ssize_t sent =
+        sendWithDescriptors(socket_, std::as_bytes(std::span(&request, 1)), descriptors, MSG_DONTWAIT);
+    KJ_REQUIRE(sent == sizeof request, "gpupool-spawner has ended, or does not answer", strerror(errno));
     return hear();
   } catch (const kj::Exception&) {
-    shutdown(socket_, SHUT_RDWR);
+    // A later answer would be taken for the next one's; and without it no worker can be killed. Its workers
+    // end with it, and this server (ended).
+    ::kill(pid_, SIGKILL);
     throw;
   }
 }

@@ -13,6 +13,7 @@
 #include "server/worker_process.h"
 
 namespace gpupool::server {
+
 WorkerMessage::WorkerMessage(kj::Array<capnp::word> words) : words_(kj::mv(words)), reader_(words_) {}
 
 std::vector<std::string> workerEnvironment(char** environment) {

@@ -15,10 +15,8 @@ inline constexpr uint32_t kSpawnerMagic = 0x57505347;
 
 enum class SpawnerOperation : uint32_t {
   // A worker under a user id that no other process has. Descriptors: the program (O_PATH), the worker's
-  // control socket,
-  // and a memory file: `arguments` texts and then `variables` texts, each with a zero byte behind it. The
-  // answer has the
-  // process's id, its user's, and a pidfd as its descriptor.
+  // control socket, and a memory file: `arguments` texts and then `variables` texts, each with a zero byte
+  // behind it. The answer has the process's id, and a pidfd as its descriptor.
   start = 1,
   kill,         // SIGKILL to the worker `pid` and its process group
   reap,         // the worker `pid` is gone (its pidfd says so): the answer has its status as of wait(2)
@@ -36,7 +34,6 @@ struct SpawnerAnswer {
   int32_t error = 0;  // errno; 0: done
   int32_t pid = 0;
   int32_t status = 0;
-  uint32_t user = 0;
 };
 
 inline constexpr uint32_t kMostSpawnerTexts = 4096;      // of each kind

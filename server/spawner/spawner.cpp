@@ -40,11 +40,8 @@ bool becomeUser(uid_t user, const UserRange& users, const std::vector<gid_t>& gr
          users.has(user);
 }
 
-std::vector<gid_t> supplementaryGroups() {
-  const int count = getgroups(0, nullptr);
-  std::vector<gid_t> groups(static_cast<size_t>(std::max(count, 0)));
-  if (getgroups(static_cast<int>(groups.size()), groups.data()) != count)
-    throw std::runtime_error(std::string("getgroups: ") + std::strerror(errno));
+std::vector<gid_t> groupsOfWorkers() {
+  std::vector<gid_t> groups = supplementaryGroups();
   std::erase(groups, getegid());  // the server's own: its files are that one's
   std::erase(groups, gid_t{0});
   return groups;
@@ -96,7 +93,7 @@ bool isOf(int process, const UserRange& users) {
 
 }  // namespace
 
-Spawner::Spawner(UserRange users) : users_(users), groups_(supplementaryGroups()), next_(users.first) {
+Spawner::Spawner(UserRange users) : users_(users), groups_(groupsOfWorkers()), next_(users.first) {
   constexpr int kKept[] = {CAP_SETUID, CAP_SETGID, CAP_KILL};
   if (!keepCapabilities(kKept))
     throw std::runtime_error("it needs the capabilities CAP_SETUID, CAP_SETGID and CAP_KILL");
@@ -173,7 +170,7 @@ Spawner::Answer Spawner::start(const SpawnerRequest& request, int program, int c
   }
   fcntl(process, F_SETFD, FD_CLOEXEC);
   workers_[pid] = {user, {}};
-  return {{0, pid, 0, user}, process};
+  return {{0, pid, 0}, process};
 }
 
 Spawner::Answer Spawner::kill(pid_t pid) {

@@ -4,9 +4,8 @@
 // nobody else.
 //
 //   CAP_SETUID, CAP_SETGID   a worker gets a user id of the range that no other process has, the range's
-//   group id, and
-//                            the supplementary groups of the server (those which may open GPUs, where a site
-//                            has such)
+//                            group id, and the supplementary groups of the server (where a site has groups
+//                            that may open GPUs)
 //   CAP_KILL                 workers are of other users than it and the server
 //
 // Whatever the server asks, it gets nothing that is not of these user ids: no other user, no signal to other

@@ -97,6 +97,17 @@ says() { grep -q "gpupool-spawner has ended" "$GPUPOOL_STATE/server.log"; }
 check "the server ends, and says why" until_true says
 down
 
+case_of "the spawner is stopped"
+up
+mapfile -t workers < <(uids | awk '{ print $2 }')
+stopped=$(spawner)
+kill -STOP "$stopped"
+kill -KILL "${workers[0]}" # the server asks for its status, and for another one
+ends() { until_true are_gone "$stopped" "${workers[@]}" || until_true are_gone "$stopped" "${workers[@]}"; } # after 10 s
+check "it is ended, and its workers with it" ends
+check "the server says why" until_true says
+down
+
 case_of "more workers than user ids"
 export GPUPOOL_SERVER_WORKER_USERS=$first-$((first + 1))
 up
