@@ -595,6 +595,8 @@ struct MoveOrder {
                                       # file. It goes on here, in any case, and `moved` says whether it is written
   pages @5 :Bool;                     # with copy: it is kept in pages, and who keeps it says first what it has already
                                       # (server/worker/session_pages.h)
+  direct @6 :Bool;                    # without stream: the other worker has none of the devices that this one has. The
+                                      # memory stays until the client has left, and is copied from device to device
 }
 struct KeptCheckpoint {
   frame @0 :UInt64;                   # the last frame and aside call that it has

@@ -35,6 +35,8 @@ struct SessionRecord {
   wordsBytes @23 :UInt64;         # of its words
   contextAhead @24 :UInt32;       # 1 + the device, by index, whose context was there before the first call; 0: none was
   format @25 :UInt32;             # stateFormat
+  left @26 :List(UInt32);         # by device: the driver's ordinal of the one on which its pieces are still, and their
+                                  # descriptors follow those of `host`, in this order. Empty: the copier has them
 }
 struct RecordDigest {
   name @0 :Text;                  # of what, for people

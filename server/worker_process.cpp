@@ -411,7 +411,8 @@ void WorkerProcess::move(const Order& given) {
     else if (hold)
       orders_.hold(drain, order.getEpoch(), descriptors.back());
     else
-      orders_.move(drain, order.getEpoch(), stream ? -1 : descriptors[0], descriptors.back());
+      orders_.move(drain, order.getEpoch(), stream ? -1 : descriptors[0], descriptors.back(),
+                   order.getDirect());
     descriptors.clear();
     return;
   }

@@ -165,8 +165,9 @@ struct WorkerOrders {
   std::function<void(std::chrono::milliseconds drain, int copier)> suspend;
   std::function<void()> resume;
   // The session goes to another worker, as `epoch`. copier: -1: to one of another server. state: this
-  // worker's end of the state socket, blocking. Answered once by reportMoved.
-  std::function<void(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state)> move = nullptr;
+  // worker's end of the state socket, blocking. direct: MoveOrder.direct. Answered once by reportMoved.
+  std::function<void(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state, bool direct)>
+      move = nullptr;
   // The session goes into a file, whose writer is at the other end of `state`, and its client leaves.
   std::function<void(std::chrono::milliseconds drain, uint64_t epoch, int state)> hold = nullptr;
   // The session's state is copied into a file, whose writer is at the other end of `state`, and goes on here.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <thread>
 
 #include "base/log.h"
@@ -46,15 +47,17 @@ void CopierBatch::start(Direction direction, std::vector<Piece> pieces) {
   running_ = true;
   direction_ = direction;
   pieces_ = std::move(pieces);
-  std::stable_sort(pieces_.begin(), pieces_.end(),
-                   [](const Piece& a, const Piece& b) { return a.ordinal < b.ordinal; });
+  const bool across = direction_ == Direction::across;
+  if (!across)
+    std::stable_sort(pieces_.begin(), pieces_.end(),
+                     [](const Piece& a, const Piece& b) { return a.ordinal < b.ordinal; });
   uint64_t bytes = 0;
   for (const Piece& piece : pieces_) bytes += piece.bytes;
   deadline_ = std::chrono::steady_clock::now() + kPatience + std::chrono::seconds(bytes / kSlowest);
   error_ = failed("cuCtxSetCurrent", devices_.makeCurrent(pieces_.front().ordinal));
   if (error_.empty()) error_ = reserveWindow(bytes);
   if (error_.empty()) error_ = map();
-  if (error_.empty()) error_ = copy();
+  if (error_.empty()) error_ = across ? copyAcross() : copy();
   for (Piece& piece : pieces_) piece.descriptor = Descriptor();
 }
 
@@ -97,12 +100,23 @@ std::string CopierBatch::map() {
   return "";
 }
 
+// Across, to every other device of the batch too that can reach it: its copies go straight then.
 std::string CopierBatch::allow(uint64_t begin, uint64_t end, uint32_t ordinal) {
-  CUmemAccessDesc access{};
-  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-  access.location.id = static_cast<int>(ordinal);
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return failed("cuMemSetAccess", devices_.driver().cuMemSetAccess(window_ + begin, end - begin, &access, 1));
+  std::set<uint32_t> reaching{ordinal};
+  if (direction_ == Direction::across)
+    for (const Piece& piece : pieces_)
+      if (!reaching.contains(piece.ordinal) && devices_.reaches(ordinal, piece.ordinal))
+        reaching.insert(piece.ordinal);
+  std::vector<CUmemAccessDesc> access(reaching.size());
+  std::transform(reaching.begin(), reaching.end(), access.begin(), [](uint32_t one) {
+    CUmemAccessDesc allowed{};
+    allowed.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    allowed.location.id = static_cast<int>(one);
+    allowed.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    return allowed;
+  });
+  return failed("cuMemSetAccess",
+                devices_.driver().cuMemSetAccess(window_ + begin, end - begin, access.data(), access.size()));
 }
 
 // The device's context is current afterwards.
@@ -133,6 +147,23 @@ std::string CopierBatch::copy() {
       if (result != CUDA_SUCCESS) return failed("the copy of a piece of memory", result);
       address += range.bytes;
     }
+  }
+  return "";
+}
+
+std::string CopierBatch::copyAcross() {
+  const Driver& driver = devices_.driver();
+  const size_t count = pieces_.size() / 2;
+  CUdeviceptr source = window_, target = window_ + mapped_ / 2;
+  for (size_t i = 0; i < count; ++i) {
+    const Piece &from = pieces_[i], &to = pieces_[count + i];
+    CUstream stream = nullptr;
+    if (std::string error = streamOf(to.ordinal, stream); !error.empty()) return error;
+    const CUresult result = driver.cuMemcpyPeerAsync(target, devices_.context(to.ordinal), source,
+                                                     devices_.context(from.ordinal), from.bytes, stream);
+    if (result != CUDA_SUCCESS) return failed("the copy of a piece of memory", result);
+    source += from.bytes;
+    target += to.bytes;
   }
   return "";
 }

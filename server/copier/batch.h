@@ -1,6 +1,6 @@
 #pragma once
-// One batch of pieces on its way between devices and the store: imported, mapped, copied by streams of its
-// own, and given up again. Reused for a connection's later batches. One thread.
+// One batch of pieces on its way between devices and the store, or between devices: imported, mapped, copied
+// by streams of its own, and given up again. Reused for a connection's later batches. One thread.
 
 #include <chrono>
 #include <cstdint>
@@ -16,13 +16,13 @@ namespace gpupool::server {
 
 class CopierBatch {
  public:
-  enum class Direction { out, in };
+  enum class Direction { out, in, across };
   struct Piece {
     uint32_t index = 0;  // of the connection's plan
     uint32_t ordinal = 0;
     uint64_t bytes = 0;
-    std::span<const CopierStore::Range> kept;
-    Descriptor descriptor;  // from the worker, so it may be anything
+    std::span<const CopierStore::Range> kept;  // empty: goes across
+    Descriptor descriptor;                     // from the worker, so it may be anything
   };
 
   // verify: what was brought in is read back and compared.
@@ -32,7 +32,8 @@ class CopierBatch {
   CopierBatch(const CopierBatch&) = delete;
   CopierBatch& operator=(const CopierBatch&) = delete;
 
-  // Of devices in use. Starts the copies and closes the descriptors; done() and finish() must follow.
+  // Of devices in use. across: first the pieces that are read, then those that are written. Starts the copies
+  // and closes the descriptors; done() and finish() must follow.
   void start(Direction direction, std::vector<Piece> pieces);
   bool running() const { return running_; }
   // True: finish does not wait any more. Looks, and returns.
@@ -49,6 +50,7 @@ class CopierBatch {
   std::string map();
   std::string allow(uint64_t begin, uint64_t end, uint32_t ordinal);
   std::string copy();
+  std::string copyAcross();
   std::string compare(const Piece& piece, CUdeviceptr address);
   std::string streamOf(uint32_t ordinal, CUstream& stream);
   std::string failed(const char* call, CUresult result) const;

@@ -27,9 +27,17 @@ size_t eachBehind(CopierVerb verb) {
       return sizeof(uint32_t);
     case CopierVerb::bringIn:
       return sizeof(CopierPlaced);
+    case CopierVerb::across:
+      return sizeof(CopierCrossing);
     default:
       return 0;
   }
+}
+
+// Likewise, of descriptors.
+size_t descriptorsEach(CopierVerb verb) {
+  if (verb == CopierVerb::across) return 2;
+  return verb == CopierVerb::takeOut || verb == CopierVerb::bringIn ? 1 : 0;
 }
 
 }  // namespace
@@ -109,12 +117,10 @@ bool CopierConnection::receive() {
 
 // This process could not take all that came with a batch.
 bool CopierConnection::lacksDescriptors(const Request& request, bool whole) const {
-  const size_t count = request.message.count;
-  const bool batch =
-      request.message.verb == CopierVerb::takeOut || request.message.verb == CopierVerb::bringIn;
-  return !whole && batch && count <= kMostInBatch &&
+  const size_t count = request.message.count, each = descriptorsEach(request.message.verb);
+  return !whole && each != 0 && count <= kMostInBatch / each &&
          request.behind.size() == count * eachBehind(request.message.verb) &&
-         request.descriptors.size() < count;
+         request.descriptors.size() < count * each;
 }
 
 bool CopierConnection::refuseInTurn(const Request& request, std::string_view why) {
@@ -125,12 +131,11 @@ bool CopierConnection::refuseInTurn(const Request& request, std::string_view why
 
 bool CopierConnection::handle(Request& request) {
   const CopierVerb verb = request.message.verb;
-  const bool batch = verb == CopierVerb::takeOut || verb == CopierVerb::bringIn;
   const size_t each = eachBehind(verb);
   if (request.behind.size() != each * request.message.count && each != 0)
     return breach("a message is not as long as it says");
   if (request.behind.size() != 0 && each == 0) return breach("a message is longer than its kind");
-  if (request.descriptors.size() != (batch ? request.message.count : 0))
+  if (request.descriptors.size() != descriptorsEach(verb) * request.message.count)
     return breach("other descriptors came than a message says");
   switch (verb) {
     case CopierVerb::plan:
@@ -140,6 +145,8 @@ bool CopierConnection::handle(Request& request) {
     case CopierVerb::takeOut:
     case CopierVerb::bringIn:
       return startBatch(request);
+    case CopierVerb::across:
+      return startCrossing(request);
     case CopierVerb::beginBringIn:
       return beginBringIn(request);
     default:
@@ -219,16 +226,44 @@ bool CopierConnection::startBatch(Request& request) {
     for (const auto& refused : pieces) states_[refused.index] = State::kept;
     return refuseInTurn(request, why);
   }
+  return start(request, out ? CopierBatch::Direction::out : CopierBatch::Direction::in, std::move(pieces));
+}
+
+bool CopierConnection::startCrossing(Request& request) {
+  const size_t count = request.message.count;
+  if (count == 0 || count > kMostInCrossing) return breach("a batch of too many pieces, or none");
+  std::vector<CopierCrossing> crossings(count);
+  std::memcpy(crossings.data(), request.behind.data(), request.behind.size());
+  std::vector<CopierBatch::Piece> pieces(2 * count);
+  std::string why;
+  for (size_t i = 0; i < count; ++i) {
+    const CopierCrossing& one = crossings[i];
+    if (one.units == 0 || one.units > kMostPieceBytes / kCopierUnit)
+      return breach("a piece of an impossible size");
+    for (const uint32_t ordinal : {one.from, one.to})
+      if (why.empty()) why = devices_.use(ordinal);
+    const auto index = static_cast<uint32_t>(i);
+    const uint64_t bytes = one.units * kCopierUnit;
+    pieces[i] = {index, one.from, bytes, {}, std::move(request.descriptors[i])};
+    pieces[count + i] = {index, one.to, bytes, {}, std::move(request.descriptors[count + i])};
+  }
+  if (!why.empty()) return refuseInTurn(request, why);
+  return start(request, CopierBatch::Direction::across, std::move(pieces));
+}
+
+bool CopierConnection::start(const Request& request, CopierBatch::Direction direction,
+                             std::vector<CopierBatch::Piece> pieces) {
   for (auto& batch : batches_) {
     if (batch->running()) continue;
     underWay_.push_back({batch.get(), request.message.verb, request.message.sequence});
-    batch->start(out ? CopierBatch::Direction::out : CopierBatch::Direction::in, std::move(pieces));
+    batch->start(direction, std::move(pieces));
     return true;
   }
   return breach("too many batches");  // never: nothing is read while all are under way
 }
 
 void CopierConnection::markBatch(const UnderWay& finished, bool moved) {
+  if (finished.verb == CopierVerb::across) return;  // nothing of it is kept
   const bool out = finished.verb == CopierVerb::takeOut;
   for (const auto& piece : finished.batch->pieces()) {
     states_[piece.index] = out && !moved ? State::onDevice : State::kept;
@@ -242,7 +277,7 @@ bool CopierConnection::finishOldest() {
   const std::string error = oldest.batch->finish();
   markBatch(oldest, error.empty());
   if (oldest.batch->stuck()) {
-    holding_->abandon();
+    if (holding_ != nullptr) holding_->abandon();
     GPUPOOL_ERROR("%s: the memory of a session that was being moved is lost to everybody", error.c_str());
     answer(oldest.sequence, error);
     ended_ = error;

@@ -59,6 +59,9 @@ class CopierConnection {
   bool plan(const Request& request);
   bool reserve(const Request& request);
   bool startBatch(Request& request);
+  bool startCrossing(Request& request);
+  bool start(const Request& request, CopierBatch::Direction direction,
+             std::vector<CopierBatch::Piece> pieces);
   bool beginBringIn(const Request& request);
   bool breach(const char* what);
   void markBatch(const UnderWay& finished, bool moved);

@@ -13,7 +13,8 @@ CopierDevices::CopierDevices(const Driver& driver) : driver_(driver) {
   contexts_.resize(static_cast<size_t>(count));
   const bool complete = driver.cuMemImportFromShareableHandle && driver.cuMemHostRegister_v2 &&
                         driver.cuMemAddressFree && driver.cuMemcpyDtoHAsync_v2 &&
-                        driver.cuMemcpyHtoDAsync_v2 && driver.cuStreamQuery && driver.cuStreamDestroy_v2;
+                        driver.cuMemcpyHtoDAsync_v2 && driver.cuStreamQuery && driver.cuStreamDestroy_v2 &&
+                        driver.cuMemcpyPeerAsync && driver.cuDeviceCanAccessPeer;
   if (!complete) throw std::runtime_error("the driver is too old to move memory between processes");
 }
 
@@ -46,6 +47,19 @@ std::string CopierDevices::use(uint32_t ordinal) {
 CUresult CopierDevices::makeCurrent(uint32_t ordinal) {
   std::lock_guard lock(mutex_);
   return driver_.cuCtxSetCurrent(contexts_.at(ordinal));
+}
+
+CUcontext CopierDevices::context(uint32_t ordinal) {
+  std::lock_guard lock(mutex_);
+  return contexts_.at(ordinal);
+}
+
+bool CopierDevices::reaches(uint32_t from, uint32_t to) {
+  CUdevice source = 0, target = 0;
+  int can = 0;
+  return from != to && driver_.cuDeviceGet(&source, static_cast<int>(from)) == CUDA_SUCCESS &&
+         driver_.cuDeviceGet(&target, static_cast<int>(to)) == CUDA_SUCCESS &&
+         driver_.cuDeviceCanAccessPeer(&can, target, source) == CUDA_SUCCESS && can != 0;
 }
 
 void CopierDevices::registerMemory(std::byte* data, uint64_t bytes) {

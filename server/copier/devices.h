@@ -25,6 +25,10 @@ class CopierDevices {
   std::string use(uint32_t ordinal);
   // The context becomes the calling thread's. Of a device in use.
   CUresult makeCurrent(uint32_t ordinal);
+  // Likewise.
+  CUcontext context(uint32_t ordinal);
+  // True: a copy from `from` can go straight to `to`, without host memory between.
+  bool reaches(uint32_t from, uint32_t to);
   // So that copies run at the device's own speed; at once, or with the first context. Where the driver
   // refuses they are slower.
   void registerMemory(std::byte* data, uint64_t bytes);

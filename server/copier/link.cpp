@@ -194,6 +194,38 @@ std::string CopierLink::sendBatch(CopierVerb verb, const Export& exported, const
   return error;
 }
 
+std::string CopierLink::sendCrossings(std::span<const CopierCrossing> crossings, size_t first,
+                                      const Export& from, const Export& to) {
+  std::vector<Descriptor> owners;
+  std::vector<int> descriptors;
+  for (const Export* exported : {&from, &to})
+    for (size_t i = 0; i < crossings.size(); ++i) {
+      owners.emplace_back((*exported)(first + i));
+      if (owners.back() < 0) return "a piece of the device's memory cannot be exported";
+      descriptors.push_back(owners.back());
+    }
+  return send(CopierVerb::across, static_cast<uint32_t>(crossings.size()), std::as_bytes(crossings),
+              descriptors);
+}
+
+std::string CopierLink::across(std::span<const CopierCrossing> crossings, const Export& from,
+                               const Export& to) {
+  std::deque<Batch> underWay;
+  std::string error = broken_;
+  const auto finishOne = [&] {
+    const std::string late = finish(underWay, [](size_t) {});
+    if (error.empty()) error = late;
+  };
+  for (size_t at = 0; at < crossings.size() && error.empty(); at += kMostInCrossing) {
+    if (underWay.size() == kCopierBatches) finishOne();
+    const auto batch = crossings.subspan(at, std::min(kMostInCrossing, crossings.size() - at));
+    if (error.empty()) error = sendCrossings(batch, at, from, to);
+    if (error.empty()) underWay.push_back({sequence_, {}});
+  }
+  while (!underWay.empty() && broken_.empty()) finishOne();
+  return error;
+}
+
 std::string CopierLink::finish(std::deque<Batch>& underWay, const std::function<void(size_t)>& moved) {
   const Batch batch = std::move(underWay.front());
   underWay.pop_front();

@@ -51,6 +51,9 @@ class CopierLink {
   // on to what was freed until it is asked for the first time.
   using Where = std::function<uint32_t(size_t index)>;
   std::string bringIn(const Export& exported, const Where& where = nullptr);
+  // Copies piece for piece from device to device, and keeps nothing; at any time. from, to: descriptors, as
+  // of Export, asked for in ascending order. "" or why not, and then what was to be written is undefined.
+  std::string across(std::span<const CopierCrossing> crossings, const Export& from, const Export& to);
   // Another process goes on with this link: it takes a copy of the descriptor over, what was planned, and the
   // number of the last message. One of the two speaks to the copier at a time. When this one is to speak
   // again, it goes on behind the other one's last message, and overhears answers to what that one did not
@@ -81,6 +84,8 @@ class CopierLink {
   std::string move(CopierVerb verb, const Export& exported, const std::function<void(size_t)>& moved,
                    const Where& where = nullptr);
   std::string sendBatch(CopierVerb verb, const Export& exported, const Where& where, Batch& batch);
+  std::string sendCrossings(std::span<const CopierCrossing> crossings, size_t first, const Export& from,
+                            const Export& to);
   // Waits for the oldest batch.
   std::string finish(std::deque<Batch>& underWay, const std::function<void(size_t)>& moved);
 

@@ -11,11 +11,18 @@
 //     takeOut                   count × uint32, the indices  count         done | refused
 //     beginBringIn              -                            -             done | refused
 //     bringIn                   count × CopierPlaced         count         done | refused
+//     across                    count × CopierCrossing       2 × count     done | refused
 //
 //   In this order: plans, one reserve, batches of takeOut, then beginBringIn and batches of bringIn, which
 //   may be repeated. Descriptor i of a batch is the piece of index i, as cuMemExportToShareableHandle gives
 //   it. A piece is taken out once, and brought in only after that, perhaps on another device than it was on:
-//   a session that has moved has other ones. `count` of reserve: all pieces. Answers come in the order of
+//   a session that has moved has other ones. `count` of reserve: all pieces.
+//
+//   `across` stands for itself, at any time: pieces of one process are copied to those of another, from
+//   device to device, and the copier keeps nothing. First come the descriptors that are read, then, in the
+//   same order, those that are written.
+//
+//   Answers come in the order of
 //   what they answer and repeat its `sequence`, which the worker chooses; behind them stand `count` bytes of
 //   text, for people, where they are `refused`. When a batch is answered the copier holds none of its pieces
 //   any more. Of a batch that is refused no piece counts as moved; other batches do.
@@ -52,6 +59,7 @@ enum class CopierVerb : uint32_t {
   bringIn = 5,
   done = 6,
   refused = 7,
+  across = 8,
 };
 
 struct CopierMessage {
@@ -74,6 +82,13 @@ struct CopierPlaced {
 };
 static_assert(sizeof(CopierPlaced) == 8);
 
+struct CopierCrossing {
+  uint32_t from = 0, to = 0;  // ordinals
+  uint32_t units = 0;         // of kCopierUnit
+};
+static_assert(sizeof(CopierCrossing) == 12);
+
+inline constexpr size_t kMostInCrossing = kMostInBatch / 2;
 inline constexpr size_t kMostInPlan = (kCopierDatagram - sizeof(CopierMessage)) / sizeof(CopierPlanned);
 static_assert(sizeof(CopierMessage) + kMostInBatch * sizeof(CopierPlaced) <= kCopierDatagram);
 static_assert(sizeof(CopierMessage) + kMostRefusalText <= kCopierDatagram);

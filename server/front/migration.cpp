@@ -17,6 +17,12 @@ kj::Exception moveFailure(const std::string& text) {
 
 [[noreturn]] void failMove(const std::string& text) { kj::throwFatalException(moveFailure(text)); }
 
+// No device of the one is one of the other.
+bool hasOthers(const std::vector<std::string>& devices, const std::vector<std::string>& before) {
+  return std::ranges::none_of(
+      devices, [&](const std::string& device) { return std::ranges::find(before, device) != before.end(); });
+}
+
 }  // namespace
 
 Migration::Migration(kj::Network& network, kj::Timer& timer, LeaseTable& leases, SessionTable& sessions,
@@ -192,6 +198,7 @@ kj::Promise<MoveAnswer> Migration::moveTo(Order order, uint64_t number, SessionF
   nextEnd = nullptr;
   SessionTable::MoveMeans means{order.drainMs, kj::mv(copier), kj::mv(oldEnd),
                                 settings_.bound + order.drainMs * kj::MILLISECONDS};
+  means.direct = !order.stream && hasOthers(facts.devices, sessions_.facts(number)->devices);
   return sessions_.move(number, kj::mv(next), facts, kj::mv(means))
       .then([this, lease = order.lease, facts](MoveAnswer answer) {
         Grant* grant = leases_.admissible(lease);

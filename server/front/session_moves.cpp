@@ -100,6 +100,7 @@ kj::Promise<MoveAnswer> SessionTable::orderMove(Session& old, uint64_t epoch, co
   order.setStream(means.copier.get() < 0);
   order.setCopy(old.copies);
   order.setPages(means.pages);
+  order.setDirect(means.direct);
   order.setHold(old.holds);
   std::vector<int> descriptors;
   if (means.copier.get() >= 0) descriptors.push_back(means.copier);

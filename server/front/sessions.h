@@ -153,7 +153,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     kj::AutoCloseFd copier;  // a connection to it; none: MoveOrder.stream
     kj::AutoCloseFd state;   // its end of the state socket
     kj::Duration bound;
-    bool pages = false;  // of `copy`: MoveOrder.pages
+    bool pages = false;   // of `copy`: MoveOrder.pages
+    bool direct = false;  // of `move`: MoveOrder.direct
   };
   // Begins a move to `next`, which has been sent its start with `facts`, the session's but for epoch and
   // placement, and was announced; that is the session's from here on. One order at a time, as above. Without

@@ -157,8 +157,8 @@ int runWorker(const WorkerArguments& arguments, test::FakeSuspension& suspension
   test::FakeMove move(process, start->socket);
   process.onOrders({.suspend = {},
                     .resume = {},
-                    .move = [&](auto drain, uint64_t epoch, int copier,
-                                int state) { move.order(drain, epoch, copier, state); },
+                    .move = [&](auto drain, uint64_t epoch, int copier, int state,
+                                bool) { move.order(drain, epoch, copier, state); },
                     .copy = [&](auto drain, int state) { move.copy(drain, state); }});
   std::atomic<int> client = start->socket;
   process.watchServer(

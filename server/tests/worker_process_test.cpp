@@ -231,11 +231,12 @@ TEST_CASE("an order to move comes with its connections, and is answered") {
     process.onOrders(
         {.suspend = {},
          .resume = {},
-         .move = [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
+         .move = [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int state, bool direct) {
            if ((copier >= 0 && write(copier, "copier", 6) != 6) || write(state, "state", 5) != 5) _exit(70);
            if ((fcntl(state, F_GETFL) & O_NONBLOCK) != 0 || (fcntl(state, F_GETFD) & FD_CLOEXEC) == 0)
              _exit(71);
-           process.reportMoved({"a capture is open", epoch, static_cast<uint32_t>(drain.count()), 9});
+           process.reportMoved({direct ? "a capture is open there" : "a capture is open", epoch,
+                                static_cast<uint32_t>(drain.count()), 9});
            close(copier);
            close(state);
          }});
@@ -254,6 +255,10 @@ TEST_CASE("an order to move comes with its connections, and is answered") {
   CHECK(worker.report() == "moved: the order came without its two connections 0 0 0");
   worker.send(message, std::array{copier[1], state[1]});
   CHECK(worker.report() == "moved: a capture is open 4 55 9");
+  move.setDirect(true);
+  worker.send(message, std::array{copier[1], state[1]});
+  CHECK(worker.report() == "moved: a capture is open there 4 55 9");
+  move.setDirect(false);
   // To a worker of another server: without a copier.
   move.setStream(true);
   worker.send(message, std::array{copier[1], state[1]});
@@ -261,9 +266,8 @@ TEST_CASE("an order to move comes with its connections, and is answered") {
   worker.send(message, state[1]);
   CHECK(worker.report() == "moved: a capture is open 4 55 9");
   char text[16] = "";
-  CHECK(read(copier[0], text, sizeof text) == 6);
-  CHECK(read(state[0], text, 5) == 5);
-  CHECK(read(state[0], text, 5) == 5);
+  CHECK(read(copier[0], text, sizeof text) == 12);  // of both orders that had one
+  for (int order = 0; order < 3; ++order) CHECK(read(state[0], text, 5) == 5);
   CHECK(std::string(text, 5) == "state");
   for (int end : {copier[0], copier[1], state[0], state[1]}) close(end);
 }

@@ -165,8 +165,8 @@ int serve(const server::WorkerArguments& arguments) {
     process.onOrders(
         {[&](std::chrono::milliseconds drain, int copier) { suspender.suspend(drain, copier); },
          [&] { suspender.resume(); },
-         [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket) {
-           suspender.move(drain, epoch, copier, socket);
+         [&](std::chrono::milliseconds drain, uint64_t epoch, int copier, int socket, bool direct) {
+           suspender.move(drain, epoch, copier, socket, direct);
          },
          [&](std::chrono::milliseconds drain, uint64_t epoch, int socket) {
            suspender.hold(drain, epoch, socket);

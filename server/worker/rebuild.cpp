@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <deque>
+#include <iterator>
 
 #include "base/log.h"
 #include "schema/rows.h"
@@ -121,7 +123,10 @@ std::string Rebuild::receiveDescriptors(HostPages& pages) {
   pages.words = transport::SharedMemory::adopt(release(first[0]), schema::kWordsBytes);
   pages.staging = transport::SharedMemory::adopt(release(first[1]), staging);
   pages.registeredIn = nullptr;
-  if (pieces) {
+  if (pieces && record.getLeft().size() != 0) {
+    link_ = std::make_unique<CopierLink>(std::move(first[2]), stopping_);
+    link_->goOn(record.getCopierSequence());
+  } else if (pieces) {
     std::vector<CopierPiece> planned;
     for (const auto piece : record.getPieces()) planned.push_back({piece.getDevice(), piece.getBytes()});
     link_ =
@@ -204,9 +209,40 @@ std::string Rebuild::makeMemory(Session& session) {
 
 // The memory comes before the calls: a texture, say, is made of memory that is there.
 std::string Rebuild::bringIn(Session& session) {
-  if (!stream_) return link_ == nullptr ? "" : bringPiecesIn(session, *link_);
+  if (!stream_ && link_ == nullptr) return "";
+  if (!stream_ && state_->record().getLeft().size() != 0) return bringAcross(session);
+  if (!stream_) return bringPiecesIn(session, *link_);
   const CUresult made = session.space().comeBack();  // its bytes come later
   return made == CUDA_SUCCESS ? "" : "no memory for the session on its GPU: " + driver_.describe(made);
+}
+
+// The other worker still has it, on devices of which none is this session's.
+std::string Rebuild::bringAcross(Session& session) {
+  Space& space = session.space();
+  if (const CUresult made = space.comeBack(); made != CUDA_SUCCESS)
+    return "no memory for the session on its GPU: " + driver_.describe(made);
+  const auto record = state_->record();
+  const auto left = record.getLeft();
+  std::vector<CopierCrossing> crossings;
+  for (const auto piece : record.getPieces()) {
+    if (piece.getDevice() >= left.size()) return "the other worker's record is damaged";
+    crossings.push_back({left[piece.getDevice()], session.ordinal(piece.getDevice()),
+                         static_cast<uint32_t>(piece.getBytes() / kCopierUnit)});
+  }
+  std::deque<Descriptor> came;
+  const auto from = [&](size_t index) {
+    std::vector<Descriptor> more;
+    if (came.empty() &&
+        !socket_.receiveDescriptors(more, std::min(kMostInCrossing, crossings.size() - index)))
+      return -1;
+    std::move(more.begin(), more.end(), std::back_inserter(came));
+    const int descriptor = fcntl(came.front(), F_DUPFD_CLOEXEC, 3);
+    came.pop_front();
+    return descriptor;
+  };
+  const std::string why =
+      link_->across(crossings, from, [&](size_t index) { return space.exportPiece(index); });
+  return socket_.error().empty() ? why : socket_.error();
 }
 
 // ---- of a stream

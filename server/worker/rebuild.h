@@ -81,6 +81,7 @@ class Rebuild {
   std::string receiveMemory(Session& session);
   std::string makeMemory(Session& session);
   std::string bringIn(Session& session);
+  std::string bringAcross(Session& session);
   std::string repeatCalls(Session& session);
   std::string repeatCall(Session& session, size_t index);
   std::string settleView(Session& session, Call& call, std::span<const std::byte> wanted);

@@ -111,6 +111,23 @@ std::string sendDescriptors(Session& session, StateSocket& socket, CopierLink* l
   return socket.sendDescriptors(descriptors) ? "" : socket.error();
 }
 
+// Of memory that stays here until the client has gone.
+std::string sendPieces(Session& session, StateSocket& socket) {
+  const Space& space = session.space();
+  session.makeAnyCurrent();
+  for (size_t at = 0; at < space.pieces();) {
+    std::vector<Descriptor> owners;
+    std::vector<int> descriptors;
+    for (; at < space.pieces() && descriptors.size() < kMostInCrossing; ++at) {
+      owners.emplace_back(space.exportPiece(at));
+      if (owners.back() < 0) return "a piece of the device's memory cannot be exported";
+      descriptors.push_back(owners.back());
+    }
+    if (!socket.sendDescriptors(descriptors)) return socket.error();
+  }
+  return "";
+}
+
 bool hearSequence(StateSocket& socket, uint32_t& sequence) {
   if (socket.receive(std::as_writable_bytes(std::span(&sequence, 1)))) return true;
   sequence += 1u << 20;  // whatever it said: far behind that
@@ -243,15 +260,21 @@ std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBu
   return sendImages(session, socket, imagesOf(message.getRoot<SessionRecord>().asReader()));
 }
 
-std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence,
-                      const Digests& seen) {
+std::string sendState(Session& session, StateSocket& socket, CopierLink* link, bool direct,
+                      uint32_t& sequence, const Digests& seen) {
   Contents contents;
   capnp::MallocMessageBuilder message;
   auto out = message.initRoot<SessionRecord>();
   if (std::string why = describeSession(session, seen, out, contents); !why.empty()) return why;
   if (link != nullptr) out.setCopierSequence(sequence = link->sequence());
+  const auto& devices = session.objects().devices();
+  if (direct && link != nullptr) {
+    auto left = out.initLeft(static_cast<unsigned>(devices.size()));
+    for (unsigned d = 0; d < left.size(); ++d) left.set(d, session.ordinal(d));
+  }
   if (!sendRecord(message, socket)) return socket.error();
   std::string why = sendDescriptors(session, socket, link);
+  if (why.empty() && direct && link != nullptr) why = sendPieces(session, socket);
   if (why.empty()) why = sendContents(session, socket, contents);
   if (!why.empty()) {
     // A worker that cannot rebuild the session has said so, and takes no more. One that waits for more is

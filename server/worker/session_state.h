@@ -36,11 +36,12 @@
 namespace gpupool::server {
 
 // "" or why the session cannot be rebuilt elsewhere, and then nothing was sent. link: null if the session has
-// no device memory. In `sequence`: the number of the copier's last message, by whoever spoke to it last.
+// no device memory. direct: what is on the devices is there still, and the other worker has none of these. In
+// `sequence`: the number of the copier's last message, by whoever spoke to it last.
 // Tests: `seen` is what this worker sees of the contents (contentDigests); the other one compares what it
 // sees in the end. Empty: it does not.
-std::string sendState(Session& session, StateSocket& socket, CopierLink* link, uint32_t& sequence,
-                      const Digests& seen = {});
+std::string sendState(Session& session, StateSocket& socket, CopierLink* link, bool direct,
+                      uint32_t& sequence, const Digests& seen = {});
 // The same as a stream. The session is as it was, whatever comes of it.
 std::string streamState(Session& session, StateSocket& socket, const Digests& seen = {});
 

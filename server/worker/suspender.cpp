@@ -60,12 +60,12 @@ void Suspender::resume() {
   changed_.notify_all();
 }
 
-void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state) {
+void Suspender::move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state, bool direct) {
   std::unique_ptr<CopierLink> link;
   if (copier >= 0) link = std::make_unique<CopierLink>(Descriptor(copier), [this] { return stopping(); });
   {
     std::lock_guard lock(mutex_);
-    orders_.push_back({false, drain, std::move(link), epoch, state, false, false});
+    orders_.push_back({false, drain, std::move(link), epoch, state, false, false, false, direct});
   }
   changed_.notify_all();
 }
@@ -310,8 +310,9 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
   }
   const char* done = order.copy ? "copied" : "moved";
   if (outcome.error.empty())
-    GPUPOOL_INFO("%s: %llu bytes, %u ms after %u ms of waiting for the device", done,
-                 static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, outcome.drainMs);
+    GPUPOOL_INFO("%s: %llu bytes%s, %u ms after %u ms of waiting for the device", done,
+                 static_cast<unsigned long long>(outcome.movedBytes),
+                 order.direct ? " straight from device to device" : "", outcome.pauseMs, outcome.drainMs);
   else
     GPUPOOL_WARNING("not %s: %s", done, outcome.error.c_str());
   if (order.copy || !outcome.error.empty()) session_.letClientStay();
@@ -359,13 +360,17 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   SuspendOutcome aside;
   Digests seen;
   std::string why = lookAtContents(true, seen);
-  if (why.empty()) why = takeAside(aside);
-  const bool away = why.empty() && aside.movedBytes != 0;
+  if (order.direct)
+    for (const Space::Piece& piece : session_.space().takeStock()) aside.movedBytes += piece.bytes;
+  else if (why.empty())
+    why = takeAside(aside);
+  const bool some = why.empty() && aside.movedBytes != 0, away = some && !order.direct;
   outcome.movedBytes = aside.movedBytes;
   movedBytes_ = away ? aside.movedBytes : 0;
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
   uint32_t sequence = 0;
-  if (why.empty()) why = sendState(session_, socket, away ? link_.get() : nullptr, sequence, seen);
+  if (why.empty())
+    why = sendState(session_, socket, some ? link_.get() : nullptr, order.direct, sequence, seen);
   if (why.empty()) why = sendClientAway(order);
   if (why.empty() || stopping() || !away) return why;
   link_->goOn(sequence);

@@ -10,10 +10,11 @@
 // the gate closed, and streams of one cannot be asked anything: the gate closes only when none is open.
 //
 // To move: the client stops sending first, then all this, and the other worker takes the copier's pieces over
-// (session_state.h). When the client has gone over to it, the session has ended here. Until then it can go on
-// here at any time. To a worker on another machine the bytes go as a stream, and there is no copier: the
-// memory stays where it is until the client has gone. To copy is the same without an end: the stream goes
-// into a file, and the session goes on here.
+// (session_state.h); a worker of other devices has it copy straight from these, and the memory stays where it
+// is until the client has gone. When the client has gone over to it, the session has ended here. Until then
+// it can go on here at any time. To a worker on another machine the bytes go as a stream, and there is no
+// copier: the memory stays where it is until the client has gone. To copy is the same without an end: the
+// stream goes into a file, and the session goes on here.
 //
 // A thread of its own carries orders out, one after the other. While the session is suspended it looks once a
 // second whether the copier still has the bytes; if not, the session ends.
@@ -54,8 +55,9 @@ class Suspender {
   // Any thread. copier: a connection to it, which this takes.
   void suspend(std::chrono::milliseconds drain, int copier);
   void resume();
-  // state: the state socket. Both are taken. copier: -1: the other worker is on another machine.
-  void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state);
+  // state: the state socket. Both are taken. copier: -1: the other worker is on another machine. direct:
+  // MoveOrder.direct.
+  void move(std::chrono::milliseconds drain, uint64_t epoch, int copier, int state, bool direct = false);
   // The session goes into a file, and its client leaves: a move as a stream, behind which no worker waits.
   void hold(std::chrono::milliseconds drain, uint64_t epoch, int state);
   // The session's state goes into a file (server/files/session_file.h), whose writer is at the other end of
@@ -87,7 +89,7 @@ class Suspender {
     std::unique_ptr<CopierLink> link;
     uint64_t epoch = 0;  // of a move; else 0. Without a link it goes as a stream
     int state = -1;      // of a move, and of a copy
-    bool copy = false, hold = false, pages = false;
+    bool copy = false, hold = false, pages = false, direct = false;
 
     bool streams() const { return state >= 0; }
   };

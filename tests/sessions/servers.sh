@@ -60,7 +60,28 @@ check "the lease is at $(place_of "$lease"), not $to" is_at "$lease" "$to"
 migrates "${from##* }"
 check "and back: $status $err" test "$status" -eq 0
 check "the lease is back: $(place_of "$lease")" is_at "$lease" "$from"
+check "its memory went from device to device" test "$(grep -c "straight from device to device" "$GPUPOOL_STATE/server.log")" -eq 2
 ends_well
+
+case_of "a program that checks what it computes, from GPU to GPU"
+gpupool run --transport "$transport" --memory 1GiB --server node -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
+  >"$folder/program.out" 2>"$folder/program.err" &
+launched=$!
+started+=("$launched")
+until_true any_lease || fail "no lease"
+lease=$(lease_ids | tail -1)
+sleep 0.5
+to=$(place_of "$lease")
+for ((move = 0; move < 4; ++move)); do
+  to="node $((1 - ${to##* }))"
+  check "to $to" until_true gpupool migrate --to "${to##* }" "$lease" >>"$folder/moves" 2>&1
+  check "it is there: $(place_of "$lease")" is_at "$lease" "$to"
+done
+wait "$launched"
+status=$?
+check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+check "all results are right" has "$(cat "$folder/program.out")" "all results are right"
+check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
 
 case_of "another server, and back"
 launch ucx

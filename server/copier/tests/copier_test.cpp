@@ -183,6 +183,48 @@ TEST_CASE("a piece that cannot be exported ends the call; what was taken by then
   CHECK(memory.wrong(5) == 0);
 }
 
+TEST_CASE("pieces go straight to other devices, and the copier keeps nothing") {
+  TestCopier copier(2 * kMiB);
+  std::vector<CopierPiece> there = manyPieces(150);
+  std::vector<CopierCrossing> crossings;
+  for (CopierPiece& piece : there) {
+    const uint32_t from = piece.ordinal;
+    piece.ordinal = 1 - piece.ordinal;
+    crossings.push_back({from, piece.ordinal, static_cast<uint32_t>(piece.bytes / kUnit)});
+  }
+  Memory old(manyPieces(150)), next(there);
+  for (Memory* memory : {&old, &next}) memory->createAll();
+  old.fill(7);
+  next.fill(8);
+  {
+    auto link = linkTo(copier.connect());
+    REQUIRE(link.across(crossings, exporting(old), exporting(next)).empty());
+    CHECK(old.wrong(7) == 0);
+    CHECK(next.wrong(7) == 0);
+    // Beside what the link keeps, and as often as one likes.
+    Memory aside({{0, 2 * kMiB}});
+    aside.createAll();
+    aside.fill(9);
+    REQUIRE(takeAll(link, aside).empty());
+    old.fill(10);
+    CHECK(link.across(crossings, exporting(old), exporting(next)).empty());
+    CHECK(next.wrong(10) == 0);
+    // What cannot be had is an error, and no end.
+    const auto until = [&](size_t last) {
+      return [&old, last](size_t index) { return index < last ? old.exportPiece(index) : -1; };
+    };
+    CHECK(contains(link.across(crossings, until(100), exporting(next)), "cannot be exported"));
+    crossings[140].units = 7;
+    CHECK(contains(link.across(crossings, exporting(old), exporting(next)), "not as large as was said"));
+    crossings[140] = {0, 2, 1};
+    CHECK(link.across(crossings, exporting(old), exporting(next)) == "there is no GPU 2");
+    aside.createAll();
+    REQUIRE(link.bringIn(exporting(aside)).empty());
+    CHECK(aside.wrong(9) == 0);
+  }
+  CHECK(eventually([&] { return copier.idle(); }));
+}
+
 TEST_CASE("a connection that is cut gives everything back, whenever that is") {
   const auto refuse = [](size_t) { return -1; };
   for (size_t cut = 0; cut < 8; ++cut) {

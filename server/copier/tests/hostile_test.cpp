@@ -35,6 +35,10 @@ class Raw {
       return send(of(verb, placed.size()), std::as_bytes(std::span<const CopierPlaced>(placed)), with);
     return send(of(verb, indices.size()), std::as_bytes(std::span<const uint32_t>(indices)), with);
   }
+  bool across(const std::vector<CopierCrossing>& crossings, const std::vector<int>& with) {
+    return send(of(CopierVerb::across, crossings.size()),
+                std::as_bytes(std::span<const CopierCrossing>(crossings)), with);
+  }
   static CopierMessage of(CopierVerb verb, size_t count) {
     return {kCopierMagic, verb, 5, static_cast<uint32_t>(count)};
   }
@@ -125,6 +129,16 @@ TEST_CASE("whoever breaks the protocol is cut off") {
       {"out before room", [&](Raw& raw, Piece& p) { raw.batch(CopierVerb::takeOut, {0}, {p.exported}); }},
       {"begin before room", [&](Raw& raw, Piece&) { raw.send(verb(CopierVerb::beginBringIn)); }},
       {"in before room", [&](Raw& raw, Piece& p) { raw.batch(CopierVerb::bringIn, {0}, {p.exported}); }},
+      {"nothing across", [&](Raw& raw, Piece&) { raw.across({}, {}); }},
+      {"a piece of nothing across",
+       [&](Raw& raw, Piece& p) { raw.across({{0, 1, 0}}, {p.exported, p.exported}); }},
+      {"a piece too large across",
+       [&](Raw& raw, Piece& p) { raw.across({{0, 1, ~0u}}, {p.exported, p.exported}); }},
+      {"a descriptor too few across", [&](Raw& raw, Piece& p) { raw.across({{0, 1, 1}}, {p.exported}); }},
+      {"too many across",
+       [&](Raw& raw, Piece&) {
+         raw.across(std::vector<CopierCrossing>(kMostInCrossing + 1, {0, 1, 1}), {});
+       }},
       {"plan with descriptors",
        [&](Raw& raw, Piece& p) { raw.send(verb(CopierVerb::plan, 1), eight, std::vector<int>{p.exported}); }},
   };
@@ -200,6 +214,12 @@ TEST_CASE("a descriptor that is no memory of its size is refused, and may be sen
     INFO(said);
     CHECK((said != "cut" && said != "done" && !said.empty()));
   }
+  for (const int wrong : {int{null}, int{loose}, int{exportedLarger}, raw.socket()}) {
+    CHECK(raw.across({{0, 1, 1}}, {piece.exported, wrong}));
+    const std::string said = raw.hear();
+    INFO(said);
+    CHECK((said != "cut" && said != "done" && !said.empty()));
+  }
   CHECK(raw.batch(CopierVerb::takeOut, {0}, {piece.exported}));
   CHECK(raw.hear() == "done");
 }
@@ -243,7 +263,7 @@ TEST_CASE("ten thousand messages of chance, beside a session that is served") {
     std::vector<int> with;
     for (uint32_t left = below(3); left > 0; --left)
       with.push_back(below(3) != 0 ? int{piece.exported} : int{null});
-    CopierMessage message = Raw::of(CopierVerb{below(8)}, below(4) != 0 ? with.size() : below(5));
+    CopierMessage message = Raw::of(CopierVerb{below(9)}, below(4) != 0 ? with.size() : below(5));
     if (below(50) == 0) message.magic = static_cast<uint32_t>(chance());
     auto behind = std::as_bytes(std::span<const uint32_t>(words));
     if (below(3) != 0) behind = behind.first(std::min(behind.size(), message.count * sizeof(uint32_t)));
