@@ -37,9 +37,9 @@ CUresult copyEach(const StreamRef& ref, size_t count, bool during, size_t* faile
 CUresult copyBatch(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,
                    CUmemcpyAttributes* attributes, size_t* starts, size_t attributeCount, size_t* failed,
                    CUstream stream) {
-  if (failed != nullptr) *failed = SIZE_MAX;  // not the fault of one copy
   StreamRef ref;
   if (CUresult status = resolveBatchStream(stream, ref); status != CUDA_SUCCESS) return status;
+  if (failed != nullptr) *failed = SIZE_MAX;  // not the fault of one copy
   if (to == nullptr || from == nullptr || sizes == nullptr || count == 0 || attributes == nullptr ||
       starts == nullptr || attributeCount == 0 || attributeCount > count || starts[0] != 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -139,9 +139,9 @@ CUresult translate(const CUDA_MEMCPY3D_BATCH_OP& op, Arrays& arrays, CUDA_MEMCPY
 // A batch with an operation that is wrong by itself copies nothing.
 CUresult copyVolumes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed,
                      unsigned long long flags, CUstream stream) {
-  if (failed != nullptr) *failed = SIZE_MAX;
   StreamRef ref;
   if (CUresult status = resolveBatchStream(stream, ref); status != CUDA_SUCCESS) return status;
+  if (failed != nullptr) *failed = SIZE_MAX;
   if (count == 0 || list == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   std::vector<CUDA_MEMCPY3D_v2> copies(count);
   Arrays arrays;

@@ -301,8 +301,8 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resour
   std::vector<SmSource> parts(count);
   for (unsigned i = 0; i < count; ++i) {
     if (CUresult status = read(resources[i], parts[i]); status != CUDA_SUCCESS) return status;
-    const bool together = parts[i].device == parts[0].device && parts[i].split == parts[0].split;
-    if (i != 0 && (!together || parts[i].split == 0)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    const bool apart = parts[i].device != parts[0].device || parts[i].split == 0 || parts[0].split == 0;
+    if (i != 0 && apart) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   }
   const auto made = descriptions.create(std::move(parts));
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;

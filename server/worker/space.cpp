@@ -133,9 +133,8 @@ CUresult Space::open(const Physical& physical, CUdeviceptr address) {
 CUresult Space::scrub(Physical& physical, CUdeviceptr address) {
   if (physical.clean || driver_.software()) return CUDA_SUCCESS;
   CUdevice current = 0;
-  CUresult result = driver_.cuCtxGetDevice(&current);
-  if (result != CUDA_SUCCESS) return result;
-  if (current == devices_[physical.device]) {
+  CUresult result = driver_.cuCtxGetDevice(&current);  // without a context, too, memory is exported
+  if (result == CUDA_SUCCESS && current == devices_[physical.device]) {
     CUcontext context = nullptr;
     result = driver_.cuCtxGetCurrent(&context);
     if (result == CUDA_SUCCESS)

@@ -100,8 +100,8 @@ class Space {
   std::shared_ptr<transport::SharedMemory> hostMemory(uint64_t address, size_t bytes) const;
 
   // --- sharing (space_share.cpp): pieces that several sessions of the lease have
-  // Offers [address, + bytes) of the extent that is mapped there, or all of the piece of that name. Needs a
-  // current context: the piece is cleared first, where nobody could read it so far.
+  // Offers [address, + bytes) of the extent that is mapped there, or all of the piece of that name. The
+  // piece is cleared first, where nobody could read it so far.
   CUresult offer(uint64_t name, CUdeviceptr address, size_t bytes, schema::ShareToken& token);
   // Names a piece of another session.
   struct OpenedPiece {

@@ -95,8 +95,8 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resour
   for (unsigned i = 0; i < count; ++i) {
     if (resources[i].type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     const Origin origin = originOf(resources[i]);
-    const bool together = origin.device == first.device && origin.split == first.split && first.split != 0;
-    if (i != 0 && !together) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    const bool apart = origin.device != first.device || origin.split == 0 || first.split == 0;
+    if (i != 0 && apart) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     description->multiprocessors += resources[i].sm.smCount;
   }
   description->device = first.device;

@@ -289,8 +289,8 @@ CUresult cuMemcpyBatchAsync(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, s
                             CUmemcpyAttributes* attributes, size_t* indices, size_t attributeCount,
                             size_t* failed, CUstream stream) {
   SOFT_CONTEXT(context);
-  if (failed) *failed = SIZE_MAX;
   SOFT_TRY(mayBatch(context, stream));
+  if (failed) *failed = SIZE_MAX;
   if (!to || !from || !sizes || !count) return CUDA_ERROR_INVALID_VALUE;
   if (!attributes || !indices || !attributeCount || attributeCount > count || indices[0]) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -305,8 +305,8 @@ CUresult cuMemcpyBatchAsync_v2(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes
 CUresult cuMemcpy3DBatchAsync(size_t count, CUDA_MEMCPY3D_BATCH_OP* list, size_t* failed,
                               unsigned long long flags, CUstream stream) {
   SOFT_CONTEXT(context);
-  if (failed) *failed = SIZE_MAX;
   SOFT_TRY(mayBatch(context, stream));
+  if (failed) *failed = SIZE_MAX;
   if (!list || !count || flags) return CUDA_ERROR_INVALID_VALUE;
   return copyEach(count, failed, [&](size_t i) {
     CUDA_MEMCPY3D p{};

@@ -91,8 +91,7 @@ bool ofOneSplit(const SmSource& a, const SmSource& b) {
          a.minCount == b.minCount && a.wanted == b.wanted;
 }
 
-// What the driver makes a green context of: all of something, or parts of one split, which is made once,
-// since the driver refuses parts that one call has not made.
+// What the driver makes a green context of: all of something, or parts of splits, each of which is made once.
 CUresult resourcesOf(Session& session, const std::vector<SmSource>& sources,
                      std::vector<CUdevResource>& resources) {
   if (sources.empty() || sources.size() > schema::kMostSmGroups) return CUDA_ERROR_INVALID_VALUE;
@@ -101,10 +100,15 @@ CUresult resourcesOf(Session& session, const std::vector<SmSource>& sources,
     if (sources.size() != 1) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     return wholeOf(session, first, CU_DEV_RESOURCE_TYPE_SM, resources.emplace_back());
   }
-  Parts parts;
-  if (CUresult status = split(session, first, parts); status != CUDA_SUCCESS) return status;
+  std::vector<std::pair<const SmSource*, Parts>> splits;
   for (const SmSource& source : sources) {
-    if (!ofOneSplit(source, first)) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (source.device != first.device || source.split == 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    auto made = std::ranges::find_if(splits, [&](const auto& one) { return ofOneSplit(*one.first, source); });
+    if (made == splits.end()) {
+      made = splits.insert(made, {&source, {}});
+      if (CUresult status = split(session, source, made->second); status != CUDA_SUCCESS) return status;
+    }
+    const Parts& parts = made->second;
     if (source.part != schema::kSmRest && source.part >= parts.groups.size()) return CUDA_ERROR_INVALID_VALUE;
     resources.push_back(source.part == schema::kSmRest ? parts.rest : parts.groups[source.part]);
   }

@@ -84,7 +84,9 @@ TEST_CASE("green contexts: parts that there are not") {
   CHECK(create(client, kGreen, std::vector<SmSource>(5000, part(0))) == CUDA_ERROR_INVALID_VALUE);
   SmSource other = part(1);
   other.split = 2;
-  CHECK(create(client, kGreen, {part(0), other}) == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  CHECK(create(client, kGreen, {part(0), allOf(0)}) == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  CHECK(create(client, kInner, {part(0), other}) == CUDA_SUCCESS);  // of another split
+  CHECK(client.await(ROW("cuGreenCtxDestroy"), Arguments().value(kInner)).status() == CUDA_SUCCESS);
   CHECK(create(client, kGreen, {allOf(0), allOf(0)}) == CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
   other = part(0);
   other.device = 7;

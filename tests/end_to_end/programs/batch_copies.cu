@@ -199,9 +199,10 @@ void failures(cudaStream_t stream) {
   check::say("the third of three: %s, and its index is %s", check::resultName(status),
              failed == 2 ? "told" : "not told");
   list[2].extent.height = 1;
+  failed = 77;
   status = volumes(3, list, &failed, 0, nullptr);
-  check::say("the default stream: %s, and %s is to blame", check::resultName(status),
-             failed == SIZE_MAX ? "no operation" : "an operation");
+  check::say("the default stream: %s, and the index is %s", check::resultName(status),
+             failed == 77 ? "not told" : failed == SIZE_MAX ? "that of no operation" : "told");
   CUDA(cudaStreamSynchronize(stream));
 }
 

@@ -182,7 +182,7 @@ static void memoryOperations() {
   check::say("memory operations: %u, %u", first, second);
   REQUIRE(first == 42 && second == 43);
   CUgraphNodeParams none = {};
-  none.type = CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL;
+  none.type = static_cast<CUgraphNodeType>(99);
   REQUIRE(cuGraphAddNode(&node, graph, nullptr, nullptr, 0, &none) != CUDA_SUCCESS);
   DRIVER(cuGraphExecDestroy(exec));
   DRIVER(cuGraphDestroy(graph));
