@@ -93,7 +93,7 @@ class CallLog {
   std::optional<std::vector<Entry*>> since(uint64_t frame, uint64_t aside, std::string& why);
   // How long ago that cut was.
   std::chrono::seconds age(uint64_t frame, uint64_t aside) const;
-  // Of the last checkpoint that is known to be kept, or of the first cut.
+  // Of the last checkpoint that is known to be kept (State.kept).
   std::chrono::seconds keptAge() const;
   // The worker's staging memory lies elsewhere now: what names it is changed.
   void relocate(uint64_t from, uint64_t to, uint64_t bytes);

@@ -120,7 +120,7 @@ bool Session::goOn() {
     next = NextWorker{.replaces = true};
     if (reachNext(next, why))
       why = makeAgain(next);
-    else
+    else if (log_->state().kept)
       why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
     done = why.empty();
     again = !done && !cancelled() && nextHasDied(next, why);

@@ -144,7 +144,8 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   if (kept.asked) return true;
   if (now < kept.next) return false;
   if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
-  return sending.quiet || kept.pages != nullptr || now - kept.at >= interval;
+  if (sending.quiet || kept.pages != nullptr) return true;
+  return now - kept.at >= (kept.brought == nullptr ? kj::min(interval, settings_.firstAfter) : interval);
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -373,7 +374,12 @@ std::string Keeper::died(const SessionFacts& facts) {
   if (settings_.diesToo) ::kill(::getpid(), SIGKILL);  // before its client hears of it
   if (restoresAfterDeath(facts)) return transport::kFailoverWords;
   const Grant* grant = leases_.admissible(facts.lease);
-  return grant != nullptr && grant->suspended && leaves(facts) ? transport::kLeavingWords : "";
+  if (grant == nullptr || grant->protectMs == 0) return "";
+  if (grant->suspended && leaves(facts)) return transport::kLeavingWords;
+  const auto at = kept_.find({facts.lease, facts.session});
+  if (at != kept_.end() && (at->second.pages != nullptr || at->second.brought != nullptr)) return "";
+  const std::string why = at == kept_.end() ? "" : at->second.why;
+  return "it has no checkpoint yet" + (why.empty() ? "" : " (" + why + ")") + ", and ";
 }
 
 bool Keeper::restoresAfterDeath(const SessionFacts& facts) {

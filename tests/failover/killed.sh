@@ -110,6 +110,18 @@ ends full
 check "and is right all the same: $status $out $err" right
 protect=(--protect --protect-interval 1s)
 
+case_of "a program that sends all the time is protected before its first interval is over"
+protect=(--protect --protect-interval 1h)
+rm -f "$folder/end"
+launch busy "${launcher[@]}" "$programs/steady_work" --mib 8 --until "$folder/end"
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+kill_worker
+check "another worker has it: $(said)" until_true says_of_it "restored 1 time"
+touch "$folder/end"
+ends busy
+check "and is right: $status $out $err" right
+protect=(--protect --protect-interval 1s)
+
 case_of "kills at any moment"
 resumed=0 ended=0
 for round in 1 2 3; do
