@@ -1,6 +1,7 @@
 #include "server/worker/suspender.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -120,10 +121,8 @@ void Suspender::run() {
     // Before each order too: those who ask for it again and again must not keep it from ending.
     if (suspended_ && movedBytes_ != 0 && link_->lost()) {
       lock.unlock();
-      session_.stop(
-          "the session was suspended, and the server's copier, which kept its memory, has died; start the "
-          "program again");
-      return;
+      return lose("the session was suspended, and the server's copier, which kept its memory, has died",
+                  session_.start().holderKeeps);
     }
     if (orders_.empty()) {
       const auto wake = [this] { return ending_ || !orders_.empty(); };
@@ -156,6 +155,16 @@ void Suspender::run() {
     busy_ = false;
     changed_.notify_all();
   }
+}
+
+// Its memory is gone. A protected session is restored from its checkpoint when its worker ends without a
+// word, as after any other death; while its lease is suspended only the holder has one.
+void Suspender::lose(const std::string& why, bool hasCheckpoint) {
+  if (hasCheckpoint) {
+    GPUPOOL_ERROR("%s: this worker ends, and the session goes on from its checkpoint", why.c_str());
+    _exit(1);
+  }
+  session_.stop(why + "; start the program again");
 }
 
 SuspendOutcome Suspender::carryOut(Order& order) {
@@ -226,7 +235,7 @@ std::string Suspender::takeAside(SuspendOutcome& outcome) {
   if (lost.empty() || stopping()) return why;
   why = "the session's memory was lost on its way to the copier: " + why;
   GPUPOOL_ERROR("what the copier had does not come back: %s", lost.c_str());
-  session_.stop(why + "; start the program again");
+  lose(why, session_.start().holderKeeps);
   return why;
 }
 
@@ -375,7 +384,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   if (why.empty() || stopping() || !away) return why;
   link_->goOn(sequence);
   if (const std::string lost = comeHome(); !lost.empty())
-    session_.stop("the session's memory was lost in a move (" + lost + "); start the program again");
+    lose("the session's memory was lost in a move (" + lost + ")", session_.start().isProtected);
   return why;
 }
 

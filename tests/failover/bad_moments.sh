@@ -170,4 +170,15 @@ check "it is suspended still: $(gpupool leases)" is_suspended
 run gpupool resume "$(lease)"
 check "it is resumed: $out $err" test "$status" -eq 0
 goes_on_at first alone
+
+case_of "a lease is suspended, and the copier dies, which has its memory"
+works copied
+run gpupool suspend "$(lease)"
+check "it is suspended: $out $err" is_suspended
+kill -KILL "$(pgrep -P "${servers[first]}" -f -- --copier)"
+check "its worker ends: $(cat "$folder/first.log")" until_true has_logged first "the server's copier, which kept its memory, has died"
+check "it is suspended still: $(gpupool leases)" is_suspended
+run gpupool resume "$(lease)"
+check "it is resumed: $out $err" test "$status" -eq 0
+goes_on_at first copied
 fi
