@@ -9,7 +9,8 @@
 
 namespace gpupool::server {
 
-// A server leaves out worker programs of another number. A change raises it if an older worker under this
+// A server leaves out worker programs of another number. server/tests/worker_interface_test pins the parts
+// below as far as they can be listed. A change raises it if an older worker under this
 // server, or the other way round, would do something wrong; that is one of
 //   * WorkerOrder, WorkerReport and the structs in them (schema/pool.capnp), but for fields with a default
 //     that means what there was before;
