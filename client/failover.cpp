@@ -52,7 +52,8 @@ bool Session::failOver(const transport::Connection& gone) {
     GPUPOOL_INFO("the session has lost its server: %s", transport::plainWords(gone.reason()).c_str());
   {
     std::unique_lock lock(moveMutex_);
-    for (transport::TimeLeft time(kMoverBound); moverRuns_ && time.any();) moveChanged_.wait_for(lock, kTick);
+    for (transport::TimeLeft time(kMoverBound); moverRuns_ && time.any();)
+      moveChanged_.wait_for(lock, time.step());
     if (moverRuns_ || !course_.failOver(epoch_ + 1)) return false;
     moverRuns_ = true;
   }

@@ -186,7 +186,7 @@ std::span<const std::byte> Session::exchangeHellos(transport::Connection& connec
   std::span<const std::byte> answer;
   bool over = false;
   for (transport::TimeLeft time(patience.setup); answer.empty() && !over && !cancelled() && time.any();)
-    answer = connection.next(Channel::call, soon(kTick), over);
+    answer = connection.next(Channel::call, transport::Clock::now() + time.step(), over);
   if (answer.empty()) text = "the worker did not greet: " + whySilent(connection);
   return answer;
 }

@@ -166,6 +166,7 @@ namespace {
 struct Landing {
   std::atomic<bool> open{false};
   std::mutex mutex;
+  bool allowed = true;  // nobody else sees this process' device memory
   uint64_t word = 0, value = 0;
   CUcontext context = nullptr;
   CUstream wire = nullptr;
@@ -177,17 +178,16 @@ bool isOrderedBehind(const StreamRef& ref) {  // under landing.mutex
   return ref.wire == landing.wire || ((landing.wire == nullptr || ref.wire == nullptr) && blocking);
 }
 
-void awaitLanding(const StreamRef& ref) {
-  uint64_t word = 0, value = 0;
-  {
-    std::lock_guard lock(landing.mutex);
-    if (!landing.open || isOrderedBehind(ref)) return;
-    word = landing.word;
-    value = landing.value;
+// Until there is none, or it is one that what `ref` does next comes behind. Null: until there is none. The
+// lock is landing's, and is held again.
+void awaitLanding(std::unique_lock<std::mutex>& lock, const StreamRef* ref) {
+  while (landing.open && (ref == nullptr || !isOrderedBehind(*ref))) {
+    const uint64_t word = landing.word, value = landing.value;
+    lock.unlock();
+    Session::get().waitWord(word, value);  // a fault is reported by what comes next
+    lock.lock();
+    if (landing.word == word && landing.value == value) landing.open = false;
   }
-  Session::get().waitWord(word, value);  // a fault is reported by what comes next
-  std::lock_guard lock(landing.mutex);
-  if (landing.word == word && landing.value == value) landing.open = false;
 }
 
 }  // namespace
@@ -196,14 +196,24 @@ CUresult returnBeforeLanding(const StreamRef& ref) {
   uint64_t value = 0;
   CUresult status = requestWord(ref, value);
   if (status != CUDA_SUCCESS || isDone(ref, value)) return status;
-  awaitLanding(ref);  // of another stream's, for only one is remembered
-  std::lock_guard lock(landing.mutex);
+  std::unique_lock lock(landing.mutex);
+  awaitLanding(lock, &ref);  // of another stream's, for only one is remembered
+  if (!landing.allowed) {
+    lock.unlock();
+    return waitFor(ref, value);
+  }
   landing.word = ref.stream->word;
   landing.value = value;
   landing.context = ref.context;
   landing.wire = ref.wire;
   landing.open = true;
   return CUDA_SUCCESS;
+}
+
+void landBeforeReturning() {
+  std::unique_lock lock(landing.mutex);
+  landing.allowed = false;
+  awaitLanding(lock, nullptr);
 }
 
 namespace {
@@ -255,8 +265,10 @@ std::unique_lock<std::mutex> lockWords() {
 
 CUresult resolveStream(CUstream handle, StreamRef& out) {
   CUresult status = findStream(handle, out);
-  if (__builtin_expect(landing.open.load(std::memory_order_relaxed), 0) && status == CUDA_SUCCESS)
-    awaitLanding(out);
+  if (__builtin_expect(landing.open.load(std::memory_order_relaxed), 0) && status == CUDA_SUCCESS) {
+    std::unique_lock lock(landing.mutex);
+    awaitLanding(lock, &out);
+  }
   return status;
 }
 

@@ -92,6 +92,10 @@ CUresult postWithWord(const StreamRef& ref, uint64_t& value, Send&& send) {
 // those that wait for it, find them landed; any other stream is held back until they have, by whoever
 // resolves it next.
 CUresult returnBeforeLanding(const StreamRef& ref);
+// Before another process can see device memory of this one, or this one another's: no stream of this session
+// orders what that does. Waits for the copies that have returned, and from here on none returns before its
+// bytes have landed.
+void landBeforeReturning();
 
 // True if keepCredit would not wait.
 bool hasCredit(const StreamRef& ref);

@@ -123,8 +123,7 @@ void limitSilence(int socket, std::chrono::milliseconds limit) {
 
 bool pollFor(int descriptor, short events, TimeLeft& time) {
   for (;;) {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        std::clamp<Clock::duration>(time.left(), Clock::duration::zero(), kLongestSleep));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(time.step());
     pollfd waiting{descriptor, events, 0};
     if (::poll(&waiting, 1, static_cast<int>(left.count())) > 0) return true;
     if (left.count() == 0) return false;

@@ -90,10 +90,10 @@ std::optional<RemoteRegions::Entry> RemoteRegions::wait(Region region, Deadline 
       if (entry.withdrawn || entry.generation != region.generation) return std::nullopt;
       return entry;
     }
-    const Clock::duration left = time.left();
-    if (stopped_ || left <= Clock::duration::zero() || region.id == 0 || region.id > kMaxRegions)
+    const Clock::duration step = time.step();
+    if (stopped_ || step == Clock::duration::zero() || region.id == 0 || region.id > kMaxRegions)
       return std::nullopt;
-    changed_.wait_for(lock, std::min<Clock::duration>(left, kLongestSleep));
+    changed_.wait_for(lock, step);
   }
 }
 

@@ -37,19 +37,24 @@ bool expeditedBarrier();
 void heavyBarrier();
 
 // A bound on waiting that counts only time in which this process ran. One that was stopped (SIGSTOP, a
-// debugger, its host suspended) goes on with its clock far ahead, while what it waits for was stopped as
-// well, or came and is read by another thread only now. One waiter's own; it asks between its steps, each of
-// which lasts at most kLongestSleep.
+// debugger, its host suspended) goes on with its clock ahead, while what it waits for was stopped as well, or
+// came and is read by another thread only now. One waiter's own; it asks between its steps, each of which
+// waits for step() at most. What is longer than twice kLongestStep counts as that: the waiter did not run.
 class TimeLeft {
  public:
+  static constexpr std::chrono::milliseconds kLongestStep{50};
+
   explicit TimeLeft(Clock::duration bound) : left_(bound) {}
 
   bool any() { return left() > Clock::duration::zero(); }
   Clock::duration left() {
     const Clock::time_point now = Clock::now();
-    if (const auto step = now - last_; step < 2 * kLongestSleep) left_ -= step;
+    left_ -= std::min<Clock::duration>(now - last_, 2 * kLongestStep);
     last_ = now;
     return left_;
+  }
+  Clock::duration step() {
+    return std::clamp<Clock::duration>(left(), Clock::duration::zero(), kLongestStep);
   }
 
  private:

@@ -145,6 +145,7 @@ CUresult openingResult(CUresult status) {
 CUresult openPhysical(CUcontext context, const schema::ShareToken& token, OpenedPhysical& opened) {
   auto made = physicalHandles.create();
   if (made.object == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  landBeforeReturning();
   unsigned device = 0;
   CUresult status = openingResult(Session::get().await<"sessionMemoryOpen">(
       context, token, made.id, &device, &opened.bytes, &opened.offset, &opened.length));
@@ -368,6 +369,7 @@ CUresult cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
       (static_cast<unsigned>(physical.properties.requestedHandleTypes) & type) == 0)
     return CUDA_ERROR_INVALID_VALUE;
   if (!physical.shared) {
+    landBeforeReturning();
     const CUresult status = Session::get().await<"sessionMemoryOffer">(
         contextOn(physical.properties.location.id), handle, CUdeviceptr{0}, physical.bytes, &physical.token);
     if (status != CUDA_SUCCESS) return status;

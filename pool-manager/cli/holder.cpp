@@ -360,7 +360,7 @@ kj::Promise<std::vector<pool::Server>> Holder::askPlaces() {
   if (!lease_) return KJ_EXCEPTION(FAILED, "the lease has ended");
   return connect(0, "")
       .then([this]() {
-        auto request = connection_->manager().placesRequest();
+        auto request = manager().placesRequest();
         pool::write(lease_->id, request.initId());
         return request.send();
       })

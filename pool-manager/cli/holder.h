@@ -76,6 +76,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
  private:
   struct Peer;
   kj::Promise<void> connect(size_t at, const std::string& tried);
+  // Behind connect(): a call that fails beside may have given the connection up since. Throws: DISCONNECTED.
+  schema::Manager::Client manager();
   kj::Promise<void> connectPatiently(int attempts);
   kj::Promise<void> requestLease(int attempts);
   kj::Promise<void> announceEnd();

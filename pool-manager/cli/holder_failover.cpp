@@ -76,7 +76,7 @@ kj::Promise<void> Holder::askFailOver(pool::ServerLife lost, kj::TimePoint until
   const kj::TimePoint now = io_.getTimer().now();
   const kj::Duration left = until > now ? until - now : 0 * kj::SECONDS;
   auto asked = connect(0, "").then([this, lost, left] {
-    auto request = connection_->manager().failOverRequest();
+    auto request = manager().failOverRequest();
     pool::write(lease_ ? lease_->id : Id{}, request.initId());
     request.setServer(lost.name);
     pool::write(lost.incarnation, request.initIncarnation());

@@ -43,6 +43,12 @@ kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
           });
 }
 
+schema::Manager::Client Holder::manager() {
+  if (connection_.get() == nullptr)
+    kj::throwFatalException(KJ_EXCEPTION(DISCONNECTED, "the connection to the manager was lost"));
+  return connection_->manager();
+}
+
 // For a manager that was there a moment ago.
 kj::Promise<void> Holder::connectPatiently(int attempts) {
   return connect(0, "").catch_([this, attempts](kj::Exception&& error) -> kj::Promise<void> {
@@ -55,11 +61,14 @@ kj::Promise<void> Holder::connectPatiently(int attempts) {
 
 kj::Promise<void> Holder::requestLease(int attempts) {
   asked_ = true;
-  auto request = connection_->manager().leaseRequest();
-  pool::write(settings_.request, request.initRequest());
   const auto limit = (settings_.request.waitMs + 15'000) * kj::MILLISECONDS;
+  auto asked = kj::evalNow([this] {
+    auto request = manager().leaseRequest();
+    pool::write(settings_.request, request.initRequest());
+    return kj::Promise<capnp::Response<schema::Manager::LeaseResults>>(request.send());
+  });
   return io_.getTimer()
-      .timeoutAfter(limit, request.send())
+      .timeoutAfter(limit, kj::mv(asked))
       .then(
           [this](capnp::Response<schema::Manager::LeaseResults>&& response) -> kj::Promise<void> {
             lease_ = pool::read(response.getLease());
@@ -130,7 +139,7 @@ kj::Promise<void> Holder::announceEnd() {
 
 kj::Promise<void> Holder::renewOnce() {
   auto renewed = connect(0, "").then([this]() {
-    auto request = connection_->manager().renewRequest();
+    auto request = manager().renewRequest();
     pool::write(lease_->id, request.initId());
     const pool::LeaseRequest& asked = settings_.request;
     if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
@@ -184,7 +193,7 @@ kj::Promise<void> Holder::release() {
 
 kj::Promise<void> Holder::releaseOnce(Id id) {
   auto done = connect(0, "").then([this, id]() {
-    auto request = connection_->manager().releaseRequest();
+    auto request = manager().releaseRequest();
     if (adopts()) {  // the claim goes on without this one
       request.setClaim(settings_.request.adopts);
       request.setTenant(settings_.request.tenant);

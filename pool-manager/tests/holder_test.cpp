@@ -186,6 +186,29 @@ TEST_CASE_METHOD(Fixture, "the lease is renewed, also while the manager is away 
   CHECK(open(request()).reply.status == Status::ok);
 }
 
+// What fails beside gives the connection up between any two steps of another call.
+TEST_CASE_METHOD(Fixture, "the manager's connection may be lost at any step of a call") {
+  settings.request.waitMs = 60'000;
+  settings.releasePause = 1 * kj::MILLISECONDS;
+  const auto run = [&](int steps) {
+    for (int step = 0; step < steps; ++step) kj::evalLater([] {}).wait(io.waitScope);
+  };
+  const auto ignore = [](kj::Exception&&) {};
+  for (int steps = 0; steps < 12; ++steps) {
+    CAPTURE(steps);
+    startManager();
+    makeHolder();
+    auto waits = holder->acquire().catch_(ignore).eagerlyEvaluate(nullptr);
+    pause(50);
+    CHECK(service->pool().waiting() == 1);
+    stopManager();
+    auto fails = holder->release().catch_(ignore).eagerlyEvaluate(nullptr);
+    run(steps);
+    auto asks = holder->acquire().catch_(ignore).eagerlyEvaluate(nullptr);
+    run(40);
+  }
+}
+
 TEST_CASE_METHOD(Fixture, "a lease that ended is reported, and no session is opened on it") {
   startAll();
   makeHolder();

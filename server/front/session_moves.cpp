@@ -272,8 +272,10 @@ void SessionTable::finishNext(Session& session, const WorkerChild::Exit& exit) {
                     endText(session, exit).c_str());
     session.exit = exit;
   } else {
-    GPUPOOL_INFO("session %s: the worker %d to which it was to move has ended: %s",
-                 session.facts.session.text().c_str(), session.worker->pid(), session.text.c_str());
+    // How, too: it may have died before it was dropped.
+    GPUPOOL_INFO("session %s: the worker %d to which it was to move %s: %s",
+                 session.facts.session.text().c_str(), session.worker->pid(), exit.text.c_str(),
+                 session.text.c_str());
     if (session.client.get() >= 0) transport::sayLastWords(session.client, session.text);
     takeFrom(next_, session);
   }

@@ -153,9 +153,12 @@ kj::Promise<void> SessionTable::end(Session& session, const std::string& reason)
   if (session.exit) return kj::READY_NOW;
   auto pair = kj::newPromiseAndFulfiller<void>();
   session.gone.add(kj::mv(pair.fulfiller));
-  if (!session.ordered) {
+  if (!session.ordered && session.text.empty()) session.text = reason;
+  // The worker that the session leaves would take it for dead. When that one is gone, it is dropped.
+  const Session* leaves = session.role == Role::next ? find(session.number) : nullptr;
+  const bool later = leaves != nullptr && leaves->ordered && !leaves->exit;
+  if (!session.ordered && !later) {
     session.ordered = true;
-    if (session.text.empty()) session.text = reason;
     if (session.worker->sendStop(reason)) {
       killAfter(session, bounds_.stop, "did not stop when told");
     } else {

@@ -376,6 +376,34 @@ TEST_CASE("a revoke ends both workers of a session that moves, and the order fai
   }
 }
 
+// The other way round the session's worker would see the next one end, and not know why.
+TEST_CASE("a revoke does not end the next worker of a session before the one that it leaves") {
+  Bench bench;
+  Opening one = bench.session(1);
+  const pid_t old = bench.worker(one);
+  auto order = bench.migrate();
+  REQUIRE(bench.hear(one) == "moved 2");
+  pid_t next = 0;
+  for (const auto& worker : bench.sessions.workers())
+    if (worker.pid != old) next = worker.pid;
+  REQUIRE(kill(old, SIGSTOP) == 0);  // until its time to stop is over
+  bench.leases.close(kLease);
+  auto ended = bench.sessions.end(kLease, "revoked").eagerlyEvaluate(nullptr);
+  bool nextLived = true;
+  bench.until([&] {
+    const bool lives = alive(next);
+    if (alive(old)) nextLived = nextLived && lives;
+    return !alive(old);
+  });
+  CHECK(nextLived);
+  ended.wait(bench.io.waitScope);
+  CHECK_FALSE(alive(next));
+  CHECK(bench.known() == 0);
+  bench.leases.remove(kLease);
+  CHECK(bench.fails(order) == "the lease ended while its sessions moved");
+  CHECK(bench.endText() == "revoked");
+}
+
 TEST_CASE("a server that stops ends both workers of a session that moves, and moves no other") {
   for (const bool sent : {false, true}) {
     Bench bench;

@@ -162,6 +162,8 @@ std::string Rebuild::make(Session& session) {
     return "";
   } catch (const kj::Exception& e) {
     return std::string("the other worker's record is damaged: ") + e.getDescription().cStr();
+  } catch (const std::exception& e) {
+    return e.what();
   }
 }
 

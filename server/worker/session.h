@@ -133,6 +133,9 @@ class Session {
   void tellOutput();
   // The client may go on here.
   void letClientStay();
+  // Of a move that has failed, for people: `why`, unless the session is ending or its client is gone. What
+  // others do upon that may be seen before it.
+  std::string whyNotMoved(const std::string& why) const;
   // The client is told to go on at the other worker, as `epoch`, or, held, that none waits for it. True: it
   // has gone; false: it stays, or the session ends.
   bool sendClientAway(uint64_t epoch, bool held = false);
@@ -281,7 +284,8 @@ class Session {
   bool noticeUntil(schema::NoticeType type, std::chrono::steady_clock::time_point deadline,
                    const std::function<void(uint64_t)>& committing = nullptr);
   bool sayStay(std::chrono::steady_clock::time_point deadline);
-  std::string whyNotTold();  // after noticeUntil said no
+  bool isEnding() const;
+  std::string whyNotTold() const;  // after noticeUntil said no
   void controlLoop();
   // False: the session is over.
   bool control(std::span<const std::byte> message);

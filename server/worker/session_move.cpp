@@ -51,9 +51,16 @@ std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) 
 }
 
 // A client that has just closed its connection ends; the control thread may not have heard of it yet.
-std::string Session::whyNotTold() {
-  const bool connected = connection_ != nullptr && connection_->peer() == transport::Peer::alive;
-  return stopping_ || !connected ? kEnding : "the program does not take messages of its session in time";
+bool Session::isEnding() const {
+  return stopping_ || (connected() && connection_->peer() != transport::Peer::alive);
+}
+
+std::string Session::whyNotTold() const {
+  return isEnding() ? kEnding : "the program does not take messages of its session in time";
+}
+
+std::string Session::whyNotMoved(const std::string& why) const {
+  return why.starts_with(kEnding) || !isEnding() ? why : std::string(kEnding) + " (" + why + ")";
 }
 
 std::string Session::quietClient(std::chrono::steady_clock::time_point deadline) {

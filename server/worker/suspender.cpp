@@ -297,7 +297,10 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     return outcome;
   }
   if (order.link != nullptr) outcome.error = awaitNext(state);
-  if (!outcome.error.empty()) return outcome;
+  if (!outcome.error.empty()) {
+    outcome.error = session_.whyNotMoved(outcome.error);
+    return outcome;
+  }
   const auto began = Clock::now();
   // Of a session that has just come here the server may know the client before this worker does.
   if (!lookUntil(began + order.drain, [this] { return session_.connected() || stopping(); }) || stopping()) {
@@ -317,6 +320,7 @@ MoveOutcome Suspender::carryOutMove(Order& order) {
     outcome.error = handOver(order, outcome);
     outcome.pauseMs = millisecondsSince(still);
   }
+  if (!outcome.error.empty()) outcome.error = session_.whyNotMoved(outcome.error);
   const char* done = order.copy ? "copied" : "moved";
   if (outcome.error.empty())
     GPUPOOL_INFO("%s: %llu bytes%s, %u ms after %u ms of waiting for the device", done,

@@ -23,6 +23,7 @@
 #include "pairs.h"
 #include "transports/faulty.h"
 #include "transports/last_words.h"
+#include "transports/waiting.h"
 
 using namespace gpupool::transport;
 using namespace gpupool::transport::testing;
@@ -630,4 +631,40 @@ TEST_CASE("set-up that cannot succeed ends with an error in time") {
   REQUIRE(pipe(ends) == 0);
   CHECK_THROWS(accept("carrier-pigeon", ends[0], options));
   CHECK_THROWS(acceptAs(transport, ends[1], options));
+}
+
+TEST_CASE("a client that is stopped during its set-up has its time still") {
+  auto transport = GENERATE(from_range(processTransports()));
+  CAPTURE(transport);
+  constexpr auto kBound = 1000ms, kStop = 700ms;
+  auto [client, worker] = bootstrapSockets(transport);
+  const auto start = Clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    ::close(worker);
+    Options options;
+    options.setupTimeout = kBound;
+    bool refused = false;
+    try {
+      connectAs(transport, client, options);  // nobody greets
+    } catch (const std::exception&) {
+      refused = true;
+    }
+    _exit(refused ? 0 : 1);
+  }
+  ::close(client);
+  std::this_thread::sleep_for(100ms);
+  const auto stopping = Clock::now();
+  kill(child, SIGSTOP);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, WUNTRACED) == child);
+  if (WIFSTOPPED(status)) {  // else this process had no processor until the bound was over
+    std::this_thread::sleep_for(kStop);
+    const auto stopped = Clock::now() - stopping;
+    kill(child, SIGCONT);
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(Clock::now() - start - stopped >= kBound - 2 * TimeLeft::kLongestStep - 50ms);
+  }
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 0));
+  ::close(worker);
 }

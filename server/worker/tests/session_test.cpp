@@ -488,6 +488,19 @@ TEST_CASE("a client that reads nothing holds up no move, and is told later that 
   CHECK(stays);
 }
 
+TEST_CASE("what fails because the program has gone says that the session is ending") {
+  Client client;
+  client.open();
+  auto& session = *client.session;
+  CHECK(session.whyNotMoved("the other worker has ended") == "the other worker has ended");
+  client.wire->close();
+  CHECK(eventually([&] {
+    return session.whyNotMoved("the other worker has ended") ==
+           "the session is ending (the other worker has ended)";
+  }));
+  CHECK(session.whyNotMoved("the session is ending") == "the session is ending");
+}
+
 TEST_CASE("words: the watcher publishes what was reached and nothing else") {
   server::Objects objects({0});
   std::mutex mutex;

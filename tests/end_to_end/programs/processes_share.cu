@@ -32,6 +32,16 @@ __global__ void slowly(int* values, int count, int rounds) {
   }
 }
 
+// What is behind it in a stream is not there for some tenths of a second.
+__global__ void busy(long long cycles) {
+  for (const long long end = clock64() + cycles; clock64() < end;) {
+  }
+}
+static void copyBehindWork(int* values, const std::vector<int>& numbers) {
+  busy<<<1, 1>>>(300'000'000);
+  CUDA(cudaMemcpy(values, numbers.data(), numbers.size() * sizeof(int), cudaMemcpyHostToDevice));
+}
+
 #define DRIVER(call)                                                                         \
   do {                                                                                       \
     if (const CUresult got = (call); got != CUDA_SUCCESS)                                    \
@@ -131,8 +141,7 @@ static Pair offerMemory() {
   CUDA(cudaMalloc(&own.small, kSmall * sizeof(int)));
   CUDA(cudaMalloc(&own.large, kLarge * sizeof(int)));
   for (const auto& [values, count] : {std::pair(own.small, kSmall), std::pair(own.large, kLarge)}) {
-    const std::vector<int> numbers = counted(count, 0);
-    CUDA(cudaMemcpy(values, numbers.data(), count * sizeof(int), cudaMemcpyHostToDevice));
+    copyBehindWork(values, counted(count, 0));
     cudaIpcMemHandle_t handle, again;
     CUDA(cudaIpcGetMemHandle(&handle, values));
     CUDA(cudaIpcGetMemHandle(&again, values));
@@ -144,6 +153,10 @@ static Pair offerMemory() {
   hear<char>();  // the guest has added 5
   REQUIRE(contents(own.small, kSmall) == counted(kSmall, 5));
   REQUIRE(contents(own.large, kLarge) == counted(kLarge, 5));
+  copyBehindWork(own.small, counted(kSmall, 6));
+  tell('w');
+  hear<char>();  // the guest has copied the others back
+  REQUIRE(contents(own.small, kSmall) == counted(kSmall, 5));
   return own;
 }
 
@@ -382,6 +395,10 @@ static void guest(int device, pid_t other, const char* pauseFile) {
   check::say("memory: both are opened, and written to");
   if (pauseFile != nullptr) pauseWith(pauseFile, handles[0]);
   tell('a');
+  REQUIRE(hear<char>() == 'w');
+  REQUIRE(contents(small, kSmall) == counted(kSmall, 6));
+  copyBehindWork(small, counted(kSmall, 5));
+  tell('w');
   useEvents(small);
   useDescriptor(device);
   usePool(device);
