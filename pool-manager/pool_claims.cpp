@@ -20,6 +20,15 @@ uint64_t leftBy(const LeaseRecord& record) {
   return last;
 }
 
+std::vector<WorkerVersion> clientsOf(const LeaseRecord& record) {
+  std::vector<WorkerVersion> all = record.clients;
+  for (const auto& [id, one] : record.adoptions)
+    for (const WorkerVersion& client : one.adopter.clients)
+      if (std::find(all.begin(), all.end(), client) == all.end()) all.push_back(client);
+  if (all.empty() && record.client.rowsHash != 0) all.push_back(record.client);
+  return all;
+}
+
 void Pool::nameClaim(const Principal& who, LeaseRequest& request) const {
   if (!request.job.empty()) request.id = claimId(checked(who, request).tenant, request.job);
 }
@@ -66,7 +75,9 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
   if (claim.adoptions.size() >= kMostAdopters && !claim.adoptions.contains(request.id))
     return refuse(name + " is used by too many programs");
   const bool isNew = !claim.adoptions.contains(request.id);
-  hold(claim, {request.id, request.holder, request.ttlMs, request.process}, now);
+  Adopter adopter{request.id, request.holder, request.ttlMs, {}, request.process};
+  if (request.client.rowsHash != 0) adopter.clients.push_back(request.client);
+  hold(claim, adopter, now);
   claim.adoptions.at(request.id).answered = false;
   if (isNew)
     write({}, {entryOf(AuditEvent::adopted, claim, who.text(), request.holder)}, [](const std::string&) {});
@@ -76,7 +87,9 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
 // From now on for its TTL, which is returned.
 uint32_t Pool::hold(LeaseRecord& claim, const Adopter& adopter, uint64_t now) {
   Adoption& adoption = claim.adoptions.try_emplace(adopter.id, Adoption{adopter, 0, true}).first->second;
+  auto clients = adopter.clients.empty() ? adoption.adopter.clients : adopter.clients;
   adoption.adopter = adopter;
+  adoption.adopter.clients = std::move(clients);
   adoption.adopter.holder = printable(adopter.holder, kMostHolder);
   // Not more than the claim's: a manager that was started again waits so long for its adopters.
   adoption.adopter.ttlMs = std::clamp(adopter.ttlMs, std::min(times_.minTtlMs, claim.ttlMs), claim.ttlMs);

@@ -6,6 +6,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/service.h"
 #include "pool-manager/service_calls.h"
+#include "schema/fault.h"
 
 namespace gpupool::pool {
 namespace {
@@ -14,7 +15,11 @@ constexpr uint32_t kMostDrainMs = 3'600'000;
 constexpr kj::Duration kMove = 300 * kj::SECONDS;      // a server moves a lease's memory within this
 constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one after the other, within this
 
-kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
+kj::Exception toError(const Failure& failure) {
+  if (failure.kind == Failure::Kind::otherVersion)
+    return schema::faultException(schema::FaultKind::version, failure.text);
+  return rpcError(typeOf(failure.kind), failure.text);
+}
 
 constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases", kMoves[] = "move sessions",
                kCopies[] = "write sessions into files";

@@ -144,6 +144,10 @@ kj::Promise<void> Service::Session::renew(RenewContext context) {
   const Id id = read(context.getParams().getId());
   demand(Operation::lease);
   Adopter adopter = read(context.getParams().getAdopter());
+  for (auto client : context.getParams().getClients()) {
+    if (adopter.clients.size() == kMostClients) break;
+    adopter.clients.push_back(read(client));
+  }
   adopter.process = identifyProcess(peer_);
   const auto ttl =
       guarded([&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why, adopter); });

@@ -80,9 +80,9 @@ struct ServerInfo {
   missingWalls @13 :List(Text); # those that do not, with the reason; for people
   workers @14 :List(WorkerVersion);   # whose sessions it takes, the current program first; empty: rowsHash's alone
 }
-# A worker program of a server: it serves clients that have the same rows.
+# A worker program of a server, or a client library: it serves clients that have the same rows.
 struct WorkerVersion {
-  rowsHash @0 :UInt64;        # schema::rowsHash()
+  rowsHash @0 :UInt64;        # schema::rowsHash(); of a client, 0: it is not known
   release @1 :Text;           # of gpupool; for people
 }
 
@@ -158,6 +158,8 @@ struct LeaseRequest {
                               # Its id follows from the job, and `id` counts for nothing; ttlMs is how long it may be unused
   adopts @14 :Text;           # not empty: no lease of its own, but this claim (its id or its job). Of the request count then
                               # id, tenant, holder and ttlMs, which are the adopter's
+  client @15 :WorkerVersion;  # the library that its programs load: only servers with a worker program for it are of use. Not
+                              # known: any
 }
 # A program's holder that has adopted a claim.
 struct Adopter {
@@ -268,7 +270,9 @@ interface Manager {
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
   # Fails if the lease is gone. adopter: of a claim, who renews it. notice: not empty: the lease ends in endsInMs, and why.
-  renew @4 (id :Id128, adopter :Adopter) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
+  # clients: the libraries of the programs that have opened sessions over this holder; they count instead of
+  # LeaseRequest.client from then on.
+  renew @4 (id :Id128, adopter :Adopter, clients :List(WorkerVersion)) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
   # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs. claim: not empty: the claim of
   # this id or job, instead of id; with a job, an operator names the tenant. adopter: not all zero: this one uses the claim
   # no more, and the claim goes on.
@@ -786,6 +790,7 @@ struct StoredLease {
   suspendedBy @19 :Text;       # suspended: on whose word; empty: the manager's own
   preemptor @20 :Id128;        # suspended: the request that has taken its devices; it resumes when it is its turn. All zero:
                                # none
+  client @21 :WorkerVersion;   # as in LeaseRequest
 }
 struct StoredHold {
   held @0 :HeldLease;
