@@ -118,6 +118,21 @@ kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id&
              [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), to, now); });
 }
 
+kj::Promise<void> Service::storeCordon(const Principal& who, const std::string& server, bool cordoned,
+                                       const Cordon& cordon) {
+  auto stored = kj::newPromiseAndFulfiller<void>();
+  // Shared, for a std::function is copied.
+  auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
+  const Journal::Done done = [fulfiller](const std::string& why) {
+    if (why.empty()) return (*fulfiller)->fulfill();
+    (*fulfiller)->reject(rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why));
+  };
+  guarded([&] {
+    cordoned ? pool_.cordon(who, server, cordon, done) : pool_.uncordon(who, server, done, cordon.by);
+  });
+  return timer_.timeoutAfter(limits_.call, kj::mv(stored.promise));
+}
+
 kj::Promise<CheckpointResult> Service::checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
                                                        const std::string& folder) {
   return ask(checkpointing_, id,

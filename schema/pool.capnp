@@ -301,6 +301,18 @@ interface Manager {
   # it is, "user@host"; for people, like the reason.
   cordon @11 (server :Text, cordoned :Bool, reason :Text, by :Text) -> ();
 
+  # Operators. Cordons the server (it stays so: Manager.cordon), and has its leases moved to other servers, one after the
+  # other, as far as they can be moved and there is room; those that stay are tried again every minute until tryMs have
+  # passed. What has begun goes on whether or not anybody looks, until that is over, stopDrain, the server is not cordoned
+  # any more, or the manager's end: a manager that is started again knows nothing of it, but the cordon and moves that were
+  # under way. Returns when the cordon is stored. Asked again, it begins again, with the new tryMs. reason: empty: that of a
+  # cordon that is there already. stay: no lease is moved.
+  drain @21 (server :Text, reason :Text, by :Text, tryMs :UInt64, stay :Bool) -> (state :DrainState);
+  # How it is with that server. after: DrainState.latest, of which words were seen already.
+  drainState @22 (server :Text, after :UInt64) -> (state :DrainState);
+  # No further move is begun. The one that is under way goes on, and the server stays cordoned.
+  stopDrain @23 (server :Text) -> ();
+
   # The lease's owner, and operators. Takes the memory of the lease's sessions off its devices and keeps it in the
   # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
   # and nothing else. Returns when that is done and stored; fails with the reason, and then the sessions run as before:
@@ -352,6 +364,27 @@ interface Manager {
 
   # Tokens and quotas.
   administration @19 () -> (administration :Administration);
+}
+
+struct DrainState {
+  cordoned @0 :Bool;
+  moving @1 :Bool;            # leases are being moved
+  goesOn @2 :Bool;            # likewise, or they will be tried again
+  leases @3 :List(DrainedLease);  # of which the server has anything
+  words @4 :List(DrainWord);  # what has become of moves, the oldest first; as many as are remembered
+  latest @5 :UInt64;          # the number of the last one
+}
+struct DrainedLease {
+  id @0 :Id128;
+  state @1 :Text;             # LeaseState's name
+  leaves @2 :Bool;            # it has moved, and the server has not said yet that it has given up what it had
+  note @3 :Text;              # why it has not moved; empty: that was not tried, or not lately
+}
+struct DrainWord {
+  number @0 :UInt64;          # grows, over all servers
+  lease @1 :Id128;
+  moved @2 :Bool;
+  text @3 :Text;              # where to, or why not
 }
 
 struct Explanation {

@@ -8,7 +8,6 @@
 #include "pool-manager/lease_state.h"
 #include "pool-manager/rest/changes.h"
 #include "pool-manager/rest/claims.h"
-#include "pool-manager/rest/drain.h"
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
