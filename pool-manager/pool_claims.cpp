@@ -41,7 +41,15 @@ Id Pool::claimNamed(const Principal& who, const std::string& tenant, const std::
   checkJob(name);
   if (!tenant.empty() && !who.owns(tenant))
     throw std::invalid_argument("tenant '" + who.tenant + "' names its own claims alone");
-  return claimId(who.role != Role::user && !tenant.empty() ? tenant : who.tenant, name);
+  const std::string& owner = who.role != Role::user && !tenant.empty() ? tenant : who.tenant;
+  if (submittedAt(name) == 0) {
+    for (const auto& [id, record] : leases_.all())
+      if (record.runs() && record.tenant == owner && numberOf(record.job) == name) return id;
+    for (const Waiter& waiter : waiters_)
+      if (!waiter.resumes && waiter.request.tenant == owner && numberOf(waiter.request.job) == name)
+        return waiter.request.id;
+  }
+  return claimId(owner, name);
 }
 
 // request: checked. The answer comes now, or when the claim's server has said that it has it.
@@ -64,7 +72,7 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
     const auto dead = tombstones_.find(id);
     return refuse(waits                       ? name + " has no GPUs yet: it waits for them"
                   : dead != tombstones_.end() ? name + " has ended: " + dead->second.reason
-                                              : "there is no " + name);
+                                              : "there is no " + name + ", or it has ended");
   }
   LeaseRecord& claim = at->second;
   if (claim.job.empty()) return refuse("lease " + id.text() + " is no claim, and has a holder of its own");

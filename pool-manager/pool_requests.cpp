@@ -116,6 +116,23 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
     return refuse("this lease has ended: released");
   for (const Waiter& waiter : waiters_)
     if (waiter.request.id == request.id && !waiter.resumes) return;
+  if (!request.job.empty()) {
+    std::vector<Id> earlier;  // claims of jobs that had the same number before
+    const auto compare = [&](const Id& id, const std::string& tenant, const std::string& job) {
+      if (tenant != request.tenant || numberOf(job) != numberOf(request.job)) return true;
+      earlier.push_back(id);
+      return submittedAt(job) < submittedAt(request.job);
+    };
+    bool latest = true;
+    for (const auto& [id, record] : leases_.all())
+      if (record.runs()) latest = compare(id, record.tenant, record.job) && latest;
+    for (const Waiter& waiter : waiters_)
+      if (!waiter.resumes)
+        latest = compare(waiter.request.id, waiter.request.tenant, waiter.request.job) && latest;
+    if (!latest) return refuse("a job that was submitted later has that number, and a claim");
+    for (const Id& id : earlier)
+      releaseFor(who, id, "a job that was submitted later has the number of its job", now);
+  }
   if (waiters_.size() >= kMaxWaiters) return refuse("too many requests wait for devices; try again later");
   enqueue({request, who, now + request.waitMs, false, 0, wishOf(request, times_.preempt.what)}, now);
 }
