@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <cstring>
 #include <span>
 #include <stdexcept>
+#include <vector>
 
 #include "base/hmac.h"
 
 namespace gpupool::pool {
 namespace {
 
-constexpr size_t kMostJob = 96;
+constexpr size_t kMostJob = 112, kMostDigits = 18;
 
 bool isPart(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](unsigned char one) {
@@ -23,18 +25,39 @@ bool isNumber(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
+std::vector<std::string> partsOf(const std::string& job) {
+  std::vector<std::string> parts(1);
+  for (const char one : job)
+    if (one == ':')
+      parts.emplace_back();
+    else
+      parts.back() += one;
+  return parts;
+}
+
 }  // namespace
 
 void checkJob(const std::string& job) {
-  const size_t first = job.find(':');
-  const size_t second = first == std::string::npos ? first : job.find(':', first + 1);
-  if (job.size() <= kMostJob && second != std::string::npos && isPart(job.substr(0, first)) &&
-      isPart(job.substr(first + 1, second - first - 1)) && isNumber(job.substr(second + 1)))
+  const auto parts = partsOf(job);
+  const bool timed = parts.size() == 4;
+  if (job.size() <= kMostJob && (parts.size() == 3 || timed) && isPart(parts[0]) && isPart(parts[1]) &&
+      isNumber(parts[2]) && (!timed || (isNumber(parts[3]) && parts[3].size() <= kMostDigits)))
     return;
   throw std::invalid_argument(
-      "a job is named CLUSTER:ID:RESTARTS, for example alps:4711:0, of letters, digits and _.+- , in at "
-      "most " +
-      std::to_string(kMostJob) + " bytes");
+      "a job is named CLUSTER:ID:RESTARTS or CLUSTER:ID:RESTARTS:SUBMITTED, for example alps:4711:0, of "
+      "letters, "
+      "digits and _.+- , in at most " +
+      std::to_string(kMostJob) + " bytes; SUBMITTED has at most " + std::to_string(kMostDigits) + " digits");
+}
+
+std::string numberOf(const std::string& job) {
+  const auto parts = partsOf(job);
+  return parts.size() == 4 ? job.substr(0, job.rfind(':')) : job;
+}
+
+uint64_t submittedAt(const std::string& job) {
+  const auto parts = partsOf(job);
+  return parts.size() == 4 ? std::strtoull(parts[3].c_str(), nullptr, 10) : 0;
 }
 
 Id claimId(const std::string& tenant, const std::string& job) {

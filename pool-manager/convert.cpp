@@ -49,9 +49,13 @@ Server read(schema::ServerInfo::Reader from) {
   to.missingWalls = texts(from.getMissingWalls(), kMostWalls);
   for (auto worker : from.getWorkers()) {
     if (to.workers.size() == kMostWorkers) break;
-    to.workers.push_back({worker.getRowsHash(), printable(text(worker.getRelease()), 32)});
+    to.workers.push_back(read(worker));
   }
   return to;
+}
+
+WorkerVersion read(schema::WorkerVersion::Reader from) {
+  return {from.getRowsHash(), printable(text(from.getRelease()), 32)};
 }
 
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from) {
@@ -81,7 +85,8 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
           text(from.getReason()),
           from.getLimitMs(),
           text(from.getJob()),
-          text(from.getAdopts())};
+          text(from.getAdopts()),
+          read(from.getClient())};
 }
 
 Adopter read(schema::Adopter::Reader from) {
@@ -211,10 +216,12 @@ void write(const Server& from, schema::ServerInfo::Builder to) {
   to.setPid(from.pid);
   to.setOvercommitPercent(from.overcommitPercent);
   auto workers = to.initWorkers(static_cast<unsigned>(from.workers.size()));
-  for (unsigned i = 0; i < workers.size(); ++i) {
-    workers[i].setRowsHash(from.workers[i].rowsHash);
-    workers[i].setRelease(from.workers[i].release);
-  }
+  for (unsigned i = 0; i < workers.size(); ++i) write(from.workers[i], workers[i]);
+}
+
+void write(const WorkerVersion& from, schema::WorkerVersion::Builder to) {
+  to.setRowsHash(from.rowsHash);
+  to.setRelease(from.release);
 }
 
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
@@ -233,6 +240,7 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   to.setLimitMs(from.limitMs);
   to.setJob(from.job);
   to.setAdopts(from.adopts);
+  if (from.client.rowsHash != 0) write(from.client, to.initClient());
 }
 
 void write(const Adopter& from, schema::Adopter::Builder to) {

@@ -18,6 +18,7 @@ using schema::write;
 
 Server read(schema::ServerInfo::Reader from);
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
+WorkerVersion read(schema::WorkerVersion::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
 HeldLease read(schema::HeldLease::Reader from);
@@ -43,6 +44,7 @@ AuditQuery read(schema::Manager::AuditParams::Reader from);
 
 using schema::write;
 void write(const Server& from, schema::ServerInfo::Builder to);
+void write(const WorkerVersion& from, schema::WorkerVersion::Builder to);
 void write(const LeaseRequest& from, schema::LeaseRequest::Builder to);
 void write(const SuspendResult& from, schema::SuspendResult::Builder to);
 void write(const HeldLease& from, schema::HeldLease::Builder to);

@@ -90,7 +90,8 @@ struct LeaseRecord : StoredLease {
   uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
-  bool touched = false;  // the lease table's own
+  std::vector<WorkerVersion> clients;  // as its holder last said; not of a claim
+  bool touched = false;                // the lease table's own
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
@@ -102,6 +103,9 @@ Placement* livesBeside(LeaseRecord& record, const std::string& server);
 bool anyGone(const LeaseRecord& record);
 // Of a claim: when its last adopter's time is over at the latest, and then its own; 0: nobody uses it.
 uint64_t leftBy(const LeaseRecord& record);
+// Which worker programs its server has to have, wherever it goes: by what its holders say, and as long as
+// they have not, by its request. Empty: unknown.
+std::vector<WorkerVersion> clientsOf(const LeaseRecord& record);
 // What the lease has on that device of the placement. whole: as if it were not suspended.
 Claim claimOf(const LeaseRecord& record, const Placement& placement, size_t device, bool whole);
 // One value a device; what the server did not say, or says too high, is the whole reservation.

@@ -14,7 +14,8 @@
 
 namespace gpupool::pool {
 
-inline constexpr uint32_t kMaxDevices = 64;  // of one server, and of one lease
+inline constexpr uint32_t kMaxDevices = 64;   // of one server, and of one lease
+inline constexpr unsigned kMostClients = 16;  // client libraries that a holder tells of
 
 // One process of a server: its name may be another process's before it, and after it.
 struct ServerLife {
@@ -23,10 +24,11 @@ struct ServerLife {
   auto operator<=>(const ServerLife&) const = default;
 };
 
-// A worker program of a server: schema::WorkerVersion.
+// A worker program of a server, or a client library: schema::WorkerVersion.
 struct WorkerVersion {
-  uint64_t rowsHash = 0;
+  uint64_t rowsHash = 0;  // of a client, 0: unknown
   std::string release;
+  bool operator==(const WorkerVersion&) const = default;
 };
 
 struct Server {
@@ -113,6 +115,7 @@ struct LeaseRequest {
   uint64_t limitMs = 0;     // the lease ends so long after its grant; 0: no limit
   std::string job = {};     // this and the next: as in pool.capnp, and claims.h
   std::string adopts = {};
+  WorkerVersion client = {};
   LocalProcess process = {};  // the process that asks, if it is on this machine; not on the wire
 };
 
@@ -140,12 +143,13 @@ struct Lease {
   int64_t idleMs = -1;
 };
 
-// Who uses a claim, as it says when it renews it.
+// Who renews a lease: of a claim, who uses it.
 struct Adopter {
   Id id;               // all zero: none
   std::string holder;  // for people
   uint32_t ttlMs = 0;
-  LocalProcess process = {};  // if it is on this machine; not on the wire
+  std::vector<WorkerVersion> clients = {};  // of the programs that have opened sessions over it
+  LocalProcess process = {};                // if it is on this machine; not on the wire
 };
 
 // What the server says when it has suspended a lease.

@@ -70,6 +70,7 @@ Devices choose(const Wish& wish, const ServerUse& server) {
     uint64_t crowding, room;
   };
   std::vector<Fitting> fitting;
+  if (!serves(server, wish.clients)) return {};
   for (const DeviceUse& device : server.devices)
     if (fits(wish, device)) fitting.push_back({&device, crowding(wish, device), roomBytes(device)});
   if (fitting.size() < wish.deviceCount) return {};
@@ -127,6 +128,7 @@ std::string describe(const Wish& wish, const DeviceUse& device) {
 
 std::string describe(const Wish& wish, const ServerUse& server) {
   const std::string text = server.name + ": ";
+  if (!serves(server, wish.clients)) return text + describeNoWorker(server, wish.clients);
   if (!server.unusable.empty()) return text + server.unusable;
   std::string devices;
   for (const DeviceUse& device : server.devices)
@@ -144,8 +146,12 @@ bool couldFit(const Wish& wish, const DeviceUse& device) {
          (!overcommitted(device) || wish.sharePercent <= 100);
 }
 
+bool isMeant(const Wish& wish, const ServerUse& server) {
+  return wish.server.empty() || server.name == wish.server;
+}
+
 size_t couldFit(const Wish& wish, const ServerUse& server) {
-  if (!wish.server.empty() && server.name != wish.server) return 0;
+  if (!isMeant(wish, server) || !serves(server, wish.clients)) return 0;
   return static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
                                            [&](const DeviceUse& device) { return couldFit(wish, device); }));
 }
@@ -159,7 +165,19 @@ uint64_t readyMs(const Wish& wish, const ServerUse& server, const DeviceUse& dev
   return device.claimedMs < wish.endsMs ? std::max(freeMs, device.claimedMs) : freeMs;
 }
 
+// No server of those that the wish may have has a worker program for its client.
+std::string describeNone(const Wish& wish, std::span<const ServerUse> servers) {
+  const auto one = std::find_if(servers.begin(), servers.end(),
+                                [&](const ServerUse& server) { return isMeant(wish, server); });
+  const std::string client = describeClient(*one, wish.clients);
+  return "version mismatch: " +
+         (wish.server.empty() ? "no server has a worker program for " + client
+                              : "server " + wish.server + " has no worker program for " + client) +
+         "; " + kInstallWorker + ", or another version of the client here (gpupool servers -v)";
+}
+
 size_t fitting(const Wish& wish, const ServerUse& server) {
+  if (!serves(server, wish.clients)) return 0;
   return static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
                                            [&](const DeviceUse& device) { return fits(wish, device); }));
 }
@@ -191,7 +209,7 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
   Devices devices;
   for (const ServerUse& server : servers) {
-    if (!server.unusable.empty() || (!wish.server.empty() && server.name != wish.server)) continue;
+    if (!server.unusable.empty() || !isMeant(wish, server)) continue;
     Devices chosen = wish.deviceCount == 0 ? Devices() : choose(wish, server);
     if (chosen.list.empty()) continue;
     if (best != nullptr && (chosen.crowding > devices.crowding ||
@@ -211,7 +229,7 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers, const Placeme
   Devices devices;
   const auto look = [&](size_t at) {
     const ServerUse& server = servers[at];
-    if (!index.mayFit(query, at) || (!wish.server.empty() && server.name != wish.server)) return;
+    if (!index.mayFit(query, at) || !isMeant(wish, server)) return;
     Devices chosen = choose(wish, server);
     if (chosen.list.empty() || (best != nullptr && chosen.crowding >= devices.crowding)) return;
     best = &server;
@@ -232,6 +250,16 @@ Choice place(const Wish& wish, std::span<const ServerUse> servers, const Placeme
   return chosen(wish, *best, devices);
 }
 
+bool servedByNone(const Wish& wish, std::span<const ServerUse> servers) {
+  bool some = false;
+  for (const ServerUse& server : servers) {
+    if (!isMeant(wish, server)) continue;
+    if (serves(server, wish.clients)) return false;
+    some = true;
+  }
+  return some;
+}
+
 std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
   if (servers.empty()) return "no server has joined the pool yet";
   size_t most = 0, largest = 0, could = 0;
@@ -239,7 +267,7 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
   size_t more = 0;
   bool known = false;
   for (const ServerUse& server : servers) {
-    if (!wish.server.empty() && server.name != wish.server) continue;
+    if (!isMeant(wish, server)) continue;
     known = true;
     if (server.unusable.empty()) most = std::max(most, fitting(wish, server));
     largest = std::max(largest, server.devices.size());
@@ -256,6 +284,7 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
     for (const ServerUse& server : servers) names += (names.empty() ? "" : ", ") + server.name;
     return "there is no server named " + wish.server + " in the pool; there are: " + names;
   }
+  if (servedByNone(wish, servers)) return describeNone(wish, servers);
   std::string text = describe(wish) + ", ";
   if (wish.deviceCount > largest)
     text += "but no server has more than " + std::to_string(largest);
@@ -269,7 +298,7 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
 
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {
   return std::any_of(servers.begin(), servers.end(), [&](const ServerUse& server) {
-    return (wish.server.empty() || server.name == wish.server) && couldFit(wish, server) >= wish.deviceCount;
+    return isMeant(wish, server) && couldFit(wish, server) >= wish.deviceCount;
   });
 }
 
@@ -289,9 +318,10 @@ bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers) {
 std::vector<ServerVerdict> judge(const Wish& wish, std::span<const ServerUse> servers) {
   std::vector<ServerVerdict> verdicts;
   for (const ServerUse& server : servers) {
-    if (!wish.server.empty() && server.name != wish.server) continue;
+    if (!isMeant(wish, server)) continue;
     ServerVerdict& verdict = verdicts.emplace_back(ServerVerdict{server.name, server.unusable, {}});
-    if (!server.unusable.empty()) continue;
+    if (!serves(server, wish.clients)) verdict.reason = "it " + describeNoWorker(server, wish.clients);
+    if (!verdict.reason.empty()) continue;
     for (const DeviceUse& device : server.devices)
       verdict.devices.push_back(
           {device.info.ordinal, device.info.name, fits(wish, device) ? "" : describe(wish, device)});

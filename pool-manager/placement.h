@@ -55,6 +55,7 @@ struct ServerUse {
   std::vector<DeviceUse> devices;
   bool cordoned =
       false;  // by an operator: nothing is placed here before he ends it; then `unusable` says why
+  std::vector<uint64_t> rows = {};  // of the clients for which it has worker programs; empty: any
 
   bool operator==(const ServerUse&) const = default;
 };
@@ -70,6 +71,7 @@ struct Wish {
   // Of a request for whole devices: what suspended leases leave of one, at least half of it, is better than
   // none.
   bool besideSuspended = false;
+  std::vector<WorkerVersion> clients = {};  // a server has worker programs for all of them
 
   bool operator==(const Wish&) const = default;
 };
@@ -89,6 +91,7 @@ struct MoveWish {
   std::vector<uint32_t> ordinals;  // there, one for each claim; empty: any that fit
   DeviceFilter gpu = {};           // what its request named
   Policy policy = Policy::pack;
+  std::vector<WorkerVersion> clients = {};  // as Wish's
 };
 
 using schema::leasableBytes;
@@ -111,6 +114,8 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers);
 // Whether the server has such devices, whatever is free there.
 bool couldMove(const MoveWish& wish, const ServerUse& server);
 
+// Whether no server of those that it may have (one at least) has worker programs for its clients.
+bool servedByNone(const Wish& wish, std::span<const ServerUse> servers);
 // Whether the wish could be served if every device were free and in order. With no servers: false.
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
 // Whether no server could ever serve the wish but cordoned ones: it waits for an operator, not for a device.

@@ -1,6 +1,7 @@
 #include "pool-manager/placement_fit.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "base/options.h"
 
@@ -51,6 +52,31 @@ uint64_t roomBytes(const DeviceUse& device) {
 
 bool preferred(Policy policy, const ServerUse& server, const ServerUse& best) {
   return policy == Policy::spread ? totalRoom(server) > totalRoom(best) : totalRoom(server) < totalRoom(best);
+}
+
+bool servesOne(const ServerUse& server, const WorkerVersion& client) {
+  return client.rowsHash == 0 || server.rows.empty() ||
+         std::find(server.rows.begin(), server.rows.end(), client.rowsHash) != server.rows.end();
+}
+
+bool serves(const ServerUse& server, const std::vector<WorkerVersion>& clients) {
+  return std::all_of(clients.begin(), clients.end(),
+                     [&](const WorkerVersion& client) { return servesOne(server, client); });
+}
+
+std::string describeClient(const ServerUse& server, const std::vector<WorkerVersion>& clients) {
+  for (const WorkerVersion& client : clients) {
+    if (servesOne(server, client)) continue;
+    char rows[17];
+    std::snprintf(rows, sizeof rows, "%016llx", static_cast<unsigned long long>(client.rowsHash));
+    return std::string("this client (call rows ") + rows +
+           (client.release.empty() ? "" : " of gpupool " + client.release) + ")";
+  }
+  return "this client";
+}
+
+std::string describeNoWorker(const ServerUse& server, const std::vector<WorkerVersion>& clients) {
+  return "has no worker program for " + describeClient(server, clients);
 }
 
 std::string describe(const std::vector<std::string>& holders) {

@@ -41,6 +41,12 @@ uint64_t roomBytes(const DeviceUse& device);
 // By room on the whole server; of equal ones the first.
 bool preferred(Policy policy, const ServerUse& server, const ServerUse& best);
 
+// Whether the server has worker programs for these clients; and for people the first for which it has none:
+// "has no worker program for this client (call rows 3b1f... of gpupool 0.1.0)".
+bool serves(const ServerUse& server, const std::vector<WorkerVersion>& clients);
+std::string describeClient(const ServerUse& server, const std::vector<WorkerVersion>& clients);
+std::string describeNoWorker(const ServerUse& server, const std::vector<WorkerVersion>& clients);
+inline constexpr char kInstallWorker[] = "install the worker of that version there (docs/admin.md, Upgrade)";
 // Holders without a name are those that the asker may not know.
 std::string describe(const std::vector<std::string>& holders);
 std::string describeFree(const DeviceUse& device);

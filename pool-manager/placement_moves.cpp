@@ -61,6 +61,7 @@ bool mayMoveTo(const MoveWish& wish, const ServerUse& server) {
 
 std::string describe(const MoveWish& wish, const ServerUse& server) {
   const std::string text = server.name + ": ";
+  if (!serves(server, wish.clients)) return text + describeNoWorker(server, wish.clients);
   if (!server.unusable.empty()) return text + server.unusable;
   if (takesTurns(server)) return text + "its leases take turns";
   std::string devices;
@@ -78,7 +79,7 @@ std::string describe(const MoveWish& wish, const ServerUse& server) {
 }  // namespace
 
 bool couldMove(const MoveWish& wish, const ServerUse& server) {
-  if (takesTurns(server)) return false;
+  if (takesTurns(server) || !serves(server, wish.clients)) return false;
   std::vector<const DeviceUse*> left;
   left.reserve(server.devices.size());
   for (const DeviceUse& device : server.devices) left.push_back(&device);
@@ -97,10 +98,13 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
   std::vector<const DeviceUse*> devices;
   std::string missing;
+  bool noWorker = false;
   for (const ServerUse& server : servers) {
     if (!mayMoveTo(wish, server)) continue;
-    auto chosen = server.unusable.empty() && !takesTurns(server) ? chooseAlike(wish, server)
-                                                                 : std::vector<const DeviceUse*>();
+    noWorker = noWorker || !serves(server, wish.clients);
+    auto chosen = server.unusable.empty() && !takesTurns(server) && serves(server, wish.clients)
+                      ? chooseAlike(wish, server)
+                      : std::vector<const DeviceUse*>();
     if (chosen.empty()) {
       missing += (missing.empty() ? "" : "; ") + describe(wish, server);
     } else if (best == nullptr || preferred(wish.policy, server, *best)) {
@@ -113,6 +117,7 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
     choice.missing = !missing.empty()      ? shortened(missing, kMostDetails)
                      : wish.server.empty() ? "there is no other server"
                                            : "there is no server named " + wish.server;
+    if (noWorker) choice.missing += std::string("; ") + kInstallWorker;
     return choice;
   }
   choice.server = best->name;

@@ -20,6 +20,15 @@ uint64_t leftBy(const LeaseRecord& record) {
   return last;
 }
 
+std::vector<WorkerVersion> clientsOf(const LeaseRecord& record) {
+  std::vector<WorkerVersion> all = record.clients;
+  for (const auto& [id, one] : record.adoptions)
+    for (const WorkerVersion& client : one.adopter.clients)
+      if (std::find(all.begin(), all.end(), client) == all.end()) all.push_back(client);
+  if (all.empty() && record.client.rowsHash != 0) all.push_back(record.client);
+  return all;
+}
+
 void Pool::nameClaim(const Principal& who, LeaseRequest& request) const {
   if (!request.job.empty()) request.id = claimId(checked(who, request).tenant, request.job);
 }
@@ -32,7 +41,15 @@ Id Pool::claimNamed(const Principal& who, const std::string& tenant, const std::
   checkJob(name);
   if (!tenant.empty() && !who.owns(tenant))
     throw std::invalid_argument("tenant '" + who.tenant + "' names its own claims alone");
-  return claimId(who.role != Role::user && !tenant.empty() ? tenant : who.tenant, name);
+  const std::string& owner = who.role != Role::user && !tenant.empty() ? tenant : who.tenant;
+  if (submittedAt(name) == 0) {
+    for (const auto& [id, record] : leases_.all())
+      if (record.runs() && record.tenant == owner && numberOf(record.job) == name) return id;
+    for (const Waiter& waiter : waiters_)
+      if (!waiter.resumes && waiter.request.tenant == owner && numberOf(waiter.request.job) == name)
+        return waiter.request.id;
+  }
+  return claimId(owner, name);
 }
 
 // request: checked. The answer comes now, or when the claim's server has said that it has it.
@@ -55,7 +72,7 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
     const auto dead = tombstones_.find(id);
     return refuse(waits                       ? name + " has no GPUs yet: it waits for them"
                   : dead != tombstones_.end() ? name + " has ended: " + dead->second.reason
-                                              : "there is no " + name);
+                                              : "there is no " + name + ", or it has ended");
   }
   LeaseRecord& claim = at->second;
   if (claim.job.empty()) return refuse("lease " + id.text() + " is no claim, and has a holder of its own");
@@ -66,7 +83,9 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
   if (claim.adoptions.size() >= kMostAdopters && !claim.adoptions.contains(request.id))
     return refuse(name + " is used by too many programs");
   const bool isNew = !claim.adoptions.contains(request.id);
-  hold(claim, {request.id, request.holder, request.ttlMs, request.process}, now);
+  Adopter adopter{request.id, request.holder, request.ttlMs, {}, request.process};
+  if (request.client.rowsHash != 0) adopter.clients.push_back(request.client);
+  hold(claim, adopter, now);
   claim.adoptions.at(request.id).answered = false;
   if (isNew)
     write({}, {entryOf(AuditEvent::adopted, claim, who.text(), request.holder)}, [](const std::string&) {});
@@ -76,7 +95,9 @@ void Pool::adopt(const Principal& who, const LeaseRequest& request, uint64_t now
 // From now on for its TTL, which is returned.
 uint32_t Pool::hold(LeaseRecord& claim, const Adopter& adopter, uint64_t now) {
   Adoption& adoption = claim.adoptions.try_emplace(adopter.id, Adoption{adopter, 0, true}).first->second;
+  auto clients = adopter.clients.empty() ? adoption.adopter.clients : adopter.clients;
   adoption.adopter = adopter;
+  adoption.adopter.clients = std::move(clients);
   adoption.adopter.holder = printable(adopter.holder, kMostHolder);
   // Not more than the claim's: a manager that was started again waits so long for its adopters.
   adoption.adopter.ttlMs = std::clamp(adopter.ttlMs, std::min(times_.minTtlMs, claim.ttlMs), claim.ttlMs);

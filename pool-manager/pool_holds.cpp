@@ -31,6 +31,7 @@ Wish wishOf(const LeaseRecord& record, const MoveWish& move) {
   wish.server = move.server;
   wish.gpu = move.gpu;
   wish.policy = record.policy;
+  wish.clients = move.clients;
   return wish;
 }
 
@@ -70,6 +71,7 @@ MoveWish Pool::placeWanted(const LeaseRecord& record, const MoveTarget& to) cons
   wish.ordinals = to.devices;
   wish.gpu = parseDeviceFilter(record.gpu);
   wish.policy = record.policy;
+  wish.clients = clientsOf(record);
   for (const LeasedDevice& device : was.devices) {
     wish.claims.push_back({device, 0, record.terms.sharePercent, false});
     wish.claims.back().device.info.uuid.clear();  // they are not the lease's own any more

@@ -54,6 +54,8 @@ ServerUse Pool::useOf(const ServerRecord& server, const Principal& who, uint64_t
                       const Unlike& unlike) const {
   const std::string& name = server.facts.name;
   ServerUse use{name, absence(server, now), {}, isCordoned(name)};
+  for (const WorkerVersion& worker : server.facts.workers) use.rows.push_back(worker.rowsHash);
+  if (use.rows.empty() && server.facts.rowsHash != 0) use.rows.push_back(server.facts.rowsHash);
   if (!use.unusable.empty()) {
     // Nothing else matters.
   } else if (!server.suspect.empty())

@@ -82,6 +82,7 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
   if (to.server.empty() && !to.elsewhere) wish.server = from.server.name;
   wish.gpu = parseDeviceFilter(record.gpu);
   wish.policy = record.policy;
+  wish.clients = clientsOf(record);
   for (size_t i = 0; i < from.devices.size(); ++i) wish.claims.push_back(claimOf(record, from, i, true));
   auto servers = inventory(who, now);
   for (ServerUse& use : servers)

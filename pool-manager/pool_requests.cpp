@@ -32,7 +32,13 @@ Wish wishOf(const LeaseRequest& request, Preemption preemption) {
             parseDeviceFilter(request.gpu),
             request.policy};
   wish.besideSuspended = preemption != Preemption::off;
+  if (request.client.rowsHash != 0) wish.clients.push_back(request.client);
   return wish;
+}
+
+// Of a wish that can never be served.
+Failure::Kind neverKind(const Wish& wish, std::span<const ServerUse> servers) {
+  return servedByNone(wish, servers) ? Failure::Kind::otherVersion : Failure::Kind::nothingFits;
 }
 
 // Whether those of its servers that are there, with all devices that are in order, could serve it one day.
@@ -110,6 +116,23 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
     return refuse("this lease has ended: released");
   for (const Waiter& waiter : waiters_)
     if (waiter.request.id == request.id && !waiter.resumes) return;
+  if (!request.job.empty()) {
+    std::vector<Id> earlier;  // claims of jobs that had the same number before
+    const auto compare = [&](const Id& id, const std::string& tenant, const std::string& job) {
+      if (tenant != request.tenant || numberOf(job) != numberOf(request.job)) return true;
+      earlier.push_back(id);
+      return submittedAt(job) < submittedAt(request.job);
+    };
+    bool latest = true;
+    for (const auto& [id, record] : leases_.all())
+      if (record.runs()) latest = compare(id, record.tenant, record.job) && latest;
+    for (const Waiter& waiter : waiters_)
+      if (!waiter.resumes)
+        latest = compare(waiter.request.id, waiter.request.tenant, waiter.request.job) && latest;
+    if (!latest) return refuse("a job that was submitted later has that number, and a claim");
+    for (const Id& id : earlier)
+      releaseFor(who, id, "a job that was submitted later has the number of its job", now);
+  }
   if (waiters_.size() >= kMaxWaiters) return refuse("too many requests wait for devices; try again later");
   enqueue({request, who, now + request.waitMs, false, 0, wishOf(request, times_.preempt.what)}, now);
 }
@@ -202,7 +225,7 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
     return true;
   }
   if (const std::string why = impossible(waiter, before, now); !why.empty()) {
-    fail(waiter, {Failure::Kind::nothingFits, why});
+    fail(waiter, {neverKind(waiter.wish, before.servers), why});
     return true;
   }
   // Once: what a smaller quota makes of those that wait shows when they would be served.
@@ -235,11 +258,12 @@ bool Pool::serve(Waiter& waiter, Queue& before, uint64_t now) {
 
 // What is missing, without regard to who is before it; or that it is they.
 void Pool::failLate(const Waiter& waiter, const Queue& before, uint64_t now) {
-  Choice choice = place(waiter.wish, inventory(waiter.who, now));
+  const auto servers = inventory(waiter.who, now);
+  Choice choice = place(waiter.wish, servers);
   if (choice.missing.empty()) choice.missing = "the devices that are free are for those who waited longer";
   if (before.length != 0)
     choice.missing += "; " + std::to_string(before.length) + " earlier request(s) are waiting";
-  fail(waiter, {choice.never ? Failure::Kind::nothingFits : Failure::Kind::noDevice, choice.missing});
+  fail(waiter, {choice.never ? neverKind(waiter.wish, servers) : Failure::Kind::noDevice, choice.missing});
 }
 
 Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint64_t now) {
@@ -326,6 +350,7 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
   record.purpose = request.reason;
   record.job = request.job;
   record.limitMs = request.limitMs;
+  record.client = request.client;
   if (request.limitMs != 0) {
     record.endsMs = now + request.limitMs;
     record.endsAtMs = events_.calendarMs() + request.limitMs;
@@ -367,6 +392,7 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
   }
   if (adopter.id != Id{} && !at->second.job.empty()) return hold(at->second, adopter, now);
   at->second.deadlineMs = std::max(leftBy(at->second), now + at->second.ttlMs);
+  if (!adopter.clients.empty()) at->second.clients = adopter.clients;
   return at->second.ttlMs;
 }
 

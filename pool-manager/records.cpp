@@ -147,6 +147,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   }
   root.setSuspendedBy(lease.suspendedBy);
   write(lease.preemptor, root.initPreemptor());
+  if (lease.client.rowsHash != 0) write(lease.client, root.initClient());
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -186,6 +187,7 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.job = text(root.getJob());
   lease.suspendedBy = text(root.getSuspendedBy());
   if (root.hasPreemptor()) lease.preemptor = read(root.getPreemptor());
+  lease.client = read(root.getClient());
   if (text(root.getBootId()) == bootId)
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
   return lease;

@@ -62,6 +62,7 @@ struct StoredLease {
   std::optional<Hold> hold = {};
   std::string suspendedBy;  // suspended: on whose word; empty: the pool's own
   Id preemptor;             // suspended: the request that has taken its devices; all zero: none
+  WorkerVersion client;     // of its request
 
   // Not of a held lease.
   const Placement& primary() const;

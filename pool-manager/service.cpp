@@ -19,6 +19,8 @@
 namespace gpupool::pool {
 namespace {
 
+constexpr uint32_t kDrainMs =
+    30'000;  // of a server that is drained: what runs on its devices has so long to finish
 constexpr kj::Duration kLastWords = 100 * kj::MILLISECONDS;
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection
@@ -60,6 +62,10 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
                      auto done) { pool_.write(std::move(writes), std::move(entries), std::move(done)); },
               calendarS),
       tie_(kj::refcounted<Tie>(this)),
+      drains_(timer, pool_,
+              [this](const Principal& who, const Id& lease) {
+                return migrateLease(who, lease, kDrainMs, {"", {}, true});
+              }),
       tasks_(*this) {
   tokens_.load(store.range(kTokenPrefix));
   tasks_.add(deliverStore());

@@ -19,6 +19,7 @@
 #include "pool-manager/answers.h"
 #include "pool-manager/awake_clock.h"
 #include "pool-manager/counters.h"
+#include "pool-manager/drains.h"
 #include "pool-manager/login.h"
 #include "pool-manager/peer_count.h"
 #include "pool-manager/pool.h"
@@ -113,6 +114,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
   kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const std::string& folder);
+  kj::Promise<void> storeCordon(const Principal& who, const std::string& server, bool cordoned,
+                                const Cordon& cordon);
   kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const MoveTarget& to);
   kj::Promise<CheckpointResult> checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,
@@ -182,6 +185,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   std::list<Live> live_;
   kj::Own<kj::PromiseFulfiller<void>> superseded_;  // ends run()
   kj::Own<Tie> tie_;
+  Drains drains_;
   kj::Vector<kj::Own<kj::ConnectionReceiver>> listeners_;
   kj::TaskSet tasks_;  // last, so that sessions end while all of the above lives
 };

@@ -31,6 +31,7 @@ inline kj::Exception::Type typeOf(Failure::Kind kind) {
       return kj::Exception::Type::UNIMPLEMENTED;
     case Failure::Kind::serverLost:
       return kj::Exception::Type::DISCONNECTED;
+    case Failure::Kind::otherVersion:
     case Failure::Kind::refused:
       break;
   }

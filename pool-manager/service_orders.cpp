@@ -6,6 +6,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/service.h"
 #include "pool-manager/service_calls.h"
+#include "schema/fault.h"
 
 namespace gpupool::pool {
 namespace {
@@ -14,7 +15,11 @@ constexpr uint32_t kMostDrainMs = 3'600'000;
 constexpr kj::Duration kMove = 300 * kj::SECONDS;      // a server moves a lease's memory within this
 constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one after the other, within this
 
-kj::Exception toError(const Failure& failure) { return rpcError(typeOf(failure.kind), failure.text); }
+kj::Exception toError(const Failure& failure) {
+  if (failure.kind == Failure::Kind::otherVersion)
+    return schema::faultException(schema::FaultKind::version, failure.text);
+  return rpcError(typeOf(failure.kind), failure.text);
+}
 
 constexpr char kSilent[] = "it does not answer", kSuspends[] = "suspend leases", kMoves[] = "move sessions",
                kCopies[] = "write sessions into files";
@@ -111,6 +116,21 @@ kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id&
                                                  const MoveTarget& to) {
   return ask(migrating_, id,
              [&](uint64_t now) { pool_.migrate(who, id, std::min(drainMs, kMostDrainMs), to, now); });
+}
+
+kj::Promise<void> Service::storeCordon(const Principal& who, const std::string& server, bool cordoned,
+                                       const Cordon& cordon) {
+  auto stored = kj::newPromiseAndFulfiller<void>();
+  // Shared, for a std::function is copied.
+  auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
+  const Journal::Done done = [fulfiller](const std::string& why) {
+    if (why.empty()) return (*fulfiller)->fulfill();
+    (*fulfiller)->reject(rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why));
+  };
+  guarded([&] {
+    cordoned ? pool_.cordon(who, server, cordon, done) : pool_.uncordon(who, server, done, cordon.by);
+  });
+  return timer_.timeoutAfter(limits_.call, kj::mv(stored.promise));
 }
 
 kj::Promise<CheckpointResult> Service::checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,

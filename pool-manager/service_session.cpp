@@ -17,6 +17,7 @@ namespace {
 constexpr unsigned kMaxListed = 4096;   // ids in a beat
 constexpr unsigned kMaxReasons = 64;    // of what hinders a lease
 constexpr unsigned kMostEntries = 500;  // of the audit log, in one answer
+constexpr uint64_t kMostTryMs = uint64_t{31} * 86'400'000;
 
 capnp::Data::Reader asData(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
@@ -144,6 +145,10 @@ kj::Promise<void> Service::Session::renew(RenewContext context) {
   const Id id = read(context.getParams().getId());
   demand(Operation::lease);
   Adopter adopter = read(context.getParams().getAdopter());
+  for (auto client : context.getParams().getClients()) {
+    if (adopter.clients.size() == kMostClients) break;
+    adopter.clients.push_back(read(client));
+  }
   adopter.process = identifyProcess(peer_);
   const auto ttl =
       guarded([&] { return service().pool_.renew(principal(), id, service().clock_.now(), &why, adopter); });
@@ -182,20 +187,42 @@ kj::Promise<void> Service::Session::cordon(CordonContext context) {
   demand(Operation::cordon);
   const auto params = context.getParams();
   const std::string server = text(params.getServer());
-  const Cordon cordon{text(params.getReason()), text(params.getBy()), calendarS()};
-  auto stored = kj::newPromiseAndFulfiller<void>();
-  // Shared, for a std::function is copied.
-  auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
-  const Journal::Done done = [fulfiller](const std::string& why) {
-    if (why.empty()) return (*fulfiller)->fulfill();
-    (*fulfiller)->reject(rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why));
-  };
-  guarded([&] {
-    Pool& pool = service().pool_;
-    params.getCordoned() ? pool.cordon(principal(), server, cordon, done)
-                         : pool.uncordon(principal(), server, done, cordon.by);
+  if (!params.getCordoned()) service().drains_.stop(server);
+  return service().storeCordon(principal(), server, params.getCordoned(),
+                               {text(params.getReason()), text(params.getBy()), calendarS()});
+}
+
+// A cordon that is there already is left as it is, unless there is another reason now.
+kj::Promise<void> Service::Session::drain(DrainContext context) {
+  demand(Operation::cordon);
+  const auto params = context.getParams();
+  const std::string server = text(params.getServer()), reason = text(params.getReason());
+  const bool there = reason.empty() && service().pool_.cordons().contains(server);
+  auto cordoned =
+      there ? kj::Promise<void>(kj::READY_NOW)
+            : service().storeCordon(principal(), server, true, {reason, text(params.getBy()), calendarS()});
+  return cordoned.then([this, context, server]() mutable {
+    const auto order = context.getParams();
+    const uint64_t tryMs = std::min(order.getTryMs(), kMostTryMs);
+    // Before it is begun: what is said from then on comes after `latest`.
+    const uint64_t latest = service().drains_.state(server, 0).latest;
+    if (!order.getStay()) service().drains_.begin(principal(), server, tryMs * kj::MILLISECONDS);
+    write(service().drains_.state(server, latest), context.getResults().initState());
   });
-  return service().timer_.timeoutAfter(service().limits_.call, kj::mv(stored.promise));
+}
+
+kj::Promise<void> Service::Session::drainState(DrainStateContext context) {
+  demand(Operation::cordon);
+  const auto params = context.getParams();
+  write(service().drains_.state(text(params.getServer()), params.getAfter()),
+        context.getResults().initState());
+  return kj::READY_NOW;
+}
+
+kj::Promise<void> Service::Session::stopDrain(StopDrainContext context) {
+  demand(Operation::cordon);
+  service().drains_.stop(text(context.getParams().getServer()));
+  return kj::READY_NOW;
 }
 
 kj::Promise<void> Service::Session::suspend(SuspendContext context) {

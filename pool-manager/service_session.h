@@ -34,6 +34,9 @@ class Service::Session final : public schema::Manager::Server {
   kj::Promise<void> renew(RenewContext context) override;
   kj::Promise<void> release(ReleaseContext context) override;
   kj::Promise<void> cordon(CordonContext context) override;
+  kj::Promise<void> drain(DrainContext context) override;
+  kj::Promise<void> drainState(DrainStateContext context) override;
+  kj::Promise<void> stopDrain(StopDrainContext context) override;
   kj::Promise<void> suspend(SuspendContext context) override;
   kj::Promise<void> resume(ResumeContext context) override;
   kj::Promise<void> migrate(MigrateContext context) override;

@@ -80,9 +80,9 @@ struct ServerInfo {
   missingWalls @13 :List(Text); # those that do not, with the reason; for people
   workers @14 :List(WorkerVersion);   # whose sessions it takes, the current program first; empty: rowsHash's alone
 }
-# A worker program of a server: it serves clients that have the same rows.
+# A worker program of a server, or a client library: it serves clients that have the same rows.
 struct WorkerVersion {
-  rowsHash @0 :UInt64;        # schema::rowsHash()
+  rowsHash @0 :UInt64;        # schema::rowsHash(); of a client, 0: it is not known
   release @1 :Text;           # of gpupool; for people
 }
 
@@ -158,6 +158,8 @@ struct LeaseRequest {
                               # Its id follows from the job, and `id` counts for nothing; ttlMs is how long it may be unused
   adopts @14 :Text;           # not empty: no lease of its own, but this claim (its id or its job). Of the request count then
                               # id, tenant, holder and ttlMs, which are the adopter's
+  client @15 :WorkerVersion;  # the library that its programs load: only servers with a worker program for it are of use. Not
+                              # known: any
 }
 # A program's holder that has adopted a claim.
 struct Adopter {
@@ -268,7 +270,9 @@ interface Manager {
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
   # Fails if the lease is gone. adopter: of a claim, who renews it. notice: not empty: the lease ends in endsInMs, and why.
-  renew @4 (id :Id128, adopter :Adopter) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
+  # clients: the libraries of the programs that have opened sessions over this holder; they count instead of
+  # LeaseRequest.client from then on.
+  renew @4 (id :Id128, adopter :Adopter, clients :List(WorkerVersion)) -> (ttlMs :UInt32, notice :Text, endsInMs :UInt64);
   # Idempotent. drop: the lease may be lost, and an operator knows that nothing of it runs. claim: not empty: the claim of
   # this id or job, instead of id; with a job, an operator names the tenant. adopter: not all zero: this one uses the claim
   # no more, and the claim goes on.
@@ -296,6 +300,18 @@ interface Manager {
   # From then on Manager.leases names every lease that the server will have before that ends. Idempotent. by: whose word
   # it is, "user@host"; for people, like the reason.
   cordon @11 (server :Text, cordoned :Bool, reason :Text, by :Text) -> ();
+
+  # Operators. Cordons the server (it stays so: Manager.cordon), and has its leases moved to other servers, one after the
+  # other, as far as they can be moved and there is room; those that stay are tried again every minute until tryMs have
+  # passed. What has begun goes on whether or not anybody looks, until that is over, stopDrain, the server is not cordoned
+  # any more, or the manager's end: a manager that is started again knows nothing of it, but the cordon and moves that were
+  # under way. Returns when the cordon is stored. Asked again, it begins again, with the new tryMs. reason: empty: that of a
+  # cordon that is there already. stay: no lease is moved.
+  drain @21 (server :Text, reason :Text, by :Text, tryMs :UInt64, stay :Bool) -> (state :DrainState);
+  # How it is with that server. after: DrainState.latest, of which words were seen already.
+  drainState @22 (server :Text, after :UInt64) -> (state :DrainState);
+  # No further move is begun. The one that is under way goes on, and the server stays cordoned.
+  stopDrain @23 (server :Text) -> ();
 
   # The lease's owner, and operators. Takes the memory of the lease's sessions off its devices and keeps it in the
   # server's own memory; the devices are free for other leases but for what stays. Programs see that calls take longer
@@ -348,6 +364,27 @@ interface Manager {
 
   # Tokens and quotas.
   administration @19 () -> (administration :Administration);
+}
+
+struct DrainState {
+  cordoned @0 :Bool;
+  moving @1 :Bool;            # leases are being moved
+  goesOn @2 :Bool;            # likewise, or they will be tried again
+  leases @3 :List(DrainedLease);  # of which the server has anything
+  words @4 :List(DrainWord);  # what has become of moves, the oldest first; as many as are remembered
+  latest @5 :UInt64;          # the number of the last one
+}
+struct DrainedLease {
+  id @0 :Id128;
+  state @1 :Text;             # LeaseState's name
+  leaves @2 :Bool;            # it has moved, and the server has not said yet that it has given up what it had
+  note @3 :Text;              # why it has not moved; empty: that was not tried, or not lately
+}
+struct DrainWord {
+  number @0 :UInt64;          # grows, over all servers
+  lease @1 :Id128;
+  moved @2 :Bool;
+  text @3 :Text;              # where to, or why not
 }
 
 struct Explanation {
@@ -788,6 +825,7 @@ struct StoredLease {
   suspendedBy @19 :Text;       # suspended: on whose word; empty: the manager's own
   preemptor @20 :Id128;        # suspended: the request that has taken its devices; it resumes when it is its turn. All zero:
                                # none
+  client @21 :WorkerVersion;   # as in LeaseRequest
 }
 struct StoredHold {
   held @0 :HeldLease;

@@ -88,7 +88,8 @@ bool readOptions(int count, char** words, ServerOptions& options) {
 int serve(ServerOptions options) {
   // First: it changes what this process may do.
   std::unique_ptr<gpupool::server::SpawnerParent> spawner;
-  if (const auto users = options.userRange()) spawner = gpupool::server::SpawnerParent::begin(*users);
+  if (const auto users = options.userRange())
+    spawner = gpupool::server::SpawnerParent::begin(*users, options.deviceLocks);
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
   gpupool::raiseDescriptorLimit();

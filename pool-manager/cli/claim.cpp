@@ -37,7 +37,9 @@ const Help kCreateHelp = {
     "in their environment, set to the id or to the job, or by `gpupool run --claim`. Several may, at once or "
     "one after the other. Asked again for the same job, it gives the same claim, whatever else is asked for; "
     "a "
-    "job that is started anew has another restart count, and so another claim. The claim ends by `gpupool "
+    "job that is started anew has another restart count, and so another claim. A scheduler that may give a "
+    "number again says besides when the job was submitted (CLUSTER:ID:RESTARTS:SUBMITTED, digits): of one "
+    "number the latest job's claim ends those of earlier ones. The claim ends by `gpupool "
     "claim release`, when its time limit is over, and when no program has used it for --unused.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: the claim is there. 1: no manager is reachable, or it refuses, for example since the job's claim has "

@@ -1,12 +1,13 @@
-// gpupool drain: nothing new on a server, what is there goes to other servers, and what is there still.
+// gpupool drain: nothing new on a server, what is there goes to other servers, and what is there still. The
+// manager does it (pool-manager/drains.h); this begins it, looks, and says what has become of it.
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <functional>
 #include <iostream>
 #include <map>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -19,31 +20,46 @@
 namespace gpupool::cli {
 namespace {
 
+using pool::DrainState;
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr unsigned kStoreMs = 10'000, kLookMs = 3000, kDrainMs = 30'000;
-constexpr uint64_t kMigrateMs = kDrainMs + 3'660'000;  // longer than the manager waits for a server
+constexpr unsigned kStoreMs = 10'000, kLookMs = 3000;
 constexpr useconds_t kBetweenUs = 500'000;
 constexpr milliseconds kMostWait = std::chrono::hours(24 * 20);
-constexpr milliseconds kBetweenMoves = std::chrono::minutes(1);  // room may come
 constexpr milliseconds kLeave =
     std::chrono::seconds(10);  // a server gives up what has moved away within this
 
 const Help kDrain = {
     "gpupool drain [options] SERVER",
-    "Cordons a server, so that no new lease is placed on it (see `gpupool cordon --help`), moves its leases "
-    "to "
-    "other servers, one after the other, as far as they can be moved and there is room (see `gpupool migrate "
-    "--help`), and lists those that are there still; with --wait it waits for their end, and tries to move "
-    "them again every minute. It ends none of them: `gpupool release` does. A suspended lease is not moved, "
-    "for its memory is with the server. Asked again, it begins again. The server stays cordoned, whatever "
-    "the "
-    "command says: `gpupool uncordon` puts it back into service. Only the pool's operator can.",
+    "Cordons a server, so that no new lease is placed on it (see `gpupool cordon --help`), has its leases "
+    "moved to other servers, one after the other, as far as they can be moved and there is room (see "
+    "`gpupool migrate --help`), and lists those that are there still; with --wait it waits for their end, "
+    "and "
+    "those that stay are tried again every minute. It ends none of them: `gpupool release` does. A suspended "
+    "lease is not moved, for its memory is with the server. The manager moves them: interrupted (^C), this "
+    "command asks it to begin no further move; killed, it leaves that to the manager, which goes on as long "
+    "as --wait says, or until `gpupool uncordon`. Asked again, it begins again. The server stays cordoned, "
+    "whatever the command says: `gpupool uncordon` puts it back into service. Only the pool's operator can.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: the server has no lease any more, and can be stopped. 1: leases are there still, or it cannot be "
-    "done. 2: the command line is wrong.",
+    "done. 2: the command line is wrong. Interrupted, it ends by that signal.",
     "  gpupool drain node7\n  gpupool drain --wait 8h --reason 'a new fan' node7 && ssh node7 poweroff\n"};
+
+volatile sig_atomic_t interruptedBy = 0;
+void interrupt(int signal) { interruptedBy = signal; }
+
+// While this lives, the first SIGINT or SIGTERM is noted; the second one ends the process.
+class Interrupts {
+ public:
+  Interrupts() {
+    struct sigaction action{};
+    action.sa_handler = interrupt;
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    sigaction(SIGINT, &action, nullptr);
+    sigaction(SIGTERM, &action, nullptr);
+  }
+};
 
 struct Drain {
   std::string server, reason;
@@ -51,31 +67,8 @@ struct Drain {
   bool stay = false;  // its leases are not moved
 };
 
-using Leases = std::vector<pool::Lease>;
-using Connect = std::function<ManagerQuery()>;
-
-// A cordon that is there already is left as it is, unless there is another reason now.
-void ensureCordoned(ManagerQuery& query, const Drain& drain) {
-  for (const ListedServer& one : query.servers())
-    if (one.info.name == drain.server && one.cordoned && drain.reason.empty()) return;
-  query.cordon(drain.server, true, drain.reason, userAndHost());
-}
-
-// Those that the server has anything of. None: the server is not cordoned any more.
-std::optional<Leases> remaining(ManagerQuery& query, const std::string& server) {
-  bool cordoned = false;
-  for (const ListedServer& one : query.servers())
-    cordoned = cordoned || (one.info.name == server && one.cordoned);
-  if (!cordoned) return std::nullopt;
-  std::set<Id> there;
-  for (const ListedDevice& device : query.devices())
-    if (device.server == server) there.insert(device.leases.begin(), device.leases.end());
-  Leases leases = query.leases();
-  std::erase_if(leases, [&](const pool::Lease& lease) {
-    return lease.server.name != server && !there.contains(lease.id);
-  });
-  return leases;
-}
+using Leases = std::vector<pool::DrainedLease>;
+using Connect = std::function<ManagerQuery(unsigned limitMs)>;
 
 std::string count(size_t leases) { return std::to_string(leases) + (leases == 1 ? " lease" : " leases"); }
 
@@ -83,67 +76,94 @@ class Draining {
  public:
   Draining(Drain drain, Connect connect) : drain_(std::move(drain)), connect_(std::move(connect)) {}
 
-  // What is there when there is nothing any more, or no time. A manager that is away meanwhile is waited for,
-  // too.
+  // What is there when there is nothing any more, or no time; or when it is interrupted. A manager that is
+  // away meanwhile is waited for, too; started again, it has to be asked anew.
   Leases run() {
-    const auto begun = steady_clock::now();
-    auto until = begun + drain_.wait, moveAt = begun;
-    for (;;) {
-      bool last = steady_clock::now() >= until;
-      std::optional<Leases> leases;
+    until_ = steady_clock::now() + drain_.wait;
+    for (bool begun = false; interruptedBy == 0; ::usleep(kBetweenUs)) {
+      DrainState state;
       try {
-        ManagerQuery query = connect_();
-        leases = remaining(query, drain_.server);
-        if (leases && !drain_.stay && steady_clock::now() >= moveAt) {
-          moveAway(query, *leases);
-          leases = remaining(query, drain_.server);
-          moveAt = steady_clock::now() + kBetweenMoves;
-          until = std::max(until, leases && leaves(*leases) ? steady_clock::now() + kLeave : until);
-          last = steady_clock::now() >= until;
-        }
+        state = begun ? connect_(kLookMs).drainState(drain_.server, seen_) : begin();
+        begun = true;
       } catch (const std::exception&) {  // kj's, too
-        if (last) throw;
-        ::usleep(kBetweenUs);
+        if (!asked_ || steady_clock::now() >= std::max(until_, heard_ + kLeave)) throw;
+        begun = false;
         continue;
       }
-      if (!leases)
+      asked_ = true;
+      heard_ = steady_clock::now();
+      tell(state);
+      if (!state.cordoned)
         throw CommandError(kExitFailure, "server " + drain_.server +
                                              " is not cordoned any more: new leases may be placed on it");
-      if (leases->empty() || last) return *leases;
-      if (std::exchange(told_, leases->size()) != leases->size() && drain_.wait.count() != 0)
-        std::cout << "gpupool: waiting for the end of " << count(leases->size()) << "\n" << std::flush;
-      ::usleep(kBetweenUs);
+      if (isOver(state)) return state.leases;
     }
+    return {};
   }
 
+  // Returns when the manager knows.
+  void stop() { connect_(kLookMs).stopDrain(drain_.server); }
+
  private:
-  // They have moved, and the server has not said yet that it has given up what they had.
-  bool leaves(const Leases& leases) const {
-    return std::all_of(leases.begin(), leases.end(),
-                       [&](const pool::Lease& lease) { return lease.server.name != drain_.server; });
+  DrainState begin() {
+    const auto left =
+        std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(until_ - steady_clock::now()));
+    DrainState state = connect_(kStoreMs).drain(drain_.server, asked_ ? "" : drain_.reason, userAndHost(),
+                                                static_cast<uint64_t>(left.count()), drain_.stay);
+    seen_ = state.latest;
+    state.words.clear();  // of those who have asked before
+    return state;
+  }
+
+  bool isOver(const DrainState& state) {
+    if (state.leases.empty()) return true;
+    if (state.moving) {
+      moving_ = true;
+      return false;
+    }
+    const bool leave = std::all_of(state.leases.begin(), state.leases.end(),
+                                   [](const pool::DrainedLease& lease) { return lease.leaves; });
+    if (std::exchange(moving_, false) && leave) until_ = std::max(until_, steady_clock::now() + kLeave);
+    if (steady_clock::now() >= until_) return true;
+    if (std::exchange(told_, state.leases.size()) != state.leases.size() && drain_.wait.count() != 0)
+      std::cout << "gpupool: waiting for the end of " << count(state.leases.size()) << "\n" << std::flush;
+    return false;
   }
 
   // One line each, and another one only when there is news.
-  void moveAway(ManagerQuery& query, const Leases& leases) {
-    for (const pool::Lease& lease : leases) {
-      const bool runs = lease.state == "active" || lease.state == "moving" || lease.state == "suspended";
-      if (lease.server.name != drain_.server || !runs) continue;
-      std::string said;
-      try {
-        said = "moved to " + query.migrate(lease.id, kDrainMs, {"", {}, true}, kMigrateMs).server;
-      } catch (const kj::Exception& error) {
-        said = "stays: " + pool::errorText(error);
-      }
-      if (std::exchange(said_[lease.id], said) != said)
-        std::cout << "gpupool: lease " << lease.id.text().substr(0, 8) << " " << said << "\n" << std::flush;
+  void tell(const DrainState& state) {
+    for (const pool::DrainWord& word : state.words) {
+      seen_ = word.number;
+      const std::string said = (word.moved ? "moved to " : "stays: ") + word.text;
+      if (std::exchange(said_[word.lease], said) != said)
+        std::cout << "gpupool: lease " << word.lease.text().substr(0, 8) << " " << said << "\n" << std::flush;
     }
   }
 
   const Drain drain_;
   const Connect connect_;
+  steady_clock::time_point until_, heard_;
+  bool asked_ = false;   // the manager has once begun
+  bool moving_ = false;  // as it last said
+  uint64_t seen_ = 0;
   size_t told_ = 0;
   std::map<Id, std::string> said_;
 };
+
+// Ends by the signal.
+[[noreturn]] void endInterrupted(Draining& draining, const std::string& server) {
+  try {
+    draining.stop();
+    std::cerr << "gpupool: interrupted: no further lease is moved; server " << server << " stays cordoned\n";
+  } catch (const std::exception&) {
+    std::cerr << "gpupool: interrupted, and the manager does not answer: it may go on moving leases; server "
+              << server << " stays cordoned\n";
+  }
+  std::cout.flush();
+  ::signal(interruptedBy, SIG_DFL);
+  ::raise(interruptedBy);
+  ::_exit(128 + interruptedBy);
+}
 
 }  // namespace
 
@@ -162,20 +182,22 @@ int runDrain(const Words& words) {
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one server is expected; `gpupool servers` lists them");
   drain.server = parsed.rest[0];
-  const auto connect = [&](unsigned limitMs) { return ManagerQuery(client, limitMs); };
-  {
-    ManagerQuery query = connect(kStoreMs);
-    ensureCordoned(query, drain);
-  }
-  const Leases leases = Draining(drain, [&] { return connect(kLookMs); }).run();
+  const Connect connect = [&](unsigned limitMs) { return ManagerQuery(client, limitMs); };
+  const Interrupts interrupts;
+  Draining draining(drain, connect);
+  const Leases leases = draining.run();
+  if (interruptedBy != 0) endInterrupted(draining, drain.server);
   if (leases.empty()) {
     std::cout << "gpupool: server " << drain.server << " is cordoned and has no leases\n";
     return 0;
   }
   std::cout << "gpupool: server " << drain.server << " is cordoned and has " << count(leases.size())
             << " still:\n";
+  std::set<Id> there;
+  for (const pool::DrainedLease& lease : leases) there.insert(lease.id);
   std::vector<std::vector<std::string>> rows = {leaseHeading(false)};
-  for (const pool::Lease& lease : leases) rows.push_back(leaseRow(lease, false));
+  for (const pool::Lease& lease : connect(kStoreMs).leases())
+    if (there.contains(lease.id)) rows.push_back(leaseRow(lease, false));
   std::cout.flush();
   printTable(rows);
   return kExitFailure;

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "pool-manager/cli/client_beside.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/lease_wish.h"
 #include "pool-manager/cli/manager_query.h"
@@ -76,7 +77,8 @@ int runExplain(const Words& words) {
   if (parsed.helped) return 0;
   if (!parsed.rest.empty())
     throw options::OptionError("'" + parsed.rest[0] + "': no arguments are expected, and no program is run");
-  const HolderSettings settings = leaseWish(options);
+  HolderSettings settings = leaseWish(options);
+  settings.request.client = clientBeside();
   ManagerQuery query(settings.addresses, 3000, settings.credentials);
   const Explanation answer = query.explain(settings.request);
   asJson ? printJson(toJson(answer)) : printTable(answer);

@@ -20,6 +20,7 @@
 #include "base/transport_names.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
+#include "schema/protocol.h"
 
 namespace gpupool::cli {
 namespace {
@@ -194,6 +195,8 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   peer.waitingFor.clear();
   peer.pause = settings_.suspendedPause;
   if (wish.transport.empty()) wish.transport = settings_.transport;
+  const pool::WorkerVersion client{request.rowsHash, schema::release()};
+  if (!lease_) settings_.request.client = client;
   if (!lease_ && settings_.request.holder.empty())
     settings_.request.holder = holderName(request.pid, wish.command);
   if (wish.left) {
@@ -202,7 +205,10 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   }
   auto opening = openPatiently(peer, wish)
                      .then(
-                         [this, &peer, wish](OpenSession&& session) {
+                         [this, &peer, wish, client](OpenSession&& session) {
+                           if (std::find(clients_.begin(), clients_.end(), client) == clients_.end() &&
+                               clients_.size() < pool::kMostClients)
+                             clients_.push_back(client);
                            OpenReply reply;
                            reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
                            reply.sessionHigh = session.id.high;

@@ -131,9 +131,10 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   bool noticed_ = false;  // the manager's notice that the lease ends has been passed on
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
-  std::string lost_;     // why the lease ended, if it did
-  bool asked_ = false;   // the manager may know our request
-  bool opened_ = false;  // a session
+  std::string lost_;                          // why the lease ended, if it did
+  bool asked_ = false;                        // the manager may know our request
+  bool opened_ = false;                       // a session
+  std::vector<pool::WorkerVersion> clients_;  // of those who have
   FiguresSource figures_;
   bool locating_ = false;  // the manager is being asked where the lease is
   bool held_ = false;      // as the manager last said: the lease is in files

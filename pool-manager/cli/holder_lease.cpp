@@ -79,7 +79,8 @@ kj::Promise<void> Holder::requestLease(int attempts) {
           },
           [this, attempts](kj::Exception&& error) -> kj::Promise<void> {
             using Type = kj::Exception::Type;
-            const bool answered = schema::faultOf(error).remote;
+            const schema::Fault fault = schema::faultOf(error);
+            const bool answered = fault.remote;
             if (error.getType() == Type::DISCONNECTED && attempts > 1) {
               // A server that failed us: another lease. A manager that died: the same request once more.
               if (answered) settings_.request.id = Id::random();
@@ -89,11 +90,12 @@ kj::Promise<void> Holder::requestLease(int attempts) {
                   .then([this]() { return connectPatiently(20); })
                   .then([this, attempts]() { return requestLease(attempts - 1); });
             }
-            const Status status = !answered                                ? Status::noManager
-                                  : error.getType() == Type::OVERLOADED    ? Status::noDevice
-                                  : error.getType() == Type::UNIMPLEMENTED ? Status::nothingFits
-                                  : error.getType() == Type::DISCONNECTED  ? Status::serverLost
-                                                                           : Status::refused;
+            const Status status = !answered                                  ? Status::noManager
+                                  : fault.kind == schema::FaultKind::version ? Status::mismatch
+                                  : error.getType() == Type::OVERLOADED      ? Status::noDevice
+                                  : error.getType() == Type::UNIMPLEMENTED   ? Status::nothingFits
+                                  : error.getType() == Type::DISCONNECTED    ? Status::serverLost
+                                                                             : Status::refused;
             const std::string text = pool::errorText(error);
             const char* remedy =
                 status == Status::noDevice ? "; wait with --wait TIME (GPUPOOL_WAIT), share with --memory "
@@ -143,6 +145,8 @@ kj::Promise<void> Holder::renewOnce() {
     pool::write(lease_->id, request.initId());
     const pool::LeaseRequest& asked = settings_.request;
     if (adopts()) pool::write(pool::Adopter{asked.id, asked.holder, asked.ttlMs}, request.initAdopter());
+    auto clients = request.initClients(static_cast<unsigned>(clients_.size()));
+    for (unsigned i = 0; i < clients.size(); ++i) pool::write(clients_[i], clients[i]);
     return request.send().then([this](auto&& renewed) {
       if (renewed.getNotice().size() == 0) noticed_ = false;
       if (renewed.getNotice().size() == 0 || std::exchange(noticed_, true)) return;

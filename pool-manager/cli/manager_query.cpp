@@ -110,6 +110,36 @@ void ManagerQuery::cordon(const std::string& server, bool cordoned, const std::s
   await(request.send().ignoreResult());
 }
 
+pool::DrainState ManagerQuery::drain(const std::string& server, const std::string& reason,
+                                     const std::string& by, uint64_t tryMs, bool stay) {
+  auto request = connection_->manager().drainRequest();
+  request.setServer(server);
+  request.setReason(reason);
+  request.setBy(by);
+  request.setTryMs(tryMs);
+  request.setStay(stay);
+  try {
+    return await(request.send().then([](auto&& response) { return pool::read(response.getState()); }));
+  } catch (const kj::Exception& error) {
+    if (error.getType() != kj::Exception::Type::UNIMPLEMENTED) throw;
+    throw CommandError(kExitFailure,
+                       "the pool's manager is of an older gpupool, and drains no server: upgrade it first");
+  }
+}
+
+pool::DrainState ManagerQuery::drainState(const std::string& server, uint64_t after) {
+  auto request = connection_->manager().drainStateRequest();
+  request.setServer(server);
+  request.setAfter(after);
+  return await(request.send().then([](auto&& response) { return pool::read(response.getState()); }));
+}
+
+void ManagerQuery::stopDrain(const std::string& server) {
+  auto request = connection_->manager().stopDrainRequest();
+  request.setServer(server);
+  await(request.send().ignoreResult());
+}
+
 pool::SuspendResult ManagerQuery::suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
                                           const std::string& folder) {
   auto request = connection_->manager().suspendRequest();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pool-manager/audit.h"
+#include "pool-manager/drain_state.h"
 #include "pool-manager/listing.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/rpc.h"
@@ -52,6 +53,11 @@ class ManagerQuery {
   void releaseClaim(const std::string& claim, const std::string& tenant);
   // by: "user@host".
   void cordon(const std::string& server, bool cordoned, const std::string& reason, const std::string& by);
+  // Begins it (Manager.drain), asks how it is, and has no further move begun. by: as of cordon.
+  pool::DrainState drain(const std::string& server, const std::string& reason, const std::string& by,
+                         uint64_t tryMs, bool stay);
+  pool::DrainState drainState(const std::string& server, uint64_t after);
+  void stopDrain(const std::string& server);
   // These return when it is done, and fail after limitMs.
   pool::SuspendResult suspend(const Id& id, unsigned drainMs, uint64_t limitMs,
                               const std::string& folder = "");

@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "pool-manager/cli/child_program.h"
+#include "pool-manager/cli/client_beside.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/holder_process.h"
 #include "pool-manager/cli/lease_wish.h"
@@ -195,6 +196,7 @@ int runRun(const Words& words) {
     parsed = parseCommand(words, kRunHelp, &options, leaseOptionNames(), {});
     if (parsed.helped) return 0;
     settings = leaseWish(options);
+    settings.request.client = clientBeside();
     if (parsed.rest.empty())
       throw options::OptionError("which program? usage: " + std::string(kRunHelp.usage));
   } catch (const std::exception& error) {

@@ -41,6 +41,11 @@ kj::Promise<Answer> orLater(const Context& context, const Id& id, kj::Promise<An
   }));
 }
 
+std::string onWhoseWord(const Request& request) {
+  const std::string by = text(request, "by");
+  return by.empty() ? "REST, from " + request.peer : by;
+}
+
 kj::Promise<Answer> cordon(const Context& context, const Request& request, bool cordoned) {
   const std::string server = checkedServer(context, request);
   note(request, (cordoned ? "cordons server " : "uncordons server ") + printable(server, 255));
@@ -48,8 +53,7 @@ kj::Promise<Answer> cordon(const Context& context, const Request& request, bool 
   order.setServer(server);
   order.setCordoned(cordoned);
   order.setReason(text(request, "reason"));
-  const std::string by = text(request, "by");
-  order.setBy(by.empty() ? "REST, from " + request.peer : by);
+  order.setBy(onWhoseWord(request));
   return order.send().then(
       [server, cordoned](auto&&) -> Answer { return {200, {{"name", server}, {"cordoned", cordoned}}}; });
 }
@@ -191,6 +195,28 @@ kj::Promise<Answer> migrateLease(const Context& context, const Request& request)
 
 kj::Promise<Answer> cordonServer(const Context& context, const Request& request) {
   return cordon(context, request, true);
+}
+
+kj::Promise<Answer> drainServer(const Context& context, const Request& request) {
+  const std::string server = checkedServer(context, request);
+  if (!flag(request, "stay")) note(request, "drains server " + printable(server, 255));
+  auto order = context.service.managerFor(request.who).drainRequest();
+  order.setServer(server);
+  order.setReason(text(request, "reason"));
+  order.setBy(onWhoseWord(request));
+  order.setStay(flag(request, "stay"));
+  return order.send().then([server](auto&& response) -> Answer {
+    const DrainState state = read(response.getState());
+    Json leases = Json::array();
+    for (const DrainedLease& one : state.leases)
+      leases.push_back({{"id", one.id.text()}, {"state", one.state}, {"note", one.note}});
+    return {state.moving ? 202u : 200u,
+            {{"name", server},
+             {"cordoned", true},
+             {"drained", leases.empty()},
+             {"pending", state.moving},
+             {"leases", std::move(leases)}}};
+  });
 }
 
 kj::Promise<Answer> uncordonServer(const Context& context, const Request& request) {

@@ -14,6 +14,7 @@ kj::Promise<Answer> restoreLease(const Context& context, const Request& request)
 kj::Promise<Answer> checkpointLease(const Context& context, const Request& request);
 kj::Promise<Answer> migrateLease(const Context& context, const Request& request);
 kj::Promise<Answer> cordonServer(const Context& context, const Request& request);
+kj::Promise<Answer> drainServer(const Context& context, const Request& request);
 kj::Promise<Answer> uncordonServer(const Context& context, const Request& request);
 
 }  // namespace gpupool::pool::rest

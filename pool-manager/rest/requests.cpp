@@ -98,27 +98,6 @@ void Orders::forget(const Id& id) {
   if (unserved_.erase(id) != 0) std::erase(noted_, id);
 }
 
-bool Orders::begin(const std::string& server) {
-  Drain& drain = drains_[server];
-  if (drain.underWay) return false;
-  drain = {true, {}};
-  return true;
-}
-
-bool Orders::isUnderWay(const std::string& server) const {
-  const auto at = drains_.find(server);
-  return at != drains_.end() && at->second.underWay;
-}
-
-std::map<Id, std::string> Orders::said(const std::string& server) const {
-  const auto at = drains_.find(server);
-  return at == drains_.end() ? std::map<Id, std::string>() : at->second.said;
-}
-
-void Orders::say(const std::string& server, const Id& lease, const std::string& why) {
-  if (!why.empty()) drains_[server].said[lease] = why;
-}
-
 void Orders::taskFailed(kj::Exception&& error) {
   GPUPOOL_INFO("an order over REST, answered before its end, has failed: %s", errorText(error).c_str());
 }

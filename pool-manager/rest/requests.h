@@ -37,26 +37,12 @@ class Orders final : private kj::TaskSet::ErrorHandler {
   void noteUnserved(const Id& id, Problem problem);
   void forget(const Id& id);
 
-  // The leases of a server are moved away by one order at a time. False: one is under way.
-  bool begin(const std::string& server);
-  void end(const std::string& server) { drains_[server].underWay = false; }
-  bool isUnderWay(const std::string& server) const;
-  // Why leases of that server could not be moved the last time.
-  std::map<Id, std::string> said(const std::string& server) const;
-  void say(const std::string& server, const Id& lease, const std::string& why);
-
  private:
   void taskFailed(kj::Exception&& error) override;
-
-  struct Drain {
-    bool underWay = false;
-    std::map<Id, std::string> said;
-  };
 
   PeerCount places_{"orders over REST that go on", 64};
   std::map<Id, Problem> unserved_;
   std::deque<Id> noted_;
-  std::map<std::string, Drain> drains_;  // by server
   kj::TaskSet tasks_;
 };
 

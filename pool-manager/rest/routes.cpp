@@ -8,7 +8,6 @@
 #include "pool-manager/lease_state.h"
 #include "pool-manager/rest/changes.h"
 #include "pool-manager/rest/claims.h"
-#include "pool-manager/rest/drain.h"
 #include "pool-manager/rest/listings.h"
 #include "pool-manager/rest/metrics.h"
 #include "pool-manager/rest/openapi.h"
@@ -179,8 +178,9 @@ std::vector<Route> makeRoutes() {
        "job, "
        "it is the same claim.",
        createClaim, "Lease", Operation::lease,
-       leaseFields({{Kind::text, "job", "The scheduler's job, CLUSTER:ID:RESTARTS. Required.", 255},
-                    {Kind::count, "waitMs", "How long to wait for GPUs.", 40'000, 0}})},
+       leaseFields(
+           {{Kind::text, "job", "The scheduler's job, CLUSTER:ID:RESTARTS[:SUBMITTED]. Required.", 255},
+            {Kind::count, "waitMs", "How long to wait for GPUs.", 40'000, 0}})},
       {kPost,
        "/v1/claims/{claim}/release",
        "releaseClaim",

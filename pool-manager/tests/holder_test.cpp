@@ -112,11 +112,36 @@ TEST_CASE_METHOD(Fixture, "no device: who holds it") {
 TEST_CASE_METHOD(Fixture, "rows that differ are refused in the server's words") {
   startAll();
   makeHolder();
+  holder->acquire().wait(io.waitScope);
   const Opened opened = open(request(0x9999));
   CHECK(opened.reply.status == Status::mismatch);
   CHECK(std::string(opened.reply.text) == "server a: rows differ");
   CHECK(opened.session.get() < 0);
   CHECK(open(request()).reply.status == Status::ok);  // the lease is still good
+}
+
+TEST_CASE_METHOD(Fixture, "a program without a lease gets none where no server has a worker for it") {
+  startAll();
+  makeHolder();
+  const Opened opened = open(request(0x9999));
+  CHECK(opened.reply.status == Status::mismatch);
+  CHECK(contains(opened.reply.text,
+                 "no server has a worker program for this client (call rows 0000000000009999"));
+  CHECK(service->pool().leases().empty());
+  CHECK(open(request()).reply.status == Status::ok);
+}
+
+TEST_CASE_METHOD(Fixture, "the manager learns from the holder which clients a lease has") {
+  startAll();
+  settings.request.ttlMs = 1000;
+  makeHolder();
+  holder->acquire().wait(io.waitScope);
+  const LeaseRecord& record = service->pool().leases().begin()->second;
+  CHECK(clientsOf(record).empty());
+  REQUIRE(open(request()).reply.status == Status::ok);
+  for (int i = 0; i < 500 && clientsOf(record).empty(); ++i) pause(10);
+  REQUIRE(clientsOf(record).size() == 1);
+  CHECK(clientsOf(record)[0].rowsHash == 0x1234);
 }
 
 TEST_CASE_METHOD(Fixture, "a server that does not know the key is found out") {

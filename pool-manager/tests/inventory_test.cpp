@@ -34,6 +34,7 @@ struct Servers {
   ServerUse server(const std::string& name) {
     ServerUse use{name, pick(6) == 0 ? "silent for 9 s" : "", {}};
     if (pick(8) == 0) use.cordoned = true, use.unusable = "cordoned by an operator";
+    for (uint64_t rows = 1 + pick(2); rows <= 2 && pick(3) != 0; ++rows) use.rows.push_back(rows);
     const uint32_t percent = pick(3) == 0 ? 200 : 100;
     for (uint32_t d = 0; d < 1 + pick(4); ++d) use.devices.push_back(device(name, d, percent));
     return use;
@@ -50,6 +51,7 @@ struct Servers {
     wish.endsMs = pick(3) == 0 ? kNever : 1000 + pick(1000);
     wish.besideSuspended = pick(2) == 0;
     wish.sharePercent = static_cast<uint32_t>(pick(3)) * 40;
+    if (pick(2) == 0) wish.clients.push_back({pick(4), "0.1.0"});  // 0: unknown; 3: no server's
     return wish;
   }
 

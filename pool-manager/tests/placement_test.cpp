@@ -4,6 +4,7 @@
 #include <random>
 
 #include "catch.h"
+#include "pool-manager/placement_index.h"
 
 using namespace gpupool;
 using namespace gpupool::pool;
@@ -427,4 +428,96 @@ TEST_CASE("whether a wish waits for cordoned servers only") {
   CHECK(place({1, 0, "", 0}, both).server.empty());
   CHECK(place({1, 0, "", 0}, both).missing.find("large: cordoned by an operator") != std::string::npos);
   CHECK_FALSE(place({2, 0, "", 0}, both).never);
+}
+
+// --- versions -------------------------------------------------------------------------------------------
+
+namespace {
+
+const WorkerVersion kOld{0x01d, "0.0.9"}, kNew{0x4e3, "0.1.0"};
+
+// Server `old` serves both, `new` the new client alone and has less room, so that it is preferred.
+std::vector<ServerUse> ofTwoVersions() {
+  std::vector<ServerUse> servers = {{"new", "", {device(0, 80, 80)}},
+                                    {"old", "", {device(0, 80, 80), device(1, 80, 80)}}};
+  servers[0].rows = {kNew.rowsHash};
+  servers[1].rows = {kNew.rowsHash, kOld.rowsHash};
+  return servers;
+}
+
+Wish of(std::vector<WorkerVersion> clients, uint32_t count = 1, const std::string& server = "") {
+  Wish wish{count, 0, server};
+  wish.clients = std::move(clients);
+  return wish;
+}
+
+}  // namespace
+
+TEST_CASE("a lease is placed where its client has a worker program") {
+  auto servers = ofTwoVersions();
+  PlacementIndex index;
+  index.rebuild(servers);
+  for (const auto& [wish, server] : std::vector<std::pair<Wish, std::string>>{{of({}), "new"},
+                                                                              {of({kNew}), "new"},
+                                                                              {of({{0, ""}}), "new"},
+                                                                              {of({kOld}), "old"},
+                                                                              {of({kNew, kOld}), "old"},
+                                                                              {of({kOld}, 1, "new"), ""}}) {
+    CHECK(place(wish, servers).server == server);
+    CHECK(place(wish, servers, index).server == server);
+  }
+  servers[0].rows.clear();  // it does not say
+  CHECK(place(of({kOld}), servers).server == "new");
+}
+
+TEST_CASE("what no worker program is for can never be placed, and the reason says what to do") {
+  auto servers = ofTwoVersions();
+  PlacementIndex index;
+  index.rebuild(servers);
+  const Wish nobodys = of({{0xabc, "0.3.0"}});
+  const Choice choice = place(nobodys, servers);
+  CHECK(choice.never);
+  CHECK(place(nobodys, servers, index).never);
+  CHECK(servedByNone(nobodys, servers));
+  CHECK(
+      choice.missing ==
+      "version mismatch: no server has a worker program for this client (call rows 0000000000000abc of "
+      "gpupool "
+      "0.3.0); install the worker of that version there (docs/admin.md, Upgrade), or another version of the "
+      "client here (gpupool servers -v)");
+  CHECK(says(place(of({kOld}, 1, "new"), servers), "server new has no worker program for this client"));
+  CHECK(judge(nobodys, servers)[0].reason ==
+        "it has no worker program for this client (call rows 0000000000000abc of gpupool 0.3.0)");
+  CHECK_FALSE(claim(nobodys, 0, servers));
+  // Some server would do, and is full.
+  for (DeviceUse& one : servers[1].devices) one.freeBytes = 0;
+  const Choice full = place(of({kOld}), servers);
+  CHECK_FALSE(full.never);
+  CHECK_FALSE(servedByNone(of({kOld}), servers));
+  CHECK(says(full, "none is free"));
+  CHECK(
+      says(full, "new: has no worker program for this client (call rows 000000000000001d of gpupool 0.0.9)"));
+  // More devices than any server with that program has.
+  CHECK(place(of({kOld}, 3), servers).never);
+  CHECK_FALSE(servedByNone(of({kOld}, 3), servers));
+  CHECK_FALSE(servedByNone(nobodys, {}));
+}
+
+TEST_CASE("a lease moves where its clients have worker programs") {
+  auto servers = ofTwoVersions();
+  servers.push_back({"from", "", {device(0, 80, 0)}});
+  servers.back().devices[0].info.uuid = "its own";
+  MoveWish wish{"from", {{{servers.back().devices[0].info, 80 * kGiB}, 0, 0, false}}};
+  CHECK(placeMove(wish, servers).server == "new");
+  wish.clients = {kOld};
+  CHECK(placeMove(wish, servers).server == "old");
+  CHECK(couldMove(wish, servers[1]));
+  CHECK_FALSE(couldMove(wish, servers[0]));
+  wish.clients = {kOld, {0xabc, ""}};
+  const Choice nowhere = placeMove(wish, servers);
+  CHECK(nowhere.server.empty());
+  CHECK(says(nowhere,
+             "new: has no worker program for this client (call rows 000000000000001d of gpupool 0.0.9)"));
+  CHECK(says(nowhere, "old: has no worker program for this client (call rows 0000000000000abc)"));
+  CHECK(says(nowhere, "; install the worker of that version there (docs/admin.md, Upgrade)"));
 }

@@ -55,11 +55,17 @@ struct Claims : Fixture {
 }  // namespace
 
 TEST_CASE("a job has a cluster, an id and a restart count") {
-  for (const char* good : {"alps:4711:0", "a.b-c:12_3+1:17"}) CHECK_NOTHROW(checkJob(good));
-  for (const std::string bad : {"", "4711", "alps:4711", "alps:4711:", "alps:4711:x", ":1:0", "a b:1:0",
-                                "a:1:0:0", "a/b:1:0", "a:1:-1"})
+  for (const char* good : {"alps:4711:0", "a.b-c:12_3+1:17", "alps:4711:0:20261125211858"})
+    CHECK_NOTHROW(checkJob(good));
+  CHECK(numberOf("alps:4711.n1:0:20261125211858") == "alps:4711.n1:0");
+  CHECK(submittedAt("alps:4711.n1:0:20261125211858") == 20261125211858);
+  CHECK(numberOf("alps:4711.n1:0") == "alps:4711.n1:0");
+  CHECK(submittedAt("alps:4711.n1:0") == 0);
+  for (const std::string bad :
+       {"", "4711", "alps:4711", "alps:4711:", "alps:4711:x", ":1:0", "a b:1:0", "a:1:0:", "a:1:0:x",
+        "a:1:0:0:0", "a:1:0:1234567890123456789", "a/b:1:0", "a:1:-1"})
     CHECK_THROWS_AS(checkJob(bad), std::invalid_argument);
-  CHECK_THROWS_AS(checkJob(std::string(100, 'a') + ":1:0"), std::invalid_argument);
+  CHECK_THROWS_AS(checkJob(std::string(120, 'a') + ":1:0"), std::invalid_argument);
   CHECK(claimId("t", "a:1:0") == claimId("t", "a:1:0"));
   CHECK(claimId("t", "a:1:0") != claimId("t", "a:1:1"));
   CHECK(claimId("t", "a:1:0") != claimId("u", "a:1:0"));
@@ -82,6 +88,53 @@ TEST_CASE_METHOD(Claims, "to claim again gives the same claim; a requeued job ha
   pool->revoked(kA, id, now);
   claim("alps:1:0");
   CHECK(events.failures.at(id).text.find("has ended: released") != std::string::npos);
+}
+
+TEST_CASE_METHOD(Claims, "a number that is given again is another job's") {
+  joinAndBeat(server("a", 1, 2));
+  const Id first = granted("alps:1:0:100");
+  CHECK(claim("alps:1:0:100") == first);  // asked again
+  adopt(kProgram, "alps:1:0");
+  CHECK(events.adoptions.at({kProgram, kProgram}).id == first);
+  const Id other = granted("alps:2:0:100"), requeued = claim("alps:1:1:100");
+  CHECK(runs(first));  // another number, and another start
+  pool->release(kAdmin, requeued, now);
+
+  const Id second = claim("alps:1:0:200", 20'000, kAdmin, 10'000);
+  CHECK(second != first);
+  CHECK_FALSE(runs(first));
+  CHECK(runs(other));
+  pool->revoked(kA, first, now);
+  CHECK(why(first) == "a job that was submitted later has the number of its job");
+  pool->granted(second, now);
+  REQUIRE(runs(second));
+  adopt(kProgram + 1, "alps:1:0");
+  CHECK(events.adoptions.at({kProgram + 1, kProgram + 1}).id == second);
+
+  const Id late = claim("alps:1:0:100");  // a prolog that is still under way
+  CHECK(late == first);
+  CHECK(events.failures.contains(late));
+  const Id between = claim("alps:1:0:150");
+  CHECK(contains(events.failures.at(between).text, "a job that was submitted later has that number"));
+  CHECK(contains(events.failures.at(claim("alps:1:0")).text, "a job that was submitted later"));
+  CHECK(runs(second));
+  CHECK(pool->claimNamed(kAdmin, "", "alps:1:0") == second);
+  CHECK(pool->claimNamed(kAdmin, "", "alps:1:0:100") == first);
+  CHECK(pool->claimNamed(Principal{Principal::Role::user, "eve"}, "", "alps:1:0") != second);
+}
+
+TEST_CASE_METHOD(Claims, "an earlier job's claim that waits still waits no more") {
+  joinAndBeat(server("a", 1));
+  const Id other = granted("alps:7:0");
+  const Id first = claim("alps:1:0:100", 20'000, kAdmin, 10'000);
+  CHECK(pool->claimNamed(kAdmin, "", "alps:1:0") == first);
+  const Id second = claim("alps:1:0:200", 20'000, kAdmin, 10'000);
+  CHECK(events.failures.contains(first));
+  CHECK(pool->claimNamed(kAdmin, "", "alps:1:0") == second);
+  pool->release(kAdmin, other, now);
+  pool->revoked(kA, other, now);
+  pool->granted(second, now);
+  CHECK(runs(second));
 }
 
 TEST_CASE_METHOD(Claims, "a release that overtakes the claim wins") {
@@ -187,7 +240,7 @@ TEST_CASE_METHOD(Claims, "a release ends a claim, and its programs hear why") {
 TEST_CASE_METHOD(Claims, "what cannot be adopted says why") {
   joinAndBeat(server("a", 1));
   adopt(kProgram, "alps:1:0");
-  CHECK(failure(kProgram) == "there is no claim alps:1:0");
+  CHECK(failure(kProgram) == "there is no claim alps:1:0, or it has ended");
   adopt(kProgram + 1, "alps");
   CHECK(failure(kProgram + 1).find("names no claim") != std::string::npos);
   const Lease lease = leaseNow(1);
@@ -204,7 +257,7 @@ TEST_CASE_METHOD(Claims, "another tenant's claim is another one") {
   const Id id = claim("alps:1:0", 20'000, alice);
   pool->granted(id, now);
   adopt(kProgram, "alps:1:0", bob);
-  CHECK(failure(kProgram) == "there is no claim alps:1:0");
+  CHECK(failure(kProgram) == "there is no claim alps:1:0, or it has ended");
   adopt(kProgram + 1, id.text(), bob);
   CHECK(failure(kProgram + 1) == "that lease is another tenant's");
   CHECK_THROWS_AS(pool->leave(bob, id, {1, 1}, now), std::invalid_argument);

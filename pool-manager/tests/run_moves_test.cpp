@@ -124,6 +124,34 @@ TEST_CASE_METHOD(Moves, "drain moves what can be moved, and says what stays") {
     CHECK(contains(said, "server a is cordoned and has 1 lease still:"));
     CHECK(server->migrations.empty());
   }
+  SECTION("as long as it waits, and not when it is interrupted") {
+    server->refuseMigrate = "no";
+    const auto goesOn = [&] {
+      auto asked = service->managerFor({}).drainStateRequest();
+      asked.setServer("a");
+      return asked.send().wait(io.waitScope).getState().getGoesOn();
+    };
+    Program draining;
+    start(draining, {TOOL, "drain", "--wait", "10m", "a"});
+    REQUIRE(until(
+        [&] {
+          draining.poll();
+          return contains(draining.text, "waiting for the end of 1 lease");
+        },
+        20'000));
+    CHECK(goesOn());
+    const int signal = GENERATE(SIGINT, SIGTERM, SIGKILL);
+    ::kill(draining.pid, signal);
+    REQUIRE(until([&] { return draining.poll(); }, 20'000));
+    CHECK(draining.signal() == signal);
+    CHECK(goesOn() == (signal == SIGKILL));
+    CHECK(contains(draining.text, "interrupted: no further lease is moved; server a stays cordoned") ==
+          (signal != SIGKILL));
+    CHECK(service->pool().cordons().contains("a"));
+    CHECK(server->leases.contains(lease));
+    tool(0, {"uncordon", "a"});
+    CHECK_FALSE(goesOn());
+  }
   SECTION("what ends meanwhile") {
     server->refuseMigrate = "no";
     Program draining;

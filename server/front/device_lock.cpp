@@ -1,6 +1,5 @@
 #include "server/front/device_lock.h"
 
-#include <fcntl.h>
 #include <kj/debug.h>
 #include <kj/exception.h>
 #include <sys/file.h>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "base/process_name.h"
+#include "server/front/lock_file.h"
 
 namespace gpupool::server {
 namespace {
@@ -60,25 +60,7 @@ std::string LockOwner::text() const {
 DeviceLock::DeviceLock(const std::string& folder, const std::string& uuid)
     : path_(folder + "/gpupool-" + uuidText(uuid) + ".lock") {}
 
-// An existing one first, without O_CREAT: in a folder for everybody the kernel refuses that for another
-// user's file (fs.protected_regular). Never a link, and no pipe that would block.
-kj::AutoCloseFd DeviceLock::openFile() const {
-  constexpr int kFlags = O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-  for (;;) {
-    int file = open(path_.c_str(), kFlags);
-    if (file < 0 && errno == ENOENT) {
-      file = open(path_.c_str(), kFlags | O_CREAT | O_EXCL, 0666);
-      if (file < 0 && errno == EEXIST) continue;  // somebody else made it meanwhile
-      if (file >= 0) fchmod(file, 0666);          // for servers of other users, whatever our umask
-    }
-    if (file < 0) KJ_FAIL_SYSCALL("the lock of a GPU; see --device-locks", errno, path_.c_str());
-    kj::AutoCloseFd opened(file);
-    struct stat status{};
-    KJ_REQUIRE(fstat(opened, &status) == 0 && S_ISREG(status.st_mode),
-               "the lock of a GPU is no ordinary file; see --device-locks", path_.c_str());
-    return opened;
-  }
-}
+kj::AutoCloseFd DeviceLock::openFile() const { return openLockFile(path_, "the lock of a GPU"); }
 
 // False: the file was removed, and perhaps made again, since we opened it.
 bool DeviceLock::isCurrent(int file) const {

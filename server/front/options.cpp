@@ -100,8 +100,8 @@ std::vector<options::Option> ServerOptions::table() {
        "every GPU. "
        "A GPU that another server of this machine holds is left out in any case."},
       {"device-locks", deviceLocks, "PATH",
-       "Folder with a lock file per GPU, by which the servers of this machine keep apart: the same for all "
-       "of them. "
+       "Folder with a lock file per GPU, and one for --worker-users, by which the servers of this machine "
+       "keep apart: the same for all of them. "
        "Empty: /run/lock where every user may write there, else /tmp."},
       {"worker", worker, "PATH",
        "The worker's executable. Empty: gpupool-worker in the folder of gpupool-server."},
@@ -120,8 +120,8 @@ std::vector<options::Option> ServerOptions::table() {
        "what a "
        "driver needs. `gpupool servers -v` lists what stands."},
       {"worker-users", workerUsers, "FIRST-LAST",
-       "A range of user ids that nobody else uses on this machine, for example 2000000000-2000001023. Each "
-       "worker gets "
+       "A range of user ids that nobody else uses on this machine, for example 2000000000-2000001023; a "
+       "server whose range meets another server's does not start (--device-locks). Each worker gets "
        "one of its own, and the group FIRST. The server has to be started with the capabilities CAP_SETUID, "
        "CAP_SETGID "
        "and CAP_KILL (docs/security.md); gpupool-spawner keeps them, the server gives them up. Empty: "

@@ -51,8 +51,9 @@ void joinGroup(gid_t group) {
 
 }  // namespace
 
-std::unique_ptr<SpawnerParent> SpawnerParent::begin(const UserRange& users) {
+std::unique_ptr<SpawnerParent> SpawnerParent::begin(const UserRange& users, const std::string& locks) {
   joinGroup(users.group());
+  std::optional<UserLock> lock(std::in_place, locks, users);
   const auto beside = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpupool-spawner";
   std::unique_ptr<SpawnerParent> parent;
   try {
@@ -60,6 +61,7 @@ std::unique_ptr<SpawnerParent> SpawnerParent::begin(const UserRange& users) {
   } catch (const kj::Exception& error) {
     throw options::OptionError(std::string("--worker-users: ") + error.getDescription().cStr());
   }
+  parent->lock_ = std::move(lock);
   KJ_ASSERT(keepCapabilities({}), "this process cannot give up its capabilities", strerror(errno));
   return parent;
 }

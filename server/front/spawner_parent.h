@@ -5,7 +5,9 @@
 #include <kj/async-unix.h>
 
 #include <memory>
+#include <optional>
 
+#include "server/front/user_lock.h"
 #include "server/front/worker_parent.h"
 #include "server/spawner/protocol.h"
 #include "server/spawner/user_range.h"
@@ -15,8 +17,9 @@ namespace gpupool::server {
 class SpawnerParent final : public WorkerParent {
  public:
   // Starts gpupool-spawner, which lies beside this executable, and gives up this process's capabilities:
-  // before it has a second thread. Throws options::OptionError where this process may not change user ids.
-  static std::unique_ptr<SpawnerParent> begin(const UserRange& users);
+  // before it has a second thread. locks: the folder that all servers of the machine share. Throws
+  // options::OptionError where this process may not change user ids, or another server has some of these.
+  static std::unique_ptr<SpawnerParent> begin(const UserRange& users, const std::string& locks);
   // program: of the spawner. Throws kj::Exception.
   SpawnerParent(const std::string& program, const UserRange& users);
   ~SpawnerParent() noexcept(false) override;  // ends the spawner, and what it has started
@@ -38,6 +41,7 @@ class SpawnerParent final : public WorkerParent {
   Answered ask(const SpawnerRequest& request, const std::vector<int>& descriptors = {});
   Answered hear();
 
+  std::optional<UserLock> lock_;
   pid_t pid_ = 0;
   kj::AutoCloseFd process_;  // pidfd_open(2)
   kj::AutoCloseFd socket_;

@@ -20,6 +20,17 @@ if ! setpriv --reuid $first --regid $first --clear-groups true 2>"$folder/why"; 
   finish
 fi
 
+case_of "another server of this machine has some of the ids"
+mkdir "$folder/locks"
+export GPUPOOL_SERVER_DEVICE_LOCKS=$folder/locks
+up
+run "$bin/gpupool-server" --name second --state "$folder/second" --worker-users "$last-$((last + 9))"
+check "the second one does not start: $status" test "$status" -eq 2
+check "and says whose they are: $err" one_log_line "$err" \
+  "--worker-users $last-$((last + 9)): another gpupool-server of this machine has $first-$last (process $(pid_of server)) of these user ids"
+down
+unset GPUPOOL_SERVER_DEVICE_LOCKS
+
 uids() { local pid; for pid in $(pgrep gpupool-worker); do awk -v pid="$pid" '/^Uid:/ { print $2, pid }' "/proc/$pid/status"; done 2>/dev/null |
   awk -v first="$first" -v last="$last" '$1 >= first && $1 <= last'; }
 none_left() { [ -z "$(uids)" ]; }

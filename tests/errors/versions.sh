@@ -6,10 +6,17 @@ others=$4
 
 case_of "call rows: the library's and the server's"
 GPUPOOL_SERVER_WORKER=$others/worker_of_other_rows up
-says 803 "server node: version mismatch: call rows [0-9a-f]{16} of gpupool [0-9.]+ here, [0-9a-f]{16} of gpupool [0-9.]+ on the server; install one of the server's versions here, or the other worker program there \(--workers\)" alone
-run gpupool run -- "${first_error[@]}"
-check "under gpupool run" one_line "$err" "server node: version mismatch: call rows"
-check "the code is the same: $out" grep -q "(803)" <<<"$out"
+none="version mismatch: no server has a worker program for this client \(call rows [0-9a-f]{16} of gpupool [0-9.]+\); install the worker of that version there \(docs/admin.md, Upgrade\), or another version of the client here \(gpupool servers -v\)"
+says 803 "$none" alone
+refused "$none" gpupool run --wait 1m -- "${first_error[@]}"
+run gpupool explain
+check "explain: $status $out" test "$status" -eq 4
+check "explain: $out" grep -Eq "it can never be served: $none" <<<"$out"
+check "by server: $out" grep -Eq "^node +- +- +it has no worker program for this client" <<<"$out"
+# The tool does not know of which version the library is that GPUPOOL_LIBRARY_DIR names: only the server does.
+run env GPUPOOL_LIBRARY_DIR="$library" "$bin/gpupool" run -- "${first_error[@]}"
+check "the server says so: $err" one_line "$err" "server node: version mismatch: call rows [0-9a-f]{16} of gpupool [0-9.]+ here, [0-9a-f]{16} of gpupool [0-9.]+ on the server; install one of the server's versions here, or the other worker program there \(--workers\)"
+check "with the same code: $out" grep -q "(803)" <<<"$out"
 down
 
 case_of "pool protocol: servers, programs and tools with a manager of another version"

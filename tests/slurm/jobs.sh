@@ -30,7 +30,8 @@ for server in one two; do
     --token-file "$folder/server" --state "$folder/$server" --driver "$library/../libcuda-soft.so" --warm 2 2>"$folder/$server.log"
 done
 export GPUPOOL_TOKEN_FILE=$folder/user # of the jobs, by Slurm's own way: what is set where they are submitted
-claims() { GPUPOOL_TOKEN_FILE=$folder/scheduler gpupool claim list 2>/dev/null | tail -n +2; }
+# By their names without the time.
+claims() { GPUPOOL_TOKEN_FILE=$folder/scheduler gpupool claim list 2>/dev/null | tail -n +2 | sed -E 's/(alps:[^ :]+:[0-9]+):[0-9]{14} /\1 /'; }
 free_gpus() { GPUPOOL_TOKEN_FILE=$folder/scheduler gpupool devices | grep -c ' free '; }
 all_free() { [ "$(free_gpus 2>/dev/null)" = 4 ]; }
 check "two servers offer two GPUs each" until_true all_free
@@ -56,6 +57,11 @@ comment() { scontrol show job "$1" | sed -n 's/^ *AdminComment=//p'; }
 claimed() { claims | awk '{ print $2 }' | sort | tr '\n' ' '; } # the jobs
 has_claims() { [ "$(claimed)" = "$1" ]; }
 used() { claims | grep -q "$1 .*$2"; }  # used CLAIM BY
+start_reaper() {
+  background bash -c 'while sleep 1; do GPUPOOL_SLURM_CONFIG=$0 timeout 90 "$1/reap"; done' "$folder/slurm/gpupool.conf" "$etc" \
+    2>>"$folder/slurm/scripts.log"
+  reaper=$!
+}
 reap() { GPUPOOL_SLURM_CONFIG=$folder/slurm/gpupool.conf timeout 90 "$etc/reap" 2>>"$folder/slurm/scripts.log"; }
 works() { printf 'timeout 300 %q --mib 4 --until %q' "$steady" "$folder/$1"; } # a command that works until `touch FILE`
 # A job that was requeued waits for two minutes: not here. Slurm sets that time again at several moments.
@@ -167,8 +173,7 @@ refuses "Invalid license" --remote-gpus=1:unheard-of
 
 case_of "slurmctld is killed"
 # What was over until here, the epilog has ended. From now on also what a timer does every 10 s.
-background bash -c 'while sleep 1; do GPUPOOL_SLURM_CONFIG=$0 timeout 90 "$1/reap"; done' "$folder/slurm/gpupool.conf" "$etc" \
-  2>>"$folder/slurm/scripts.log"
+start_reaper
 job=$(batch --remote-gpus=1 "$(works killed)")
 gone=$(batch --remote-gpus=1 "$(works killed)")
 check "two jobs run" until_true used "alps:$job.n1:0" steady_work
@@ -194,13 +199,29 @@ job=$(batch --remote-gpus=1 "$(works lost)")
 check "it runs" until_true used "alps:$job.n[12]:0" steady_work
 kill -KILL "$slurmctld"
 wait "$slurmctld" 2>/dev/null
-echo FirstJobId=1000 >>"$SLURM_CONF" # else the number of the job that is forgotten comes again: docs/slurm.md, limits
+echo FirstJobId=1000 >>"$SLURM_CONF" # else slurmd finds that it has a job of that number already, and its node is drained
 start_slurmctld -c
 began=$SECONDS
 check "30 s later its claims are gone" eval 'for i in 1 2 3; do until_true nothing_left && break; done'
 nothing_left || fail "$(claims)"
 echo "a forgotten job's claims were gone after $((SECONDS - began)) s"
 until_true idle
+
+case_of "a claim that an earlier job of that number has left"
+kill "$reaper" # which would end it
+wait "$reaper" 2>/dev/null
+next=1000
+for node in n1 n2; do
+  GPUPOOL_TOKEN_FILE=$folder/scheduler gpupool claim create --for "$user" --job "alps:$next.$node:0:20200101000000" >/dev/null || fail "no claim"
+done
+job=$(batch --remote-gpus=1 "$vector_add")
+check "the job of that number" test "$job" = "$next"
+check "runs with a claim of its own: $(comment "$job")" until_true job_is "$job" COMPLETED
+check "well: $(cat "$folder/$job.out")" grep -qx PASS "$folder/$job.out"
+ended_early() { GPUPOOL_TOKEN_FILE=$folder/operator gpupool audit | grep -q "a job that was submitted later has the number of its job"; }
+check "the earlier one's has ended for it" ended_early
+start_reaper
+over
 
 case_of "the manager is killed"
 job=$(batch --remote-gpus=1 "$(works manager); $vector_add")

@@ -6,18 +6,22 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <sstream>
 #include <thread>
 
 #include "base/descriptor_passing.h"
+#include "base/options.h"
 #include "catch.h"
 #include "server/front/spawner_parent.h"
+#include "server/front/user_lock.h"
 #include "server/spawner/become_worker.h"
 
 using namespace gpupool;
@@ -26,6 +30,39 @@ using namespace gpupool::server;
 namespace {
 
 constexpr UserRange kUsers{1'910'000'000, 1'910'000'015};
+
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/gpupool-spawner-XXXXXX";
+    path = mkdtemp(name);
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+// What a second server is told; "": it may have the range. In another process, as the lock wants it.
+std::string secondServer(const std::string& folder, const UserRange& users) {
+  int ends[2];
+  KJ_SYSCALL(pipe2(ends, O_CLOEXEC));
+  const pid_t pid = fork();
+  if (pid == 0) {
+    std::string said;
+    try {
+      const UserLock lock(folder, users);
+    } catch (const options::OptionError& error) {
+      said = error.what();
+    }
+    _exit(write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size()) ? 0 : 1);
+  }
+  close(ends[1]);
+  std::string said(1024, '\0');
+  said.resize(static_cast<size_t>(std::max<ssize_t>(read(ends[0], said.data(), said.size()), 0)));
+  close(ends[0]);
+  int status = -1;
+  REQUIRE(waitpid(pid, &status, 0) == pid);
+  REQUIRE(status == 0);
+  return said;
+}
 
 bool isRoot() { return geteuid() == 0; }
 
@@ -317,4 +354,31 @@ TEST_CASE("a request that is none is refused, and the next one answered") {
   CHECK(texts("/bin/sh\0"sv, 1, 1) == EPROTO);
   CHECK(texts("/bin/sh\0"sv, 0xffff'ffff, 1) == EPROTO);
   CHECK(texts("/bin/sh\0-c\0true\0A=B\0"sv, 3, 1) == 0);
+}
+
+TEST_CASE("a range of user ids belongs to one server of the machine") {
+  const Folder folder;
+  {
+    const UserLock mine(folder.path, {2'000'000'010, 2'000'000'019});
+    CHECK(secondServer(folder.path, {2'000'000'000, 2'000'000'009}).empty());
+    CHECK(secondServer(folder.path, {2'000'000'020, kLastWorkerUser}).empty());
+    for (const UserRange& range :
+         {UserRange{2'000'000'000, 2'000'000'010}, UserRange{2'000'000'019, 2'000'000'019},
+          UserRange{2'000'000'000, 2'000'000'100}, UserRange{2'000'000'010, 2'000'000'019}})
+      CHECK(secondServer(folder.path, range) ==
+            "--worker-users " + range.text() +
+                ": another gpupool-server of this machine has 2000000010-2000000019 (process " +
+                std::to_string(getpid()) +
+                ") of these user ids, and each would end the other's workers: name a range that no other "
+                "server "
+                "has");
+  }
+  CHECK(secondServer(folder.path, {2'000'000'010, 2'000'000'019}).empty());
+}
+
+TEST_CASE("without its lock a range of user ids is not taken") {
+  const Folder folder;
+  CHECK_THROWS_WITH(UserLock(folder.path + "/none", kUsers), Catch::Matchers::Contains("see --device-locks"));
+  REQUIRE(mkfifo((folder.path + "/gpupool-worker-users.lock").c_str(), 0666) == 0);
+  CHECK_THROWS_WITH(UserLock(folder.path, kUsers), Catch::Matchers::Contains("is no ordinary file"));
 }
