@@ -6,6 +6,14 @@
 #include "base/options.h"
 
 namespace gpupool::pool::fit {
+namespace {
+
+bool servesOne(const ServerUse& server, const WorkerVersion& client) {
+  return client.rowsHash == 0 || server.rows.empty() ||
+         std::find(server.rows.begin(), server.rows.end(), client.rowsHash) != server.rows.end();
+}
+
+}  // namespace
 
 bool overcommitted(const DeviceUse& device) { return device.overcommitPercent > 100; }
 
@@ -52,11 +60,6 @@ uint64_t roomBytes(const DeviceUse& device) {
 
 bool preferred(Policy policy, const ServerUse& server, const ServerUse& best) {
   return policy == Policy::spread ? totalRoom(server) > totalRoom(best) : totalRoom(server) < totalRoom(best);
-}
-
-bool servesOne(const ServerUse& server, const WorkerVersion& client) {
-  return client.rowsHash == 0 || server.rows.empty() ||
-         std::find(server.rows.begin(), server.rows.end(), client.rowsHash) != server.rows.end();
 }
 
 bool serves(const ServerUse& server, const std::vector<WorkerVersion>& clients) {

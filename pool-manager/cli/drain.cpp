@@ -49,17 +49,14 @@ const Help kDrain = {
 volatile sig_atomic_t interruptedBy = 0;
 void interrupt(int signal) { interruptedBy = signal; }
 
-// While this lives, the first SIGINT or SIGTERM is noted; the second one ends the process.
-class Interrupts {
- public:
-  Interrupts() {
-    struct sigaction action{};
-    action.sa_handler = interrupt;
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, nullptr);
-    sigaction(SIGTERM, &action, nullptr);
-  }
-};
+// The first SIGINT or SIGTERM is noted from now on; the second one ends the process.
+void noteInterrupts() {
+  struct sigaction action{};
+  action.sa_handler = interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  sigaction(SIGTERM, &action, nullptr);
+}
 
 struct Drain {
   std::string server, reason;
@@ -150,11 +147,13 @@ class Draining {
   std::map<Id, std::string> said_;
 };
 
-// Ends by the signal.
-[[noreturn]] void endInterrupted(Draining& draining, const std::string& server) {
+// Ends by the signal. With --no-move nothing was begun, and others' moves go on.
+[[noreturn]] void endInterrupted(Draining& draining, const Drain& drain) {
+  const std::string& server = drain.server;
   try {
-    draining.stop();
-    std::cerr << "gpupool: interrupted: no further lease is moved; server " << server << " stays cordoned\n";
+    if (!drain.stay) draining.stop();
+    std::cerr << "gpupool: interrupted: " << (drain.stay ? "" : "no further lease is moved; ") << "server "
+              << server << " stays cordoned\n";
   } catch (const std::exception&) {
     std::cerr << "gpupool: interrupted, and the manager does not answer: it may go on moving leases; server "
               << server << " stays cordoned\n";
@@ -183,10 +182,10 @@ int runDrain(const Words& words) {
     throw options::OptionError("one server is expected; `gpupool servers` lists them");
   drain.server = parsed.rest[0];
   const Connect connect = [&](unsigned limitMs) { return ManagerQuery(client, limitMs); };
-  const Interrupts interrupts;
+  noteInterrupts();
   Draining draining(drain, connect);
   const Leases leases = draining.run();
-  if (interruptedBy != 0) endInterrupted(draining, drain.server);
+  if (interruptedBy != 0) endInterrupted(draining, drain);
   if (leases.empty()) {
     std::cout << "gpupool: server " << drain.server << " is cordoned and has no leases\n";
     return 0;
