@@ -13,7 +13,13 @@
 namespace gpupool::client {
 namespace {
 
-constexpr std::string_view kUuidPrefix = "GPU-";
+// A GPU that has no MIG instances answers to either prefix (measured, driver 580).
+constexpr std::string_view kUuidPrefixes[] = {"GPU-", "MIG-"};
+
+bool startsAsUuid(std::string_view entry) {
+  return std::ranges::any_of(kUuidPrefixes,
+                             [&](std::string_view prefix) { return entry.starts_with(prefix); });
+}
 
 std::string uuidText(const CUuuid& uuid) {
   std::string text;
@@ -34,8 +40,8 @@ bool beginsUuid(std::string_view text, std::string_view uuid) {
 }
 
 std::optional<int> byUuid(std::string_view entry, std::span<const CUuuid> devices) {
-  if (!entry.starts_with(kUuidPrefix)) return {};
-  entry.remove_prefix(kUuidPrefix.size());
+  if (!startsAsUuid(entry)) return {};
+  entry.remove_prefix(kUuidPrefixes[0].size());
   if (entry.empty()) return {};
   std::optional<int> found;
   for (size_t i = 0; i < devices.size(); ++i) {
@@ -61,7 +67,7 @@ CUresult visibleDevices(const char* value, std::span<const CUuuid> devices, std:
     for (size_t i = 0; i < devices.size(); ++i) chosen->push_back(static_cast<int>(i));
     return chosen->empty() ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
   }
-  const bool uuids = std::string_view(value).starts_with(kUuidPrefix);
+  const bool uuids = startsAsUuid(value);
   for (std::string_view rest = value;;) {
     const size_t comma = rest.find(',');
     const std::string_view entry = rest.substr(0, comma);

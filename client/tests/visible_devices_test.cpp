@@ -42,7 +42,8 @@ TEST_CASE("visible devices: one device, as measured") {
     INFO(value);
     CHECK(one(value) == "[0]");
   }
-  for (const char* value : {"", "-1", "1,0", "1", "abc", ",0", "NoDevFiles", "GPU-", "MIG-79a4"}) {
+  for (const char* value :
+       {"", "-1", "1,0", "1", "abc", ",0", "NoDevFiles", "GPU-", "MIG-", "MIG-8", "MIG-GPU-79a4"}) {
     INFO(value);
     CHECK(one(value) == "100");
   }
@@ -51,6 +52,9 @@ TEST_CASE("visible devices: one device, as measured") {
   CHECK(one(kFirst) == "[0]");
   CHECK(one("GPU-79a4") == "[0]");
   CHECK(one("GPU-7") == "[0]");
+  CHECK(one("MIG-79a4") == "[0]");
+  CHECK(one(kFirst + ",MIG-7") == "101");
+  CHECK(one("mig-7") == "100");
   CHECK(one("GPU-79A4E941-CA28-A18B-1A8E-E80C4F34DA30") == "[0]");
   CHECK(one("gpu" + kFirst.substr(3)) == "100");
   CHECK(one("0," + kFirst) == "[0]");

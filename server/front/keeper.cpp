@@ -144,8 +144,7 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   if (kept.asked) return true;
   if (now < kept.next) return false;
   if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
-  if (sending.quiet || kept.pages != nullptr) return true;
-  return now - kept.at >= (kept.brought == nullptr ? kj::min(interval, settings_.firstAfter) : interval);
+  return sending.quiet || kept.pages != nullptr || kept.brought == nullptr || now - kept.at >= interval;
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -357,8 +356,9 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
 void Keeper::failed(Kept& kept, const std::string& why) {
   GPUPOOL_INFO("%s: no checkpoint: %s", kept.who.c_str(), why.c_str());
   kept.why = why;
-  kept.retry =
-      kept.retry == 0 * kj::SECONDS ? settings_.firstRetry : kj::min(kept.retry * 2, 30 * kj::SECONDS);
+  const bool none = kept.pages == nullptr && kept.brought == nullptr;
+  const kj::Duration first = none ? settings_.soonRetry : settings_.firstRetry;
+  kept.retry = kept.retry == 0 * kj::SECONDS ? first : kj::min(kept.retry * 2, 30 * kj::SECONDS);
   kept.next = timer_.now() + kept.retry;
 }
 

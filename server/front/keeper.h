@@ -4,10 +4,10 @@
 //
 // A session is checkpointed into memory of this process, by itself and by the clock: once an interval if
 // frames have come since, when its program has sent none for a moment, or when it has sent frames for a whole
-// interval. The first one does not wait for the interval: until it is there, nothing can be restored. Its
-// GPUs must be idle within 100 ms, else it is tried again, more and more rarely. Only what has changed comes
-// (server/files/kept_pages.h), and the last whole checkpoint is kept until the next one is whole: there must
-// be room for one and for what has changed.
+// interval. The first one comes at once: until it is there nothing can be restored, and a session that has
+// just begun has little to keep. Its GPUs must be idle within 100 ms, else it is tried again, more and more
+// rarely. Only what has changed comes (server/files/kept_pages.h), and the last whole checkpoint is kept
+// until the next one is whole: there must be room for one and for what has changed.
 //
 // When the process of its worker is gone, and nobody has ended the session, its client is told so
 // (transport::kFailoverWords) and asks for the session's next epoch; it is told to ask again (Admission)
@@ -51,9 +51,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint64_t mostBytes = 0;  // of all checkpoints together, those that are being made with them
     uint32_t drainMs = 100;
     kj::Duration look = 200 * kj::MILLISECONDS;
-    kj::Duration firstAfter =
-        500 * kj::MILLISECONDS;  // of a session that sends all the time: it has none yet
-    kj::Duration firstRetry = 1 * kj::SECONDS;
+    // Then twice as long each time, 30 s at most: of a session that has no checkpoint yet, and of others.
+    kj::Duration soonRetry = 200 * kj::MILLISECONDS, firstRetry = 1 * kj::SECONDS;
     kj::Duration offerAgain = 3 * kj::SECONDS;    // each time the whole file is made anew
     kj::Duration bound = 1 * kj::HOURS;           // a worker has so long for its session
     kj::Duration workerBound = 20 * kj::SECONDS;  // until there is one to restore a session in

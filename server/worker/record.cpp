@@ -106,12 +106,12 @@ bool Record::replace(const Entry& entry, const Deed& deed, const Life& subject,
   std::vector<Log::iterator> gone;
   uint64_t until = positions_ + 1;
   const auto& earlier = found->second;
-  for (size_t i = earlier.size(); i-- > 0 && earlier.size() - i <= kLookBack;) {
-    const bool used = subject != nullptr && subject->usedBetween(earlier[i]->position, until);
-    if (used)
-      until = earlier[i]->position;
+  for (size_t back = 1; back <= std::min<size_t>(earlier.size(), kLookBack); ++back) {
+    const Log::iterator node = earlier[earlier.size() - back];
+    if (subject != nullptr && subject->usedBetween(node->position, until))
+      until = node->position;
     else
-      gone.push_back(earlier[i]);
+      gone.push_back(node);
   }
   std::vector<Life> unused;
   for (const Log::iterator node : gone) {

@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
   if (count > 1) leaves("1,0", {1, 0});
   if (count > 1) leaves("0,1", {0, 1});
   check::say("numbers");
-  for (const char* value : {"", " ", "-1", "-1,0", ",0", "NoDevFiles", "none", "GPU-", "MIG-0", "gpu-0"})
+  for (const char* value : {"", " ", "-1", "-1,0", ",0", "NoDevFiles", "none", "GPU-", "MIG-", "gpu-0"})
     leaves(value, {});
   leaves(beyond + ",0", {});
   REQUIRE(ask(self, (l + "," + l).c_str()) == "101\n");
@@ -123,6 +123,7 @@ int main(int argc, char** argv) {
   for (size_t i = 4; i < upper.size(); ++i) upper[i] = static_cast<char>(std::toupper(upper[i]));
   leaves(final, {last});
   leaves(final.substr(0, unique), {last});
+  leaves("MIG-" + final.substr(4, unique - 4), {last});
   leaves(upper, {last});
   leaves(final + ",0", {last});
   leaves(final + ",GPU-", {last});
