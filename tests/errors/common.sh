@@ -52,6 +52,24 @@ gpupool() { timeout 60 "$bin/gpupool" "$@"; }
 up() { gpupool up --detach --software 1 --name node "$@" >"$folder/up" 2>&1 || { cat "$folder/up"; fail "up $*"; }; }
 down() { gpupool down >/dev/null 2>&1; }
 pid_of() { awk -v role="$1" '$1 == role { print $2 }' "$GPUPOOL_STATE/pool.processes"; }
+declare -A servers
+# By its own word: for a while the manager lists a dead server of that name as alive.
+joined() { grep -q "joined the pool manager" "$folder/$1.log"; }
+# start_server NAME OPTION...: one more server in this machine's pool, or GPUPOOL_MANAGER's, with GPUs of its own:
+# SERVER_GPUS (1) of 2 GiB. SERVER_PROGRAM: instead of gpupool-server. Sets servers[NAME]; logs into $folder/NAME.log.
+start_server() {
+  local name=$1
+  shift
+  mkdir -p "$folder/$name" "$folder/$name-locks"
+  rm -f "$folder/$name.log"
+  GPUPOOL_LOG=info GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=${SERVER_GPUS:-1} \
+    background "$bin/${SERVER_PROGRAM:-gpupool-server}" --config /dev/null --name "$name" --manager "${GPUPOOL_MANAGER:-unix:$GPUPOOL_STATE/manager.sock}" \
+    --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" --module-cache "$folder/$name-cache" \
+    --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1
+  # shellcheck disable=SC2034 # for who sources this
+  servers[$name]=${started[-1]}
+  until_true joined "$name" || fail "server $name does not come: $(cat "$folder/$name.log")"
+}
 # A worker that has a session captures what kernels print.
 session_workers() {
   local pid

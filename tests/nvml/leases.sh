@@ -11,16 +11,6 @@ says() { # what the fake one says from now on
   mv "$folder/nvml.new" "$folder/nvml"
 }
 
-second_server() {
-  mkdir -p "$folder/$1" "$folder/$1-locks"
-  GPUPOOL_SOFT_IDENTITY=$1 "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
-    --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
-    --nvml "$fake_nvml" --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1 &
-  server=$!
-  started+=("$server")
-  until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
-}
-in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
 passes() { # passes NAME OPTION... -- WORD...: asks prints PASS, in a lease
   local name=$1
   shift
@@ -56,7 +46,8 @@ query() { gpupool run --server node --gpus 2 -- "$bin/gpupool" smi "$@"; }
 
 gpupool up --detach --software 2 --name node >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
 says load 37 memory 1024 temperature 41 power 300500 limit 700000 sm 1980 ecc 2 links 18
-second_server other
+start_server other --nvml "$fake_nvml"
+server=${servers[other]}
 
 case_of "CUDA and NVML name the same GPUs"
 check "two GPUs" passes two --server node --gpus 2 -- "${asks[@]}" agree 2

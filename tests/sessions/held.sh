@@ -6,19 +6,6 @@ programs=$(dirname "$3")
 checkpoints=$folder/checkpoints
 mkdir "$checkpoints"
 
-# server NAME OPTIONS...: one more in this machine's pool, with GPUs of its own. Sets launched.
-server() {
-  local name=$1
-  shift
-  mkdir -p "$folder/$name" "$folder/$name-locks"
-  GPUPOOL_LOG=info GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=1 "$bin/gpupool-server" --name "$name" --manager "unix:$GPUPOOL_STATE/manager.sock" \
-    --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" --module-cache "$folder/$name-cache" \
-    --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1 &
-  launched=$!
-  started+=("$launched")
-  until_true in_pool "$name" || fail "server $name does not come: $(cat "$folder/$name.log")"
-}
-in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
 lease_id() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}' | head -1; }
 is_at() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $2 }')" = "$1" ]; }
 is_held() { gpupool leases | grep -q "^${lease:0:8} .* held "; }
@@ -77,9 +64,9 @@ restored_by_rest() { # restored_by_rest FOLDER: likewise
 
 up --http-listen 127.0.0.1:0
 port=$(sed -n 's/.*REST on [^ ]*, port \([0-9]*\).*/\1/p' "$GPUPOOL_STATE/manager.log" | tail -1)
-server first --checkpoint-folder "$checkpoints"
-first=$launched
-server second --checkpoint-folder "$checkpoints"
+start_server first --checkpoint-folder "$checkpoints"
+first=${servers[first]}
+start_server second --checkpoint-folder "$checkpoints"
 
 case_of "a program in shared memory stays where its memory is"
 launch --transport shm --server first

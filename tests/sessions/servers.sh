@@ -6,15 +6,6 @@
 transport=${!#}
 programs=$(dirname "$3")
 
-# second_server NAME: one more server in this machine's pool, with GPUs of its own.
-second_server() {
-  mkdir -p "$folder/$1" "$folder/$1-locks"
-  GPUPOOL_SOFT_IDENTITY=$1 GPUPOOL_SOFT_DEVICES=2 background "$bin/gpupool-server" --name "$1" --manager "unix:$GPUPOOL_STATE/manager.sock" \
-    --state "$folder/$1" --listen 127.0.0.1:0 --device-locks "$folder/$1-locks" --module-cache "$folder/$1-cache" \
-    --driver "$(dirname "$library")/libcuda-soft.so" >"$folder/$1.log" 2>&1
-  until_true in_pool "$1" || fail "server $1 does not come: $(cat "$folder/$1.log")"
-}
-in_pool() { gpupool servers | grep -Eq "^$1 +alive"; }
 lease_ids() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}'; }
 # place_of LEASE: "SERVER GPUS"
 place_of() { gpupool leases | awk -v id="${1:0:8}" '$1 == id { print $2, $3 }'; }
@@ -47,7 +38,7 @@ ends_well() {
 }
 
 gpupool up --detach --software 2 --name node --transport shm >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
-second_server other
+SERVER_GPUS=2 start_server other
 
 case_of "other GPUs of its server"
 launch "$transport"

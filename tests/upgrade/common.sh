@@ -3,21 +3,9 @@
 . "$(dirname "$0")/../errors/common.sh"
 other_library=$4
 programs=$(dirname "$3")
-declare -A servers
 
-in_pool() { grep -q "joined the pool manager" "$folder/$1.log"; }
 # server NAME PROGRAM OPTION...: one more server in the pool of $GPUPOOL_MANAGER, with a GPU of its own.
-server() {
-  local name=$1 program=$2
-  shift 2
-  mkdir -p "$folder/$name" "$folder/$name-locks"
-  rm -f "$folder/$name.log"
-  GPUPOOL_SOFT_IDENTITY=$name GPUPOOL_SOFT_DEVICES=1 GPUPOOL_LOG=info background "$bin/$program" --config /dev/null --name "$name" \
-    --manager "$GPUPOOL_MANAGER" --state "$folder/$name" --listen 127.0.0.1:0 --device-locks "$folder/$name-locks" \
-    --module-cache "$folder/$name-cache" --warm 1 --driver "$(dirname "$library")/libcuda-soft.so" "$@" >"$folder/$name.log" 2>&1
-  servers[$name]=${started[-1]}
-  until_true in_pool "$name" || fail "server $name does not come: $(cat "$folder/$name.log")"
-}
+server() { SERVER_PROGRAM=$2 start_server "$1" --warm 1 "${@:3}"; }
 # manager PROGRAM: the pool's.
 manager() {
   background "$bin/$1" --config /dev/null --socket "$folder/manager.sock" --store memory >"$folder/manager.log" 2>&1
