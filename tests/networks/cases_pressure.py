@@ -1,5 +1,6 @@
 """Back-pressure: who sends to a peer that takes nothing, or takes it slowly, waits; nobody buffers without a bound."""
 
+import contextlib
 import os
 import re
 import signal
@@ -52,9 +53,10 @@ def tell(pids, what):
 def pid_of(program):
     """Of the CUDA program itself, below `gpupool run` and perhaps `ip netns exec`; 0: it is not there."""
     for child in children(program.process.pid):
-        with open(f"/proc/{child}/comm") as name:
-            if name.read().strip().startswith("network_load"):
-                return child
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            with open(f"/proc/{child}/comm") as name:
+                if name.read().strip().startswith("network_load"):
+                    return child
     return 0
 
 
@@ -170,7 +172,7 @@ def opening_paused(bench):
         for _ in range(OPENINGS):
             programs.append(pool.run([bench.load, "check", "1"]))
             time.sleep(OPENING_STEP)
-        programs[0].await_line("out", "ready", 60)  # and the others are on their way there
+        wait_until(lambda: sum(map(bool, map(pid_of, programs))) >= OPENINGS // 2, 60, "half of the programs begun")
         # A program that begins now would run while its worker stands still, and give up with reason: it waits.
         tell([one.process.pid for one in programs if not pid_of(one)], signal.SIGSTOP)
         clients = [client for client in map(pid_of, programs) if client]
