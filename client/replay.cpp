@@ -51,6 +51,11 @@ std::string nameOf(const CallLog::Entry& call) {
          std::to_string(call.number & ~schema::kAside) + ")";
 }
 
+// Of code whose bytes are in the server's cache.
+bool isLoad(uint32_t call) {
+  return call == RowOf<"sessionLibraryLoad">::id || call == RowOf<"sessionModuleLoad">::id;
+}
+
 }  // namespace
 
 Replay::Replay(std::vector<CallLog::Entry*> entries, Target target, Settings settings)
@@ -303,6 +308,8 @@ void Replay::compare(const Entry& call, const Entry& reply, const schema::Reply&
   const bool polls = (call.traits & CallLog::kPolls) != 0;
   if (polls && reply.status == CUDA_ERROR_NOT_READY) return;
   ++counts_.compared;
+  if (isLoad(frameOf(call).call) && header.status == CUDA_ERROR_INVALID_IMAGE && reply.status == CUDA_SUCCESS)
+    return fail("the server where it goes on lacks code that the program has loaded since the checkpoint");
   if (header.status != reply.status)
     return differs(nameOf(call) + " (status " + std::to_string(header.status) + ", not " +
                        std::to_string(reply.status) + ")",

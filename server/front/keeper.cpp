@@ -124,14 +124,16 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   kept.who = sessions_.describe(number);
   kept.log = sessions_.clientLog(number);
   if (isNew) kept.at = kept.next = timer_.now();
-  if (grant.holderKeeps) lookToOffer(name, number);
+  const kj::Duration interval = grant.protectMs * kj::MILLISECONDS;
+  const bool waits = kept.early && (timer_.now() < kept.next || isDue(kept, number, interval));
+  if (grant.holderKeeps && !waits) lookToOffer(name, number);
   if (kept.writing) return;
   if (const std::string why = refuses(facts); !why.empty()) {
     kept.why = why;
     return;
   }
   if (stopped_ || grant.paused || grant.suspended) return;
-  if (isDue(kept, number, grant.protectMs * kj::MILLISECONDS)) write(name, number);
+  if (isDue(kept, number, interval)) write(name, number);
 }
 
 bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) const {
@@ -144,7 +146,8 @@ bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) con
   if (kept.asked) return true;
   if (now < kept.next) return false;
   if (kept.pages != nullptr && sending.quiet && sending.changes == kept.seen) return false;
-  return sending.quiet || kept.pages != nullptr || kept.brought == nullptr || now - kept.at >= interval;
+  const bool awaitsPause = kept.pages == nullptr && kept.brought != nullptr;
+  return !awaitsPause || sending.quiet || now - kept.at >= interval;
 }
 
 std::string Keeper::refuses(const SessionFacts& facts) const {
@@ -334,6 +337,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
                old = nullptr;
                return true;
              }).ignoreResult());
+  kept.early = first && kept.brought == nullptr;
   kept.pages = writing.made;
   kept.brought = nullptr;
   kept.at = timer_.now();
@@ -346,11 +350,12 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   // From here on its client does not keep the calls before it.
   if (grant != nullptr && !grant->holderKeeps)
     sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
-  kept.next = kept.at + (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
+  const kj::Duration interval = (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
+  kept.next = kept.at + (kept.early ? kj::min(interval, settings_.secondAfter) : interval);
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
                static_cast<unsigned long long>(kept.pages->facts.lastFrame),
                static_cast<unsigned long long>(kept.pages->facts.bytes));
-  if (grant != nullptr && grant->holderKeeps) lookToOffer(name, number);
+  if (grant != nullptr && grant->holderKeeps && !kept.early) lookToOffer(name, number);
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {
