@@ -5,8 +5,6 @@ using namespace gpupool;
 using namespace gpupool::cli;
 using namespace gpupool::pool;
 using namespace gpupool::test;
-using holder::OpenReply;
-using holder::OpenRequest;
 using holder::Status;
 
 TEST_CASE_METHOD(Fixture, "an application gets a session's socket, proven on both sides") {

@@ -111,6 +111,7 @@ TEST_CASE("a kept inventory is what one made anew would be, whatever changes, co
       });
       CHECK((version == kept.version()) == (before == kept.servers()));
       std::vector<ServerUse> anew;
+      anew.reserve(real.size());
       for (const auto& [name, use] : real) anew.push_back(use);
       REQUIRE(kept.servers() == anew);
       for (const ServerUse& use : anew) CHECK(kept.find(use.name) != nullptr);
