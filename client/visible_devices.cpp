@@ -41,7 +41,7 @@ bool beginsUuid(std::string_view text, std::string_view uuid) {
 
 std::optional<int> byUuid(std::string_view entry, std::span<const CUuuid> devices) {
   if (!startsAsUuid(entry)) return {};
-  entry.remove_prefix(kUuidPrefixes[0].size());
+  entry.remove_prefix(kUuidPrefixes[0].size());  // they are equally long
   if (entry.empty()) return {};
   std::optional<int> found;
   for (size_t i = 0; i < devices.size(); ++i) {

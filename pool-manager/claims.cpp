@@ -45,8 +45,7 @@ void checkJob(const std::string& job) {
     return;
   throw std::invalid_argument(
       "a job is named CLUSTER:ID:RESTARTS or CLUSTER:ID:RESTARTS:SUBMITTED, for example alps:4711:0, of "
-      "letters, "
-      "digits and _.+- , in at most " +
+      "letters, digits and _.+- , in at most " +
       std::to_string(kMostJob) + " bytes; SUBMITTED has at most " + std::to_string(kMostDigits) + " digits");
 }
 

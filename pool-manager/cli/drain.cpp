@@ -35,12 +35,12 @@ const Help kDrain = {
     "Cordons a server, so that no new lease is placed on it (see `gpupool cordon --help`), has its leases "
     "moved to other servers, one after the other, as far as they can be moved and there is room (see "
     "`gpupool migrate --help`), and lists those that are there still; with --wait it waits for their end, "
-    "and "
-    "those that stay are tried again every minute. It ends none of them: `gpupool release` does. A suspended "
-    "lease is not moved, for its memory is with the server. The manager moves them: interrupted (^C), this "
-    "command asks it to begin no further move; killed, it leaves that to the manager, which goes on as long "
-    "as --wait says, or until `gpupool uncordon`. Asked again, it begins again. The server stays cordoned, "
-    "whatever the command says: `gpupool uncordon` puts it back into service. Only the pool's operator can.",
+    "and those that stay are tried again every minute. It ends none of them: `gpupool release` does. A "
+    "suspended lease is not moved, for its memory is with the server. The manager moves them: interrupted "
+    "(^C), this command asks it to begin no further move; killed, it leaves that to the manager, which "
+    "goes on as long as --wait says, or until `gpupool uncordon`. Asked again, it begins again. The "
+    "server stays cordoned, whatever the command says: `gpupool uncordon` puts it back into service. Only "
+    "the pool's operator can.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: the server has no lease any more, and can be stopped. 1: leases are there still, or it cannot be "
     "done. 2: the command line is wrong. Interrupted, it ends by that signal.",

@@ -22,10 +22,10 @@
 //   device to device, and the copier keeps nothing. First come the descriptors that are read, then, in the
 //   same order, those that are written.
 //
-//   Answers come in the order of
-//   what they answer and repeat its `sequence`, which the worker chooses; behind them stand `count` bytes of
-//   text, for people, where they are `refused`. When a batch is answered the copier holds none of its pieces
-//   any more. Of a batch that is refused no piece counts as moved; other batches do.
+//   Answers come in the order of what they answer and repeat its `sequence`, which the worker chooses;
+//   behind them stand `count` bytes of text, for people, where they are `refused`. When a batch is answered
+//   the copier holds none of its pieces any more. Of a batch that is refused no piece counts as moved; other
+//   batches do.
 //
 //   kCopierBatches batches may be sent before the first is answered: the copier imports one while it copies
 //   the other. More wait in the socket.

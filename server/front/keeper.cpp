@@ -125,6 +125,7 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   kept.log = sessions_.clientLog(number);
   if (isNew) kept.at = kept.next = timer_.now();
   const kj::Duration interval = grant.protectMs * kj::MILLISECONDS;
+  // The very first one goes to the holder only where no second one follows it.
   const bool waits = kept.early && (timer_.now() < kept.next || isDue(kept, number, interval));
   if (grant.holderKeeps && !waits) lookToOffer(name, number);
   if (kept.writing) return;

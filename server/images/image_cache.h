@@ -69,6 +69,8 @@ class Descriptor {
   Descriptor& operator=(Descriptor&& other) noexcept;
   ~Descriptor();
   operator int() const { return number_; }
+  // The caller's to close from here on.
+  int release() { return std::exchange(number_, -1); }
 
  private:
   int number_;

@@ -114,14 +114,9 @@ std::string Rebuild::receiveDescriptors(HostPages& pages) {
   const bool pieces = record.getPieces().size() != 0;
   std::vector<Descriptor> first;
   if (!socket_.receiveDescriptors(first, 2 + pieces + record.getHost().size())) return socket_.error();
-  const auto release = [](Descriptor& descriptor) {
-    const int number = fcntl(descriptor, F_DUPFD_CLOEXEC, 3);
-    descriptor = Descriptor();
-    return number;
-  };
   const size_t staging = pages.staging->size();
-  pages.words = transport::SharedMemory::adopt(release(first[0]), schema::kWordsBytes);
-  pages.staging = transport::SharedMemory::adopt(release(first[1]), staging);
+  pages.words = transport::SharedMemory::adopt(first[0].release(), schema::kWordsBytes);
+  pages.staging = transport::SharedMemory::adopt(first[1].release(), staging);
   pages.registeredIn = nullptr;
   if (pieces && record.getLeft().size() != 0) {
     link_ = std::make_unique<CopierLink>(std::move(first[2]), stopping_);
@@ -238,7 +233,7 @@ std::string Rebuild::bringAcross(Session& session) {
         !socket_.receiveDescriptors(more, std::min(kMostInCrossing, crossings.size() - index)))
       return -1;
     std::move(more.begin(), more.end(), std::back_inserter(came));
-    const int descriptor = fcntl(came.front(), F_DUPFD_CLOEXEC, 3);
+    const int descriptor = came.front().release();
     came.pop_front();
     return descriptor;
   };

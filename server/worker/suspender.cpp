@@ -17,6 +17,13 @@ constexpr std::chrono::milliseconds kLookAtCopier{1000};
 constexpr std::chrono::seconds kOtherEnds{30};
 constexpr std::chrono::seconds kNextBegins{60};  // with its first context
 
+// And takes it.
+uint64_t bytesInStock(Space& space) {
+  uint64_t bytes = 0;
+  for (const Space::Piece& piece : space.takeStock()) bytes += piece.bytes;
+  return bytes;
+}
+
 uint32_t millisecondsSince(std::chrono::steady_clock::time_point begin) {
   const auto time = std::chrono::steady_clock::now() - begin;
   return static_cast<uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
@@ -157,10 +164,10 @@ void Suspender::run() {
   }
 }
 
-// Its memory is gone. A protected session is restored from its checkpoint when its worker ends without a
-// word, as after any other death; while its lease is suspended only the holder has one.
+// A protected session is restored from its checkpoint when its worker ends without a word, as after any other
+// death; while its lease is suspended only the holder has one. One over shared memory is never checkpointed.
 void Suspender::lose(const std::string& why, bool hasCheckpoint) {
-  if (hasCheckpoint) {
+  if (hasCheckpoint && !session_.mapsMemory()) {
     GPUPOOL_ERROR("%s: this worker ends, and the session goes on from its checkpoint", why.c_str());
     _exit(1);
   }
@@ -374,7 +381,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
   Digests seen;
   std::string why = lookAtContents(true, seen);
   if (order.direct)
-    for (const Space::Piece& piece : session_.space().takeStock()) aside.movedBytes += piece.bytes;
+    aside.movedBytes = bytesInStock(session_.space());
   else if (why.empty())
     why = takeAside(aside);
   const bool some = why.empty() && aside.movedBytes != 0, away = some && !order.direct;
@@ -393,7 +400,7 @@ std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
 }
 
 std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
-  for (const Space::Piece& piece : session_.space().takeStock()) outcome.movedBytes += piece.bytes;
+  outcome.movedBytes = bytesInStock(session_.space());
   StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
   Digests seen;
   std::string why = lookAtContents(false, seen);

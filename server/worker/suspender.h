@@ -97,6 +97,7 @@ class Suspender {
   using Clock = std::chrono::steady_clock;
 
   void run();
+  // Its memory is gone. hasCheckpoint: it may go on from one.
   void lose(const std::string& why, bool hasCheckpoint);
   SuspendOutcome carryOut(Order& order);
   std::string awaitNext(int state);

@@ -37,6 +37,24 @@ ends_well() {
   check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
 }
 
+# computes TRANSPORT OPTION...: a program that checks its results, for some seconds. Sets launched and lease.
+computes() {
+  "$bin/gpupool" run --transport "$1" --memory 1GiB "${@:2}" -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
+    >"$folder/program.out" 2>"$folder/program.err" &
+  launched=$!
+  started+=("$launched")
+  until_true any_lease || fail "no lease"
+  lease=$(lease_ids | tail -1)
+  sleep 0.5
+}
+computed_right() {
+  wait "$launched"
+  status=$?
+  check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
+  check "all results are right" has "$(cat "$folder/program.out")" "all results are right"
+  check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+}
+
 gpupool up --detach --software 2 --name node --transport shm >"$folder/up" 2>&1 || { cat "$folder/up"; fail up; }
 SERVER_GPUS=2 start_server other
 
@@ -55,24 +73,14 @@ check "its memory went from device to device" test "$(grep -c "straight from dev
 ends_well
 
 case_of "a program that checks what it computes, from GPU to GPU"
-gpupool run --transport "$transport" --memory 1GiB --server node -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
-  >"$folder/program.out" 2>"$folder/program.err" &
-launched=$!
-started+=("$launched")
-until_true any_lease || fail "no lease"
-lease=$(lease_ids | tail -1)
-sleep 0.5
+computes "$transport" --server node
 to=$(place_of "$lease")
 for ((move = 0; move < 4; ++move)); do
   to="node $((1 - ${to##* }))"
   check "to $to" until_true gpupool migrate --to "${to##* }" "$lease" >>"$folder/moves" 2>&1
   check "it is there: $(place_of "$lease")" is_at "$lease" "$to"
 done
-wait "$launched"
-status=$?
-check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
-check "all results are right" has "$(cat "$folder/program.out")" "all results are right"
-check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+computed_right
 
 case_of "another server, and back"
 launch ucx
@@ -101,22 +109,12 @@ gpupool uncordon node >/dev/null || fail "uncordon"
 ends_well
 
 case_of "a program that checks what it computes, from server to server"
-gpupool run --transport ucx --memory 1GiB -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
-  >"$folder/program.out" 2>"$folder/program.err" &
-launched=$!
-started+=("$launched")
-until_true any_lease || fail "no lease"
-lease=$(lease_ids | tail -1)
-sleep 0.5
+computes ucx
 for to in other node other; do
   # Right behind a move the server that was left may not have confirmed it yet.
   check "to $to" until_true gpupool migrate --to "$to" "$lease" >>"$folder/moves" 2>&1
 done
-wait "$launched"
-status=$?
-check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
-check "all results are right" has "$(cat "$folder/program.out")" "all results are right"
-check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
+computed_right
 
 case_of "the server that was left dies"
 launch ucx
