@@ -84,7 +84,8 @@ class Session {
   std::string run();
   // From any thread: ends run() soon; `reason` goes to the client.
   void stop(const std::string& reason);
-  bool clientLeft() const { return clientLeft_; }  // it ended the session in order, and reads nothing more
+  // It ended the session in order, or has gone to another worker: it is told nothing more.
+  bool clientLeft() const { return clientLeft_; }
   bool stopping() const { return stopping_; }
 
   // ---- for Suspender
@@ -110,11 +111,8 @@ class Session {
   // Some context of the session, for calls that belong to none.
   void makeAnyCurrent();
   void parkWords(bool parked) { words_.park(parked); }
-  // The client has gone to another worker: the session ends here, and the client is told nothing.
-  void leave() {
-    clientLeft_ = true;
-    end("the session has moved");
-  }
+  // The client has gone to another worker: the session ends here.
+  void leave() { end("the session has moved"); }
   // Tests: called on the executor before each frame, outside the gate.
   void beforeFrames(std::function<void()> call) { beforeFrame_ = std::move(call); }
 

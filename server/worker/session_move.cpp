@@ -28,6 +28,8 @@ void Session::hearMove(const schema::Notice& said, uint64_t last) {
   if (said.type == NoticeType::stopped) stoppedAt_ = last, ++clientStops_;
   if (said.type == NoticeType::quiet) quietAt_ = last;
   if (said.type == NoticeType::left || said.type == NoticeType::stays) left_ = said.type == NoticeType::left;
+  // At once: the server may have this worker stopped before leave(), and the client still reads here.
+  if (said.type == NoticeType::left) clientLeft_ = true;
   moveHeard_.notify_all();
 }
 

@@ -17,17 +17,17 @@ trap '[ -z "$runner" ] || kill "$runner" 2>/dev/null || true; rm -rf "$folder"' 
 
 # Until the guest has the owner's memory open; it goes on when descriptor 9 is closed.
 start() {
-  rm -f "$folder/handle"
+  rm -f "$folder/handle" "$folder/said"  # what the one before said is not this one's
   "$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
     --pause "$folder/handle" <"$folder/stdin" >"$folder/said" 2>&1 &
   runner=$!
   exec 9>"$folder/stdin"
   for ((i = 0; i < 600; ++i)); do
-    ! grep -q '^paused' "$folder/said" || break
+    ! grep -qs '^paused' "$folder/said" || break
     kill -0 "$runner" 2>/dev/null || break
     sleep 0.1
   done
-  grep -q '^paused' "$folder/said" || fail "it did not come to share: $(cat "$folder/said")"
+  grep -qs '^paused' "$folder/said" || fail "it did not come to share: $(cat "$folder/said")"
   lease=$("$gpupool" leases | awk -v pid="$runner" '$0 ~ ("pid " pid " ") { print $1 }')
   [ -n "$lease" ] || fail "it has no lease: $("$gpupool" leases)"
 }

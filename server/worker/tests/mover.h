@@ -124,6 +124,7 @@ class Mover {
         suspender_(
             *client.session, [](const SuspendOutcome&) {},
             [this](const MoveOutcome& outcome) {
+              if (reported_) reported_();
               {
                 std::lock_guard lock(mutex_);
                 outcome_ = outcome;
@@ -132,6 +133,8 @@ class Mover {
             }) {
     if (compares) suspender_.compareContents();
   }
+  // Called on the suspender's thread when the outcome is reported, as the server hears it.
+  void whenReported(std::function<void()> call) { reported_ = std::move(call); }
   MoveOutcome move(int state, NoticeType answer = NoticeType::left) {
     const Course course(client_, answer);
     begin(state);
@@ -167,6 +170,7 @@ class Mover {
   std::mutex mutex_;
   std::condition_variable came_;
   std::optional<MoveOutcome> outcome_;
+  std::function<void()> reported_;
   Suspender suspender_;  // ends first
 };
 

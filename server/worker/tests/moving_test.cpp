@@ -151,6 +151,30 @@ TEST_CASE("moving: what kernels have printed and nobody has fetched goes to the 
   CHECK(moving.printed.empty());  // once
 }
 
+TEST_CASE("moving: a client that has left hears nothing of the end of the worker that it left") {
+  Moving moving;
+  Client& client = moving.client;
+  const Descriptor file(memfd_create("session", MFD_CLOEXEC));
+  const auto [mine, theirs] = connection();
+  std::thread taker([&, theirs = theirs] {
+    StateSocket socket{Descriptor(theirs), [] { return false; }};
+    FileFacts facts;
+    takeDown(socket, file, facts);
+  });
+  // As when a lease that has moved is ended here before this worker has come to its own end.
+  moving.mover.whenReported([&] { client.session->stop("the lease has ended: its sessions have moved"); });
+  CHECK(moving.mover.move(mine).error == "");
+  taker.join();
+  for (auto message = client.wire->receive(Channel::control, within(0)); !message.empty();
+       message = client.wire->receive(Channel::control, within(0))) {
+    REQUIRE(message.size() >= sizeof(Notice));
+    Notice header;
+    std::memcpy(&header, message.data(), sizeof header);
+    CHECK(header.type != NoticeType::failed);
+  }
+  CHECK(client.session->clientLeft());
+}
+
 // The last one: the fault is the device's primary context's, which all sessions of this process have.
 TEST_CASE("moving: a launch that faults while the device is waited for keeps the session here") {
   Moving moving;
