@@ -17,6 +17,7 @@ namespace {
 using schema::Frame;
 using schema::RowOf;
 using EntryKind = CallLog::Entry::Kind;
+using ImageData = RowOf<"sessionImageData">;
 
 constexpr uint64_t kOverhead = sizeof(CallLog::Entry) + 16;
 constexpr size_t kMostCuts = 64;
@@ -76,10 +77,15 @@ void relocateArguments(uint32_t call, std::span<std::byte> arguments, uint64_t f
   }
 }
 
+// The code counts with its first piece.
+uint64_t CallLog::payload(const Entry& entry) {
+  if (entry.kind == EntryKind::put) return entry.bytes.size();
+  return entry.code != nullptr && entry.value == 0 ? entry.code->copy.size() : 0;
+}
+
 void CallLog::add(Entry entry) {
-  const bool payload = entry.kind == EntryKind::put;
-  frameBytes_ += kOverhead + (payload ? 0 : entry.bytes.size());
-  if (payload) payloadBytes_ += entry.bytes.size();
+  frameBytes_ += kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
+  payloadBytes_ += payload(entry);
   entries_.push_back(std::move(entry));
   lookWanted();
   if (frameBytes_ > limits_.frameBytes) return breakOff(kFull);
@@ -106,9 +112,8 @@ void CallLog::breakOff(const std::string& why) {
 void CallLog::trim(uint64_t position) {
   for (; first_ < position && !entries_.empty(); ++first_) {
     const Entry& entry = entries_.front();
-    const bool payload = entry.kind == EntryKind::put;
-    frameBytes_ -= kOverhead + (payload ? 0 : entry.bytes.size());
-    if (payload) payloadBytes_ -= entry.bytes.size();
+    frameBytes_ -= kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
+    payloadBytes_ -= payload(entry);
     entries_.pop_front();
   }
   std::erase_if(landings_, [&](const Landing& landing) { return landing.position < first_; });
@@ -124,8 +129,36 @@ void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t trait
   entry.traits = traits;
   entry.number = frame.seq;
   entry.bytes.assign(message.begin(), message.end());
+  if (frame.call == ImageData::id) attachCode(entry, message.subspan(kHeader));
   add(std::move(entry));
   if (frame.call == RowOf<"sessionRead">::id && recording()) noteLanding(message.subspan(kHeader));
+}
+
+std::shared_ptr<const CallLog::Code> CallLog::keepCode(const schema::ImageName& name,
+                                                       std::span<const std::byte> bytes, bool stays) {
+  if (!recorded()) return nullptr;
+  auto code = std::make_shared<Code>();
+  std::memcpy(code->digest.data(), name.words, sizeof name.words);
+  code->address = reinterpret_cast<uint64_t>(bytes.data());
+  code->bytes = bytes.size();
+  if (!stays && bytes.size() <= limits_.payloadBytes) code->copy.assign(bytes.begin(), bytes.end());
+  if (omits_ == Omits::payloads) std::ranges::fill(code->copy, std::byte{});
+  std::lock_guard lock(mutex_);
+  std::erase_if(codes_, [](const auto& known) { return known.second.expired(); });
+  codes_[code->digest] = code;
+  return code;
+}
+
+void CallLog::attachCode(Entry& entry, std::span<const std::byte> arguments) {
+  static_assert(schema::parameterIndex<ImageData, "image">() == 0);
+  constexpr size_t kOffset = sizeof(schema::ImageName), kLength = kOffset + sizeof(uint64_t);
+  if (wordAt(arguments, kLength) != 0) return;
+  Digest digest;
+  std::memcpy(digest.data(), arguments.data(), digest.size());
+  const auto known = codes_.find(digest);
+  if (known == codes_.end()) return;
+  entry.code = known->second.lock();
+  entry.value = wordAt(arguments, kOffset);
 }
 
 void CallLog::noteLanding(std::span<const std::byte> arguments) {

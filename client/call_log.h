@@ -19,6 +19,8 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -27,6 +29,7 @@
 
 #include "base/hmac.h"
 #include "schema/frame.h"
+#include "schema/session_calls.h"
 
 namespace gpupool::client {
 
@@ -41,6 +44,13 @@ class CallLog {
     kPolls = 2,
     kContents = 4,  // its answer holds bytes of the device's memory, and no names or addresses
   };
+  static constexpr size_t kCodePiece = size_t{256} << 10;  // bytes of code in a sessionImageData but the last
+  // Code whose bytes are not sent, for the server has them: another one may not.
+  struct Code {
+    Digest digest{};
+    uint64_t address = 0, bytes = 0;  // where the program has it
+    std::vector<std::byte> copy;      // empty: it is there for as long as the program has it loaded
+  };
   struct Entry {
     enum class Kind : uint8_t { frame, aside, put, get, word, reply };
     Kind kind{};
@@ -50,9 +60,10 @@ class CallLog {
     bool compared = false;  // and they are known: nothing else was on its way to the same place
     uint32_t status = 0;    // of a reply
     uint64_t number = 0;    // Frame.seq of what was sent or answered; a word's index; where a put or get goes
-    uint64_t value = 0;     // a word's; bytes of a get
+    uint64_t value = 0;     // a word's; bytes of a get; where a piece of code begins
     Digest digest{};        // of what was seen
-    std::vector<std::byte> bytes;  // the message; a put's payload
+    std::vector<std::byte> bytes;      // the message; a put's payload
+    std::shared_ptr<const Code> code;  // of a sessionImageData without bytes
   };
 
   // Tests (GPUPOOL_DISTURB_LOG): what the log leaves out, so that a test can show that it would be missed:
@@ -64,6 +75,10 @@ class CallLog {
   // A message that is sent next. traits: of its call (Trait).
   void sent(bool aside, std::span<const std::byte> message, uint8_t traits);
   void put(Place place, uint64_t at, const void* from, size_t bytes);
+  // While it is held, each sessionImageData without bytes that is sent for that image takes it along. stays:
+  // it lies in a file that is mapped, and no copy is made. Null: nothing is recorded.
+  std::shared_ptr<const Code> keepCode(const schema::ImageName& name, std::span<const std::byte> bytes,
+                                       bool stays);
   void got(Place place, uint64_t at, std::span<const std::byte> bytes);
   // Before anybody here can see it.
   void reached(uint64_t word, uint64_t value);
@@ -118,6 +133,8 @@ class CallLog {
   void lookWanted();
   void trim(uint64_t position);
   const Cut* find(uint64_t frame, uint64_t aside) const;
+  static uint64_t payload(const Entry& entry);
+  void attachCode(Entry& entry, std::span<const std::byte> arguments);
   void noteLanding(std::span<const std::byte> message);
   void seeLandings(uint64_t word, uint64_t value);
 
@@ -128,7 +145,8 @@ class CallLog {
   uint64_t first_ = 0;  // position of the first entry
   std::deque<Cut> cuts_;
   std::vector<Landing> landings_;
-  std::string broken_;  // nothing is recorded until the next cut, and why
+  std::map<Digest, std::weak_ptr<const Code>> codes_;  // that loads under way hold
+  std::string broken_;                                 // nothing is recorded until the next cut, and why
   uint64_t frameBytes_ = 0, payloadBytes_ = 0;
   bool wanted_ = false, kept_ = false;
   std::atomic<bool> turned_{false}, recorded_{false};

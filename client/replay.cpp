@@ -1,11 +1,15 @@
 #include "client/replay.h"
 
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
 #include <utility>
 
 #include "base/content.h"
+#include "client/codec.h"
 #include "schema/rows.h"
 #include "schema/wire.h"
 
@@ -31,6 +35,9 @@ constexpr size_t kRegion = 8 * schema::parameterIndex<RowOf<"sessionRead">, "reg
                  kWord = 8 * schema::parameterIndex<RowOf<"sessionRead">, "word">(),
                  kValue = 8 * schema::parameterIndex<RowOf<"sessionRead">, "value">();
 
+constexpr char kLacksCode[] =
+    "the server where it goes on lacks code that the program has loaded since the checkpoint";
+
 template <class T>
 T valueAt(std::span<const std::byte> bytes, size_t offset) {
   T value{};
@@ -50,6 +57,8 @@ std::string nameOf(const CallLog::Entry& call) {
   return std::string(schema::callName(frameOf(call).call)) + " (call " +
          std::to_string(call.number & ~schema::kAside) + ")";
 }
+
+Digest imageOf(std::span<const std::byte> arguments) { return valueAt<Digest>(arguments, 0); }
 
 // Of code whose bytes are in the server's cache.
 bool isLoad(uint32_t call) {
@@ -112,6 +121,7 @@ void Replay::sendFrame(const Entry& entry) {
   buffer_ = entry.bytes;
   Frame frame = frameOf(entry);
   frame.epoch = target_.epoch;
+  if (entry.code != nullptr && !images_.contains(entry.code->digest)) return sendCode(entry, frame);
   const auto known = replies_.find(entry.number);
   if ((entry.traits & CallLog::kPolls) != 0 && known != replies_.end() &&
       known->second->status == CUDA_SUCCESS)
@@ -123,6 +133,44 @@ void Replay::sendFrame(const Entry& entry) {
   ++counts_.calls;
   if (frame.call == RowOf<"sessionLaunch">::id || frame.call == RowOf<"cuGraphLaunch">::id) ++counts_.kernels;
   commit(Channel::call, buffer_);
+}
+
+void Replay::sendCode(const Entry& entry, Frame frame) {
+  using Row = RowOf<"sessionImageData">;
+  const auto bytes = bytesOf(*entry.code);
+  if (entry.value >= bytes.size())
+    return fail(std::string(kLacksCode) + ", and that is not in its memory any more");
+  const auto piece =
+      bytes.subspan(entry.value).first(std::min<size_t>(CallLog::kCodePiece, bytes.size() - entry.value));
+  const Row::Arguments arguments{valueAt<schema::ImageName>(entry.bytes, kHeader), entry.value,
+                                 reinterpret_cast<const unsigned char*>(piece.data()), piece.size()};
+  buffer_.resize(kHeader + RowCodec<Row>::measure(arguments));
+  setAt(buffer_, 0, frame);
+  schema::Writer out(buffer_.data() + kHeader, buffer_.size() - kHeader);
+  RowCodec<Row>::encode(out, arguments);
+  ++counts_.calls;
+  commit(Channel::call, buffer_);
+}
+
+// Empty: it is not there any more.
+std::span<const std::byte> Replay::bytesOf(const CallLog::Code& code) {
+  if (!code.copy.empty()) return code.copy;
+  if (read_ == &code) return code_;
+  read_ = &code;
+  code_.resize(code.bytes);
+  const iovec to{code_.data(), code_.size()}, from{reinterpret_cast<void*>(code.address), code_.size()};
+  if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != static_cast<ssize_t>(code_.size()) ||
+      contentDigest(code_) != code.digest)
+    code_.clear();
+  return code_;
+}
+
+void Replay::hearOffer(const Entry& offer, std::span<const std::byte> outputs) {
+  const Digest image = imageOf(std::span(offer.bytes).subspan(kHeader));
+  if (valueAt<unsigned>(outputs, 0) != 0)
+    images_.insert(image);
+  else
+    images_.erase(image);
 }
 
 // What the program has seen goes to memory of its own, and is compared there.
@@ -295,6 +343,9 @@ void Replay::hearReply(std::span<const std::byte> message) {
   answered_[header.seq] = true;
   const auto reply = replies_.find(header.seq);
   const auto call = calls_.find(header.seq);
+  if (call != calls_.end() && header.status == CUDA_SUCCESS &&
+      frameOf(*call->second).call == RowOf<"sessionImageOffer">::id)
+    hearOffer(*call->second, outputs);
   if (reply == replies_.end() || call == calls_.end()) {
     unseenReplies_.emplace_back(message.begin(), message.end());
     return;
@@ -309,7 +360,7 @@ void Replay::compare(const Entry& call, const Entry& reply, const schema::Reply&
   if (polls && reply.status == CUDA_ERROR_NOT_READY) return;
   ++counts_.compared;
   if (isLoad(frameOf(call).call) && header.status == CUDA_ERROR_INVALID_IMAGE && reply.status == CUDA_SUCCESS)
-    return fail("the server where it goes on lacks code that the program has loaded since the checkpoint");
+    return fail(kLacksCode);
   if (header.status != reply.status)
     return differs(nameOf(call) + " (status " + std::to_string(header.status) + ", not " +
                        std::to_string(reply.status) + ")",

@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -71,6 +72,10 @@ class Replay {
   void sendFrame(const Entry& entry);
   // Where the bytes of a sessionRead are to go.
   void redirect(const Entry& entry, std::span<std::byte> arguments);
+  // Where the worker has not the code that this names a piece of.
+  void sendCode(const Entry& entry, schema::Frame frame);
+  std::span<const std::byte> bytesOf(const CallLog::Code& code);
+  void hearOffer(const Entry& offer, std::span<const std::byte> outputs);
   void noteHostCall(const schema::Frame& frame, std::span<const std::byte> arguments);
   void put(const Entry& entry);
   void get(const Entry& entry);
@@ -102,6 +107,9 @@ class Replay {
   std::unordered_map<uint64_t, uint64_t> words_;     // as the new worker says
   std::vector<Scratch> scratch_;
   std::vector<Message> unseenReplies_, unseenNotices_;
+  std::set<Digest> images_;  // that the new worker's server has
+  const CallLog::Code* read_ = nullptr;
+  Message code_;  // its bytes
   Message buffer_;
   std::chrono::steady_clock::time_point lastHeard_;
 };

@@ -161,6 +161,11 @@ class Session {
 
   // ---- protected sessions (client/call_log.h)
   bool isProtected() const { return log_ != nullptr; }
+  // CallLog::keepCode; null, too, where the session is not protected.
+  std::shared_ptr<const CallLog::Code> keepCode(const schema::ImageName& name,
+                                                std::span<const std::byte> bytes, bool stays) {
+    return log_ == nullptr ? nullptr : log_->keepCode(name, bytes, stays);
+  }
   // Inside transfers(), before the put.
   void notePut(CallLog::Place place, uint64_t at, const void* from, size_t bytes) {
     if (__builtin_expect(log_ != nullptr, 0)) logPut(place, at, from, bytes);

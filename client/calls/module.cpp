@@ -1,4 +1,6 @@
 // Modules and libraries: loading, what they hold, and their end.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +17,6 @@
 namespace gpupool::client {
 namespace {
 
-constexpr size_t kPiece = size_t{256} << 10;
 constexpr size_t kMaxParameters = 4096;
 
 // One image out of a device-linked program: [u64 count, then per fatbin: u64 bytes, bytes padded to 8], the
@@ -241,13 +242,18 @@ void forgetCode(CUcontext context) {
   });
 }
 
+// Where the server has the code, a protected session names its pieces without the bytes: another server,
+// where the session may go on, gets them then.
 CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::ImageName& name) {
   Session& session = Session::get();
   name = nameOfImage(bytes);
   unsigned have = 0;
   CUresult status = session.await<"sessionImageOffer">(context, name, &have);
-  for (size_t at = 0; status == CUDA_SUCCESS && have == 0 && at < bytes.size(); at += kPiece) {
-    size_t n = std::min(kPiece, bytes.size() - at);
+  Dl_info file{};
+  const auto kept = have == 0 ? nullptr : session.keepCode(name, bytes, dladdr(bytes.data(), &file) != 0);
+  if (have != 0 && kept == nullptr) return status;
+  for (size_t at = 0; status == CUDA_SUCCESS && at < bytes.size(); at += CallLog::kCodePiece) {
+    const size_t n = have != 0 ? 0 : std::min(CallLog::kCodePiece, bytes.size() - at);
     status = session.post<"sessionImageData">(context, name, at,
                                               reinterpret_cast<const unsigned char*>(bytes.data() + at), n);
   }

@@ -1,12 +1,14 @@
 // What is sent again, when, and what is made of the answers: the other worker is played by the test.
 #include "client/replay.h"
 
+#include <array>
 #include <cstring>
 #include <thread>
 
 #include "base/content.h"
 #include "catch.h"
 #include "schema/rows.h"
+#include "schema/wire.h"
 #include "transports/implementations.h"
 
 namespace gpupool::client {
@@ -238,6 +240,81 @@ TEST_CASE("a copy to pinned memory goes there only if the program has not seen i
   bench.say(5, 1);
   CHECK(bench.end().empty() == same);
   CHECK(memory == "seen");
+}
+
+// A load of code that the first server had: its offer and its two pieces, which carried no bytes.
+struct Load {
+  explicit Load(Bench& bench, bool stays) : bench(bench) {
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / 251);
+    const Digest digest = contentDigest(bytes);
+    std::memcpy(name.data(), digest.data(), digest.size());
+    name[4] = bytes.size();
+    schema::ImageName image;
+    std::memcpy(static_cast<void*>(&image), name.data(), sizeof image);
+    const auto kept = bench.log.keepCode(image, bytes, stays);
+    bench.sent(1, RowOf<"sessionImageOffer">::id, with({1}), CallLog::kVaries);
+    bench.log.answered(1, CUDA_SUCCESS, bytesOf(std::string("\1\0\0\0\0\0\0\0", 8)));
+    bench.sent(2, RowOf<"sessionImageData">::id, with({0, 0, 0}));
+    bench.sent(3, RowOf<"sessionImageData">::id, with({CallLog::kCodePiece, 0, 0}));
+  }
+  std::vector<uint64_t> with(std::vector<uint64_t> rest) const {
+    rest.insert(rest.begin(), name.begin(), name.end());
+    return rest;
+  }
+  // The bytes of the piece that comes next.
+  std::vector<std::byte> piece(uint64_t seq, uint64_t offset) const {
+    const auto frame = bench.next();
+    REQUIRE(frame.has_value());
+    CHECK(frame->seq == seq);
+    CHECK(frame->epoch == 2);
+    CHECK(bench.argument(5) == offset);
+    const uint64_t length = bench.argument(6);
+    REQUIRE(bench.arguments.size() == 8 * 8 + schema::padded(length));
+    const auto begins = bench.arguments.begin() + 7 * 8;
+    CHECK(bench.argument(7 + schema::padded(length) / 8) == length);
+    return {begins, begins + static_cast<ptrdiff_t>(length)};
+  }
+  Bench& bench;
+  std::vector<std::byte> bytes = std::vector<std::byte>(CallLog::kCodePiece + 1234);
+  std::array<uint64_t, 5> name{};
+};
+
+TEST_CASE("code that only the first server had is sent to the next one") {
+  Bench bench;
+  const bool stays = GENERATE(true, false);
+  Load load(bench, stays);
+  const auto known = load.bytes;
+  if (!stays) std::ranges::fill(load.bytes, std::byte{0});  // the program has given it up since
+  bench.begin();
+  REQUIRE(bench.next().has_value());
+  bench.answer(1, CUDA_SUCCESS, std::string(8, '\0'));
+  auto came = load.piece(2, 0);
+  CHECK(came.size() == CallLog::kCodePiece);
+  const auto rest = load.piece(3, CallLog::kCodePiece);
+  came.insert(came.end(), rest.begin(), rest.end());
+  CHECK(came == known);
+  CHECK(bench.end().empty());
+}
+
+TEST_CASE("code that the next server has is not sent") {
+  Bench bench;
+  const Load load(bench, true);
+  bench.begin();
+  REQUIRE(bench.next().has_value());
+  bench.answer(1, CUDA_SUCCESS, std::string("\1\0\0\0\0\0\0\0", 8));
+  CHECK(load.piece(2, 0).empty());
+  CHECK(load.piece(3, CallLog::kCodePiece).empty());
+  CHECK(bench.end().empty());
+}
+
+TEST_CASE("code that is not in the program any more ends the replay") {
+  Bench bench;
+  Load load(bench, true);
+  load.bytes[5] ^= std::byte{1};
+  bench.begin();
+  REQUIRE(bench.next().has_value());
+  bench.answer(1, CUDA_SUCCESS, std::string(8, '\0'));
+  CHECK(bench.end().find("lacks code") != std::string::npos);
 }
 
 TEST_CASE("a worker that stands still, is gone or has failed ends the replay") {

@@ -42,6 +42,21 @@ touch "$folder/end"
 ends works
 check "it is right: $status $out $err" right
 
+case_of "its code is in the cache of that server alone"
+server first
+run gpupool run --server first --memory 512MiB -- "${launcher[@]}" "$programs/steady_work" --rounds 1 --load
+check "the code is there now: $out $err" right
+rm -f "$folder/end"
+steady loads --until "$folder/end" --load
+check "it is protected: $(said)" until_true protected
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+kill_server first
+check "it goes on: $(cat "$folder/loads.err")" until_true went_on loads 2
+touch "$folder/end"
+ends loads
+check "it is right: $status $out $err" right
+
 case_of "the front alone dies"
 server first
 rm -f "$folder/end"

@@ -8,12 +8,15 @@
 //   --clock       reads a clock of the device in each round, which no two runs show alike
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
+//   --load        before the first round loads code that lies in the program's file, and code that it then
+//                 overwrites and frees; both run in each round
 //   --capture FILE  captures a first round, says so, and leaves the capture open until the file exists
 #include <unistd.h>
 
 #include <chrono>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "check.h"
@@ -40,6 +43,35 @@ __global__ void compare(const unsigned* words, size_t count, unsigned factor, un
 }
 
 __global__ void readClock(long long* clock) { *clock = clock64(); }
+
+// Adds 1 to a counter.
+static const char kCounts[] = R"(.version 7.0
+.target sm_52
+.address_size 64
+.visible .entry counts(.param .u64 counter) {
+  .reg .b64 %d<3>;
+  .reg .b32 %r<2>;
+  ld.param.u64 %d1, [counter];
+  cvta.to.global.u64 %d2, %d1;
+  atom.global.add.u32 %r1, [%d2], 1;
+  ret;
+}
+)";
+
+static cudaKernel_t load(const char* text) {
+  cudaLibrary_t library = nullptr;
+  cudaKernel_t kernel = nullptr;
+  CUDA(cudaLibraryLoadData(&library, text, nullptr, nullptr, 0, nullptr, nullptr, 0));
+  CUDA(cudaLibraryGetKernel(&kernel, library, "counts"));
+  return kernel;
+}
+static std::vector<cudaKernel_t> loadBoth() {
+  std::string made(kCounts);
+  made.replace(made.find(", 1;"), 4, ", 8;");
+  std::vector<cudaKernel_t> both{load(kCounts), load(made.c_str())};
+  std::fill(made.begin(), made.end(), ' ');
+  return both;
+}
 
 using Pieces = std::vector<std::pair<unsigned*, size_t>>;
 
@@ -92,6 +124,10 @@ int main(int argc, char** argv) {
   const bool calls = check::flag(argc, argv, "--host-function");
   int called = 0;
   if (check::flag(argc, argv, "--clock")) clock.emplace(std::vector<long long>{0});
+  std::vector<cudaKernel_t> loaded;
+  if (check::flag(argc, argv, "--load")) loaded = loadBoth();
+  check::Device<unsigned> counted(std::vector<unsigned>{0});
+  unsigned counts = 0;
   const auto began = Clock::now();
   unsigned factor = 1, step = 0;
   if (captured != nullptr) {
@@ -103,6 +139,12 @@ int main(int argc, char** argv) {
     for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
     if (calls) CUDA(cudaLaunchHostFunc(nullptr, [](void* count) { ++*static_cast<int*>(count); }, &called));
     if (clock) readClock<<<1, 1>>>(*clock);
+    for (cudaKernel_t kernel : loaded) {
+      unsigned* counter = counted;
+      void* parameters[] = {&counter};
+      CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), 1, 1, parameters, 0, nullptr));
+    }
+    if (!loaded.empty()) counts += 9;
     CUDA(cudaDeviceSynchronize());
     if (clock) REQUIRE(clock->read()[0] != 0);
     REQUIRE(!calls || called == round + 1);
@@ -116,6 +158,7 @@ int main(int argc, char** argv) {
   for (auto [words, count] : pieces) compare<<<1024, 256>>>(words, count, factor, step, wrong);
   CUDA(cudaDeviceSynchronize());
   REQUIRE(wrong.read()[0] == 0);
+  REQUIRE(counted.read()[0] == counts);
   if (check::flag(argc, argv, "--ready")) std::fprintf(stderr, "%lld\n", static_cast<long long>(took));
   for (auto [words, count] : pieces) CUDA(cudaFree(words));
   return check::pass();
