@@ -19,7 +19,7 @@ using schema::RowOf;
 using EntryKind = CallLog::Entry::Kind;
 using ImageData = RowOf<"sessionImageData">;
 
-constexpr uint64_t kOverhead = sizeof(CallLog::Entry) + 16;
+constexpr uint64_t kOverhead = sizeof(CallLog::Entry);
 constexpr size_t kMostCuts = 64;
 constexpr char kFull[] = "the log of its calls is full (protect_log in client.yaml)";
 constexpr char kDataFull[] = "the log of its data is full (protect_log_data in client.yaml)";
@@ -83,40 +83,40 @@ uint64_t CallLog::payload(const Entry& entry) {
   return entry.code != nullptr && entry.value == 0 ? entry.code->copy.size() : 0;
 }
 
-void CallLog::add(Entry entry) {
-  frameBytes_ += kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
-  payloadBytes_ += payload(entry);
-  entries_.push_back(std::move(entry));
+void CallLog::add(const Entry& entry) {
+  ever_.frameBytes += kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
+  ever_.payloadBytes += payload(entry);
+  entries_.add(entry);
   lookWanted();
-  if (frameBytes_ > limits_.frameBytes) return breakOff(kFull);
-  if (payloadBytes_ > limits_.payloadBytes) breakOff(kDataFull);
+  const Size now = size();
+  if (now.frameBytes > limits_.frameBytes) return breakOff(kFull);
+  if (now.payloadBytes > limits_.payloadBytes) breakOff(kDataFull);
 }
 
 void CallLog::lookWanted() {
   // A log that was broken off waits for the next checkpoint in its turn.
-  const bool wanted = frameBytes_ > limits_.frameBytes / 2 || payloadBytes_ > limits_.payloadBytes / 2;
+  const Size now = size();
+  const bool wanted = now.frameBytes > limits_.frameBytes / 2 || now.payloadBytes > limits_.payloadBytes / 2;
   if (wanted && !wanted_) turned_ = true;
   wanted_ = wanted;
-  recorded_ = recording();
+  if (recorded() != recording()) recorded_ = recording();
 }
 
 void CallLog::breakOff(const std::string& why) {
   broken_ = why;
   for (Cut& cut : cuts_)
     if (cut.broken.empty()) cut.broken = why;
-  trim(first_ + entries_.size());
+  trim(entries_.end(), ever_);
   landings_.clear();
   lookWanted();
 }
 
-void CallLog::trim(uint64_t position) {
-  for (; first_ < position && !entries_.empty(); ++first_) {
-    const Entry& entry = entries_.front();
-    frameBytes_ -= kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
-    payloadBytes_ -= payload(entry);
-    entries_.pop_front();
-  }
-  std::erase_if(landings_, [&](const Landing& landing) { return landing.position < first_; });
+void CallLog::trim(uint64_t position, const Size& before) {
+  if (position <= entries_.begin()) return;
+  entries_.drop(position);
+  dropped_ = before;
+  while (!entriesCode_.empty() && entriesCode_.front().first < position) entriesCode_.pop_front();
+  std::erase_if(landings_, [&](const Landing& landing) { return landing.position < position; });
 }
 
 void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t traits) {
@@ -128,10 +128,10 @@ void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t trait
   entry.kind = aside ? EntryKind::aside : EntryKind::frame;
   entry.traits = traits;
   entry.number = frame.seq;
-  entry.bytes.assign(message.begin(), message.end());
-  if (frame.call == ImageData::id) attachCode(entry, message.subspan(kHeader));
-  add(std::move(entry));
-  if (frame.call == RowOf<"sessionRead">::id && recording()) noteLanding(message.subspan(kHeader));
+  entry.bytes = entries_.copy(message);
+  if (!aside && frame.call == ImageData::id) attachCode(entry, message.subspan(kHeader));
+  add(entry);
+  if (!aside && frame.call == RowOf<"sessionRead">::id && recording()) noteLanding(message.subspan(kHeader));
 }
 
 std::shared_ptr<const CallLog::Code> CallLog::keepCode(const schema::ImageName& name,
@@ -157,8 +157,11 @@ void CallLog::attachCode(Entry& entry, std::span<const std::byte> arguments) {
   std::memcpy(digest.data(), arguments.data(), digest.size());
   const auto known = codes_.find(digest);
   if (known == codes_.end()) return;
-  entry.code = known->second.lock();
+  auto code = known->second.lock();
+  if (code == nullptr) return;
+  entry.code = code.get();
   entry.value = wordAt(arguments, kOffset);
+  entriesCode_.emplace_back(entries_.end(), std::move(code));
 }
 
 void CallLog::noteLanding(std::span<const std::byte> arguments) {
@@ -166,7 +169,7 @@ void CallLog::noteLanding(std::span<const std::byte> arguments) {
   schema::RegionName region;
   std::memcpy(&region, arguments.data() + argument(schema::parameterIndex<Read, "region">()), sizeof region);
   if (region.id == 0) return;
-  landings_.push_back({first_ + entries_.size() - 1,
+  landings_.push_back({entries_.end() - 1,
                        wordAt(arguments, argument(schema::parameterIndex<Read, "word">())),
                        wordAt(arguments, argument(schema::parameterIndex<Read, "value">())),
                        wordAt(arguments, argument(schema::parameterIndex<Read, "to">())),
@@ -180,12 +183,14 @@ void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
   entry.kind = EntryKind::put;
   entry.place = place;
   entry.number = at;
-  if (bytes <= limits_.payloadBytes) entry.bytes.assign(data, data + bytes);
-  if (omits_ == Omits::payloads) std::ranges::fill(entry.bytes, std::byte{});
+  std::vector<std::byte> copy;
+  if (bytes <= limits_.payloadBytes) copy.assign(data, data + bytes);
+  if (omits_ == Omits::payloads) std::ranges::fill(copy, std::byte{});
   std::lock_guard lock(mutex_);
   if (!recording()) return;
   if (bytes > limits_.payloadBytes) return breakOff(kDataFull);
-  add(std::move(entry));
+  entry.bytes = entries_.adopt(std::move(copy));
+  add(entry);
 }
 
 void CallLog::got(Place place, uint64_t at, std::span<const std::byte> bytes) {
@@ -197,7 +202,7 @@ void CallLog::got(Place place, uint64_t at, std::span<const std::byte> bytes) {
   entry.value = bytes.size();
   entry.digest = contentDigest(bytes);
   std::lock_guard lock(mutex_);
-  if (recording()) add(std::move(entry));
+  if (recording()) add(entry);
 }
 
 void CallLog::reached(uint64_t word, uint64_t value) {
@@ -208,7 +213,7 @@ void CallLog::reached(uint64_t word, uint64_t value) {
   entry.number = word;
   entry.value = value;
   std::lock_guard lock(mutex_);
-  if (recording()) add(std::move(entry));
+  if (recording()) add(entry);
 }
 
 // Whoever has not seen the word does not touch what has landed: the digests are made without the lock.
@@ -232,8 +237,8 @@ void CallLog::seeLandings(uint64_t word, uint64_t value) {
   for (const Landing& landing : there) digests.push_back(digestOf(landing.address, landing.bytes));
   std::lock_guard lock(mutex_);
   const auto entryOf = [&](const Landing& landing) {
-    const bool kept = landing.position >= first_ && landing.position - first_ < entries_.size();
-    return kept ? &entries_[landing.position - first_] : nullptr;
+    const bool kept = landing.position >= entries_.begin() && landing.position < entries_.end();
+    return kept ? &entries_.at(landing.position) : nullptr;
   };
   for (size_t i = 0; i < there.size(); ++i)
     if (Entry* read = entryOf(there[i]); read != nullptr) {
@@ -253,7 +258,7 @@ void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte>
   entry.number = seq;
   entry.digest = contentDigest(outputs);
   std::lock_guard lock(mutex_);
-  if (recording()) add(std::move(entry));
+  if (recording()) add(entry);
 }
 
 void CallLog::refuse(const std::string& why) {
@@ -274,7 +279,7 @@ void CallLog::cut(uint64_t frame, uint64_t aside) {
   lookWanted();
   if (find(frame, aside) != nullptr) return;
   if (cuts_.size() >= kMostCuts) cuts_.erase(cuts_.begin() + 1);
-  cuts_.push_back({frame, aside, first_ + entries_.size(), Clock::now(), ""});
+  cuts_.push_back({frame, aside, entries_.end(), Clock::now(), ever_, ""});
   lookWanted();
 }
 
@@ -283,15 +288,15 @@ void CallLog::kept(uint64_t frame, uint64_t aside) {
   const Cut* known = find(frame, aside);
   if (known == nullptr) return;
   kept_ = true;
-  const uint64_t position = known->position;
   while (cuts_.front().frame != frame || cuts_.front().aside != aside) cuts_.pop_front();
-  trim(position);
+  trim(cuts_.front().position, cuts_.front().before);
   lookWanted();
 }
 
 CallLog::State CallLog::state() const {
   std::lock_guard lock(mutex_);
-  return {frameBytes_, payloadBytes_, wanted_, cuts_.empty() ? "" : cuts_.front().broken, kept_};
+  const Size now = size();
+  return {now.frameBytes, now.payloadBytes, wanted_, cuts_.empty() ? "" : cuts_.front().broken, kept_};
 }
 
 std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint64_t aside, std::string& why) {
@@ -306,7 +311,7 @@ std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint6
     return std::nullopt;
   }
   std::vector<Entry*> entries;
-  for (uint64_t at = from->position - first_; at < entries_.size(); ++at) entries.push_back(&entries_[at]);
+  for (uint64_t at = from->position; at < entries_.end(); ++at) entries.push_back(&entries_.at(at));
   return entries;
 }
 
@@ -325,11 +330,12 @@ std::chrono::seconds CallLog::keptAge() const {
 void CallLog::relocate(uint64_t from, uint64_t to, uint64_t bytes) {
   if (from == to) return;
   std::lock_guard lock(mutex_);
-  for (Entry& entry : entries_) {
+  for (uint64_t at = entries_.begin(); at < entries_.end(); ++at) {
+    const Entry& entry = entries_.at(at);
     if (entry.kind != EntryKind::frame) continue;
     Frame frame;
     std::memcpy(&frame, entry.bytes.data(), sizeof frame);
-    relocateArguments(frame.call, std::span(entry.bytes).subspan(kHeader), from, to, bytes);
+    relocateArguments(frame.call, entry.bytes.subspan(kHeader), from, to, bytes);
   }
 }
 

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/hmac.h"
+#include "client/log_store.h"
 #include "schema/frame.h"
 #include "schema/session_calls.h"
 
@@ -62,8 +63,8 @@ class CallLog {
     uint64_t number = 0;    // Frame.seq of what was sent or answered; a word's index; where a put or get goes
     uint64_t value = 0;     // a word's; bytes of a get; where a piece of code begins
     Digest digest{};        // of what was seen
-    std::vector<std::byte> bytes;      // the message; a put's payload
-    std::shared_ptr<const Code> code;  // of a sessionImageData without bytes
+    std::span<std::byte> bytes;  // the message; a put's payload
+    const Code* code = nullptr;  // of a sessionImageData without bytes
   };
 
   // Tests (GPUPOOL_DISTURB_LOG): what the log leaves out, so that a test can show that it would be missed:
@@ -101,7 +102,9 @@ class CallLog {
   };
   State state() const;
   // True once, when a checkpoint has come to be wanted.
-  bool turnsWanted() { return turned_.exchange(false, std::memory_order_relaxed); }
+  bool turnsWanted() {
+    return turned_.load(std::memory_order_relaxed) && turned_.exchange(false, std::memory_order_relaxed);
+  }
 
   // ---- of the thread that sends it again, while nothing is sent
   // What was sent since that cut; none: why that cannot be made again.
@@ -115,10 +118,14 @@ class CallLog {
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Size {
+    uint64_t frameBytes = 0, payloadBytes = 0;
+  };
   struct Cut {
     uint64_t frame = 0, aside = 0;
     uint64_t position = 0;
     Clock::time_point at;
+    Size before;         // of all entries ever before it
     std::string broken;  // what came after it is not here, and why
   };
   struct Landing {  // bytes that the worker puts into pinned memory before the word is reached
@@ -128,10 +135,13 @@ class CallLog {
   bool recording() const { return !cuts_.empty() && broken_.empty(); }
   // What is worth being prepared before the lock; recording() decides.
   bool recorded() const { return recorded_.load(std::memory_order_relaxed); }
-  void add(Entry entry);
+  void add(const Entry& entry);
+  Size size() const {
+    return {ever_.frameBytes - dropped_.frameBytes, ever_.payloadBytes - dropped_.payloadBytes};
+  }
   void breakOff(const std::string& why);
   void lookWanted();
-  void trim(uint64_t position);
+  void trim(uint64_t position, const Size& before);
   const Cut* find(uint64_t frame, uint64_t aside) const;
   static uint64_t payload(const Entry& entry);
   void attachCode(Entry& entry, std::span<const std::byte> arguments);
@@ -141,13 +151,13 @@ class CallLog {
   const Limits limits_;
   const Omits omits_;
   mutable std::mutex mutex_;
-  std::deque<Entry> entries_;
-  uint64_t first_ = 0;  // position of the first entry
+  LogStore<Entry> entries_;
+  Size ever_, dropped_;
+  std::deque<std::pair<uint64_t, std::shared_ptr<const Code>>> entriesCode_;  // by the position of who has it
   std::deque<Cut> cuts_;
   std::vector<Landing> landings_;
   std::map<Digest, std::weak_ptr<const Code>> codes_;  // that loads under way hold
   std::string broken_;                                 // nothing is recorded until the next cut, and why
-  uint64_t frameBytes_ = 0, payloadBytes_ = 0;
   bool wanted_ = false, kept_ = false;
   std::atomic<bool> turned_{false}, recorded_{false};
 };

@@ -108,7 +108,7 @@ void Replay::step(const Entry& entry) {
 // ---- sending
 
 void Replay::send(const Entry& entry) {
-  buffer_ = entry.bytes;
+  buffer_.assign(entry.bytes.begin(), entry.bytes.end());
   Frame frame = frameOf(entry);
   frame.epoch = target_.epoch;
   setAt(buffer_, sizeof(Notice), frame);
@@ -118,7 +118,7 @@ void Replay::send(const Entry& entry) {
 }
 
 void Replay::sendFrame(const Entry& entry) {
-  buffer_ = entry.bytes;
+  buffer_.assign(entry.bytes.begin(), entry.bytes.end());
   Frame frame = frameOf(entry);
   frame.epoch = target_.epoch;
   if (entry.code != nullptr && !images_.contains(entry.code->digest)) return sendCode(entry, frame);
@@ -166,7 +166,7 @@ std::span<const std::byte> Replay::bytesOf(const CallLog::Code& code) {
 }
 
 void Replay::hearOffer(const Entry& offer, std::span<const std::byte> outputs) {
-  const Digest image = imageOf(std::span(offer.bytes).subspan(kHeader));
+  const Digest image = imageOf(offer.bytes.subspan(kHeader));
   if (valueAt<unsigned>(outputs, 0) != 0)
     images_.insert(image);
   else

@@ -1,6 +1,7 @@
 // The log of a protected session's calls: what is in it, for how long, and what it says of itself.
 #include "client/call_log.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -129,6 +130,65 @@ TEST_CASE("a budget that is crossed asks for a checkpoint, and then drops all un
     CHECK_FALSE(log.state().wanted);
     CHECK(all(log, 1000).size() == 1);
   }
+}
+
+TEST_CASE("entries stay as they are while many before them are dropped") {
+  CallLog log({uint64_t{64} << 20, uint64_t{64} << 20});
+  uint64_t seq = 0;
+  // Of many lengths, some of them too large for what others share.
+  const auto words = [](uint64_t number) { return number % 997 == 0 ? 8000 : number % 37 + 1; };
+  const auto message = [&](uint64_t number) {
+    return frame(number, schema::RowOf<"sessionLaunch">::id, std::vector<uint64_t>(words(number), number));
+  };
+  log.cut(0, 0);
+  uint64_t before = 0;  // the cut that is kept
+  for (int round = 0; round < 12; ++round) {
+    for (int i = 0; i < 1500; ++i) log.sent(false, message(++seq), 0);
+    const auto entries = all(log, before);
+    REQUIRE(entries.size() == seq - before);
+    bool right = true;
+    uint64_t frameBytes = 0;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const auto expected = message(before + 1 + i);
+      right =
+          right && entries[i]->number == before + 1 + i && std::ranges::equal(entries[i]->bytes, expected);
+      frameBytes += expected.size() + sizeof(CallLog::Entry);
+    }
+    CHECK(right);
+    CHECK(log.state().frameBytes == frameBytes);
+    log.cut(seq, 0);
+    if (round % 3 == 2) continue;  // that checkpoint failed
+    log.kept(seq, 0);
+    before = seq;
+  }
+  log.kept(seq, 0);
+  CHECK(log.state().frameBytes == 0);
+}
+
+TEST_CASE("copies of code count as data until they are dropped") {
+  CallLog log({1 << 20, 1 << 20});
+  log.cut(0, 0);
+  std::vector<std::byte> code(1000, std::byte{7});
+  schema::ImageName name;
+  name.words[0] = 5;
+  name.bytes = code.size();
+  std::vector<uint64_t> arguments{5, 0, 0, 0, code.size(), 0, 0, 0};
+  {
+    const auto kept = log.keepCode(name, code, false);
+    log.sent(false, frame(1, schema::RowOf<"sessionImageData">::id, arguments), 0);
+  }
+  arguments[0] = 6;
+  log.sent(false, frame(2, schema::RowOf<"sessionImageData">::id, arguments), 0);  // of nobody's load
+  code.assign(1000, std::byte{0});
+  const auto entries = all(log);
+  REQUIRE(entries.size() == 2);
+  REQUIRE(entries[0]->code != nullptr);
+  CHECK(entries[0]->code->copy == std::vector<std::byte>(1000, std::byte{7}));
+  CHECK(entries[1]->code == nullptr);
+  CHECK(log.state().payloadBytes == 1000);
+  log.cut(2, 0);
+  log.kept(2, 0);
+  CHECK(log.state().payloadBytes == 0);
 }
 
 TEST_CASE("one put beyond the budget is not taken in") {
