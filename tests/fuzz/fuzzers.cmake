@@ -21,7 +21,7 @@ endfunction()
 set(worker ${CMAKE_SOURCE_DIR}/server/worker)
 add_library(fuzz_worker STATIC
   ${worker}/account.cpp ${worker}/calls/array.cpp ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp
-  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/event_times.cpp ${worker}/session.cpp ${worker}/session_greeting.cpp ${worker}/session_move.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_move.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
+  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/event_times.cpp ${worker}/session.cpp ${worker}/session_greeting.cpp ${worker}/session_move.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_host.cpp ${worker}/space_move.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
   ${worker}/host_views.cpp ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp ${worker}/array_scrub.cpp
   ${worker}/calls/graph.cpp ${worker}/calls/graph_text.cpp ${worker}/calls/green.cpp ${worker}/calls/launch.cpp ${worker}/calls/link.cpp
   ${worker}/calls/memory.cpp
