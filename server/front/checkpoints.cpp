@@ -127,9 +127,10 @@ Checkpoints::Checkpoints(kj::Timer& timer, LeaseTable& leases, SessionTable& ses
       sessions_(sessions),
       suspension_(suspension),
       pool_(pool),
-      starts_(starts),
       settings_(std::move(settings)),
       notes_(settings_.holds),
+      restorer_(timer, leases, sessions, pool, starts, notes_,
+                {settings_.server, settings_.workerBound, settings_.clients}),
       tasks_(*this) {
   if (settings_.disturb)
     sessions_.onDisturb([this](const Id& lease, uint64_t) {
@@ -268,49 +269,6 @@ kj::Promise<Suspended> Checkpoints::leave(Id lease, uint32_t drainMs, const std:
 
 // ---- restore
 
-// A session that is being restored.
-struct Checkpoints::Restored {
-  SessionFacts facts;
-  Descriptor file;
-  Descriptor state;  // this side's end
-  std::string error;
-};
-
-struct Checkpoints::Restoring {
-  Id lease;
-  Manifest manifest;
-  std::vector<Restored> sessions;
-};
-
-// On a thread. Throws why the checkpoint is none for this lease and these devices.
-Manifest Checkpoints::readChecked(const CheckpointFolder& folder, const std::string& name,
-                                  const Manifest& here, std::vector<Descriptor>& files) {
-  const std::string path = folder.pathOf(name);
-  const auto refuse = [&](const std::string& why) { throw std::runtime_error(path + ": " + why); };
-  Manifest manifest;
-  const auto bytes = folder.read(name, kManifestName, kMostManifestBytes);
-  try {
-    manifest = decodeManifest(bytes);
-  } catch (const std::exception& error) {
-    refuse(error.what());
-  }
-  if (manifest.lease != here.lease || manifest.tenant != here.tenant) refuse("it is of another lease");
-  if (!manifest.held || manifest.id != here.id) refuse("it is not the one in which the lease is held");
-  if (manifest.driverVersion != here.driverVersion) refuse("it was written with another driver");
-  if (manifest.devices.size() != here.devices.size()) refuse("it is of another number of devices");
-  for (size_t i = 0; i < manifest.devices.size(); ++i) {
-    const auto &then = manifest.devices[i], &now = here.devices[i];
-    if (then.name != now.name || then.software != now.software || then.totalBytes != now.totalBytes)
-      refuse("it is of a " + then.name + ", and the device here is a " + now.name);
-  }
-  for (const Manifest::Session& session : manifest.sessions) {
-    files.push_back(folder.open(name, session.file));
-    if (const std::string why = checkFile(files.back(), session.facts); !why.empty())
-      refuse(session.file + ": " + why);
-  }
-  return manifest;
-}
-
 kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
   const Grant* grant = leases_.admissible(lease);
   if (stopped_) return checkpointFailure("the server is shutting down");
@@ -322,93 +280,7 @@ kj::Promise<void> Checkpoints::restoreNow(Id lease, const std::string& name) {
     return checkpointFailure("server " + settings_.server + " has no --checkpoint-folder any more");
   Manifest here = describe(*grant);
   here.id = grant->held->checkpoint;
-  auto job = std::make_shared<Restoring>();
-  job->lease = lease;
-  return beside<bool>([job, folder = folder_, name, here] {
-           std::vector<Descriptor> files;
-           job->manifest = readChecked(*folder, name, here, files);
-           for (Descriptor& file : files) job->sessions.emplace_back().file = std::move(file);
-           return true;
-         })
-      .then([this, job](bool) -> kj::Promise<void> {
-        if (leases_.admissible(job->lease) == nullptr) return checkpointFailure("the lease ended meanwhile");
-        for (const Manifest::Session& session : job->manifest.sessions)
-          if (const uint64_t rows = session.facts.rowsHash; !pool_.refuses(rows).empty())
-            return checkpointFailure("the checkpoint was written by another build of gpupool: server " +
-                                     settings_.server + " has no worker program for " + pool_.describe(rows) +
-                                     " (--workers)");
-        if (const auto missing = leases_.reserveAgain(job->lease))
-          return checkpointFailure("the lease cannot be restored: " + *missing);
-        return restoreAll(job);
-      });
-}
-
-kj::Promise<void> Checkpoints::restoreAll(std::shared_ptr<Restoring> job) {
-  kj::Vector<kj::Promise<void>> all;
-  for (size_t i = 0; i < job->sessions.size(); ++i)
-    all.add(kj::evalNow([&] { return restoreOne(job, i); })
-                .catch_([job, i](kj::Exception&& failed) {
-                  job->sessions[i].error = failed.getDescription().cStr();
-                })
-                .eagerlyEvaluate(nullptr));
-  return kj::joinPromises(all.releaseAsArray()).then([this, job]() -> kj::Promise<void> {
-    std::string why;
-    for (const Restored& one : job->sessions)
-      if (why.empty() && !one.error.empty())
-        why = one.facts.command + " (process " + std::to_string(one.facts.clientPid) + "): " + one.error;
-    Grant* grant = leases_.admissible(job->lease);
-    if (why.empty() && grant == nullptr) why = "the lease ended meanwhile";
-    if (!why.empty()) return giveUp(job, why);
-    leases_.unpause(job->lease);
-    notes_.erase(job->lease);
-    GPUPOOL_INFO("lease %s: restored, %zu sessions wait for their clients", job->lease.text().c_str(),
-                 job->sessions.size());
-    for (Restored& one : job->sessions) one.file = Descriptor();
-    // A worker waits for its client for as long as this end is there.
-    auto come = sessions_.begun(job->lease);
-    tasks_.add(timer_.afterDelay(settings_.clients).exclusiveJoin(kj::mv(come)).attach(kj::cp(job)));
-    return kj::READY_NOW;
-  });
-}
-
-// It is held as before.
-kj::Promise<void> Checkpoints::giveUp(std::shared_ptr<Restoring> job, const std::string& why) {
-  GPUPOOL_WARNING("lease %s: not restored: %s", job->lease.text().c_str(), why.c_str());
-  kj::Vector<kj::Promise<void>> gone;
-  for (Restored& one : job->sessions) {
-    one.state = Descriptor();
-    gone.add(sessions_.displaceArrival(one.facts));
-  }
-  return kj::joinPromises(gone.releaseAsArray()).then([this, job, why]() -> kj::Promise<void> {
-    if (const Grant* grant = leases_.admissible(job->lease); grant != nullptr && grant->suspended)
-      leases_.setHeld(job->lease, HeldFiles(grant->held.value()), *grant->suspended);
-    return checkpointFailure(why);
-  });
-}
-
-kj::Promise<void> Checkpoints::restoreOne(std::shared_ptr<Restoring> job, size_t index) {
-  const Manifest::Session& session = job->manifest.sessions[index];
-  Grant* grant = leases_.admissible(job->lease);
-  SessionFacts& facts = job->sessions[index].facts;
-  facts.session = session.session;
-  facts.lease = job->lease;
-  facts.epoch = session.epoch + 1;
-  facts.clientPid = session.clientPid;
-  facts.command = session.command;
-  facts.transport = session.transport;
-  facts.rowsHash = session.facts.rowsHash;
-  facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
-      .then([this, job, index](kj::Own<WorkerChild> worker) -> kj::Promise<void> {
-        Grant* grant = leases_.admissible(job->lease);
-        Restored& one = job->sessions[index];
-        if (grant == nullptr || stopped_) return checkpointFailure("the lease ended meanwhile");
-        grant->sessionEpochs[one.facts.session] = one.facts.epoch - 1;
-        return playBackTo(kj::mv(worker), one.facts, *grant, playOf(one.file), sessions_, starts_, one.state)
-            .catch_([job, index](kj::Exception&& why) {
-              job->sessions[index].error = why.getDescription().cStr();
-            });
-      });
+  return restorer_.restore(lease, folder_, name, std::move(here));
 }
 
 Manifest Checkpoints::describe(const Grant& grant) const {

@@ -9,9 +9,8 @@
 //
 // A lease is held: its sessions are written in the same way, and leave. Their clients hear it when the
 // checkpoint is published, and ask for the session's next epoch from then on; they are told to ask again
-// (Admission). The lease is suspended then (LeaseTable), and nothing of it is here. To restore it, the files
-// are checked, and each is played to a new worker, as to one that a session of another server comes to; when
-// all have rebuilt theirs, the clients may come. Where one cannot, the lease is held as before.
+// (Admission). The lease is suspended then (LeaseTable), and nothing of it is here. CheckpointRestorer brings
+// it back.
 //
 // Takes its turn with the other orders for the lease (Suspension::lanes). A lease that is suspended or aside
 // is refused. Belongs to the event loop's thread.
@@ -25,6 +24,7 @@
 
 #include "server/files/checkpoint_folder.h"
 #include "server/files/manifest.h"
+#include "server/front/checkpoint_restorer.h"
 #include "server/front/held_notes.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pools.h"
@@ -69,13 +69,14 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   // HeldNotes::look.
   kj::Promise<void> lookAtNotes() { return notes_.look(timer_, folder_); }
   // No session begins to be written or restored any more.
-  void stop() { stopped_ = true; }
+  void stop() {
+    stopped_ = true;
+    restorer_.stop();
+  }
 
  private:
   class Cut;
   struct Job;
-  struct Restored;
-  struct Restoring;
   // Why the lease cannot be written so now; empty: it can.
   std::string refuses(const Id& lease) const;
   std::string refusesToHold(const Id& lease) const;
@@ -88,11 +89,6 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   static void writeFile(int socket, const std::shared_ptr<Job>& job, size_t index);
   static Checkpointed resultOf(const Job& job);
   kj::Promise<void> restoreNow(Id lease, const std::string& name);
-  kj::Promise<void> restoreAll(std::shared_ptr<Restoring> job);
-  kj::Promise<void> restoreOne(std::shared_ptr<Restoring> job, size_t index);
-  kj::Promise<void> giveUp(std::shared_ptr<Restoring> job, const std::string& why);
-  static Manifest readChecked(const CheckpointFolder& folder, const std::string& name, const Manifest& here,
-                              std::vector<Descriptor>& files);
   Manifest describe(const Grant& grant) const;
   kj::Promise<void> disturbNow(Id lease);
   kj::Promise<void> goAndComeBack(Id lease, const std::string& name);
@@ -103,9 +99,9 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   SessionTable& sessions_;
   Suspension& suspension_;
   WorkerPools& pool_;
-  const WorkerStarts& starts_;
   Settings settings_;
   HeldNotes notes_;
+  CheckpointRestorer restorer_;
   std::shared_ptr<const CheckpointFolder> folder_;  // null: none
   kj::ForkedPromise<bool> tidied_ = nullptr;        // what an earlier life has left there is removed
   bool stopped_ = false;

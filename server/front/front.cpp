@@ -5,22 +5,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <set>
 
 #include "base/log.h"
 #include "base/process_name.h"
-#include "schema/convert.h"
 #include "schema/lease_memory.h"
 #include "schema/protocol.h"
 #include "server/front/beside.h"
 #include "server/host_room.h"
-#include "server/images/image_cache.h"
 
 namespace gpupool::server {
 namespace {
-
-constexpr char kStopping[] = "the GPU server is shutting down";
-constexpr kj::Duration kStoppingBound = 1 * kj::SECONDS;  // for the manager to hear so
 
 kj::Duration duration(std::chrono::milliseconds time) { return time.count() * kj::MILLISECONDS; }
 
@@ -38,18 +32,6 @@ std::string hostOf(const std::string& address) {
   return host;
 }
 
-// Workers of other users open what they know the name of, and list nothing.
-void openToWorkers(const std::string& cache) {
-  namespace fs = std::filesystem;
-  fs::permissions(cache, fs::perms{0711});
-  for (fs::path above = fs::absolute(cache).parent_path(); above.has_relative_path();
-       above = above.parent_path())
-    if ((fs::status(above).permissions() & fs::perms::others_exec) == fs::perms::none)
-      throw std::runtime_error(above.string() +
-                               " is closed to the users of --worker-users: chmod o+x, or name another "
-                               "--module-cache");
-}
-
 }  // namespace
 
 Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent)
@@ -58,33 +40,12 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent
       options_(std::move(options)),
       parent_(parent),
       program_(options_.worker),
-      disturb_(disturbance()),
+      disturb_(disturbOfEnvironment()),
       walls_(wallsFor(options_)),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
-      tasks_(*this),
       accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
 
 Front::~Front() = default;
-
-// "suspend:SEED" has workers ask for their sessions to be suspended and resumed, "move:SEED" to be moved to
-// another worker, "stream:SEED" likewise, but as if to another server, "files:SEED" to be held in files and
-// restored, at moments that the seed chooses; "kill:SEED" has workers of protected sessions kill themselves,
-// and with "server:SEED" this server does so, too, when it sees that.
-std::optional<Front::Disturbance> Front::disturbance() {
-  const char* text = std::getenv("GPUPOOL_DISTURB");
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  const std::string_view value(text);
-  const size_t colon = std::min(value.find(':'), value.size());
-  const std::string_view what = value.substr(0, colon),
-                         seed = value.substr(std::min(colon + 1, value.size()));
-  if ((what != "suspend" && what != "move" && what != "stream" && what != "files" && what != "kill" &&
-       what != "server") ||
-      seed.empty() || seed.find_first_not_of("0123456789") != seed.npos)
-    throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
-                               "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, files:NUMBER, "
-                               "kill:NUMBER and server:NUMBER");
-  return Disturbance{std::string(what), std::string(seed)};
-}
 
 walls::State Front::wallsFor(const ServerOptions& options) {
   auto state = walls::ofThisMachine(options.wallsMode());
@@ -120,64 +81,7 @@ kj::Promise<void> Front::start() {
         return checkpoints_->lookAtNotes();
       })
       .then([this] { return listenNetwork(); })
-      .then([this] {
-        Membership::Settings settings;
-        settings.manager = options_.manager;
-        if (!options_.tokenFile.empty() || !options_.tlsCa.empty())
-          settings.credentials = credentialsOf(options_.tokenFile, kServersTenant, options_.tlsCa);
-        Membership::Facts facts;
-        facts.name = options_.name;
-        facts.incarnation = incarnation_;
-        facts.describe = [this](schema::Manager::JoinParams::Builder join) { describe(join); };
-        facts.activeLeases = [this] { return leases_->active(); };
-        facts.suspended = [this] {
-          auto suspended = leases_->suspended();
-          for (const Id& lease : checkpoints_->notes().found())
-            suspended.emplace_back(lease, std::vector<uint64_t>());
-          return suspended;
-        };
-        facts.held = [this](const Id& lease) {
-          const HeldFiles* held = leases_->held(lease);
-          return held != nullptr ? held : checkpoints_->notes().found(lease);
-        };
-        if (turns_.get() != nullptr)
-          facts.turns = [this](schema::Manager::BeatParams::Builder beat) {
-            turns_->report([&](unsigned count) { return beat.initTurns(count); });
-          };
-        facts.uses = [this](schema::Manager::BeatParams::Builder beat) {
-          idle_->report([&](unsigned count) { return beat.initUses(count); });
-        };
-        facts.problems = [this] {
-          lookAtHealth();
-          return problems();
-        };
-        facts.samples = [this] { return health_->latest().samples; };
-        facts.hindrances = [this] { return sessions_->hindrances(); };
-        facts.protection = [this] { return keeper_->say(); };
-        facts.warmWorkers = [this] { return pool_->warm(); };
-        facts.fabric = [this] { return fabric_->latest(); };
-        Control::Hooks hooks;
-        hooks.granted = [this] { store(); };
-        if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
-        hooks.migrate = [this](const Id& lease, uint32_t drainMs, std::optional<MoveTarget> target) {
-          return migration_->migrate(lease, drainMs, std::move(target));
-        };
-        hooks.settle = [this](const Id& lease, bool moved) { return migration_->settle(lease, moved); };
-        hooks.checkpoint = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
-          return checkpoints_->checkpoint(lease, drainMs, name);
-        };
-        hooks.hold = [this](const Id& lease, uint32_t drainMs, const std::string& name) {
-          return checkpoints_->hold(lease, drainMs, name);
-        };
-        hooks.restore = [this](const Id& lease, const std::string& name) {
-          return checkpoints_->restore(lease, name);
-        };
-        hooks.gone = [this](const Id& lease) { checkpoints_->notes().erase(lease); };
-        hooks.earlierGone = [this](const Id& lease) { return claims_->gone(lease); };
-        membership_ =
-            kj::heap<Membership>(io_.provider->getNetwork(), timer_, std::move(settings), std::move(facts),
-                                 kj::heap<Control>(*leases_, *sessions_, *suspension_, std::move(hooks)));
-      });
+      .then([this] { join(); });
 }
 
 // A driver that is broken now may be repaired later: a server waits for it, as long as it may.
@@ -260,7 +164,8 @@ void Front::run(Inventory found) {
 
   startSuspension();
   startTurns();
-  hasCache_ = openCache();
+  cache_ = kj::heap<ModuleCache>(timer_, options_.moduleCache, options_.moduleCacheSize.value,
+                                 !options_.workerUsers.empty());
   startWorkers();
 
   startAdmission();
@@ -277,7 +182,7 @@ void Front::startSuspension() {
   copier.budgetBytes = options_.suspendBytes;
   copier.folder = options_.suspendFolder;
   copier.aheadBytes = options_.suspendMemoryAhead.value;
-  copier.verify = disturb_.has_value();
+  copier.verify = disturb_.any();
   copier_ = kj::heap<CopierChild>(io_.unixEventPort, timer_, std::move(copier));
   if (options_.suspendMemoryAhead.value != 0) copier_->startAhead();
 
@@ -286,7 +191,7 @@ void Front::startSuspension() {
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " suspends no lease: its option --suspend-memory (suspend_memory in server.yaml) is 0";
-  settings.disturb = disturb_.has_value() && disturb_->kind == "suspend";
+  settings.disturb = disturb_.kind == Disturb::Kind::suspend;
   suspension_ = kj::heap<Suspension>(timer_, *leases_, *sessions_, std::move(settings));
 }
 
@@ -296,7 +201,7 @@ void Front::startAdmission() {
   admission.server = options_.name;
   admission.starts.networkDevice = options_.networkDevice;
   admission.starts.networkWire = options_.networkWire;
-  if (hasCache_) admission.starts.moduleCache = options_.moduleCache;
+  admission.starts.moduleCache = cache_->folder();
   if (const auto users = options_.userRange()) admission.starts.workersGroup = users->group();
   admission.starts.moduleCacheBytes = options_.moduleCacheSize.value;
   admission.messageBound = duration(options_.handshakeTime);
@@ -329,8 +234,8 @@ void Front::startMigration() {
   if (options_.suspendBytes == 0)
     settings.refusal = "server " + options_.name +
                        " moves no session: its option --suspend-memory (suspend_memory in server.yaml) is 0";
-  settings.disturbStream = disturb_.has_value() && disturb_->kind == "stream";
-  settings.disturb = settings.disturbStream || (disturb_.has_value() && disturb_->kind == "move");
+  settings.disturbStream = disturb_.kind == Disturb::Kind::stream;
+  settings.disturb = settings.disturbStream || disturb_.kind == Disturb::Kind::move;
   migration_ = kj::heap<Migration>(io_.provider->getNetwork(), timer_, *leases_, *sessions_, *suspension_,
                                    *pool_, admission_->starts(), std::move(settings));
 }
@@ -340,7 +245,7 @@ void Front::startCheckpoints() {
   settings.server = options_.name;
   settings.folder = options_.checkpointFolder;
   settings.holds = storedHolds_;
-  settings.disturb = disturb_.has_value() && disturb_->kind == "files";
+  settings.disturb = disturb_.kind == Disturb::Kind::files;
   checkpoints_ = kj::heap<Checkpoints>(timer_, *leases_, *sessions_, *suspension_, *pool_,
                                        admission_->starts(), std::move(settings));
   checkpoints_->notes().onChange([this] { store(); });
@@ -349,8 +254,8 @@ void Front::startCheckpoints() {
 void Front::startKeeper() {
   Keeper::Settings settings;
   settings.mostBytes = options_.protectMemory.value;
-  settings.diesToo = disturb_.has_value() && disturb_->kind == "server";
-  settings.disturb = settings.diesToo || (disturb_.has_value() && disturb_->kind == "kill");
+  settings.diesToo = disturb_.kind == Disturb::Kind::server;
+  settings.disturb = settings.diesToo || disturb_.kind == Disturb::Kind::kill;
   if (settings.disturb) settings.drainMs = 2000;  // a busy machine's test is to have its checkpoints
   keeper_ =
       kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);
@@ -388,16 +293,12 @@ void Front::startWorkers() {
   workers.arguments = {
       "--driver", inventory_.driver, "--client-stall-time", std::to_string(options_.clientStallTime.count()),
       "--walls",  options_.walls};
-  if (hasCache_) workers.arguments.insert(workers.arguments.end(), {"--module-cache", options_.moduleCache});
-  if (!options_.workerUsers.empty())
-    workers.arguments.insert(workers.arguments.end(), {"--users", options_.workerUsers});
-  if (disturb_)
-    workers.arguments.insert(workers.arguments.end(), {disturb_->kind == "suspend"  ? "--disturb"
-                                                       : disturb_->kind == "stream" ? "--disturb-streams"
-                                                       : disturb_->kind == "kill"   ? "--disturb-kills"
-                                                       : disturb_->kind == "server" ? "--disturb-kills"
-                                                                                    : "--disturb-moves",
-                                                       disturb_->seed});
+  const auto add = [&workers](const std::vector<std::string>& words) {
+    workers.arguments.insert(workers.arguments.end(), words.begin(), words.end());
+  };
+  if (!cache_->folder().empty()) add({"--module-cache", cache_->folder()});
+  if (!options_.workerUsers.empty()) add({"--users", options_.workerUsers});
+  add(disturb_.workerArguments());
   workers.warm = options_.warm;
   if (options_.warmContexts)
     for (const auto& device : inventory_.devices)
@@ -428,32 +329,6 @@ void Front::watchHealth() {
     health_ = std::make_unique<health::Watch>("software GPUs have none");
   else
     health_ = health::watchGpus(options_.nvml, inventory_.driver, uuids);
-}
-
-void Front::lookAtHealth() {
-  const std::vector<std::string> broken = health_->latest().broken;
-  for (size_t device = 0; device < broken.size(); ++device)
-    if (!broken[device].empty()) deviceLost(inventory_.devices[device].ordinal, broken[device]);
-}
-
-bool Front::openCache() {
-  if (options_.moduleCache.empty()) return false;
-  try {
-    std::filesystem::create_directories(options_.moduleCache);
-    if (!options_.workerUsers.empty()) openToWorkers(options_.moduleCache);
-  } catch (const std::exception& error) {
-    GPUPOOL_WARNING("no module cache: %s", error.what());
-    return false;
-  }
-  tasks_.add(trimCache());
-  return true;
-}
-
-// A worker keeps its tenant's folder within the bound; that all of them together stay within it is seen to
-// here.
-kj::Promise<void> Front::trimCache() {
-  trimImages(openFolder(options_.moduleCache), options_.moduleCacheSize.value, 1);
-  return timer_.afterDelay(1 * kj::MINUTES).then([this] { return trimCache(); });
 }
 
 bool Front::hasRoomForContext(int ordinal) const {
@@ -505,77 +380,6 @@ kj::Promise<void> Front::accept(kj::ConnectionReceiver& receiver, bool network) 
             return timer_.afterDelay(100 * kj::MILLISECONDS);
           })
       .then([this, &receiver, network] { return accept(receiver, network); });
-}
-
-void Front::describe(schema::Manager::JoinParams::Builder join) {
-  auto info = join.initInfo();
-  info.setName(options_.name);
-  schema::write(incarnation_, info.initIncarnation());
-  info.setLocalPath(options_.local.empty() ? "" : std::filesystem::absolute(options_.local).string());
-  info.setHost(host_);
-  info.setPort(port_);
-  info.setBootId(bootId_);
-  const auto found = problems();
-  auto list = info.initDevices(static_cast<unsigned>(found.size()));
-  for (unsigned i = 0; i < list.size(); ++i) {
-    Device device = inventory_.devices[i];
-    device.problem = found[i];
-    schema::write(device, list[i]);
-  }
-  info.setRowsHash(inventory_.rowsHash);
-  const auto& versions = pool_->versions();
-  auto workers = info.initWorkers(static_cast<unsigned>(versions.size()));
-  for (unsigned i = 0; i < workers.size(); ++i) {
-    workers[i].setRowsHash(versions[i].rows);
-    workers[i].setRelease(versions[i].release);
-  }
-  info.setPid(static_cast<uint32_t>(getpid()));
-  info.setOvercommitPercent(options_.overcommitPercent);
-  schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));
-  schema::write(walls_.missing, info.initMissingWalls(static_cast<unsigned>(walls_.missing.size())));
-  schema::write(claims_->leftOut(), info.initLeftOut(static_cast<unsigned>(claims_->leftOut().size())));
-
-  auto living = sessions_->workers();
-  for (StoredWorker& worker : claims_->earlier()) living.push_back(std::move(worker));
-  auto reports = join.initReports(list.size());
-  for (unsigned i = 0; i < list.size(); ++i) {
-    reports[i].setHighestEpoch(leases_->epoch(i));
-    std::set<Id> running;
-    for (const StoredWorker& worker : living)
-      for (const std::string& uuid : worker.devices)
-        if (uuid == inventory_.devices[i].uuid) running.insert(worker.lease);
-    auto ids = reports[i].initRunning(static_cast<unsigned>(running.size()));
-    unsigned at = 0;
-    for (const Id& id : running) schema::write(id, ids[at++]);
-  }
-}
-
-void Front::deviceLost(uint32_t ordinal, const std::string& error) {
-  const std::string problem = error + "; repair or reset it, and restart gpupool-server";
-  if (leases_->setBroken(ordinal, problem))
-    GPUPOOL_ERROR("device %u is lost: %s; until then nothing is placed on it (see nvidia-smi and dmesg)",
-                  ordinal, problem.c_str());
-}
-
-std::vector<std::string> Front::problems() const {
-  std::vector<std::string> list;
-  for (size_t device = 0; device < leases_->devices().size(); ++device) {
-    list.push_back(leases_->problem(device));
-    if (list.back().empty() && !pool_->healthy()) list.back() = pool_->lastFailure();
-    if (stopping_) list.back() = kStopping;
-  }
-  return list;
-}
-
-// The manager must not place what leaves this server here again. Without one, nothing has anywhere to go: a
-// pool that is taken down as a whole ends its manager first.
-kj::Promise<bool> Front::sayStopping() {
-  stopping_ = true;
-  if (membership_.get() == nullptr || !keeper_->anyLeaves()) return false;
-  return membership_->beatNow(kStoppingBound).then([](bool heard) {
-    if (!heard) GPUPOOL_WARNING("no pool manager has heard of the shutdown: protected programs end, too");
-    return heard;
-  });
 }
 
 kj::Promise<void> Front::stop() {

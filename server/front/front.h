@@ -12,6 +12,7 @@
 #include "server/front/control.h"
 #include "server/front/copier_child.h"
 #include "server/front/device_claims.h"
+#include "server/front/disturb.h"
 #include "server/front/figures.h"
 #include "server/front/idle_watch.h"
 #include "server/front/inventory.h"
@@ -19,6 +20,7 @@
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
 #include "server/front/migration.h"
+#include "server/front/module_cache.h"
 #include "server/front/options.h"
 #include "server/front/server_state.h"
 #include "server/front/suspension.h"
@@ -42,6 +44,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> stop();
 
  private:
+  static constexpr char kStopping[] = "the GPU server is shutting down";
   kj::Promise<Inventory> inventory(kj::Duration pause, kj::TimePoint began);
   // The GPUs of the inventory that are this server's. Throws, saying why, if none is.
   void claim(Inventory& found);
@@ -59,11 +62,6 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void startKeeper();
   // With overcommit. Throws, saying why, if there is not the memory that it takes.
   void startTurns();
-  // True: the manager has heard it, and there is a session that goes on elsewhere.
-  kj::Promise<bool> sayStopping();
-  // False: no cache of modules, and the log says why.
-  bool openCache();
-  kj::Promise<void> trimCache();
   // A context ahead of time takes 527 MiB. None is made on a device whose leases reserve all of its memory
   // and use it, or will when they are resumed.
   bool hasRoomForContext(int ordinal) const;
@@ -71,12 +69,19 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void watchFabric();
   void watchHealth();
+
+  // front_membership.cpp
+  void join();
+  Membership::Facts facts();
+  Control::Hooks hooks();
   void describe(schema::Manager::JoinParams::Builder join);
   void deviceLost(uint32_t ordinal, const std::string& error);
   // Takes devices out of service that NVML calls broken.
   void lookAtHealth();
   // Of each device: why nothing can run on it; empty: it can.
   std::vector<std::string> problems() const;
+  // True: the manager has heard it, and there is a session that goes on elsewhere.
+  kj::Promise<bool> sayStopping();
   void taskFailed(kj::Exception&& exception) override;
 
   kj::AsyncIoContext& io_;
@@ -84,17 +89,11 @@ class Front final : private kj::TaskSet::ErrorHandler {
   ServerOptions options_;
   WorkerParent& parent_;
   WorkerProgram program_;
-  struct Disturbance {
-    std::string kind;  // "suspend", "move", "stream", "files" or "kill"
-    std::string seed;
-  };
-  static std::optional<Disturbance> disturbance();
   // Throws options::OptionError if --walls requires what this machine does not have.
   static walls::State wallsFor(const ServerOptions& options);
-  std::optional<Disturbance> disturb_;  // GPUPOOL_DISTURB, for tests
+  Disturb disturb_;
   Id incarnation_ = Id::random();
   walls::State walls_;  // around the workers
-  bool hasCache_ = false;
   bool stopping_ = false;
   std::string bootId_;
   std::string host_;  // what programs connect to; empty: no network sessions
@@ -111,6 +110,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<CopierChild> copier_;
   kj::Own<Suspension> suspension_;
   kj::Own<TurnTaker> turns_;  // null: no overcommit
+  kj::Own<ModuleCache> cache_;
   kj::Own<IdleWatch> idle_;
   std::vector<OtherWorker> otherWorkers_;
   kj::Own<WorkerPools> pool_;
@@ -122,7 +122,6 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<LocalListener> local_;
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;
-  kj::TaskSet tasks_;               // the rest
   kj::Own<kj::TaskSet> accepting_;  // ended first
 };
 

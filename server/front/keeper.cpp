@@ -21,10 +21,6 @@ namespace {
 constexpr kj::Duration kEarliest = 2 * kj::SECONDS;  // between two checkpoints that a full log asks for
 constexpr unsigned kMostRestores = 2;  // from one checkpoint: what follows it may be what kills the worker
 
-kj::Exception keeperFailure(const std::string& text) {
-  return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(text));
-}
-
 std::string age(kj::Duration time) {
   return options::formatTime(std::chrono::milliseconds(time / kj::SECONDS * 1000));
 }
@@ -61,11 +57,11 @@ Keeper::Keeper(kj::Timer& timer, LeaseTable& leases, SessionTable& sessions, Sus
       leases_(leases),
       sessions_(sessions),
       suspension_(suspension),
-      pool_(pool),
-      starts_(starts),
       settings_(settings),
       budget_(std::make_shared<KeepBudget>(settings_.mostBytes)),
       desk_(timer, budget_, settings_.desk),
+      restorer_(timer, leases, sessions, suspension, pool, starts,
+                {settings_.workerBound, settings_.clients, [this](const Name& name) { return again(name); }}),
       tasks_(*this) {
   sessions_.onDeath([this](const SessionFacts& facts) { return died(facts); });
   if (settings_.disturb)
@@ -100,18 +96,15 @@ void Keeper::look() {
       if (facts == nullptr) continue;
       const Name name{id, facts->session};
       there.insert(name);
-      if (const auto at = restoring_.find(name);
-          at != restoring_.end() && at->second->epoch <= facts->epoch) {  // its client is there
+      if (restorer_.arrived(name, facts->epoch))
         if (const auto kept = kept_.find(name); kept != kept_.end()) ++kept->second.times;
-        restoring_.erase(at);
-      }
       lookAt(grant, number);
     }
   }
   desk_.keepOnly(leases_);
-  std::erase_if(restoring_, [&](const auto& entry) { return !leases_.contains(entry.first.first); });
+  restorer_.dropEnded();
   std::erase_if(kept_, [&](const auto& entry) {
-    return !there.contains(entry.first) && !entry.second.writing && !restoring_.contains(entry.first);
+    return !there.contains(entry.first) && !entry.second.writing && !restorer_.has(entry.first);
   });
 }
 
@@ -255,8 +248,7 @@ kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSess
       })
       .then([this, name, facts = brought.facts](std::shared_ptr<CheckpointDesk::File>&& file) {
         std::string why = refusesBrought(facts);
-        if (const auto at = restoring_.find(name); at != restoring_.end() && at->second->why.empty())
-          why = "the session is being restored";
+        if (restorer_.tries(name)) why = "the session is being restored";
         if (const auto at = kept_.find(name);
             at != kept_.end() && (at->second.writing || at->second.offering))
           why = "a checkpoint of the session is being made";
@@ -269,7 +261,7 @@ kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSess
         kept.at = kept.next = timer_.now();
         GPUPOOL_WARNING("session %s: it has lost its server, and is restored here as epoch %llu",
                         name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch));
-        begin(name, facts, playOf(file->file));
+        restorer_.begin(name, facts, playOf(file->file));
         return std::string();
       })
       .catch_([](kj::Exception&& error) { return std::string(error.getDescription().cStr()); })
@@ -370,12 +362,6 @@ void Keeper::failed(Kept& kept, const std::string& why) {
 
 // ---- failover
 
-std::optional<std::string> Keeper::failingOver(const SessionFacts& client) const {
-  const auto at = restoring_.find({client.lease, client.session});
-  if (at == restoring_.end() || at->second->epoch != client.epoch || at->second->ready) return std::nullopt;
-  return at->second->why;
-}
-
 std::string Keeper::died(const SessionFacts& facts) {
   if (settings_.diesToo) ::kill(::getpid(), SIGKILL);  // before its client hears of it
   if (restoresAfterDeath(facts)) return transport::kFailoverWords;
@@ -399,11 +385,18 @@ bool Keeper::restoresAfterDeath(const SessionFacts& facts) {
                   name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch + 1));
   SessionFacts next = facts;
   next.epoch = facts.epoch + 1;
-  begin(
+  restorer_.begin(
       name, std::move(next),
       kept.pages == nullptr ? playOf(kept.brought->file)
                             : [pages = kept.pages](StateSocket& socket) { return playBack(socket, *pages); });
   return true;
+}
+
+bool Keeper::again(const Name& name) {
+  const auto kept = kept_.find(name);
+  if (!stopped_ && kept != kept_.end() && kept->second.restored++ < kMostRestores) return true;
+  kept_.erase(name);
+  return false;
 }
 
 bool Keeper::leaves(const SessionFacts& facts) const {
@@ -421,66 +414,6 @@ bool Keeper::anyLeaves() const {
       return facts != nullptr && leaves(*facts);
     });
   });
-}
-
-void Keeper::begin(const Name& name, SessionFacts next, Play play) {
-  auto restoring = std::make_shared<Restoring>();
-  restoring->epoch = next.epoch;
-  restoring->play = std::move(play);
-  restoring_[name] = restoring;
-  tasks_.add(attempt(name, std::move(next), restoring)
-                 // Its worker waits for a client for as long as this end is there.
-                 .then([this] { return timer_.afterDelay(settings_.clients); })
-                 .then([this, name, restoring] {
-                   if (const auto at = restoring_.find(name);
-                       at != restoring_.end() && at->second == restoring)
-                     restoring_.erase(at);
-                 }));
-}
-
-kj::Promise<void> Keeper::attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring) {
-  return suspension_.lanes()
-      .queue<void>(name.first, [this, name, facts] { return restore(name, facts); })
-      .catch_([this, name, facts, restoring](kj::Exception&& error) {
-        const std::string why = error.getDescription().cStr();
-        GPUPOOL_WARNING("session %s: not restored: %s", facts.session.text().c_str(), why.c_str());
-        restoring->state = Descriptor();
-        return sessions_.displaceArrival(facts).then(
-            [this, name, facts, restoring, why]() -> kj::Promise<void> {
-              const auto kept = kept_.find(name);
-              if (!stopped_ && kept != kept_.end() && kept->second.restored++ < kMostRestores)
-                return attempt(name, facts, restoring);
-              restoring->why = why;
-              restoring->play = nullptr;
-              kept_.erase(name);
-              return kj::READY_NOW;
-            });
-      });
-}
-
-kj::Promise<void> Keeper::restore(Name name, SessionFacts facts) {
-  const Grant* grant = leases_.admissible(name.first);
-  if (stopped_ || grant == nullptr || grant->suspended || grant->closing)
-    return keeperFailure("the lease ended or was suspended meanwhile");
-  facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
-      .then([this, name, facts = std::move(facts)](kj::Own<WorkerChild> worker) mutable {
-        return rebuild(name, std::move(facts), kj::mv(worker));
-      });
-}
-
-kj::Promise<void> Keeper::rebuild(Name name, SessionFacts facts, kj::Own<WorkerChild> worker) {
-  const Grant* grant = leases_.admissible(name.first);
-  const auto at = restoring_.find(name);
-  if (stopped_ || grant == nullptr || at == restoring_.end() ||
-      grant->placement(facts.deviceEpoch) == nullptr)
-    return keeperFailure("the lease ended meanwhile");
-  const std::shared_ptr<Restoring> restoring = at->second;
-  return playBackTo(kj::mv(worker), facts, *grant, restoring->play, sessions_, starts_, restoring->state)
-      .then([restoring] {
-        restoring->ready = true;
-        restoring->play = nullptr;  // else its memory counts until nobody waits for the client any more
-      });
 }
 
 // ---- for people
@@ -512,7 +445,7 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
     std::string text = "is ";
     const Grant* grant = leases_.admissible(name.first);
     const bool holderKeeps = grant != nullptr && grant->holderKeeps;
-    if (restoring_.contains(name))
+    if (restorer_.has(name))
       text +=
           (kept.pages == nullptr && kept.brought != nullptr ? "being restored, since its server was lost: "
                                                             : "being restored, since its worker has died: ") +

@@ -40,7 +40,7 @@
 #include "server/files/kept_pages.h"
 #include "server/front/checkpoint_desk.h"
 #include "server/front/keep_budget.h"
-#include "server/front/play_back.h"
+#include "server/front/session_restorer.h"
 #include "server/front/suspension.h"
 #include "server/front/worker_pools.h"
 #include "server/front/worker_starts.h"
@@ -72,7 +72,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
 
   // Of a session whose client asks for that epoch: none: it does not fail over. Else "": it is being
   // restored, or why that failed.
-  std::optional<std::string> failingOver(const SessionFacts& client) const;
+  std::optional<std::string> failingOver(const SessionFacts& client) const {
+    return restorer_.failingOver(client);
+  }
   // By lease, of those that are protected: LeaseHindrances.protection.
   std::map<Id, std::vector<std::string>> say() const;
   CheckpointDesk& desk() { return desk_; }
@@ -82,7 +84,10 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   bool leaves(const SessionFacts& facts) const;
   bool anyLeaves() const;
   // No session is written or restored any more.
-  void stop() { stopped_ = true; }
+  void stop() {
+    stopped_ = true;
+    restorer_.stop();
+  }
 
  private:
   struct Writing;
@@ -111,14 +116,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     kj::TimePoint offerNext = kj::origin<kj::TimePoint>();  // not before
     std::string notShipped;                                 // why the last one is not there
   };
-  struct Restoring {
-    uint64_t epoch = 0;
-    Play play;
-    Descriptor state;  // this side's end of the state socket
-    bool ready = false;
-    std::string why;  // it failed
-  };
-  using Name = std::pair<Id, Id>;  // lease, session
+  using Name = SessionRestorer::Name;
 
   kj::Promise<void> lookAgain();
   void look();
@@ -132,7 +130,6 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
                uint64_t bytes = 0);
   kj::Promise<void> receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought);
   std::string refusesBrought(const SessionFacts& facts) const;
-  void begin(const Name& name, SessionFacts next, Play play);
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
@@ -140,23 +137,19 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   void failed(Kept& kept, const std::string& why);
   std::string died(const SessionFacts& facts);
   bool restoresAfterDeath(const SessionFacts& facts);
-  // In another worker, and where that dies meanwhile, in one more.
-  kj::Promise<void> attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring);
-  kj::Promise<void> restore(Name name, SessionFacts facts);
-  kj::Promise<void> rebuild(Name name, SessionFacts facts, kj::Own<WorkerChild> worker);
+  // SessionRestorer::Settings.again
+  bool again(const Name& name);
   void taskFailed(kj::Exception&& exception) override;
 
   kj::Timer& timer_;
   LeaseTable& leases_;
   SessionTable& sessions_;
   Suspension& suspension_;
-  WorkerPools& pool_;
-  const WorkerStarts& starts_;
   Settings settings_;
   const std::shared_ptr<KeepBudget> budget_;
   CheckpointDesk desk_;
   std::map<Name, Kept> kept_;
-  std::map<Name, std::shared_ptr<Restoring>> restoring_;
+  SessionRestorer restorer_;
   bool stopped_ = false;
   kj::TaskSet tasks_;
 };

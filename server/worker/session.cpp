@@ -1,13 +1,9 @@
 #include "server/worker/session.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "base/log.h"
-#include "schema/rows.h"
 #include "server/arena_mmap.h"
 #include "server/worker/dispatch.h"
 #include "server/worker/loss.h"
@@ -37,14 +33,6 @@ std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& st
   return devices;
 }
 
-std::vector<uint64_t> limits(const SessionStart& start) {
-  std::vector<uint64_t> bytes;
-  bytes.reserve(start.devices.size());
-  for (auto& device : start.devices)
-    bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
-  return bytes;
-}
-
 // The client's line if a device was lost just now, with the calling thread's context; else empty.
 std::string lossOf(const Driver& driver, const SessionStart& start, CUresult status, std::string_view call) {
   if (!isLoss(status, call) || start.devices.empty()) return "";
@@ -63,6 +51,14 @@ std::string lossOf(const Driver& driver, const SessionStart& start, CUresult sta
 }
 
 }  // namespace
+
+std::vector<uint64_t> Session::limits(const SessionStart& start) {
+  std::vector<uint64_t> bytes;
+  bytes.reserve(start.devices.size());
+  for (auto& device : start.devices)
+    bytes.push_back(device.memoryBytes ? device.memoryBytes : device.info.memoryBytes);
+  return bytes;
+}
 
 Session::Session(const Driver& driver, const SessionStart& start,
                  std::unique_ptr<transport::Connection> connection, HostPages pages,
@@ -142,104 +138,6 @@ void Session::stop(const std::string& reason) {
   notice(NoticeType::failed, &body, sizeof body, reason);
   words_.setSticky(CUDA_ERROR_DEVICE_UNAVAILABLE);
   end(reason);
-}
-
-void Session::describeDevices(schema::WorkerHello& hello) {
-  hello.deviceCount = static_cast<uint32_t>(objects_.devices().size());
-  auto bytes = limits(start_);
-  for (size_t d = 0; d < objects_.devices().size(); ++d) {
-    schema::DeviceProperties& properties = hello.devices[d];
-    CUdevice device = objects_.devices()[d];
-    driver_.cuDeviceGetName(properties.name, sizeof properties.name, device);
-    (driver_.cuDeviceGetUuid_v2 ? driver_.cuDeviceGetUuid_v2 : driver_.cuDeviceGetUuid)(&properties.uuid,
-                                                                                        device);
-    properties.luidStatus = driver_.cuDeviceGetLuid
-                                ? driver_.cuDeviceGetLuid(properties.luid, &properties.luidMask, device)
-                                : CUDA_ERROR_NOT_SUPPORTED;
-    driver_.cuDeviceGetPCIBusId(properties.pciBusId, sizeof properties.pciBusId, device);
-    size_t total = 0;
-    driver_.cuDeviceTotalMem_v2(&total, device);
-    properties.totalBytes = total;
-    properties.limitBytes = std::min<uint64_t>(bytes[d], total);
-    for (int a = 1; a < schema::kDeviceAttributes; ++a)
-      properties.attributeKnown[a] =
-          driver_.cuDeviceGetAttribute(&properties.attributes[a], static_cast<CUdevice_attribute>(a),
-                                       device) == CUDA_SUCCESS;
-    for (size_t other = 0; other < objects_.devices().size(); ++other) {
-      if (other == d) continue;
-      driver_.cuDeviceCanAccessPeer(&properties.canAccessPeer[other], device, objects_.devices()[other]);
-      for (int a = 1; a < schema::kP2PAttributes; ++a)
-        if (driver_.cuDeviceGetP2PAttribute)
-          driver_.cuDeviceGetP2PAttribute(&properties.p2p[other][a], static_cast<CUdevice_P2PAttribute>(a),
-                                          device, objects_.devices()[other]);
-    }
-  }
-}
-
-// Why this greeting is refused; empty: it is not.
-std::string Session::judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const {
-  if (message.size() != sizeof client) return "the client's greeting is not gpupool's";
-  std::memcpy(&client, message.data(), sizeof client);
-  if (client.magic != schema::kClientMagic) return "the client's greeting is not gpupool's";
-  if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
-    return "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
-           std::to_string(schema::kProtocolVersion) +
-           ", or their call rows differ; install the same gpupool on both";
-  if (client.epoch != start_.epoch) return "the client's epoch is not the session's";
-  return "";
-}
-
-bool Session::greet(std::string& reason) {
-  std::span<const std::byte> message;
-  while (message.empty() && waitsFor(*connection_, stopping_))
-    message = connection_->receive(Channel::call, soon(kTick));
-  schema::ClientHello client;
-  auto hello = std::make_unique<schema::WorkerHello>();
-  hello->protocol = schema::kProtocolVersion;
-  hello->rowsHash = schema::rowsHash();
-  hello->epoch = start_.epoch;
-  CUresult refusal = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
-  if (message.empty()) {
-    reason = stopping_ ? endReason() : "the client sent no greeting";
-    refusal = CUDA_ERROR_DEVICE_UNAVAILABLE;
-  } else {
-    reason = judgeGreeting(message, client);
-  }
-  if (reason.empty()) {
-    const int has = space_.reserved();  // of a session that was rebuilt
-    const int space = has >= 0 ? has : space_.reserve(client.spaces, reason);
-    if (has >= 0 && client.spaces != 1u << has) reason = "the client's address space is not the session's";
-    if (space >= 0) hello->space = static_cast<uint32_t>(space);
-    if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
-  }
-  if (reason.empty()) {
-    space_.addStaging(views_.staging());
-    auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
-    hello->words = name(connection_->share(words_.memory()));
-    hello->staging = name(connection_->share(views_.staging()));
-    hello->stagingAddress = reinterpret_cast<uint64_t>(views_.staging()->data());
-    hello->stagingBytes = views_.staging()->size();
-    driver_.cuDriverGetVersion(&hello->driverVersion);
-    hello->softwareDriver = driver_.software();
-    const Numbers served = numbers();
-    hello->lastFrame = served.lastFrame;
-    hello->lastAside = served.lastAside;
-    describeDevices(*hello);
-  } else {
-    hello->status = refusal;
-    std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
-  }
-  std::byte* out = reserveFor(*connection_, stopping_, Channel::call, sizeof *hello);
-  if (out == nullptr) {
-    if (reason.empty()) reason = "the client went away while greeting: " + connection_->reason();
-    return false;
-  }
-  std::memcpy(out, hello.get(), sizeof *hello);
-  connection_->commit(Channel::call, sizeof *hello);
-  if (!reason.empty() || !start_.rebuild) return reason.empty();
-  if (!nameHostRegions())
-    reason = "the client went away while greeting, or its pinned memory is in too many pieces";
-  return reason.empty();
 }
 
 namespace {

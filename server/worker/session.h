@@ -253,13 +253,15 @@ class Session {
   }
 
  private:
+  // By device of the lease: what the session may have of its memory.
+  static std::vector<uint64_t> limits(const SessionStart& start);
+  // session_greeting.cpp
   bool greet(std::string& reason);
   std::string judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const;
   // Behind the hello of a session that has moved here.
   bool nameHostRegions();
   void hearMove(const schema::Notice& said, uint64_t last);
   std::string endReason();
-  void describeDevices(schema::WorkerHello& hello);
   friend struct SessionSeam;  // tests/fuzz: a session without its threads
   // The header: into `call`, with private arguments. Null: refused, and why.
   const Handler* check(std::span<const std::byte> message, Call& call, std::string& reason);

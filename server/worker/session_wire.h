@@ -1,6 +1,5 @@
 #pragma once
-// What session.cpp and session_told.cpp share: waits for a client that may be stopped for as long as it
-// likes.
+// What the sources of a session share: waits for a client that may be stopped for as long as it likes.
 
 #include <atomic>
 #include <chrono>

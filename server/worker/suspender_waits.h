@@ -1,8 +1,9 @@
 #pragma once
-// What Suspender's two sources have in common: how they wait, and one reason not to.
+// What Suspender's sources have in common: how they wait, for how long they did, and one reason not to.
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
 #include "server/driver.h"
@@ -22,6 +23,11 @@ bool lookUntil(std::chrono::steady_clock::time_point deadline, Done&& done) {
     std::this_thread::sleep_for(pause);
   }
   return true;
+}
+
+inline uint32_t millisecondsSince(std::chrono::steady_clock::time_point begin) {
+  const auto time = std::chrono::steady_clock::now() - begin;
+  return static_cast<uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(time).count());
 }
 
 // Of this thread: other streams' captures forbid it nothing.

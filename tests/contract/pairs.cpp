@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <ifaddrs.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -187,6 +188,11 @@ ForkedPeer::~ForkedPeer() {
     ::kill(process, SIGKILL);
     waitpid(process, nullptr, 0);
   }
+}
+
+bool readable(int descriptor, std::chrono::milliseconds time) {
+  pollfd waiting{descriptor, POLLIN, 0};
+  return poll(&waiting, 1, static_cast<int>(time.count())) == 1;
 }
 
 bool sendBytes(Connection& connection, Channel channel, const void* bytes, size_t size, Deadline deadline) {

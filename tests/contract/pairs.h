@@ -51,6 +51,9 @@ struct ForkedPeer {
 // Two ends of a stream socket that suit the transport's bootstrap (Unix for shm, TCP over lo for ucx).
 std::pair<int, int> bootstrapSockets(const std::string& transport);
 
+// Something can be read from the descriptor, or comes within that time.
+bool readable(int descriptor, std::chrono::milliseconds time);
+
 inline Deadline in(std::chrono::milliseconds time) { return Clock::now() + time; }
 
 // Sends the bytes, or fails: false.

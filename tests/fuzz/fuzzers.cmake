@@ -21,14 +21,14 @@ endfunction()
 set(worker ${CMAKE_SOURCE_DIR}/server/worker)
 add_library(fuzz_worker STATIC
   ${worker}/account.cpp ${worker}/calls/array.cpp ${worker}/dispatch.cpp ${worker}/images.cpp ${worker}/loss.cpp
-  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/event_times.cpp ${worker}/session.cpp ${worker}/session_move.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_move.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
+  ${worker}/objects.cpp ${worker}/record.cpp ${worker}/scrubber.cpp ${worker}/event_times.cpp ${worker}/session.cpp ${worker}/session_greeting.cpp ${worker}/session_move.cpp ${worker}/session_told.cpp ${worker}/space.cpp ${worker}/space_host.cpp ${worker}/space_move.cpp ${worker}/space_suspend.cpp ${worker}/warm.cpp
   ${worker}/host_views.cpp ${worker}/words.cpp ${worker}/calls/context.cpp ${worker}/calls/copy.cpp ${worker}/array_scrub.cpp
   ${worker}/calls/graph.cpp ${worker}/calls/graph_text.cpp ${worker}/calls/green.cpp ${worker}/calls/launch.cpp ${worker}/calls/link.cpp
   ${worker}/calls/memory.cpp
   ${worker}/calls/module.cpp ${worker}/calls/stream.cpp ${worker}/calls/texture.cpp worker/bench.cpp
   ${worker}/calls/share.cpp ${worker}/device_pieces.cpp ${worker}/page_hasher.cpp
   ${worker}/shared_events.cpp ${worker}/space_share.cpp ${worker}/space_spare.cpp ${worker}/spare_pages.cpp
-  worker/fake_driver.cpp worker/stand_ins.cpp)
+  worker/fake_code.cpp worker/fake_driver.cpp worker/fake_memory.cpp worker/stand_ins.cpp)
 gpupool_apart(${worker}/calls/copy.cpp ${worker}/calls/module.cpp ${worker}/calls/texture.cpp)  # as in server/worker
 target_link_libraries(fuzz_worker PUBLIC cuda_headers transports call_rows fatbin image_cache)
 

@@ -1,11 +1,11 @@
 gpupool_test(softgpu_engine_ptx unit tests/engine_harness.cpp tests/engine_ptx_test.cpp LIBS softgpu_engine)
-gpupool_test(softgpu_engine_golden unit tests/engine_harness.cpp tests/engine_cases.cpp tests/engine_golden_test.cpp
+gpupool_test(softgpu_engine_golden unit tests/engine_harness.cpp tests/engine_cases.cpp tests/instruction_forms.cpp tests/engine_golden_test.cpp
   LIBS softgpu_engine)
 target_compile_definitions(softgpu_engine_golden PRIVATE
   GPUPOOL_GOLDEN="${CMAKE_CURRENT_SOURCE_DIR}/tests/engine_golden.txt")
 
 # Records tests/engine_golden.txt on a machine with an NVIDIA GPU.
-add_executable(softgpu_hardware_cases EXCLUDE_FROM_ALL tests/hardware_cases.cpp tests/engine_cases.cpp)
+add_executable(softgpu_hardware_cases EXCLUDE_FROM_ALL tests/hardware_cases.cpp tests/engine_cases.cpp tests/instruction_forms.cpp)
 target_link_libraries(softgpu_hardware_cases PRIVATE gpupool_flags base cuda_headers)
 
 if(NVCC)

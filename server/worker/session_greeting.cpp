@@ -1,0 +1,116 @@
+// How a session begins: the hellos of client and worker.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "schema/rows.h"
+#include "server/worker/session.h"
+#include "server/worker/session_wire.h"
+
+namespace gpupool::server {
+
+using transport::Channel;
+
+namespace {
+
+void describe(const Driver& driver, const std::vector<CUdevice>& devices, const std::vector<uint64_t>& limits,
+              schema::WorkerHello& hello) {
+  hello.deviceCount = static_cast<uint32_t>(devices.size());
+  for (size_t d = 0; d < devices.size(); ++d) {
+    schema::DeviceProperties& properties = hello.devices[d];
+    CUdevice device = devices[d];
+    driver.cuDeviceGetName(properties.name, sizeof properties.name, device);
+    (driver.cuDeviceGetUuid_v2 ? driver.cuDeviceGetUuid_v2 : driver.cuDeviceGetUuid)(&properties.uuid,
+                                                                                     device);
+    properties.luidStatus = driver.cuDeviceGetLuid
+                                ? driver.cuDeviceGetLuid(properties.luid, &properties.luidMask, device)
+                                : CUDA_ERROR_NOT_SUPPORTED;
+    driver.cuDeviceGetPCIBusId(properties.pciBusId, sizeof properties.pciBusId, device);
+    size_t total = 0;
+    driver.cuDeviceTotalMem_v2(&total, device);
+    properties.totalBytes = total;
+    properties.limitBytes = std::min<uint64_t>(limits[d], total);
+    for (int a = 1; a < schema::kDeviceAttributes; ++a)
+      properties.attributeKnown[a] =
+          driver.cuDeviceGetAttribute(&properties.attributes[a], static_cast<CUdevice_attribute>(a),
+                                      device) == CUDA_SUCCESS;
+    for (size_t other = 0; other < devices.size(); ++other) {
+      if (other == d) continue;
+      driver.cuDeviceCanAccessPeer(&properties.canAccessPeer[other], device, devices[other]);
+      for (int a = 1; a < schema::kP2PAttributes; ++a)
+        if (driver.cuDeviceGetP2PAttribute)
+          driver.cuDeviceGetP2PAttribute(&properties.p2p[other][a], static_cast<CUdevice_P2PAttribute>(a),
+                                         device, devices[other]);
+    }
+  }
+}
+
+}  // namespace
+
+// Why this greeting is refused; empty: it is not.
+std::string Session::judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const {
+  if (message.size() != sizeof client) return "the client's greeting is not gpupool's";
+  std::memcpy(&client, message.data(), sizeof client);
+  if (client.magic != schema::kClientMagic) return "the client's greeting is not gpupool's";
+  if (client.protocol != schema::kProtocolVersion || client.rowsHash != schema::rowsHash())
+    return "version mismatch: client speaks protocol " + std::to_string(client.protocol) + ", worker " +
+           std::to_string(schema::kProtocolVersion) +
+           ", or their call rows differ; install the same gpupool on both";
+  if (client.epoch != start_.epoch) return "the client's epoch is not the session's";
+  return "";
+}
+
+bool Session::greet(std::string& reason) {
+  std::span<const std::byte> message;
+  while (message.empty() && waitsFor(*connection_, stopping_))
+    message = connection_->receive(Channel::call, soon(kTick));
+  schema::ClientHello client;
+  auto hello = std::make_unique<schema::WorkerHello>();
+  hello->protocol = schema::kProtocolVersion;
+  hello->rowsHash = schema::rowsHash();
+  hello->epoch = start_.epoch;
+  CUresult refusal = CUDA_ERROR_SYSTEM_DRIVER_MISMATCH;
+  if (message.empty()) {
+    reason = stopping_ ? endReason() : "the client sent no greeting";
+    refusal = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  } else {
+    reason = judgeGreeting(message, client);
+  }
+  if (reason.empty()) {
+    const int has = space_.reserved();  // of a session that was rebuilt
+    const int space = has >= 0 ? has : space_.reserve(client.spaces, reason);
+    if (has >= 0 && client.spaces != 1u << has) reason = "the client's address space is not the session's";
+    if (space >= 0) hello->space = static_cast<uint32_t>(space);
+    if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (reason.empty()) {
+    space_.addStaging(views_.staging());
+    auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
+    hello->words = name(connection_->share(words_.memory()));
+    hello->staging = name(connection_->share(views_.staging()));
+    hello->stagingAddress = reinterpret_cast<uint64_t>(views_.staging()->data());
+    hello->stagingBytes = views_.staging()->size();
+    driver_.cuDriverGetVersion(&hello->driverVersion);
+    hello->softwareDriver = driver_.software();
+    const Numbers served = numbers();
+    hello->lastFrame = served.lastFrame;
+    hello->lastAside = served.lastAside;
+    describe(driver_, objects_.devices(), limits(start_), *hello);
+  } else {
+    hello->status = refusal;
+    std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
+  }
+  std::byte* out = reserveFor(*connection_, stopping_, Channel::call, sizeof *hello);
+  if (out == nullptr) {
+    if (reason.empty()) reason = "the client went away while greeting: " + connection_->reason();
+    return false;
+  }
+  std::memcpy(out, hello.get(), sizeof *hello);
+  connection_->commit(Channel::call, sizeof *hello);
+  if (!reason.empty() || !start_.rebuild) return reason.empty();
+  if (!nameHostRegions())
+    reason = "the client went away while greeting, or its pinned memory is in too many pieces";
+  return reason.empty();
+}
+
+}  // namespace gpupool::server

@@ -1,0 +1,241 @@
+// Suspender: the session goes to another worker or into a file, or is copied into one.
+#include <fcntl.h>
+
+#include <cstring>
+
+#include "base/log.h"
+#include "server/worker/session_state.h"
+#include "server/worker/suspender.h"
+#include "server/worker/suspender_waits.h"
+
+namespace gpupool::server {
+namespace {
+
+constexpr std::chrono::seconds kOtherEnds{30};
+constexpr std::chrono::seconds kNextBegins{60};  // with its first context
+
+// And takes it.
+uint64_t bytesInStock(Space& space) {
+  uint64_t bytes = 0;
+  for (const Space::Piece& piece : space.takeStock()) bytes += piece.bytes;
+  return bytes;
+}
+
+}  // namespace
+
+// The program runs on while the next worker, of this server, makes its first context. "" or why there is
+// none.
+std::string Suspender::awaitNext(int state) {
+  const auto deadline = Clock::now() + kNextBegins;
+  const auto late = [deadline] { return Clock::now() >= deadline; };
+  StateSocket socket{Descriptor(fcntl(state, F_DUPFD_CLOEXEC, 3)), [&] { return stopping() || late(); }};
+  const uint32_t ahead = session_.contextAhead();
+  const std::string why =
+      socket.send(std::as_bytes(std::span(&ahead, 1))) ? socket.hearAnswer() : socket.error();
+  return !why.empty() && late() ? "the next worker has not begun in time" : why;
+}
+
+MoveOutcome Suspender::carryOutMove(Order& order) {
+  MoveOutcome outcome;
+  Descriptor state(order.state);
+  if (link_ != nullptr) {
+    outcome.error = "the session is suspended";
+    return outcome;
+  }
+  if (order.link != nullptr) outcome.error = awaitNext(state);
+  if (!outcome.error.empty()) {
+    outcome.error = session_.whyNotMoved(outcome.error);
+    return outcome;
+  }
+  const auto began = Clock::now();
+  // Of a session that has just come here the server may know the client before this worker does.
+  if (!lookUntil(began + order.drain, [this] { return session_.connected() || stopping(); }) || stopping()) {
+    outcome.error = stopping() ? "the session is ending" : "the program has not come to this worker yet";
+    return outcome;
+  }
+  if (order.link == nullptr && !order.copy && session_.mapsMemory()) {
+    outcome.error = "the session shares memory with its client";
+    return outcome;
+  }
+  if (order.pages) return carryOutPages(order, state);
+  outcome.error = standStill(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (outcome.error.empty()) {
+    const auto still = Clock::now();
+    order.state = state;
+    outcome.error = handOver(order, outcome);
+    outcome.pauseMs = millisecondsSince(still);
+  }
+  if (!outcome.error.empty()) outcome.error = session_.whyNotMoved(outcome.error);
+  const char* done = order.copy ? "copied" : "moved";
+  if (outcome.error.empty())
+    GPUPOOL_INFO("%s: %llu bytes%s, %u ms after %u ms of waiting for the device", done,
+                 static_cast<unsigned long long>(outcome.movedBytes),
+                 order.direct ? " straight from device to device" : "", outcome.pauseMs, outcome.drainMs);
+  else
+    GPUPOOL_WARNING("not %s: %s", done, outcome.error.c_str());
+  if (order.copy || !outcome.error.empty()) session_.letClientStay();
+  return outcome;
+}
+
+// The client sends nothing any more, all it has sent is done, and the gate is closed. "" or why not, and then
+// the gate is open.
+std::string Suspender::standStill(Clock::time_point deadline) {
+  std::string why;
+  // A capture cannot be ended by a client that has stopped: it is let go on for a moment.
+  for (bool first = true; first || (why == kCaptureOpen && Clock::now() < deadline); first = false) {
+    if (!first) {
+      session_.letClientStay();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    const std::string moves = session_.stopClient(deadline);
+    // With no time left for another look, what the last one saw is still the reason.
+    if (!moves.empty()) return first || stopping() ? moves : why;
+    why = quiesce(deadline, false);
+  }
+  if (!why.empty()) return why;
+  why = session_.quietClient(deadline);
+  if (!why.empty()) session_.gate().open();
+  return why;
+}
+
+// Everything stands still. "" or why the session goes on here; of a copy it does in any case.
+std::string Suspender::handOver(Order& order, MoveOutcome& outcome) {
+  session_.tellOutput();
+  session_.parkWords(true);
+  std::string why = order.link != nullptr ? sendByCopier(order, outcome) : sendByStream(order, outcome);
+  if ((why.empty() && !order.copy) || stopping()) return why;
+  link_ = nullptr;
+  movedBytes_ = 0;
+  session_.parkWords(false);
+  session_.gate().open();
+  return why;
+}
+
+// Both: "" if the client has gone, or a copy is made. Else the session's memory is where it was, or the
+// session ends.
+std::string Suspender::sendByCopier(Order& order, MoveOutcome& outcome) {
+  link_ = std::move(order.link);
+  SuspendOutcome aside;
+  Digests seen;
+  std::string why = lookAtContents(true, seen);
+  if (order.direct)
+    aside.movedBytes = bytesInStock(session_.space());
+  else if (why.empty())
+    why = takeAside(aside);
+  const bool some = why.empty() && aside.movedBytes != 0, away = some && !order.direct;
+  outcome.movedBytes = aside.movedBytes;
+  movedBytes_ = away ? aside.movedBytes : 0;
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  uint32_t sequence = 0;
+  if (why.empty())
+    why = sendState(session_, socket, some ? link_.get() : nullptr, order.direct, sequence, seen);
+  if (why.empty()) why = sendClientAway(order);
+  if (why.empty() || stopping() || !away) return why;
+  link_->goOn(sequence);
+  if (const std::string lost = comeHome(); !lost.empty())
+    lose("the session's memory was lost in a move (" + lost + ")", session_.start().isProtected);
+  return why;
+}
+
+std::string Suspender::sendByStream(Order& order, MoveOutcome& outcome) {
+  outcome.movedBytes = bytesInStock(session_.space());
+  StateSocket socket{Descriptor(fcntl(order.state, F_DUPFD_CLOEXEC, 3)), [this] { return stopping(); }};
+  Digests seen;
+  std::string why = lookAtContents(false, seen);
+  if (why.empty()) why = streamState(session_, socket, seen);
+  return why.empty() && !order.copy ? sendClientAway(order) : why;
+}
+
+MoveOutcome Suspender::carryOutPages(const Order& order, Descriptor& state) {
+  MoveOutcome outcome;
+  StateSocket socket{std::move(state), [this] { return stopping(); }};
+  std::vector<std::byte> said;
+  Id base;
+  const bool heard = socket.receiveBlock(said, sizeof base);
+  if (!heard || (!said.empty() && said.size() != sizeof base)) {
+    outcome.error = heard ? "who keeps the checkpoint names another one" : socket.error();
+    return outcome;
+  }
+  if (!said.empty()) std::memcpy(&base, said.data(), sizeof base);
+  const auto began = Clock::now();
+  outcome.error = standStill(began + order.drain);
+  outcome.drainMs = millisecondsSince(began);
+  if (outcome.error.empty()) {
+    outcome.error = copyPages(socket, base, outcome);
+  } else {
+    session_.letClientStay();
+  }
+  if (!outcome.error.empty()) GPUPOOL_WARNING("not copied: %s", outcome.error.c_str());
+  return outcome;
+}
+
+// Everything stands still, until goOn.
+std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcome& outcome) {
+  const auto still = Clock::now();
+  session_.tellOutput();
+  session_.parkWords(true);
+  session_.space().takeStock();
+  auto copy = std::make_unique<PageCopy>(session_, sent_);
+  std::string why = copy->look(base);
+  const uint32_t lookMs = millisecondsSince(still);
+  const bool aside = why.empty() && copy->setAside();
+  const auto goesOn = [&] {
+    goOn();
+    outcome.pauseMs = millisecondsSince(still);
+  };
+  sendsPages_ = aside;
+  if (aside) goesOn();
+  if (why.empty())
+    GPUPOOL_INFO("a checkpoint is sent%s: %zu of %zu pages",
+                 aside ? "" : " while the session stands still, for it has no spare memory", copy->changed(),
+                 copy->pages());
+  if (why.empty()) why = copy->ship(socket);
+  outcome.movedBytes = copy->bytes();
+  const size_t pages = copy->pages(), changed = copy->changed();
+  copy = nullptr;
+  sendsPages_ = false;
+  if (!aside) goesOn();
+  if (why.empty())
+    GPUPOOL_INFO(
+        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those, after %u ms "
+        "of "
+        "waiting for the device",
+        changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
+        outcome.drainMs);
+  return why;
+}
+
+void Suspender::goOn() {
+  if (stopping()) return;
+  session_.parkWords(false);
+  session_.gate().open();
+  session_.letClientStay();
+}
+
+std::string Suspender::lookAtContents(bool shared, Digests& seen) {
+  if (!compares_) return "";
+  session_.space().takeStock();
+  Contents contents;
+  const std::string why = findContents(session_, contents);
+  return why.empty() ? contentDigests(session_, contents, shared, seen) : why;
+}
+
+std::string Suspender::sendClientAway(const Order& order) {
+  if (session_.sendClientAway(order.epoch, order.hold)) return "";
+  return stopping() ? "the session is ending" : "the program does not reach the other worker";
+}
+
+// The other worker may hold some of the device's memory for a moment longer: its process ends.
+std::string Suspender::comeHome() {
+  const auto deadline = Clock::now() + kOtherEnds;
+  session_.makeAnyCurrent();
+  std::string why = bringPiecesIn(session_, *link_);
+  while (!why.empty() && !link_->lost() && !stopping() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    why = bringPiecesIn(session_, *link_);
+  }
+  return why;
+}
+
+}  // namespace gpupool::server
