@@ -118,9 +118,7 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   kept.log = sessions_.clientLog(number);
   if (isNew) kept.at = kept.next = timer_.now();
   const kj::Duration interval = grant.protectMs * kj::MILLISECONDS;
-  // The very first one goes to the holder only where no second one follows it.
-  const bool waits = kept.early && (timer_.now() < kept.next || isDue(kept, number, interval));
-  if (grant.holderKeeps && !waits) lookToOffer(name, number);
+  if (grant.holderKeeps) lookToOffer(name, number);
   if (kept.writing) return;
   if (const std::string why = refuses(facts); !why.empty()) {
     kept.why = why;
@@ -330,7 +328,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
                old = nullptr;
                return true;
              }).ignoreResult());
-  kept.early = first && kept.brought == nullptr;
+  const bool begins = first && kept.brought == nullptr;
   kept.pages = writing.made;
   kept.brought = nullptr;
   kept.at = timer_.now();
@@ -344,11 +342,11 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   if (grant != nullptr && !grant->holderKeeps)
     sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
   const kj::Duration interval = (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
-  kept.next = kept.at + (kept.early ? kj::min(interval, settings_.secondAfter) : interval);
+  kept.next = kept.at + (begins ? kj::min(interval, settings_.secondAfter) : interval);
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
                static_cast<unsigned long long>(kept.pages->facts.lastFrame),
                static_cast<unsigned long long>(kept.pages->facts.bytes));
-  if (grant != nullptr && grant->holderKeeps && !kept.early) lookToOffer(name, number);
+  if (grant != nullptr && grant->holderKeeps) lookToOffer(name, number);
 }
 
 void Keeper::failed(Kept& kept, const std::string& why) {

@@ -21,9 +21,9 @@
 //
 // Where the lease's holder keeps the checkpoints (Grant::holderKeeps), each one is sent there, too
 // (CheckpointDesk), and the client is told that it is kept when the holder has said so: it may go on when
-// this whole server is gone. The very first one is not, unless nothing has changed when the second one would
-// be made: it lacks the code that programs load as they begin, which another server may not have. When this
-// server is gone, the holder brings it to another one (`bring`), which rebuilds it in the same way.
+// this whole server is gone. When it is, the holder brings it to another one (`bring`), which rebuilds it in
+// the same way. The second one follows the very first one soon: what programs do as they begin is much, and
+// often cannot be made again.
 //
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.
@@ -53,7 +53,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint64_t mostBytes = 0;  // of all checkpoints together, those that are being made with them
     uint32_t drainMs = 100;
     kj::Duration look = 200 * kj::MILLISECONDS;
-    kj::Duration secondAfter = 1 * kj::SECONDS;  // the first one
+    kj::Duration secondAfter = 1 * kj::SECONDS;  // the first one; where the interval is longer
     // Then twice as long each time, 30 s at most: of a session that has no checkpoint yet, and of others.
     kj::Duration soonRetry = 200 * kj::MILLISECONDS, firstRetry = 1 * kj::SECONDS;
     kj::Duration offerAgain = 3 * kj::SECONDS;    // each time the whole file is made anew
@@ -100,7 +100,6 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
                   at = kj::origin<kj::TimePoint>();    // of the first, the last
     kj::TimePoint next = kj::origin<kj::TimePoint>();  // not before
     kj::Duration retry = 0 * kj::SECONDS;              // 0: the last attempt was no failure
-    bool early = false;                                // the last one is the very first
     uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
     bool asked = false;                                // tests: its worker has asked for one
     std::string why;                                   // the last attempt failed
