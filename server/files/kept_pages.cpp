@@ -131,6 +131,9 @@ class PageTaker {
     return "";
   }
   std::string takeContents() {
+    // A worker that has just rebuilt the session sends all of it: nearly all is here already.
+    if (base_ != nullptr && all_)
+      for (const auto& page : base_->contents) byChecksum_.emplace(page->checksum(), page);
     for (size_t i = 0; i < places_.size(); ++i) {
       if (places_[i] != kNewPage) {
         made_.contents.push_back(base_->contents[places_[i]]);
@@ -145,14 +148,12 @@ class PageTaker {
         continue;
       }
       if (std::string why = store_.put(room_, checksum, made_.contents); !why.empty()) return why;
+      byChecksum_.emplace(checksum, made_.contents.back());
     }
     return "";
   }
-  // A worker that has just rebuilt the session sends all of it: nearly all is here already.
-  std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum) {
-    if (base_ == nullptr || !all_) return nullptr;
-    if (byChecksum_.empty())
-      for (const auto& page : base_->contents) byChecksum_.emplace(page->checksum(), page);
+  // Memory that was mapped and not used yet is all alike.
+  std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum) const {
     const auto at = byChecksum_.find(checksum);
     return at != byChecksum_.end() && at->second->bytes() == room_.size() ? at->second : nullptr;
   }

@@ -1,8 +1,8 @@
 #pragma once
 // Checkpoints of sessions in memory, in pages (server/worker/session_pages.h). A page that two checkpoints of
-// a session have in common is there once, for as long as one of them is: a new checkpoint costs what has
-// changed. Each is whole and never changes; one that is being received has its pages beside those of the one
-// before, which stays what it is. A worker is taken for hostile.
+// a session have in common, or that one has several times, is there once, for as long as one of them is: a
+// new checkpoint costs what has changed. Each is whole and never changes; one that is being received has its
+// pages beside those of the one before, which stays what it is. A worker is taken for hostile.
 
 #include <functional>
 #include <memory>

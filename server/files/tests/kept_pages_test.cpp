@@ -20,7 +20,8 @@ using Bytes = std::vector<std::byte>;
 
 Bytes pattern(uint64_t bytes, unsigned seed) {
   Bytes content(bytes);
-  for (uint64_t i = 0; i < bytes; ++i) content[i] = static_cast<std::byte>(i * 131 + i / 4096 + seed);
+  for (uint64_t i = 0; i < bytes; ++i)
+    content[i] = static_cast<std::byte>(i * 131 + i / 4096 + i / kPageBytes * 31 + seed);  // no page twice
   return content;
 }
 
@@ -258,6 +259,22 @@ TEST_CASE("kept pages: of a worker that sends all, only what is new takes memory
   REQUIRE(keeping.take(sent) == "");
   CHECK(keeping.used <= whole + kPageBytes + 64 * 1024);
   checkPlayed(*keeping.kept, sent);
+}
+
+TEST_CASE("kept pages: pages that are alike are there once") {
+  Keeping keeping;
+  Sent sent;
+  sent.contents[3].assign(sent.contents[3].size(), std::byte{0});  // three pages
+  REQUIRE(keeping.take(sent) == "");
+  checkPlayed(*keeping.kept, sent);
+  CHECK(keeping.kept->facts.bytes == sent.all().size() + sent.image.size() + sent.record().size());
+  CHECK(keeping.used <= keeping.kept->facts.bytes - 2 * kPageBytes + 64 * 1024);
+  sent.id = Id::random();
+  sent.contents[3].front() = std::byte{1};
+  REQUIRE(keeping.take(sent, since(*keeping.kept, {3})) == "");  // of the others one stays
+  checkPlayed(*keeping.kept, sent);
+  keeping.kept = nullptr;
+  CHECK(keeping.used == 0);
 }
 
 TEST_CASE("kept pages: a page may come from elsewhere in the checkpoint before") {
