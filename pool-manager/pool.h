@@ -219,6 +219,8 @@ class Pool {
   bool alive(const ServerRecord& server, uint64_t now) const;
   size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
   // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
+  // In so long, as of the latest call, the servers that this pool has are there, if they are; 0: by now.
+  uint64_t settlesInMs() const { return settledMs_ - std::min(settledMs_, latestMs_); }
   const std::string* endedBecause(const Id& id) const;
   uint32_t beatMs() const { return times_.beatMs; }
 

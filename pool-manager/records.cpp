@@ -14,6 +14,7 @@ namespace gpupool::pool {
 namespace {
 
 constexpr unsigned kMostStoredPlacements = 16;
+constexpr size_t kMostDrainText = 255;  // of an operator's tenant, and of his token's id
 
 template <class List>
 auto find(List& placements, PlacementRole role) {
@@ -209,6 +210,25 @@ Cordon decodeCordon(const std::string& text) {
   cordon.by = text.substr(first + 1, second - first - 1);
   cordon.reason = text.substr(second + 1);
   return cordon;
+}
+
+std::string encodeDrain(const StoredDrain& drain) {
+  return std::to_string(drain.untilMs) + "\n" + printable(drain.who.tenant, kMostDrainText) + "\n" +
+         printable(drain.who.token, kMostDrainText) + "\n";
+}
+
+std::optional<StoredDrain> decodeDrain(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t from = 0, to; lines.size() < 3; from = to + 1) {
+    to = text.find('\n', from);
+    if (to == std::string::npos) return std::nullopt;
+    lines.push_back(text.substr(from, to - from));
+  }
+  StoredDrain drain{{Principal::Role::admin, lines[1], lines[2]}, 0};
+  const char* const end = lines[0].data() + lines[0].size();
+  if (lines[0].empty() || std::from_chars(lines[0].data(), end, drain.untilMs).ptr != end)
+    return std::nullopt;
+  return drain;
 }
 
 }  // namespace gpupool::pool

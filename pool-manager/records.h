@@ -1,6 +1,6 @@
 #pragma once
 // What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
-// Cordon under "cordon/<name>".
+// Cordon under "cordon/<name>"; that it is being emptied, a StoredDrain under "drain/<name>".
 
 #include <optional>
 #include <set>
@@ -9,11 +9,12 @@
 
 #include "pool-manager/lease_state.h"
 #include "pool-manager/model.h"
+#include "pool-manager/principal.h"
 
 namespace gpupool::pool {
 
 inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch",
-                         kCordonPrefix = "cordon/";
+                         kCordonPrefix = "cordon/", kDrainPrefix = "drain/";
 
 // Holds the sessions; is to hold them when they have moved; would hold them if the primary were lost; held
 // them or was to, and its server has not said yet that it has given the devices up. As in pool.capnp.
@@ -92,6 +93,17 @@ struct Cordon {
 std::string encodeCordon(const Cordon& cordon);
 // Never fails: what is no such text is a reason.
 Cordon decodeCordon(const std::string& text);
+
+// On behalf of which operator a server is emptied, and until when its leases are tried again.
+struct StoredDrain {
+  Principal who;
+  uint64_t untilMs = 0;  // since 1970
+};
+
+// Three lines: until when, the operator's tenant and token. What follows them is of a later gpupool.
+std::string encodeDrain(const StoredDrain& drain);
+// None: it is no such text.
+std::optional<StoredDrain> decodeDrain(const std::string& text);
 
 // What its holder and its server are told of it.
 Lease wireLease(const StoredLease& lease);
