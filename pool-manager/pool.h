@@ -217,10 +217,10 @@ class Pool {
 
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
-  size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
-  // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
   // In so long, as of the latest call, the servers that this pool has are there, if they are; 0: by now.
   uint64_t settlesInMs() const { return settledMs_ - std::min(settledMs_, latestMs_); }
+  size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
+  // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
   const std::string* endedBecause(const Id& id) const;
   uint32_t beatMs() const { return times_.beatMs; }
 
@@ -332,6 +332,10 @@ class Pool {
               uint64_t now);
   void answerAdopters(LeaseRecord& claim);
   void checkAdopters(LeaseRecord& claim, uint64_t now);
+
+  // pool_clients.cpp
+  void storeClients(LeaseRecord& record);
+  void loadClients(const std::vector<Entry>& stored, uint64_t now);
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);

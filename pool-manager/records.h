@@ -1,6 +1,8 @@
 #pragma once
 // What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
-// Cordon under "cordon/<name>"; that it is being emptied, a StoredDrain under "drain/<name>".
+// Cordon under "cordon/<name>"; that it is being emptied, a StoredDrain under "drain/<name>"; what its
+// holders say of a lease's clients, under "clients/<id>": apart from the lease, which is written only
+// together with what becomes of it.
 
 #include <optional>
 #include <set>
@@ -14,7 +16,7 @@
 namespace gpupool::pool {
 
 inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch",
-                         kCordonPrefix = "cordon/", kDrainPrefix = "drain/";
+                         kCordonPrefix = "cordon/", kDrainPrefix = "drain/", kClientsPrefix = "clients/";
 
 // Holds the sessions; is to hold them when they have moved; would hold them if the primary were lost; held
 // them or was to, and its server has not said yet that it has given the devices up. As in pool.capnp.
@@ -104,6 +106,11 @@ struct StoredDrain {
 std::string encodeDrain(const StoredDrain& drain);
 // None: it is no such text.
 std::optional<StoredDrain> decodeDrain(const std::string& text);
+
+// A line for each: the rows, as 16 hexadecimal digits, and the release.
+std::string encodeClients(const std::vector<WorkerVersion>& clients);
+// Never fails: lines that say something else are left out.
+std::vector<WorkerVersion> decodeClients(const std::string& text);
 
 // What its holder and its server are told of it.
 Lease wireLease(const StoredLease& lease);

@@ -36,10 +36,18 @@ struct Versions : Suspends {
   std::string notMoved(uint64_t id, const MoveTarget& to = {"", {}, true}) {
     return thrown([&] { pool->migrate(kAdmin, {id, id}, 1000, to, now); });
   }
-  void renew(uint64_t id, const std::vector<WorkerVersion>& clients) {
-    std::string why;
-    REQUIRE(pool->renew(kAdmin, {id, id}, now, &why, {{}, "", 0, clients}).has_value());
+  // The manager, and then both servers, with these leases on `both`.
+  void startedAgain(const std::vector<Id>& leases) {
+    restart();
+    joinAndBeat(serverOf("both", 1, {kNew, kOld}), leases);
+    joinNew();
   }
+  size_t storedClients() { return store->range("clients/").size(); }
+  void renew(const Id& id, const std::vector<WorkerVersion>& clients) {
+    std::string why;
+    REQUIRE(pool->renew(kAdmin, id, now, &why, {{}, "", 0, clients}).has_value());
+  }
+  void renew(uint64_t id, const std::vector<WorkerVersion>& clients) { renew(Id{id, id}, clients); }
 };
 
 const ServerLife kBoth{"both", {1, 0}};
@@ -110,6 +118,43 @@ TEST_CASE_METHOD(Versions, "what the programs turn out to be counts more than wh
   CHECK(notMoved(2).empty());
 }
 
+TEST_CASE_METHOD(Versions, "what holders have said of their programs outlives the manager") {
+  ask(1, kNew);
+  ask(2, {});
+  renew(1, {kNew});
+  CHECK(storedClients() == 0);  // the lease says so already
+  renew(1, {kNew, kOld});
+  renew(2, {kOld});
+  CHECK(storedClients() == 2);
+  startedAgain({{1, 1}, {2, 2}});
+  CHECK(contains(notMoved(1), "new: has no worker program for this client"));
+  CHECK(contains(notMoved(2), "new: has no worker program for this client"));
+  renew(1, {kNew});
+  startedAgain({{1, 1}, {2, 2}});
+  CHECK(notMoved(1).empty());
+  CHECK(contains(notMoved(2), "new: has no worker program for this client"));
+  pool->release(kAdmin, {2, 2}, now);
+  pool->revoked(kBoth, {2, 2}, now);
+  CHECK(storedClients() == 1);
+}
+
+TEST_CASE_METHOD(Versions, "what the store did not take is written with a later renewal") {
+  ask(1, kNew);
+  disk->full = true;
+  renew(1, {kOld});
+  disk->full = false;
+  CHECK(storedClients() == 0);
+  renew(1, {kOld});
+  CHECK(storedClients() == 1);
+}
+
+TEST_CASE("clients in the store: what is no line of theirs is left out") {
+  const std::vector<WorkerVersion> both{{0x01d, "0.0.9"}, {~uint64_t{0}, ""}};
+  CHECK(decodeClients(encodeClients(both)) == both);
+  CHECK(decodeClients("").empty());
+  CHECK(decodeClients("0000000000000000 none\n00000000000004e3\nz0000000000004e3 0.1.0\n1d 0.1.0\n").empty());
+}
+
 TEST_CASE_METHOD(Versions, "a claim goes where all of its programs can") {
   LeaseRequest wish = request(1);
   wish.job = "alps:1:0";
@@ -128,7 +173,21 @@ TEST_CASE_METHOD(Versions, "a claim goes where all of its programs can") {
   std::string why;
   REQUIRE(pool->renew(kAdmin, wish.id, now, &why, {{7, 7}, "program", 10'000}).has_value());
   CHECK(contains(move(), "new: has no worker program for this client"));
-  pool->leave(kAdmin, wish.id, {7, 7}, now);
+  SECTION("until they have left it") { pool->leave(kAdmin, wish.id, {7, 7}, now); }
+  SECTION("also those that have not renewed yet since the manager was started again") {
+    startedAgain({wish.id});
+    CHECK(contains(move(), "new: has no worker program for this client"));
+    now += wish.ttlMs;
+    startedAgain({wish.id});
+    renew(wish.id, {});  // by the scheduler
+    CHECK(contains(move(), "new: has no worker program for this client"));
+    now += wish.ttlMs - 1000;
+    renew(wish.id, {});
+    now += 2000;
+    REQUIRE(pool->beat("both", {1, 0}, {wish.id}, {}, 1, now));
+    REQUIRE(pool->beat("new", {1, 0}, {}, {}, 1, now));
+    pool->tick(now);  // it has not come back
+  }
   CHECK(move().empty());
 }
 
