@@ -86,6 +86,8 @@ class Pool {
             const std::vector<LeaseHindrances>& hindrances = {}, const std::vector<LeaseUse>& uses = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
+  // Of which versions a server that beats has workers by now.
+  void setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now);
   // Of a server that beats. As many as it has devices, or none.
   void setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now);
   // Null: there is none that says anything any more.

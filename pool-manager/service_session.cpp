@@ -107,6 +107,8 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
     for (auto one : params.getSamples()) samples.push_back(schema::read(one));
     service().pool_.setSamples(name, std::move(samples), service().clock_.now());
   }
+  if (known && params.getWorkers().size() != 0)
+    service().pool_.setWorkers(name, read(params.getWorkers()), service().clock_.now());
   if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
   context.getResults().setKnown(known);
   return kj::READY_NOW;

@@ -104,6 +104,33 @@ TEST_CASE_METHOD(Versions, "a lease moves where its client has a worker program,
   CHECK(record(1).target()->server.name == "old");
 }
 
+TEST_CASE_METHOD(Versions, "a server may get and lose worker programs while it runs") {
+  joinNew();
+  pool->setWorkers("new", {kNew, kOld}, now);
+  ask(1, kOld, "new");
+  CHECK(server(1) == "new");
+  pool->setWorkers("new", {kNew}, now);
+  ask(2, kOld, "new");
+  CHECK(contains(failure(2), "server new has no worker program for this client"));
+  CHECK(record(1).state == LeaseState::active);
+  ask(3, kOld, "both");
+  CHECK(contains(notMoved(3, {"new"}), "new: has no worker program for this client"));
+  pool->setWorkers("new", {kNew, kOld}, now);
+  CHECK(notMoved(3, {"new"}).empty());
+  pool->setWorkers("nowhere", {kNew}, now);
+  CHECK(pool.pool->inventoryFault(now).empty());
+}
+
+TEST_CASE_METHOD(Versions, "who waits for a lost server's program gets another's when that has it") {
+  ask(1, kOld, "", true);
+  joinNew();
+  pool->left("both", {1, 0}, false, now);
+  pool->failOver(kAdmin, {1, 1}, kBoth, 60'000, now);
+  REQUIRE(state(1) == LeaseState::held);
+  pool->setWorkers("new", {kNew, kOld}, now);
+  CHECK(state(1) == LeaseState::granting);
+}
+
 TEST_CASE_METHOD(Versions, "what the programs turn out to be counts more than what was asked for") {
   ask(1, kNew);
   ask(2, {});

@@ -117,6 +117,7 @@ kj::Promise<void> Front::start() {
       })
       .then([this](Inventory found) {
         run(std::move(found));
+        lookedForWorkers();
         return checkpoints_->lookAtNotes();
       })
       .then([this] { return listenNetwork(); })
@@ -156,6 +157,7 @@ kj::Promise<void> Front::start() {
         facts.protection = [this] { return keeper_->say(); };
         facts.warmWorkers = [this] { return pool_->warm(); };
         facts.fabric = [this] { return fabric_->latest(); };
+        facts.workers = [this] { return pool_->versions(); };
         Control::Hooks hooks;
         hooks.granted = [this] { store(); };
         if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
@@ -241,6 +243,30 @@ kj::Promise<void> Front::lookForWorkers(uint64_t currentRows) {
   return beside<std::vector<OtherWorker>>(
              [folder = options_.workers, currentRows] { return findWorkers(folder, currentRows); })
       .then([this](std::vector<OtherWorker> found) { otherWorkers_ = std::move(found); });
+}
+
+void Front::lookAgain() {
+  if (options_.workers.empty()) return GPUPOOL_WARNING("there is no folder --workers to look at again");
+  lookAgain_ = true;
+  if (!looking_) lookedForWorkers();
+}
+
+// One look at a time: files may have come behind the one that is under way.
+void Front::lookedForWorkers() {
+  looking_ = false;
+  if (!std::exchange(lookAgain_, false)) return;
+  looking_ = true;
+  GPUPOOL_INFO("looking for worker programs in %s again", options_.workers.c_str());
+  tasks_.add(lookForWorkers(inventory_.rowsHash)
+                 .then([this] {
+                   if (!pool_->replaceOthers(std::exchange(otherWorkers_, {}))) return;
+                   std::string all;
+                   for (const WorkerVersion& version : pool_->versions())
+                     all += (all.empty() ? "" : ", ") + version.release;
+                   GPUPOOL_INFO("clients of gpupool %s are served now", all.c_str());
+                 })
+                 .catch_([this](kj::Exception&& exception) { taskFailed(kj::mv(exception)); })
+                 .then([this] { lookedForWorkers(); }));
 }
 
 void Front::run(Inventory found) {
@@ -405,8 +431,8 @@ void Front::startWorkers() {
   workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
   workers.walls = walls_.standing;
-  pool_ =
-      kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(), otherWorkers_);
+  pool_ = kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(),
+                                std::exchange(otherWorkers_, {}));
 }
 
 void Front::watchFabric() {
@@ -523,12 +549,6 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
     schema::write(device, list[i]);
   }
   info.setRowsHash(inventory_.rowsHash);
-  const auto& versions = pool_->versions();
-  auto workers = info.initWorkers(static_cast<unsigned>(versions.size()));
-  for (unsigned i = 0; i < workers.size(); ++i) {
-    workers[i].setRowsHash(versions[i].rows);
-    workers[i].setRelease(versions[i].release);
-  }
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
   schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));
