@@ -3,30 +3,10 @@
 #include "base/log.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/service_calls.h"
+#include "pool-manager/stored.h"
 
 namespace gpupool::pool {
 namespace {
-
-kj::Exception notStored(const std::string& why) {
-  return rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why);
-}
-
-// What the store says later, as a promise. Shared, for a std::function is copied.
-struct Stored {
-  Stored() : Stored(kj::newPromiseAndFulfiller<void>()) {}
-  Journal::Done done() const {
-    return [fulfiller = fulfiller](const std::string& why) {
-      why.empty() ? (*fulfiller)->fulfill() : (*fulfiller)->reject(notStored(why));
-    };
-  }
-  kj::Promise<void> promise;
-  std::shared_ptr<kj::Own<kj::PromiseFulfiller<void>>> fulfiller;
-
- private:
-  explicit Stored(kj::PromiseFulfillerPair<void> pair)
-      : promise(kj::mv(pair.promise)),
-        fulfiller(std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(pair.fulfiller))) {}
-};
 
 // What somebody has proven counts for more than what he says.
 std::string onWhoseWord(const Principal& who, const std::string& said) {

@@ -47,9 +47,15 @@ Server read(schema::ServerInfo::Reader from) {
   to.leftOut = texts(from.getLeftOut(), kMaxDevices);
   to.walls = texts(from.getWalls(), kMostWalls);
   to.missingWalls = texts(from.getMissingWalls(), kMostWalls);
-  for (auto worker : from.getWorkers()) {
-    if (to.workers.size() == kMostWorkers) break;
-    to.workers.push_back(read(worker));
+  to.workers = read(from.getWorkers());
+  return to;
+}
+
+std::vector<WorkerVersion> read(capnp::List<schema::WorkerVersion>::Reader from) {
+  std::vector<WorkerVersion> to;
+  for (auto worker : from) {
+    if (to.size() == kMostWorkers) break;
+    to.push_back(read(worker));
   }
   return to;
 }

@@ -19,6 +19,8 @@ using schema::write;
 Server read(schema::ServerInfo::Reader from);
 std::vector<DeviceReport> read(capnp::List<schema::DeviceReport>::Reader from);
 WorkerVersion read(schema::WorkerVersion::Reader from);
+// Of a server: as many as one may have.
+std::vector<WorkerVersion> read(capnp::List<schema::WorkerVersion>::Reader from);
 LeaseRequest read(schema::LeaseRequest::Reader from);
 Lease read(schema::Lease::Reader from);
 HeldLease read(schema::HeldLease::Reader from);

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "pool-manager/rpc.h"
+#include "pool-manager/stored.h"
 
 namespace gpupool::pool {
 namespace {
@@ -25,7 +27,49 @@ std::vector<Id> Drains::movable(const std::string& server) const {
   return leases;
 }
 
-void Drains::begin(const Principal& who, const std::string& server, kj::Duration tryFor) {
+void Drains::load(const std::vector<Entry>& stored) {
+  const uint64_t now = calendarMs_();
+  for (const Entry& entry : stored) {
+    const std::string server = entry.key.substr(kDrainPrefix.size());
+    const auto drain = decodeDrain(entry.value);
+    if (!drain) {
+      GPUPOOL_WARNING("store: what it says of the drain of server %s cannot be read", server.c_str());
+      continue;
+    }
+    GPUPOOL_WARNING("server %s is being drained still, as before this manager was started", server.c_str());
+    drains_[server].stored = true;
+    const uint64_t left = drain->untilMs - std::min(drain->untilMs, now);
+    start(drain->who, server, std::min(left, kMostTryMs) * kj::MILLISECONDS);
+  }
+}
+
+// The store comes first. It has one that is joined already, unless that is to go on for longer now.
+kj::Promise<void> Drains::begin(const Principal& who, const std::string& server, kj::Duration tryFor) {
+  Drain& drain = drains_[server];
+  const kj::TimePoint now = timer_.now();
+  const kj::Duration left = drain.goesOn && drain.until > now ? drain.until - now : 0 * kj::SECONDS;
+  if (drain.stored && drain.goesOn && tryFor <= left) {
+    start(who, server, tryFor);
+    return kj::READY_NOW;
+  }
+  Stored stored;
+  ++drain.storing;
+  drain.stored = true;  // also when that fails: it may be there
+  const auto forMs = static_cast<uint64_t>(kj::max(tryFor, left) / kj::MILLISECONDS);
+  pool_.write({{kDrainPrefix + server, encodeDrain({who, calendarMs_() + forMs})}}, {},
+              [this, who, server, tryFor, stops = drain.stops, done = stored.done()](const std::string& why) {
+                Drain& its = drains_.at(server);
+                --its.storing;
+                if (why.empty() && its.stops == stops)
+                  start(who, server, tryFor);
+                else
+                  forgetEnded(server);
+                done(why);
+              });
+  return kj::mv(stored.promise);
+}
+
+void Drains::start(const Principal& who, const std::string& server, kj::Duration tryFor) {
   Drain& drain = drains_[server];
   drain.who = who;
   const kj::TimePoint until = timer_.now() + tryFor;
@@ -36,27 +80,60 @@ void Drains::begin(const Principal& who, const std::string& server, kj::Duration
   drain.task = round(server).eagerlyEvaluate(nullptr);  // instead of the one that waits for its time
 }
 
-void Drains::stop(const std::string& server) {
-  const auto drain = drains_.find(server);
-  if (drain == drains_.end()) return;
-  drain->second.goesOn = false;
-  if (!drain->second.moving) drain->second.task = nullptr;
+kj::Promise<void> Drains::stop(const std::string& server) {
+  const auto at = drains_.find(server);
+  if (at == drains_.end()) return kj::READY_NOW;
+  Drain& drain = at->second;
+  ++drain.stops;
+  drain.goesOn = false;
+  if (!drain.moving) drain.task = nullptr;
+  if (!drain.stored) return kj::READY_NOW;
+  Stored stored;
+  forget(server, stored.done());
+  return kj::mv(stored.promise);
+}
+
+void Drains::forget(const std::string& server, Journal::Done done) {
+  pool_.write({{kDrainPrefix + server, std::nullopt}}, {},
+              [this, server, done = std::move(done)](const std::string& why) {
+                Drain& drain = drains_.at(server);
+                if (why.empty() && !drain.goesOn && drain.storing == 0) drain.stored = false;
+                done(why);
+              });
+}
+
+// Nobody waits for that. A drain that the store keeps is begun once more by the next manager.
+void Drains::forgetEnded(const std::string& server) {
+  const Drain& drain = drains_.at(server);
+  if (!drain.goesOn && drain.stored && drain.storing == 0) forget(server, [](const std::string&) {});
+}
+
+// A manager that was started again knows for a while neither which leases run nor where there is room.
+kj::Promise<void> Drains::whenServersAreBack() {
+  const uint64_t left = pool_.settlesInMs();
+  if (left == 0) return kj::READY_NOW;
+  return timer_.afterDelay(left * kj::MILLISECONDS).then([this] { return whenServersAreBack(); });
 }
 
 kj::Promise<void> Drains::round(const std::string& server) {
-  const std::vector<Id> leases = movable(server);
-  drains_.at(server).moving = !leases.empty();
-  return moveNext(server, {leases.begin(), leases.end()}).then([this, server]() -> kj::Promise<void> {
-    Drain& drain = drains_.at(server);
-    drain.moving = false;
-    drain.goesOn = drain.goesOn && isCordoned(server) && timer_.now() < drain.until;
-    if (!drain.goesOn) return kj::READY_NOW;
-    return timer_.afterDelay(kBetween).then([this, server]() -> kj::Promise<void> {
-      Drain& again = drains_.at(server);
-      again.goesOn = isCordoned(server) && timer_.now() <= again.until;
-      return again.goesOn ? round(server) : kj::Promise<void>(kj::READY_NOW);
-    });
-  });
+  drains_.at(server).moving = pool_.settlesInMs() != 0 || !movable(server).empty();
+  return whenServersAreBack()
+      .then([this, server] {
+        const std::vector<Id> leases = movable(server);
+        return moveNext(server, {leases.begin(), leases.end()});
+      })
+      .then([this, server]() -> kj::Promise<void> {
+        Drain& drain = drains_.at(server);
+        drain.moving = false;
+        drain.goesOn = drain.goesOn && isCordoned(server) && timer_.now() < drain.until;
+        if (!drain.goesOn) return forgetEnded(server), kj::READY_NOW;
+        return timer_.afterDelay(kBetween).then([this, server]() -> kj::Promise<void> {
+          Drain& again = drains_.at(server);
+          again.goesOn = isCordoned(server) && timer_.now() <= again.until;
+          if (again.goesOn) return round(server);
+          return forgetEnded(server), kj::READY_NOW;
+        });
+      });
 }
 
 // Those that have ended or gone meanwhile are left out.

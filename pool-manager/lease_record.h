@@ -90,8 +90,14 @@ struct LeaseRecord : StoredLease {
   uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
-  std::vector<WorkerVersion> clients;  // as its holder last said; not of a claim
-  bool touched = false;                // the lease table's own
+  // As its holder last said, to this manager or to the one before. Of a claim: as its adopters had said to
+  // the one before, and only as long as they may not have renewed since (until clientsUntilMs).
+  std::vector<WorkerVersion> clients;
+  uint64_t clientsUntilMs = 0;
+  std::vector<WorkerVersion> storedClients;  // what the store has of them
+  bool clientsInStore = false;               // it may have something
+  bool storingClients = false;
+  bool touched = false;  // the lease table's own
 
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.

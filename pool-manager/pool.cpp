@@ -110,6 +110,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.state == LeaseState::revoking) revoking_.insert(record.id);
     leases_[record.id] = std::move(record);
   }
+  loadClients(store.range(kClientsPrefix), start.nowMs);
   for (const Entry& entry : store.range(kCordonPrefix))
     cordons_[entry.key.substr(kCordonPrefix.size())] = decodeCordon(entry.value);
   for (const Entry& entry : store.range(kEndedPrefix)) {

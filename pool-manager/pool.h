@@ -86,6 +86,8 @@ class Pool {
             const std::vector<LeaseHindrances>& hindrances = {}, const std::vector<LeaseUse>& uses = {});
   // What a server that has joined says of its RDMA devices, then and whenever it changes.
   void setFabric(const std::string& name, fabric::Fabric fabric);
+  // Of which versions a server that beats has workers by now.
+  void setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now);
   // Of a server that beats. As many as it has devices, or none.
   void setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now);
   // Null: there is none that says anything any more.
@@ -217,6 +219,8 @@ class Pool {
 
   const std::map<std::string, ServerRecord>& servers() const { return servers_; }
   bool alive(const ServerRecord& server, uint64_t now) const;
+  // In so long, as of the latest call, the servers that this pool has are there, if they are; 0: by now.
+  uint64_t settlesInMs() const { return settledMs_ - std::min(settledMs_, latestMs_); }
   size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
   // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
   const std::string* endedBecause(const Id& id) const;
@@ -330,6 +334,10 @@ class Pool {
               uint64_t now);
   void answerAdopters(LeaseRecord& claim);
   void checkAdopters(LeaseRecord& claim, uint64_t now);
+
+  // pool_clients.cpp
+  void storeClients(LeaseRecord& record);
+  void loadClients(const std::vector<Entry>& stored, uint64_t now);
 
   // pool_suspends.cpp
   LeaseRecord& demandRunning(const Principal& who, const Id& id, const char* what);

@@ -20,15 +20,6 @@ uint64_t leftBy(const LeaseRecord& record) {
   return last;
 }
 
-std::vector<WorkerVersion> clientsOf(const LeaseRecord& record) {
-  std::vector<WorkerVersion> all = record.clients;
-  for (const auto& [id, one] : record.adoptions)
-    for (const WorkerVersion& client : one.adopter.clients)
-      if (std::find(all.begin(), all.end(), client) == all.end()) all.push_back(client);
-  if (all.empty() && record.client.rowsHash != 0) all.push_back(record.client);
-  return all;
-}
-
 void Pool::nameClaim(const Principal& who, LeaseRequest& request) const {
   if (!request.job.empty()) request.id = claimId(checked(who, request).tenant, request.job);
 }
@@ -103,6 +94,7 @@ uint32_t Pool::hold(LeaseRecord& claim, const Adopter& adopter, uint64_t now) {
   adoption.adopter.ttlMs = std::clamp(adopter.ttlMs, std::min(times_.minTtlMs, claim.ttlMs), claim.ttlMs);
   adoption.untilMs = now + adoption.adopter.ttlMs;
   claim.deadlineMs = leftBy(claim);
+  storeClients(claim);
   return adoption.adopter.ttlMs;
 }
 
@@ -138,6 +130,10 @@ void Pool::answerAdopters(LeaseRecord& claim) {
 }
 
 void Pool::checkAdopters(LeaseRecord& claim, uint64_t now) {
+  if (claim.clientsUntilMs != 0 && now > claim.clientsUntilMs) {
+    claim.clientsUntilMs = 0;
+    claim.clients.clear();
+  }
   if (claim.adoptions.empty()) return;
   answerAdopters(claim);
   if (!claim.runs()) return;

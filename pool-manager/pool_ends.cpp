@@ -204,6 +204,7 @@ void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
                               record.reason));
   }
   writes.push_back({key, forgotten ? std::nullopt : std::optional(encodeLease(lost, bootId_))});
+  if (forgotten && record.clientsInStore) writes.push_back({kClientsPrefix + record.id.text(), std::nullopt});
   write(
       std::move(writes), std::move(entries),
       [this, id = record.id, gone, forgotten](const std::string& why) { closed(id, gone, forgotten, why); });

@@ -392,7 +392,10 @@ std::optional<uint32_t> Pool::renew(const Principal& who, const Id& id, uint64_t
   }
   if (adopter.id != Id{} && !at->second.job.empty()) return hold(at->second, adopter, now);
   at->second.deadlineMs = std::max(leftBy(at->second), now + at->second.ttlMs);
-  if (!adopter.clients.empty()) at->second.clients = adopter.clients;
+  if (!adopter.clients.empty()) {
+    at->second.clients = adopter.clients;
+    storeClients(at->second);
+  }
   return at->second.ttlMs;
 }
 

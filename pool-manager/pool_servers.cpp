@@ -390,6 +390,17 @@ void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {
   at->second.fabric = std::move(fabric);
 }
 
+void Pool::setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now) {
+  latestMs_ = now;
+  const auto at = servers_.find(name);
+  if (at == servers_.end() || at->second.facts.workers == workers) return;
+  at->second.facts.workers = std::move(workers);
+  GPUPOOL_INFO("server %s has worker programs for %zu versions of clients now", name.c_str(),
+               at->second.facts.workers.size());
+  inventory_.touch(name);
+  serveWaiters(now);
+}
+
 void Pool::left(const std::string& name, Id incarnation, bool goodbye, uint64_t now) {
   latestMs_ = now;
   const auto at = servers_.find(name);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
+#include <sstream>
 #include <stdexcept>
 
 #include "pool-manager/convert.h"
@@ -14,6 +16,9 @@ namespace gpupool::pool {
 namespace {
 
 constexpr unsigned kMostStoredPlacements = 16;
+constexpr size_t kMostStoredClients = 1024;  // of one lease
+constexpr size_t kMostRelease = 64;
+constexpr size_t kMostDrainText = 255;  // of an operator's tenant, and of his token's id
 
 template <class List>
 auto find(List& placements, PlacementRole role) {
@@ -209,6 +214,50 @@ Cordon decodeCordon(const std::string& text) {
   cordon.by = text.substr(first + 1, second - first - 1);
   cordon.reason = text.substr(second + 1);
   return cordon;
+}
+
+std::string encodeDrain(const StoredDrain& drain) {
+  return std::to_string(drain.untilMs) + "\n" + printable(drain.who.tenant, kMostDrainText) + "\n" +
+         printable(drain.who.token, kMostDrainText) + "\n";
+}
+
+std::optional<StoredDrain> decodeDrain(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t from = 0, to; lines.size() < 3; from = to + 1) {
+    to = text.find('\n', from);
+    if (to == std::string::npos) return std::nullopt;
+    lines.push_back(text.substr(from, to - from));
+  }
+  StoredDrain drain{{Principal::Role::admin, lines[1], lines[2]}, 0};
+  const char* const end = lines[0].data() + lines[0].size();
+  if (lines[0].empty() || std::from_chars(lines[0].data(), end, drain.untilMs).ptr != end)
+    return std::nullopt;
+  return drain;
+}
+
+std::string encodeClients(const std::vector<WorkerVersion>& clients) {
+  std::string text;
+  for (const WorkerVersion& client : clients) {
+    char rows[17];
+    std::snprintf(rows, sizeof rows, "%016llx", static_cast<unsigned long long>(client.rowsHash));
+    text += std::string(rows) + " " + printable(client.release, kMostRelease) + "\n";
+  }
+  return text;
+}
+
+std::vector<WorkerVersion> decodeClients(const std::string& text) {
+  constexpr size_t kDigits = 16;
+  std::vector<WorkerVersion> clients;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line) && clients.size() < kMostStoredClients;) {
+    WorkerVersion client;
+    if (line.size() <= kDigits || line[kDigits] != ' ') continue;
+    if (std::from_chars(line.data(), line.data() + kDigits, client.rowsHash, 16).ptr != line.data() + kDigits)
+      continue;
+    client.release = line.substr(kDigits + 1);
+    if (client.rowsHash != 0) clients.push_back(std::move(client));
+  }
+  return clients;
 }
 
 }  // namespace gpupool::pool

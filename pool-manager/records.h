@@ -1,6 +1,8 @@
 #pragma once
 // What lies in the store: a lease, schema::StoredLease under "lease/<id>"; that a server is cordoned, a
-// Cordon under "cordon/<name>".
+// Cordon under "cordon/<name>"; that it is being emptied, a StoredDrain under "drain/<name>"; what its
+// holders say of a lease's clients, under "clients/<id>": apart from the lease, which is written only
+// together with what becomes of it.
 
 #include <optional>
 #include <set>
@@ -9,11 +11,12 @@
 
 #include "pool-manager/lease_state.h"
 #include "pool-manager/model.h"
+#include "pool-manager/principal.h"
 
 namespace gpupool::pool {
 
 inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpochKey = "epoch",
-                         kCordonPrefix = "cordon/";
+                         kCordonPrefix = "cordon/", kDrainPrefix = "drain/", kClientsPrefix = "clients/";
 
 // Holds the sessions; is to hold them when they have moved; would hold them if the primary were lost; held
 // them or was to, and its server has not said yet that it has given the devices up. As in pool.capnp.
@@ -92,6 +95,22 @@ struct Cordon {
 std::string encodeCordon(const Cordon& cordon);
 // Never fails: what is no such text is a reason.
 Cordon decodeCordon(const std::string& text);
+
+// On behalf of which operator a server is emptied, and until when its leases are tried again.
+struct StoredDrain {
+  Principal who;
+  uint64_t untilMs = 0;  // since 1970
+};
+
+// Three lines: until when, the operator's tenant and token. What follows them is of a later gpupool.
+std::string encodeDrain(const StoredDrain& drain);
+// None: it is no such text.
+std::optional<StoredDrain> decodeDrain(const std::string& text);
+
+// A line for each: the rows, as 16 hexadecimal digits, and the release.
+std::string encodeClients(const std::vector<WorkerVersion>& clients);
+// Never fails: lines that say something else are left out.
+std::vector<WorkerVersion> decodeClients(const std::string& text);
 
 // What its holder and its server are told of it.
 Lease wireLease(const StoredLease& lease);

@@ -62,12 +62,15 @@ Service::Service(kj::Timer& timer, Store& store, const PoolTimes& times, const S
                      auto done) { pool_.write(std::move(writes), std::move(entries), std::move(done)); },
               calendarS),
       tie_(kj::refcounted<Tie>(this)),
-      drains_(timer, pool_,
-              [this](const Principal& who, const Id& lease) {
-                return migrateLease(who, lease, kDrainMs, {"", {}, true});
-              }),
+      drains_(
+          timer, pool_,
+          [this](const Principal& who, const Id& lease) {
+            return migrateLease(who, lease, kDrainMs, {"", {}, true});
+          },
+          pool::calendarMs),
       tasks_(*this) {
   tokens_.load(store.range(kTokenPrefix));
+  drains_.load(store.range(kDrainPrefix));
   tasks_.add(deliverStore());
 }
 

@@ -116,6 +116,8 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
                                           const std::string& folder);
   kj::Promise<void> storeCordon(const Principal& who, const std::string& server, bool cordoned,
                                 const Cordon& cordon);
+  kj::Promise<void> beginDrain(const Principal& who, const std::string& server, kj::Duration tryFor);
+  kj::Promise<void> stopDrain(const std::string& server);
   kj::Promise<MigrateResult> migrateLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const MoveTarget& to);
   kj::Promise<CheckpointResult> checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,

@@ -6,6 +6,7 @@
 #include "pool-manager/convert.h"
 #include "pool-manager/service.h"
 #include "pool-manager/service_calls.h"
+#include "pool-manager/stored.h"
 #include "schema/fault.h"
 
 namespace gpupool::pool {
@@ -120,17 +121,20 @@ kj::Promise<MigrateResult> Service::migrateLease(const Principal& who, const Id&
 
 kj::Promise<void> Service::storeCordon(const Principal& who, const std::string& server, bool cordoned,
                                        const Cordon& cordon) {
-  auto stored = kj::newPromiseAndFulfiller<void>();
-  // Shared, for a std::function is copied.
-  auto fulfiller = std::make_shared<kj::Own<kj::PromiseFulfiller<void>>>(kj::mv(stored.fulfiller));
-  const Journal::Done done = [fulfiller](const std::string& why) {
-    if (why.empty()) return (*fulfiller)->fulfill();
-    (*fulfiller)->reject(rpcError(kj::Exception::Type::OVERLOADED, "not stored: " + why));
-  };
+  Stored stored;
   guarded([&] {
-    cordoned ? pool_.cordon(who, server, cordon, done) : pool_.uncordon(who, server, done, cordon.by);
+    cordoned ? pool_.cordon(who, server, cordon, stored.done())
+             : pool_.uncordon(who, server, stored.done(), cordon.by);
   });
   return timer_.timeoutAfter(limits_.call, kj::mv(stored.promise));
+}
+
+kj::Promise<void> Service::beginDrain(const Principal& who, const std::string& server, kj::Duration tryFor) {
+  return timer_.timeoutAfter(limits_.call, drains_.begin(who, server, tryFor));
+}
+
+kj::Promise<void> Service::stopDrain(const std::string& server) {
+  return timer_.timeoutAfter(limits_.call, drains_.stop(server));
 }
 
 kj::Promise<CheckpointResult> Service::checkpointLease(const Principal& who, const Id& id, uint32_t drainMs,

@@ -17,7 +17,6 @@ namespace {
 constexpr unsigned kMaxListed = 4096;   // ids in a beat
 constexpr unsigned kMaxReasons = 64;    // of what hinders a lease
 constexpr unsigned kMostEntries = 500;  // of the audit log, in one answer
-constexpr uint64_t kMostTryMs = uint64_t{31} * 86'400'000;
 
 capnp::Data::Reader asData(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
@@ -108,6 +107,8 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
     for (auto one : params.getSamples()) samples.push_back(schema::read(one));
     service().pool_.setSamples(name, std::move(samples), service().clock_.now());
   }
+  if (known && params.getWorkers().size() != 0)
+    service().pool_.setWorkers(name, read(params.getWorkers()), service().clock_.now());
   if (known && params.hasFabric()) guarded([&] { service().newFabric(name, params.getFabric()); });
   context.getResults().setKnown(known);
   return kj::READY_NOW;
@@ -187,9 +188,12 @@ kj::Promise<void> Service::Session::cordon(CordonContext context) {
   demand(Operation::cordon);
   const auto params = context.getParams();
   const std::string server = text(params.getServer());
-  if (!params.getCordoned()) service().drains_.stop(server);
-  return service().storeCordon(principal(), server, params.getCordoned(),
-                               {text(params.getReason()), text(params.getBy()), calendarS()});
+  const bool cordoned = params.getCordoned();
+  const Cordon cordon{text(params.getReason()), text(params.getBy()), calendarS()};
+  auto stopped = cordoned ? kj::Promise<void>(kj::READY_NOW) : service().stopDrain(server);
+  return stopped.then([this, server, cordoned, cordon] {
+    return service().storeCordon(principal(), server, cordoned, cordon);
+  });
 }
 
 // A cordon that is there already is left as it is, unless there is another reason now.
@@ -203,11 +207,14 @@ kj::Promise<void> Service::Session::drain(DrainContext context) {
             : service().storeCordon(principal(), server, true, {reason, text(params.getBy()), calendarS()});
   return cordoned.then([this, context, server]() mutable {
     const auto order = context.getParams();
-    const uint64_t tryMs = std::min(order.getTryMs(), kMostTryMs);
+    const uint64_t tryMs = std::min(order.getTryMs(), Drains::kMostTryMs);
     // Before it is begun: what is said from then on comes after `latest`.
     const uint64_t latest = service().drains_.state(server, 0).latest;
-    if (!order.getStay()) service().drains_.begin(principal(), server, tryMs * kj::MILLISECONDS);
-    write(service().drains_.state(server, latest), context.getResults().initState());
+    auto begun = order.getStay() ? kj::Promise<void>(kj::READY_NOW)
+                                 : service().beginDrain(principal(), server, tryMs * kj::MILLISECONDS);
+    return begun.then([this, context, server, latest]() mutable {
+      write(service().drains_.state(server, latest), context.getResults().initState());
+    });
   });
 }
 
@@ -221,8 +228,7 @@ kj::Promise<void> Service::Session::drainState(DrainStateContext context) {
 
 kj::Promise<void> Service::Session::stopDrain(StopDrainContext context) {
   demand(Operation::cordon);
-  service().drains_.stop(text(context.getParams().getServer()));
-  return kj::READY_NOW;
+  return service().stopDrain(text(context.getParams().getServer()));
 }
 
 kj::Promise<void> Service::Session::suspend(SuspendContext context) {

@@ -262,10 +262,11 @@ interface Manager {
   # hindrances: of every lease that has some. uses: of every lease with TurnTerms.idleMs.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
   # the first. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
-  # the server takes none.
+  # the server takes none. workers: as ServerInfo's, when they have changed since they were last told; empty: they have not.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
-      samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse)) -> (known :Bool);
+      samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse),
+      workers :List(WorkerVersion)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -303,9 +304,9 @@ interface Manager {
 
   # Operators. Cordons the server (it stays so: Manager.cordon), and has its leases moved to other servers, one after the
   # other, as far as they can be moved and there is room; those that stay are tried again every minute until tryMs have
-  # passed. What has begun goes on whether or not anybody looks, until that is over, stopDrain, the server is not cordoned
-  # any more, or the manager's end: a manager that is started again knows nothing of it, but the cordon and moves that were
-  # under way. Returns when the cordon is stored. Asked again, it begins again, with the new tryMs. reason: empty: that of a
+  # passed. What has begun goes on whether or not anybody looks, until that is over, stopDrain, or the server is not cordoned
+  # any more; it is stored, and a manager that is started again begins it again, when the servers have had time to come back.
+  # Returns when cordon and drain are stored. Asked again, it begins again, with the new tryMs. reason: empty: that of a
   # cordon that is there already. stay: no lease is moved.
   drain @21 (server :Text, reason :Text, by :Text, tryMs :UInt64, stay :Bool) -> (state :DrainState);
   # How it is with that server. after: DrainState.latest, of which words were seen already.
@@ -368,7 +369,7 @@ interface Manager {
 
 struct DrainState {
   cordoned @0 :Bool;
-  moving @1 :Bool;            # leases are being moved
+  moving @1 :Bool;            # leases are being moved, or will be when the servers are back (the manager was started again)
   goesOn @2 :Bool;            # likewise, or they will be tried again
   leases @3 :List(DrainedLease);  # of which the server has anything
   words @4 :List(DrainWord);  # what has become of moves, the oldest first; as many as are remembered
@@ -381,7 +382,7 @@ struct DrainedLease {
   note @3 :Text;              # why it has not moved; empty: that was not tried, or not lately
 }
 struct DrainWord {
-  number @0 :UInt64;          # grows, over all servers
+  number @0 :UInt64;          # grows, over all servers and restarts of the manager
   lease @1 :Id128;
   moved @2 :Bool;
   text @3 :Text;              # where to, or why not

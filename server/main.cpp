@@ -33,7 +33,7 @@ constexpr const char* kUsage =
     "usage: gpupool-server [OPTION...]\n"
     "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
     "After SIGTERM or SIGINT it leaves the pool. Its sessions end; those of protected programs (gpupool run\n"
-    "--protect) go on at another server.\n\n";
+    "--protect) go on at another server. After SIGHUP it looks at the folder --workers again.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 
 // Of files that are named; a GPU is not asked for, and no manager.
@@ -85,6 +85,13 @@ bool readOptions(int count, char** words, ServerOptions& options) {
   return !checkConfig;
 }
 
+kj::Promise<void> onEachHangup(kj::UnixEventPort& port, gpupool::server::Front& front) {
+  return port.onSignal(SIGHUP).then([&port, &front](siginfo_t&&) {
+    front.lookAgain();
+    return onEachHangup(port, front);
+  });
+}
+
 int serve(ServerOptions options) {
   // First: it changes what this process may do.
   std::unique_ptr<gpupool::server::SpawnerParent> spawner;
@@ -92,6 +99,7 @@ int serve(ServerOptions options) {
     spawner = gpupool::server::SpawnerParent::begin(*users, options.deviceLocks);
   kj::UnixEventPort::captureSignal(SIGTERM);
   kj::UnixEventPort::captureSignal(SIGINT);
+  kj::UnixEventPort::captureSignal(SIGHUP);
   gpupool::raiseDescriptorLimit();
   // For the workers: software GPUs of two servers are two devices.
   setenv("GPUPOOL_SOFT_IDENTITY", options.identity().c_str(), 0);
@@ -102,7 +110,10 @@ int serve(ServerOptions options) {
   // Failing to start ends the process, and the end of the spawner; having started, only a signal does.
   auto started = front.start().then([]() -> kj::Promise<void> { return kj::NEVER_DONE; });
   if (spawner) started = started.exclusiveJoin(spawner->ended(io.unixEventPort));
-  signalled.ignoreResult().exclusiveJoin(kj::mv(started)).wait(io.waitScope);
+  signalled.ignoreResult()
+      .exclusiveJoin(kj::mv(started))
+      .exclusiveJoin(onEachHangup(io.unixEventPort, front))
+      .wait(io.waitScope);
   front.stop().wait(io.waitScope);
   return 0;
 }

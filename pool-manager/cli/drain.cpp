@@ -38,7 +38,8 @@ const Help kDrain = {
     "and those that stay are tried again every minute. It ends none of them: `gpupool release` does. A "
     "suspended lease is not moved, for its memory is with the server. The manager moves them: interrupted "
     "(^C), this command asks it to begin no further move; killed, it leaves that to the manager, which "
-    "goes on as long as --wait says, or until `gpupool uncordon`. Asked again, it begins again. The "
+    "goes on as long as --wait says, or until `gpupool uncordon`, also when it has been started again. "
+    "Asked again, it begins again. The "
     "server stays cordoned, whatever the command says: `gpupool uncordon` puts it back into service. Only "
     "the pool's operator can.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
@@ -74,7 +75,7 @@ class Draining {
   Draining(Drain drain, Connect connect) : drain_(std::move(drain)), connect_(std::move(connect)) {}
 
   // What is there when there is nothing any more, or no time; or when it is interrupted. A manager that is
-  // away meanwhile is waited for, too; started again, it has to be asked anew.
+  // away meanwhile is waited for, too, and asked anew: its store may have lost what it was asked last.
   Leases run() {
     until_ = steady_clock::now() + drain_.wait;
     for (bool begun = false; interruptedBy == 0; ::usleep(kBetweenUs)) {
@@ -103,6 +104,7 @@ class Draining {
 
  private:
   DrainState begin() {
+    if (asked_) tell(connect_(kLookMs).drainState(drain_.server, seen_));  // what was said meanwhile
     const auto left =
         std::max(milliseconds(0), std::chrono::duration_cast<milliseconds>(until_ - steady_clock::now()));
     DrainState state = connect_(kStoreMs).drain(drain_.server, asked_ ? "" : drain_.reason, userAndHost(),

@@ -205,7 +205,8 @@ std::vector<Route> makeRoutes() {
        "/v1/servers/{name}/drain",
        "drainServer",
        "Cordons a server, begins to move its leases to other servers, and says what is left there: with 202, "
-       "moves are under way. Ask again until it is drained. Operators only.",
+       "moves are under way. Ask again until it is drained. A manager that is started again goes on with it. "
+       "Operators only.",
        drainServer,
        "Drain",
        Operation::cordon,

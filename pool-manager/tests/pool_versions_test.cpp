@@ -36,10 +36,18 @@ struct Versions : Suspends {
   std::string notMoved(uint64_t id, const MoveTarget& to = {"", {}, true}) {
     return thrown([&] { pool->migrate(kAdmin, {id, id}, 1000, to, now); });
   }
-  void renew(uint64_t id, const std::vector<WorkerVersion>& clients) {
-    std::string why;
-    REQUIRE(pool->renew(kAdmin, {id, id}, now, &why, {{}, "", 0, clients}).has_value());
+  // The manager, and then both servers, with these leases on `both`.
+  void startedAgain(const std::vector<Id>& leases) {
+    restart();
+    joinAndBeat(serverOf("both", 1, {kNew, kOld}), leases);
+    joinNew();
   }
+  size_t storedClients() { return store->range("clients/").size(); }
+  void renew(const Id& id, const std::vector<WorkerVersion>& clients) {
+    std::string why;
+    REQUIRE(pool->renew(kAdmin, id, now, &why, {{}, "", 0, clients}).has_value());
+  }
+  void renew(uint64_t id, const std::vector<WorkerVersion>& clients) { renew(Id{id, id}, clients); }
 };
 
 const ServerLife kBoth{"both", {1, 0}};
@@ -96,6 +104,33 @@ TEST_CASE_METHOD(Versions, "a lease moves where its client has a worker program,
   CHECK(record(1).target()->server.name == "old");
 }
 
+TEST_CASE_METHOD(Versions, "a server may get and lose worker programs while it runs") {
+  joinNew();
+  pool->setWorkers("new", {kNew, kOld}, now);
+  ask(1, kOld, "new");
+  CHECK(server(1) == "new");
+  pool->setWorkers("new", {kNew}, now);
+  ask(2, kOld, "new");
+  CHECK(contains(failure(2), "server new has no worker program for this client"));
+  CHECK(record(1).state == LeaseState::active);
+  ask(3, kOld, "both");
+  CHECK(contains(notMoved(3, {"new"}), "new: has no worker program for this client"));
+  pool->setWorkers("new", {kNew, kOld}, now);
+  CHECK(notMoved(3, {"new"}).empty());
+  pool->setWorkers("nowhere", {kNew}, now);
+  CHECK(pool.pool->inventoryFault(now).empty());
+}
+
+TEST_CASE_METHOD(Versions, "who waits for a lost server's program gets another's when that has it") {
+  ask(1, kOld, "", true);
+  joinNew();
+  pool->left("both", {1, 0}, false, now);
+  pool->failOver(kAdmin, {1, 1}, kBoth, 60'000, now);
+  REQUIRE(state(1) == LeaseState::held);
+  pool->setWorkers("new", {kNew, kOld}, now);
+  CHECK(state(1) == LeaseState::granting);
+}
+
 TEST_CASE_METHOD(Versions, "what the programs turn out to be counts more than what was asked for") {
   ask(1, kNew);
   ask(2, {});
@@ -108,6 +143,43 @@ TEST_CASE_METHOD(Versions, "what the programs turn out to be counts more than wh
   CHECK(contains(notMoved(2), "new: has no worker program for this client"));
   renew(2, {kNew});
   CHECK(notMoved(2).empty());
+}
+
+TEST_CASE_METHOD(Versions, "what holders have said of their programs outlives the manager") {
+  ask(1, kNew);
+  ask(2, {});
+  renew(1, {kNew});
+  CHECK(storedClients() == 0);  // the lease says so already
+  renew(1, {kNew, kOld});
+  renew(2, {kOld});
+  CHECK(storedClients() == 2);
+  startedAgain({{1, 1}, {2, 2}});
+  CHECK(contains(notMoved(1), "new: has no worker program for this client"));
+  CHECK(contains(notMoved(2), "new: has no worker program for this client"));
+  renew(1, {kNew});
+  startedAgain({{1, 1}, {2, 2}});
+  CHECK(notMoved(1).empty());
+  CHECK(contains(notMoved(2), "new: has no worker program for this client"));
+  pool->release(kAdmin, {2, 2}, now);
+  pool->revoked(kBoth, {2, 2}, now);
+  CHECK(storedClients() == 1);
+}
+
+TEST_CASE_METHOD(Versions, "what the store did not take is written with a later renewal") {
+  ask(1, kNew);
+  disk->full = true;
+  renew(1, {kOld});
+  disk->full = false;
+  CHECK(storedClients() == 0);
+  renew(1, {kOld});
+  CHECK(storedClients() == 1);
+}
+
+TEST_CASE("clients in the store: what is no line of theirs is left out") {
+  const std::vector<WorkerVersion> both{{0x01d, "0.0.9"}, {~uint64_t{0}, ""}};
+  CHECK(decodeClients(encodeClients(both)) == both);
+  CHECK(decodeClients("").empty());
+  CHECK(decodeClients("0000000000000000 none\n00000000000004e3\nz0000000000004e3 0.1.0\n1d 0.1.0\n").empty());
 }
 
 TEST_CASE_METHOD(Versions, "a claim goes where all of its programs can") {
@@ -128,7 +200,21 @@ TEST_CASE_METHOD(Versions, "a claim goes where all of its programs can") {
   std::string why;
   REQUIRE(pool->renew(kAdmin, wish.id, now, &why, {{7, 7}, "program", 10'000}).has_value());
   CHECK(contains(move(), "new: has no worker program for this client"));
-  pool->leave(kAdmin, wish.id, {7, 7}, now);
+  SECTION("until they have left it") { pool->leave(kAdmin, wish.id, {7, 7}, now); }
+  SECTION("also those that have not renewed yet since the manager was started again") {
+    startedAgain({wish.id});
+    CHECK(contains(move(), "new: has no worker program for this client"));
+    now += wish.ttlMs;
+    startedAgain({wish.id});
+    renew(wish.id, {});  // by the scheduler
+    CHECK(contains(move(), "new: has no worker program for this client"));
+    now += wish.ttlMs - 1000;
+    renew(wish.id, {});
+    now += 2000;
+    REQUIRE(pool->beat("both", {1, 0}, {wish.id}, {}, 1, now));
+    REQUIRE(pool->beat("new", {1, 0}, {}, {}, 1, now));
+    pool->tick(now);  // it has not come back
+  }
   CHECK(move().empty());
 }
 

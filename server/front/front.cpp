@@ -78,6 +78,7 @@ kj::Promise<void> Front::start() {
       })
       .then([this](Inventory found) {
         run(std::move(found));
+        lookedForWorkers();
         return checkpoints_->lookAtNotes();
       })
       .then([this] { return listenNetwork(); })
@@ -145,6 +146,30 @@ kj::Promise<void> Front::lookForWorkers(uint64_t currentRows) {
   return beside<std::vector<OtherWorker>>(
              [folder = options_.workers, currentRows] { return findWorkers(folder, currentRows); })
       .then([this](std::vector<OtherWorker> found) { otherWorkers_ = std::move(found); });
+}
+
+void Front::lookAgain() {
+  if (options_.workers.empty()) return GPUPOOL_WARNING("there is no folder --workers to look at again");
+  lookAgain_ = true;
+  if (!looking_) lookedForWorkers();
+}
+
+// One look at a time: files may have come behind the one that is under way.
+void Front::lookedForWorkers() {
+  looking_ = false;
+  if (!std::exchange(lookAgain_, false)) return;
+  looking_ = true;
+  GPUPOOL_INFO("looking for worker programs in %s again", options_.workers.c_str());
+  tasks_.add(lookForWorkers(inventory_.rowsHash)
+                 .then([this] {
+                   if (!pool_->replaceOthers(std::exchange(otherWorkers_, {}))) return;
+                   std::string all;
+                   for (const WorkerVersion& version : pool_->versions())
+                     all += (all.empty() ? "" : ", ") + version.release;
+                   GPUPOOL_INFO("clients of gpupool %s are served now", all.c_str());
+                 })
+                 .catch_([this](kj::Exception&& exception) { taskFailed(kj::mv(exception)); })
+                 .then([this] { lookedForWorkers(); }));
 }
 
 void Front::run(Inventory found) {
@@ -306,8 +331,8 @@ void Front::startWorkers() {
   workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
   workers.walls = walls_.standing;
-  pool_ =
-      kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(), otherWorkers_);
+  pool_ = kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(),
+                                std::exchange(otherWorkers_, {}));
 }
 
 void Front::watchFabric() {

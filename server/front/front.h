@@ -39,6 +39,9 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // Takes the inventory (again and again, until there are devices), opens the sockets and joins the pool.
   // Resolves when all of that runs, except that the manager may still be unreachable.
   kj::Promise<void> start();
+  // Looks at the folder --workers again, and says in the log what there is now; sessions and the manager are
+  // told what they have to know.
+  void lookAgain();
   // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
   // left. Sessions of which their lease's holder has a checkpoint are told to go on elsewhere.
   kj::Promise<void> stop();
@@ -69,6 +72,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> accept(kj::ConnectionReceiver& receiver, bool network);
   void watchFabric();
   void watchHealth();
+  void lookedForWorkers();
 
   // front_membership.cpp
   void join();
@@ -112,7 +116,9 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<ModuleCache> cache_;
   kj::Own<IdleWatch> idle_;
-  std::vector<OtherWorker> otherWorkers_;
+  std::vector<OtherWorker> otherWorkers_;  // until pool_ has them
+  bool looking_ = true;                    // at the folder of --workers; before the start, too
+  bool lookAgain_ = false;                 // when that is done
   kj::Own<WorkerPools> pool_;
   kj::Own<FigureDesk> figures_;
   kj::Own<Admission> admission_;

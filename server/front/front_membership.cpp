@@ -57,6 +57,7 @@ Membership::Facts Front::facts() {
   facts.protection = [this] { return keeper_->say(); };
   facts.warmWorkers = [this] { return pool_->warm(); };
   facts.fabric = [this] { return fabric_->latest(); };
+  facts.workers = [this] { return pool_->versions(); };
   return facts;
 }
 
@@ -98,12 +99,6 @@ void Front::describe(schema::Manager::JoinParams::Builder join) {
     schema::write(device, list[i]);
   }
   info.setRowsHash(inventory_.rowsHash);
-  const auto& versions = pool_->versions();
-  auto workers = info.initWorkers(static_cast<unsigned>(versions.size()));
-  for (unsigned i = 0; i < workers.size(); ++i) {
-    workers[i].setRowsHash(versions[i].rows);
-    workers[i].setRelease(versions[i].release);
-  }
   info.setPid(static_cast<uint32_t>(getpid()));
   info.setOvercommitPercent(options_.overcommitPercent);
   schema::write(walls_.standing, info.initWalls(static_cast<unsigned>(walls_.standing.size())));

@@ -20,6 +20,13 @@ std::vector<std::string> split(const std::string& list) {
   return addresses.empty() ? std::vector{list} : addresses;
 }
 
+void write(const std::vector<WorkerVersion>& versions, capnp::List<schema::WorkerVersion>::Builder out) {
+  for (unsigned i = 0; i < out.size(); ++i) {
+    out[i].setRowsHash(versions[i].rows);
+    out[i].setRelease(versions[i].release);
+  }
+}
+
 }  // namespace
 
 struct Membership::Link {
@@ -27,7 +34,8 @@ struct Membership::Link {
   capnp::TwoPartyClient client;
   schema::Manager::Client manager;
   kj::Duration beat = 1 * kj::SECONDS;
-  std::shared_ptr<const fabric::Fabric> fabric;  // that the manager has
+  std::shared_ptr<const fabric::Fabric> fabric;  // this and workers: that the manager has
+  std::vector<WorkerVersion> workers;
 
   explicit Link(kj::Own<kj::AsyncIoStream> connection)
       : stream(kj::mv(connection)), client(*stream), manager(client.bootstrap().castAs<schema::Manager>()) {}
@@ -108,6 +116,8 @@ kj::Promise<void> Membership::join(Link& link) {
   facts_.describe(request);
   link.fabric = facts_.fabric();
   fabric::write(*link.fabric, request.getInfo().initFabric());
+  link.workers = facts_.workers();
+  write(link.workers, request.getInfo().initWorkers(static_cast<unsigned>(link.workers.size())));
   request.setControl(control_);
   return timer_.timeoutAfter(settings_.connectBound, request.send().then([this, &link](auto&& response) {
     link.beat = std::max<uint32_t>(response.getBeatMs(), 10) * kj::MILLISECONDS;
@@ -162,6 +172,10 @@ kj::Promise<bool> Membership::beat(Link& link) {
   if (auto now = facts_.fabric(); now != link.fabric) {
     fabric::write(*now, request.initFabric());
     link.fabric = std::move(now);  // a beat that fails ends the link, and the next one begins with a join
+  }
+  if (auto now = facts_.workers(); now != link.workers) {
+    write(now, request.initWorkers(static_cast<unsigned>(now.size())));
+    link.workers = std::move(now);
   }
   return timer_.timeoutAfter(kj::max(link.beat * settings_.beatPatience, settings_.leastPatience),
                              request.send().then([](auto&& response) { return response.getKnown(); }));

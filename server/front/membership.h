@@ -21,6 +21,7 @@
 #include "schema/fabric.h"
 #include "schema/id.h"
 #include "server/front/leases.h"
+#include "server/front/worker_pools.h"
 
 namespace gpupool::server {
 
@@ -40,7 +41,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   struct Facts {
     std::string name;
     Id incarnation;
-    std::function<void(schema::Manager::JoinParams::Builder)> describe;  // all but fabric and control
+    std::function<void(schema::Manager::JoinParams::Builder)>
+        describe;  // all but fabric, workers and control
     std::function<std::vector<Id>()> activeLeases;
     // Those of them that are suspended, and what each keeps on its devices.
     std::function<std::vector<std::pair<Id, std::vector<uint64_t>>>()> suspended;
@@ -60,6 +62,8 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     std::function<std::vector<DeviceSample>()> samples = [] { return std::vector<DeviceSample>{}; };
     // Sent again when it is another object.
     std::function<std::shared_ptr<const fabric::Fabric>()> fabric;
+    // Of which versions there are workers. Sent again when they are others.
+    std::function<std::vector<WorkerVersion>()> workers = [] { return std::vector<WorkerVersion>{}; };
   };
 
   // Starts trying at once.

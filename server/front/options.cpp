@@ -108,9 +108,9 @@ std::vector<options::Option> ServerOptions::table() {
       {"workers", workers, "PATH",
        "The folder with worker executables of other versions of gpupool: a program whose client is of such "
        "a version gets that worker, so that clients need not be upgraded together with this server "
-       "(docs/admin.md). It is read when the server starts, and every program in it is run: only who "
-       "administers "
-       "the server may write there. Empty: ../lib/gpupool/workers from the folder "
+       "(docs/admin.md). It is read when the server starts and after SIGHUP (systemctl reload "
+       "gpupool-server), and every program in it is run: only who administers the server may write there. "
+       "Empty: ../lib/gpupool/workers from the folder "
        "of gpupool-server. 'none': this server's own worker alone."},
       {"walls", walls, "auto|required|off|log",
        "What is put around workers, which run tenants' code, so that they reach nothing but their own "

@@ -1,6 +1,6 @@
 #pragma once
 // The worker programs of other builds that a server keeps beside its own (--workers), for clients of those
-// builds. Each is asked once what it is.
+// builds. Each is asked what it is.
 
 #include <chrono>
 #include <string>

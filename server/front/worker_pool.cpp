@@ -218,9 +218,10 @@ void WorkerPool::offer(Slot& slot) {
   waiters_.erase(waiter);
 }
 
-kj::Promise<void> WorkerPool::stop() {
+kj::Promise<void> WorkerPool::stop(const std::string& why) {
   stopped_ = true;
-  for (auto& waiter : waiters_) waiter.fulfiller->reject(KJ_EXCEPTION(FAILED, "the server is shutting down"));
+  for (auto& waiter : waiters_)
+    waiter.fulfiller->reject(kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(why)));
   waiters_.clear();
   if (alive_.empty()) return kj::READY_NOW;
   for (auto* child : alive_) child->kill();

@@ -53,8 +53,9 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   // False after three failures to start in a row: sessions would not start either.
   bool healthy() const { return failures_ < 3; }
   const std::string& lastFailure() const { return lastFailure_; }
-  // Ends the waiting workers and starts no more; resolves when they are gone.
-  kj::Promise<void> stop();
+  // Ends the waiting workers and starts no more; resolves when they are gone. Who waits for one is told why.
+  kj::Promise<void> stop(const std::string& why = "the server is shutting down");
+  const WorkerProgram& program() const { return settings_.program; }
 
  private:
   struct Slot : kj::Refcounted {

@@ -1,6 +1,9 @@
 #include "server/front/worker_pools.h"
 
 #include <cstdio>
+#include <utility>
+
+#include "base/log.h"
 
 namespace gpupool::server {
 namespace {
@@ -15,19 +18,45 @@ std::string named(uint64_t rows, const std::string& release) {
 }  // namespace
 
 WorkerPools::WorkerPools(kj::UnixEventPort& port, kj::Timer& timer, WorkerPool::Settings current,
-                         const std::string& release, const std::vector<OtherWorker>& others) {
+                         const std::string& release, const std::vector<OtherWorker>& others)
+    : port_(port), timer_(timer), otherSettings_(current), leaving_(*this) {
+  otherSettings_.warm = 0;
+  otherSettings_.contexts.clear();
   versions_.push_back({current.rowsHash, release});
-  for (const OtherWorker& other : others) {
-    if (other.identity.rows == current.rowsHash) continue;
-    versions_.push_back({other.identity.rows, other.identity.release});
-    WorkerPool::Settings settings = current;
-    settings.program = other.program;
-    settings.rowsHash = other.identity.rows;
-    settings.warm = 0;
-    settings.contexts.clear();
-    pools_.emplace(other.identity.rows, kj::heap<WorkerPool>(port, timer, std::move(settings)));
-  }
   pools_.emplace(currentRows(), kj::heap<WorkerPool>(port, timer, std::move(current)));
+  replaceOthers(others);
+}
+
+bool WorkerPools::replaceOthers(const std::vector<OtherWorker>& others) {
+  std::vector<WorkerVersion> versions = {versions_.front()};
+  std::map<uint64_t, kj::Own<WorkerPool>> pools;
+  pools.emplace(currentRows(), kj::mv(pools_.at(currentRows())));
+  pools_.erase(currentRows());
+  bool changed = false;
+  for (const OtherWorker& other : others) {
+    const uint64_t rows = other.identity.rows;
+    if (pools.contains(rows)) continue;
+    versions.push_back({rows, other.identity.release});
+    const auto had = pools_.find(rows);
+    if (had != pools_.end() && had->second->program().isSameFile(other.program)) {
+      pools.emplace(rows, kj::mv(had->second));
+      pools_.erase(had);
+      continue;
+    }
+    changed = true;
+    WorkerPool::Settings settings = otherSettings_;
+    settings.program = other.program;
+    settings.rowsHash = rows;
+    pools.emplace(rows, kj::heap<WorkerPool>(port_, timer_, std::move(settings)));
+  }
+  changed = changed || !pools_.empty() || versions != versions_;
+  for (auto& [rows, pool] : pools_) {
+    auto stopped = pool->stop("the worker program of its version was removed from this server, or replaced");
+    leaving_.add(stopped.attach(kj::mv(pool)));
+  }
+  pools_ = std::move(pools);
+  versions_ = std::move(versions);
+  return changed;
 }
 
 kj::Promise<kj::Own<WorkerChild>> WorkerPools::take(uint64_t rows, std::vector<int> ordinals,
@@ -60,7 +89,12 @@ std::string WorkerPools::releaseOf(uint64_t rows) const {
 kj::Promise<void> WorkerPools::stop() {
   kj::Vector<kj::Promise<void>> stopped;
   for (auto& [rows, pool] : pools_) stopped.add(pool->stop());
+  stopped.add(leaving_.onEmpty());
   return kj::joinPromises(stopped.releaseAsArray());
+}
+
+void WorkerPools::taskFailed(kj::Exception&& exception) {
+  GPUPOOL_ERROR("worker programs: %s", exception.getDescription().cStr());
 }
 
 }  // namespace gpupool::server

@@ -1,7 +1,7 @@
 #pragma once
 // The workers of a server's programs: of the current one, which are started ahead of time, and of other
 // builds', which are started when a session wants one. A session has workers of one program all its life:
-// that of its client's rows. Belongs to the event loop's thread.
+// that of its client's rows. The other programs may change meanwhile. Belongs to the event loop's thread.
 
 #include <map>
 #include <string>
@@ -15,15 +15,20 @@ namespace gpupool::server {
 struct WorkerVersion {  // schema::WorkerVersion
   uint64_t rows = 0;
   std::string release;
+  bool operator==(const WorkerVersion&) const = default;
 };
 
-class WorkerPools {
+class WorkerPools final : private kj::TaskSet::ErrorHandler {
  public:
   // release: of the current program. The others get the same settings, but for program and rows, and with
   // nothing ahead of time.
   WorkerPools(kj::UnixEventPort& port, kj::Timer& timer, WorkerPool::Settings current,
               const std::string& release = "", const std::vector<OtherWorker>& others = {});
   KJ_DISALLOW_COPY(WorkerPools);
+
+  // From now on these are the other programs. Sessions that run keep their workers; one whose program is not
+  // among them any more gets no other worker. versions() is a new list then. False: nothing has changed.
+  bool replaceOthers(const std::vector<OtherWorker>& others);
 
   // As WorkerPool's. Rejects at once where no program serves such clients, saying so.
   kj::Promise<kj::Own<WorkerChild>> take(uint64_t rows, std::vector<int> ordinals, kj::Duration bound);
@@ -47,9 +52,14 @@ class WorkerPools {
 
  private:
   const WorkerPool& current() const { return *pools_.at(currentRows()); }
+  void taskFailed(kj::Exception&& exception) override;
 
+  kj::UnixEventPort& port_;
+  kj::Timer& timer_;
+  WorkerPool::Settings otherSettings_;  // but for program and rows
   std::vector<WorkerVersion> versions_;
   std::map<uint64_t, kj::Own<WorkerPool>> pools_;  // by rows
+  kj::TaskSet leaving_;                            // pools whose program is gone, until their workers are
 };
 
 }  // namespace gpupool::server

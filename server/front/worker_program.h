@@ -21,6 +21,8 @@ class WorkerProgram {
       : WorkerProgram(std::string(path)) {}  // NOLINT(google-explicit-constructor)
 
   const std::string& path() const { return path_; }
+  // False also if one of the two could not be opened. A file that was written over is the same one.
+  bool isSameFile(const WorkerProgram& other) const;
   // For execveat; throws kj::Exception, saying why, where it could not be opened or was no executable.
   int descriptor() const;
 

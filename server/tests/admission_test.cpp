@@ -171,6 +171,44 @@ TEST_CASE("a session gets a worker of the program that its client names") {
                  "0000000000005678 of gpupool 0.0.8 on the server"));
 }
 
+TEST_CASE("programs of other builds come and go, and sessions that run keep their workers") {
+  Bench bench;
+  Opening running, late, back, again;
+  running.rowsHash = late.rowsHash = back.rowsHash = again.rowsHash = kOtherRows;
+  late.session = {2, 3}, back.session = {2, 4}, again.session = {2, 5};
+  REQUIRE(bench.open(running).empty());
+  CHECK(bench.pool->replaceOthers({}));
+  CHECK_FALSE(bench.pool->replaceOthers({}));
+  CHECK(contains(bench.open(late), "call rows 0000000000005678 here, 0000000000001234 on the server"));
+  CHECK(running.order('y').wait(bench.io.waitScope) == "y5678");
+
+  const std::string path = bench.folder.path + "/gpupool-worker-0.0.8";
+  const auto found = [&] {
+    return std::vector<OtherWorker>{{path, {.rows = kOtherRows, .frames = 4, .release = "0.0.8"}}};
+  };
+  CHECK(bench.pool->replaceOthers(found()));
+  CHECK_FALSE(bench.pool->replaceOthers(found()));  // the same file
+  REQUIRE(bench.open(back).empty());
+  std::filesystem::rename(path, path + "-before");
+  makeOtherWorker(bench.folder.path, FAKE_WORKER);
+  CHECK(bench.pool->replaceOthers(found()));
+  REQUIRE(bench.open(again).empty());
+  for (Opening* one : {&running, &back, &again}) CHECK(one->order('y').wait(bench.io.waitScope) == "y5678");
+}
+
+TEST_CASE("who waits for a worker of a program that is removed is told so") {
+  Bench bench;
+  const std::string path = bench.folder.path + "/slow";
+  std::ofstream(path) << "#!/bin/sh\nexec sleep 60\n";
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  bench.pool->replaceOthers({{path, {.rows = 0xabc, .frames = 4, .release = "0.0.7"}}});
+  auto worker = bench.pool->take(0xabc, {}, 60 * kj::SECONDS);
+  bench.pool->replaceOthers({});
+  CHECK(contains(failure([&] { worker.wait(bench.io.waitScope); }), "was removed from this server"));
+  CHECK(contains(failure([&] { bench.pool->take(0xabc, {}, 60 * kj::SECONDS).wait(bench.io.waitScope); }),
+                 "version mismatch"));
+}
+
 TEST_CASE("unknown, closing and crowded leases are refused") {
   Bench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 1; });
   Opening unknown;

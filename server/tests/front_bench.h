@@ -39,6 +39,8 @@ struct Seen {
   std::vector<uint64_t> epochs;
   std::vector<std::vector<Id>> running;
   uint64_t rows = 0;
+  std::vector<uint64_t> workers;  // by their rows
+  int workersTold = 0;
   std::vector<Id> activeLeases;
   std::vector<std::pair<Id, std::vector<uint64_t>>> suspended;
   uint32_t overcommitPercent = 0;
@@ -85,6 +87,7 @@ class FakeManager final : public schema::Manager::Server {
       for (auto id : report.getRunning()) ids.push_back(schema::read(id));
     }
     seen_.rows = info.getRowsHash();
+    noteWorkers(info.getWorkers());
     seen_.control = context.getParams().getControl();
     seen_.known = true;
     context.getResults().setBeatMs(30);
@@ -94,6 +97,7 @@ class FakeManager final : public schema::Manager::Server {
     const auto params = context.getParams();
     ++seen_.beats;
     if (seen_.mute) return kj::NEVER_DONE;
+    if (params.getWorkers().size() != 0) noteWorkers(params.getWorkers());
     seen_.activeLeases.clear();
     for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(schema::read(id));
     seen_.suspended.clear();
@@ -119,6 +123,11 @@ class FakeManager final : public schema::Manager::Server {
   }
 
  private:
+  void noteWorkers(capnp::List<schema::WorkerVersion>::Reader workers) {
+    ++seen_.workersTold;
+    seen_.workers.clear();
+    for (auto worker : workers) seen_.workers.push_back(worker.getRowsHash());
+  }
   Seen& seen_;
 };
 

@@ -294,3 +294,31 @@ TEST_CASE("a server's next life knows the epochs it has granted") {
   CHECK(contains(failure([&] { bench.grant({1, 2}, 41); }), "not higher than 41"));
   bench.grant({1, 2}, 42);
 }
+
+TEST_CASE("worker programs come and go without a restart, and the manager is told") {
+  Folder programs;
+  Bench bench(true, false, [&](ServerOptions& options) { options.workers = programs.path; });
+  bench.until([&] { return bench.seen.beats > 0; });
+  CHECK(bench.seen.workers == std::vector<uint64_t>{kRows});
+  bench.grant({1, 1}, 1);
+  Opening running, late, current;
+  running.rowsHash = late.rowsHash = kOtherRows;
+  late.session = {2, 4}, current.session = {2, 5};
+  CHECK(contains(bench.open(running), "version mismatch"));
+
+  const std::string program = makeOtherWorker(programs.path, FAKE_WORKER);
+  bench.front->lookAgain();
+  bench.until([&] { return bench.seen.workers == std::vector<uint64_t>{kRows, kOtherRows}; });
+  REQUIRE(bench.open(running).empty());
+  CHECK(running.order('y').wait(bench.io.waitScope) == "y5678");
+
+  std::filesystem::remove(program);
+  bench.front->lookAgain();
+  bench.front->lookAgain();
+  bench.until([&] { return bench.seen.workers == std::vector<uint64_t>{kRows}; });
+  CHECK(contains(bench.open(late), "version mismatch"));
+  CHECK(running.order('y').wait(bench.io.waitScope) == "y5678");
+  REQUIRE(bench.open(current).empty());
+  CHECK(bench.seen.joins == 1);
+  CHECK(bench.seen.workersTold == 3);  // not with every beat
+}

@@ -54,7 +54,29 @@ course now gpupool
 check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
 check "nobody is refused" no_refusal
 
+case_of "a manager of before gpupool drain"
+end_pool
+background "$bin/gpupool-manager" --config /dev/null --socket "$folder/real.sock" --store memory >"$folder/manager.log" 2>&1
+until_true test -S "$folder/real.sock"
+background "$bin/manager_before" "$folder/manager.sock" "$folder/real.sock"
+until_true test -S "$folder/manager.sock" || fail "it does not come"
+server now gpupool-server
+launch stays gpupool "$library" --server now --transport ucx
+older="the pool's manager is of an older gpupool, and drains no server: upgrade it first"
+for options in "" "--wait 1h" "--no-move"; do
+  # shellcheck disable=SC2086
+  run gpupool drain $options now
+  check "drain $options: exit status $status" test "$status" -eq 1
+  check "drain $options says what to do, in one line" one_line "$err" "$older\$"
+  check "drain $options says nothing else: $out" test -z "$out"
+done
+check "nothing has changed: $(gpupool servers)" alive gpupool now
+check "it is not cordoned: $(gpupool servers)" test -z "$(gpupool servers | grep cordoned)"
+ends_well stays
+end_pool
+
 case_of "two versions before is too old"
+manager manager_after
 GPUPOOL_SOFT_DEVICES=1 background "$bin/server_before" --config /dev/null --name old --manager "$GPUPOOL_MANAGER" \
   --state "$folder/old" --driver "$(dirname "$library")/libcuda-soft.so" --warm 1 2>"$folder/old.log"
 refusal="version mismatch: the pool's manager speaks pool protocol [0-9]+ to [0-9]+, its caller speaks [0-9]+; upgrade its caller first"
