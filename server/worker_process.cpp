@@ -263,8 +263,8 @@ void WorkerProcess::watchClient(int clientGone) {
   if (write(news_, &one, sizeof one) < 0) GPUPOOL_WARNING("the client is not watched: %s", strerror(errno));
 }
 
-void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
-                          std::chrono::milliseconds grace, int clientGone) {
+// Why the session is to end; empty: nobody needs to know any more.
+std::string WorkerProcess::awaitEnd(std::chrono::milliseconds grace, int clientGone) {
   pollfd waiting[5] = {{descriptor_, POLLIN, 0},
                        {signalDescriptor, POLLIN, 0},
                        {done_, POLLIN, 0},
@@ -273,14 +273,14 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
   std::string reason;
   while (reason.empty()) {
     if (poll(waiting, 5, -1) < 0) continue;
-    if (waiting[2].revents != 0) return;
+    if (waiting[2].revents != 0) return "";
     if (waiting[4].revents != 0) {
       uint64_t count = 0;
       if (::read(news_, &count, sizeof count) < 0) waiting[4].fd = -1;
       waiting[3] = {clientGone_.load(), POLLIN, 0};
     }
     if (waiting[3].revents != 0) {
-      if (endsWithin(grace)) return;
+      if (endsWithin(grace)) return "";
       GPUPOOL_WARNING("the client is gone, and the driver does not return from a call");
       reportEnded("client gone; the driver did not come back from a call");
       _exit(kExitStopped);
@@ -293,6 +293,13 @@ void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
     if (waiting[0].revents == 0) continue;
     if (std::string ordered = obey(); reason.empty()) reason = std::move(ordered);
   }
+  return reason;
+}
+
+void WorkerProcess::watch(const std::function<void(const std::string&)>& stop,
+                          std::chrono::milliseconds grace, int clientGone) {
+  const std::string reason = awaitEnd(grace, clientGone);
+  if (reason.empty()) return;
   {
     std::lock_guard lock(memoryMutex_);
     stopping_.store(true, std::memory_order_release);

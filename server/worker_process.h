@@ -259,6 +259,7 @@ class WorkerProcess {
  private:
   void watch(const std::function<void(const std::string&)>& stop, std::chrono::milliseconds grace,
              int clientGone);
+  std::string awaitEnd(std::chrono::milliseconds grace, int clientGone);
   bool endsWithin(std::chrono::milliseconds time) const;
   template <class Fill>
   bool report(Fill&& fill, int flags = 0);

@@ -300,14 +300,11 @@ Manifest Checkpoints::describe(const Grant& grant) const {
   return manifest;
 }
 
-kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, uint32_t drainMs,
-                                                                     const std::string& name, bool held) {
-  const Grant* grant = leases_.admissible(lease);
-  if (grant == nullptr) return checkpointFailure("the lease ended meanwhile");
+std::shared_ptr<Checkpoints::Job> Checkpoints::makeJob(const Grant& grant, bool held) const {
   auto job = std::make_shared<Job>();
-  job->manifest = describe(*grant);
+  job->manifest = describe(grant);
   job->manifest.held = held;
-  for (const uint64_t number : sessions_.numbers(lease)) {
+  for (const uint64_t number : sessions_.numbers(grant.id)) {
     const SessionFacts* facts = sessions_.facts(number);
     if (facts == nullptr) continue;
     auto& session = job->manifest.sessions.emplace_back();
@@ -322,9 +319,17 @@ kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, u
     one.rowsHash = facts->rowsHash;
     one.who = sessions_.describe(number);
   }
+  job->cut = std::make_shared<Cut>(job->sessions.size());
+  return job;
+}
+
+kj::Promise<std::shared_ptr<Checkpoints::Job>> Checkpoints::writeAll(Id lease, uint32_t drainMs,
+                                                                     const std::string& name, bool held) {
+  const Grant* grant = leases_.admissible(lease);
+  if (grant == nullptr) return checkpointFailure("the lease ended meanwhile");
+  auto job = makeJob(*grant, held);
   if (job->sessions.empty()) return checkpointFailure("the lease has no session: there is nothing to write");
   if (held) notes_.write(lease, {job->manifest.id, name, settings_.server});
-  job->cut = std::make_shared<Cut>(job->sessions.size());
   auto begun = tidied_.addBranch().then([job, folder = folder_, name](bool) {
     return beside<bool>([job, folder, name] {
       job->path = folder->pathOf(name);

@@ -85,6 +85,8 @@ class Checkpoints final : private kj::TaskSet::ErrorHandler {
   kj::Promise<Suspended> leave(Id lease, uint32_t drainMs, const std::string& name);
   kj::Promise<std::shared_ptr<Job>> write(Id lease, uint32_t drainMs, const std::string& name, bool held);
   kj::Promise<std::shared_ptr<Job>> writeAll(Id lease, uint32_t drainMs, const std::string& name, bool held);
+  // Of the lease's sessions, as they are now.
+  std::shared_ptr<Job> makeJob(const Grant& grant, bool held) const;
   kj::Promise<void> writeOne(std::shared_ptr<Job> job, size_t index, uint32_t drainMs);
   static void writeFile(int socket, const std::shared_ptr<Job>& job, size_t index);
   static Checkpointed resultOf(const Job& job);

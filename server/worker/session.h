@@ -257,6 +257,7 @@ class Session {
   static std::vector<uint64_t> limits(const SessionStart& start);
   // session_greeting.cpp
   bool greet(std::string& reason);
+  void fillGreeting(schema::WorkerHello& hello);
   std::string judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const;
   // Behind the hello of a session that has moved here.
   bool nameHostRegions();

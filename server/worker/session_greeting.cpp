@@ -60,6 +60,22 @@ std::string Session::judgeGreeting(std::span<const std::byte> message, schema::C
   return "";
 }
 
+// What a client needs to know that is let in.
+void Session::fillGreeting(schema::WorkerHello& hello) {
+  space_.addStaging(views_.staging());
+  auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
+  hello.words = name(connection_->share(words_.memory()));
+  hello.staging = name(connection_->share(views_.staging()));
+  hello.stagingAddress = reinterpret_cast<uint64_t>(views_.staging()->data());
+  hello.stagingBytes = views_.staging()->size();
+  driver_.cuDriverGetVersion(&hello.driverVersion);
+  hello.softwareDriver = driver_.software();
+  const Numbers served = numbers();
+  hello.lastFrame = served.lastFrame;
+  hello.lastAside = served.lastAside;
+  describe(driver_, objects_.devices(), limits(start_), hello);
+}
+
 bool Session::greet(std::string& reason) {
   std::span<const std::byte> message;
   while (message.empty() && waitsFor(*connection_, stopping_))
@@ -84,18 +100,7 @@ bool Session::greet(std::string& reason) {
     if (space < 0) refusal = CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (reason.empty()) {
-    space_.addStaging(views_.staging());
-    auto name = [](transport::Region region) { return schema::RegionName{region.id, region.generation}; };
-    hello->words = name(connection_->share(words_.memory()));
-    hello->staging = name(connection_->share(views_.staging()));
-    hello->stagingAddress = reinterpret_cast<uint64_t>(views_.staging()->data());
-    hello->stagingBytes = views_.staging()->size();
-    driver_.cuDriverGetVersion(&hello->driverVersion);
-    hello->softwareDriver = driver_.software();
-    const Numbers served = numbers();
-    hello->lastFrame = served.lastFrame;
-    hello->lastAside = served.lastAside;
-    describe(driver_, objects_.devices(), limits(start_), *hello);
+    fillGreeting(*hello);
   } else {
     hello->status = refusal;
     std::snprintf(hello->text, sizeof hello->text, "%s", reason.c_str());
