@@ -43,7 +43,8 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent
       disturb_(disturbOfEnvironment()),
       walls_(wallsFor(options_)),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
-      accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))) {}
+      accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))),
+      tasks_(*this) {}
 
 Front::~Front() = default;
 

@@ -129,6 +129,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<kj::ConnectionReceiver> network_;
   kj::Own<Membership> membership_;
   kj::Own<kj::TaskSet> accepting_;  // ended first
+  kj::TaskSet tasks_;               // the rest
 };
 
 }  // namespace gpupool::server

@@ -34,7 +34,8 @@ bool Images::offer(const schema::ImageName& name) {
 }
 
 CUresult Images::append(const schema::ImageName& name, size_t offset, std::span<const std::byte> data) {
-  if (data.empty()) return CUDA_SUCCESS;  // of code that is here; where it is not, its load says so
+  // Of code that is here; where it is not, its load says so.
+  if (data.empty() && name.bytes != 0) return CUDA_SUCCESS;
   std::lock_guard lock(mutex_);
   auto found = held_.find(key(name));
   if (found == held_.end()) {

@@ -193,6 +193,10 @@ TEST_CASE("images: pieces, in order, checked, held for the loads that were annou
   CHECK_FALSE(images.offer(longer));
   schema::ImageName none;
   CHECK(images.append(none, 0, {}) == CUDA_ERROR_OUT_OF_MEMORY);
+  // A piece without bytes takes nothing, and stands for none.
+  const auto lacking = nameOf(std::vector<std::byte>(60000, std::byte{9}));
+  CHECK(images.append(lacking, 0, {}) == CUDA_SUCCESS);
+  CHECK(images.take(lacking) == nullptr);
   auto vast = name;
   vast.bytes = Images::kMostBytes + 1;
   CHECK(images.append(vast, 0, all) == CUDA_ERROR_OUT_OF_MEMORY);
