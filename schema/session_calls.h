@@ -166,7 +166,7 @@ CUresult sessionGreenCreate(CUgreenCtx* green, CUdevice device, const SmSource* 
                             unsigned flags);
 
 // ---- code ----
-// have = 1: the worker holds an image of that content; otherwise send it in pieces, then load.
+// have = 1: the worker has an image of that content; else send it in pieces, then load. bytes = 0: no piece.
 CUresult sessionImageOffer(ImageName image, unsigned* have);
 CUresult sessionImageData(ImageName image, size_t offset, const unsigned char* data, size_t bytes);
 // kind: 0 bare fatbin / ELF / PTX as is; 1 fatbin wrapper version 1; 2 wrapper version 2 around it.
