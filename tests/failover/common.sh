@@ -13,6 +13,8 @@ says_ready() { grep -q ready "$folder/$1.out"; }
 launch() {
   local name=$1
   shift
+  : >"$folder/$name.out" # not what one of that name said before
+  : >"$folder/$name.err"
   rm -f "$folder/$name.in"
   mkfifo "$folder/$name.in"
   exec 9<>"$folder/$name.in"

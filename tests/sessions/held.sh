@@ -22,6 +22,7 @@ print(next(one["lastBeatMs"] for one in json.load(sys.stdin) if one["name"] == "
 # launch WORDS...: steady_work until it is told to end, in a lease of these options. Sets program and lease.
 work=(--mib 32 --pause 2)
 launch() {
+  : >"$folder/program.out" # not what the one before said
   rm -f "$folder/end"
   "$bin/gpupool" run --memory 512MiB "$@" -- "${launcher[@]}" "$programs/steady_work" "${work[@]}" --until "$folder/end" --ready \
     >"$folder/program.out" 2>"$folder/program.err" </dev/null &

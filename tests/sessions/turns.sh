@@ -17,6 +17,7 @@ has_turned() { [ "$(turns_of_all)" -ge "$1" ]; }
 work() { # work NAME MEMORY WORDS...: a program of that name, in the background
   local name=$1 memory=$2
   shift 2
+  : >"$folder/$name.out" # not what one of that name said before
   "$bin/gpupool" run --transport "$transport" --memory "$memory" "${terms[@]}" -- "${steady_work[@]}" "$@" \
     <&0 >"$folder/$name.out" 2>"$folder/$name.err" &
   pid[$name]=$!
