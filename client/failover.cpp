@@ -125,7 +125,7 @@ bool Session::goOn() {
       why += " (the checkpoint is " + std::to_string(log_->keptAge().count()) + "s old)";
     done = why.empty();
     again = !done && !cancelled() && nextHasDied(next, why);
-    if (again) lost = serverLost_ ? transport::plainWords(next.connection->reason()) : "";
+    if (again) lost = lossOf(next, why);
   }
   if (!done) {
     GPUPOOL_INFO("the session does not go on: %s", why.c_str());
@@ -147,16 +147,22 @@ bool Session::goOn() {
 }
 
 // The log still has all that was sent since the checkpoint. The server says whether there is one more worker:
-// it restores a checkpoint twice at most.
+// it restores a checkpoint twice at most. Of one that died before it was reached, or with its server, nobody
+// here can tell which: the holder finds out.
 bool Session::nextHasDied(const NextWorker& next, const std::string& why) {
-  if (next.connection == nullptr || !provesGone(*next.connection) || !mayGoOver(*next.connection))
-    return false;
-  serverLost_ = !isFailover(next.connection->reason());
+  const bool unreached = next.connection == nullptr;
+  if (unreached ? !next.given : !provesGone(*next.connection) || !mayGoOver(*next.connection)) return false;
+  serverLost_ = unreached ? holderKeeps_ : !isFailover(next.connection->reason());
   GPUPOOL_INFO("the worker of epoch %u has died, too, before the session went on: %s", next.epoch,
                why.c_str());
   beside_ = nullptr;
   std::lock_guard lock(moveMutex_);
   return course_.failOverAgain(next.epoch + 1);
+}
+
+std::string Session::lossOf(const NextWorker& next, const std::string& why) const {
+  if (!serverLost_) return "";
+  return next.connection == nullptr ? why : transport::plainWords(next.connection->reason());
 }
 
 std::string Session::makeAgain(NextWorker& next) {

@@ -336,6 +336,7 @@ class Session {
     schema::WorkerHello hello;
     std::vector<schema::MovedRegion> regions;
     bool replaces = false;  // a dead one: its pinned memory is that of the checkpoint
+    bool given = false;     // the holder knows one, whether it can be reached or not
   };
   using Stage = MoveCourse::Stage;
   void hearMove(const schema::Notice& notice, const schema::MovedBody& moved);
@@ -356,8 +357,8 @@ class Session {
   // To no worker yet: the session is in files.
   void goAway();
   bool isHeld() const;
-  // A connection to the session's next worker, through the holder. Null: why.
-  std::unique_ptr<transport::Connection> dial(uint32_t epoch, std::string& why);
+  // A connection to the session's next worker, through the holder. Null: why. given: there is one.
+  std::unique_ptr<transport::Connection> dial(uint32_t epoch, bool& given, std::string& why);
   bool greetNext(NextWorker& next, std::string& why) const;
   // ---- the worker has died (failover.cpp) ----
 
@@ -372,9 +373,10 @@ class Session {
   // False: the session does not go on; where that is to be said, it was.
   bool failOver(const transport::Connection& gone);
   bool goOn();
+  bool nextHasDied(const NextWorker& next, const std::string& why);
+  std::string lossOf(const NextWorker& next, const std::string& why) const;
   // All that was sent since the checkpoint is with the new worker, and this session goes over to it. "" or
   // why not.
-  bool nextHasDied(const NextWorker& next, const std::string& why);
   std::string makeAgain(NextWorker& next);
   void hearUnseen(const Replay& replay);
   bool keepReadersAway();
@@ -455,7 +457,8 @@ class Session {
   MoveCourse course_;
   bool moverRuns_ = false;
   std::atomic<const MoveHooks*> moveHooks_{nullptr};
-  std::function<std::unique_ptr<transport::Connection>(uint32_t epoch, std::string& why)> dial_;  // tests
+  std::function<std::unique_ptr<transport::Connection>(uint32_t epoch, bool& given, std::string& why)>
+      dial_;                      // tests
   int owedReplies_ = 0;           // of the holder, to requests that were given up; the mover's
   std::unique_ptr<CallLog> log_;  // null: the session is not protected
   bool goesOnDifferent_ = false;

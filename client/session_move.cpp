@@ -243,8 +243,8 @@ void Session::goOver() {
 
 // ---- the new worker ----
 
-std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, std::string& why) {
-  if (dial_) return dial_(epoch, why);
+std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given, std::string& why) {
+  if (dial_) return dial_(epoch, given, why);
   OpenedSession opened;
   // The holder bounds how long a session that is nowhere is waited for: as long as it has the lease.
   const bool held = isHeld();
@@ -253,6 +253,7 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, std::string
       holder_, schema::rowsHash(), wish, opened, owedReplies_, held ? kForLong : kReachBound,
       [this] { return moveIsOver(); }, why);
   if (status != CUDA_SUCCESS) return nullptr;
+  given = true;
   CUresult ignored = CUDA_SUCCESS;
   return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
 }
@@ -266,7 +267,7 @@ bool Session::reachNext(NextWorker& next, std::string& why) {
     why = "the worker named epoch " + std::to_string(next.epoch) + " behind " + std::to_string(epoch_);
     return false;
   }
-  next.connection = dial(next.epoch, why);
+  next.connection = dial(next.epoch, next.given, why);
   if (next.connection == nullptr) return false;
   beside_ = next.connection.get();
   if (next.connection->mapsMemory() != mapsMemory_) {

@@ -208,7 +208,7 @@ namespace gpupool::client {
 int sessionDevice(CUdevice device) { return device; }
 
 struct SessionSeam {
-  using Dial = std::function<std::unique_ptr<transport::Connection>(uint32_t, std::string&)>;
+  using Dial = std::function<std::unique_ptr<transport::Connection>(uint32_t, bool&, std::string&)>;
   SessionSeam(std::unique_ptr<transport::Connection> connection, Dial dial, bool isProtected) {
     if (isProtected) session->log_ = std::make_unique<CallLog>(CallLog::Limits{1 << 20, 1 << 20});
     session->mapsMemory_ = connection->mapsMemory();
@@ -258,7 +258,8 @@ struct Pool {
     old = std::make_unique<Worker>(std::move(far), 1, served);
     old->serve();
     seam = std::make_unique<SessionSeam>(
-        std::move(near), [this](uint32_t number, std::string& why) { return dial(number, why); },
+        std::move(near),
+        [this](uint32_t number, bool& given, std::string& why) { return dial(number, given, why); },
         isProtected);
     for (int i = 0; i < threads; ++i) traffic.emplace_back([this, i] { use(static_cast<uint64_t>(i)); });
     if (threads != 0) traffic.emplace_back([this] { useAside(); });
@@ -296,11 +297,13 @@ struct Pool {
     worker.join();
     return {std::move(near), std::move(far)};
   }
-  std::unique_ptr<Connection> dial(uint32_t number, std::string& why) {
+  std::unique_ptr<Connection> dial(uint32_t number, bool& given, std::string& why) {
     ++dialled;
     if (onDial) onDial();
-    if (!reachable) {
-      why = "nobody is there";
+    given = reachable;
+    if (!reachable || unreached != 0) {
+      if (reachable) --unreached;
+      why = reachable ? "no greeting" : "nobody is there";
       return nullptr;
     }
     auto [near, far] = connected();
@@ -410,7 +413,7 @@ struct Pool {
   std::mutex dialling;  // old and next change hands
   std::atomic<bool> stop{false}, reachable{true};
   std::atomic<uint64_t> calls{0}, failures{0};
-  std::atomic<int> dialled{0};
+  std::atomic<int> dialled{0}, unreached{0};  // so many more dials reach nobody
   std::function<void()> onDial;
   std::function<void(schema::WorkerHello&)> alter;
   std::vector<schema::MovedRegion> regions;

@@ -149,6 +149,11 @@ TEST_CASE(
     pool.reachable = false;
     goesOn = false;
   }
+  SECTION("the next one has died before it is reached") { pool.unreached = 1; }
+  SECTION("so have all that follow") {
+    pool.unreached = 100;
+    goesOn = false;
+  }
   SECTION("it is not restored") {
     words = "the worker was killed";
     goesOn = false;

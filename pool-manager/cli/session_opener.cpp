@@ -176,13 +176,31 @@ kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool:
   });
 }
 
+namespace {
+
+// A server closes a connection on which nothing comes for a while (--handshake-time), as it may be where many
+// programs begin at once. A session that moves is not tried again: it may be there already.
+kj::Promise<OpenSession> openPatiently(kj::AsyncIoProvider& io, const pool::Lease& lease,
+                                       const SessionWish& wish, const Route& route, unsigned tries) {
+  return connectTo(io, route.address)
+      .then([&io, &lease, wish, route, tries](kj::Own<kj::AsyncIoStream> stream) {
+        return openOver(kj::mv(stream), lease, wish, route.transport)
+            .catch_([&io, &lease, wish, route, tries](kj::Exception&& error) -> kj::Promise<OpenSession> {
+              const bool closed = error.getType() == kj::Exception::Type::DISCONNECTED &&
+                                  schema::faultOf(error).kind != schema::FaultKind::open;
+              if (!closed || wish.moves() || tries == 1) return kj::mv(error);
+              return openPatiently(io, lease, wish, route, tries - 1);
+            });
+      });
+}
+
+}  // namespace
+
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit) {
+  constexpr unsigned kTries = 3;
   const Route route = chooseRoute(lease.server, wish.transport);
-  auto opened =
-      connectTo(io, route.address).then([&lease, wish, route](kj::Own<kj::AsyncIoStream> stream) mutable {
-        return openOver(kj::mv(stream), lease, std::move(wish), route.transport);
-      });
+  auto opened = openPatiently(io, lease, wish, route, kTries);
   const std::string where = "server " + lease.server.name + " at " + route.address;
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(opened))

@@ -69,7 +69,8 @@ kj::Promise<kj::Own<kj::AsyncIoStream>> openWithout(kj::AsyncIoProvider& io, con
 kj::Promise<OpenSession> openOver(kj::Own<kj::AsyncIoStream> stream, const pool::Lease& lease,
                                   SessionWish wish, std::string transport);
 
-// Resolves within `limit`. `lease` stays alive until then. Fails with toException(OpenFailure).
+// Resolves within `limit`. `io` and `lease` stay alive until then. A new session that is cut off in the
+// middle of the handshake is tried again, twice. Fails with toException(OpenFailure).
 kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease& lease, SessionWish wish,
                                      kj::Duration limit);
 

@@ -260,7 +260,11 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
         out.setProof(kj::arrayPtr(reinterpret_cast<const kj::byte*>(proof.data()), proof.size()));
         return capnp::writeMessage(stream, exchange.challenge);
       })
-      .then([&stream]() { return capnp::readMessage(stream); })
+      .then([this, &stream]() -> kj::Promise<kj::Own<capnp::MessageReader>> {
+        if (cutsOff == 0) return capnp::readMessage(stream);
+        --cutsOff;
+        return KJ_EXCEPTION(DISCONNECTED, "cut off");
+      })
       .then([this, &stream, &exchange](kj::Own<capnp::MessageReader> message) {
         const std::string proof = pool::bytes(message->getRoot<schema::SessionProof>().getProof());
         const Digest expected =

@@ -47,6 +47,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   Credentials credentials;                        // for a manager that wants a token
   bool muteRevokes = false;                       // never answers a revoke
   std::string refuseSessions;                     // not empty: who asks for one is told so
+  unsigned cutsOff = 0;                           // so many handshakes end behind the challenge
   bool forgeProof = false;                        // does not know the session key
   uint64_t rowsHash = 0x1234;
   fabric::Fabric fabric;  // told when joining, and by the next beat if tellFabric

@@ -152,6 +152,21 @@ TEST_CASE_METHOD(Fixture, "a server that does not know the key is found out") {
   CHECK(server->sessions == 0);
 }
 
+// As a server does with one that was too slow.
+TEST_CASE_METHOD(Fixture, "a new session that is cut off in the handshake is tried again, twice") {
+  startAll();
+  makeHolder();
+  server->cutsOff = 2;
+  CHECK(open(request()).reply.status == Status::ok);
+  CHECK(server->cutsOff == 0);
+  CHECK(server->sessions == 1);
+  server->cutsOff = 4;
+  const Opened opened = open(request());
+  CHECK(opened.reply.status == Status::serverLost);
+  CHECK(contains(opened.reply.text, "server a at unix:"));
+  CHECK(server->cutsOff == 1);
+}
+
 TEST_CASE_METHOD(Fixture, "a server that went away is a lost server, within the limit") {
   startAll();
   makeHolder();

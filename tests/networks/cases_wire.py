@@ -39,7 +39,7 @@ def one_condition(bench, conditions, seconds):
     network.set(**conditions)
     before = network.stats()
     try:
-        program = pool.run([bench.load, "check", str(seconds)])
+        program = pool.run([bench.load, "check", str(seconds), "4"])  # MiB at least: frames for the wire to spoil
         status, _ = program.end(seconds + 60)
         after = network.stats()
     finally:

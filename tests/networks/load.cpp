@@ -1,8 +1,9 @@
 // The program that the network tests run: it keeps a session busy in one way, checks every byte that comes
 // back, and says what became of it.
 //
-//   network_load check SECONDS     round after round: copies there and back, pageable and pinned, a kernel
-//                                  between them, a memset, a host function; everything compared
+//   network_load check SECONDS [MIB] round after round: copies there and back, pageable and pinned, a kernel
+//                                  between them, a memset, a host function; everything compared; until so
+//                                  many MiB have moved, too
 //   network_load idle SECONDS      holds a session and calls nothing; then one check
 //   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
 //   network_load held SECONDS      round after round, once a line came on stdin: what a slow host function
@@ -172,7 +173,8 @@ class Rounds {
   uint64_t moved_ = 0;
 };
 
-void checkRounds(double seconds) {
+// For so long, and until so much has moved, however slow the machine is.
+void checkRounds(double seconds, uint64_t leastBytes) {
   Rounds rounds;
   say("ready");
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
@@ -184,7 +186,7 @@ void checkRounds(double seconds) {
       told = Clock::now();
       say("round " + std::to_string(round));
     }
-  } while (Clock::now() < end);
+  } while (Clock::now() < end || rounds.moved() < leastBytes);
   say("right: " + std::to_string(round) + " rounds, " + std::to_string(rounds.moved()) + " bytes");
 }
 
@@ -323,9 +325,12 @@ int main(int count, char** words) {
   if (count != 3 && count != 4) return std::fprintf(stderr, "usage: network_load KIND SECONDS [MIB]\n"), 2;
   const std::string kind = words[1];
   const double seconds = std::strtod(words[2], nullptr);
-  if (kind == "check") return checkRounds(seconds), 0;
+  const auto mib = [&](uint64_t otherwise) {
+    return (count == 4 ? std::strtoull(words[3], nullptr, 10) : otherwise) << 20;
+  };
+  if (kind == "check") return checkRounds(seconds, mib(0)), 0;
   if (kind == "idle") return idle(seconds), 0;
   if (kind == "wait") return waitForever(), 0;
   if (kind == "held") return held(seconds), 0;
-  return flood(kind, seconds, (count == 4 ? std::strtoull(words[3], nullptr, 10) : 32) << 20);
+  return flood(kind, seconds, mib(32));
 }
