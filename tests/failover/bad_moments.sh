@@ -38,12 +38,12 @@ server first
 
 if [ "$part" = room ]; then
 case_of "a holder that has room for one of two programs"
-protect=(--protect --protect-interval 1s --protect-size 200MiB) # each checkpoint has 128 MiB
+protect=(--protect --protect-interval 1s --protect-size 256MiB) # each has 96 MiB that change, beside those of the one before
 wish=(--server first)
 # The first one waits, so that its checkpoint stays what it is.
 # shellcheck disable=SC2016
 launch room bash -c '"${@:2}" --rounds 1 --ready <&0 & for _ in {1..600}; do [ -e "$1/two-begins" ] && break; sleep 0.1; done
-  "${@:2}" --pause 300 --until "$1/two" & wait' "" "$folder" "${launcher[@]}" "$programs/steady_work" --mib 4
+  "${@:2}" --pause 300 --until "$1/two" & wait' "" "$folder" "${launcher[@]}" "$programs/steady_work" --mib 96
 check "the first one is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is .* old, 1[0-9][0-9] MiB'
 touch "$folder/two-begins"
 check "there is no room for what the second has: $(said)" until_true says_of_it 'its holder: no room for it: '
