@@ -90,11 +90,15 @@ bool readFile(const char* path, std::vector<char>& bytes) {
   std::FILE* file = path == nullptr ? nullptr : std::fopen(path, "rb");
   if (file == nullptr) return false;
   char block[65536];
-  for (size_t n; (n = std::fread(block, 1, sizeof block, file)) > 0;)
+  size_t n = sizeof block;
+  while (n == sizeof block) {
+    n = std::fread(block, 1, sizeof block, file);
     bytes.insert(bytes.end(), block, block + n);
+  }
+  const bool whole = std::ferror(file) == 0;
   std::fclose(file);
   bytes.push_back(0);
-  return true;
+  return whole;
 }
 
 namespace {
