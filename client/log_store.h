@@ -30,18 +30,17 @@ class LogStore {
     const uint64_t index = position - blocksBegin_;
     return blocks_[index / kEntries][index % kEntries];
   }
-  Entry& add(const Entry& entry) {
+  void add(const Entry& entry) {
     const uint64_t index = end_ - blocksBegin_;
     if (index / kEntries == blocks_.size()) blocks_.push_back(take(spareBlocks_, kEntries));
-    ++end_;
-    return at(end_ - 1) = entry;
+    at(end_++) = entry;
   }
   // Copies bytes, for the entry that is added next; they are there until it is dropped.
   std::span<std::byte> copy(std::span<const std::byte> bytes) {
     if (bytes.empty()) return {};
     if (bytes.size() > kChunk / 8) return adopt({bytes.begin(), bytes.end()});
-    if (chunks_.empty() || chunks_.back().used + bytes.size() > chunks_.back().size)
-      chunks_.push_back({take(spareChunks_, kChunk), kChunk, 0, 0});
+    if (chunks_.empty() || chunks_.back().used + bytes.size() > kChunk)
+      chunks_.push_back({take(spareChunks_, kChunk), 0, 0});
     Chunk& chunk = chunks_.back();
     std::byte* to = chunk.bytes.get() + chunk.used;
     std::memcpy(to, bytes.data(), bytes.size());
@@ -73,7 +72,7 @@ class LogStore {
   using Pieces = std::vector<std::unique_ptr<T[]>>;
   struct Chunk {
     std::unique_ptr<std::byte[]> bytes;
-    size_t size = 0, used = 0;
+    size_t used = 0;
     uint64_t last = 0;  // the last entry that has bytes there
   };
   template <class T>

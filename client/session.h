@@ -161,10 +161,10 @@ class Session {
 
   // ---- protected sessions (client/call_log.h)
   bool isProtected() const { return log_ != nullptr; }
-  // CallLog::keepCode; null, too, where the session is not protected.
+  // CallLog::keepCode, of a protected session.
   std::shared_ptr<const CallLog::Code> keepCode(const schema::ImageName& name,
                                                 std::span<const std::byte> bytes, bool stays) {
-    return log_ == nullptr ? nullptr : log_->keepCode(name, bytes, stays);
+    return log_->keepCode(name, bytes, stays);
   }
   // Inside transfers(), before the put.
   void notePut(CallLog::Place place, uint64_t at, const void* from, size_t bytes) {

@@ -253,9 +253,13 @@ CUresult sendImage(CUcontext context, std::span<const std::byte> bytes, schema::
   name = nameOfImage(bytes);
   unsigned have = 0;
   CUresult status = session.await<"sessionImageOffer">(context, name, &have);
-  Dl_info file{};
-  const auto kept = have == 0 ? nullptr : session.keepCode(name, bytes, dladdr(bytes.data(), &file) != 0);
-  if (have != 0 && kept == nullptr) return status;
+  std::shared_ptr<const CallLog::Code> kept;
+  if (have != 0) {
+    if (!session.isProtected()) return status;
+    Dl_info file{};
+    kept = session.keepCode(name, bytes, dladdr(bytes.data(), &file) != 0);
+    if (kept == nullptr) return status;
+  }
   for (size_t at = 0; status == CUDA_SUCCESS && at < bytes.size(); at += CallLog::kCodePiece) {
     const size_t n = have != 0 ? 0 : std::min(CallLog::kCodePiece, bytes.size() - at);
     status = session.post<"sessionImageData">(context, name, at,

@@ -180,8 +180,8 @@ namespace {
 
 // A server closes a connection on which nothing comes for a while (--handshake-time), as it may be where many
 // programs begin at once. A session that moves is not tried again: it may be there already.
-kj::Promise<OpenSession> openPatiently(kj::AsyncIoProvider& io, const pool::Lease& lease,
-                                       const SessionWish& wish, const Route& route, unsigned tries) {
+kj::Promise<OpenSession> openInTries(kj::AsyncIoProvider& io, const pool::Lease& lease,
+                                     const SessionWish& wish, const Route& route, unsigned tries) {
   return connectTo(io, route.address)
       .then([&io, &lease, wish, route, tries](kj::Own<kj::AsyncIoStream> stream) {
         return openOver(kj::mv(stream), lease, wish, route.transport)
@@ -189,7 +189,7 @@ kj::Promise<OpenSession> openPatiently(kj::AsyncIoProvider& io, const pool::Leas
               const bool closed = error.getType() == kj::Exception::Type::DISCONNECTED &&
                                   schema::faultOf(error).kind != schema::FaultKind::open;
               if (!closed || wish.moves() || tries == 1) return kj::mv(error);
-              return openPatiently(io, lease, wish, route, tries - 1);
+              return openInTries(io, lease, wish, route, tries - 1);
             });
       });
 }
@@ -200,7 +200,7 @@ kj::Promise<OpenSession> openSession(kj::AsyncIoProvider& io, const pool::Lease&
                                      kj::Duration limit) {
   constexpr unsigned kTries = 3;
   const Route route = chooseRoute(lease.server, wish.transport);
-  auto opened = openPatiently(io, lease, wish, route, kTries);
+  auto opened = openInTries(io, lease, wish, route, kTries);
   const std::string where = "server " + lease.server.name + " at " + route.address;
   return io.getTimer()
       .timeoutAfter(limit, kj::mv(opened))
