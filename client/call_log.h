@@ -58,7 +58,7 @@ class CallLog {
     Place place{};          // of a put, a get
     uint8_t traits = 0;     // of a frame, an aside call
     bool seen = false;      // of a frame that has the worker put bytes into pinned memory: they came
-    bool compared = false;  // and they are known: nothing else was on its way to the same place
+    bool compared = false;  // and they are known: nothing else was on its way to the same place; of a reply
     uint32_t status = 0;    // of a reply
     uint64_t number = 0;    // Frame.seq of what was sent or answered; a word's index; where a put or get goes
     uint64_t value = 0;     // a word's; bytes of a get; where a piece of code begins
@@ -68,7 +68,7 @@ class CallLog {
   };
 
   // Tests (GPUPOOL_DISTURB_LOG): what the log leaves out, so that a test can show that it would be missed:
-  // the bytes of puts, or what answers were.
+  // the bytes of puts, or what answers were (they are awaited, for the order of calls depends on that).
   enum class Omits : uint8_t { nothing, payloads, answers };
 
   explicit CallLog(Limits limits, Omits omits = Omits::nothing) : limits_(limits), omits_(omits) {}

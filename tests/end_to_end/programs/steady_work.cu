@@ -9,7 +9,7 @@
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
 //   --load        before the first round loads code that lies in the program's file, and code that it then
-//                 overwrites and frees; both run in each round
+//                 overwrites and frees; both run in each round, which ends with a look at what they counted
 //   --capture FILE  captures a first round, says so, and leaves the capture open until the file exists
 #include <unistd.h>
 
@@ -144,8 +144,8 @@ int main(int argc, char** argv) {
       void* parameters[] = {&counter};
       CUDA(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), 1, 1, parameters, 0, nullptr));
     }
-    if (!loaded.empty()) counts += 9;
     CUDA(cudaDeviceSynchronize());
+    if (!loaded.empty()) REQUIRE(counted.read()[0] == (counts += 9));
     if (clock) REQUIRE(clock->read()[0] != 0);
     REQUIRE(!calls || called == round + 1);
     factor *= kFactor;
