@@ -308,7 +308,9 @@ std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint6
     return std::nullopt;
   }
   if (!from->broken.empty()) {
-    why = "calls were sent since the checkpoint that cannot be made again: " + from->broken;
+    const bool beginning = frame == 0 && aside == 0;
+    why = std::string("calls were sent since ") + (beginning ? "its beginning" : "the checkpoint") +
+          " that cannot be made again: " + from->broken;
     return std::nullopt;
   }
   std::vector<Entry*> entries;

@@ -7,10 +7,10 @@
 // that were reached and replies that came. What a thread did because it had seen a word or a reply stands
 // behind that. Of what has been seen of contents a digest is kept.
 //
-// A cut is a moment in which a checkpoint may have been made: nothing was under way. Entries begin with the
-// first one; those before the cut of a checkpoint that the server keeps are dropped (`kept`). Beyond its
-// limits, or where something cannot be made again, everything is dropped until the next cut, and what was
-// sent between an earlier cut and that one cannot be made again.
+// A cut is a moment in which a checkpoint may have been made: nothing was under way; frame 0 and aside call 0
+// is the session's beginning. Entries begin with the first one; those before the cut of a checkpoint that the
+// server keeps are dropped (`kept`). Beyond its limits, or where something cannot be made again, everything
+// is dropped until the next cut, and what was sent between an earlier cut and that one cannot be made again.
 //
 // Threads: any, a mutex inside. What belongs together in order (a frame's entry and its being sent) is under
 // the caller's lock of the channel.

@@ -169,7 +169,8 @@ std::string Session::makeAgain(NextWorker& next) {
   const schema::WorkerHello& hello = next.hello;
   std::string why;
   const auto entries = log_->since(hello.lastFrame, hello.lastAside, why);
-  const auto age = [&] {
+  const auto age = [&]() -> std::string {
+    if (hello.lastFrame == 0 && hello.lastAside == 0) return " (it had no checkpoint yet)";
     return " (the checkpoint is " + std::to_string(log_->age(hello.lastFrame, hello.lastAside).count()) +
            "s old)";
   };

@@ -103,6 +103,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     if (opened.reply.logFrameBytes != 0)
       session->log_ = std::make_unique<CallLog>(
           CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes}, omitted());
+    if (session->log_ != nullptr) session->log_->cut(0, 0);  // until it has a checkpoint, it may begin anew
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     session->holderKeeps_ = opened.reply.keeps != 0;
     auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);

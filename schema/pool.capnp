@@ -559,8 +559,8 @@ struct SessionCheckpoint {
   clientPid @3 :UInt32;
   command @4 :Text;           # for people
   transport @5 :Text;
-  bytes @6 :UInt64;
-  digest @7 :Data;            # FileFacts', 32 bytes
+  bytes @6 :UInt64;           # 0, of what a holder brings: nothing was kept, and the session begins anew
+  digest @7 :Data;            # FileFacts', 32 bytes; empty where there are no bytes
   lastFrame @8 :UInt64;
   lastAside @9 :UInt64;
   driverVersion @10 :UInt32;

@@ -159,9 +159,9 @@ kj::Promise<void> CheckpointKeeper::keep(kj::AsyncIoStream& stream, std::shared_
 // ---- to the next one
 
 kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const SessionWish& wish) {
-  const auto at = kept_.find(wish.session);
-  if (at == kept_.end()) leave(Status::refused, "there is no checkpoint of it yet");
-  const Kept& kept = at->second;
+  if (over_.contains(wish.session)) leave(Status::refused, "its program has ended");
+  Kept& kept = kept_[wish.session];
+  if (kept.blocks == nullptr) kept.blocks = std::make_shared<const Blocks>();
   const auto blocks = kept.blocks;
   return open(lease,
               [&](schema::SessionOpening& opening) {
@@ -184,10 +184,14 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
                   to.setDriverVersion(kept.driverVersion);
                 };
               })
+      .catch_([this, blocks, session = wish.session](kj::Exception&& error) -> kj::Own<kj::AsyncIoStream> {
+        if (const OpenFailure failure = toFailure(error); failure.status == Status::refused)
+          noteTry(session, *blocks, failure.text);
+        kj::throwFatalException(kj::mv(error));
+      })
       .then([this, blocks, session = wish.session](kj::Own<kj::AsyncIoStream>&& stream) {
         auto& to = *stream;
-        if (const auto at = kept_.find(session); at != kept_.end() && at->second.blocks == blocks)
-          ++at->second.tries;
+        noteTry(session, *blocks, "");
         return send(to, blocks, 0)
             .then([this, &to] {
               return io_.getTimer().timeoutAfter(settings_.checkBound, capnp::readMessage(to, kAnswers));
@@ -201,6 +205,14 @@ kj::Promise<void> CheckpointKeeper::bring(const pool::Lease& lease, const Sessio
             })
             .attach(kj::mv(stream));
       });
+}
+
+// Of the checkpoint that was brought: there may be a later one by now.
+void CheckpointKeeper::noteTry(const Id& session, const Blocks& blocks, const std::string& why) {
+  const auto at = kept_.find(session);
+  if (at == kept_.end() || at->second.blocks.get() != &blocks) return;
+  ++at->second.tries;
+  at->second.why = why;
 }
 
 // Neighbours in the file go together.

@@ -40,7 +40,6 @@ class CheckpointKeeper {
   // toException(OpenFailure), or with the stream's exception.
   kj::Promise<void> take(const pool::Lease& lease);
 
-  bool has(const Id& session) const { return kept_.contains(session); }
   // Its program has ended: what is kept goes, and what is still on its way is not kept.
   void forget(const Id& session) {
     kept_.erase(session);
@@ -49,8 +48,8 @@ class CheckpointKeeper {
   // How often the session was brought from the checkpoint that there is now.
   unsigned tries(const Id& session) const;
   std::string why(const Id& session) const;  // a server did not take it, the last time
-  // Brings it to the lease's server, as the epoch of the wish. Resolves when that has begun to restore it.
-  // Rejected as take() is.
+  // Brings it to the lease's server, as the epoch of the wish; where nothing is kept of it, it begins anew
+  // there. Resolves when the server has begun to restore it. Rejected as take() is.
   kj::Promise<void> bring(const pool::Lease& lease, const SessionWish& wish);
 
   // Of all blocks, in whole pages.
@@ -60,7 +59,7 @@ class CheckpointKeeper {
   using Blocks = std::vector<std::shared_ptr<const BlockFile::Block>>;
   struct Kept {
     std::shared_ptr<const Blocks> blocks;
-    uint64_t bytes = 0;
+    uint64_t bytes = 0;   // 0: nothing is kept
     uint64_t number = 0;  // of what the connection has brought; 0: it came over an earlier one
     uint64_t epoch = 0;   // in which it was made
     std::string digest;
@@ -84,6 +83,7 @@ class CheckpointKeeper {
   kj::Promise<void> receive(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming, size_t at);
   kj::Promise<void> keep(kj::AsyncIoStream& stream, std::shared_ptr<Coming> coming);
   kj::Promise<void> send(kj::AsyncIoStream& stream, std::shared_ptr<const Blocks> blocks, size_t at);
+  void noteTry(const Id& session, const Blocks& blocks, const std::string& why);
   // Makes room for what comes, or says why there is none.
   void place(schema::SessionCheckpoint::Reader head, Coming& coming);
   std::shared_ptr<const BlockFile::Block> reserve(uint64_t bytes, std::string& why);

@@ -100,6 +100,11 @@ std::string suspendedText(const pool::Lease& lease, bool held) {
 
 constexpr char kHeld[] = "the lease is held in files";
 
+bool isSameHost(const std::string& transport) {
+  const TransportFacts* facts = findTransport(transport);
+  return facts == nullptr || facts->reach == TransportFacts::Reach::sameHost;
+}
+
 }  // namespace
 
 std::optional<OpenFailure> check(const OpenRequest& request, ssize_t size) {
@@ -217,8 +222,10 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            setField(reply.transport, session.transport);
                            setField(reply.networkDevice, settings_.networkDevice);
                            reply.stallMs = settings_.stallMs;
-                           reply.logFrameBytes = settings_.logFrameBytes;
-                           reply.logPayloadBytes = settings_.logPayloadBytes;
+                           if (!isSameHost(session.transport)) {  // else it is not protected
+                             reply.logFrameBytes = settings_.logFrameBytes;
+                             reply.logPayloadBytes = settings_.logPayloadBytes;
+                           }
                            reply.goOnDifferent = settings_.goOnDifferent;
                            reply.keeps = keeper_ ? 1 : 0;
                            reply.silenceMs = settings_.silenceMs;
@@ -334,8 +341,10 @@ kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
               // A server that did not know the lease may do so now: it has been restored there.
               if (status == Status::serverLost)
                 std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
-              if (servers.empty() || !lease_) return kj::mv(why);
-              return openAt({servers.rbegin(), servers.rend()}, wish);
+              if (!servers.empty() && lease_) return openAt({servers.rbegin(), servers.rend()}, wish);
+              // Nothing of the lease was ever there, so that nothing is lost.
+              if (!keeper_ || !lease_ || opened_) return kj::mv(why);
+              return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
             },
             [why = kj::cp(error)](kj::Exception&&) mutable -> kj::Promise<OpenSession> {
               return kj::mv(why);
@@ -404,9 +413,7 @@ kj::Promise<OpenSession> Holder::waitForResume(Peer& peer, const SessionWish& wi
 void Holder::endSessions(const Peer& peer) {
   for (const auto& [id, wish] : peer.sessions) {
     if (keeper_) keeper_->forget(id);
-    const TransportFacts* transport = findTransport(wish.transport);
-    const bool stays = transport == nullptr || transport->reach == TransportFacts::Reach::sameHost;
-    if (lease_ && (!stays || peer.away.contains(id))) tasks_.add(endHeld(wish));
+    if (lease_ && (!isSameHost(wish.transport) || peer.away.contains(id))) tasks_.add(endHeld(wish));
   }
 }
 

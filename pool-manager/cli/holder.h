@@ -98,7 +98,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // session that moves.
   kj::Promise<OpenSession> openPatiently(Peer& peer, const SessionWish& wish);
   // Where the lease is now, or is going: a session that moves looks there first where it goes to. A new one
-  // begins where the lease was last known to be, and asks only if it cannot.
+  // begins where the lease was last known to be, and asks only if it cannot. The first one of a protected
+  // lease whose server is gone begins on another server.
   kj::Promise<OpenSession> openMoved(const SessionWish& wish);
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
   // At the first of these servers that does not refuse it.

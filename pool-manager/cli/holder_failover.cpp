@@ -23,8 +23,6 @@ kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
         if (failure.status == Status::waiting) return kj::mv(error);
         if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
         if (failure.status == Status::refused) return bringBack(wish, failure.text);
-        if (!keeper_->has(wish.session))
-          return toException({Status::serverLost, "there is no checkpoint of it yet"});
         return failOver(tried).then([this, wish] { return bringBack(wish, ""); });
       });
 }
@@ -33,8 +31,6 @@ kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
 kj::Promise<OpenSession> Holder::bringBack(const SessionWish& wish, const std::string& why) {
   constexpr unsigned kMostTries = 3;  // what follows the checkpoint may be what ends its workers
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
-  if (!keeper_->has(wish.session))
-    return toException({Status::serverLost, "there is no checkpoint of it yet"});
   if (keeper_->tries(wish.session) >= kMostTries) {
     const std::string last = keeper_->why(wish.session).empty() ? why : keeper_->why(wish.session);
     return toException({Status::serverLost, "it was brought to a server " + std::to_string(kMostTries) +

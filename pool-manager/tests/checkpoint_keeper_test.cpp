@@ -69,7 +69,9 @@ struct Bench {
             out.setProtocol(schema::poolProtocol());
             out.setRowsHash(lease.server.rowsHash);
             auto answer = kj::heap<capnp::MallocMessageBuilder>();
-            answer->initRoot<schema::SessionAnswer>().setOk(true);
+            auto said = answer->initRoot<schema::SessionAnswer>();
+            said.setOk(refuses.empty());
+            said.setError(refuses);
             auto& to = *stream;
             heard->stream = kj::mv(stream);
             return capnp::writeMessage(to, *challenge)
@@ -156,6 +158,7 @@ struct Bench {
   std::optional<CheckpointKeeper> keeper;
   Hello server;
   std::string ended, refused;
+  std::string refuses;  // what the server says to who connects, instead of letting it in
   kj::Promise<void> taking = nullptr;
 };
 
@@ -168,7 +171,7 @@ TEST_CASE_METHOD(Bench, "the last whole checkpoint of a session is kept, and bro
     make();
   }
   connect();
-  CHECK(!keeper->has(kSession));
+  CHECK(keeper->bytes() == 0);
   CHECK(send(1, kSession, 20 * kUnit) == "");
   CHECK(send(2, {9, 9}, 10 * kUnit) == "");
   CHECK(send(3, kSession, 30 * kUnit) == "");
@@ -183,6 +186,37 @@ TEST_CASE_METHOD(Bench, "the last whole checkpoint of a session is kept, and bro
   CHECK(refused == "no room");
   CHECK(keeper->why(kSession) == "no room");
   CHECK(keeper->tries(kSession) == 2);
+}
+
+TEST_CASE_METHOD(Bench, "where nothing is kept of a session, it begins anew") {
+  CHECK(bring() == "");
+  CHECK(refused.empty());
+  CHECK(server.brings == kSession);
+  CHECK(server.epoch == 2);
+  CHECK(keeper->tries(kSession) == 1);
+  bring("no GPU");
+  CHECK(keeper->why(kSession) == "no GPU");
+  CHECK(keeper->tries(kSession) == 2);
+  connect();
+  CHECK(send(1, kSession, kUnit) == "");
+  CHECK(keeper->tries(kSession) == 0);
+  CHECK(bring() == std::string(kUnit, 'b'));
+}
+
+TEST_CASE_METHOD(Bench, "a server that refuses a session at once has been tried, too") {
+  refuses = "it shares memory";
+  auto accepted = accept();
+  SessionWish wish;
+  wish.session = kSession;
+  wish.epoch = 2;
+  auto brought = keeper->bring(lease, wish).eagerlyEvaluate([this](kj::Exception&& error) {
+    refused = toFailure(error).text;
+  });
+  server = accepted.wait(io.waitScope);
+  brought.wait(io.waitScope);
+  CHECK(contains(refused, "it shares memory"));
+  CHECK(contains(keeper->why(kSession), "it shares memory"));
+  CHECK(keeper->tries(kSession) == 1);
 }
 
 TEST_CASE_METHOD(Bench, "of a later one only the blocks come that the one before has not") {
@@ -251,7 +285,6 @@ TEST_CASE_METHOD(Bench, "a program that has ended leaves room for others") {
   CHECK(send(1, kSession, 60 * kUnit) == "");
   CHECK(send(2, {9, 9}, 30 * kUnit) == "");
   keeper->forget(kSession);
-  CHECK(!keeper->has(kSession));
   CHECK(keeper->bytes() == 30 * kUnit);
   CHECK(contains(send(3, kSession, 10 * kUnit), "has ended"));     // it was on its way
   head(3, kSession, 4 * kUnit, 32, {{3 * kUnit, 1}, {kUnit}}, 1);  // likewise, without what there was
@@ -289,5 +322,5 @@ TEST_CASE_METHOD(Bench, "a folder that takes nothing: why") {
   make();
   connect();
   CHECK(contains(send(1, kSession, kUnit), "No such file"));
-  CHECK(!keeper->has(kSession));
+  CHECK(keeper->bytes() == 0);
 }

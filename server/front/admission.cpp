@@ -224,7 +224,8 @@ std::string Admission::judgeBrought(schema::SessionHello::Reader hello, uint64_t
   if (!leases_.admissible(schema::read(hello.getLease()))->holderKeeps)
     return "the lease's checkpoints are not kept by its holder";
   const auto brings = hello.getBrings();
-  if (brings.getDigest().size() != Digest{}.size() || brings.getBytes() == 0 ||
+  const size_t digest = brings.getBytes() == 0 ? 0 : Digest{}.size();
+  if (brings.getDigest().size() != digest ||
       schema::read(brings.getSession()) != schema::read(hello.getSession()))
     return "malformed hello: that is no session's checkpoint";
   return judgeArrival(hello, lastEpoch);
@@ -275,7 +276,7 @@ kj::Promise<void> Admission::challenge(Attempt& attempt, schema::SessionHello::R
     file.bytes = brings.getBytes();
     file.lastFrame = brings.getLastFrame();
     file.lastAside = brings.getLastAside();
-    std::memcpy(file.digest.data(), brings.getDigest().begin(), file.digest.size());
+    if (file.bytes != 0) std::memcpy(file.digest.data(), brings.getDigest().begin(), file.digest.size());
   }
   attempt.facts.transport = hello.getTransport().cStr();
   attempt.clientNonce.assign(reinterpret_cast<const char*>(hello.getClientNonce().begin()),

@@ -26,7 +26,7 @@ namespace gpupool::server {
 // What a holder that brings a session says of it.
 struct BroughtSession {
   SessionFacts facts;  // epoch: the client's next
-  FileFacts file;
+  FileFacts file;      // bytes 0: there is none, and it begins anew
 };
 
 class CheckpointDesk {

@@ -25,6 +25,11 @@ std::string age(kj::Duration time) {
   return options::formatTime(std::chrono::milliseconds(time / kj::SECONDS * 1000));
 }
 
+std::string callsTake(const ClientLog& log) {
+  const uint64_t bytes = log.frameBytes + log.payloadBytes;
+  return bytes == 0 ? "" : "; the calls since then take " + options::formatSize(bytes);
+}
+
 }  // namespace
 
 // What thread and event loop have in common is under the mutex; the rest is the thread's while it runs.
@@ -111,12 +116,10 @@ void Keeper::look() {
 void Keeper::lookAt(const Grant& grant, uint64_t number) {
   const SessionFacts& facts = *sessions_.facts(number);
   const Name name{grant.id, facts.session};
-  const auto [at, isNew] = kept_.try_emplace(name);
-  Kept& kept = at->second;
+  Kept& kept = keptOf(name, facts);
   if (std::exchange(kept.epoch, facts.epoch) != facts.epoch) kept.seen = UINT64_MAX;  // another worker counts
   kept.who = sessions_.describe(number);
   kept.log = sessions_.clientLog(number);
-  if (isNew) kept.at = kept.next = timer_.now();
   const kj::Duration interval = grant.protectMs * kj::MILLISECONDS;
   if (grant.holderKeeps) lookToOffer(name, number);
   if (kept.writing) return;
@@ -126,6 +129,15 @@ void Keeper::lookAt(const Grant& grant, uint64_t number) {
   }
   if (stopped_ || grant.paused || grant.suspended) return;
   if (isDue(kept, number, interval)) write(name, number);
+}
+
+Keeper::Kept& Keeper::keptOf(const Name& name, const SessionFacts& facts) {
+  const auto [at, isNew] = kept_.try_emplace(name);
+  Kept& kept = at->second;
+  if (!isNew) return kept;
+  kept.at = kept.next = timer_.now();
+  kept.beginning = facts.epoch == 1 && refuses(facts).empty();
+  return kept;
 }
 
 bool Keeper::isDue(const Kept& kept, uint64_t number, kj::Duration interval) const {
@@ -194,6 +206,7 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
   }
   kept.shipped = pages.id;
   kept.shippedAt = made;
+  kept.beginning = false;
   GPUPOOL_INFO(
       "session %s: its holder has its checkpoint of frame %llu: %llu bytes, of which %llu had to travel",
       name.second.text().c_str(), static_cast<unsigned long long>(pages.facts.lastFrame),
@@ -226,7 +239,9 @@ std::string Keeper::refusesBrought(const SessionFacts& facts) const {
 kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought) {
   auto& from = *stream;
   const Name name{brought.facts.lease, brought.facts.session};
-  return desk_.take(from, brought)
+  kj::Promise<std::shared_ptr<CheckpointDesk::File>> taken = std::shared_ptr<CheckpointDesk::File>();
+  if (brought.file.bytes != 0) taken = desk_.take(from, brought);
+  return taken
       .then([this, name, facts = brought.facts](std::shared_ptr<CheckpointDesk::File>&& file)
                 -> kj::Promise<std::shared_ptr<CheckpointDesk::File>> {
         if (const std::string why = refusesBrought(facts); !why.empty())  // and ends nothing here
@@ -256,10 +271,12 @@ kj::Promise<void> Keeper::receive(kj::Own<kj::AsyncIoStream> stream, BroughtSess
         kept.epoch = facts.epoch;
         kept.who = facts.command + " (process " + std::to_string(facts.clientPid) + ")";
         kept.brought = file;
+        kept.beginning = file == nullptr;
+        kept.serverLost = true;
         kept.at = kept.next = timer_.now();
         GPUPOOL_WARNING("session %s: it has lost its server, and is restored here as epoch %llu",
                         name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch));
-        restorer_.begin(name, facts, playOf(file->file));
+        restore(name, facts, kept);
         return std::string();
       })
       .catch_([](kj::Exception&& error) { return std::string(error.getDescription().cStr()); })
@@ -331,6 +348,7 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   const bool begins = first && kept.brought == nullptr;
   kept.pages = writing.made;
   kept.brought = nullptr;
+  kept.serverLost = false;
   kept.at = timer_.now();
   if (first) kept.since = kept.at;
   kept.seen = seen;
@@ -339,8 +357,10 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   kept.why.clear();
   const Grant* grant = leases_.admissible(name.first);
   // From here on its client does not keep the calls before it.
-  if (grant != nullptr && !grant->holderKeeps)
+  if (grant != nullptr && !grant->holderKeeps) {
+    kept.beginning = false;
     sessions_.tellKept(number, kept.pages->facts.lastFrame, kept.pages->facts.lastAside);
+  }
   const kj::Duration interval = (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
   kept.next = kept.at + (begins ? kj::min(interval, settings_.secondAfter) : interval);
   GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
@@ -366,28 +386,36 @@ std::string Keeper::died(const SessionFacts& facts) {
   const Grant* grant = leases_.admissible(facts.lease);
   if (grant == nullptr || grant->protectMs == 0) return "";
   if (grant->suspended && leaves(facts)) return transport::kLeavingWords;
-  const auto at = kept_.find({facts.lease, facts.session});
-  if (at != kept_.end() && (at->second.pages != nullptr || at->second.brought != nullptr)) return "";
-  const std::string why = at == kept_.end() ? "" : at->second.why;
+  const Kept& kept = keptOf({facts.lease, facts.session}, facts);
+  if (kept.pages != nullptr || kept.brought != nullptr || kept.beginning) return "";
+  const std::string why = refuses(facts).empty() ? kept.why : refuses(facts);
   return "it has no checkpoint yet" + (why.empty() ? "" : " (" + why + ")") + ", and ";
 }
 
 bool Keeper::restoresAfterDeath(const SessionFacts& facts) {
   const Name name{facts.lease, facts.session};
-  const auto at = kept_.find(name);
   const Grant* grant = leases_.admissible(facts.lease);
-  if (stopped_ || grant == nullptr || grant->suspended || at == kept_.end()) return false;
-  Kept& kept = at->second;
-  if ((kept.pages == nullptr && kept.brought == nullptr) || kept.restored++ == kMostRestores) return false;
-  GPUPOOL_WARNING("session %s: its worker has died; it is restored as epoch %llu from its last checkpoint",
-                  name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch + 1));
+  if (stopped_ || grant == nullptr || grant->protectMs == 0 || grant->suspended) return false;
+  Kept& kept = keptOf(name, facts);
+  const bool none = kept.pages == nullptr && kept.brought == nullptr;
+  if ((none && !kept.beginning) || kept.restored++ == kMostRestores) return false;
+  GPUPOOL_WARNING("session %s: its worker has died; it is restored as epoch %llu from its %s",
+                  name.second.text().c_str(), static_cast<unsigned long long>(facts.epoch + 1),
+                  none ? "beginning" : "last checkpoint");
   SessionFacts next = facts;
   next.epoch = facts.epoch + 1;
-  restorer_.begin(
-      name, std::move(next),
-      kept.pages == nullptr ? playOf(kept.brought->file)
-                            : [pages = kept.pages](StateSocket& socket) { return playBack(socket, *pages); });
+  restore(name, next, kept);
   return true;
+}
+
+void Keeper::restore(const Name& name, const SessionFacts& next, const Kept& kept) {
+  if (kept.pages != nullptr)
+    restorer_.begin(name, next,
+                    [pages = kept.pages](StateSocket& socket) { return playBack(socket, *pages); });
+  else if (kept.brought != nullptr)
+    restorer_.begin(name, next, playOf(kept.brought->file));
+  else
+    restorer_.begin(name, next, playOfBeginning(), SessionRestorer::From::beginning);
 }
 
 bool Keeper::again(const Name& name) {
@@ -401,7 +429,7 @@ bool Keeper::leaves(const SessionFacts& facts) const {
   const Grant* grant = leases_.admissible(facts.lease);
   const auto at = kept_.find({facts.lease, facts.session});
   if (grant == nullptr || !grant->holderKeeps || at == kept_.end()) return false;
-  return at->second.shipped != Id{} || at->second.brought != nullptr;
+  return at->second.shipped != Id{} || at->second.brought != nullptr || at->second.beginning;
 }
 
 bool Keeper::anyLeaves() const {
@@ -420,21 +448,31 @@ std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
   const kj::TimePoint now = timer_.now();
   const bool replays = kept.log.obstacle.empty();
   if (holderKeeps && kept.shipped == Id{})
-    return "not protected: " + kept.who + ": " +
-           (kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
+    return describeBeginning(
+        kept, kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
   const bool behind = holderKeeps && kept.shipped != kept.pages->id;
   const kj::TimePoint at = behind ? kept.shippedAt : kept.at;
   std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
   text += ": " + kept.who + ": its checkpoint is " + age(now - at) + " old, " +
           options::formatSize(kept.pages->facts.bytes);
   if (!replays) text += "; since then: " + kept.log.obstacle;
-  if (replays && kept.log.frameBytes + kept.log.payloadBytes != 0)
-    text += "; the calls since then take " + options::formatSize(kept.log.frameBytes + kept.log.payloadBytes);
+  if (replays) text += callsTake(kept.log);
   if (!kept.why.empty()) text += "; no later one: " + kept.why;
   if (behind && !kept.notShipped.empty()) text += "; its holder has no later one: " + kept.notShipped;
-  if (kept.times != 0)
-    text += "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times");
-  return text;
+  return text + restoredTimes(kept);
+}
+
+std::string Keeper::restoredTimes(const Kept& kept) {
+  if (kept.times == 0) return "";
+  return "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times");
+}
+
+// Of a session that cannot go on from a checkpoint, and why there is none.
+std::string Keeper::describeBeginning(const Kept& kept, const std::string& why) const {
+  if (!kept.beginning) return "not protected: " + kept.who + ": " + why;
+  if (!kept.log.obstacle.empty())
+    return "not protected: " + kept.who + ": " + why + "; since its beginning: " + kept.log.obstacle;
+  return "protected from its beginning: " + kept.who + ": " + why + callsTake(kept.log) + restoredTimes(kept);
 }
 
 std::map<Id, std::vector<std::string>> Keeper::say() const {
@@ -444,13 +482,11 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
     const Grant* grant = leases_.admissible(name.first);
     const bool holderKeeps = grant != nullptr && grant->holderKeeps;
     if (restorer_.has(name))
-      text +=
-          (kept.pages == nullptr && kept.brought != nullptr ? "being restored, since its server was lost: "
-                                                            : "being restored, since its worker has died: ") +
-          kept.who;
+      text += (kept.serverLost ? "being restored, since its server was lost: "
+                               : "being restored, since its worker has died: ") +
+              kept.who;
     else if (kept.pages == nullptr)
-      text +=
-          "not protected: " + kept.who + ": " + (kept.why.empty() ? "it has no checkpoint yet" : kept.why);
+      text += describeBeginning(kept, kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else
       text += describe(kept, holderKeeps);
     all[name.first].push_back(std::move(text));

@@ -23,7 +23,8 @@
 // (CheckpointDesk), and the client is told that it is kept when the holder has said so: it may go on when
 // this whole server is gone. When it is, the holder brings it to another one (`bring`), which rebuilds it in
 // the same way. The second one follows the very first one soon: what programs do as they begin is much, and
-// often cannot be made again.
+// often cannot be made again. Until there is a first one, the client has all its calls, and the session is
+// made again from its beginning: in a worker as new sessions get.
 //
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.
@@ -80,7 +81,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   CheckpointDesk& desk() { return desk_; }
   // Its bytes follow on the stream. What there is of the session here ends.
   void bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought);
-  // Has its lease's holder a checkpoint of it, from which it can go on at another server?
+  // Can it go on at another server: from a checkpoint that its lease's holder has, or from its beginning?
   bool leaves(const SessionFacts& facts) const;
   bool anyLeaves() const;
   // No session is written or restored any more.
@@ -103,10 +104,12 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     uint64_t seen = 0;                                 // SessionTable::Sending.changes at the last checkpoint
     bool asked = false;                                // tests: its worker has asked for one
     std::string why;                                   // the last attempt failed
+    bool beginning = false;  // its client has not been told of any: it has its calls since the beginning
     ClientLog log;
     bool writing = false;
-    unsigned restored = 0;  // from the last checkpoint
-    unsigned times = 0;     // its client has gone on from one
+    unsigned restored = 0;    // from the last checkpoint
+    unsigned times = 0;       // its client has gone on from one
+    bool serverLost = false;  // the holder has brought it here, and no checkpoint was made here yet
     // Where the holder keeps them, too:
     std::shared_ptr<CheckpointDesk::File> brought;  // from which it began here, until there is a later one
     bool offering = false;
@@ -120,6 +123,9 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> lookAgain();
   void look();
   void lookAt(const Grant& grant, uint64_t number);
+  // With what is known of a session that is seen for the first time.
+  Kept& keptOf(const Name& name, const SessionFacts& facts);
+  void restore(const Name& name, const SessionFacts& next, const Kept& kept);
   bool isDue(const Kept& kept, uint64_t number, kj::Duration interval) const;
   // Why a session of the lease cannot be protected at all; empty: it can.
   std::string refuses(const SessionFacts& facts) const;
@@ -133,6 +139,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
   std::string describe(const Kept& kept, bool holderKeeps) const;
+  std::string describeBeginning(const Kept& kept, const std::string& why) const;
+  static std::string restoredTimes(const Kept& kept);
   void failed(Kept& kept, const std::string& why);
   std::string died(const SessionFacts& facts);
   bool restoresAfterDeath(const SessionFacts& facts);

@@ -49,4 +49,12 @@ Play playOf(int file) {
   return [file = ownOf(file)](StateSocket& socket) { return playBack(socket, *file); };
 }
 
+Play playOfBeginning() {
+  return [](StateSocket& socket) {
+    const Digest digest = contentDigest({});
+    if (!socket.sendBlock({}) || !socket.send(digest)) return socket.error();
+    return socket.hearAnswer();
+  };
+}
+
 }  // namespace gpupool::server

@@ -26,5 +26,7 @@ kj::Promise<void> playBackTo(kj::Own<WorkerChild> worker, const SessionFacts& fa
                              Descriptor& state);
 // From a file, which the thread has for itself.
 Play playOf(int file);
+// Of a session of which nothing was kept: it is as it was before its first call.
+Play playOfBeginning();
 
 }  // namespace gpupool::server

@@ -103,7 +103,7 @@ std::string receiveHere(const server::Driver& driver, const server::SessionStart
 std::string receive(const server::Driver& driver, const server::SessionStart& start,
                     server::StateSocket& state, server::Rebuild& rebuild, server::HostPages& pages) {
   if (!start.stream) return receiveHere(driver, start, state, rebuild, pages);
-  if (std::string why = rebuild.receive(pages); !why.empty()) return why;
+  if (std::string why = rebuild.receive(pages); !why.empty() || rebuild.beginsAnew()) return why;
   return makeFirstContext(driver, start, rebuild.contextAhead(), pages);
 }
 

@@ -86,6 +86,7 @@ std::string Rebuild::receive(HostPages& pages) {
   if (!socket_.receiveBlock(state_->bytes, kMostRecordBytes) || !socket_.receive(digest))
     return socket_.error();
   if (contentDigest(state_->bytes) != digest) return kDamagedOnItsWay;
+  if (stream_ && beginsAnew()) return "";
   if (state_->bytes.size() % sizeof(capnp::word) != 0) return "the other worker's record is damaged";
   capnp::ReaderOptions options;
   options.traversalLimitInWords = kMostRecordBytes / sizeof(capnp::word) * 4;
@@ -106,6 +107,8 @@ std::string Rebuild::receive(HostPages& pages) {
     return e.what();
   }
 }
+
+bool Rebuild::beginsAnew() const { return state_->bytes.empty(); }
 
 unsigned Rebuild::contextAhead() const { return state_->record().getContextAhead(); }
 
@@ -132,6 +135,7 @@ std::string Rebuild::receiveDescriptors(HostPages& pages) {
 }
 
 std::string Rebuild::make(Session& session) {
+  if (stream_ && beginsAnew()) return "";
   try {
     if (stream_)
       if (std::string why = receiveImages(session); !why.empty()) return why;

@@ -66,6 +66,8 @@ class Rebuild {
   // After it: 1 + the device, by index, whose context was there before the session's first call, or 0. The
   // driver places code behind contexts: it must be there here, too, and no other.
   unsigned contextAhead() const;
+  // After it: the session begins anew, and is what a new one is.
+  bool beginsAnew() const;
   // In a session that has no connection yet.
   std::string make(Session& session);
   // Tells the old worker what has become of it.

@@ -20,6 +20,9 @@
 //                              memory (device_stream.h), variables and arrays
 //   new worker -> old worker   its answer
 //
+// A record of no bytes, of a stream: the session begins anew, as it was before its first call. The worker
+// answers, and nothing follows.
+//
 // An answer is one block: empty, all is well; or why the session cannot be rebuilt, for people, and it is the
 // last. The staging memory's bytes count: a program may stand between a copy into it and the read of them.
 

@@ -73,8 +73,7 @@ for what in stop continue unseen; do
   steady clock --clock --until "$folder/end"
   check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
   go
-  check "it runs: $(said)" until_true busy_again
-  sleep 0.3 # some rounds
+  check "it runs: $(said)" until_true busy_since_the_second
   kill_worker
   if [ $what = stop ]; then
     ends clock
@@ -156,7 +155,7 @@ touch "$folder/end"
 ends sent
 check "it is right: $status $out $err" right
 
-case_of "what is not protected"
+case_of "what is not protected, and what is without a checkpoint"
 protect=()
 steady plain --rounds 2
 sleep 2 # two of the server's beats
@@ -164,12 +163,25 @@ check "without --protect nothing is said: $(said)" test -z "$(said)"
 go
 ends plain
 check "it is right: $status $out $err" right
-protect=(--protect --protect-interval 1s)
 down
 GPUPOOL_SERVER_PROTECT_MEMORY=1MiB up
-steady large
-check "there is no room: $(said)" until_true says_of_it "is not protected: .*no room"
+protect=(--protect --protect-interval 1s)
+rm -f "$folder/end"
+steady large --load --until "$folder/end"
+check "there is no room: $(said)" until_true says_of_it "is protected from its beginning: .*no room"
+go
+for round in 1 2; do
+  check "it runs: $(said)" until_true says_of_it 'no room.*; the calls since then take [0-9.]+ [KM]iB'
+  kill_worker
+  check "another worker has it: $(said)" until_true says_of_it "is protected from its beginning: .*; restored $round time"
+done
+touch "$folder/end"
+ends large
+check "it is right, from its beginning: $status $out $err" right
+protect=(--protect --protect-interval 1s --protect-log 1KiB)
+steady full --rounds 8
+check "nor room for its calls: $(said)" until_true says_of_it "is not protected: .*no room.*since its beginning: .*log of its calls is full"
 kill_worker
 go
-ends large
+ends full
 check "it ends: $status $out $err" honest

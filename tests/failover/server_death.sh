@@ -57,6 +57,48 @@ touch "$folder/end"
 ends loads
 check "it is right: $status $out $err" right
 
+case_of "its holder has no room for a checkpoint: it goes on from its beginning"
+server first
+rm -f "$folder/end"
+protect=(--protect --protect-interval 1s --protect-size 1MiB)
+steady begins --until "$folder/end" --load
+check "it is protected all the same: $(said)" until_true says_of_it 'is protected from its beginning: .*no room'
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take [0-9.]+ [KM]iB'
+kill_server first
+check "it goes on: $(cat "$folder/begins.err")" until_true went_on begins 2
+check "the lease is on the other server: $(place)" until_true is_at node
+check "it runs there: $(said)" until_true says_of_it 'the calls since then take'
+touch "$folder/end"
+ends begins
+check "it is right: $status $out $err" right
+
+case_of "a server that dies before the program's first call"
+server first
+# shellcheck disable=SC2016
+launch early bash -c 'for _ in {1..600}; do [ -e "$1" ] && break; sleep 0.1; done; exec "${@:2}"' "" "$folder/begins-now" \
+  "${launcher[@]}" "$programs/steady_work" --rounds 2
+check "its lease is there: $(place)" until_true is_at first
+kill_server first
+touch "$folder/begins-now"
+ends early
+check "it is right: $status $out $err" right
+
+case_of "a server that dies in the first moments of a program"
+RANDOM=7
+protect=(--protect --protect-interval 1s)
+for round in 1 2 3; do
+  server first
+  steady young --rounds 8
+  sleep "0.$((RANDOM % 4))"
+  kill_server first
+  check "it goes on: $(cat "$folder/young.err")" until_true went_on young 2
+  go
+  ends young
+  check "it is right: $status $out $err" right
+done
+protect=(--protect --protect-interval 1h)
+
 case_of "the front alone dies"
 server first
 rm -f "$folder/end"
