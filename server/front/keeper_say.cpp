@@ -1,0 +1,75 @@
+// What people are told of protected sessions: LeaseHindrances.protection.
+#include <string>
+#include <utility>
+
+#include "base/options.h"
+#include "server/front/keeper.h"
+
+namespace gpupool::server {
+namespace {
+
+std::string age(kj::Duration time) {
+  return options::formatTime(std::chrono::milliseconds(time / kj::SECONDS * 1000));
+}
+
+std::string callsTake(const ClientLog& log) {
+  const uint64_t bytes = log.frameBytes + log.payloadBytes;
+  return bytes == 0 ? "" : "; the calls since then take " + options::formatSize(bytes);
+}
+
+}  // namespace
+
+std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
+  const kj::TimePoint now = timer_.now();
+  const bool replays = kept.log.obstacle.empty();
+  if (holderKeeps && kept.shipped == Id{})
+    return describeBeginning(
+        kept, kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
+  const bool behind = holderKeeps && kept.shipped != kept.pages->id;
+  const kj::TimePoint at = behind ? kept.shippedAt : kept.at;
+  std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
+  text += ": " + kept.who + ": its checkpoint is " + age(now - at) + " old, " +
+          options::formatSize(kept.pages->facts.bytes);
+  if (!replays) text += "; since then: " + kept.log.obstacle;
+  if (replays) text += callsTake(kept.log);
+  if (!kept.why.empty()) text += "; no later one: " + kept.why;
+  if (behind && !kept.notShipped.empty()) text += "; its holder has no later one: " + kept.notShipped;
+  return text + restoredTimes(kept);
+}
+
+std::string Keeper::restoredTimes(const Kept& kept) {
+  if (kept.times == 0) return "";
+  return "; restored " + std::to_string(kept.times) + (kept.times == 1 ? " time" : " times");
+}
+
+// Of a session that cannot go on from a checkpoint, and why there is none.
+std::string Keeper::describeBeginning(const Kept& kept, const std::string& why) const {
+  if (!kept.beginning) return "not protected: " + kept.who + ": " + why;
+  if (!kept.log.obstacle.empty())
+    return "not protected: " + kept.who + ": " + why + "; since its beginning: " + kept.log.obstacle;
+  return "protected from its beginning: " + kept.who + ": " + why + callsTake(kept.log) + restoredTimes(kept);
+}
+
+std::map<Id, std::vector<std::string>> Keeper::say() const {
+  std::map<Id, std::vector<std::string>> all;
+  for (const auto& [name, kept] : kept_) {
+    std::string text = "is ";
+    const Grant* grant = leases_.admissible(name.first);
+    const bool holderKeeps = grant != nullptr && grant->holderKeeps;
+    if (restorer_.has(name))
+      text += (kept.serverLost ? "being restored, since its server was lost: "
+                               : "being restored, since its worker has died: ") +
+              kept.who;
+    else if (kept.pages == nullptr)
+      text += describeBeginning(kept, kept.why.empty() ? "it has no checkpoint yet" : kept.why);
+    else
+      text += describe(kept, holderKeeps);
+    all[name.first].push_back(std::move(text));
+  }
+  for (const auto& [id, grant] : leases_.all())
+    if (grant.protectMs != 0 && !grant.closing && !all.contains(id))
+      all[id].push_back("is not protected: none of its programs has a session");
+  return all;
+}
+
+}  // namespace gpupool::server
