@@ -106,14 +106,9 @@ Session* Session::open(CUresult& status, std::string& text) {
     if (session->log_ != nullptr) session->log_->cut(0, 0);  // until it has a checkpoint, it may begin anew
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     session->holderKeeps_ = opened.reply.keeps != 0;
-    auto connection = session->connect(opened.bootstrap, opened.reply.networkDevice, status, text);
-    if (connection != nullptr) {
-      session->mapsMemory_ = connection->mapsMemory();
-      session->use(std::move(connection));
-      if (session->greet(status, text)) {
-        current = session;
-        return session;
-      }
+    if (session->reachFirst(opened, status, text)) {
+      current = session;
+      return session;
     }
   }
   if (session->holder_ >= 0) close(session->holder_);
@@ -198,6 +193,7 @@ bool Session::greet(CUresult& status, std::string& text) {
   if (answer.empty()) return false;
   hello_ = std::make_unique<schema::WorkerHello>();
   if (!acceptHello(answer, *hello_, status, text)) return false;
+  if (epoch_ != 1 && !passRegions(text)) return false;
   nameInThePool(*hello_, server_);
   if (!reserveAt(space().deviceBase, space().windowBytes * schema::kMaxDevices) ||
       !reserveAt(space().hostBase, space().hostBytes)) {

@@ -35,6 +35,8 @@
 
 namespace gpupool::client {
 
+struct OpenedSession;
+
 class Session {
  public:
   // Leases through the holder, connects and greets. Null with `status` and one line for people in `text`.
@@ -202,6 +204,9 @@ class Session {
   // Makes it the session's connection; another thread than the mover only at the session's start.
   void use(std::shared_ptr<transport::Connection> connection);
   bool greet(CUresult& status, std::string& text);
+  // The session's first worker, through the bootstrap socket, which is taken; or one on another server.
+  bool reachFirst(OpenedSession opened, CUresult& status, std::string& text);
+  bool passRegions(std::string& text);
   // One greeting each way; what came, unchecked, is empty with the reason in `text`.
   static std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
                                                    uint32_t spaces, const std::function<bool()>& cancelled,

@@ -258,6 +258,40 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
 }
 
+// A server that dies before it has greeted has nothing of the session: it begins on another one.
+bool Session::reachFirst(OpenedSession opened, CUresult& status, std::string& text) {
+  constexpr unsigned kMostServers = 4;
+  for (unsigned tries = kMostServers; tries != 0; --tries) {
+    auto connection = connect(opened.bootstrap, opened.reply.networkDevice, status, text);
+    bool lost = connection == nullptr && status == CUDA_ERROR_DEVICE_UNAVAILABLE && holderKeeps_;
+    if (connection != nullptr) {
+      mapsMemory_ = connection->mapsMemory();
+      use(std::move(connection));
+      if (greet(status, text)) return true;
+      lost = hello_ == nullptr && isServerLost(*connection_);
+    }
+    if (!lost || log_ == nullptr) return false;
+    GPUPOOL_INFO("the session's server was lost before it began: %s", text.c_str());
+    const NextEpoch wish{sessionHigh_, sessionLow_, epoch_ + 1, transport_, false, true};
+    opened = OpenedSession();
+    status = openNextEpoch(
+        holder_, schema::rowsHash(), wish, opened, owedReplies_, kReachBound, [] { return false; }, text);
+    if (status != CUDA_SUCCESS) return false;
+    ++epoch_;
+    server_ = opened.reply.server;
+  }
+  return false;
+}
+
+// As a session of a later epoch it is told what pinned memory it has: none.
+bool Session::passRegions(std::string& text) {
+  bool over = false;
+  for (transport::TimeLeft time(kReachBound); !over && time.any();)
+    if (!connection_->next(Channel::call, transport::Clock::now() + time.step(), over).empty()) return true;
+  text = "the worker did not greet: " + connection_->reason();
+  return false;
+}
+
 bool Session::reachNext(NextWorker& next, std::string& why) {
   {
     std::lock_guard lock(moveMutex_);
