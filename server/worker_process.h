@@ -59,8 +59,9 @@ struct WorkerArguments {
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
   walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h
-  std::string moduleCache;    // --module-cache PATH: the folder of all tenants' caches, for the walls
-  bool disturbKills = false;  // --disturb-kills SEED instead: it kills itself
+  std::string moduleCache;         // --module-cache PATH: the folder of all tenants' caches, for the walls
+  bool disturbKills = false;       // --disturb-kills SEED instead: it kills itself
+  bool disturbBeginnings = false;  // --disturb-beginnings SEED instead: likewise, without a checkpoint
 };
 // Throws std::runtime_error naming the argument it does not know.
 WorkerArguments parseWorkerArguments(int count, char** words);

@@ -31,7 +31,7 @@ const char kWorkerUsage[] =
     "                      [--walls off|auto|required|log] [--users FIRST-LAST]\n"
     "                      [--module-cache PATH]\n"
     "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED |\n"
-    "                       --disturb-kills SEED]\n"
+    "                       --disturb-kills SEED | --disturb-beginnings SEED]\n"
     "                                                                 started by gpupool-server\n"
     "       gpupool-worker --inventory [--driver PATH]                lists this machine's devices\n"
     "       gpupool-worker --identify                 tells which servers and clients it is for\n"
@@ -74,10 +74,11 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
     } else if (word == "--module-cache") {
       arguments.moduleCache = value();
     } else if (word == "--disturb" || word == "--disturb-moves" || word == "--disturb-streams" ||
-               word == "--disturb-kills") {
+               word == "--disturb-kills" || word == "--disturb-beginnings") {
       arguments.disturbMoves = word == "--disturb-moves";
       arguments.disturbStreams = word == "--disturb-streams";
       arguments.disturbKills = word == "--disturb-kills";
+      arguments.disturbBeginnings = word == "--disturb-beginnings";
       arguments.disturb = std::strtoull(value().c_str(), nullptr, 10);
     } else {
       throw std::runtime_error("unknown argument '" + word + "'");

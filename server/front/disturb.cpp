@@ -19,6 +19,7 @@ constexpr struct {
     {Disturb::Kind::stream, "stream", "--disturb-streams"},
     {Disturb::Kind::files, "files", "--disturb-moves"},
     {Disturb::Kind::kill, "kill", "--disturb-kills"},
+    {Disturb::Kind::begin, "begin", "--disturb-beginnings"},
     {Disturb::Kind::server, "server", "--disturb-kills"},
 };
 
@@ -41,7 +42,7 @@ Disturb disturbOfEnvironment() {
       if (row.name == value.substr(0, colon)) return {row.kind, std::string(seed)};
   throw options::OptionError("GPUPOOL_DISTURB: '" + std::string(value) +
                              "' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, files:NUMBER, "
-                             "kill:NUMBER and server:NUMBER");
+                             "kill:NUMBER, begin:NUMBER and server:NUMBER");
 }
 
 }  // namespace gpupool::server

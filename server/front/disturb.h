@@ -10,8 +10,9 @@ namespace gpupool::server {
 struct Disturb {
   // suspend: sessions are suspended and resumed. move: they are moved to another worker. stream: likewise,
   // but as if to another server. files: they are held in files and restored. kill: workers of protected
-  // sessions kill themselves. server: this server does so, too, when it sees that.
-  enum class Kind { none, suspend, move, stream, files, kill, server };
+  // sessions kill themselves. begin: likewise, and no session gets a checkpoint. server: this server does so,
+  // too, when it sees that.
+  enum class Kind { none, suspend, move, stream, files, kill, begin, server };
   Kind kind = Kind::none;
   std::string seed;
 

@@ -282,6 +282,7 @@ void Front::startKeeper() {
   settings.mostBytes = options_.protectMemory.value;
   settings.diesToo = disturb_.kind == Disturb::Kind::server;
   settings.disturb = settings.diesToo || disturb_.kind == Disturb::Kind::kill;
+  if (disturb_.kind == Disturb::Kind::begin) settings.mostBytes = 0;
   if (settings.disturb) settings.drainMs = 2000;  // a busy machine's test is to have its checkpoints
   keeper_ =
       kj::heap<Keeper>(timer_, *leases_, *sessions_, *suspension_, *pool_, admission_->starts(), settings);

@@ -18,7 +18,7 @@ constexpr unsigned kMostSuspensions = 6, kMostMoves = 3;  // of one session: a r
 // Frames before each of a program's moves, at least, and fewer than twice as many: short ones have a dozen.
 constexpr uint64_t kBetweenMoves[kMostMoves] = {4, 8, 64};
 // Deaths: frames before the checkpoint is asked for, and from there to the end, are fewer than these.
-constexpr unsigned kMostDeaths = 2, kBeforeAsking = 48, kBeforeDeath = 24;
+constexpr unsigned kMostDeaths = 2, kBeforeAsking = 48, kBeforeDeath = 24, kMostOfBeginning = 64;
 constexpr std::chrono::seconds kKeptBound{2};
 constexpr unsigned kMostTries = 4;
 constexpr std::chrono::seconds kBound{30};
@@ -120,6 +120,16 @@ void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::
       plan->end = plan->frame + 1 + (*random)() % kBeforeDeath;
     else if (plan->waited && ++plan->tries < kMostTries)
       *plan = {.frame = plan->frame, .ask = plan->frame + 1, .tries = plan->tries};
+  });
+}
+
+void disturbBeginning(Session& session, uint64_t seed) {
+  const uint64_t epoch = std::max<uint64_t>(session.start().epoch, 1);
+  if (epoch > kMostDeaths) return;
+  std::mt19937_64 random(seed + epoch - 1);
+  const uint64_t end = 1 + random() % kMostOfBeginning;
+  session.beforeFrames([end, frame = uint64_t{0}]() mutable {
+    if (++frame == end) ::kill(::getpid(), SIGKILL);
   });
 }
 

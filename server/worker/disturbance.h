@@ -1,5 +1,6 @@
 #pragma once
-// Tests (GPUPOOL_DISTURB=suspend:SEED, move:SEED, kill:SEED or server:SEED at the server): suspends a session
+// Tests (GPUPOOL_DISTURB=suspend:SEED, move:SEED, kill:SEED, begin:SEED or server:SEED at the
+// server): suspends a session
 // in the middle of its work and brings it back, moves it to another worker, or kills its worker, and then its
 // server, at frames that the seed chooses. A program's results must not show it.
 
@@ -19,5 +20,8 @@ void disturb(Session& session, Suspender& suspender, uint64_t seed, bool moves, 
 // Of a protected session: asks for a checkpoint, waits until the server keeps it, serves some more frames and
 // ends this process by SIGKILL; in at most two of a session's workers.
 void disturbByDeath(Session& session, Suspender& suspender, uint64_t seed, std::function<void()> ask);
+
+// Likewise without any checkpoint: serves some frames, and ends this process by SIGKILL.
+void disturbBeginning(Session& session, uint64_t seed);
 
 }  // namespace gpupool::server

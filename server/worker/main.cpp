@@ -179,6 +179,8 @@ int serve(const server::WorkerArguments& arguments) {
     if (arguments.disturb) suspender.compareContents();
     if (arguments.disturbKills)
       server::disturbByDeath(session, suspender, *arguments.disturb, [&] { process.reportDisturb(); });
+    else if (arguments.disturbBeginnings)
+      server::disturbBeginning(session, *arguments.disturb);
     else if (arguments.disturb)
       server::disturb(session, suspender, *arguments.disturb,
                       arguments.disturbMoves || arguments.disturbStreams, [&] { process.reportDisturb(); });
