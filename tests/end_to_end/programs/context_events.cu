@@ -20,6 +20,10 @@ __global__ void scale(int* values, int by) {
   if (i < kCount) values[i] *= by;
 }
 
+__global__ void tally(int* sum, int what) {
+  if (blockIdx.x == 0 && threadIdx.x == 0) atomicAdd(sum, what);
+}
+
 void launch(CUstream stream, void (*kernel)(int*, int), int* values, int argument) {
   kernel<<<kBlocks, kThreads, 0, reinterpret_cast<cudaStream_t>(stream)>>>(values, argument);
   CUDA(cudaGetLastError());
@@ -81,7 +85,7 @@ World make() {
   w.event = makeEvent();
   for (int** memory : {&w.values, &w.more}) CUDA(cudaMalloc(memory, kCount * sizeof(int)));
   // Code is loaded before a stream is held: that may wait for the device.
-  for (auto kernel : {add, scale}) launch(w.free, kernel, w.values, 1);
+  for (auto kernel : {add, scale, tally}) launch(w.free, kernel, w.values, 1);
   DRIVER(cuStreamSynchronize(w.free));
   return w;
 }
@@ -256,6 +260,36 @@ void backAndForth(World& w) {
   DRIVER(cuEventDestroy(last));
 }
 
+// Threads that make streams and end them, while another one takes events of all of them.
+void threads(World& w) {
+  constexpr int kMakers = 3, kRounds = 100;
+  set(w.values, 0);
+  std::vector<std::thread> all;
+  for (int t = 0; t < kMakers; ++t)
+    all.emplace_back([&] {
+      DRIVER(cuCtxSetCurrent(w.primary));
+      for (int round = 0; round < kRounds; ++round) {
+        CUstream stream = nullptr;
+        DRIVER(cuStreamCreate(&stream, round % 2 == 0 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT));
+        launch(stream, tally, w.values, 1);
+        DRIVER(cuStreamDestroy(stream));
+      }
+    });
+  for (int round = 0; round < kRounds; ++round) {
+    DRIVER(cuCtxRecordEvent(w.primary, w.event));
+    DRIVER(cuCtxWaitEvent(round % 2 == 0 ? w.primary : w.green, w.event));
+  }
+  for (std::thread& thread : all) thread.join();
+  DRIVER(cuCtxRecordEvent(w.primary, w.event));
+  DRIVER(cuEventSynchronize(w.event));
+  int sum = 0;
+  CUDA(cudaMemcpyAsync(&sum, w.values, sizeof sum, cudaMemcpyDeviceToHost,
+                       reinterpret_cast<cudaStream_t>(w.free)));
+  DRIVER(cuStreamSynchronize(w.free));
+  REQUIRE(sum == kMakers * kRounds);
+  check::say("events of streams that come and go in other threads");
+}
+
 // `call` while `stream` captures: refused, and the capture is spoilt; or neither.
 template <class Call>
 void capturing(const char* what, CUstream stream, bool spoils, Call&& call) {
@@ -334,6 +368,7 @@ int main() {
   record(w);
   wait(w);
   backAndForth(w);
+  threads(w);
   captures(w);
   errors(w);
   destroy(w);
