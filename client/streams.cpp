@@ -361,19 +361,29 @@ bool isDone(const StreamRef& ref, uint64_t value) {
   return Session::get().words().reached(ref.stream->word, value);
 }
 
-bool nothingAhead(const StreamRef& ref) {
-  const auto idle = [](const StreamRef& r) { return isDone(r, r.stream->posted.load()); };
-  if (!idle(ref)) return false;
+static bool isIdle(const StreamRef& ref) { return isDone(ref, ref.stream->posted.load()); }
+
+// That nothing is ahead of the stream's next operation in streams that it is ordered behind.
+static bool othersIdle(const StreamRef& ref) {
   if ((ref.stream->flags & CU_STREAM_NON_BLOCKING) != 0) return true;
   bool all = true;
   forEachStream(ref.context, [&](const StreamRef& other) {
-    if (ref.wire == nullptr || other.wire == nullptr)
-      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || idle(other));
+    if ((ref.wire == nullptr) != (other.wire == nullptr))
+      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || isIdle(other));
   });
   if (ref.wire == nullptr)
     forEachRest(*contexts().find(ref.context),
                 [&](const Rest& rest) { all = all && (rest.flags & CU_STREAM_NON_BLOCKING) != 0; });
   return all;
+}
+
+bool nothingAhead(const StreamRef& ref) { return isIdle(ref) && othersIdle(ref); }
+
+CUresult requestWordBehindOthers(const StreamRef& ref, uint64_t& value) {
+  if (ref.stream->capturing || othersIdle(ref)) return requestWord(ref, value);
+  return sendWithWord(ref, value, [&](uint64_t count) {
+    return Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, count);
+  });
 }
 
 static bool sleepsIn(CUcontext handle) {

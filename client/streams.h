@@ -53,6 +53,9 @@ inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, o
 
 // Asks for the word behind everything sent so far; the count it will carry.
 CUresult requestWord(const StreamRef& ref, uint64_t& value);
+// The same, and behind what is ahead of the stream's next operation in streams that it is ordered behind, as
+// the default stream is behind blocking ones: the stream's own word may have passed before that is done.
+CUresult requestWordBehindOthers(const StreamRef& ref, uint64_t& value);
 CUresult keepCredit(const StreamRef& ref);
 
 // Counts posted operations, too: a caller that requests a word with each operation (a host function over a
