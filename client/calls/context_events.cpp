@@ -153,7 +153,8 @@ template <class Handle>
 CUresult within(Handle handle, CUevent event, CUresult (*does)(const Scope&, CUevent)) {
   Scope scope;
   CUresult status = scopeOf(handle, scope);
-  return status == CUDA_SUCCESS ? does(scope, event) : status;
+  if (status != CUDA_SUCCESS) return status;
+  return scope.context == nullptr ? CUDA_ERROR_INVALID_CONTEXT : does(scope, event);
 }
 
 }  // namespace
