@@ -101,8 +101,13 @@ CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& o
     return status;
   }
   streams.publish(made.id);
-  out = handle;
-  return CUDA_SUCCESS;
+  const StreamRef ref{made.object, context, handle};
+  status = hooks.made(ref);
+  if (status == CUDA_SUCCESS)
+    out = handle;
+  else
+    endStream(ref);
+  return status;
 }
 
 void retireWord(uint64_t word, uint64_t last) {
@@ -153,9 +158,14 @@ CUresult clampPriority(Context& context, int& priority) {
 
 void forgetStreams(Context& context) {
   std::vector<uint64_t> dead;
-  streams.forEach([&](uint64_t id, Stream& stream) {
-    if (stream.context == context.handle) dead.push_back(id);
-  });
+  {
+    auto order = lockWords();
+    streams.forEach([&](uint64_t id, Stream& stream) {
+      if (stream.context != context.handle) return;
+      stream.ended = true;
+      dead.push_back(id);
+    });
+  }
   for (uint64_t id : dead) streams.destroy(id);
   context.session.store(nullptr);  // its words may still be written: not given back
 }
@@ -287,20 +297,44 @@ CUresult requestWord(const StreamRef& ref, uint64_t& value) {
   return requestNext(ref, value);
 }
 
-CUresult endStream(const StreamRef& ref) {
-  if (!streams.destroy(toId(ref.wire))) return CUDA_ERROR_INVALID_HANDLE;
-  const uint64_t word = ref.stream->word;
-  uint64_t last = 0;  // frees in this stream's order wait for its word
+// An event behind all that the stream was sent; null: there is none left. Under lockWords.
+static CUevent markBehind(const StreamRef& ref) {
+  CUevent mark = nullptr;
+  if (makeMark(*contexts().find(ref.context), mark) != CUDA_SUCCESS) return nullptr;
+  Session::get().post<"sessionEventRecord">(ref.context, mark, ref.wire, 0u, uint64_t{0}, uint64_t{0});
+  return mark;
+}
+
+void forgetDone(ContextStreams& mine) {
+  std::erase_if(mine.rests, [](const Rest& rest) {
+    const bool done = Session::get().words().reached(rest.word, rest.value);
+    if (done) endEvent(rest.last);
+    return done;
+  });
+}
+
+CUresult endStream(const StreamRef& ref, bool hidden) {
+  Stream& stream = *ref.stream;
+  Rest rest{stream.word, 0, nullptr, stream.flags, stream.green};
   CUresult status = CUDA_SUCCESS;
   {
     // Whoever synchronises the context may ask for its word at the same time: before the end, or not at all.
     auto order = lockWords();
-    requestNext(ref, last);
-    last = ref.stream->requested.load();
-    ref.stream->ended = true;
+    if (stream.ended) return CUDA_ERROR_INVALID_HANDLE;
+    requestNext(ref, rest.value);
+    rest.value = stream.requested.load();
+    if (!hidden && !stream.capturing && !isDone(ref, rest.value)) rest.last = markBehind(ref);
+    stream.ended = true;
     status = Session::get().post<"cuStreamDestroy_v2">(ref.context, ref.wire);
   }
-  retireWord(word, last);
+  if (rest.last != nullptr) {
+    ContextStreams& mine = streamsOf(*contexts().find(ref.context));
+    std::lock_guard lock(mine.resting);
+    forgetDone(mine);
+    mine.rests.push_back(rest);
+  }
+  streams.destroy(toId(ref.wire));
+  retireWord(rest.word, rest.value);  // frees in this stream's order wait for it
   return status;
 }
 
@@ -327,16 +361,29 @@ bool isDone(const StreamRef& ref, uint64_t value) {
   return Session::get().words().reached(ref.stream->word, value);
 }
 
-bool nothingAhead(const StreamRef& ref) {
-  const auto idle = [](const StreamRef& r) { return isDone(r, r.stream->posted.load()); };
-  if (!idle(ref)) return false;
+static bool isIdle(const StreamRef& ref) { return isDone(ref, ref.stream->posted.load()); }
+
+// That nothing is ahead of the stream's next operation in streams that it is ordered behind.
+static bool othersIdle(const StreamRef& ref) {
   if ((ref.stream->flags & CU_STREAM_NON_BLOCKING) != 0) return true;
   bool all = true;
   forEachStream(ref.context, [&](const StreamRef& other) {
-    if (ref.wire == nullptr || other.wire == nullptr)
-      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || idle(other));
+    if ((ref.wire == nullptr) != (other.wire == nullptr))
+      all = all && ((other.stream->flags & CU_STREAM_NON_BLOCKING) != 0 || isIdle(other));
   });
+  if (ref.wire == nullptr)
+    forEachRest(*contexts().find(ref.context),
+                [&](const Rest& rest) { all = all && (rest.flags & CU_STREAM_NON_BLOCKING) != 0; });
   return all;
+}
+
+bool nothingAhead(const StreamRef& ref) { return isIdle(ref) && othersIdle(ref); }
+
+CUresult requestWordBehindOthers(const StreamRef& ref, uint64_t& value) {
+  if (ref.stream->capturing || othersIdle(ref)) return requestWord(ref, value);
+  return sendWithWord(ref, value, [&](uint64_t count) {
+    return Session::get().post<"sessionWord">(ref.context, ref.wire, ref.stream->word, count);
+  });
 }
 
 static bool sleepsIn(CUcontext handle) {
@@ -385,6 +432,10 @@ CUresult synchronizeContext(CUcontext context, CUgreenCtx green) {
     status = requestWord(ref, value);
     if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
   });
+  if (Context* object = contexts().find(context); object != nullptr)
+    forEachRest(*object, [&](const Rest& rest) {
+      if (green == nullptr || rest.green == green) open.emplace_back(rest.word, rest.value);
+    });
   for (auto& [word, value] : open) {
     if (status != CUDA_SUCCESS) break;
     if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));

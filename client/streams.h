@@ -6,6 +6,9 @@
 // asked for (requestWord). Credits: a stream may be kCredit operations ahead of its word, then its caller
 // waits, as the driver's own queue would make it. Threads: any.
 
+#include <mutex>
+#include <vector>
+
 #include "client/contexts.h"
 #include "client/objects.h"
 #include "client/session.h"
@@ -23,14 +26,22 @@ struct StreamRef {
 
 // Events (calls/event.cpp). A new one, which the worker does not know yet; null: too many are alive.
 CUevent makeEvent(const Context& context, unsigned flags);
+// cuEventRecordWithFlags and cuStreamWaitEvent in a stream that is known.
+CUresult endEvent(CUevent event);
+CUresult recordIn(const StreamRef& ref, CUevent event, unsigned flags);
+CUresult waitIn(const StreamRef& ref, CUevent event, unsigned flags);
+// One that the program does not see: it orders streams.
+CUresult makeMark(const Context& context, CUevent& mark);
 // Others have it, too, from here on.
 void eventShared(Event& event);
 
 // What streams ask of the layers above them, set once before the first stream: host memory brings home what
-// the device has finished writing, and a capture may refuse work in its stream. Streams include neither.
+// the device has finished writing, a capture may refuse work in its stream, and a new stream comes behind
+// what its context waits for. Streams include none of them.
 struct StreamHooks {
   CUresult (*settle)();
   CUresult (*captureAccepts)(Stream& stream);
+  CUresult (*made)(const StreamRef& ref);
 };
 void hookStreams(const StreamHooks& hooks);
 
@@ -42,6 +53,9 @@ inline CUresult implicitStream(StreamRef& out) { return resolveStream(nullptr, o
 
 // Asks for the word behind everything sent so far; the count it will carry.
 CUresult requestWord(const StreamRef& ref, uint64_t& value);
+// The same, and behind what is ahead of the stream's next operation in streams that it is ordered behind, as
+// the default stream is behind blocking ones: the stream's own word may have passed before that is done.
+CUresult requestWordBehindOthers(const StreamRef& ref, uint64_t& value);
 CUresult keepCredit(const StreamRef& ref);
 
 // Counts posted operations, too: a caller that requests a word with each operation (a host function over a
@@ -115,9 +129,20 @@ CUresult queryStream(const StreamRef& ref);
 template <class F>
 void forEachStream(CUcontext context, F&& f);
 
+// What a stream that has ended still has to do. It is done when `word` has come to `value`.
+struct Rest {
+  uint64_t word = 0, value = 0;
+  CUevent last = nullptr;  // a mark behind all of it
+  unsigned flags = 0;      // the stream's
+  CUgreenCtx green = nullptr;
+};
+
 // The context's side of this file; created with the context's first call.
 struct ContextStreams {
   Stream legacy;
+  std::mutex resting;                   // not taken under lockWords
+  std::vector<Rest> rests;              // under resting
+  std::atomic<CUstream> gate{nullptr};  // new streams come behind it (calls/context_events.h)
   std::atomic<bool> prioritiesKnown{false};
   std::atomic<int> least{0}, greatest{0};
 };
@@ -129,7 +154,12 @@ void retireWord(uint64_t word, uint64_t last);
 CUresult makeStream(CUcontext context, unsigned flags, int priority, CUstream& out,
                     CUgreenCtx green = nullptr);
 // Ends a stream that no capture needs any more. CUDA_ERROR_INVALID_HANDLE: another thread has ended it.
-CUresult endStream(const StreamRef& ref);
+// `hidden`: it has no work of the program's.
+CUresult endStream(const StreamRef& ref, bool hidden = false);
+// Visits what the context's streams that have ended still have to do. Under a lock.
+template <class F>
+void forEachRest(Context& context, F&& visit);
+void forgetDone(ContextStreams& mine);  // under resting
 // Its green context ends, and the program has not ended it: from here on noStream says so.
 void endsWithGreen(CUstream stream);
 // Why a handle is no stream's.
@@ -148,6 +178,14 @@ void forEachStream(CUcontext context, F&& f) {
   streams.forEach([&](uint64_t id, Stream& stream) {
     if (stream.context == context) f(StreamRef{&stream, context, fromId<CUstream>(id)});
   });
+}
+
+template <class F>
+void forEachRest(Context& context, F&& visit) {
+  ContextStreams& mine = streamsOf(context);
+  std::lock_guard lock(mine.resting);
+  forgetDone(mine);
+  for (const Rest& rest : mine.rests) visit(rest);
 }
 
 }  // namespace gpupool::client

@@ -201,7 +201,7 @@ CUresult uploadRows(const StreamRef& ref, CUDA_MEMCPY3D_v2 c, const std::vector<
   c.srcHost = reinterpret_cast<const void*>(rows.front().shadow);
   c.srcXInBytes = c.srcY = c.srcZ = 0;
   uint64_t ahead = 0;
-  CUresult status = requestWord(ref, ahead);
+  CUresult status = requestWordBehindOthers(ref, ahead);
   if (status == CUDA_SUCCESS) status = carrier().fill(ref, ahead, rows);
   return status == CUDA_SUCCESS ? postTo<"cuMemcpy3DAsync_v2">(ref, &c, ref.wire) : status;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "client/calls/context_events.h"
 #include "client/capture.h"
 #include "client/entry.h"
 #include "client/errors.h"
@@ -136,7 +137,7 @@ CUresult initialise() {
         return hostMemory().arrive(pinned, why);
       }};
   Session::get().hookMoves(moves);
-  hookStreams({&settleHostMemory, &captureAccepts});
+  hookStreams({&settleHostMemory, &captureAccepts, &orderNewStream});
   startContexts(deviceCount());
   static constexpr ExportTableHooks hooks{&streamIdOf,  &functionsOfModule, &loadModule,
                                           &deviceCount, &deviceIdentity,    &tpcMap};

@@ -38,46 +38,10 @@ CUresult countIn(const StreamRef& ref, CUresult status) {
   return status;
 }
 
-CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
+CUresult record(CUevent handle, CUstream stream, unsigned flags) {
   StreamRef ref;
-  CUresult status = resolveStream(streamHandle, ref);
-  if (status != CUDA_SUCCESS) return status;
-  Event* event = events.find(toId(handle));
-  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
-  if (ref.stream->capturing) {
-    status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags, uint64_t{0},
-                                                        uint64_t{0});
-    if (status != CUDA_SUCCESS) return status;
-    if ((flags & CU_EVENT_RECORD_EXTERNAL) !=
-        0) {  // a node: launches record it, and only the driver knows when
-      event->ever = false;
-      return CUDA_SUCCESS;
-    }
-    event->captured = true;
-    captureRecorded(*event, *ref.stream);
-    return CUDA_SUCCESS;
-  }
-  if (event->shared) {
-    event->captured = false;
-    return countIn(ref, Session::get().await<"sessionSharedRecord">(ref.context, handle, ref.wire));
-  }
-  std::lock_guard lock(recording);
-  const WordMark before = event->last.load(std::memory_order_relaxed);
-  WordMark mark{};
-  if (status = nextMark(*event, *ref.stream, mark); status != CUDA_SUCCESS) return status;
-  status =
-      postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
-  if (status != CUDA_SUCCESS) {  // the session's end, as a rule
-    if (mark.word != before.word) Session::get().words().retire(mark.word, mark.value - 1);
-    return status;
-  }
-  event->captured = false;
-  event->ever = true;
-  event->stream = ref.stream->id;
-  event->last.store(mark, std::memory_order_release);
-  if (mark.word != before.word) retireWord(before.word, before.value);
-  return CUDA_SUCCESS;
+  CUresult status = resolveStream(stream, ref);
+  return status == CUDA_SUCCESS ? recordIn(ref, handle, flags) : status;
 }
 
 // An event without a record of its own: never recorded, or by a node of a graph, or shared.
@@ -130,17 +94,6 @@ CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {
   return Session::get().await<"cuEventElapsedTime_v2">(a->context, milliseconds, start, end);
 }
 
-CUresult destroy(CUevent handle) {
-  Event* event = events.find(toId(handle));
-  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  CUcontext context = event->context;
-  const WordMark last = event->last.load();
-  if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
-  CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
-  retireWord(last.word, last.value);
-  return status;
-}
-
 }  // namespace
 
 CUevent makeEvent(const Context& context, unsigned flags) {
@@ -156,10 +109,84 @@ CUevent makeEvent(const Context& context, unsigned flags) {
   return nullptr;
 }
 
+CUresult endEvent(CUevent handle) {
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  CUcontext context = event->context;
+  const WordMark last = event->last.load();
+  if (!events.destroy(toId(handle))) return CUDA_ERROR_INVALID_HANDLE;
+  CUresult status = Session::get().post<"cuEventDestroy_v2">(context, handle);
+  retireWord(last.word, last.value);
+  return status;
+}
+
+CUresult makeMark(const Context& context, CUevent& mark) {
+  mark = makeEvent(context, CU_EVENT_DISABLE_TIMING);
+  if (mark == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  return Session::get().post<"cuEventCreate">(context.handle, &mark, unsigned{CU_EVENT_DISABLE_TIMING});
+}
+
 void eventShared(Event& event) {
   std::lock_guard lock(recording);
   event.shared = true;
   event.ever = false;
+}
+
+CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
+  if (ref.stream->capturing) {
+    CUresult status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags,
+                                                                 uint64_t{0}, uint64_t{0});
+    if (status != CUDA_SUCCESS) return status;
+    if ((flags & CU_EVENT_RECORD_EXTERNAL) !=
+        0) {  // a node: launches record it, and only the driver knows when
+      event->ever = false;
+      return CUDA_SUCCESS;
+    }
+    event->captured = true;
+    captureRecorded(*event, *ref.stream);
+    return CUDA_SUCCESS;
+  }
+  if (event->shared) {
+    event->captured = false;
+    return countIn(ref, Session::get().await<"sessionSharedRecord">(ref.context, handle, ref.wire));
+  }
+  std::lock_guard lock(recording);
+  const WordMark before = event->last.load(std::memory_order_relaxed);
+  WordMark mark{};
+  CUresult status = nextMark(*event, *ref.stream, mark);
+  if (status != CUDA_SUCCESS) return status;
+  status =
+      postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
+  if (status != CUDA_SUCCESS) {  // the session's end, as a rule
+    if (mark.word != before.word) Session::get().words().retire(mark.word, mark.value - 1);
+    return status;
+  }
+  event->captured = false;
+  event->ever = true;
+  event->stream = ref.stream->id;
+  event->last.store(mark, std::memory_order_release);
+  if (mark.word != before.word) retireWord(before.word, before.value);
+  return CUDA_SUCCESS;
+}
+
+CUresult waitIn(const StreamRef& ref, CUevent handle, unsigned flags) {
+  Event* event = events.find(toId(handle));
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->shared && !event->captured && !ref.stream->capturing)
+    return countIn(ref, Session::get().await<"sessionSharedWait">(ref.context, ref.wire, handle));
+  if (!event->captured) return postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
+  // The stream joins that capture, or the driver says why not: either way its answer is waited for.
+  uint64_t value = 0;
+  CUresult status = requestWord(ref, value);
+  if (status != CUDA_SUCCESS) return status;
+  status = Session::get().await<"cuStreamWaitEvent">(ref.context, ref.wire, handle, flags);
+  if (status != CUDA_SUCCESS) return status;
+  captureJoined(ref, *event);
+  if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
+  return CUDA_SUCCESS;
 }
 
 namespace custom {
@@ -195,8 +222,8 @@ CUresult cuEventSynchronize(CUevent handle) {
   Event* event = events.find(toId(handle));
   return event == nullptr ? CUDA_ERROR_INVALID_HANDLE : wait(handle, *event);
 }
-CUresult cuEventDestroy(CUevent event) { return destroy(event); }
-CUresult cuEventDestroy_v2(CUevent event) { return destroy(event); }
+CUresult cuEventDestroy(CUevent event) { return endEvent(event); }
+CUresult cuEventDestroy_v2(CUevent event) { return endEvent(event); }
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   return elapsed(milliseconds, start, end);
 }
@@ -204,23 +231,10 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) 
   return elapsed(milliseconds, start, end);
 }
 
-CUresult cuStreamWaitEvent(CUstream streamHandle, CUevent handle, unsigned flags) {
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags) {
   StreamRef ref;
-  CUresult status = resolveStream(streamHandle, ref);
-  if (status != CUDA_SUCCESS) return status;
-  Event* event = events.find(toId(handle));
-  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (event->shared && !event->captured && !ref.stream->capturing)
-    return countIn(ref, Session::get().await<"sessionSharedWait">(ref.context, ref.wire, handle));
-  if (!event->captured) return postTo<"cuStreamWaitEvent">(ref, ref.wire, handle, flags);
-  // The stream joins that capture, or the driver says why not: either way its answer is waited for.
-  uint64_t value = 0;
-  if (status = requestWord(ref, value); status != CUDA_SUCCESS) return status;
-  status = Session::get().await<"cuStreamWaitEvent">(ref.context, ref.wire, handle, flags);
-  if (status != CUDA_SUCCESS) return status;
-  captureJoined(ref, *event);
-  if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  return CUDA_SUCCESS;
+  CUresult status = resolveStream(stream, ref);
+  return status == CUDA_SUCCESS ? waitIn(ref, event, flags) : status;
 }
 
 }  // namespace custom

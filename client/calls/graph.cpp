@@ -87,7 +87,7 @@ CUresult launch(CUgraphExec handle, CUstream streamHandle) {
   carried->afterWord = before.word;
   carried->afterValue = before.value;
   uint64_t ahead = 0;
-  status = requestWord(ref, ahead);
+  status = requestWordBehindOthers(ref, ahead);
   if (status == CUDA_SUCCESS) status = carrier().fill(ref, ahead, carried->ranges, carried);
   if (status == CUDA_SUCCESS) status = start(ref, handle, *exec);
   if (status != CUDA_SUCCESS) {

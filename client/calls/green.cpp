@@ -1,5 +1,5 @@
-// Green contexts (client/calls/green.h): what they are made of, their streams, and events of all of their
-// work.
+// Green contexts (client/calls/green.h): what they are made of, and their streams. Events of all of their
+// work: context_events.cpp.
 #include "client/calls/green.h"
 
 #include <algorithm>
@@ -56,15 +56,9 @@ SmSource ofDevice(CUdevice device) {
   return source;
 }
 
-CUresult find(CUgreenCtx handle, GreenContext*& out) {
-  out = greens.find(toId(handle));
-  if (out == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  return out->context->alive.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
 CUresult ofGreen(CUgreenCtx handle, SmSource& source) {
   GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
+  CUresult status = findGreen(handle, green);
   if (status == CUDA_SUCCESS) source = ofDevice(green->device);
   source.green = handle;
   return status;
@@ -160,91 +154,29 @@ bool end(CUgreenCtx handle, GreenContext& green, CUresult& status) {
     endsWithGreen(ref.wire);
     endStream(ref);
   });
-  if (CUevent gate = green.gate.exchange(nullptr); gate != nullptr) custom::cuEventDestroy_v2(gate);
   CUcontext primary = nullptr;
   contexts().primaryHandle(&primary, green.device);
   status = Session::get().await<"cuGreenCtxDestroy">(primary, handle);
   return true;
 }
 
-// ---- events of all work of a green context ----
-
-// An event of the green context's primary context that the program does not see.
-CUresult makeMark(const GreenContext& green, CUevent& mark) {
-  CUcontext primary = nullptr;
-  contexts().primaryHandle(&primary, green.device);
-  Context* context = contexts().find(primary);
-  mark = context == nullptr ? nullptr : makeEvent(*context, CU_EVENT_DISABLE_TIMING);
-  if (mark == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  return Session::get().post<"cuEventCreate">(primary, &mark, unsigned{CU_EVENT_DISABLE_TIMING});
-}
-
-// What `later` does from now on comes behind what `ref` has to do.
-CUresult order(const GreenContext& green, const StreamRef& ref, CUstream later) {
-  CUevent mark = nullptr;
-  CUresult status = makeMark(green, mark);
-  if (status == CUDA_SUCCESS) status = custom::cuEventRecord(mark, ref.wire);
-  if (status == CUDA_SUCCESS) status = custom::cuStreamWaitEvent(later, mark, 0);
-  if (mark != nullptr) custom::cuEventDestroy_v2(mark);
-  return status;
-}
-
-CUresult noneCaptures(CUgreenCtx handle, const GreenContext& green) {
-  CUresult status = CUDA_SUCCESS;
-  forEachStreamOf(handle, green, [&](const StreamRef& ref) {
-    if (const CUresult conflict = captureConflict(ref); conflict != CUDA_SUCCESS) status = conflict;
-  });
-  return status;
-}
-
-CUresult recordEvent(CUgreenCtx handle, GreenContext& green, CUevent event) {
-  CUresult status = noneCaptures(handle, green);
-  if (status != CUDA_SUCCESS) return status;
-  // All streams meet in one that is there for this alone, so that none of them waits for another.
-  CUstream meeting = nullptr;
-  status = makeGreenStream(handle, CU_STREAM_NON_BLOCKING, 0, meeting);
-  if (status != CUDA_SUCCESS) return status;
-  forEachStreamOf(handle, green, [&](const StreamRef& ref) {
-    if (status == CUDA_SUCCESS && ref.wire != meeting && !isDone(ref, ref.stream->posted.load()))
-      status = order(green, ref, meeting);
-  });
-  if (status == CUDA_SUCCESS) status = custom::cuEventRecord(event, meeting);
-  custom::cuStreamDestroy_v2(meeting);
-  return status;
-}
-
-CUresult waitEvent(CUgreenCtx handle, GreenContext& green, CUevent event) {
-  if (Event* known = events.find(toId(event)); known != nullptr && known->captured)
-    return captureEventConflict(*known) == CUDA_SUCCESS ? CUDA_SUCCESS
-                                                        : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  CUresult status = noneCaptures(handle, green);
-  forEachStreamOf(handle, green, [&](const StreamRef& ref) {
-    if (status == CUDA_SUCCESS) status = custom::cuStreamWaitEvent(ref.wire, event, 0);
-  });
-  // For streams to come.
-  CUevent gate = nullptr;
-  if (status == CUDA_SUCCESS) status = makeMark(green, gate);
-  if (status == CUDA_SUCCESS) status = custom::cuEventRecord(gate, green.context->defaultStream);
-  if (status != CUDA_SUCCESS) return status;
-  if (CUevent before = green.gate.exchange(gate); before != nullptr) custom::cuEventDestroy_v2(before);
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
+
+CUresult findGreen(CUgreenCtx handle, GreenContext*& out) {
+  out = greens.find(toId(handle));
+  if (out == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  return out->context->alive.load(std::memory_order_acquire) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
 
 CUresult makeGreenStream(CUgreenCtx handle, unsigned flags, int priority, CUstream& out) {
   GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
+  CUresult status = findGreen(handle, green);
   if (status != CUDA_SUCCESS) return status;
   CUcontext primary = nullptr;
   if (status = contexts().primaryHandle(&primary, green->device); status != CUDA_SUCCESS) return status;
   Context* context = contexts().find(primary);
   if (status = clampPriority(*context, priority); status != CUDA_SUCCESS) return status;
-  CUstream made = nullptr;
-  if (status = makeStream(primary, flags, priority, made, handle); status != CUDA_SUCCESS) return status;
-  if (CUevent gate = green->gate.load(); gate != nullptr) status = custom::cuStreamWaitEvent(made, gate, 0);
-  if (status == CUDA_SUCCESS) out = made;
-  return status;
+  return makeStream(primary, flags, priority, out, handle);
 }
 
 CUcontext contextOf(CUgreenCtx handle) {
@@ -288,7 +220,8 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* count, con
   // Parts can be split only as all of the green context that is made of them.
   if (source.split != 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   if (minCount > input->sm.smCount || (result != nullptr && *count == 0)) return CUDA_ERROR_INVALID_VALUE;
-  if (GreenContext* green = nullptr; source.green != nullptr && find(source.green, green) != CUDA_SUCCESS)
+  if (GreenContext* green = nullptr;
+      source.green != nullptr && findGreen(source.green, green) != CUDA_SUCCESS)
     return CUDA_ERROR_INVALID_VALUE;
   source.flags = flags;
   source.minCount = minCount;
@@ -320,7 +253,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc description, CUdevi
 }
 CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
   GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
+  CUresult status = findGreen(handle, green);
   if (green == nullptr) return status;
   if (status == CUDA_SUCCESS && !end(handle, *green, status)) status = CUDA_ERROR_CONTEXT_IS_DESTROYED;
   // Also where a reset of the device has ended it.
@@ -331,7 +264,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx handle) {
 CUresult cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx handle) {
   GreenContext* green = nullptr;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  CUresult status = find(handle, green);
+  CUresult status = findGreen(handle, green);
   if (status == CUDA_SUCCESS) *out = green->context->handle;
   return status;
 }
@@ -339,7 +272,7 @@ CUresult cuGreenCtxGetId(CUgreenCtx handle, unsigned long long* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (handle == nullptr) handle = contexts().greenOf(threadState().current);
   GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
+  CUresult status = findGreen(handle, green);
   if (status == CUDA_SUCCESS) *out = green->context->id.load();
   return status;
 }
@@ -354,19 +287,6 @@ CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx* out) {
   if (status == CUDA_SUCCESS && out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (status == CUDA_SUCCESS) *out = ref.stream->green;
   return status;
-}
-
-CUresult cuGreenCtxRecordEvent(CUgreenCtx handle, CUevent event) {
-  GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
-  if (status != CUDA_SUCCESS) return status;
-  return events.find(toId(event)) == nullptr ? CUDA_ERROR_INVALID_HANDLE : recordEvent(handle, *green, event);
-}
-CUresult cuGreenCtxWaitEvent(CUgreenCtx handle, CUevent event) {
-  GreenContext* green = nullptr;
-  CUresult status = find(handle, green);
-  if (status != CUDA_SUCCESS) return status;
-  return events.find(toId(event)) == nullptr ? CUDA_ERROR_INVALID_HANDLE : waitEvent(handle, *green, event);
 }
 
 }  // namespace custom

@@ -14,15 +14,18 @@ namespace gpupool::client {
 struct GreenContext {
   explicit GreenContext(CUdevice device) : device(device) {}
   const CUdevice device;
-  Context* context = nullptr;          // what cuCtxFromGreenCtx gives: its life and its id are there
-  std::atomic<bool> retains{false};    // the primary context
-  std::atomic<CUevent> gate{nullptr};  // new streams wait for it (cuGreenCtxWaitEvent)
+  Context* context = nullptr;           // what cuCtxFromGreenCtx gives: its life and its id are there
+  std::atomic<bool> retains{false};     // the primary context
+  std::atomic<CUstream> gate{nullptr};  // new streams come behind it (calls/context_events.h)
 };
 
 // A stream of the green context. CUDA_ERROR_CONTEXT_IS_DESTROYED, ..._INVALID_CONTEXT: it is gone, or none.
 CUresult makeGreenStream(CUgreenCtx green, unsigned flags, int priority, CUstream& out);
 // What cuCtxFromGreenCtx gives for it, dead or alive; null: it is none.
 CUcontext contextOf(CUgreenCtx green);
+// The green context of that handle. CUDA_ERROR_INVALID_CONTEXT: there is none, and `out` is null;
+// CUDA_ERROR_CONTEXT_IS_DESTROYED: it is gone.
+CUresult findGreen(CUgreenCtx handle, GreenContext*& out);
 // Those of the device end: its primary context does.
 void endGreenContexts(CUdevice device);
 

@@ -58,7 +58,8 @@ class Carrier {
     uint64_t word = 0, value = 0;  // when this one is done
   };
 
-  // Posts a gate for `ranges` in the stream; they are filled when its word has reached `ahead` (requestWord).
+  // Posts a gate for `ranges` in the stream; they are filled when its word has reached `ahead`
+  // (requestWordBehindOthers).
   CUresult fill(const StreamRef& ref, uint64_t ahead, const std::vector<Range>& ranges,
                 const std::shared_ptr<Launch>& launch = nullptr);
   // Asks for the stream's word; those of `ranges` that the device has written land when it is reached.

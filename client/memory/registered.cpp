@@ -157,7 +157,7 @@ CUresult RegisteredMemory::upload(const StreamRef& ref, uint64_t to, uint64_t fr
   Carrier::Range whole;
   if (!carries(from, bytes, whole)) return CUDA_ERROR_INVALID_VALUE;
   uint64_t ahead = 0;
-  CUresult status = requestWord(ref, ahead);
+  CUresult status = requestWordBehindOthers(ref, ahead);
   const size_t piece = pieceOf(bytes);
   for (size_t at = 0; at < bytes && status == CUDA_SUCCESS; at += piece) {
     const Carrier::Range range = part(whole, at, std::min(piece, bytes - at));

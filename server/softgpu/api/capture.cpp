@@ -151,17 +151,25 @@ CUresult forbidDuringCapture(Context&) {
   return result;
 }
 
-CUresult forbidSynchronize(Context& context) {
+CUresult forbidOnContext(Context& context) {
   if (!captures().count) return CUDA_SUCCESS;
   std::lock_guard lock(captureMutex());
-  CUresult result = forbidDuringCapture(context);
+  CUresult result = CUDA_SUCCESS;
   for (auto& capture : captures().list) {
-    auto origin = capture->origin.lock();
-    if (!origin || origin->context.get() != &context) continue;
+    const bool here = std::any_of(capture->streams.begin(), capture->streams.end(), [&](auto& weak) {
+      auto stream = weak.lock();
+      return stream && stream->context.get() == &context;
+    });
+    if (!here) continue;
     capture->invalidated = true;
     result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   return result;
+}
+
+CUresult forbidSynchronize(Context& context) {
+  const CUresult any = forbidDuringCapture(context), here = forbidOnContext(context);
+  return here == CUDA_SUCCESS ? any : here;
 }
 
 CUresult captureWork(Stream& stream, bool& captured, const std::function<GraphNodePtr()>& make) {

@@ -40,6 +40,9 @@ CUresult forbidDuringCapture(Context& context);
 // The same for waiting for a whole context, which no capture in it survives, of whatever mode.
 CUresult forbidSynchronize(Context& context);
 
+// For events of a whole context: no capture that has a stream of it survives them. Others are not concerned.
+CUresult forbidOnContext(Context& context);
+
 // For work on `stream`: captured = true and success: `node` was appended to the capture's graph. captured =
 // false and success: not capturing, submit it. Otherwise the error to return (901; 906 on the legacy stream).
 // `make` builds the node's content; called only while capturing.

@@ -56,6 +56,7 @@ void tearDown(Context& context) {
       if (auto stream = weak.lock()) tails.push_back(stream->tail());
     }
     if (context.legacy) tails.push_back(context.legacy->tail());
+    context.gates.clear();
   }
   auto deadline = Fence::Clock::now() + kTeardown;
   bool drained = true;

@@ -36,6 +36,7 @@ struct Context : std::enable_shared_from_this<Context> {
   std::mutex order;                            // makes submissions of this context a single order
   std::vector<std::weak_ptr<Stream>> streams;  // guarded by order; all but the legacy one
   std::shared_ptr<Stream> legacy;
+  std::vector<FencePtr> gates;  // guarded by order: all work submitted from now on is behind them
 
   std::mutex settings;
   std::map<int, size_t> limits;  // CUlimit -> value as set

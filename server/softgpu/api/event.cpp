@@ -32,6 +32,20 @@ CUresult recordInCapture(Stream& stream, const EventPtr& event, unsigned flags, 
   return CUDA_SUCCESS;
 }
 
+// The event is what `stream` does next, behind `after`. It becomes so only when that is submitted: what
+// another thread has wait for it must not be submitted before it.
+void recordTask(Event& event, Stream& stream, std::vector<FencePtr> after) {
+  {
+    std::lock_guard lock(captureMutex());
+    event.inCapture = false;
+    event.capture.reset();
+    event.captureAfter.clear();
+  }
+  Task task;
+  task.after = std::move(after);
+  event.record(stream.submit(std::move(task), Submit::inlineIfIdle));
+}
+
 CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   SOFT_CONTEXT(context);
   EventPtr event;
@@ -42,15 +56,7 @@ CUresult record(CUevent handle, CUstream streamHandle, unsigned flags) {
   bool captured = false;
   SOFT_TRY(recordInCapture(*stream, event, flags, captured));
   if (captured) return CUDA_SUCCESS;
-  {
-    std::lock_guard lock(captureMutex());
-    event->inCapture = false;
-    event->capture.reset();
-    event->captureAfter.clear();
-  }
-  Task task;
-  event->record(task.done);
-  stream->submit(std::move(task), Submit::inlineIfIdle);
+  recordTask(*event, *stream, {});
   return CUDA_SUCCESS;
 }
 
@@ -61,6 +67,13 @@ CUresult checkNotCaptured(Event& event, bool invalidates) {
   if (!event.isCaptured()) return CUDA_ERROR_INVALID_VALUE;
   if (invalidates) event.capture.lock()->invalidated = true;
   return CUDA_ERROR_CAPTURED_EVENT;
+}
+
+CUresult findContextAndEvent(CUcontext contextHandle, CUevent eventHandle, ContextPtr& context,
+                             EventPtr& event) {
+  if (!contextHandle) return CUDA_ERROR_INVALID_CONTEXT;
+  SOFT_TRY(namedContext(contextHandle, context));
+  return findEvent(eventHandle, event);
 }
 
 }  // namespace
@@ -105,6 +118,35 @@ CUresult cuEventRecord(CUevent event, CUstream stream) { return record(event, st
 
 CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags) {
   return record(event, stream, flags);
+}
+
+// All streams meet in one that is there for this alone.
+CUresult cuCtxRecordEvent(CUcontext contextHandle, CUevent eventHandle) {
+  ContextPtr context;
+  EventPtr event;
+  SOFT_TRY(findContextAndEvent(contextHandle, eventHandle, context, event));
+  if (event->context != context) return CUDA_ERROR_INVALID_HANDLE;
+  SOFT_TRY(forbidOnContext(*context));
+  std::vector<FencePtr> open;
+  {
+    std::lock_guard lock(context->order);
+    open = context->tails();
+  }
+  recordTask(*event, *context->makeStream(CU_STREAM_NON_BLOCKING, 0), std::move(open));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxWaitEvent(CUcontext contextHandle, CUevent eventHandle) {
+  ContextPtr context;
+  EventPtr event;
+  SOFT_TRY(findContextAndEvent(contextHandle, eventHandle, context, event));
+  const CUresult captures = forbidOnContext(*context), captured = checkNotCaptured(*event, true);
+  if (captured == CUDA_ERROR_CAPTURED_EVENT) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  SOFT_TRY(captures);
+  SOFT_TRY(captured);
+  std::lock_guard lock(context->order);
+  if (auto fence = event->recorded(); fence && !fence->done()) context->gates.push_back(fence);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuEventQuery(CUevent handle) {

@@ -202,9 +202,6 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent eventHandle, unsigned int fl
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxRecordEvent(CUcontext, CUevent) { return CUDA_ERROR_NOT_SUPPORTED; }
-CUresult cuCtxWaitEvent(CUcontext, CUevent) { return CUDA_ERROR_NOT_SUPPORTED; }
-
 CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID attribute, CUstreamAttrValue* value) {
   std::shared_ptr<Stream> stream;
   SOFT_TRY(enterStream(handle, stream));

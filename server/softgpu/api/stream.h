@@ -5,7 +5,7 @@
 // Order between streams is a matter of fences taken at submission: a task lists the fences it waits for, and
 // a fence is always that of a task submitted earlier, so waiting cannot deadlock. The legacy default stream
 // waits for the last task of every blocking stream and they for its last (manual: Stream synchronization
-// behavior).
+// behavior). Tasks of a context that was told to wait for events wait for those events' fences, too.
 //
 // Locks: Context::order, then Stream::mutex_, then Fence. None is held while a task runs.
 

@@ -57,6 +57,8 @@ FencePtr Stream::submit(Task task, Submit how) {
     auto follow = [&](const FencePtr& fence) {
       if (fence && !fence->done()) task.after.push_back(fence);
     };
+    std::erase_if(context->gates, [](const FencePtr& fence) { return fence->done(); });
+    for (const FencePtr& fence : context->gates) follow(fence);
     if (isLegacy) {
       auto& streams = context->streams;
       for (size_t i = 0; i < streams.size();) {

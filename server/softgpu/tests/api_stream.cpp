@@ -74,6 +74,105 @@ TEST_CASE("events order streams and tell the time") {
   GIVES(CUDA_ERROR_INVALID_HANDLE, cuEventRecord(done, s.a));
 }
 
+TEST_CASE("an event of a context comes behind all that its streams had to do, and no more") {
+  Session session;
+  Streams free, blocking(CU_STREAM_DEFAULT);
+  CUevent event;
+  OK(cuEventCreate(&event, CU_EVENT_DEFAULT));
+  CUfunction waitFor = session.function("waitFor"), add = session.function("addTo");
+  OK(cuCtxRecordEvent(session.context, event));
+  OK(cuEventQuery(event));
+  for (CUstream stream : {free.a, blocking.a, CUstream(nullptr), CU_STREAM_PER_THREAD}) {
+    Word gate, after;
+    Buffer<int> b(1);
+    OK(launch(waitFor, 1, 0, stream, gate.device));
+    OK(cuCtxRecordEvent(session.context, event));
+    OK(launch(waitFor, 1, 0, free.b, after.device));
+    OK(launch(add, 1, 0, free.b, b.address, 2));
+    GIVES(CUDA_ERROR_NOT_READY, cuEventQuery(event));
+    *gate.host = 1;
+    OK(cuEventSynchronize(event));
+    OK(cuStreamQuery(stream));
+    GIVES(CUDA_ERROR_NOT_READY, cuStreamQuery(free.b));
+    *after.host = 1;
+    OK(cuCtxSynchronize());
+    CHECK(b.get()[0] == 2);
+  }
+  OK(cuEventDestroy(event));
+}
+
+TEST_CASE("a context that waits for an event holds back what its streams are given from then on") {
+  Session session;
+  CUcontext other;
+  CUstream elsewhere, later;
+  CUevent event;
+  OK(cuCtxCreate(&other, nullptr, 0, 0));
+  OK(cuStreamCreate(&elsewhere, CU_STREAM_NON_BLOCKING));
+  OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  OK(cuCtxSetCurrent(session.context));
+  Streams s;
+  Word gate, before;
+  Buffer<int> b(1), there(1);
+  CUfunction waitFor = session.function("waitFor"), add = session.function("addTo");
+  OK(cuCtxWaitEvent(session.context, event));  // never recorded
+  OK(launch(waitFor, 1, 0, s.b, before.device));
+  OK(cuStreamWaitValue32(elsewhere, gate.device, 1, CU_STREAM_WAIT_VALUE_GEQ));
+  OK(cuEventRecord(event, elsewhere));
+  OK(cuCtxWaitEvent(session.context, event));
+  OK(cuStreamCreate(&later, CU_STREAM_NON_BLOCKING));
+  for (CUstream stream : {s.a, later, CUstream(nullptr), CU_STREAM_PER_THREAD})
+    OK(launch(add, 1, 0, stream, b.address, 1));
+  for (CUstream stream : {s.a, later, CUstream(nullptr), CU_STREAM_PER_THREAD})
+    GIVES(CUDA_ERROR_NOT_READY, cuStreamQuery(stream));
+  // Not what it was given before, nor another context.
+  *before.host = 1;
+  OK(cuStreamSynchronize(s.b));
+  OK(cuCtxWaitEvent(session.context, event));
+  *gate.host = 1;
+  OK(cuCtxSynchronize());
+  CHECK(b.get()[0] == 4);
+  OK(cuStreamDestroy(later));
+  OK(cuCtxDestroy(other));
+  GIVES(CUDA_ERROR_INVALID_HANDLE, cuCtxWaitEvent(session.context, event));  // it ended with its context
+}
+
+TEST_CASE("events of a context: what they refuse") {
+  Session session;
+  Streams s;
+  CUcontext other;
+  CUevent event, foreign, captured;
+  OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  OK(cuEventCreate(&captured, CU_EVENT_DISABLE_TIMING));
+  OK(cuCtxCreate(&other, nullptr, 0, 0));
+  OK(cuEventCreate(&foreign, CU_EVENT_DISABLE_TIMING));
+  OK(cuCtxSetCurrent(session.context));
+  GIVES(CUDA_ERROR_INVALID_CONTEXT, cuCtxRecordEvent(nullptr, event));
+  GIVES(CUDA_ERROR_INVALID_CONTEXT, cuCtxWaitEvent(nullptr, event));
+  GIVES(CUDA_ERROR_INVALID_HANDLE, cuCtxRecordEvent(session.context, nullptr));
+  GIVES(CUDA_ERROR_INVALID_HANDLE, cuCtxWaitEvent(session.context, nullptr));
+  GIVES(CUDA_ERROR_INVALID_HANDLE, cuCtxRecordEvent(session.context, foreign));
+  CUgraph graph = nullptr;
+  const auto capturing = [&](CUcontext context, CUevent which, bool record, bool spoils) {
+    OK(cuStreamBeginCapture(s.a, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cuEventRecord(captured, s.a));
+    GIVES(spoils ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS,
+          record ? cuCtxRecordEvent(context, which) : cuCtxWaitEvent(context, which));
+    GIVES(spoils ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS, cuStreamEndCapture(s.a, &graph));
+    if (graph != nullptr) OK(cuGraphDestroy(graph));
+  };
+  capturing(session.context, event, true, true);
+  capturing(session.context, event, false, true);
+  capturing(other, captured, false, true);
+  capturing(other, foreign, true, false);
+  capturing(other, foreign, false, false);
+  GIVES(CUDA_ERROR_INVALID_VALUE, cuCtxWaitEvent(other, captured));  // its capture is over
+  OK(cuEventDestroy(captured));
+  OK(cuEventDestroy(event));
+  GIVES(CUDA_ERROR_INVALID_HANDLE, cuCtxRecordEvent(session.context, event));
+  OK(cuCtxDestroy(other));
+  GIVES(CUDA_ERROR_INVALID_CONTEXT, cuCtxRecordEvent(other, event));
+}
+
 TEST_CASE("the legacy stream waits for blocking streams and they for it; others do neither") {
   Session session;
   Streams blocking(CU_STREAM_DEFAULT), free(CU_STREAM_NON_BLOCKING);

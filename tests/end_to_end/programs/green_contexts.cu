@@ -150,7 +150,7 @@ void alone(CUdevice device) {
 }
 
 // Kernels in both parts, and events between their streams.
-void work(Part (&parts)[2]) {
+void work(CUcontext primary, Part (&parts)[2]) {
   int *a = filled(3), *b = filled(10);
   CUevent done = nullptr;
   DRIVER(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
@@ -176,7 +176,18 @@ void work(Part (&parts)[2]) {
   DRIVER(cuEventSynchronize(done));
   every("behind all of a green context", a, 28);
   every("in a stream that came later", b, 36);
+  // The primary context's events are of both parts, and of a stream that has ended.
+  launch(parts[0].stream, spin, a, 2000);
+  launch(later, spin, b, 2000);
   DRIVER(cuStreamDestroy(later));
+  DRIVER(cuCtxRecordEvent(primary, done));
+  DRIVER(cuCtxWaitEvent(parts[1].context, done));
+  launch(parts[1].second, scale, b, 3);
+  launch(parts[1].second, add, b, const_cast<const int*>(a));
+  DRIVER(cuCtxRecordEvent(parts[1].context, done));
+  DRIVER(cuCtxWaitEvent(primary, done));
+  launch(nullptr, scale, b, 2);
+  every("behind all of the primary context", b, 32);
   DRIVER(cuEventDestroy(done));
   CUDA(cudaFree(a));
   CUDA(cudaFree(b));
@@ -390,7 +401,7 @@ int main() {
   Part parts[2];
   split(device, parts);
   create(device, primary, parts);
-  work(parts);
+  work(primary, parts);
   current(primary, parts[1]);
   threads(parts);
   nodes(parts[1]);

@@ -76,6 +76,27 @@ static void writtenBehindADoor(cudaStream_t stream) {
   expect("written behind a door", got.data(), 2000);
 }
 
+// The default stream is behind streams that block, also behind one that has ended.
+static void behindOthers() {
+  for (const bool ends : {false, true}) {
+    Door door;
+    int value = ends ? 4000 : 3000;
+    cudaStream_t other;
+    CUDA(cudaStreamCreate(&other));
+    fill(3);
+    door.wait(other);
+    CUDA(cudaLaunchHostFunc(other, &fillFrom, &value));
+    if (ends) CUDA(cudaStreamDestroy(other));
+    CUDA(cudaMemcpyAsync(device, host, kBytes, cudaMemcpyHostToDevice, cudaStreamLegacy));
+    door.open();
+    CUDA(cudaDeviceSynchronize());
+    std::vector<int> got(kCount);
+    CUDA(cudaMemcpy(got.data(), device, kBytes, cudaMemcpyDeviceToHost));
+    expect(ends ? "behind a stream that has ended" : "behind a stream that blocks", got.data(), value);
+    if (!ends) CUDA(cudaStreamDestroy(other));
+  }
+}
+
 // One stream stands, another one's copies go on.
 static void otherStream(cudaStream_t standing, cudaStream_t stream) {
   Door door;
@@ -245,6 +266,7 @@ int main() {
   CUDA(cudaDeviceSynchronize());
   standingStream(free);
   writtenBehindADoor(free);
+  behindOthers();
   otherStream(free, blocking);
   mixed(blocking);
   fourStreams();
