@@ -258,24 +258,26 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
 }
 
-// A server that dies before it has greeted has nothing of the session: it begins on another one.
+// A server, or worker, that dies before it has greeted has nothing of the session: another one begins it.
 bool Session::reachFirst(OpenedSession opened, CUresult& status, std::string& text) {
   constexpr unsigned kMostServers = 4;
   for (unsigned tries = kMostServers; tries != 0; --tries) {
     auto connection = connect(opened.bootstrap, opened.reply.networkDevice, status, text);
     bool lost = connection == nullptr && status == CUDA_ERROR_DEVICE_UNAVAILABLE && holderKeeps_;
+    bool server = true;
     if (connection != nullptr) {
       mapsMemory_ = connection->mapsMemory();
       use(std::move(connection));
       if (greet(status, text)) return true;
-      lost = hello_ == nullptr && isServerLost(*connection_);
+      lost = hello_ == nullptr && mayGoOver(*connection_);
+      server = !isFailover(connection_->reason());
     }
     if (!lost || log_ == nullptr) return false;
-    GPUPOOL_INFO("the session's server was lost before it began: %s", text.c_str());
-    const NextEpoch wish{sessionHigh_, sessionLow_, epoch_ + 1, transport_, false, true};
+    GPUPOOL_INFO("the session was lost before it began: %s", text.c_str());
+    const NextEpoch wish{sessionHigh_, sessionLow_, epoch_ + 1, transport_, true, server};
     opened = OpenedSession();
     status = openNextEpoch(
-        holder_, schema::rowsHash(), wish, opened, owedReplies_, kReachBound, [] { return false; }, text);
+        holder_, schema::rowsHash(), wish, opened, owedReplies_, kForLong, [] { return false; }, text);
     if (status != CUDA_SUCCESS) return false;
     ++epoch_;
     server_ = opened.reply.server;

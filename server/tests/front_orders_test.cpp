@@ -209,7 +209,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session suspended and resu
   Environment nonsense("GPUPOOL_DISTURB", "often");
   CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
                     "GPUPOOL_DISTURB: 'often' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, "
-                    "files:NUMBER, kill:NUMBER and server:NUMBER");
+                    "files:NUMBER, kill:NUMBER, begin:NUMBER and server:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
@@ -233,7 +233,7 @@ TEST_CASE("with GPUPOOL_DISTURB a worker may have its session moved") {
   Environment nonsense("GPUPOOL_DISTURB", "move:");
   CHECK_THROWS_WITH(kj::heap<Front>(bench.io, ServerOptions{}),
                     "GPUPOOL_DISTURB: 'move:' is none of suspend:NUMBER, move:NUMBER, stream:NUMBER, "
-                    "files:NUMBER, kill:NUMBER and server:NUMBER");
+                    "files:NUMBER, kill:NUMBER, begin:NUMBER and server:NUMBER");
 }
 
 TEST_CASE("with GPUPOOL_DISTURB a worker may have its lease held in files, where that can be") {
