@@ -1,7 +1,7 @@
 // Many threads, each with several streams, that mix everything for a given time: allocations of all kinds,
 // pinned and pageable copies, kernels, events across streams, host functions, graphs, memsets, modules that
 // come and go, streams that end and begin. Every step checks what it computed. --samples reports the device
-// memory in use to standard error, twice a second.
+// memory in use to standard error, twice a second and when nothing is under way any more.
 #include <cuda.h>
 #include <poll.h>
 #include <unistd.h>
@@ -261,10 +261,10 @@ class Worker {
   std::vector<cudaStream_t> streams_;
 };
 
-void sampleDevice() {
+void sampleDevice(const char* when) {
   size_t free = 0, total = 0;
   CUDA(cudaMemGetInfo(&free, &total));
-  std::fprintf(stderr, "device %zu KiB\n", (total - free) >> 10);
+  std::fprintf(stderr, "%s %zu KiB\n", when, (total - free) >> 10);
 }
 
 // Within so many milliseconds.
@@ -294,14 +294,15 @@ int main(int argc, char** argv) {
     });
   // Whoever samples decides when there are enough: it closes our standard input.
   for (bool told = !samples; !told || std::chrono::steady_clock::now() < end;) {
-    if (samples) sampleDevice();
+    if (samples) sampleDevice("device");
     if (told) std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (!told) told = inputEnds(500);
   }
   over = true;
   for (std::thread& thread : running) thread.join();
   if (samples) {
-    sampleDevice();  // with nothing under way
+    CUDA(cudaDeviceSynchronize());
+    sampleDevice("rest");
     std::fprintf(stderr, "steps %ld\n", steps.load());
   }
   REQUIRE(steps >= threads);
