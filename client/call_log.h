@@ -55,14 +55,16 @@ class CallLog {
   struct Entry {
     enum class Kind : uint8_t { frame, aside, put, get, word, reply };
     Kind kind{};
-    Place place{};          // of a put, a get
-    uint8_t traits = 0;     // of a frame, an aside call
-    bool seen = false;      // of a frame that has the worker put bytes into pinned memory: they came
-    bool compared = false;  // and they are known: nothing else was on its way to the same place; of a reply
-    uint32_t status = 0;    // of a reply
-    uint64_t number = 0;    // Frame.seq of what was sent or answered; a word's index; where a put or get goes
-    uint64_t value = 0;     // a word's; bytes of a get; where a piece of code begins
-    Digest digest{};        // of what was seen
+    Place place{};       // of a put, a get
+    uint8_t traits = 0;  // of a frame, an aside call
+    bool seen = false;   // of a frame that has the worker put bytes into pinned memory: they came
+    // Of such a frame: nothing else was on its way to the same place, so that `digest` is of what came. Of it
+    // and of a reply: replay compares that.
+    bool compared = false;
+    uint32_t status = 0;  // of a reply
+    uint64_t number = 0;  // Frame.seq of what was sent or answered; a word's index; where a put or get goes
+    uint64_t value = 0;   // a word's; bytes of a get; where a piece of code begins
+    Digest digest{};      // of what was seen
     std::span<std::byte> bytes;  // the message; a put's payload
     const Code* code = nullptr;  // of a sessionImageData without bytes
   };

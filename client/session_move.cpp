@@ -258,7 +258,8 @@ std::unique_ptr<transport::Connection> Session::dial(uint32_t epoch, bool& given
   return connect(opened.bootstrap, opened.reply.networkDevice, ignored, why);
 }
 
-// A server, or worker, that dies before it has greeted has nothing of the session: another one begins it.
+// A server, or worker, that dies before it has greeted has nothing of the session: another one begins it. The
+// holder bounds how long one is waited for (--protect-wait); its own end ends the wait.
 bool Session::reachFirst(OpenedSession opened, CUresult& status, std::string& text) {
   constexpr unsigned kMostServers = 4;
   for (unsigned tries = kMostServers; tries != 0; --tries) {

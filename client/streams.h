@@ -26,8 +26,8 @@ struct StreamRef {
 
 // Events (calls/event.cpp). A new one, which the worker does not know yet; null: too many are alive.
 CUevent makeEvent(const Context& context, unsigned flags);
-// cuEventRecordWithFlags and cuStreamWaitEvent in a stream that is known.
 CUresult endEvent(CUevent event);
+// cuEventRecordWithFlags and cuStreamWaitEvent in a stream that is known.
 CUresult recordIn(const StreamRef& ref, CUevent event, unsigned flags);
 CUresult waitIn(const StreamRef& ref, CUevent event, unsigned flags);
 // One that the program does not see: it orders streams.

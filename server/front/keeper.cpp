@@ -127,7 +127,8 @@ Keeper::Kept& Keeper::keptOf(const Name& name, const SessionFacts& facts) {
   Kept& kept = at->second;
   if (!isNew) return kept;
   kept.at = kept.next = timer_.now();
-  kept.beginning = facts.epoch == 1 && refuses(facts).empty();
+  kept.why = refuses(facts);
+  kept.beginning = facts.epoch == 1 && kept.why.empty();
   return kept;
 }
 
@@ -379,8 +380,7 @@ std::string Keeper::died(const SessionFacts& facts) {
   if (grant->suspended && leaves(facts)) return transport::kLeavingWords;
   const Kept& kept = keptOf({facts.lease, facts.session}, facts);
   if (kept.pages != nullptr || kept.brought != nullptr || kept.beginning) return "";
-  const std::string why = refuses(facts).empty() ? kept.why : refuses(facts);
-  return "it has no checkpoint yet" + (why.empty() ? "" : " (" + why + ")") + ", and ";
+  return "it has no checkpoint yet" + (kept.why.empty() ? "" : " (" + kept.why + ")") + ", and ";
 }
 
 bool Keeper::restoresAfterDeath(const SessionFacts& facts) {

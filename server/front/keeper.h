@@ -24,7 +24,7 @@
 // this whole server is gone. When it is, the holder brings it to another one (`bring`), which rebuilds it in
 // the same way. The second one follows the very first one soon: what programs do as they begin is much, and
 // often cannot be made again. Until there is a first one, the client has all its calls, and the session is
-// made again from its beginning: in a worker as new sessions get.
+// made again from its beginning: its next worker is as a new session's one.
 //
 // What keeps a session from being protected is told to people (`say`). Takes its turn with the other orders
 // for a lease (Suspension::lanes). Belongs to the event loop's thread.
