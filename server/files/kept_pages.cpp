@@ -4,28 +4,44 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <stdexcept>
 
+#include "base/ordered_work.h"
 #include "server/files/stream_plan.h"
 
 namespace gpupool::server {
 
 std::shared_ptr<PageStore> PageStore::create(BlockFile::Room room) {
   std::string why;
-  auto file = BlockFile::inMemory("gpupool-checkpoints", std::move(room), why);
-  if (file == nullptr) throw std::runtime_error(why);
-  return std::shared_ptr<PageStore>(new PageStore(std::move(file)));
+  Files files;
+  for (auto& file : files) {
+    file = BlockFile::inMemory("gpupool-checkpoints", room, why);
+    if (file == nullptr) throw std::runtime_error(why);
+  }
+  return std::shared_ptr<PageStore>(new PageStore(std::move(files)));
+}
+
+std::shared_ptr<const PageStore::Page> PageStore::reserve(uint64_t bytes, const Checksum& checksum,
+                                                          std::string& why) {
+  auto block = files_[next_++ % kFiles]->reserve(bytes, why);
+  return block == nullptr ? nullptr : std::make_shared<Page>(std::move(block), checksum);
 }
 
 std::string PageStore::put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages) {
   std::string why;
-  auto block = file_->reserve(bytes.size(), why);
-  if (block == nullptr) return why;
-  if (why = block->write(bytes); !why.empty()) return "the checkpoint cannot be kept: " + why;
-  pages.push_back(std::make_shared<Page>(std::move(block), checksum));
+  auto page = reserve(bytes.size(), checksum, why);
+  if (page == nullptr) return why;
+  if (why = page->write(bytes); !why.empty()) return why;
+  pages.push_back(std::move(page));
   return "";
+}
+
+std::string PageStore::Page::write(std::span<const std::byte> bytes) const {
+  const std::string why = block_->write(bytes);
+  return why.empty() ? "" : "the checkpoint cannot be kept: " + why;
 }
 
 std::string PageStore::Page::read(std::span<std::byte> room) const {
@@ -50,10 +66,11 @@ std::string readAll(const PageStore::Pages& pages, std::vector<std::byte>& bytes
 
 // ---- receiving
 
+// Pages are checked and written by several threads while the next ones come.
 class PageTaker {
  public:
   PageTaker(StateSocket& socket, PageStore& store, const KeptPages* base, KeptPages& made)
-      : socket_(socket), store_(store), base_(base), made_(made) {}
+      : socket_(socket), store_(store), base_(base), made_(made), slots_(2 * OrderedWork::helpers() + 2) {}
 
   std::string run() {
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
@@ -68,6 +85,12 @@ class PageTaker {
   }
 
  private:
+  struct Slot {
+    std::vector<std::byte> bytes;
+    Checksum checksum{};
+    std::shared_ptr<const PageStore::Page> page;  // null: they are kept already, or there is
+    std::string noRoom;
+  };
   std::string putAll(std::span<const std::byte> bytes, PageStore::Pages& pages) {
     while (!bytes.empty()) {
       const auto piece = bytes.first(std::min<uint64_t>(bytes.size(), kPageBytes));
@@ -134,28 +157,55 @@ class PageTaker {
     // A worker that has just rebuilt the session sends all of it: nearly all is here already.
     if (base_ != nullptr && all_)
       for (const auto& page : base_->contents) byChecksum_.emplace(page->checksum(), page);
+    OrderedWork keeping(slots_.size(), OrderedWork::helpers(),
+                        [this](size_t slot) { return keep(slots_[slot]); });
     for (size_t i = 0; i < places_.size(); ++i) {
       if (places_[i] != kNewPage) {
         made_.contents.push_back(base_->contents[places_[i]]);
         continue;
       }
-      Checksum checksum{};
-      room_.resize(lengths_[i]);
-      if (!socket_.receivePart(room_, checksum)) return socket_.error();
-      if (checksumOf(room_) != checksum) return kDamagedOnItsWay;
-      if (const auto same = findSame(checksum)) {
-        made_.contents.push_back(same);
-        continue;
-      }
-      if (std::string why = store_.put(room_, checksum, made_.contents); !why.empty()) return why;
-      byChecksum_.emplace(checksum, made_.contents.back());
+      if (keeping.full())
+        if (std::string why = endOldest(keeping); !why.empty()) return why;
+      if (std::string why = takePage(keeping, lengths_[i]); !why.empty()) return endAll(keeping, why);
     }
-    return "";
+    return endAll(keeping, "");
+  }
+  // Of what is wrong the first counts.
+  static std::string endAll(OrderedWork& keeping, const std::string& last) {
+    while (!keeping.empty())
+      if (std::string why = endOldest(keeping); !why.empty()) return why;
+    return last;
+  }
+  static std::string endOldest(OrderedWork& keeping) {
+    std::string why = keeping.await();
+    keeping.drop();
+    return why;
+  }
+  // Its checksum is believed here: where it is another one, all of the checkpoint is refused.
+  std::string takePage(OrderedWork& keeping, uint32_t bytes) {
+    Slot& slot = slots_[keeping.next()];
+    slot.bytes.resize(bytes);
+    if (!socket_.receivePart(slot.bytes, slot.checksum)) return socket_.error();
+    slot.page = nullptr;
+    slot.noRoom.clear();
+    if (auto same = findSame(slot.checksum, bytes)) {
+      made_.contents.push_back(std::move(same));
+    } else if ((slot.page = store_.reserve(bytes, slot.checksum, slot.noRoom)) != nullptr) {
+      made_.contents.push_back(slot.page);
+      byChecksum_.emplace(slot.checksum, slot.page);
+    }
+    keeping.give();
+    return slot.noRoom;
+  }
+  // On any thread.
+  static std::string keep(const Slot& slot) {
+    if (checksumOf(slot.bytes) != slot.checksum) return kDamagedOnItsWay;
+    return slot.page == nullptr ? slot.noRoom : slot.page->write(slot.bytes);
   }
   // Memory that was mapped and not used yet is all alike.
-  std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum) const {
+  std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum, uint32_t bytes) const {
     const auto at = byChecksum_.find(checksum);
-    return at != byChecksum_.end() && at->second->bytes() == room_.size() ? at->second : nullptr;
+    return at != byChecksum_.end() && at->second->bytes() == bytes ? at->second : nullptr;
   }
   void tell() {
     Sha256 hash;
@@ -184,10 +234,12 @@ class PageTaker {
   bool all_ = false;  // none of them is the base's
   std::map<Checksum, std::shared_ptr<const PageStore::Page>> byChecksum_;
   std::vector<std::byte> room_;
+  std::vector<Slot> slots_;
 };
 
 // ---- for a worker that rebuilds the session
 
+// What comes next is read and checked by several threads while a part is sent.
 class PagePlayer {
  public:
   PagePlayer(StateSocket& socket, const KeptPages& kept) : socket_(socket), kept_(kept) {}
@@ -206,6 +258,13 @@ class PagePlayer {
   }
 
  private:
+  static constexpr size_t kStretches = 4;  // which are held at a time
+  struct Stretch {
+    std::span<const uint32_t> parts;  // their lengths
+    std::span<const std::shared_ptr<const PageStore::Page>> pages;
+    std::vector<std::byte> bytes;
+    std::vector<Checksum> checksums;  // of the parts
+  };
   std::string sendImages() {
     std::vector<std::byte> asked;
     if (!socket_.receiveBlock(asked, kept_.images.size() * sizeof(schema::ImageName))) return socket_.error();
@@ -224,30 +283,67 @@ class PagePlayer {
     }
     return at == asked.size() ? "" : "the worker asks for code that is not the session's";
   }
-  // Its parts are other ones than the pages.
   std::string sendContents() {
     for (uint64_t left : plan_.contents)
-      for (; left != 0; left -= part_.size()) {
-        part_.resize(std::min<uint64_t>(left, StateSocket::kPartBytes));
-        if (std::string why = fill(part_); !why.empty()) return why;
-        if (!socket_.sendPart(part_, checksumOf(part_))) return refused();
+      for (; left != 0; left -= parts_.back())
+        parts_.push_back(static_cast<uint32_t>(std::min<uint64_t>(left, StateSocket::kPartBytes)));
+    std::array<Stretch, kStretches> stretches;
+    OrderedWork reading(std::min(stretches.size(), OrderedWork::helpers() + 2), OrderedWork::helpers(),
+                        [&](size_t slot) { return read(stretches[slot]); });
+    for (size_t part = 0; part < parts_.size() || !reading.empty();) {
+      if (part < parts_.size() && !reading.full()) {
+        part = cut(part, stretches[reading.next()]);
+        reading.give();
+        continue;
       }
-    return "";
-  }
-  std::string fill(std::span<std::byte> part) {
-    while (!part.empty()) {
-      if (rest_.empty()) {
-        const PageStore::Page& page = *kept_.contents.at(next_++);
-        room_.resize(page.bytes());
-        if (std::string why = page.read(room_); !why.empty()) return why;
-        rest_ = room_;
-      }
-      const size_t taken = std::min(rest_.size(), part.size());
-      std::memcpy(part.data(), rest_.data(), taken);
-      rest_ = rest_.subspan(taken);
-      part = part.subspan(taken);
+      if (std::string why = reading.await(); !why.empty()) return why;
+      if (!send(stretches[reading.oldest()])) return refused();
+      reading.drop();
     }
     return "";
+  }
+  // From that part on, as few parts and pages as are the same bytes: one part of several pages, or one page
+  // with several parts. Which part is next.
+  size_t cut(size_t part, Stretch& stretch) {
+    const size_t firstPart = part, firstPage = next_;
+    uint64_t bytes = 0, ofPages = 0;
+    do {
+      if (bytes <= ofPages)
+        bytes += parts_.at(part++);
+      else
+        ofPages += kept_.contents.at(next_++)->bytes();
+    } while (bytes != ofPages);
+    stretch.parts = std::span(parts_).subspan(firstPart, part - firstPart);
+    stretch.pages = std::span(kept_.contents).subspan(firstPage, next_ - firstPage);
+    stretch.bytes.resize(bytes);
+    return part;
+  }
+  // On any thread.
+  static std::string read(Stretch& stretch) {
+    std::span<std::byte> rest(stretch.bytes);
+    for (const auto& page : stretch.pages) {
+      if (std::string why = page->read(rest.first(page->bytes())); !why.empty()) return why;
+      rest = rest.subspan(page->bytes());
+    }
+    stretch.checksums.clear();
+    if (stretch.parts.size() == 1 && stretch.pages.size() == 1) {
+      stretch.checksums.push_back(stretch.pages[0]->checksum());
+      return "";
+    }
+    rest = stretch.bytes;
+    for (const uint32_t part : stretch.parts) {
+      stretch.checksums.push_back(checksumOf(rest.first(part)));
+      rest = rest.subspan(part);
+    }
+    return "";
+  }
+  bool send(const Stretch& stretch) {
+    std::span<const std::byte> rest(stretch.bytes);
+    for (size_t i = 0; i < stretch.parts.size(); ++i) {
+      if (!socket_.sendPart(rest.first(stretch.parts[i]), stretch.checksums[i])) return false;
+      rest = rest.subspan(stretch.parts[i]);
+    }
+    return true;
   }
   // The worker takes no more, and has said why.
   std::string refused() {
@@ -260,9 +356,9 @@ class PagePlayer {
   StateSocket& socket_;
   const KeptPages& kept_;
   StreamPlan plan_;
-  std::vector<std::byte> room_, part_;
-  std::span<const std::byte> rest_;  // of the page in room_
-  size_t next_ = 0;
+  std::vector<std::byte> room_;
+  std::vector<uint32_t> parts_;  // the lengths of all: others than the pages'
+  size_t next_ = 0;              // page
 };
 
 }  // namespace

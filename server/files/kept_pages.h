@@ -4,6 +4,8 @@
 // new checkpoint costs what has changed. Each is whole and never changes; one that is being received has its
 // pages beside those of the one before, which stays what it is. A worker is taken for hostile.
 
+#include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,7 +18,7 @@
 
 namespace gpupool::server {
 
-// Where pages are, in memory. Any thread.
+// Where pages are, in memory. Any thread. In several files, since only one thread at a time writes to one.
 class PageStore {
  public:
   // Throws std::runtime_error if there is no file to be had.
@@ -28,7 +30,10 @@ class PageStore {
         : block_(std::move(block)), checksum_(checksum) {}
     uint64_t bytes() const { return block_->bytes(); }
     const Checksum& checksum() const { return checksum_; }
-    // "" or why they are not those that were put in. room: bytes() long.
+    // Once, by who has reserved it, before anybody reads it. "" or why not. bytes: bytes() long, with that
+    // checksum.
+    std::string write(std::span<const std::byte> bytes) const;
+    // "" or why they are not those that were written. room: bytes() long.
     std::string read(std::span<std::byte> room) const;
 
    private:
@@ -36,13 +41,18 @@ class PageStore {
     const Checksum checksum_;
   };
   using Pages = std::vector<std::shared_ptr<const Page>>;
+  // Room for one with so many bytes and that checksum. Null and why there is none.
+  std::shared_ptr<const Page> reserve(uint64_t bytes, const Checksum& checksum, std::string& why);
   // Adds one with these bytes, whose checksum that is. "" or why there is no room.
   std::string put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages);
 
  private:
-  explicit PageStore(std::shared_ptr<BlockFile> file) : file_(std::move(file)) {}
+  static constexpr size_t kFiles = 4;
+  using Files = std::array<std::shared_ptr<BlockFile>, kFiles>;
+  explicit PageStore(Files files) : files_(std::move(files)) {}
 
-  const std::shared_ptr<BlockFile> file_;
+  const Files files_;
+  std::atomic<size_t> next_{0};
 };
 
 // One that is whole.

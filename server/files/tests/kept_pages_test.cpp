@@ -70,15 +70,10 @@ struct Sent {
     for (const Bytes& content : contents) bytes.insert(bytes.end(), content.begin(), content.end());
     return bytes;
   }
-  Bytes page(size_t index) const {
+  std::vector<uint32_t> pages() const {
     std::vector<uint64_t> lengths;
     for (const Bytes& content : contents) lengths.push_back(content.size());
-    const auto pages = pagesOf(lengths);
-    REQUIRE(pages.size() == kPages);
-    size_t at = 0;
-    for (size_t i = 0; i < index; ++i) at += pages[i];
-    const Bytes bytes = all();
-    return {bytes.begin() + static_cast<long>(at), bytes.begin() + static_cast<long>(at + pages[index])};
+    return pagesOf(lengths);
   }
 };
 
@@ -86,8 +81,8 @@ struct Sent {
 struct Places {
   Id base;
   std::vector<uint64_t> at = std::vector<uint64_t>(Sent::kPages, kNewPage);
-  int parts = 100;       // behind so many it goes
-  bool damages = false;  // the last one
+  int parts = 100;            // behind so many it goes
+  size_t damaged = SIZE_MAX;  // that page
 };
 
 struct Heard {
@@ -112,13 +107,17 @@ Heard send(StateSocket& socket, const Sent& sent, const Places& places) {
   std::memcpy(block.data(), &header, sizeof header);
   if (!places.at.empty()) std::memcpy(block.data() + sizeof header, places.at.data(), places.at.size() * 8);
   socket.sendBlock(block);
+  Bytes all = sent.all();
+  std::span<std::byte> rest(all);
   int parts = places.parts;
-  for (size_t i = 0; i < places.at.size() && i < Sent::kPages; ++i) {
+  const auto lengths = sent.pages();
+  for (size_t i = 0; i < places.at.size() && i < lengths.size(); ++i) {
+    const auto page = rest.first(lengths[i]);
+    rest = rest.subspan(lengths[i]);
     if (places.at[i] != kNewPage) continue;
     if (--parts < 0) return heard;
-    Bytes page = sent.page(i);
     const Checksum checksum = checksumOf(page);
-    if (places.damages && i + 1 == Sent::kPages) page[3] ^= std::byte{1};
+    if (places.damaged == i) page[3] ^= std::byte{1};
     socket.sendPart(page, checksum);
   }
   socket.forgetError();
@@ -322,7 +321,7 @@ TEST_CASE("kept pages: what is damaged, cut off, too large or against another ch
   places.at.pop_back();
   refused(places, "the worker tells of other pages than its session has");
   places = since(*first, {0, 6});
-  places.damages = true;
+  places.damaged = 6;
   refused(places, kDamagedOnItsWay);
   for (const int parts : {0, 1}) {
     places = since(*first, {0, 6});
@@ -333,6 +332,47 @@ TEST_CASE("kept pages: what is damaged, cut off, too large or against another ch
   }
   REQUIRE(keeping.take(next, since(*first, {0, 6})) == "");
   checkPlayed(*keeping.kept, next);
+}
+
+TEST_CASE("kept pages: more of them than are under way at a time") {
+  constexpr size_t kMany = 20;
+  Sent sent;
+  sent.contents[3] = pattern(kMany * kPageBytes + 4096, 5);
+  Places places;
+  places.at.assign(sent.pages().size(), kNewPage);
+  Keeping keeping;
+  SECTION("come whole, and are played back whole") {
+    REQUIRE(keeping.take(sent, places) == "");
+    checkPlayed(*keeping.kept, sent);
+  }
+  SECTION("are refused for the first one that is damaged, also where more is wrong behind it") {
+    places.damaged = GENERATE(0, 3, 12, 22);
+    places.parts = GENERATE(12, 100);
+    const bool whole = places.damaged < static_cast<size_t>(places.parts);
+    CHECK(keeping.take(sent, places) == (whole ? kDamagedOnItsWay : kOtherEnded));
+    CHECK(keeping.used == 0);
+  }
+  SECTION("are refused where one says that it is like another one, and is not") {
+    sent.contents[3].assign(sent.contents[3].size(), std::byte{0});
+    places.damaged = GENERATE(4, 15);
+    CHECK(keeping.take(sent, places) == kDamagedOnItsWay);
+    CHECK(keeping.used == 0);
+  }
+}
+
+TEST_CASE("kept pages: of a damaged page and no room for it or a later one, the damage is told") {
+  Sent sent;
+  Keeping ample;
+  REQUIRE(ample.take(sent) == "");
+  constexpr uint64_t kLast = uint64_t{kPageBytes} + 4096;  // pages 5 and 6
+  Keeping keeping(ample.used - kLast - 4096);
+  CHECK(keeping.take(sent) == "there is no room for it");
+  Places places;
+  for (const size_t damaged : {2, 4, 5}) {
+    places.damaged = damaged;
+    CHECK(keeping.take(sent, places) == (damaged == 5 ? "there is no room for it" : kDamagedOnItsWay));
+    CHECK(keeping.used == 0);
+  }
 }
 
 TEST_CASE("kept pages: there must be room for what has changed, and a keeper without a checkpoint gets all") {
