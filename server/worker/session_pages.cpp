@@ -291,15 +291,19 @@ std::string PageCopy::fill(Batch& batch) {
   return "";
 }
 
+// Pages that follow one another in a piece go as one copy.
 std::string PageCopy::fillFromDevice(std::span<const size_t> pages, std::byte* room) {
   if (!pieces_) return spare_->read({room, pages.size() * kPageBytes});
-  for (const size_t index : pages) {
-    const SparePages::Place place = placeOf(all_[index]);
+  std::vector<SparePages::Place> places;
+  for (const size_t index : pages) places.push_back(placeOf(all_[index]));
+  for (std::span<const SparePages::Place> rest(places); !rest.empty();) {
+    const size_t count = SparePages::inARow(rest), bytes = count * kPageBytes;
     CUdeviceptr address = 0;
-    if (std::string why = pieces_->open(place.piece, address); !why.empty()) return why;
-    const CUresult result = session_.driver().cuMemcpyDtoH_v2(room, address + place.offset, kPageBytes);
+    if (std::string why = pieces_->open(rest[0].piece, address); !why.empty()) return why;
+    const CUresult result = session_.driver().cuMemcpyDtoH_v2(room, address + rest[0].offset, bytes);
     if (result != CUDA_SUCCESS) return pieces_->failed("cuMemcpyDtoH", result);
-    room += kPageBytes;
+    room += bytes;
+    rest = rest.subspan(count);
   }
   return "";
 }

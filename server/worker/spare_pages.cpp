@@ -32,16 +32,21 @@ CUresult SparePages::make(DevicePieces& pieces, const std::vector<Place>& places
   return CUDA_SUCCESS;
 }
 
+size_t SparePages::inARow(std::span<const Place> places) {
+  size_t count = 0;
+  while (count < places.size() && places[count].piece == places[0].piece &&
+         places[count].offset == places[0].offset + count * kPageBytes)
+    ++count;
+  return count;
+}
+
 // Pages that follow one another in a piece go as one copy. A piece's address may be there for as long as it
 // is open only.
 CUresult SparePages::copy(DevicePieces& pieces, const Part& part, std::span<const Place> places) {
   const Driver& driver = session_.driver();
   CUdeviceptr to = part.memory.address;
   for (size_t i = 0; i < places.size();) {
-    size_t end = i + 1;
-    while (end < places.size() && places[end].piece == places[i].piece &&
-           places[end].offset == places[i].offset + (end - i) * kPageBytes)
-      ++end;
+    const size_t end = i + inARow(places.subspan(i));
     CUdeviceptr from = 0;
     if (!pieces.open(places[i].piece, from).empty()) return CUDA_ERROR_UNKNOWN;
     const size_t bytes = (end - i) * kPageBytes;

@@ -22,6 +22,8 @@ class SparePages {
     size_t piece = 0;
     uint64_t offset = 0;  // in it
   };
+  // How many of them, from the first on, follow one another in a piece.
+  static size_t inARow(std::span<const Place> places);
 
   explicit SparePages(Session& session) : session_(session) {}
   ~SparePages() { end(); }
