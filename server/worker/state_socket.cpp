@@ -6,26 +6,40 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 
 #include "base/descriptor_passing.h"
+#include "base/ordered_work.h"
 
 namespace gpupool::server {
 namespace {
 
 constexpr int kLookAgainMs = 50;  // how often `stopping` is looked at
 constexpr size_t kReceivedAtOnce = size_t{16} << 20;
+constexpr int kUnixBuffer = 1 << 20;
 
 void setOption(int socket, int level, int name, int value) {
-  setsockopt(socket, level, name, &value, sizeof value);  // a Unix socket has none of them, and needs none
+  setsockopt(socket, level, name, &value, sizeof value);
+}
+
+bool isUnix(int socket) {
+  int domain = 0;
+  socklen_t length = sizeof domain;
+  return getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
 }
 
 }  // namespace
 
 StateSocket::StateSocket(Descriptor socket, std::function<bool()> stopping)
     : socket_(std::move(socket)), stopping_(std::move(stopping)) {
+  // As far as the machine permits (net.core.wmem_max): the sender need not wake as often. TCP finds its own.
+  if (isUnix(socket_)) {
+    setOption(socket_, SOL_SOCKET, SO_SNDBUF, kUnixBuffer);
+    return;
+  }
   setOption(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
   setOption(socket_, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnreachableSeconds * 1000);
   setOption(socket_, IPPROTO_TCP, TCP_KEEPIDLE, kUnreachableSeconds / 3);
@@ -38,35 +52,39 @@ bool StateSocket::fail(std::string why) {
   return false;
 }
 
+bool StateSocket::goesOn() { return error_.empty() && (!stopping_() || fail("the session is ending")); }
+
 bool StateSocket::await(short events) {
-  if (!error_.empty()) return false;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(kSilenceSeconds);
-  while (!stopping_()) {
+  while (goesOn()) {
     pollfd waiting{socket_, events, 0};
     const int ready = poll(&waiting, 1, kLookAgainMs);
     if (ready > 0) return true;
     if (ready < 0 && errno != EINTR) return fail("poll: " + std::string(strerror(errno)));
     if (std::chrono::steady_clock::now() > until) return fail("the other worker does not answer");
   }
-  return fail("the session is ending");
+  return false;
 }
 
+// It waits only where the socket has no room, or no bytes.
 bool StateSocket::send(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    if (!await(POLLOUT)) return false;
+    if (!goesOn()) return false;
     const ssize_t sent = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) bytes = bytes.subspan(static_cast<size_t>(sent));
     if (sent < 0 && errno != EAGAIN && errno != EINTR) return fail(kOtherEnded);
+    if (sent < 0 && errno == EAGAIN && !await(POLLOUT)) return false;
   }
   return true;
 }
 
 bool StateSocket::receive(std::span<std::byte> bytes) {
   while (!bytes.empty()) {
-    if (!await(POLLIN)) return false;
+    if (!goesOn()) return false;
     const ssize_t got = ::recv(socket_, bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0) bytes = bytes.subspan(static_cast<size_t>(got));
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return fail(kOtherEnded);
+    if (got < 0 && errno == EAGAIN && !await(POLLIN)) return false;
   }
   return true;
 }
@@ -110,14 +128,33 @@ bool StateSocket::sendContent(std::span<const std::byte> bytes) {
   return true;
 }
 
+// A part is compared while the next one comes. Of what is wrong the first counts.
 bool StateSocket::receiveContent(std::span<std::byte> bytes) {
-  for (; !bytes.empty(); bytes = bytes.subspan(std::min(kPartBytes, bytes.size()))) {
-    const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
+  struct Part {
+    std::span<std::byte> bytes;
     Checksum checksum{};
-    if (!receivePart(part, checksum)) return false;
-    if (checksumOf(part) != checksum) return fail(kDamagedOnItsWay);
+  };
+  std::array<Part, 2> parts;
+  OrderedWork comparing(parts.size(), bytes.size() > kPartBytes ? 1 : 0, [&](size_t slot) -> std::string {
+    return checksumOf(parts[slot].bytes) == parts[slot].checksum ? "" : kDamagedOnItsWay;
+  });
+  std::string wrong;
+  while (wrong.empty() && (!bytes.empty() || !comparing.empty())) {
+    if (!bytes.empty() && !comparing.full()) {
+      Part& part = parts[comparing.next()];
+      part.bytes = bytes.first(std::min(kPartBytes, bytes.size()));
+      bytes = bytes.subspan(part.bytes.size());
+      if (!receivePart(part.bytes, part.checksum))
+        bytes = {};
+      else
+        comparing.give();
+      continue;
+    }
+    wrong = comparing.await();
+    comparing.drop();
   }
-  return true;
+  if (!wrong.empty()) error_ = wrong;
+  return error_.empty();
 }
 
 bool StateSocket::answer(const std::string& why) {

@@ -61,6 +61,7 @@ class StateSocket {
   void forgetError() { error_.clear(); }
 
  private:
+  bool goesOn();
   bool await(short events);
   bool readable() const;
   bool fail(std::string why);

@@ -91,6 +91,18 @@ TEST_CASE("state socket: a length is not believed, an end is told, a stop is obe
     close(ends[0]);
     close(ends[1]);
   }
+  SECTION("a stop ends what need not wait, too") {
+    const uint64_t word = 7;
+    REQUIRE(pair.theirs->send(std::as_bytes(std::span(&word, 1))));
+    got.resize(1);
+    REQUIRE(pair.mine->receive(got));
+    pair.stopping = true;
+    CHECK_FALSE(pair.mine->receive(got));
+    CHECK(pair.mine->error() == "the session is ending");
+    pair.mine->forgetError();
+    CHECK_FALSE(pair.mine->send(got));
+    CHECK(pair.mine->error() == "the session is ending");
+  }
   SECTION("a stop ends a wait") {
     pair.stopping = true;
     CHECK_FALSE(pair.mine->receiveBlock(got, 1000));
@@ -124,6 +136,20 @@ TEST_CASE("state socket: contents come as they are expected, or are refused") {
     checksum[15] ^= std::byte{1};
     REQUIRE(pair.mine->sendPart(part, checksum));
     CHECK_FALSE(pair.theirs->receiveContent(std::span(got).first(part.size())));
+    CHECK(pair.theirs->error() == kDamagedOnItsWay);
+  }
+  SECTION("with another checksum, and what follows is wrong, too") {
+    const auto first = std::span(whole).first(StateSocket::kPartBytes);
+    Checksum checksum = checksumOf(first);
+    checksum[0] ^= std::byte{1};
+    const bool ends = GENERATE(false, true);
+    std::thread sender([&] {
+      pair.mine->sendPart(first, checksum);
+      if (!ends) pair.mine->sendPart(part, checksum);  // shorter or not, it is not what it says
+      pair.mine->endSending();
+    });
+    CHECK_FALSE(pair.theirs->receiveContent(got));
+    sender.join();
     CHECK(pair.theirs->error() == kDamagedOnItsWay);
   }
   SECTION("cut off anywhere") {
