@@ -14,6 +14,15 @@
 namespace gpupool::server {
 namespace {
 
+bool findManaged(Session& session, uint64_t owner, const std::string& name, CUdeviceptr& address,
+                 size_t& bytes) {
+  CUlibrary library = nullptr;
+  PlaceGlobals place;
+  return handles::kindOf(owner) == HandleKind::library && session.objects().find(owner, library) &&
+         session.driver().cuLibraryGetManaged(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS &&
+         bytes != 0;
+}
+
 void findVariables(Session& session, std::vector<Variable>& found) {
   for (const LoadedCode& code : loadedCode(session)) {
     // It may have ended.
@@ -21,6 +30,14 @@ void findVariables(Session& session, std::vector<Variable>& found) {
     for (const fatbin::Symbol& symbol : code.contents->variables) {
       Variable variable{code.owner, code.context, symbol.name, 0, 0};
       if (findVariable(session, code.owner, symbol.name, variable.address, variable.bytes))
+        found.push_back(variable);
+    }
+  }
+  for (const LoadedCode& code : unloadedManaged(session)) {
+    if (code.contents == nullptr) continue;
+    for (const fatbin::Symbol& symbol : code.contents->variables) {
+      Variable variable{code.owner, 0, symbol.name, 0, 0};
+      if (findManaged(session, code.owner, symbol.name, variable.address, variable.bytes))
         found.push_back(variable);
     }
   }
@@ -73,7 +90,10 @@ std::string readContents(Session& session, const Contents& contents, const TakeC
   for (const Variable& variable : contents.variables) {
     bytes.resize(variable.bytes);
     CUresult status = session.makeCurrentAgain(variable.context);
-    if (status == CUDA_SUCCESS) status = driver.cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
+    if (variable.context == 0)
+      std::memcpy(bytes.data(), reinterpret_cast<const void*>(variable.address), bytes.size());
+    else if (status == CUDA_SUCCESS)
+      status = driver.cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
     if (status != CUDA_SUCCESS)
       return "variable " + variable.name + " cannot be read: " + driver.describe(status);
     if (std::string why = take("variable " + variable.name + " of " + hex(variable.owner), bytes);
@@ -162,15 +182,17 @@ bool findVariable(Session& session, uint64_t owner, const std::string& name, CUd
                   size_t& bytes) {
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
-  PlaceGlobals place;
   const Driver& driver = session.driver();
-  if (handles::kindOf(owner) == HandleKind::module)
-    return session.objects().find(owner, module) &&
-           driver.cuModuleGetGlobal_v2(&address, &bytes, module, name.c_str()) == CUDA_SUCCESS && bytes != 0;
-  if (!session.objects().find(owner, library)) return false;
-  return (driver.cuLibraryGetGlobal(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS ||
-          driver.cuLibraryGetManaged(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS) &&
-         bytes != 0;
+  {
+    PlaceGlobals place;
+    if (handles::kindOf(owner) == HandleKind::module)
+      return session.objects().find(owner, module) &&
+             driver.cuModuleGetGlobal_v2(&address, &bytes, module, name.c_str()) == CUDA_SUCCESS &&
+             bytes != 0;
+    if (!session.objects().find(owner, library)) return false;
+    if (driver.cuLibraryGetGlobal(&address, &bytes, library, name.c_str()) == CUDA_SUCCESS) return bytes != 0;
+  }
+  return findManaged(session, owner, name, address, bytes);
 }
 
 }  // namespace gpupool::server

@@ -16,7 +16,8 @@
 namespace gpupool::server {
 
 struct Variable {
-  uint64_t owner = 0, context = 0;
+  uint64_t owner = 0;
+  uint64_t context = 0;  // 0: its code is loaded in none (unloadedManaged): the host reads it
   std::string name;
   CUdeviceptr address = 0;
   size_t bytes = 0;

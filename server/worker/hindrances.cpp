@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "schema/array_format.h"
 #include "schema/rows.h"
@@ -52,6 +53,11 @@ bool madeForCopies(const Record::Entry& making) {
   return in.bad() || canBeCopied(shape);
 }
 
+const Images::Contents* contentsOf(Session& session, const Record::Entry& load) {
+  const auto image = imageOf(load);
+  return image ? session.images().contents(image->name, image->kind, session.architecture()) : nullptr;
+}
+
 }  // namespace
 
 bool canBeCopied(const CUDA_ARRAY3D_DESCRIPTOR_v2& shape) {
@@ -67,9 +73,18 @@ std::vector<LoadedCode> loadedCode(Session& session) {
   for (const auto& [owner, context] : session.record().loadedCode()) {
     LoadedCode& code = all.emplace_back(LoadedCode{owner, context, nullptr});
     const auto load = loads.find(owner);
-    if (const auto image = load == loads.end() ? std::nullopt : imageOf(load->second))
-      code.contents = session.images().contents(image->name, image->kind, session.architecture());
+    if (load != loads.end()) code.contents = contentsOf(session, load->second);
   }
+  return all;
+}
+
+std::vector<LoadedCode> unloadedManaged(Session& session) {
+  std::set<uint64_t> loaded;
+  for (const auto& [owner, context] : session.record().loadedCode()) loaded.insert(owner);
+  std::vector<LoadedCode> all;
+  for (const auto& [owner, entry] : session.record().living(HandleKind::library))
+    if (!loaded.contains(owner) && session.space().hasManaged(owner))
+      all.push_back({owner, 0, contentsOf(session, entry)});
   return all;
 }
 

@@ -24,6 +24,8 @@ struct LoadedCode {
   const Images::Contents* contents = nullptr;  // null: not in the cache, or cannot be read
 };
 std::vector<LoadedCode> loadedCode(Session& session);
+// Libraries that have managed variables and are loaded in no context (0) any more: those keep their values.
+std::vector<LoadedCode> unloadedManaged(Session& session);
 
 // Can all of such an array be copied to host memory and back?
 bool canBeCopied(const CUDA_ARRAY3D_DESCRIPTOR_v2& shape);

@@ -404,6 +404,10 @@ std::string Rebuild::receiveVariables(Session& session) {
     bytes.resize(size);
     again.resize(size);
     if (!socket_.receiveContent(bytes)) return socket_.error();
+    if (variable.getContext() == 0) {
+      std::memcpy(reinterpret_cast<void*>(address), bytes.data(), size);
+      continue;
+    }
     status = driver_.cuMemcpyDtoH_v2(again.data(), address, size);
     // What is as the code has it is not written: it may be read-only.
     if (status == CUDA_SUCCESS && again != bytes)

@@ -338,6 +338,13 @@ void Space::addGlobal(uint64_t owner, const Global& global) {
   globalsOf_[owner].insert(global.address);
 }
 
+bool Space::hasManaged(uint64_t owner) const {
+  std::lock_guard lock(mutex_);
+  const auto found = globalsOf_.find(owner);
+  return found != globalsOf_.end() &&
+         std::ranges::any_of(found->second, [&](uint64_t address) { return hostRanges_.contains(address); });
+}
+
 std::vector<Space::Global> Space::takeGlobals(uint64_t owner) {
   std::lock_guard lock(mutex_);
   auto found = globalsOf_.find(owner);

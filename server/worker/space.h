@@ -87,6 +87,8 @@ class Space {
   };
   // Of the module or library `owner`.
   void addGlobal(uint64_t owner, const Global& global);
+  // Whether the client knows the address of a managed one of that owner.
+  bool hasManaged(uint64_t owner) const;
   // Its code goes, and their memory with it: they are the session's no more.
   std::vector<Global> takeGlobals(uint64_t owner);
 
