@@ -50,7 +50,7 @@ std::string executableDirectory() {
 }
 
 std::string clientLibraryDirectory() {
-  const std::string chosen = variable("GPUPOOL_LIBRARY_DIR");
+  std::string chosen = variable("GPUPOOL_LIBRARY_DIR");
   if (!chosen.empty()) return chosen;
   const std::string path = executableDirectory() + "/../lib/gpupool";
   char resolved[PATH_MAX];
@@ -58,7 +58,7 @@ std::string clientLibraryDirectory() {
 }
 
 std::string softwareDriver() {
-  const std::string built = executableDirectory() + "/../lib/libcuda-soft.so";
+  std::string built = executableDirectory() + "/../lib/libcuda-soft.so";
   const std::string installed = executableDirectory() + "/../lib/gpupool/libcuda-soft.so";
   char resolved[PATH_MAX];
   for (const std::string& path : {built, installed})

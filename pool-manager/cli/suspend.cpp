@@ -87,11 +87,11 @@ int onServer(ManagerQuery& query, const std::string& server, const Order& order)
     if (lease.server.name != server || !order.concerns(lease)) continue;
     any = true;
     try {
-      std::cout << "gpupool: " + order.carryOut(query, lease) << std::endl;
+      std::cout << "gpupool: " + order.carryOut(query, lease) << "\n" << std::flush;
     } catch (const kj::Exception& error) {
       failed = true;
       std::cout.flush();
-      std::cerr << "gpupool: lease " << shortId(lease.id) << ": " << pool::errorText(error) << std::endl;
+      std::cerr << "gpupool: lease " << shortId(lease.id) << ": " << pool::errorText(error) << "\n";
     }
   }
   if (!any) std::cout << "gpupool: " << order.none << server << "\n";

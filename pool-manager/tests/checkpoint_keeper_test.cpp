@@ -230,8 +230,6 @@ TEST_CASE_METHOD(Bench, "of a later one only the blocks come that the one before
   body(2 * kUnit, 'd');
   CHECK(answerTo(2) == "");
   CHECK(keeper->bytes() == 8 * kUnit);  // nothing is kept of what only the first one had
-  const std::string second = std::string(2 * kUnit, 'b') + std::string(kUnit, 'c') +
-                             std::string(3 * kUnit, 'a') + std::string(2 * kUnit, 'd');
   // 95 of 100 units would be used: it is passed over, and the last one stays what it is.
   head(3, kSession, 100 * kUnit, 32, {{3 * kUnit, 3}, {97 * kUnit}}, 2);
   body(97 * kUnit, 'e');

@@ -234,7 +234,7 @@ std::string takeDown(StateSocket& socket, int file, FileFacts& facts, const Take
 
 std::string takeDown(int socket, const std::function<std::string()>& over, int file, FileFacts& facts,
                      const TakeDownSteps& steps) {
-  const std::string why = awaitWorker(socket, over);
+  std::string why = awaitWorker(socket, over);
   StateSocket state(Descriptor(fcntl(socket, F_DUPFD_CLOEXEC, 0)), [] { return false; });
   if (why.empty()) return takeDown(state, file, facts, steps);
   state.answer(why);

@@ -299,7 +299,7 @@ TEST_CASE("a lease that is suspended while its session awaits a worker begins no
   auto opened = bench.opening(holder, {2, 1}).eagerlyEvaluate(nullptr);
   bench.timer.afterDelay(300 * kj::MILLISECONDS).wait(bench.io.waitScope);
   bench.suspend();
-  std::ofstream{slow.value};
+  std::ofstream(slow.value).close();
   opened.wait(bench.io.waitScope);
   std::filesystem::remove(slow.value);
   CHECK(holder.suspended);

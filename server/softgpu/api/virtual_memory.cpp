@@ -277,8 +277,8 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     addresses().take(mapping->base);
     unmarkVisible(mapping->base, mapping->size);
   }
-  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  (void)mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return CUDA_SUCCESS;
 }
 
