@@ -77,20 +77,35 @@ void relocateArguments(uint32_t call, std::span<std::byte> arguments, uint64_t f
   }
 }
 
+bool CallLog::isPayload(const Entry& entry) {
+  return entry.kind == EntryKind::put || entry.kind == EntryKind::printed;
+}
+
 // The code counts with its first piece.
 uint64_t CallLog::payload(const Entry& entry) {
-  if (entry.kind == EntryKind::put) return entry.bytes.size();
+  if (isPayload(entry)) return entry.bytes.size();
   return entry.code != nullptr && entry.value == 0 ? entry.code->copy.size() : 0;
 }
 
 void CallLog::add(const Entry& entry) {
-  ever_.frameBytes += kOverhead + (entry.kind == EntryKind::put ? 0 : entry.bytes.size());
+  ever_.frameBytes += kOverhead + (isPayload(entry) ? 0 : entry.bytes.size());
   ever_.payloadBytes += payload(entry);
   entries_.add(entry);
   lookWanted();
   const Size now = size();
   if (now.frameBytes > limits_.frameBytes) return breakOff(kFull);
   if (now.payloadBytes > limits_.payloadBytes) breakOff(kDataFull);
+}
+
+// What comes while nothing was sent since a cut is of calls before it: a restored worker does not bring it
+// again.
+void CallLog::addSeen(const Entry& entry) {
+  const bool before = cuts_.back().position == entries_.end();
+  if (before && cuts_.size() == 1) return;
+  add(entry);
+  if (!before || !recording()) return;
+  cuts_.back().position = entries_.end();
+  cuts_.back().before = ever_;
 }
 
 void CallLog::lookWanted() {
@@ -213,7 +228,7 @@ void CallLog::reached(uint64_t word, uint64_t value) {
   entry.number = word;
   entry.value = value;
   std::lock_guard lock(mutex_);
-  if (recording()) add(entry);
+  if (recording()) addSeen(entry);
 }
 
 // Whoever has not seen the word does not touch what has landed: the digests are made without the lock.
@@ -236,18 +251,54 @@ void CallLog::seeLandings(uint64_t word, uint64_t value) {
   digests.reserve(there.size());
   for (const Landing& landing : there) digests.push_back(digestOf(landing.address, landing.bytes));
   std::lock_guard lock(mutex_);
-  const auto entryOf = [&](const Landing& landing) {
-    const bool kept = landing.position >= entries_.begin() && landing.position < entries_.end();
-    return kept ? &entries_.at(landing.position) : nullptr;
-  };
   for (size_t i = 0; i < there.size(); ++i)
     if (Entry* read = entryOf(there[i]); read != nullptr) {
-      read->seen = read->compared = true;
+      read->seen = true;
+      read->compared = !read->mixed;
       read->digest = digests[i];
     }
   for (const Landing& landing : overtaken)
     if (Entry* read = entryOf(landing); read != nullptr) read->seen = true;
   std::erase_if(landings_, isThere);
+}
+
+void CallLog::printed(std::string_view text) {
+  const auto bytes = std::as_bytes(std::span(text));
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  if (bytes.size() > limits_.payloadBytes) return breakOff(kDataFull);
+  Entry entry;
+  entry.kind = EntryKind::printed;
+  entry.bytes = entries_.adopt({bytes.begin(), bytes.end()});
+  addSeen(entry);
+}
+
+// Under mutex_. Null: it is dropped.
+CallLog::Entry* CallLog::entryOf(const Landing& landing) {
+  const bool kept = landing.position >= entries_.begin() && landing.position < entries_.end();
+  return kept ? &entries_.at(landing.position) : nullptr;
+}
+
+// What other streams bring may be there before the function runs, and nobody here has seen that yet.
+void CallLog::called(uint64_t function, uint32_t status, uint64_t word) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  for (const Landing& landing : landings_)
+    if (Entry* read = entryOf(landing); read != nullptr && landing.word != word) read->mixed = true;
+  Entry entry;
+  entry.kind = EntryKind::called;
+  entry.number = function;
+  entry.status = status;
+  add(entry);
+}
+
+void CallLog::returned(uint64_t function) {
+  std::lock_guard lock(mutex_);
+  if (!recording()) return;
+  Entry entry;
+  entry.kind = EntryKind::returned;
+  entry.number = function;
+  add(entry);
 }
 
 void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs) {
@@ -259,7 +310,7 @@ void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte>
   entry.number = seq;
   entry.digest = contentDigest(outputs);
   std::lock_guard lock(mutex_);
-  if (recording()) add(entry);
+  if (recording()) addSeen(entry);
 }
 
 void CallLog::refuse(const std::string& why) {
@@ -314,7 +365,12 @@ std::optional<std::vector<CallLog::Entry*>> CallLog::since(uint64_t frame, uint6
     return std::nullopt;
   }
   std::vector<Entry*> entries;
-  for (uint64_t at = from->position; at < entries_.end(); ++at) entries.push_back(&entries_.at(at));
+  for (uint64_t at = from->position; at < entries_.end(); ++at) {
+    entries.push_back(&entries_.at(at));
+    if (!entries.back()->mixed || entries.back()->seen) continue;
+    why = "a host function ran while a copy of another stream was on its way";
+    return std::nullopt;
+  }
   return entries;
 }
 

@@ -4,8 +4,8 @@
 // the one who must survive.
 //
 // One order for all: frames and aside calls, puts with their bytes, and, where they became known here, words
-// that were reached and replies that came. What a thread did because it had seen a word or a reply stands
-// behind that. Of what has been seen of contents a digest is kept.
+// that were reached, replies that came, and host functions that began and ended. What a thread did because it
+// had seen one of these stands behind that. Of what has been seen of contents a digest is kept.
 //
 // A cut is a moment in which a checkpoint may have been made: nothing was under way; frame 0 and aside call 0
 // is the session's beginning. Entries begin with the first one; those before the cut of a checkpoint that the
@@ -25,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/hmac.h"
@@ -53,7 +54,7 @@ class CallLog {
     std::vector<std::byte> copy;      // empty: it is there for as long as the program has it loaded
   };
   struct Entry {
-    enum class Kind : uint8_t { frame, aside, put, get, word, reply };
+    enum class Kind : uint8_t { frame, aside, put, get, word, reply, called, returned, printed };
     Kind kind{};
     Place place{};       // of a put, a get
     uint8_t traits = 0;  // of a frame, an aside call
@@ -61,11 +62,14 @@ class CallLog {
     // Of such a frame: nothing else was on its way to the same place, so that `digest` is of what came. Of it
     // and of a reply: replay compares that.
     bool compared = false;
-    uint32_t status = 0;  // of a reply
-    uint64_t number = 0;  // Frame.seq of what was sent or answered; a word's index; where a put or get goes
-    uint64_t value = 0;   // a word's; bytes of a get; where a piece of code begins
-    Digest digest{};      // of what was seen
-    std::span<std::byte> bytes;  // the message; a put's payload
+    bool mixed = false;   // of such a frame: a host function may have changed what it brings
+    uint32_t status = 0;  // of a reply; what a host function was told
+    // Frame.seq of what was sent or answered; a word's index; where a put or get goes; of a host function
+    // CallbackBody.id.
+    uint64_t number = 0;
+    uint64_t value = 0;          // a word's; bytes of a get; where a piece of code begins
+    Digest digest{};             // of what was seen
+    std::span<std::byte> bytes;  // the message; a put's payload; what kernels have printed
     const Code* code = nullptr;  // of a sessionImageData without bytes
   };
 
@@ -86,6 +90,13 @@ class CallLog {
   // Before anybody here can see it.
   void reached(uint64_t word, uint64_t value);
   void answered(uint64_t seq, uint32_t status, std::span<const std::byte> outputs);
+  static constexpr uint64_t kNoWord = UINT64_MAX;
+  // What kernels have printed, before it is written.
+  void printed(std::string_view text);
+  // The worker has the program run a host function, before which the program waits for that word.
+  void called(uint64_t function, uint32_t status, uint64_t word);
+  // It has run; before the worker is told.
+  void returned(uint64_t function);
   // What is sent from here on, until the next cut, cannot be made again.
   void refuse(const std::string& why);
 
@@ -138,6 +149,7 @@ class CallLog {
   // What is worth being prepared before the lock; recording() decides.
   bool recorded() const { return recorded_.load(std::memory_order_relaxed); }
   void add(const Entry& entry);
+  void addSeen(const Entry& entry);
   Size size() const {
     return {ever_.frameBytes - dropped_.frameBytes, ever_.payloadBytes - dropped_.payloadBytes};
   }
@@ -145,10 +157,12 @@ class CallLog {
   void lookWanted();
   void trim(uint64_t position, const Size& before);
   const Cut* find(uint64_t frame, uint64_t aside) const;
+  static bool isPayload(const Entry& entry);
   static uint64_t payload(const Entry& entry);
   void attachCode(Entry& entry, std::span<const std::byte> arguments);
   void noteLanding(std::span<const std::byte> message);
   void seeLandings(uint64_t word, uint64_t value);
+  Entry* entryOf(const Landing& landing);
 
   const Limits limits_;
   const Omits omits_;

@@ -216,6 +216,7 @@ void Session::hearUnseen(const Replay& replay) {
     for (const auto& message : replay.unseenReplies()) deliver(message);
   }
   for (const auto& message : replay.unseenNotices()) handleNotice(message);
+  if (!replay.unseenOutput().empty()) hearOutput(replay.unseenOutput());
   for (const auto& [index, value] : replay.words()) hearWord(index, value);
   words_->ring();
 }
@@ -259,18 +260,6 @@ std::byte* Session::unsentRoom(transport::Channel channel, size_t bytes) {
   auto& room = unsent_[static_cast<size_t>(channel)];
   if (room.size() < bytes) room.resize(bytes);
   return room.data();
-}
-
-// For people: what it is that does not only depend on the calls before it.
-std::string Session::obstacle(std::string_view call) {
-  if (call == "sessionHostFunction")
-    return "it has host functions (cudaLaunchHostFunc, cudaStreamAddCallback)";
-  if (call == "sessionOutput") return "its kernels print";
-  if (call == "sessionGate" || call == "sessionGateOpen")
-    return "it copies registered memory (cudaHostRegister)";
-  if (call == "sessionMirrorApply" || call == "sessionMirrorCollect")
-    return "its kernels or graphs use host memory (mapped or managed)";
-  return "it has called " + std::string(call);
 }
 
 }  // namespace gpupool::client

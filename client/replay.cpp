@@ -60,6 +60,16 @@ std::string nameOf(const CallLog::Entry& call) {
 
 Digest imageOf(std::span<const std::byte> arguments) { return valueAt<Digest>(arguments, 0); }
 
+// With its end, but the last one may have none.
+template <class Each>
+void eachLine(std::string_view text, Each&& each) {
+  while (!text.empty()) {
+    const auto line = text.substr(0, std::min(text.find('\n'), text.size() - 1) + 1);
+    each(line);
+    text.remove_prefix(line.size());
+  }
+}
+
 // Of code whose bytes are in the server's cache.
 bool isLoad(uint32_t call) {
   return call == RowOf<"sessionLibraryLoad">::id || call == RowOf<"sessionModuleLoad">::id;
@@ -85,6 +95,8 @@ std::string Replay::run() {
     if (!why_.empty()) break;
     step(*entry);
   }
+  if (why_.empty()) comparePrints();
+  for (Message& message : callbacks_) unseenNotices_.push_back(std::move(message));
   return why_;
 }
 
@@ -102,6 +114,12 @@ void Replay::step(const Entry& entry) {
       return awaitWord(entry.number, entry.value);
     case Entry::Kind::reply:
       return awaitReply(entry.number);
+    case Entry::Kind::printed:
+      return;  // it may come with another answer than it did: comparePrints
+    case Entry::Kind::called:
+      return awaitCallback(entry);
+    case Entry::Kind::returned:
+      return endCallback(entry);
   }
 }
 
@@ -292,6 +310,29 @@ void Replay::awaitReply(uint64_t seq) {
   while (why_.empty() && !answered_[seq]) pump();
 }
 
+void Replay::awaitCallback(const Entry& called) {
+  const auto found = [&] {
+    return std::ranges::find_if(callbacks_, [&](const Message& message) {
+      return valueAt<schema::CallbackBody>(message, sizeof(Notice)).id == called.number;
+    });
+  };
+  lastHeard_ = Clock::now();
+  auto message = found();
+  for (; why_.empty() && message == callbacks_.end(); message = found()) pump();
+  if (!why_.empty()) return;
+  const auto body = valueAt<schema::CallbackBody>(*message, sizeof(Notice));
+  callbacks_.erase(message);
+  if (body.status != called.status) differs("what a host function is told", false);
+}
+
+void Replay::endCallback(const Entry& returned) {
+  const schema::CallbackBody body{returned.number, 0, 0};
+  Message message(sizeof(Notice) + sizeof body);
+  setAt(message, 0, Notice{NoticeType::callbackDone, target_.epoch, 0});
+  setAt(message, sizeof(Notice), body);
+  commit(Channel::control, message);
+}
+
 void Replay::compareScratch() {
   std::erase_if(scratch_, [&](const Scratch& scratch) {
     if (!why_.empty() || words_[scratch.word] < scratch.value) return false;
@@ -303,6 +344,25 @@ void Replay::compareScratch() {
     target_.connection.unshare(scratch.region);
     return true;
   });
+}
+
+// Threads of a kernel print in any order, and a line may come with another answer than before.
+void Replay::comparePrints() {
+  std::map<std::string_view, size_t> seen;
+  std::string text;
+  for (const Entry* entry : entries_)
+    if (entry->kind == Entry::Kind::printed)
+      text.append(reinterpret_cast<const char*>(entry->bytes.data()), entry->bytes.size());
+  eachLine(text, [&](std::string_view line) { ++seen[line]; });
+  counts_.compared += seen.empty() ? 0 : 1;
+  eachLine(printed_, [&](std::string_view line) {
+    const auto known = seen.find(line);
+    if (known == seen.end())
+      unseenOutput_ += line;
+    else if (--known->second == 0)
+      seen.erase(known);
+  });
+  if (!seen.empty()) differs("what kernels print", false);
 }
 
 void Replay::pump() {
@@ -331,11 +391,13 @@ void Replay::pump() {
 }
 
 void Replay::hearReply(std::span<const std::byte> message) {
-  const auto header = valueAt<schema::Reply>(message, 0);
+  auto header = valueAt<schema::Reply>(message, 0);
   if (message.size() < sizeof header) return fail("the other worker sent nonsense");
   const size_t rest = message.size() - sizeof header,
                text = std::min<size_t>(schema::padded(header.outputBytes), rest);
   const auto outputs = message.subspan(sizeof header, rest - text);
+  printed_.append(reinterpret_cast<const char*>(outputs.data()) + outputs.size(),
+                  std::min<size_t>(header.outputBytes, text));
   if (const auto map = hostMaps_.find(header.seq); map != hostMaps_.end() && header.status == CUDA_SUCCESS) {
     const auto name = valueAt<schema::RegionName>(outputs, 0);
     target_.pinned[map->second] = {name.id, name.generation};
@@ -347,7 +409,9 @@ void Replay::hearReply(std::span<const std::byte> message) {
       frameOf(*call->second).call == RowOf<"sessionImageOffer">::id)
     hearOffer(*call->second, outputs);
   if (reply == replies_.end() || call == calls_.end()) {
-    unseenReplies_.emplace_back(message.begin(), message.end());
+    header.outputBytes = 0;
+    unseenReplies_.emplace_back(message.begin(), message.end() - static_cast<ptrdiff_t>(text));
+    setAt(unseenReplies_.back(), 0, header);
     return;
   }
   compare(*call->second, *reply->second, header, outputs);
@@ -356,7 +420,6 @@ void Replay::hearReply(std::span<const std::byte> message) {
 void Replay::compare(const Entry& call, const Entry& reply, const schema::Reply& header,
                      std::span<const std::byte> outputs) {
   if (!reply.compared) return;
-  if (header.outputBytes != 0) return differs("what kernels print before " + nameOf(call), false);
   const bool polls = (call.traits & CallLog::kPolls) != 0;
   if (polls && reply.status == CUDA_ERROR_NOT_READY) return;
   ++counts_.compared;
@@ -392,7 +455,12 @@ void Replay::hearNotice(std::span<const std::byte> message) {
     in.value<schema::FailedBody>();
     return fail("the other worker's session has failed: " + std::string(in.text()));
   }
-  unseenNotices_.emplace_back(message.begin(), message.end());
+  if (header.type == NoticeType::output) {
+    printed_ += in.text();
+    return;
+  }
+  auto& kept = header.type == NoticeType::callback ? callbacks_ : unseenNotices_;
+  kept.emplace_back(message.begin(), message.end());
 }
 
 }  // namespace gpupool::client

@@ -2,10 +2,11 @@
 // Sends what a session has sent since its checkpoint again, to the worker that has restored it, and compares
 // what comes of it with what the program has seen (CallLog).
 //
-// Entries go in their order, under their own numbers. Where the program had seen a word or a reply, replay
-// waits until it has come again: what was sent behind that may rely on it. Calls whose answers the program
-// waits for still are answered by it; what the worker says that the program has not seen yet is kept back
-// until the end (`unseen`), so that the program sees nothing of a replay that fails.
+// Entries go in their order, under their own numbers. Where the program had seen a word or a reply, or had a
+// host function begin, replay waits until it has come again: what was sent behind that may rely on it. A host
+// function does not run again: the worker is told that it has run where the program had said so. Calls whose
+// answers the program waits for still are answered by it; what the worker says that the program has not seen
+// yet is kept back until the end (`unseen`), so that the program sees nothing of a replay that fails.
 //
 // One thread, which alone uses the connection's receiving ends and may send on both channels.
 
@@ -57,6 +58,7 @@ class Replay {
   using Message = std::vector<std::byte>;
   const std::vector<Message>& unseenReplies() const { return unseenReplies_; }
   const std::vector<Message>& unseenNotices() const { return unseenNotices_; }    // all but words
+  const std::string& unseenOutput() const { return unseenOutput_; }               // what kernels print
   const std::unordered_map<uint64_t, uint64_t>& words() const { return words_; }  // values by index
 
  private:
@@ -83,7 +85,10 @@ class Replay {
   bool arrives(transport::Transfer transfer);
   void awaitWord(uint64_t index, uint64_t value);
   void awaitReply(uint64_t seq);
+  void awaitCallback(const Entry& called);
+  void endCallback(const Entry& returned);
   void compareScratch();
+  void comparePrints();
   void commit(transport::Channel channel, std::span<const std::byte> message);
   // Takes what has come; nothing: naps. Ends the replay where nothing can come any more.
   void pump();
@@ -107,7 +112,10 @@ class Replay {
   std::unordered_map<uint64_t, uint64_t> words_;     // as the new worker says
   std::vector<Scratch> scratch_;
   std::vector<Message> unseenReplies_, unseenNotices_;
-  std::set<Digest> images_;  // that the new worker's server has
+  std::vector<Message>
+      callbacks_;  // host functions that are to run, so far as the program had not begun them
+  std::string printed_, unseenOutput_;  // by the new worker's kernels; what of it the program has not seen
+  std::set<Digest> images_;             // that the new worker's server has
   const CallLog::Code* read_ = nullptr;
   Message code_;  // its bytes
   Message buffer_;

@@ -373,10 +373,8 @@ void Session::deliver(std::span<const std::byte> message) {
   size_t outputs = message.size() - sizeof header;
   size_t text = std::min<size_t>(schema::padded(header.outputBytes), outputs);
   if (text != 0)
-    writeOutput(STDOUT_FILENO,
-                {reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
-                 std::min<size_t>(header.outputBytes, text)});
-  if (log_ != nullptr && text != 0) log_->refuse(obstacle("sessionOutput"));
+    hearOutput({reinterpret_cast<const char*>(message.data()) + sizeof header + outputs - text,
+                std::min<size_t>(header.outputBytes, text)});
   if (header.seq == 0) return;  // output only
   if (log_ != nullptr)
     log_->answered(header.seq, header.status, message.subspan(sizeof header, outputs - text));

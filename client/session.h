@@ -124,7 +124,8 @@ class Session {
     CUstream stream = nullptr;
     void* data = nullptr;
     bool once = true;
-    std::function<void()> prepare;  // brings the bytes it may read; runs before it, holding nothing
+    uint64_t word = CallLog::kNoWord;  // that `prepare` waits for
+    std::function<void()> prepare;     // brings the bytes it may read; runs before it, holding nothing
     std::function<void()>
         publish;  // sends the bytes it may have written; runs after it, before the stream goes on; aside
   };
@@ -262,7 +263,7 @@ class Session {
     }
     if (__builtin_expect(log_ != nullptr, 0)) {
       if constexpr (R::unlogged)
-        log_->refuse(obstacle(R::name.view()));
+        log_->refuse("it has called " + std::string(R::name.view()));
       else
         logCall(aside, {room, bytes}, traits<R>);
     }
@@ -322,8 +323,10 @@ class Session {
   enum Stillness : unsigned { kSuspended = 1, kMoving = 2 };
   void setStill(Stillness why, bool still);
   void callbackLoop();
+  void noteCalled(uint64_t id, uint32_t status);
   void runHostFunction(uint64_t id, CUresult status);
   static void writeOutput(int descriptor, std::string_view text);
+  void hearOutput(std::string_view text);
   // Waits until the text of a failed assertion is on stderr. Natively it is there before any call reports the
   // failure.
   void awaitErrors() const;
@@ -392,7 +395,6 @@ class Session {
   // Tells the worker how full it is, if that has changed much, and if it can be told at once.
   void tellLog(bool soon);
   void bearSilence(const CallLog::State& log);
-  static std::string obstacle(std::string_view call);
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);

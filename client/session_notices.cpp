@@ -44,6 +44,11 @@ void Session::writeOutput(int descriptor, std::string_view text) {
   writeAll(descriptor, text);
 }
 
+void Session::hearOutput(std::string_view text) {
+  if (log_ != nullptr) log_->printed(text);
+  writeOutput(STDOUT_FILENO, text);
+}
+
 void Session::awaitErrors() const {
   constexpr auto kBound = std::chrono::seconds(2);  // it was sent ahead; a worker that died sends nothing
   for (auto end = transport::Clock::now() + kBound; !errorsWritten_ && transport::Clock::now() < end;)
@@ -124,7 +129,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
     }
     case NoticeType::callback: {
       auto body = in.value<schema::CallbackBody>();
-      if (log_ != nullptr) log_->refuse(obstacle("sessionHostFunction"));
+      noteCalled(body.id, body.status);
       std::lock_guard lock(hostMutex_);
       hostQueue_.emplace_back(body.id, static_cast<CUresult>(body.status));
       if (!hostThread_) {
@@ -147,8 +152,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
                header.type == NoticeType::moved ? in.value<schema::MovedBody>() : schema::MovedBody{});
       break;
     case NoticeType::output:
-      if (log_ != nullptr && in.remaining() != 0) log_->refuse(obstacle("sessionOutput"));
-      writeOutput(STDOUT_FILENO, in.text());
+      hearOutput(in.text());
       break;
     case NoticeType::errors:
       if (in.remaining() != 0) writeOutput(STDERR_FILENO, in.text());
@@ -164,6 +168,13 @@ uint64_t Session::addHostFunction(const HostFunction& function) {
   uint64_t id = nextHostFunction_++;
   hostFunctions_[id] = function;
   return id;
+}
+
+// Before anybody here can see it.
+void Session::noteCalled(uint64_t id, uint32_t status) {
+  HostFunction function;
+  if (log_ == nullptr || !findHostFunction(id, function)) return;
+  log_->called(id, status, function.word);
 }
 
 bool Session::findHostFunction(uint64_t id, HostFunction& out) {
@@ -209,6 +220,7 @@ void Session::runHostFunction(uint64_t id, CUresult status) {
     hostFunctions_.erase(id);
   }
   std::lock_guard lock(controlMutex_);
+  if (log_ != nullptr && known) log_->returned(id);
   const schema::CallbackBody body{id, 0, 0};
   sayControl(NoticeType::callbackDone, &body, sizeof body, transport::kForever);
 }

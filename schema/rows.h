@@ -39,8 +39,8 @@
 //     Varies      what it answers besides its status is not the same from run to run (times, logs, names of a
 //                 connection): calls that are made again in another worker are not compared by it
 //     Polls       says whether something is done, or CUDA_ERROR_NOT_READY
-//     Unlogged    what it does depends on more than the calls before it, such as what a host function or the
-//                 program's own memory does at that moment: it is not made again in another worker
+//     Unlogged    what it does depends on more than the calls before it, such as what another process does at
+//                 that moment: it is not made again in another worker
 //
 // The roles say what each parameter is, in the order of the prototype; they are checked against cuda.h:
 //

@@ -44,6 +44,7 @@ CUresult hostFunction(CUstream streamHandle, const Session::HostFunction& functi
     uint64_t value = 0;
     status = requestWord(ref, value);
     if (status != CUDA_SUCCESS) return status;
+    entry.word = ref.stream->word;
     entry.prepare = [ref, value] { waitFor(ref, value); };
     const uint64_t number = hostMemory().hostFunctionBegins(*ref.stream);
     entry.publish = [number] {

@@ -249,6 +249,62 @@ TEST_CASE("bytes whose place another copy goes to are seen, and not compared") {
   CHECK_FALSE(all(log)[1]->seen);
 }
 
+TEST_CASE("a host function stands where it began, and where it ended") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  log.sent(false, launch(1), 0);
+  log.called(7, 700, 5);
+  log.sent(false, launch(2), 0);
+  log.returned(7);
+  const auto entries = all(log);
+  REQUIRE(entries.size() == 4);
+  CHECK(entries[1]->kind == Kind::called);
+  CHECK(entries[1]->number == 7);
+  CHECK(entries[1]->status == 700);
+  CHECK(entries[3]->kind == Kind::returned);
+  CHECK(entries[3]->number == 7);
+}
+
+TEST_CASE("what comes at a cut is of calls before it") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  log.reached(5, 1);
+  CHECK(log.state().frameBytes == 0);
+  log.sent(false, launch(1), 0);
+  log.cut(1, 0);
+  log.printed("before\n");
+  log.reached(5, 2);
+  log.sent(false, launch(2), 0);
+  log.printed("behind\n");
+  const auto since = all(log, 1);
+  REQUIRE(since.size() == 2);
+  CHECK(since[1]->kind == Kind::printed);
+  CHECK(std::memcmp(since[1]->bytes.data(), "behind\n", 7) == 0);
+  CHECK(all(log).size() == 5);
+  log.kept(1, 0);
+  CHECK(log.state().payloadBytes == 7);
+  log.cut(2, 0);
+  log.kept(2, 0);
+  log.reached(5, 3);
+  CHECK(log.state().frameBytes == 0);
+}
+
+// It may have changed what another stream had brought before it, and nobody can tell.
+TEST_CASE("a host function beside a copy of another stream that nobody has seen") {
+  CallLog log(kAmple);
+  log.cut(0, 0);
+  std::string memory = "result", why;
+  log.sent(false, read(1, memory.data(), memory.size(), 5, 1), CallLog::kContents);
+  const bool own = GENERATE(true, false);
+  log.called(7, 0, own ? 5 : 6);
+  log.returned(7);
+  CHECK(log.since(0, 0, why).has_value() == own);
+  CHECK(why.empty() == own);
+  log.reached(5, 1);
+  CHECK(all(log)[0]->seen);
+  CHECK(all(log)[0]->compared == own);
+}
+
 TEST_CASE("memory that is not there any more ends nothing") {
   CallLog log(kAmple);
   log.cut(0, 0);

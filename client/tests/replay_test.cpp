@@ -97,6 +97,22 @@ struct Bench {
     const schema::WordUpdate update{word, value};
     send(Channel::control, &notice, sizeof notice, std::as_bytes(std::span(&update, 1)));
   }
+  void call(uint64_t function, uint32_t status = 0) {
+    const Notice notice{NoticeType::callback, 2, 0};
+    const schema::CallbackBody body{function, status, 0};
+    send(Channel::control, &notice, sizeof notice, std::as_bytes(std::span(&body, 1)));
+  }
+  // The host function that the client says has run; 0: it says nothing.
+  uint64_t returned(std::chrono::milliseconds bound = kBound) {
+    const auto message = far->receive(Channel::control, Clock::now() + bound);
+    if (message.size() < sizeof(Notice) + sizeof(schema::CallbackBody)) return 0;
+    Notice notice;
+    schema::CallbackBody body;
+    std::memcpy(&notice, message.data(), sizeof notice);
+    std::memcpy(&body, message.data() + sizeof notice, sizeof body);
+    CHECK(notice.epoch == 2);
+    return notice.type == NoticeType::callbackDone ? body.id : 0;
+  }
 
   CallLog log{{1 << 20, 1 << 20}};
   std::unique_ptr<transport::Connection> near, far;
@@ -240,6 +256,97 @@ TEST_CASE("a copy to pinned memory goes there only if the program has not seen i
   bench.say(5, 1);
   CHECK(bench.end().empty() == same);
   CHECK(memory == "seen");
+}
+
+TEST_CASE("a host function that has run does not run again, and its stream goes on where it did") {
+  Bench bench;
+  bench.sent(1, kLaunch);
+  bench.log.called(7, 0, 5);
+  bench.sent(2, kLaunch);  // of a thread that saw it begin
+  bench.log.returned(7);
+  bench.sent(3, kLaunch);
+  bench.begin();
+  REQUIRE(bench.next().has_value());
+  CHECK_FALSE(bench.next(100ms).has_value());
+  bench.call(7);
+  const auto second = bench.next();
+  REQUIRE(second.has_value());
+  CHECK(second->seq == 2);
+  CHECK(bench.returned() == 7);
+  CHECK(bench.next().has_value());
+  CHECK(bench.end().empty());
+  CHECK(bench.replay->unseenNotices().empty());
+}
+
+TEST_CASE("a host function that was running when the worker died is waited for, and answers the next one") {
+  Bench bench;
+  bench.sent(1, kLaunch);
+  bench.log.called(7, 0, 5);
+  bench.begin();
+  bench.call(7);
+  CHECK(bench.end().empty());
+  CHECK(bench.returned(100ms) == 0);
+  CHECK(bench.replay->unseenNotices().empty());
+}
+
+TEST_CASE("a host function that had not begun begins behind the replay") {
+  Bench bench;
+  bench.sent(1, kAsk);
+  bench.log.called(7, 0, 5);
+  bench.log.returned(7);
+  bench.log.answered(1, CUDA_SUCCESS, {});
+  bench.begin();
+  bench.call(8);
+  bench.call(7);
+  CHECK(bench.returned() == 7);
+  bench.call(7);  // of a graph, which is launched again
+  bench.answer(1, CUDA_SUCCESS, {});
+  CHECK(bench.end().empty());
+  REQUIRE(bench.replay->unseenNotices().size() == 2);
+  for (const auto& [index, function] : {std::pair{0, 8}, {1, 7}}) {
+    schema::CallbackBody body;
+    std::memcpy(&body, bench.replay->unseenNotices()[index].data() + sizeof(Notice), sizeof body);
+    CHECK(body.id == static_cast<uint64_t>(function));
+  }
+}
+
+TEST_CASE("a host function that is told something else than before ends the replay") {
+  Bench bench;
+  bench.log.called(7, 0, 5);
+  bench.begin();
+  bench.call(7, 700);
+  CHECK(bench.end().find("what a host function is told gave another answer") != std::string::npos);
+}
+
+TEST_CASE("what kernels had printed is not printed again, in any order and with any answer") {
+  Bench bench;
+  bench.sent(1, kAsk);
+  bench.log.printed("one\ntwo\n");
+  bench.log.answered(1, CUDA_SUCCESS, {});
+  bench.sent(2, kAsk);
+  bench.begin();
+  const std::string again = GENERATE("two\none\n", "two\none\none\nthree", "one\n");
+  const Notice notice{NoticeType::output, 2, 0};
+  std::vector<std::byte> text(8 + schema::padded(again.size()));
+  const uint64_t length = again.size();
+  std::memcpy(text.data(), &length, sizeof length);
+  std::memcpy(text.data() + 8, again.data(), again.size());
+  bench.send(Channel::control, &notice, sizeof notice, text);
+  schema::Reply reply;
+  reply.seq = 2;
+  reply.outputBytes = 5;
+  bench.send(Channel::call, &reply, sizeof reply, bytesOf(std::string("four\n\0\0\0", 8)));
+  bench.answer(1, CUDA_SUCCESS, {});
+  const std::string why = bench.end();
+  if (length == 4) {
+    CHECK(why.find("what kernels print") != std::string::npos);
+    return;
+  }
+  CHECK(why.empty());
+  CHECK(bench.replay->unseenOutput().find("four\n") != std::string::npos);
+  CHECK(bench.replay->unseenOutput().size() == (length == 8 ? 5 : 14));
+  REQUIRE(bench.replay->unseenReplies().size() == 1);
+  CHECK(bench.replay->unseenReplies()[0].size() == sizeof reply);
 }
 
 // A load of code that the first server had: its offer and its two pieces, which carried no bytes.

@@ -64,6 +64,21 @@ ends calls
 check "it is right: $status $out $err" right
 unset GPUPOOL_LOG
 
+case_of "a host function runs once"
+rm -f "$folder/end"
+protect=(--protect --protect-interval 1h)
+steady functions --host-function --until "$folder/end" # counts its calls in each round
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+go
+for round in 1 2; do
+  check "it runs: $(said)" until_true busy_since_the_second
+  kill_worker
+  check "another worker has it: $(said)" until_true says_of_it "restored $round time"
+done
+touch "$folder/end"
+ends functions
+check "it is right: $status $out $err" right
+
 case_of "results that differ from run to run"
 for what in stop continue unseen; do
   rm -f "$folder/end" "$folder/clock.in"

@@ -156,7 +156,8 @@ kill_server first
 case_of "a server that is stopped for a while, and a program that could not go on elsewhere"
 server first
 rm -f "$folder/end"
-steady waiting --until "$folder/end" --host-function
+protect+=(--protect-log 1KiB)
+steady waiting --until "$folder/end"
 check "it is protected: $(said)" until_true protected
 go
 check "it is protected only while idle: $(said)" until_true says_of_it 'is protected only while idle'
