@@ -405,6 +405,40 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
   return status;
 }
 
+// Of the context's streams, and of those that have ended, of which counts(flags, green context).
+template <class Counts>
+static CUresult awaitWork(CUcontext context, Counts&& counts) {
+  Session& session = Session::get();
+  std::vector<std::pair<uint64_t, uint64_t>> open;  // words, which outlive their streams
+  CUresult status = session.sticky();
+  forEachStream(context, [&](const StreamRef& ref) {
+    uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+    if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
+    if (!counts(ref.stream->flags, ref.stream->green)) return;
+    status = requestWord(ref, value);
+    if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
+  });
+  if (Context* object = contexts().find(context); object != nullptr)
+    forEachRest(*object, [&](const Rest& rest) {
+      if (counts(rest.flags, rest.green)) open.emplace_back(rest.word, rest.value);
+    });
+  for (auto& [word, value] : open) {
+    if (status != CUDA_SUCCESS) break;
+    if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));
+  }
+  if (status == CUDA_SUCCESS) status = hooks.settle();
+  return status == CUDA_SUCCESS ? session.sticky() : status;
+}
+
+// NVIDIA's driver waits for blocking streams where the default one is waited for, also where nothing was sent
+// to that since, and answers its queries so. The other way round it does not.
+static bool isBehindOthers(const StreamRef& ref) {
+  return ref.wire == nullptr && !ref.stream->capturing && !othersIdle(ref);
+}
+static CUresult awaitBlocking(CUcontext context) {
+  return awaitWork(context, [](unsigned flags, CUgreenCtx) { return (flags & CU_STREAM_NON_BLOCKING) == 0; });
+}
+
 CUresult synchronizeStream(const StreamRef& ref) {
   Session& session = Session::get();
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
@@ -413,6 +447,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
     if (status != CUDA_SUCCESS || session.mapsMemory())
       return status == CUDA_SUCCESS ? hooks.settle() : status;
   }
+  if (isBehindOthers(ref)) return awaitBlocking(ref.context);
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
 }
 
@@ -423,31 +458,17 @@ CUresult synchronizeContext(CUcontext context, CUgreenCtx green) {
     if (status != CUDA_SUCCESS || session.mapsMemory())
       return status == CUDA_SUCCESS ? hooks.settle() : status;
   }
-  std::vector<std::pair<uint64_t, uint64_t>> open;  // words, which outlive their streams
-  CUresult status = session.sticky();
-  forEachStream(context, [&](const StreamRef& ref) {
-    uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
-    if (status != CUDA_SUCCESS || isDone(ref, value) || ref.stream->capturing) return;
-    if (green != nullptr && ref.stream->green != green) return;
-    status = requestWord(ref, value);
-    if (status == CUDA_SUCCESS) open.emplace_back(ref.stream->word, value);
-  });
-  if (Context* object = contexts().find(context); object != nullptr)
-    forEachRest(*object, [&](const Rest& rest) {
-      if (green == nullptr || rest.green == green) open.emplace_back(rest.word, rest.value);
-    });
-  for (auto& [word, value] : open) {
-    if (status != CUDA_SUCCESS) break;
-    if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));
-  }
-  if (status == CUDA_SUCCESS) status = hooks.settle();
-  return status == CUDA_SUCCESS ? session.sticky() : status;
+  return awaitWork(context, [&](unsigned, CUgreenCtx of) { return green == nullptr || of == green; });
 }
 
 CUresult queryStream(const StreamRef& ref) {
   Session& session = Session::get();
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
   uint64_t value = ref.stream->posted.load(std::memory_order_acquire);
+  if (isDone(ref, value) && isBehindOthers(ref)) {
+    const CUresult done = session.await<"cuStreamQuery">(ref.context, ref.wire);
+    return done == CUDA_SUCCESS ? awaitBlocking(ref.context) : done;
+  }
   if (!isDone(ref, value)) {
     // The first question, and every one over a network, is the driver's: the word may be late although the
     // work is done. It is asked before the word is, which is work of the stream too.

@@ -45,8 +45,15 @@ FencePtr Stream::tail() const {
 }
 
 bool Stream::idle() const {
-  std::lock_guard lock(mutex_);
-  return !tail_ || tail_->done();
+  const auto isDone = [](const FencePtr& fence) { return !fence || fence->done(); };
+  if (!isDone(tail())) return false;
+  if (!isLegacy) return true;
+  // It is also behind what blocking streams still do.
+  std::lock_guard ordered(context->order);
+  return std::ranges::all_of(context->streams, [&](const auto& weak) {
+    const auto other = weak.lock();
+    return !other || !other->blocking() || isDone(other->tail());
+  });
 }
 
 FencePtr Stream::submit(Task task, Submit how) {

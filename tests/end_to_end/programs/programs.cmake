@@ -77,6 +77,7 @@ gpupool_program(driver_only SOURCES driver_only.cpp FLAGS -cudart none -lcuda NE
 gpupool_program(large_module SOURCES large_module.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(contexts FLAGS -lcuda NEEDS driver)
 gpupool_program(green_contexts FLAGS -lcuda NEEDS driver)
+gpupool_program(default_stream)
 gpupool_program(context_events FLAGS -lcuda NEEDS driver)
 gpupool_program(two_devices)
 gpupool_program(two_devices_traffic TIMEOUT 120)
