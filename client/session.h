@@ -263,7 +263,7 @@ class Session {
     }
     if (__builtin_expect(log_ != nullptr, 0)) {
       if constexpr (R::unlogged)
-        log_->refuse("it has called " + std::string(R::name.view()));
+        log_->refuse(kSharing);
       else
         logCall(aside, {room, bytes}, traits<R>);
     }
@@ -296,6 +296,8 @@ class Session {
   }
 
   static constexpr auto kTick = std::chrono::milliseconds(500);
+  // Of all rows that are Unlogged.
+  static constexpr char kSharing[] = "it shares memory or events with other processes";
   template <class R>
   static constexpr uint8_t traits =
       static_cast<uint8_t>((R::varies || R::polls ? CallLog::kVaries : 0) | (R::polls ? CallLog::kPolls : 0) |
