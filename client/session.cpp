@@ -168,12 +168,13 @@ bool Session::acceptHello(std::span<const std::byte> answer, schema::WorkerHello
 
 std::span<const std::byte> Session::exchangeHellos(transport::Connection& connection, uint32_t epoch,
                                                    uint32_t spaces, const std::function<bool()>& cancelled,
-                                                   std::string& text) {
+                                                   std::string& text) const {
   schema::ClientHello mine;
   mine.protocol = schema::kProtocolVersion;
   mine.rowsHash = schema::rowsHash();
   mine.epoch = epoch;
   mine.spaces = spaces;
+  if (hello_ != nullptr) mine.contextAhead = hello_->contextAhead;
   std::byte* room = connection.reserve(Channel::call, sizeof mine, soon(kTick));
   if (room != nullptr) {
     std::memcpy(room, &mine, sizeof mine);

@@ -209,9 +209,9 @@ class Session {
   bool reachFirst(OpenedSession opened, CUresult& status, std::string& text);
   bool passRegions(std::string& text);
   // One greeting each way; what came, unchecked, is empty with the reason in `text`.
-  static std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
-                                                   uint32_t spaces, const std::function<bool()>& cancelled,
-                                                   std::string& text);
+  std::span<const std::byte> exchangeHellos(transport::Connection& connection, uint32_t epoch,
+                                            uint32_t spaces, const std::function<bool()>& cancelled,
+                                            std::string& text) const;
   // The worker's answer, into `hello`. False: refused, and why.
   static bool acceptHello(std::span<const std::byte> answer, schema::WorkerHello& hello, CUresult& status,
                           std::string& text);

@@ -33,13 +33,19 @@ inline constexpr AddressSpace kSpaces[kMaxSpaces] = {
     {0x7e90'0000'0000, uint64_t{32} << 30, 0x7ee0'0000'0000, uint64_t{64} << 30},
 };
 
+// Whether the session's first worker had a context before the session's first call, and of which device:
+// where the driver places variables of code depends on that (server/arena_mmap.h).
+inline constexpr uint32_t kContextAheadUnknown = 0;  // an older client or worker
+inline constexpr uint32_t kNoContextAhead = 1;
+inline constexpr uint32_t kContextAheadOf = 2;  // + the device's index
+
 struct ClientHello {
   uint32_t magic = kClientMagic;
   uint32_t protocol = 0;
   uint64_t rowsHash = 0;
   uint64_t epoch = 0;
-  uint32_t spaces = 0;  // bit i: kSpaces[i] is free in the client
-  uint32_t reserved = 0;
+  uint32_t spaces = 0;                           // bit i: kSpaces[i] is free in the client
+  uint32_t contextAhead = kContextAheadUnknown;  // what the session's first worker said
 };
 static_assert(sizeof(ClientHello) == 32);
 
@@ -73,7 +79,7 @@ struct WorkerHello {
   int32_t driverVersion = 0;
   uint32_t deviceCount = 0;
   uint32_t softwareDriver = 0;
-  uint32_t reserved = 0;
+  uint32_t contextAhead = kContextAheadUnknown;
   // Of a session that was rebuilt: the numbers of the last frame and of the last aside call that it has
   // served.
   uint64_t lastFrame = 0, lastAside = 0;

@@ -47,6 +47,7 @@ inline schema::WorkerHello helloOf(uint32_t epoch) {
   hello.stagingBytes = kStagingBytes;
   hello.staging = {7, epoch};
   hello.stagingAddress = uint64_t{epoch} << 32;
+  hello.contextAhead = epoch == 1 ? schema::kContextAheadOf + 1 : schema::kNoContextAhead;
   for (uint32_t d = 0; d < kDevices; ++d) {
     auto& device = hello.devices[d];
     std::snprintf(device.name, sizeof device.name, "device");

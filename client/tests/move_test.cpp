@@ -12,6 +12,7 @@ TEST_CASE("a session goes from worker to worker, and its threads notice nothing"
     CHECK(pool.seam->moves() == i);
     CHECK(pool.old->theirs.epoch == i + 1);
     CHECK(pool.old->theirs.spaces == 1);
+    CHECK(pool.old->theirs.contextAhead == schema::kContextAheadOf + 1);  // as the first worker said
     REQUIRE(pool.goesOn());
   }
   // The program keeps its devices; the staging memory is the new worker's.

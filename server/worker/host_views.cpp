@@ -38,6 +38,12 @@ HostViews::~HostViews() {
   }
 }
 
+void HostViews::contextAhead(CUcontext context) {
+  std::lock_guard lock(mutex_);
+  registerHostPages(driver_, context, pages_);
+  views_.front().context = pages_.registeredIn;
+}
+
 void HostViews::contextMade(CUcontext context) {
   if (driver_.software() || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
   const PlaceGlobals place;

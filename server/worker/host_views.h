@@ -41,6 +41,8 @@ class HostViews {
 
   // The context that was made, and had its view, ahead of the session; or null.
   CUcontext warmContext() const { return pages_.registeredIn; }
+  // Such a context where there is none yet; before the session's first call, by the thread that serves it.
+  void contextAhead(CUcontext context);
 
   // The session has this context, and nothing has been loaded in a new one: makes its view, and the first
   // copies between that and the device, in both directions. For those driver 580 takes 2 MiB of an address
@@ -63,7 +65,7 @@ class HostViews {
   void registerIn(HostView& view, CUcontext context);
 
   const Driver& driver_;
-  const HostPages pages_;
+  HostPages pages_;
   std::mutex mutex_;
   std::deque<HostView> views_;  // the first one is the pages themselves
   std::set<CUcontext> made_;

@@ -5,8 +5,10 @@
 // session is wrong.
 //
 // A context gets the code before anything else is loaded in it, here and where the session is rebuilt: the
-// driver places code and variables behind what is there. As the launch of a graph on a stream of its own, as
-// the scrubber does, and for its reason (scrubber.h).
+// driver places code and variables behind what is there. It takes some of that room when a stream is made
+// and first used, too, so this has happened then (H100, driver 580: 2 MiB, which a checkpoint took before and
+// a rebuilt session did not). As the launch of a graph on a stream of its own, as the scrubber does, and for
+// its reason (scrubber.h).
 //
 // Threads: one at a time. Ends before its context, or is abandoned.
 
@@ -30,8 +32,11 @@ class PageHasher {
   CUresult prepare();
   // Of hashes.size() whole pages behind `address`; waits for them.
   CUresult hash(CUdeviceptr address, std::span<Checksum> hashes);
+  // For copies of pages, too. The hasher's.
+  CUstream stream() const { return stream_; }
 
  private:
+  CUresult useFirst();
   CUresult hashSome(CUdeviceptr address, std::span<Checksum> hashes);
 
   const Driver& driver_;
@@ -40,7 +45,7 @@ class PageHasher {
   CUgraph graph_ = nullptr;
   CUgraphNode node_ = nullptr;
   CUgraphExec exec_ = nullptr;
-  CUdeviceptr own_ = 0;  // the hashes, on their way
+  CUdeviceptr own_ = 0;  // the hashes, on their way, and behind them the page of the first use
 };
 
 // Those of a session that is protected; of another one there is none. Nor on a software GPU: the processor

@@ -88,6 +88,10 @@ Session::Session(const Driver& driver, const SessionStart& start,
       images_(ImageCache(Descriptor(start.moduleCache), start.moduleCacheBytes)),
       sharedEvents_(driver, *account_) {
   space_.onFull([this] { return reclaimSpare(); });
+  adoptContextAhead();
+}
+
+void Session::adoptContextAhead() {
   CUdevice device = 0;
   CUcontext warm = views_.warmContext();
   if (warm == nullptr || driver_.cuCtxPushCurrent_v2(warm) != CUDA_SUCCESS) return;

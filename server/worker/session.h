@@ -259,6 +259,9 @@ class Session {
   bool greet(std::string& reason);
   void fillGreeting(schema::WorkerHello& hello);
   std::string judgeGreeting(std::span<const std::byte> message, schema::ClientHello& client) const;
+  std::string makeContextAhead(uint32_t told);
+  // The session has the context that its views were made with, if any.
+  void adoptContextAhead();
   // Behind the hello of a session that has moved here.
   bool nameHostRegions();
   void hearMove(const schema::Notice& said, uint64_t last);

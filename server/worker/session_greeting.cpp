@@ -6,6 +6,7 @@
 #include "schema/rows.h"
 #include "server/worker/session.h"
 #include "server/worker/session_wire.h"
+#include "server/worker_process.h"
 
 namespace gpupool::server {
 
@@ -57,6 +58,21 @@ std::string Session::judgeGreeting(std::span<const std::byte> message, schema::C
            std::to_string(schema::kProtocolVersion) +
            ", or their call rows differ; install the same gpupool on both";
   if (client.epoch != start_.epoch) return "the client's epoch is not the session's";
+  if (client.contextAhead >= schema::kContextAheadOf + objects_.devices().size())
+    return "the client's greeting is not gpupool's";
+  return "";
+}
+
+// Of a session that begins anew. Empty, or why there is no such context.
+std::string Session::makeContextAhead(uint32_t told) {
+  if (told < schema::kContextAheadOf || views_.warmContext() != nullptr) return "";
+  const size_t device = told - schema::kContextAheadOf;
+  try {
+    views_.contextAhead(server::contextAhead(driver_, static_cast<int>(start_.devices[device].info.ordinal)));
+  } catch (const std::exception& e) {
+    return std::string("the session's first context cannot be made again: ") + e.what();
+  }
+  adoptContextAhead();
   return "";
 }
 
@@ -70,6 +86,7 @@ void Session::fillGreeting(schema::WorkerHello& hello) {
   hello.stagingBytes = views_.staging()->size();
   driver_.cuDriverGetVersion(&hello.driverVersion);
   hello.softwareDriver = driver_.software();
+  hello.contextAhead = schema::kNoContextAhead + contextAhead_;
   const Numbers served = numbers();
   hello.lastFrame = served.lastFrame;
   hello.lastAside = served.lastAside;
@@ -94,6 +111,8 @@ bool Session::greet(std::string& reason) {
   }
   if (reason.empty()) {
     const int has = space_.reserved();  // of a session that was rebuilt
+    if (start_.rebuild && has < 0) reason = makeContextAhead(client.contextAhead);
+    if (!reason.empty()) refusal = CUDA_ERROR_DEVICE_UNAVAILABLE;
     const int space = has >= 0 ? has : space_.reserve(client.spaces, reason);
     if (has >= 0 && client.spaces != 1u << has) reason = "the client's address space is not the session's";
     if (space >= 0) hello->space = static_cast<uint32_t>(space);

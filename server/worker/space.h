@@ -223,7 +223,9 @@ class Space {
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
   CUresult create(Physical& physical) const;
   CUresult clear(Physical& physical);
-  // Maps a piece somewhere for a moment, for its own device alone.
+  // Maps a piece somewhere for a moment, for its own device alone. Apart from what the driver chooses by
+  // itself: variables of code that is loaded meanwhile would lie behind it, and in a rebuilt session would
+  // not.
   CUresult mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes, CUdeviceptr& address);
   void unmapAside(CUdeviceptr address, size_t bytes);
   std::shared_ptr<Physical> pieceAt(uint64_t name, CUdeviceptr address, size_t bytes, uint64_t& offset) const;
@@ -247,6 +249,7 @@ class Space {
   std::map<uint64_t, HostPiece> host_;
   std::mutex offering_;  // one offer at a time; taken before mapping_
   uint64_t nextOffered_ = 1;
+  std::atomic<uint64_t> aside_{0};  // bytes that were mapped aside, ever
   std::atomic<size_t> shared_{0};
   std::atomic<size_t> files_{0};  // of host_: a client's files
   bool repeating_ = false;

@@ -5,6 +5,13 @@
 #include "server/worker/space.h"
 
 namespace gpupool::server {
+namespace {
+
+// Where pieces are mapped for a moment, if that is free: no other part of gpupool lies there.
+constexpr CUdeviceptr kAsideBase = 0x4800'0000'0000;
+constexpr uint64_t kAsideBytes = uint64_t{1} << 40;
+
+}  // namespace
 
 std::vector<Space::PieceState> Space::describe() const {
   std::lock_guard order(mapping_);
@@ -77,7 +84,8 @@ CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
 
 CUresult Space::mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes,
                          CUdeviceptr& address) {
-  CUresult result = driver_.cuMemAddressReserve(&address, bytes, 0, 0, 0);
+  const CUdeviceptr hint = kAsideBase + aside_.fetch_add(bytes) % kAsideBytes;
+  CUresult result = driver_.cuMemAddressReserve(&address, bytes, 0, hint, 0);
   if (result != CUDA_SUCCESS) return result;
   result = driver_.cuMemMap(address, bytes, 0, handle, 0);
   CUmemAccessDesc access{};

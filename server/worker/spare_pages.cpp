@@ -23,13 +23,22 @@ CUresult SparePages::make(DevicePieces& pieces, const std::vector<Place>& places
   for (Part& part : parts_) {
     if (part.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     CUresult result = driver.cuCtxSetCurrent(part.context);
-    if (result == CUDA_SUCCESS) result = driver.cuStreamCreate(&part.stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS) result = findStream(part);
     if (result == CUDA_SUCCESS) result = session_.space().makeSpare(part.device, part.bytes, part.memory);
     if (result == CUDA_SUCCESS) result = copy(pieces, part, rest.first(part.bytes / kPageBytes));
     if (result != CUDA_SUCCESS) return result;
     rest = rest.subspan(part.bytes / kPageBytes);
   }
   return CUDA_SUCCESS;
+}
+
+CUresult SparePages::findStream(Part& part) {
+  if (PageHasher* hasher = session_.hashers().find(part.context)) {
+    part.stream = hasher->stream();
+    return CUDA_SUCCESS;
+  }
+  part.ownStream = true;
+  return session_.driver().cuStreamCreate(&part.stream, CU_STREAM_NON_BLOCKING);
 }
 
 size_t SparePages::inARow(std::span<const Place> places) {
@@ -98,7 +107,7 @@ void SparePages::release() {
     driver.cuCtxSetCurrent(part.context);
     if (part.stream != nullptr) {
       driver.cuStreamSynchronize(part.stream);
-      driver.cuStreamDestroy_v2(part.stream);
+      if (part.ownStream) driver.cuStreamDestroy_v2(part.stream);
     }
     session_.space().endSpare(part.memory);
   }

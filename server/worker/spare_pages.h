@@ -42,10 +42,12 @@ class SparePages {
     unsigned device = 0;
     CUcontext context = nullptr;
     CUstream stream = nullptr;
+    bool ownStream = false;  // else the hasher's
     Space::Spare memory;
     uint64_t bytes = 0;
   };
   CUresult make(DevicePieces& pieces, const std::vector<Place>& places);
+  CUresult findStream(Part& part);
   CUresult copy(DevicePieces& pieces, const Part& part, std::span<const Place> places);
   void release();  // under mutex_
 

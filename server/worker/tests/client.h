@@ -120,13 +120,15 @@ class Client {
   using Wire = std::unique_ptr<transport::Connection>;
   // moduleCache: the worker's. wrap: of the worker's end.
   explicit Client(const Driver& driver = softDriver(), std::unique_ptr<Account> account = nullptr,
-                  int moduleCache = -1, Wire (*wrap)(Wire) = nullptr) {
+                  int moduleCache = -1, Wire (*wrap)(Wire) = nullptr)
+      : Client(sessionStart(moduleCache), driver, std::move(account), wrap) {}
+  explicit Client(const SessionStart& start, const Driver& driver = softDriver(),
+                  std::unique_ptr<Account> account = nullptr, Wire (*wrap)(Wire) = nullptr) {
     auto [mine, theirs] = transport::loopbackPair({});
     wire = std::move(mine);
     if (wrap != nullptr) theirs = wrap(std::move(theirs));
     KeptOutput kept;
-    session = std::make_unique<Session>(driver, sessionStart(moduleCache), std::move(theirs), hostPages(),
-                                        std::move(account));
+    session = std::make_unique<Session>(driver, start, std::move(theirs), hostPages(), std::move(account));
     output_ = dup(STDOUT_FILENO);
     thread_ = std::thread([this] { reason_ = session->run(), ended_ = true; });
   }

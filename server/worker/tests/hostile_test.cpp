@@ -56,6 +56,10 @@ TEST_CASE("greeting: what does not fit is refused in words") {
     hello.epoch = kEpoch + 1;
     CHECK(contains(greetingRefused(hello), "epoch"));
   }
+  SECTION("a context of a device that the session has not") {
+    hello.contextAhead = schema::kContextAheadOf + 1;
+    CHECK(contains(greetingRefused(hello), "not gpupool's"));
+  }
   SECTION("no common space") {
     hello.spaces = 0;
     CHECK(contains(greetingRefused(hello, CUDA_ERROR_OUT_OF_MEMORY), "no common address space"));

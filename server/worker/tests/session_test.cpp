@@ -49,6 +49,24 @@ TEST_CASE("a stream writes its word and a watch is answered") {
   CHECK(told->body.status == CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_CASE("a session that begins anew has the context ahead that its first worker had") {
+  const auto told = GENERATE(schema::kContextAheadUnknown, schema::kNoContextAhead, schema::kContextAheadOf);
+  auto start = sessionStart();
+  start.rebuild = GENERATE(true, false);
+  const bool made = start.rebuild && told == schema::kContextAheadOf;
+  {
+    Client client(start);
+    auto mine = Client::goodHello();
+    mine.contextAhead = told;
+    client.sayHello(mine);
+    CHECK(client.hello.status == CUDA_SUCCESS);
+    CHECK(client.hello.contextAhead == (made ? schema::kContextAheadOf : schema::kNoContextAhead));
+    CHECK(client.session->contextAhead() == (made ? 1 : 0));
+    CHECK((client.session->views().warmContext() != nullptr) == made);
+  }
+  if (made) softDriver().cuDevicePrimaryCtxRelease_v2(0);
+}
+
 TEST_CASE("a call that blocks holds up no other frame") {
   Client client;
   client.open();
