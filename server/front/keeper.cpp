@@ -406,7 +406,7 @@ void Keeper::restore(const Name& name, const SessionFacts& next, const Kept& kep
   else if (kept.brought != nullptr)
     restorer_.begin(name, next, playOf(kept.brought->file));
   else
-    restorer_.begin(name, next, playOfBeginning(), SessionRestorer::From::beginning);
+    restorer_.begin(name, next, playOfBeginning());
 }
 
 bool Keeper::again(const Name& name) {

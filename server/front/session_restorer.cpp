@@ -45,11 +45,10 @@ void SessionRestorer::dropEnded() {
   std::erase_if(restoring_, [&](const auto& entry) { return !leases_.contains(entry.first.first); });
 }
 
-void SessionRestorer::begin(const Name& name, SessionFacts next, Play play, From from) {
+void SessionRestorer::begin(const Name& name, SessionFacts next, Play play) {
   auto restoring = std::make_shared<Restoring>();
   restoring->epoch = next.epoch;
   restoring->play = std::move(play);
-  restoring->from = from;
   restoring_[name] = restoring;
   tasks_.add(attempt(name, std::move(next), restoring)
                  // Its worker waits for a client for as long as this end is there.
@@ -64,8 +63,7 @@ void SessionRestorer::begin(const Name& name, SessionFacts next, Play play, From
 kj::Promise<void> SessionRestorer::attempt(Name name, SessionFacts facts,
                                            std::shared_ptr<Restoring> restoring) {
   return suspension_.lanes()
-      .queue<void>(name.first,
-                   [this, name, facts, from = restoring->from] { return restore(name, facts, from); })
+      .queue<void>(name.first, [this, name, facts] { return restore(name, facts); })
       .catch_([this, name, facts, restoring](kj::Exception&& error) {
         const std::string why = error.getDescription().cStr();
         GPUPOOL_WARNING("session %s: not restored: %s", facts.session.text().c_str(), why.c_str());
@@ -80,14 +78,12 @@ kj::Promise<void> SessionRestorer::attempt(Name name, SessionFacts facts,
       });
 }
 
-kj::Promise<void> SessionRestorer::restore(Name name, SessionFacts facts, From from) {
+kj::Promise<void> SessionRestorer::restore(Name name, SessionFacts facts) {
   const Grant* grant = leases_.admissible(name.first);
   if (stopped_ || grant == nullptr || grant->suspended || grant->closing)
     return failure("the lease ended or was suspended meanwhile");
   facts.place(*grant, leases_.devices());
-  std::vector<int> contexts;
-  if (from == From::beginning) contexts = leases_.ordinals(*grant);
-  return pool_.take(facts.rowsHash, std::move(contexts), settings_.workerBound)
+  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
       .then([this, name, facts = std::move(facts)](kj::Own<WorkerChild> worker) mutable {
         return rebuild(name, std::move(facts), kj::mv(worker));
       });

@@ -32,14 +32,9 @@ class SessionRestorer final : private kj::TaskSet::ErrorHandler {
                   WorkerPools& pool, const WorkerStarts& starts, Settings settings);
   KJ_DISALLOW_COPY(SessionRestorer);
 
-  // What was kept of a session.
-  enum class From {
-    checkpoint,
-    beginning,  // nothing: its worker is as a new session's
-  };
   // next: the session, with the epoch that its client will ask for. play: sends what was kept of it to a
-  // worker; called once an attempt, and dropped behind the last.
-  void begin(const Name& name, SessionFacts next, Play play, From from = From::checkpoint);
+  // worker, which has no context; called once an attempt, and dropped behind the last.
+  void begin(const Name& name, SessionFacts next, Play play);
   // Of a session whose client asks for that epoch: none: it is not restored here, or is rebuilt. Else "": it
   // is being restored, or why that failed.
   std::optional<std::string> failingOver(const SessionFacts& client) const;
@@ -58,14 +53,13 @@ class SessionRestorer final : private kj::TaskSet::ErrorHandler {
   struct Restoring {
     uint64_t epoch = 0;
     Play play;
-    From from = From::checkpoint;
     Descriptor state;  // this side's end of the state socket
     bool ready = false;
     std::string why;  // it failed
   };
   // In another worker, and where that dies meanwhile, in one more.
   kj::Promise<void> attempt(Name name, SessionFacts facts, std::shared_ptr<Restoring> restoring);
-  kj::Promise<void> restore(Name name, SessionFacts facts, From from);
+  kj::Promise<void> restore(Name name, SessionFacts facts);
   kj::Promise<void> rebuild(Name name, SessionFacts facts, kj::Own<WorkerChild> worker);
   void taskFailed(kj::Exception&& exception) override;
 

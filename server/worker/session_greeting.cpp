@@ -65,7 +65,8 @@ std::string Session::judgeGreeting(std::span<const std::byte> message, schema::C
 
 // Of a session that begins anew. Empty, or why there is no such context.
 std::string Session::makeContextAhead(uint32_t told) {
-  if (told < schema::kContextAheadOf || views_.warmContext() != nullptr) return "";
+  if (told == schema::kContextAheadUnknown || told == schema::kNoContextAhead + contextAhead_) return "";
+  if (contextAhead_ != 0) return "the worker's first context is not the session's";
   const size_t device = told - schema::kContextAheadOf;
   try {
     views_.contextAhead(server::contextAhead(driver_, static_cast<int>(start_.devices[device].info.ordinal)));
