@@ -199,6 +199,7 @@ class Session {
     space_.contextMade(context, device);
     hashers_.contextMade(context);
     views_.contextMade(context);
+    words_.contextMade(context);
   }
   // The context is gone, and with it what it had registered and its arrays.
   void contextEnded(CUcontext context) {

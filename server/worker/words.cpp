@@ -168,12 +168,14 @@ void Words::checkFault() {
     if (sticky() != CUDA_SUCCESS) return;
     if (driver_.cuCtxSetCurrent(reinterpret_cast<CUcontext>(real)) != CUDA_SUCCESS) return;
     CUstream probe = nullptr;
-    for (auto& [context, stream] : probes_)
+    if (const auto own = probes_.find(reinterpret_cast<CUcontext>(real)); own != probes_.end())
+      probe = own->second;
+    for (auto& [context, stream] : otherProbes_)
       if (context == id) probe = stream;
     CUresult result = CUDA_SUCCESS;
     if (probe == nullptr) {
       result = driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING);
-      if (result == CUDA_SUCCESS) probes_.emplace_back(id, probe);
+      if (result == CUDA_SUCCESS) otherProbes_.emplace_back(id, probe);
     }
     if (result == CUDA_SUCCESS) result = driver_.cuStreamQuery(probe);
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY && result != CUDA_ERROR_INVALID_HANDLE &&
@@ -184,10 +186,22 @@ void Words::checkFault() {
   });
 }
 
-std::unique_lock<std::mutex> Words::contextEnds() {
+void Words::contextMade(CUcontext context) {
+  std::lock_guard lock(probing_);
+  if (probes_.contains(context) || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  CUstream probe = nullptr;
+  if (driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) probes_[context] = probe;
+  driver_.cuCtxPopCurrent_v2(&context);
+}
+
+std::unique_lock<std::mutex> Words::contextEnds(CUcontext ending) {
   std::unique_lock lock(probing_);
-  for (auto& [context, stream] : probes_) driver_.cuStreamDestroy_v2(stream);
-  probes_.clear();
+  if (const auto own = probes_.find(ending); own != probes_.end()) {
+    driver_.cuStreamDestroy_v2(own->second);
+    probes_.erase(own);
+  }
+  for (auto& [context, stream] : otherProbes_) driver_.cuStreamDestroy_v2(stream);
+  otherProbes_.clear();
   return lock;
 }
 

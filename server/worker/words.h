@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -55,10 +56,14 @@ class Words {
   // From any thread: the session is over; every waiter learns `status`.
   void setSticky(CUresult status);
   CUresult sticky() const;
+  // The session has this context, and nothing has been loaded in a new one. It gets the stream by which it is
+  // queried for faults now: for a stream driver 580 takes 2 MiB of an address pool that it places variables
+  // of code in (H100), so one that is made at some later moment moves what is loaded behind it.
+  void contextMade(CUcontext context);
   // While the lock is held, no context is queried for faults; the remaining contexts are queried again
   // afterwards. Hold it while a context ends: drivers crash if a stream is queried while its context is
-  // destroyed.
-  std::unique_lock<std::mutex> contextEnds();
+  // destroyed. ending: null: a green context.
+  std::unique_lock<std::mutex> contextEnds(CUcontext ending);
   void stop();
 
  private:
@@ -92,9 +97,10 @@ class Words {
   std::condition_variable changed_, faultsWanted_;
   bool faultsIdle_ = false;  // nobody waited when the fault thread last looked: wake it when somebody does
   std::vector<Watched> watched_;
-  std::atomic<bool> any_{false};                       // watched_ is not empty
-  std::mutex probing_;                                 // taken before mutex_
-  std::vector<std::pair<uint64_t, CUstream>> probes_;  // under probing_: context id -> idle stream of it
+  std::atomic<bool> any_{false};                            // watched_ is not empty
+  std::mutex probing_;                                      // taken before mutex_
+  std::map<CUcontext, CUstream> probes_;                    // under probing_: idle streams
+  std::vector<std::pair<uint64_t, CUstream>> otherProbes_;  // likewise, of green contexts: by id
   bool stopping_ = false;
   bool parked_ = false;
   bool added_ = false;  // a watch, since the watcher looked last

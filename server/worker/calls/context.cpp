@@ -73,7 +73,7 @@ std::vector<uint64_t> streamsOf(Session& session, CUcontext context) {
 // end: the driver's call, of which the context does not come back whatever it says.
 template <class End>
 void endContext(Session& session, const Call& call, CUcontext context, End&& end) {
-  auto unasked = session.words().contextEnds();
+  auto unasked = session.words().contextEnds(context);
   session.endSpare();
   session.space().contextEnds();
   const std::vector<uint64_t> streams = streamsOf(session, context);

@@ -154,7 +154,7 @@ void destroyGreen(Session& session, Call& call) {
   Served<GreenDestroy> served(session, call);
   if (!served.open()) return;
   if (!hasGreenContexts(session.driver())) return served.close(CUDA_ERROR_NOT_SUPPORTED);
-  auto unasked = session.words().contextEnds();
+  auto unasked = session.words().contextEnds(nullptr);
   endStreams(session, served.get<"hCtx">().value());
   session.greens().erase(served.get<"hCtx">().id());
   served.close(served.invoke(session.driver().cuGreenCtxDestroy));
