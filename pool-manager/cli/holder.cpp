@@ -198,7 +198,7 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
 kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   SessionWish wish = wishOf(request);
   peer.waitingFor.clear();
-  peer.pause = settings_.suspendedPause;
+  peer.pause = wish.lost ? settings_.lostPause : settings_.suspendedPause;
   if (wish.transport.empty()) wish.transport = settings_.transport;
   const pool::WorkerVersion client{request.rowsHash, schema::release()};
   if (!lease_) settings_.request.client = client;
@@ -228,7 +228,9 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            }
                            reply.goOnDifferent = settings_.goOnDifferent;
                            reply.keeps = keeper_ ? 1 : 0;
-                           reply.silenceMs = settings_.silenceMs;
+                           // Where leases take turns, none goes on elsewhere.
+                           const bool turns = lease_ && lease_->server.overcommitPercent > 100;
+                           reply.silenceMs = turns ? 0 : settings_.silenceMs;
                            setField(reply.server, session.server);
                            opened_ = true;
                            peer.away.erase(session.id);
