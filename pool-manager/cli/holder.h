@@ -105,6 +105,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // lease whose server is gone begins on another server.
   kj::Promise<OpenSession> openMoved(const SessionWish& wish);
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
+  kj::Promise<OpenSession> openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
+                                            kj::Exception why);
   // At the first of these servers that does not refuse it.
   kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
   // Manager.places, within placesLimit, also of a manager that is just being started again. Empty: the lease
@@ -115,7 +117,13 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // lease to another server if need be, and the session from its checkpoint there.
   kj::Promise<OpenSession> recover(const SessionWish& wish);
   kj::Promise<OpenSession> bringBack(const SessionWish& wish, const std::string& why);
-  struct Look;
+  // What a server has said of a session. Neither: the lease has left it, or may have.
+  struct Look {
+    kj::Maybe<OpenSession> session;
+    kj::Maybe<kj::Exception> failure;
+    bool over() const { return session != nullptr || failure != nullptr; }
+  };
+  kj::Promise<std::shared_ptr<Look>> lookAt(const pool::ServerLife& tried, kj::Promise<OpenSession> opened);
   kj::Promise<void> awaitLook(const pool::ServerLife& tried, std::shared_ptr<Look> look,
                               kj::ForkedPromise<void> over);
   kj::Promise<bool> leaveAtOnce(const pool::ServerLife& lost);

@@ -11,37 +11,36 @@ namespace gpupool::cli {
 
 using holder::Status;
 
-// What its server has said of it within lookLimit, or that it has said nothing.
-struct Holder::Look {
-  kj::Maybe<OpenSession> session;
-  kj::Maybe<kj::Exception> failure;
-  bool over() const { return session != nullptr || failure != nullptr; }
-};
-
-// What its server says of it decides: it may be restoring the session by itself. While it says nothing, the
-// manager is asked whether the lease may leave it already. What it says meanwhile counts only if the lease
-// stays: a session never begins at two servers.
+// What its server says of it decides: it may be restoring the session by itself.
 kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
   if (!keeper_) return toException({Status::refused, "its checkpoints were with that server"});
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
   const pool::ServerLife tried = lease_->server.life();
+  auto opened = io_.getTimer().timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish));
+  return lookAt(tried, kj::mv(opened))
+      .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
+        KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
+        if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+        if (lease_->server.life() != tried) return bringBack(wish, "");
+        KJ_IF_MAYBE (error, look->failure) {
+          const OpenFailure failure = toFailure(*error);
+          if (failure.status == Status::waiting) return kj::mv(*error);
+          if (failure.status == Status::refused) return bringBack(wish, failure.text);
+        }
+        return failOver(tried).then([this, wish] { return bringBack(wish, ""); });
+      });
+}
+
+// While the server says nothing, the manager is asked whether the lease may leave it already. What the server
+// says meanwhile counts only if the lease stays: a session never begins at two servers.
+kj::Promise<std::shared_ptr<Holder::Look>> Holder::lookAt(const pool::ServerLife& tried,
+                                                          kj::Promise<OpenSession> opened) {
   auto look = std::make_shared<Look>();
-  auto over = io_.getTimer()
-                  .timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish))
+  auto over = opened
                   .then([look](OpenSession&& session) { look->session = kj::mv(session); },
                         [look](kj::Exception&& error) { look->failure = kj::mv(error); })
                   .fork();
-  return awaitLook(tried, look, kj::mv(over)).then([this, wish, tried, look]() -> kj::Promise<OpenSession> {
-    KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
-    if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
-    if (lease_->server.life() != tried) return bringBack(wish, "");
-    KJ_IF_MAYBE (error, look->failure) {
-      const OpenFailure failure = toFailure(*error);
-      if (failure.status == Status::waiting) return kj::mv(*error);
-      if (failure.status == Status::refused) return bringBack(wish, failure.text);
-    }
-    return failOver(tried).then([this, wish] { return bringBack(wish, ""); });
-  });
+  return awaitLook(tried, look, kj::mv(over)).then([look] { return look; });
 }
 
 // Until the look is over, or the lease has left the server: then what that has said is dropped.

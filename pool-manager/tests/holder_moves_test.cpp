@@ -196,6 +196,24 @@ TEST_CASE_METHOD(Lost, "a lease leaves a server that nobody hears while that is 
   CHECK(lost.empty());
 }
 
+TEST_CASE_METHOD(Lost, "so does one of which no session has begun yet") {
+  makeHolder();  // another one, and its lease
+  REQUIRE(holder->lease() == nullptr);
+  auto acquired = holder->acquire();
+  acquired.wait(io.waitScope);
+  REQUIRE(place() == "a");
+  server->disconnect();
+  const OpenRequest first = request();
+  REQUIRE(::send(application, &first, sizeof first, 0) == sizeof first);
+  Opened opened;
+  for (int i = 0; i < 2000 && !opened.answered; ++i) {
+    pause(5);
+    receive(opened);
+  }
+  CHECK(opened.reply.status == Status::ok);
+  CHECK(std::string(opened.reply.server) == "b");
+}
+
 TEST_CASE_METHOD(Lost, "a session goes on at a server that the manager hears, when that answers at last") {
   ask();
   pause(500);  // many times lookAlone
