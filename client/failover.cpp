@@ -239,7 +239,7 @@ void Session::tellLog(bool soon) {
   const auto now = transport::Clock::now();
   if (!control.owns_lock() || (!soon && now - logToldAt_ < kTellPause)) return;
   CallLog::State state = log_->state();
-  bearSilence(state);
+  connection_->setStallTimeout(silenceBorne());
   if (state.frameBytes == logTold_.frameBytes && state.payloadBytes == logTold_.payloadBytes &&
       state.wanted == logTold_.wanted && state.obstacle == logTold_.obstacle)
     return;

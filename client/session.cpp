@@ -121,7 +121,7 @@ std::unique_ptr<transport::Connection> Session::connect(int bootstrap, const std
   status = CUDA_ERROR_DEVICE_UNAVAILABLE;
   transport::Options options;
   options.networkDevice = networkDevice;
-  options.stallTimeout = patience.stalled;
+  options.stallTimeout = silenceBorne();
   options.setupTimeout = patience.setup;
   try {
     SignalsBlocked blocked;
@@ -260,11 +260,11 @@ std::byte* Session::reserve(size_t bytes, Channel channel) {
   }
 }
 
-// Under controlMutex_. A server that is only slow costs a program that can go on elsewhere little, and any
-// other program its life.
-void Session::bearSilence(const CallLog::State& log) {
-  const bool goesOn = holderKeeps_ && log.kept && log.obstacle.empty();
-  connection_->setStallTimeout(goesOn ? patience.protectedSilence : patience.stalled);
+// A server that is only slow costs a program that can go on elsewhere little, and any other program its life.
+// From its first call on it can: without a checkpoint it begins anew.
+std::chrono::milliseconds Session::silenceBorne() const {
+  const bool goesOn = holderKeeps_ && log_ != nullptr && log_->state().obstacle.empty();
+  return goesOn ? patience.protectedSilence : patience.stalled;
 }
 
 CUresult Session::lost() {

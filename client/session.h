@@ -396,7 +396,7 @@ class Session {
   void logPut(CallLog::Place place, uint64_t at, const void* from, size_t bytes);
   // Tells the worker how full it is, if that has changed much, and if it can be told at once.
   void tellLog(bool soon);
-  void bearSilence(const CallLog::State& log);
+  std::chrono::milliseconds silenceBorne() const;
   std::byte* unsentRoom(transport::Channel channel, size_t bytes);
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);

@@ -410,6 +410,7 @@ class Pool {
                  uint64_t now);
 
   // pool_failovers.cpp
+  std::string staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now) const;
   static bool mayLeaveForHolder(const LeaseRecord& record);
   bool leavesForHolder(LeaseRecord& record, const std::string& server, const std::string& reason);
   void leaveForHolder(LeaseRecord& record, const std::string& reason);

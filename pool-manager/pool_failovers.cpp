@@ -37,6 +37,9 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
     return events_.resumed(id);  // somebody has asked before, or it has moved
   }
   if (!record.hold) {
+    if (waitMs == 0)
+      if (const std::string why = staysForNow(who, record, now); !why.empty())
+        refuse(record, "stays where it is: " + why);
     if (!mayLeaveForHolder(record)) return events_.notResumed(id, {Failure::Kind::noDevice, kMoving});
     record.changedBy = who.text();
     leaveForHolder(record, "its holder does not reach server " + lost.name + " any more");
@@ -46,6 +49,20 @@ void Pool::failOver(const Principal& who, const Id& id, const ServerLife& lost, 
   const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
                                  [&](const Waiter& one) { return one.resumes && one.request.id == id; });
   if (!waits) restore(record, who, std::min(waitMs, kMostWaitMs), now, kAtHolder, {});
+}
+
+// A server that is only slow keeps its leases. That its holder does not hear it counts if the manager has
+// missed a beat of it, too, and if nobody else gets what the lease leaves before it has another place.
+std::string Pool::staysForNow(const Principal& who, const LeaseRecord& record, uint64_t now) const {
+  if (record.state != LeaseState::active || record.change != Change::none)
+    return "something else is under way with it";
+  const auto server = servers_.find(record.server().name);
+  if (server != servers_.end() && server->second.connected &&
+      now < server->second.beatMs + uint64_t{2} * times_.beatMs)
+    return "its server is heard";
+  if (!waiters_.empty()) return "others wait for GPUs";
+  const Choice place = placeHeld(record, placeWanted(record, {}), inventory(who, now));
+  return place.server.empty() ? "it has no other place: " + place.missing : "";
 }
 
 // Whatever else was under way has ended with its server; but not what has another one, or files. Suspended,

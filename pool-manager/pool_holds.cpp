@@ -65,9 +65,9 @@ void Pool::restore(LeaseRecord& record, const Principal& who, uint32_t waitMs, u
 }
 
 MoveWish Pool::placeWanted(const LeaseRecord& record, const MoveTarget& to) const {
-  const Placement& was = record.hold->was;
+  const Placement& was = record.hold ? record.hold->was : record.primary();
   MoveWish wish;
-  if (!record.hold->atHolder) wish.server = to.server.empty() ? was.server.name : to.server;
+  if (record.hold && !record.hold->atHolder) wish.server = to.server.empty() ? was.server.name : to.server;
   wish.ordinals = to.devices;
   wish.gpu = parseDeviceFilter(record.gpu);
   wish.policy = record.policy;

@@ -101,7 +101,8 @@ struct OpenReply {
   // protected: 0.
   uint64_t logFrameBytes = 0, logPayloadBytes = 0;
   uint32_t keeps = 0;  // 1: the holder keeps the checkpoints: a session that has lost its server may go on
-  // With keeps, while what was sent since the checkpoint can be made again: instead of stallMs; 0: stallMs.
+  // With keeps, while what was sent since the checkpoint, or since the beginning, can be made again: instead
+  // of stallMs; 0: stallMs.
   uint32_t silenceMs = 0;
   // status != ok: one line that says what happened and what to do; with waiting, what is waited for besides a
   // lease, for the program's user.

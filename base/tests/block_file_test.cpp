@@ -52,7 +52,7 @@ Bytes get(const BlockFile::Block& block) {
 }  // namespace
 
 TEST_CASE("blocks keep their bytes, and their room is counted in whole pages") {
-  Bench bench(16 * 4096);
+  Bench bench(uint64_t{16} * 4096);
   std::string why;
   const bool inFolder = GENERATE(false, true);
   auto file = inFolder ? BlockFile::inFolder(std::filesystem::temp_directory_path(), bench.room(), why)
@@ -60,14 +60,14 @@ TEST_CASE("blocks keep their bytes, and their room is counted in whole pages") {
   REQUIRE(file != nullptr);
   auto first = put(*file, filled(5000, 1)), second = put(*file, filled(4096, 2)),
        third = put(*file, filled(8, 3));
-  CHECK(bench.used == 4 * 4096);
+  CHECK(bench.used == uint64_t{4} * 4096);
   CHECK(get(*first) == filled(5000, 1));
   CHECK(get(*second) == filled(4096, 2));
   CHECK(get(*third) == filled(8, 3));
-  CHECK(file->reserve(13 * 4096, why) == nullptr);
+  CHECK(file->reserve(uint64_t{13} * 4096, why) == nullptr);
   CHECK(why == "no room");
   CHECK(file->reserve(UINT64_MAX, why) == nullptr);
-  CHECK(bench.used == 4 * 4096);
+  CHECK(bench.used == uint64_t{4} * 4096);
   file = nullptr;  // its blocks keep it
   first = nullptr;
   CHECK(get(*second) == filled(4096, 2));
@@ -101,12 +101,13 @@ TEST_CASE("blocks come and go on several threads") {
   std::string why;
   auto file = BlockFile::inMemory("test", bench.room(), why);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   std::atomic<int> wrong{0};
   for (int thread = 0; thread < 4; ++thread)
     threads.emplace_back([&, thread] {
       for (int round = 0; round < 200; ++round) {
         std::string none;
-        const Bytes bytes = filled(4096u * (1 + round % 3), thread * 50 + round % 50);
+        const Bytes bytes = filled(uint64_t{4096} * (1 + round % 3), thread * 50 + round % 50);
         auto block = file->reserve(bytes.size(), none);
         Bytes back(bytes.size());
         if (block == nullptr || !block->write(bytes).empty() || !block->read(back).empty() || back != bytes)

@@ -21,7 +21,7 @@ namespace {
 
 CUuuid idOf(const char* hex) {
   CUuuid id;
-  for (int i = 0; i < 16; ++i)
+  for (size_t i = 0; i < 16; ++i)
     id.bytes[i] = static_cast<char>(std::stoi(std::string(hex + 2 * i, 2), nullptr, 16));
   return id;
 }

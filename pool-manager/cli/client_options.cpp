@@ -73,8 +73,8 @@ std::vector<options::Option> ClientOptions::table() {
        "driver. Then the program's CUDA calls fail, with a line that says what is lost. At most 24h."},
       {"protect-silence", protectSilence, "TIME",
        "With --protect-keep holder: after so long without a sign of life from its server the program goes on "
-       "elsewhere. While it could not (`protected only while idle`), and before its first checkpoint, "
-       "--stall-time counts. 0: it always does. At least 1s."},
+       "elsewhere. While it could not (`protected only while idle`, leases that take turns), --stall-time "
+       "counts. 0: it always does. At least 1s."},
       {"on-divergence", onDivergence, "stop|continue",
        "With --protect: what happens if calls that are made again give other data than the program has seen "
        "before, because its kernels give other results from run to run. stop: its CUDA calls fail. continue: "

@@ -198,7 +198,7 @@ kj::Promise<void> Holder::serveNext(Peer& peer) {
 kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
   SessionWish wish = wishOf(request);
   peer.waitingFor.clear();
-  peer.pause = settings_.suspendedPause;
+  peer.pause = wish.lost ? settings_.lostPause : settings_.suspendedPause;
   if (wish.transport.empty()) wish.transport = settings_.transport;
   const pool::WorkerVersion client{request.rowsHash, schema::release()};
   if (!lease_) settings_.request.client = client;
@@ -228,7 +228,9 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
                            }
                            reply.goOnDifferent = settings_.goOnDifferent;
                            reply.keeps = keeper_ ? 1 : 0;
-                           reply.silenceMs = settings_.silenceMs;
+                           // Where leases take turns, none goes on elsewhere.
+                           const bool turns = lease_ && lease_->server.overcommitPercent > 100;
+                           reply.silenceMs = turns ? 0 : settings_.silenceMs;
                            setField(reply.server, session.server);
                            opened_ = true;
                            peer.away.erase(session.id);
@@ -330,26 +332,35 @@ kj::Promise<OpenSession> Holder::openMoved(const SessionWish& wish) {
 
 kj::Promise<OpenSession> Holder::openNew(const SessionWish& wish) {
   const pool::ServerLife tried = lease_->server.life();
-  return openAt({lease_->server}, wish)
-      .catch_([this, wish, tried](kj::Exception&& error) -> kj::Promise<OpenSession> {
-        const Status status = toFailure(error).status;
-        if (status != Status::leaseEnded && status != Status::serverLost) return kj::mv(error);
-        return places().then(
-            [this, wish, tried, status,
-             why = kj::cp(error)](std::vector<pool::Server>&& servers) mutable -> kj::Promise<OpenSession> {
-              if (servers.empty()) return toException({Status::waiting, kHeld});
-              // A server that did not know the lease may do so now: it has been restored there.
-              if (status == Status::serverLost)
-                std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
-              if (!servers.empty() && lease_) return openAt({servers.rbegin(), servers.rend()}, wish);
-              // Nothing of the lease was ever there, so that nothing is lost.
-              if (!keeper_ || !lease_ || opened_) return kj::mv(why);
-              return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
-            },
-            [why = kj::cp(error)](kj::Exception&&) mutable -> kj::Promise<OpenSession> {
-              return kj::mv(why);
-            });
+  auto opened = openAt({lease_->server}, wish);
+  if (!keeper_ || opened_)
+    return opened.catch_(
+        [this, wish, tried](kj::Exception&& error) { return openNewElsewhere(wish, tried, kj::mv(error)); });
+  return lookAt(tried, kj::mv(opened))
+      .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
+        KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
+        KJ_IF_MAYBE (error, look->failure) return openNewElsewhere(wish, tried, kj::mv(*error));
+        return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
       });
+}
+
+kj::Promise<OpenSession> Holder::openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
+                                                  kj::Exception why) {
+  const Status status = toFailure(why).status;
+  if (status != Status::leaseEnded && status != Status::serverLost) return kj::mv(why);
+  return places().then(
+      [this, wish, tried, status,
+       why = kj::cp(why)](std::vector<pool::Server>&& servers) mutable -> kj::Promise<OpenSession> {
+        if (servers.empty()) return toException({Status::waiting, kHeld});
+        // A server that did not know the lease may do so now: it has been restored there.
+        if (status == Status::serverLost)
+          std::erase_if(servers, [&](const pool::Server& one) { return one.life() == tried; });
+        if (!servers.empty() && lease_) return openAt({servers.rbegin(), servers.rend()}, wish);
+        // Nothing of the lease was ever there, so that nothing is lost.
+        if (!keeper_ || !lease_ || opened_) return kj::mv(why);
+        return failOver(tried).then([this, wish] { return openAt({lease_->server}, wish); });
+      },
+      [why = kj::cp(why)](kj::Exception&&) mutable -> kj::Promise<OpenSession> { return kj::mv(why); });
 }
 
 kj::Promise<OpenSession> Holder::openAt(std::vector<pool::Server> servers, const SessionWish& wish) {

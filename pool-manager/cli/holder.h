@@ -34,6 +34,8 @@ struct HolderSettings {
   uint32_t failOverWaitMs = 0;
   kj::Duration keepPause = 2 * kj::SECONDS;  // before it is connected to its server again
   kj::Duration lookLimit = 2 * kj::SECONDS;  // a server that is thought to be gone answers within this
+  // While it does not, the manager is asked this often whether the lease may leave it at once.
+  kj::Duration lookAlone = 250 * kj::MILLISECONDS;
   kj::Duration connectLimit = 3 * kj::SECONDS;
   kj::Duration sessionLimit = 30 * kj::SECONDS;  // a session is open within this
   kj::Duration placesLimit = 5 * kj::SECONDS;    // the manager has said within this where the lease is
@@ -44,6 +46,7 @@ struct HolderSettings {
   // rarely. A lease that takes turns waits only while it is asked.
   kj::Duration suspendedPause = 250 * kj::MILLISECONDS;
   kj::Duration mostSuspendedPause = 1 * kj::SECONDS;
+  kj::Duration lostPause = 20 * kj::MILLISECONDS;  // likewise, of a session that was brought to a server
   kj::Duration waitingInterval = holder::kWaitingIntervalMs * kj::MILLISECONDS;
 };
 
@@ -102,6 +105,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // lease whose server is gone begins on another server.
   kj::Promise<OpenSession> openMoved(const SessionWish& wish);
   kj::Promise<OpenSession> openNew(const SessionWish& wish);
+  kj::Promise<OpenSession> openNewElsewhere(const SessionWish& wish, const pool::ServerLife& tried,
+                                            kj::Exception why);
   // At the first of these servers that does not refuse it.
   kj::Promise<OpenSession> openAt(std::vector<pool::Server> servers, const SessionWish& wish);
   // Manager.places, within placesLimit, also of a manager that is just being started again. Empty: the lease
@@ -112,6 +117,19 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   // lease to another server if need be, and the session from its checkpoint there.
   kj::Promise<OpenSession> recover(const SessionWish& wish);
   kj::Promise<OpenSession> bringBack(const SessionWish& wish, const std::string& why);
+  // What a server has said of a session. Neither: the lease has left it, or may have.
+  struct Look {
+    kj::Maybe<OpenSession> session;
+    kj::Maybe<kj::Exception> failure;
+    bool over() const { return session != nullptr || failure != nullptr; }
+  };
+  kj::Promise<std::shared_ptr<Look>> lookAt(const pool::ServerLife& tried, kj::Promise<OpenSession> opened);
+  kj::Promise<void> awaitLook(const pool::ServerLife& tried, std::shared_ptr<Look> look,
+                              kj::ForkedPromise<void> over);
+  kj::Promise<bool> leaveAtOnce(const pool::ServerLife& lost);
+  using FailedOver = capnp::Response<schema::Manager::FailOverResults>;
+  kj::Promise<FailedOver> requestFailOver(const pool::ServerLife& lost, uint32_t waitMs);
+  kj::Promise<void> noteFailOver(const FailedOver& answer);
   kj::Promise<void> failOver(const pool::ServerLife& lost);
   kj::Promise<void> askFailOver(pool::ServerLife lost, kj::TimePoint until);
   // Takes checkpoints from where the lease is, until it ends.

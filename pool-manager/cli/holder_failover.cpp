@@ -16,15 +16,66 @@ kj::Promise<OpenSession> Holder::recover(const SessionWish& wish) {
   if (!keeper_) return toException({Status::refused, "its checkpoints were with that server"});
   if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
   const pool::ServerLife tried = lease_->server.life();
-  return io_.getTimer()
-      .timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish))
-      .catch_([this, wish, tried](kj::Exception&& error) -> kj::Promise<OpenSession> {
-        const OpenFailure failure = toFailure(error);
-        if (failure.status == Status::waiting) return kj::mv(error);
+  auto opened = io_.getTimer().timeoutAfter(settings_.lookLimit, openAt({lease_->server}, wish));
+  return lookAt(tried, kj::mv(opened))
+      .then([this, wish, tried](std::shared_ptr<Look> look) -> kj::Promise<OpenSession> {
+        KJ_IF_MAYBE (session, look->session) return kj::mv(*session);
         if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
-        if (failure.status == Status::refused) return bringBack(wish, failure.text);
+        if (lease_->server.life() != tried) return bringBack(wish, "");
+        KJ_IF_MAYBE (error, look->failure) {
+          const OpenFailure failure = toFailure(*error);
+          if (failure.status == Status::waiting) return kj::mv(*error);
+          if (failure.status == Status::refused) return bringBack(wish, failure.text);
+        }
         return failOver(tried).then([this, wish] { return bringBack(wish, ""); });
       });
+}
+
+// While the server says nothing, the manager is asked whether the lease may leave it already. What the server
+// says meanwhile counts only if the lease stays: a session never begins at two servers.
+kj::Promise<std::shared_ptr<Holder::Look>> Holder::lookAt(const pool::ServerLife& tried,
+                                                          kj::Promise<OpenSession> opened) {
+  auto look = std::make_shared<Look>();
+  auto over = opened
+                  .then([look](OpenSession&& session) { look->session = kj::mv(session); },
+                        [look](kj::Exception&& error) { look->failure = kj::mv(error); })
+                  .fork();
+  return awaitLook(tried, look, kj::mv(over)).then([look] { return look; });
+}
+
+// Until the look is over, or the lease has left the server: then what that has said is dropped.
+kj::Promise<void> Holder::awaitLook(const pool::ServerLife& tried, std::shared_ptr<Look> look,
+                                    kj::ForkedPromise<void> over) {
+  return over.addBranch()
+      .exclusiveJoin(io_.getTimer().afterDelay(settings_.lookAlone))
+      .then([this, look, end = over.addBranch()]() mutable -> kj::Promise<void> {
+        if (look->over()) return kj::READY_NOW;
+        return connect(0, "").catch_([](kj::Exception&&) {}).exclusiveJoin(kj::mv(end));
+      })
+      .then([this, tried, look]() -> kj::Promise<bool> {
+        if (look->over()) return false;
+        return leaveAtOnce(tried);
+      })
+      .then([this, tried, look, over = kj::mv(over)](bool left) mutable -> kj::Promise<void> {
+        if (left) *look = {};
+        if (left || look->over()) return kj::READY_NOW;
+        return awaitLook(tried, look, kj::mv(over));
+      });
+}
+
+// False: the lease stays on that server, for certain.
+kj::Promise<bool> Holder::leaveAtOnce(const pool::ServerLife& lost) {
+  if (!lease_ || lease_->server.life() != lost || !failOverSettled_) return true;
+  if (connection_.get() == nullptr) return false;
+  auto asked = requestFailOver(lost, 0).then([this](FailedOver&& answer) { return noteFailOver(answer); });
+  return io_.getTimer()
+      .timeoutAfter(settings_.placesLimit, kj::mv(asked))
+      .then([]() { return true; },
+            [lost](kj::Exception&& error) {
+              GPUPOOL_INFO("server %s says nothing; the lease does not leave it yet: %s", lost.name.c_str(),
+                           pool::errorText(error).c_str());
+              return !schema::faultOf(error).remote || error.getType() != kj::Exception::Type::FAILED;
+            });
 }
 
 // why: what its server said instead of restoring it.
@@ -72,39 +123,44 @@ kj::Promise<void> Holder::askFailOver(pool::ServerLife lost, kj::TimePoint until
   const kj::TimePoint now = io_.getTimer().now();
   const kj::Duration left = until > now ? until - now : 0 * kj::SECONDS;
   auto asked = connect(0, "").then([this, lost, left] {
-    auto request = manager().failOverRequest();
-    pool::write(lease_ ? lease_->id : Id{}, request.initId());
-    request.setServer(lost.name);
-    pool::write(lost.incarnation, request.initIncarnation());
-    request.setWaitMs(static_cast<uint32_t>(left / kj::MILLISECONDS));
-    return request.send();
+    return requestFailOver(lost, kj::max(1u, static_cast<uint32_t>(left / kj::MILLISECONDS)));
   });
   return io_.getTimer()
       .timeoutAfter(left + 10 * kj::SECONDS, kj::mv(asked))
-      .then(
-          [this](capnp::Response<schema::Manager::FailOverResults>&& response) -> kj::Promise<void> {
-            if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
-            pool::Lease now = pool::read(response.getLease());
-            if (now.id != lease_->id)
-              return toException({Status::internal, "the manager names another lease"});
-            lease_ = std::move(now);
-            GPUPOOL_INFO("the lease is on server %s now", lease_->server.name.c_str());
-            if (keepAnew_.get() != nullptr) keepAnew_->fulfill();
-            return kj::READY_NOW;
-          },
-          [this, lost, until](kj::Exception&& error) -> kj::Promise<void> {
-            const bool over = io_.getTimer().now() >= until;
-            const bool answered = schema::faultOf(error).remote;
-            // A manager that is being started again, or whose server is, is asked again.
-            const bool again = !over && lease_ && error.getType() != kj::Exception::Type::FAILED &&
-                               error.getType() != kj::Exception::Type::UNIMPLEMENTED;
-            if (!again)
-              return toException({Status::serverLost, "it has no other server: " + pool::errorText(error)});
-            if (!answered) connection_ = nullptr;
-            return io_.getTimer().afterDelay(settings_.placesPause).then([this, lost, until] {
-              return askFailOver(lost, until);
+      .then([this](FailedOver&& answer) { return noteFailOver(answer); },
+            [this, lost, until](kj::Exception&& error) -> kj::Promise<void> {
+              const bool over = io_.getTimer().now() >= until;
+              const bool answered = schema::faultOf(error).remote;
+              // A manager that is being started again, or whose server is, is asked again.
+              const bool again = !over && lease_ && error.getType() != kj::Exception::Type::FAILED &&
+                                 error.getType() != kj::Exception::Type::UNIMPLEMENTED;
+              if (!again)
+                return toException({Status::serverLost, "it has no other server: " + pool::errorText(error)});
+              if (!answered) connection_ = nullptr;
+              return io_.getTimer().afterDelay(settings_.placesPause).then([this, lost, until] {
+                return askFailOver(lost, until);
+              });
             });
-          });
+}
+
+// waitMs: of Manager.failOver.
+kj::Promise<Holder::FailedOver> Holder::requestFailOver(const pool::ServerLife& lost, uint32_t waitMs) {
+  auto request = manager().failOverRequest();
+  pool::write(lease_ ? lease_->id : Id{}, request.initId());
+  request.setServer(lost.name);
+  pool::write(lost.incarnation, request.initIncarnation());
+  request.setWaitMs(waitMs);
+  return request.send();
+}
+
+kj::Promise<void> Holder::noteFailOver(const FailedOver& answer) {
+  if (!lease_) return toException({Status::leaseEnded, "the lease has ended: " + lost_});
+  pool::Lease now = pool::read(answer.getLease());
+  if (now.id != lease_->id) return toException({Status::internal, "the manager names another lease"});
+  lease_ = std::move(now);
+  GPUPOOL_INFO("the lease is on server %s now", lease_->server.name.c_str());
+  if (keepAnew_.get() != nullptr) keepAnew_->fulfill();
+  return kj::READY_NOW;
 }
 
 kj::Promise<void> Holder::keepLoop() {

@@ -222,6 +222,11 @@ kj::Promise<void> FakeServer::accept() {
   });
 }
 
+kj::Promise<void> FakeServer::speaks() {
+  if (!muteSessions) return kj::READY_NOW;
+  return io_.provider->getTimer().afterDelay(5 * kj::MILLISECONDS).then([this] { return speaks(); });
+}
+
 kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
   struct Exchange {
     schema::HandshakeFacts facts;
@@ -231,7 +236,8 @@ kj::Promise<void> FakeServer::session(kj::AsyncIoStream& stream) {
   };
   auto owned = kj::heap<Exchange>();
   Exchange& exchange = *owned;
-  return capnp::readMessage(stream)
+  return speaks()
+      .then([&stream] { return capnp::readMessage(stream); })
       .then([this, &stream, &exchange](kj::Own<capnp::MessageReader> message) {
         const auto hello = message->getRoot<schema::SessionHello>();
         auto out = exchange.challenge.initRoot<schema::SessionChallenge>();

@@ -47,6 +47,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   Credentials credentials;                        // for a manager that wants a token
   bool muteRevokes = false;                       // never answers a revoke
   std::string refuseSessions;                     // not empty: who asks for one is told so
+  bool muteSessions = false;                      // who asks for one is told nothing meanwhile
   unsigned cutsOff = 0;                           // so many handshakes end behind the challenge
   bool forgeProof = false;                        // does not know the session key
   uint64_t rowsHash = 0x1234;
@@ -72,6 +73,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> beats();
   kj::Promise<void> accept();
   kj::Promise<void> session(kj::AsyncIoStream& stream);
+  kj::Promise<void> speaks();
   void taskFailed(kj::Exception&&) override {}
 
   kj::AsyncIoContext& io_;

@@ -57,7 +57,7 @@ struct Fixture {
   }
   void startManager() {
     PoolTimes times;
-    times.beatMs = 100;
+    times.beatMs = beatMs;
     ServiceLimits limits;
     limits.tick = 10 * kj::MILLISECONDS;
     limits.call = 500 * kj::MILLISECONDS;
@@ -118,6 +118,7 @@ struct Fixture {
   kj::AsyncIoContext io;
   std::unique_ptr<Store> store;
   std::string address, lost;
+  uint32_t beatMs = 100;
   kj::Own<FakeServer> server;
   kj::Own<Service> service;
   kj::Promise<void> housekeeping = nullptr;

@@ -66,10 +66,11 @@ namespace {
 
 // With a lease on server a, a session of it, and another server.
 struct Moves : Fixture {
-  explicit Moves(kj::Duration placesLimit = 20 * kj::SECONDS)
+  explicit Moves(const std::function<void(Moves&)>& prepare = [](Moves&) {})
       : other(kj::heap<FakeServer>(io, "b", 2, folder.path + "/other")) {
-    settings.placesLimit = placesLimit;
+    settings.placesLimit = 20 * kj::SECONDS;
     settings.placesPause = 20 * kj::MILLISECONDS;
+    prepare(*this);
     startAll();
     makeHolder();
     const Opened first = open(request());
@@ -114,7 +115,7 @@ struct Moves : Fixture {
 };
 
 struct MovesAlone : Moves {
-  MovesAlone() : Moves(1 * kj::SECONDS) {}
+  MovesAlone() : Moves([](Moves& it) { it.settings.placesLimit = 1 * kj::SECONDS; }) {}
 };
 
 }  // namespace
@@ -162,4 +163,69 @@ TEST_CASE_METHOD(MovesAlone, "without the manager a session does not move, and o
   Opened moved = open(next);
   for (int i = 0; i < 20 && moved.reply.status != Status::ok; ++i) moved = open(next);
   CHECK(std::string(moved.reply.server) == "b");
+}
+
+namespace {
+
+// A session that has lost the server a, which says nothing to its holder.
+struct Lost : Moves {
+  Lost() : Moves(prepare) {
+    server->muteSessions = true;
+    next.left = 2;
+  }
+  static void prepare(Moves& it) {
+    it.beatMs = 3'600'000;  // none is missed
+    it.settings.request.turns.protectMs = 1000;
+    it.settings.request.turns.holderKeeps = true;
+    it.settings.keepBytes = 1 << 20;
+    it.settings.failOverWaitMs = 60'000;
+    it.settings.sessionLimit = it.settings.lookLimit = 1 * kj::HOURS;
+    it.settings.lookAlone = 10 * kj::MILLISECONDS;
+  }
+  void ask() { REQUIRE(::send(application, &next, sizeof next, 0) == sizeof next); }
+  std::string place() { return holder->lease()->server.name; }
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(Lost, "a lease leaves a server that nobody hears while that is still looked at") {
+  server->disconnect();
+  ask();
+  for (int i = 0; i < 2000 && place() == "a"; ++i) pause(5);
+  CHECK(place() == "b");
+  CHECK(lost.empty());
+}
+
+TEST_CASE_METHOD(Lost, "so does one of which no session has begun yet") {
+  makeHolder();  // another one, and its lease
+  REQUIRE(holder->lease() == nullptr);
+  auto acquired = holder->acquire();
+  acquired.wait(io.waitScope);
+  REQUIRE(place() == "a");
+  server->disconnect();
+  const OpenRequest first = request();
+  REQUIRE(::send(application, &first, sizeof first, 0) == sizeof first);
+  Opened opened;
+  for (int i = 0; i < 2000 && !opened.answered; ++i) {
+    pause(5);
+    receive(opened);
+  }
+  CHECK(opened.reply.status == Status::ok);
+  CHECK(std::string(opened.reply.server) == "b");
+}
+
+TEST_CASE_METHOD(Lost, "a session goes on at a server that the manager hears, when that answers at last") {
+  ask();
+  pause(500);  // many times lookAlone
+  CHECK(place() == "a");
+  CHECK(other->leases.empty());
+  server->muteSessions = false;
+  Opened opened;
+  for (int i = 0; i < 2000 && !opened.answered; ++i) {
+    pause(5);
+    receive(opened);
+  }
+  CHECK(opened.reply.status == Status::ok);
+  CHECK(std::string(opened.reply.server) == "a");
+  CHECK(server->lastEpoch == 2);
 }

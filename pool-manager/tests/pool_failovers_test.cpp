@@ -21,7 +21,7 @@ struct Failovers : Suspends {
     pool->granted({id, id}, now);
     REQUIRE(state(id) == LeaseState::active);
   }
-  void failOver(uint64_t id, uint32_t waitMs = 0, const ServerLife& lost = kA) {
+  void failOver(uint64_t id, uint32_t waitMs = 1, const ServerLife& lost = kA) {
     events.running.clear();
     events.resumeFailures.clear();
     pool->failOver(kAdmin, {id, id}, lost, waitMs, now);
@@ -114,6 +114,7 @@ TEST_CASE_METHOD(Failovers, "one that was started again has lost it: its holder 
 TEST_CASE_METHOD(Failovers, "without room it waits, and stays what it is when that is too long") {
   protectedLease(1);
   failOver(1);
+  pool->tick(now += 2);
   CHECK(contains(events.resumeFailures.at({1, 1}), "a: it has not confirmed yet"));
   CHECK(state(1) == LeaseState::held);
   failOver(1, 5000);
@@ -152,6 +153,49 @@ TEST_CASE_METHOD(Failovers, "asked again, or of another life, it does nothing mo
   CHECK(record(1).server().name == "b");
   failOver(1, 5000, kB);  // this one is gone, too
   CHECK(state(1) == LeaseState::held);
+}
+
+TEST_CASE_METHOD(Failovers, "at once it leaves only a server that nobody hears, for a place that is free") {
+  const auto stays = [&] {
+    const std::string why = thrown([&] { failOver(1, 0); });
+    CHECK(state(1) == LeaseState::active);
+    CHECK(record(1).server().name == "a");
+    CHECK(events.resumeFailures.empty());
+    return why;
+  };
+  SECTION("there is no other place") {
+    protectedLease(1);
+    now += 2000;
+    CHECK(contains(stays(), "it has no other place: "));
+    return;
+  }
+  joinAndBeat(server("b", 1));
+  protectedLease(1);
+  CHECK(contains(stays(), "its server is heard"));
+  now += 1999;
+  CHECK(contains(stays(), "its server is heard"));
+  SECTION("somebody waits for GPUs") {
+    now += 1;
+    pool->request(kAdmin, request(2, 60'000, 100 * kGiB), now);
+    pool->request(kAdmin, request(3, 60'000, 70 * kGiB), now);
+    pool->request(kAdmin, request(4, 60'000, 70 * kGiB), now);
+    CHECK(contains(stays(), "others wait for GPUs"));
+  }
+  SECTION("something else is under way with it") {
+    now += 1;
+    suspend(1);
+    CHECK(contains(thrown([&] { failOver(1, 0); }), "something else is under way"));
+    CHECK(record(1).server().name == "a");
+  }
+  SECTION("it goes") {
+    SECTION("the server has missed a beat") { now += 1; }
+    SECTION("its connection has ended") { pool->left("a", {1, 0}, false, now); }
+    failOver(1, 0);
+    REQUIRE(state(1) == LeaseState::granting);
+    CHECK(events.grants.back().server.name == "b");
+    pool->granted({1, 1}, now);
+    CHECK(answered(1));
+  }
 }
 
 namespace {

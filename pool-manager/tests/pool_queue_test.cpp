@@ -194,7 +194,7 @@ TEST_CASE_METHOD(Queue, "within a class the tenant that has used least, for its 
     joinAndBeat(server("a", 1));
     for (const auto& [id, tenant] : {std::pair{1, "alice"}, {2, "bob"}}) {
       hold(wish(static_cast<uint64_t>(id), tenant));
-      pass(id * 10'000);  // bob: twice as much
+      pass(uint64_t{10'000} * static_cast<uint64_t>(id));  // bob: twice as much
       end(static_cast<uint64_t>(id));
     }
     hold(wish(3, "alice"));

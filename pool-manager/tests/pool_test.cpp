@@ -259,7 +259,7 @@ TEST_CASE_METHOD(Fixture, "a lease that its server dropped is over") {
   leaseNow(1);
   beat(1, {});  // sent before the grant arrived there
   CHECK_FALSE(events.over.contains({1, 1}));
-  now += 3 * times.beatMs;
+  now += uint64_t{3} * times.beatMs;
   beat(1, {});
   REQUIRE(events.revokes.size() == 1);  // its workers may still be ending
   CHECK_FALSE(events.over.contains({1, 1}));

@@ -182,6 +182,7 @@ TEST_CASE_METHOD(Turns, "why leases could not be moved is what their servers' la
   CHECK(listed({Principal::Role::user, "bob"}).empty());
   SECTION("no more of them than people read") {
     std::vector<std::string> many;
+    many.reserve(50);
     for (int i = 0; i < 50; ++i) many.push_back(std::to_string(i));
     say({{{1, 1}, many}});
     CHECK(listed().size() == 8);

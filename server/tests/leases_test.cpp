@@ -16,6 +16,7 @@ constexpr Id kMoving{1, 1};
 
 std::vector<size_t> indices(const Placement& placement) {
   std::vector<size_t> list;
+  list.reserve(placement.devices.size());
   for (const auto& device : placement.devices) list.push_back(device.index);
   return list;
 }

@@ -222,6 +222,7 @@ TEST_CASE("several producers under one lock") {
   constexpr uint64_t kProducers = 4, kEach = 2500;
   std::mutex enqueue;
   std::vector<std::thread> producers;
+  producers.reserve(kProducers);
   std::atomic<uint64_t> failed{0};
   for (uint64_t producer = 0; producer < kProducers; ++producer) {
     producers.emplace_back([&, producer] {

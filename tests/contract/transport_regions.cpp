@@ -316,6 +316,7 @@ TEST_CASE("transfers from several threads while messages flow") {
   Region region = shareWith(*pair.worker, *pair.client, memory);
   std::atomic<uint64_t> wrong{0};
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (uint64_t thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       std::vector<std::byte> out(kPart), back(kPart);

@@ -153,6 +153,26 @@ check "it is right: $status $out $err" right
 check "it went on once: $err" test "$(grep -c 'goes on at another one' <<<"$err")" -eq 1
 kill_server first
 
+case_of "a server that is stopped, and a program that has no checkpoint"
+server first
+rm -f "$folder/end"
+# Silence counts from its first call on: --stall-time would be too long to be waited for here.
+protect=(--protect --protect-interval 1h --protect-silence 2s --stall-time 1h --protect-size 1MiB)
+steady unkept --until "$folder/end"
+check "it is protected from its beginning: $(said)" until_true says_of_it 'is protected from its beginning'
+go
+check "it runs: $(said)" until_true says_of_it 'the calls since then take'
+read -ra frozen <<<"$(processes_of first)"
+began=$(date +%s%3N)
+kill -STOP "${frozen[@]}"
+check "it goes on: $(cat "$folder/unkept.err")" until_true went_on unkept 2
+took
+kill_server first
+touch "$folder/end"
+ends unkept
+check "it is right: $status $out $err" right
+protect=(--protect --protect-interval 1h --protect-silence 2s)
+
 case_of "a server that is stopped for a while, and a program that could not go on elsewhere"
 server first
 rm -f "$folder/end"

@@ -5,6 +5,7 @@
 programs=$(dirname "$3")
 checkpoints=$folder/checkpoints
 mkdir "$checkpoints"
+export GPUPOOL_PROTECT_SILENCE=30s # a busy machine's servers are silent, too
 
 lease_id() { gpupool leases --json | grep -o '"id": *"[0-9a-f]*"' | grep -o '[0-9a-f]\{8,\}' | head -1; }
 is_at() { [ "$(gpupool leases | awk -v id="${lease:0:8}" '$1 == id { print $2 }')" = "$1" ]; }

@@ -9,8 +9,8 @@ DIED_AGAIN = re.compile(r"the worker of epoch \d+ has died, too")
 ENDED = re.compile(r"gpupool: the GPU server(?:'s worker has died| is gone).*start the program again")
 WHY = re.compile(r"cannot go on from its checkpoint:? ?(.*?)(?: \(the checkpoint|; start the)")
 
-# Of a program's process, so that it says all this.
-ENVIRONMENT = {"GPUPOOL_PROTECT": "1", "GPUPOOL_LOG": "info"}
+# Of a program's process, so that it says all this. A busy machine's servers are silent, too.
+ENVIRONMENT = {"GPUPOOL_PROTECT": "1", "GPUPOOL_LOG": "info", "GPUPOOL_PROTECT_SILENCE": "30s"}
 
 
 class Deaths:

@@ -27,6 +27,7 @@ std::vector<std::string> listed(std::span<const std::byte> image, unsigned archi
   std::vector<Symbol> symbols;
   if (!readSymbols(image, architecture, symbols)) return {"unreadable"};
   std::vector<std::string> lines;
+  lines.reserve(symbols.size());
   for (const Symbol& one : symbols)
     lines.push_back(one.name + " " + std::to_string(one.bytes) + (one.constant ? " constant" : "") +
                     (one.managed ? " managed" : ""));

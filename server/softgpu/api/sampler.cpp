@@ -60,7 +60,7 @@ void decode(const Sampler& s, const std::byte* element, Texel& out) {
         scale = 255;
         break;
       case CU_AD_FORMAT_SIGNED_INT8:
-        integer = channelAt<int8_t>(element, c);
+        integer = int16_t{channelAt<int8_t>(element, c)};
         scale = 127;
         break;
       case CU_AD_FORMAT_UNSIGNED_INT16:

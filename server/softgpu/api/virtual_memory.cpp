@@ -277,9 +277,9 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     addresses().take(mapping->base);
     unmarkVisible(mapping->base, mapping->size);
   }
-  (void)mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  return CUDA_SUCCESS;
+  void* const reserved = mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return reserved == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptions,

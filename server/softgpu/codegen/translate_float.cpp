@@ -314,8 +314,9 @@ void Translator::onSetp(const Instruction& instruction) {
     Value* results[2];
     for (unsigned lane = 0; lane < 2; ++lane) {
       auto part = [&](Value* word) {
-        return smallToFloat(builder_.CreateTrunc(builder_.CreateLShr(word, constant(16 * lane)), integer(16)),
-                            type.kind);
+        return smallToFloat(
+            builder_.CreateTrunc(builder_.CreateLShr(word, constant(uint64_t{16} * lane)), integer(16)),
+            type.kind);
       };
       results[lane] = compareReal(comparison, part(a), part(b));
       if (results[lane] == nullptr) unsupported(instruction);

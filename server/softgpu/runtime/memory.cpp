@@ -78,7 +78,8 @@ void markVisible(uint64_t address, uint64_t bytes) {
 
 void unmarkVisible(uint64_t address, uint64_t bytes) {
   runtime::forGranules(address, bytes, [](uint64_t granule) {
-    if (runtime::marks[granule] == 0 || --runtime::marks[granule] != 0) return;
+    if (runtime::marks[granule] == 0) return;
+    if (--runtime::marks[granule] != 0) return;
     __atomic_store_n(&runtime::gpupoolHidden[granule], uint8_t{1}, __ATOMIC_RELAXED);
   });
 }

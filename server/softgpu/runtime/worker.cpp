@@ -84,7 +84,7 @@ void Worker::allocateFiberChunk() {
     if (guarded) mprotect(reinterpret_cast<void*>(fiber.stackBase), 4096, PROT_NONE);
     // Tops at different cache sets: threads of a block touch the same depth of their stacks one after the
     // other.
-    fiber.stackTop = fiber.stackBase + stride - (i % 16) * 256;
+    fiber.stackTop = fiber.stackBase + stride - uint64_t{i % 16} * 256;
     fiber.thread.stackLimit = fiber.stackBase + 4096 + kStackReserve;
     fiber.thread.localBase = chunk.local + i * localStride_;
     fiber.thread.localEnd = fiber.thread.localBase + localStride_;

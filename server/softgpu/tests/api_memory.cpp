@@ -75,7 +75,7 @@ TEST_CASE("two- and three-dimensional copies") {
   size_t pitch;
   OK(cuMemAllocPitch(&p, &pitch, 20, 8, 4));
   CHECK(pitch >= 20);
-  std::vector<unsigned char> in(20 * 8), out(10 * 4);
+  std::vector<unsigned char> in(160), out(40);  // 20 by 8, 10 by 4
   for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<unsigned char>(i);
   CUDA_MEMCPY2D c{};
   c.srcMemoryType = CU_MEMORYTYPE_HOST;
@@ -104,7 +104,7 @@ TEST_CASE("two- and three-dimensional copies") {
   d.dstPitch = 4;
   GIVES(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&d));
   CUDA_MEMCPY3D e{};
-  std::vector<unsigned char> cube(2 * 3 * 4);
+  std::vector<unsigned char> cube(24);  // 2 by 3 by 4
   e.srcMemoryType = CU_MEMORYTYPE_DEVICE;
   e.srcDevice = p;
   e.srcPitch = pitch;

@@ -349,7 +349,7 @@ TEST_CASE("stream: whatever is damaged or missing on the way, the session goes o
     total = between.passed();
   }
   REQUIRE(total > 40 * kMiB);
-  const uint64_t arrays = 300 * 70 * 8;
+  const uint64_t arrays = uint64_t{300} * 70 * 8;
   // Length and bytes of the record; what follows it; a device's bytes; a digest, at the end.
   for (const uint64_t at : {uint64_t{0}, uint64_t{5}, uint64_t{300}, uint64_t{20'000}, total / 8, total / 2,
                             total - arrays - kMiB, total - arrays / 2, total - 1})
