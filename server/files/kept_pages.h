@@ -30,9 +30,9 @@ class PageStore {
         : block_(std::move(block)), checksum_(checksum) {}
     uint64_t bytes() const { return block_->bytes(); }
     const Checksum& checksum() const { return checksum_; }
-    // Once, by who has reserved it, before anybody reads it. "" or why not. bytes: bytes() long, with that
-    // checksum.
-    std::string write(std::span<const std::byte> bytes) const;
+    // By who has reserved it, before anybody reads it: all of them, with that checksum, in pieces from its
+    // beginning on. "" or why not.
+    std::string write(std::span<const std::byte> bytes, uint64_t at = 0) const;
     // "" or why they are not those that were written. room: bytes() long.
     std::string read(std::span<std::byte> room) const;
 
@@ -67,6 +67,7 @@ struct KeptPages {
   PageStore::Pages recordPages;
   std::vector<Image> images;
   PageStore::Pages contents;
+  size_t shared = 0;  // pages that came through memory that both map
 };
 
 // Receives a checkpoint from a worker at the other end of the socket, which stays the caller's. base: the one
