@@ -141,9 +141,9 @@ void rebuild(StateSocket socket, const Session& session) {
   Digest digest{};
   must(socket.receiveBlock(block, kMostRecordBytes) && socket.receive(digest), socket);
   must(socket.answer("") && socket.sendBlock({}), socket);
-  const auto room = gpupool::transport::SharedMemory::create(8 * StateSocket::kPartBytes);
+  const auto room = gpupool::transport::SharedMemory::create(10 * StateSocket::kPartBytes);
   must(socket.offerRoom(asBytes ? nullptr : room), socket);
-  std::array<ReceivedPart, 4> parts;
+  std::array<ReceivedPart, 3> parts;
   gpupool::OrderedWork comparing(parts.size(), parts.size(), [&](size_t slot) -> std::string {
     return checksumOf(parts[slot].bytes) == parts[slot].checksum ? "" : kDamagedOnItsWay;
   });

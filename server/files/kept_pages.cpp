@@ -54,8 +54,10 @@ std::string PageStore::Page::read(std::span<std::byte> room) const {
 
 namespace {
 
-constexpr size_t kRoomPages = 48;                    // of a worker that sends
 constexpr size_t kCopiedAtOnce = size_t{128} << 10;  // stays in a processor's cache
+
+// Of a worker that sends: half of them is for what these threads work on.
+size_t roomPages() { return std::max<size_t>(4 * OrderedWork::helpers(), 16); }
 
 // Null: there is none, and why.
 std::shared_ptr<transport::SharedMemory> makeRoom(size_t bytes, std::string& why) {
@@ -148,7 +150,7 @@ class PageTaker {
     std::string why;
     lengths_ = pagesOf(plan_.contents);
     if (!lengths_.empty()) {
-      room_ = makeRoom(std::min(lengths_.size(), kRoomPages) * kPageBytes, why);
+      room_ = makeRoom(std::min(lengths_.size(), roomPages()) * kPageBytes, why);
       if (room_ == nullptr) return why;
     }
     return socket_.offerRoom(room_) ? "" : socket_.error();

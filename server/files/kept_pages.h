@@ -2,7 +2,9 @@
 // Checkpoints of sessions in memory, in pages (server/worker/session_pages.h). A page that two checkpoints of
 // a session have in common, or that one has several times, is there once, for as long as one of them is: a
 // new checkpoint costs what has changed. Each is whole and never changes; one that is being received has its
-// pages beside those of the one before, which stays what it is. A worker is taken for hostile.
+// pages beside those of the one before, which stays what it is. A worker is taken for hostile: it can change
+// the memory through which pages come (StateSocket::offerRoom) at any time, so a page is copied from there,
+// and what is compared with its checksum is what is kept.
 
 #include <array>
 #include <atomic>
@@ -18,7 +20,8 @@
 
 namespace gpupool::server {
 
-// Where pages are, in memory. Any thread. In several files, since only one thread at a time writes to one.
+// Where pages are, in memory. Any thread. In several files in turns, since only one thread at a time writes
+// to one: more than OrderedWork has threads.
 class PageStore {
  public:
   // Throws std::runtime_error if there is no file to be had.
@@ -47,7 +50,7 @@ class PageStore {
   std::string put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages);
 
  private:
-  static constexpr size_t kFiles = 4;
+  static constexpr size_t kFiles = 16;
   using Files = std::array<std::shared_ptr<BlockFile>, kFiles>;
   explicit PageStore(Files files) : files_(std::move(files)) {}
 

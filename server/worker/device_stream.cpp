@@ -96,7 +96,7 @@ std::string DeviceStream::read(std::vector<Checksum>& checksums) {
 // A part is compared, and the one before copied, while the next one comes.
 std::string DeviceStream::receive(StateSocket& socket) {
   if (std::string why = prepare(socket.offered()); !why.empty()) return why;
-  const size_t most = socket.offered() == nullptr ? 2 : 4;
+  const size_t most = socket.offered() == nullptr ? 2 : 3;
   std::vector<Part> parts(socket.partsAtOnce(StateSocket::kPartBytes, most));
   OrderedWork comparing(parts.size(), std::min(parts.size(), OrderedWork::helpers()), [&](size_t slot) {
     const ReceivedPart& came = parts[slot].came;

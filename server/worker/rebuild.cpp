@@ -52,7 +52,7 @@ std::string nameOfDevice(const Driver& driver, CUdevice device) {
 
 // For what follows the record. Null: as bytes it comes, too.
 std::shared_ptr<transport::SharedMemory> makeRoom(SessionRecord::Reader record) {
-  constexpr uint64_t kParts = 8;
+  constexpr uint64_t kParts = 10;  // three are compared and copied while others are filled
   const auto lengths = contentsOf(record);
   uint64_t bytes = 0;
   if (lengths) bytes = std::accumulate(lengths->begin(), lengths->end(), uint64_t{0});
@@ -292,7 +292,7 @@ std::string Rebuild::receiveImage(Session& session, const schema::ImageName& nam
 }
 
 std::string Rebuild::receiveMemory(Session& session) {
-  if (!socket_.offerRoom(makeRoom(state_->record()))) return socket_.error();
+  if (!socket_.offerRoom(socket_.canOffer() ? makeRoom(state_->record()) : nullptr)) return socket_.error();
   const auto receive = [&](const transport::SharedMemory& memory) {
     return socket_.receiveContent({memory.data(), memory.size()});
   };

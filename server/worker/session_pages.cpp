@@ -241,8 +241,8 @@ std::string PageCopy::prepareRoom(StateSocket& socket) {
   if (std::string why = pieces_->enter(pieces_->all().front().device); !why.empty()) return why;
   // Without it copies are slower. Where the session runs, its contexts are its own.
   const auto& memory = socket.room()->memory();
-  const CUresult result =
-      session_.driver().cuMemHostRegister_v2(memory->data(), memory->size(), kHostRegistration);
+  const size_t used = std::min(memory->size(), changed_.size() * kPageBytes);
+  const CUresult result = session_.driver().cuMemHostRegister_v2(memory->data(), used, kHostRegistration);
   if (result == CUDA_SUCCESS) room_ = memory;
   return "";
 }

@@ -215,8 +215,10 @@ bool StateSocket::receiveContent(std::span<std::byte> bytes) {
 
 // ---- shared memory
 
+bool StateSocket::canOffer() const { return isUnix(socket_); }
+
 bool StateSocket::offerRoom(std::shared_ptr<transport::SharedMemory> memory) {
-  if (memory == nullptr || !isUnix(socket_)) return answer("");
+  if (memory == nullptr || !canOffer()) return answer("");
   const uint64_t nothing = 0;
   const int descriptor = memory->descriptor();
   while (await(POLLOUT)) {

@@ -67,6 +67,7 @@ class StateSocket {
   // The receiver of contents. offerRoom: answer(""), and offers that memory, sealed as SharedMemory is; null:
   // none. giveBack: of each part, in their order, as soon as it is not needed any more.
   bool offerRoom(std::shared_ptr<transport::SharedMemory> memory);
+  bool canOffer() const;  // both are on one machine
   bool giveBack(const ReceivedPart& part);
   const std::shared_ptr<transport::SharedMemory>& offered() const { return offered_; }
   // How many parts of that length it may hold without giving one back: a sender has room for as many more.
