@@ -359,8 +359,9 @@ class PagePlayer {
         reading.drop();
       }
     }
-    GPUPOOL_INFO("%zu of %zu parts of a checkpoint went through shared memory", socket_.sharedParts(),
-                 parts_.size());
+    if (socket_.sharedParts() != 0)
+      GPUPOOL_INFO("%zu of %zu parts of a checkpoint went through shared memory", socket_.sharedParts(),
+                   parts_.size());
     return "";
   }
   // For a worker that offers none.

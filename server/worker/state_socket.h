@@ -76,7 +76,10 @@ class StateSocket {
   // The sender. hearOffer: hearAnswer, and takes what is offered. Without any, ownRoom says where parts lie
   // that are sent as bytes.
   std::string hearOffer();
-  void ownRoom(std::shared_ptr<transport::SharedMemory> memory) { room_.emplace(std::move(memory)); }
+  void ownRoom(std::shared_ptr<transport::SharedMemory> memory) {
+    room_.emplace(std::move(memory));
+    roomIsShared_ = false;
+  }
   PartRoom* room() { return room_ ? &*room_ : nullptr; }
   // Until a part was given back.
   bool awaitRoom();

@@ -90,8 +90,8 @@ struct Places {
   int parts = 100;            // behind so many it goes
   size_t damaged = SIZE_MAX;  // that page
   bool shared = true;         // through memory that both map; false: as an older worker
-  // Behind each part that was sent, its bytes in that memory.
-  std::function<void(std::span<std::byte>)> sent;
+  // Behind each part that was sent, where it lies.
+  std::function<void(const PartRoom& room, size_t offset)> sent;
 };
 
 struct Heard {
@@ -132,7 +132,8 @@ Heard send(StateSocket& socket, const Sent& sent, const Places& places) {
       if (!socket.awaitRoom()) break;
     if (place != nullptr) std::memcpy(place, page.data(), page.size());
     socket.sendPart(place != nullptr ? std::span(place, page.size()) : page, checksum);
-    if (places.sent && place != nullptr) places.sent({place, page.size()});
+    if (places.sent && place != nullptr)
+      places.sent(*socket.room(), static_cast<size_t>(place - socket.room()->memory()->data()));
   }
   socket.forgetError();
   heard.answer = socket.hearAnswer();
@@ -428,27 +429,28 @@ TEST_CASE("kept pages: what is kept has its checksum, also of a worker that chan
   sent.contents[3] = pattern(kMany * kPageBytes, 5);
   Places places;
   places.at.assign(sent.pages().size(), kNewPage);
+  void* mapped = MAP_FAILED;  // the changer's own
+  size_t bytes = 0;
   std::atomic<std::byte*> changes{nullptr};
   std::atomic<bool> ended{false};
   std::thread changer([&] {
     for (unsigned i = 0; !ended; ++i)
-      if (std::byte* page = changes) page[i * 4093 % 4096] = static_cast<std::byte>(i);
+      if (std::byte* page = changes) page[i * 4093 % 512] = static_cast<std::byte>(i);
   });
-  places.sent = [&](std::span<std::byte> page) { changes = page.data(); };
+  places.sent = [&](const PartRoom& room, size_t offset) {
+    if (mapped == MAP_FAILED) {
+      bytes = room.bytes();
+      mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, room.memory()->descriptor(), 0);
+    }
+    if (mapped != MAP_FAILED) changes = static_cast<std::byte*>(mapped) + offset;
+  };
   Keeping keeping;
-  std::thread worker;
-  const auto [mine, theirs] = connection();
-  worker = std::thread([&, theirs = theirs] {
-    StateSocket socket{Descriptor(theirs), [] { return false; }};
-    send(socket, sent, places);
-    changes = nullptr;
-    ended = true;
-    changer.join();  // before the memory goes
-  });
-  const Descriptor ours(mine);
-  std::shared_ptr<const KeptPages> made;
-  const std::string why = takePages(ours, [] { return ""; }, *keeping.store, nullptr, made);
-  worker.join();
+  const std::string why = keeping.take(sent, places);
+  ended = true;
+  changer.join();
+  REQUIRE(mapped != MAP_FAILED);
+  munmap(mapped, bytes);
+  const auto& made = keeping.kept;
   if (made == nullptr) {
     CHECK(why == kDamagedOnItsWay);
     return;
