@@ -7,8 +7,9 @@
 // memory that the server offers with several threads, in the place of a GPU, which takes no processor for
 // that; the one that rebuilds compares parts with several threads, as a worker does, and copies them nowhere.
 // --as-bytes: as with a worker that knows nothing of shared memory. Each round keeps a checkpoint in fresh
-// memory. Medians of the rounds behind the first one, and the time of processors that all threads of both
-// took together for a gigabyte. Takes twice N MiB.
+// memory. Medians of the rounds behind the first one: the rate, what it could be if the server's thread at
+// the socket, of which only the time counts that a core worked for it, were the bound, and the time of
+// processors that all threads of both took together for a gigabyte. Takes twice N MiB.
 #include <capnp/message.h>
 #include <capnp/serialize.h>
 #include <sys/resource.h>
@@ -163,9 +164,9 @@ void rebuild(StateSocket socket, const Session& session) {
   must(socket.answer(""), socket);
 }
 
-double processorSeconds() {  // of all threads
+double processorSeconds(int who) {
   rusage used{};
-  getrusage(RUSAGE_SELF, &used);
+  getrusage(who, &used);
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
   };
@@ -174,9 +175,11 @@ double processorSeconds() {  // of all threads
 
 // Of each round but the first.
 struct Rates {
-  std::vector<double> rates, costs;
+  std::vector<double> rates, ofThread, costs;
   void print(const char* what) const {
-    std::printf("%s: %.2f GB/s; %.2f s of processors for a GB\n", what, median(rates), median(costs));
+    std::printf(
+        "%s: %.2f GB/s; the server's thread at the socket could do %.2f; %.2f s of processors for a GB\n",
+        what, median(rates), median(ofThread), median(costs));
   }
 };
 
@@ -184,15 +187,17 @@ template <class Ours, class Theirs>
 void measure(Rates& rates, bool counts, uint64_t bytes, Ours&& ours, Theirs&& theirs) {
   Ends ends;
   const auto began = Clock::now();
-  const double busy = processorSeconds();
+  const double all = processorSeconds(RUSAGE_SELF), thread = processorSeconds(RUSAGE_THREAD);
   std::thread worker([&] { theirs(stateSocket(std::move(ends.worker))); });
   if (const std::string why = ours(std::move(ends.keeper)); !why.empty()) end(why);
   const std::chrono::duration<double> time = Clock::now() - began;
+  const double ofThread = processorSeconds(RUSAGE_THREAD) - thread;
   worker.join();
   if (!counts) return;
   const double gigabytes = static_cast<double>(bytes) / 1e9;
   rates.rates.push_back(gigabytes / time.count());
-  rates.costs.push_back((processorSeconds() - busy) / gigabytes);
+  rates.ofThread.push_back(gigabytes / ofThread);
+  rates.costs.push_back((processorSeconds(RUSAGE_SELF) - all) / gigabytes);
 }
 
 }  // namespace
