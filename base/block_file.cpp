@@ -74,9 +74,11 @@ void BlockFile::free(uint64_t offset, uint64_t bytes) {
 
 BlockFile::Block::~Block() { home_->free(offset_, bytes_); }
 
-std::string BlockFile::Block::write(std::span<const std::byte> bytes) const {
-  return repeat(bytes.size(), std::strerror(ENOSPC), [&](uint64_t at) {
-    return pwrite(home_->file_, bytes.data() + at, bytes.size() - at, static_cast<off_t>(offset_ + at));
+std::string BlockFile::Block::write(std::span<const std::byte> bytes, uint64_t at) const {
+  if (at > bytes_ || bytes.size() > bytes_ - at) return std::strerror(ENOSPC);
+  return repeat(bytes.size(), std::strerror(ENOSPC), [&](uint64_t done) {
+    return pwrite(home_->file_, bytes.data() + done, bytes.size() - done,
+                  static_cast<off_t>(offset_ + at + done));
   });
 }
 

@@ -39,8 +39,8 @@ class BlockFile : public std::enable_shared_from_this<BlockFile> {
     uint64_t bytes() const { return bytes_; }
     int file() const { return home_->file_; }
     uint64_t offset() const { return offset_; }
-    // "" or why not. bytes: bytes() long.
-    std::string write(std::span<const std::byte> bytes) const;
+    // "" or why not. write: from there on, no more than there is. read: bytes() long.
+    std::string write(std::span<const std::byte> bytes, uint64_t at = 0) const;
     std::string read(std::span<std::byte> bytes) const;
 
    private:

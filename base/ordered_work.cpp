@@ -8,7 +8,7 @@
 namespace gpupool {
 
 size_t OrderedWork::helpers() {
-  constexpr unsigned kMost = 6;
+  constexpr unsigned kMost = 12;
   return std::clamp(std::thread::hardware_concurrency(), 2u, kMost + 1) - 1;
 }
 

@@ -34,7 +34,7 @@ class OrderedWork {
   // What is to be done with that slot: "" or why it has failed; an exception counts as that, with its text.
   // Any thread; several slots at a time.
   using Work = std::function<std::string(size_t slot)>;
-  // As many threads as the machine has cores for beside the caller's, 1 to 6.
+  // As many threads as the machine has cores for beside the caller's, 1 to 12.
   static size_t helpers();
 
   OrderedWork(size_t slots, size_t threads, Work work);

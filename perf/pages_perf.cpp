@@ -1,14 +1,18 @@
 // How fast a checkpoint in pages travels from a worker into its server's memory, and back to one that
 // rebuilds the session: gigabytes a second. It needs no GPU.
 //
-//   perf-pages [--mib N] [--rounds N]
+//   perf-pages [--mib N] [--rounds N] [--as-bytes 1]
 //
-// The worker is a thread whose pages, no two alike, and checksums are there already; the one that rebuilds
-// checks one part while the next one comes, as a worker does. Each round keeps a checkpoint in fresh memory.
-// Medians of the rounds behind the first one. The second figure counts only the time that a core worked for
-// the thread that receives, or sends: with enough cores, the rate can come near it. Takes twice N MiB.
+// The worker is a thread whose pages, no two alike, and checksums are there already. It copies them to the
+// memory that the server offers with several threads, in the place of a GPU, which takes no processor for
+// that; the one that rebuilds compares parts with several threads, as a worker does, and copies them nowhere.
+// --as-bytes: as with a worker that knows nothing of shared memory. Each round keeps a checkpoint in fresh
+// memory. Medians of the rounds behind the first one: the rate, what it could be if the server's thread at
+// the socket, of which only the time counts that a core worked for it, were the bound, and the time of
+// processors that all threads of both took together for a gigabyte. Takes twice N MiB.
 #include <capnp/message.h>
 #include <capnp/serialize.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -18,10 +22,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <future>
 #include <thread>
 #include <vector>
 
+#include "base/ordered_work.h"
 #include "server/files/kept_pages.h"
 
 namespace {
@@ -86,11 +90,42 @@ StateSocket stateSocket(Descriptor end) {
   return {std::move(end), [] { return false; }};
 }
 
+bool asBytes = false;
+
+void sendPages(StateSocket& socket, const Session& session) {
+  const size_t pages = session.checksums.size();
+  if (socket.room() == nullptr) {
+    for (size_t i = 0; i < pages; ++i) must(socket.sendPart(session.page(i), session.checksums[i]), socket);
+    return;
+  }
+  std::array<std::byte*, 16> places{};
+  std::array<size_t, places.size()> which{};
+  gpupool::OrderedWork copying(places.size(), gpupool::OrderedWork::helpers(), [&](size_t slot) {
+    std::memcpy(places[slot], session.page(which[slot]).data(), kPageBytes);
+    return std::string();
+  });
+  for (size_t i = 0; i < pages || !copying.empty();) {
+    const size_t next = copying.next();
+    if (i < pages && !copying.full() && (places[next] = socket.room()->take(kPageBytes)) != nullptr) {
+      which[next] = i++;
+      copying.give();
+    } else if (copying.empty()) {
+      must(socket.awaitRoom(), socket);
+    } else {
+      copying.await();
+      const size_t slot = copying.oldest();
+      must(socket.sendPart({places[slot], kPageBytes}, session.checksums[which[slot]]), socket);
+      copying.drop();
+    }
+  }
+  if (socket.sharedParts() != pages) end("the pages did not go through shared memory");
+}
+
 void sendCheckpoint(StateSocket socket, const Session& session) {
   Bytes block;
   must(socket.receiveBlock(block, sizeof(Id)), socket);
   must(socket.sendBlock(session.record) && socket.send(gpupool::contentDigest(session.record)), socket);
-  if (const std::string why = socket.hearAnswer(); !why.empty()) end(why);
+  if (const std::string why = asBytes ? socket.hearAnswer() : socket.hearOffer(); !why.empty()) end(why);
   must(socket.receiveBlock(block, 0), socket);
   const PagesHeader header{Id(), Id::random()};
   const std::vector<uint64_t> places(session.checksums.size(), kNewPage);
@@ -98,8 +133,7 @@ void sendCheckpoint(StateSocket socket, const Session& session) {
   std::memcpy(block.data(), &header, sizeof header);
   std::memcpy(block.data() + sizeof header, places.data(), block.size() - sizeof header);
   must(socket.sendBlock(block), socket);
-  for (size_t i = 0; i < places.size(); ++i)
-    must(socket.sendPart(session.page(i), session.checksums[i]), socket);
+  sendPages(socket, session);
   if (const std::string why = socket.hearAnswer(); !why.empty()) end(why);
 }
 
@@ -107,34 +141,45 @@ void rebuild(StateSocket socket, const Session& session) {
   Bytes block;
   Digest digest{};
   must(socket.receiveBlock(block, kMostRecordBytes) && socket.receive(digest), socket);
-  must(socket.answer("") && socket.sendBlock({}) && socket.answer(""), socket);
-  std::array<Bytes, 2> buffers;
-  std::future<bool> checking;
-  size_t buffer = 0;
-  for (size_t left = session.memory.size(); left != 0; left -= buffers[buffer].size(), buffer ^= 1) {
-    Bytes& part = buffers[buffer];
-    part.resize(std::min(left, StateSocket::kPartBytes));
-    Checksum checksum{};
-    must(socket.receivePart(part, checksum), socket);
-    if (checking.valid() && !checking.get()) end(kDamagedOnItsWay);
-    checking = std::async(std::launch::async, [&part, checksum] { return checksumOf(part) == checksum; });
+  must(socket.answer("") && socket.sendBlock({}), socket);
+  const auto room = gpupool::transport::SharedMemory::create(10 * StateSocket::kPartBytes);
+  must(socket.offerRoom(asBytes ? nullptr : room), socket);
+  std::array<ReceivedPart, 3> parts;
+  gpupool::OrderedWork comparing(parts.size(), parts.size(), [&](size_t slot) -> std::string {
+    return checksumOf(parts[slot].bytes) == parts[slot].checksum ? "" : kDamagedOnItsWay;
+  });
+  for (size_t left = session.memory.size(); left != 0 || !comparing.empty();) {
+    const size_t next = comparing.next();
+    if (left != 0 && !comparing.full()) {
+      const size_t bytes = std::min(left, StateSocket::kPartBytes);
+      must(socket.receivePart({room->data() + next * StateSocket::kPartBytes, bytes}, parts[next]), socket);
+      left -= bytes;
+      comparing.give();
+    } else {
+      if (const std::string why = comparing.await(); !why.empty()) end(why);
+      must(socket.giveBack(parts[comparing.oldest()]), socket);
+      comparing.drop();
+    }
   }
-  if (!checking.get()) end(kDamagedOnItsWay);
   must(socket.answer(""), socket);
 }
 
-double processorSeconds() {  // of this thread
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+double processorSeconds(int who) {
+  rusage used{};
+  getrusage(who, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) / 1e6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 
 // Of each round but the first.
 struct Rates {
-  std::vector<double> all, ofThread;
+  std::vector<double> rates, ofThread, costs;
   void print(const char* what) const {
-    std::printf("%s: %.2f GB/s; the server's thread at the socket could do %.2f\n", what, median(all),
-                median(ofThread));
+    std::printf(
+        "%s: %.2f GB/s; the server's thread at the socket could do %.2f; %.2f s of processors for a GB\n",
+        what, median(rates), median(ofThread), median(costs));
   }
 };
 
@@ -142,15 +187,17 @@ template <class Ours, class Theirs>
 void measure(Rates& rates, bool counts, uint64_t bytes, Ours&& ours, Theirs&& theirs) {
   Ends ends;
   const auto began = Clock::now();
-  const double busy = processorSeconds();
+  const double all = processorSeconds(RUSAGE_SELF), thread = processorSeconds(RUSAGE_THREAD);
   std::thread worker([&] { theirs(stateSocket(std::move(ends.worker))); });
   if (const std::string why = ours(std::move(ends.keeper)); !why.empty()) end(why);
   const std::chrono::duration<double> time = Clock::now() - began;
-  const double thread = processorSeconds() - busy;
+  const double ofThread = processorSeconds(RUSAGE_THREAD) - thread;
   worker.join();
   if (!counts) return;
-  rates.all.push_back(static_cast<double>(bytes) / 1e9 / time.count());
-  rates.ofThread.push_back(static_cast<double>(bytes) / 1e9 / thread);
+  const double gigabytes = static_cast<double>(bytes) / 1e9;
+  rates.rates.push_back(gigabytes / time.count());
+  rates.ofThread.push_back(gigabytes / ofThread);
+  rates.costs.push_back((processorSeconds(RUSAGE_SELF) - all) / gigabytes);
 }
 
 }  // namespace
@@ -158,6 +205,7 @@ void measure(Rates& rates, bool counts, uint64_t bytes, Ours&& ours, Theirs&& th
 int main(int argc, char** argv) {
   const long mib = std::max(option(argc, argv, "--mib", 1024), 2L);
   const long rounds = std::max(option(argc, argv, "--rounds", 8), 2L);
+  asBytes = option(argc, argv, "--as-bytes", 0) != 0;
   const Session session(static_cast<size_t>(mib) * 1024 * 1024 / kPageBytes);
   const uint64_t bytes = session.memory.size();
   Rates taken, played;

@@ -1,6 +1,7 @@
 #include "server/files/kept_pages.h"
 
 #include <fcntl.h>
+#include <linux/falloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "base/log.h"
 #include "base/ordered_work.h"
 #include "server/files/stream_plan.h"
 
@@ -39,8 +41,8 @@ std::string PageStore::put(std::span<const std::byte> bytes, const Checksum& che
   return "";
 }
 
-std::string PageStore::Page::write(std::span<const std::byte> bytes) const {
-  const std::string why = block_->write(bytes);
+std::string PageStore::Page::write(std::span<const std::byte> bytes, uint64_t at) const {
+  const std::string why = block_->write(bytes, at);
   return why.empty() ? "" : "the checkpoint cannot be kept: " + why;
 }
 
@@ -51,6 +53,21 @@ std::string PageStore::Page::read(std::span<std::byte> room) const {
 }
 
 namespace {
+
+constexpr size_t kCopiedAtOnce = size_t{128} << 10;  // stays in a processor's cache
+
+// Of a worker that sends: half of them is for what these threads work on.
+size_t roomPages() { return std::max<size_t>(4 * OrderedWork::helpers(), 16); }
+
+// Null: there is none, and why.
+std::shared_ptr<transport::SharedMemory> makeRoom(size_t bytes, std::string& why) {
+  try {
+    return transport::SharedMemory::create(bytes);
+  } catch (const std::exception& e) {
+    why = std::string("no memory to pass pages through: ") + e.what();
+    return nullptr;
+  }
+}
 
 std::string readAll(const PageStore::Pages& pages, std::vector<std::byte>& bytes) {
   uint64_t total = 0;
@@ -66,11 +83,20 @@ std::string readAll(const PageStore::Pages& pages, std::vector<std::byte>& bytes
 
 // ---- receiving
 
-// Pages are checked and written by several threads while the next ones come.
+// Pages are checked and written by several threads while the next ones come. They lie in memory that the
+// worker may change at any time: what is checked and written is a copy.
 class PageTaker {
  public:
   PageTaker(StateSocket& socket, PageStore& store, const KeptPages* base, KeptPages& made)
-      : socket_(socket), store_(store), base_(base), made_(made), slots_(2 * OrderedWork::helpers() + 2) {}
+      : socket_(socket), store_(store), base_(base), made_(made) {}
+  // A worker that keeps the descriptor keeps nothing of ours.
+  ~PageTaker() {
+    if (room_ != nullptr)
+      fallocate(room_->descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                static_cast<off_t>(room_->size()));
+  }
+  PageTaker(const PageTaker&) = delete;
+  PageTaker& operator=(const PageTaker&) = delete;
 
   std::string run() {
     if (!socket_.receiveBlock(plan_.bytes, kMostRecordBytes) || !socket_.receive(plan_.digest))
@@ -86,8 +112,8 @@ class PageTaker {
 
  private:
   struct Slot {
-    std::vector<std::byte> bytes;
-    Checksum checksum{};
+    ReceivedPart part;
+    std::vector<std::byte> copy;
     std::shared_ptr<const PageStore::Page> page;  // null: they are kept already, or there is
     std::string noRoom;
   };
@@ -112,27 +138,37 @@ class PageTaker {
       made_.images.push_back(image != nullptr ? *image : KeptPages::Image{name, {}});
       if (image == nullptr) lacking.push_back(name);
     }
-    if (!socket_.answer("") || !socket_.sendBlock(std::as_bytes(std::span(lacking)))) return socket_.error();
+    if (std::string why = offerRoom(); !why.empty()) return why;
+    if (!socket_.sendBlock(std::as_bytes(std::span(lacking)))) return socket_.error();
     for (KeptPages::Image& image : made_.images) {
       if (known(image.name) != nullptr) continue;
       if (std::string why = takeImage(image); !why.empty()) return why;
     }
     return "";
   }
+  std::string offerRoom() {
+    std::string why;
+    lengths_ = pagesOf(plan_.contents);
+    if (!lengths_.empty()) {
+      room_ = makeRoom(std::min(lengths_.size(), roomPages()) * kPageBytes, why);
+      if (room_ == nullptr) return why;
+    }
+    return socket_.offerRoom(room_) ? "" : socket_.error();
+  }
   std::string takeImage(KeptPages::Image& image) {
     ContentHash hash;
-    for (uint64_t left = image.name.bytes; left != 0; left -= room_.size()) {
-      room_.resize(std::min<uint64_t>(left, kImageAtOnce));
-      if (!socket_.receive(room_)) return socket_.error();
-      hash.update(room_);
-      if (std::string why = store_.put(room_, checksumOf(room_), image.pages); !why.empty()) return why;
+    std::vector<std::byte> bytes;
+    for (uint64_t left = image.name.bytes; left != 0; left -= bytes.size()) {
+      bytes.resize(std::min<uint64_t>(left, kImageAtOnce));
+      if (!socket_.receive(bytes)) return socket_.error();
+      hash.update(bytes);
+      if (std::string why = store_.put(bytes, checksumOf(bytes), image.pages); !why.empty()) return why;
     }
     const Digest digest = hash.finish();
     return std::memcmp(digest.data(), image.name.words, digest.size()) == 0 ? "" : kDamagedOnItsWay;
   }
   // Which pages it names of the base, and which follow.
   std::string takePlaces() {
-    lengths_ = pagesOf(plan_.contents);
     std::vector<std::byte> block;
     const uint64_t expected = sizeof(PagesHeader) + lengths_.size() * sizeof(uint64_t);
     if (!socket_.receiveBlock(block, expected)) return socket_.error();
@@ -157,6 +193,7 @@ class PageTaker {
     // A worker that has just rebuilt the session sends all of it: nearly all is here already.
     if (base_ != nullptr && all_)
       for (const auto& page : base_->contents) byChecksum_.emplace(page->checksum(), page);
+    if (room_ != nullptr) slots_.resize(socket_.partsAtOnce(kPageBytes, room_->size() / kPageBytes));
     OrderedWork keeping(slots_.size(), OrderedWork::helpers(),
                         [this](size_t slot) { return keep(slots_[slot]); });
     for (size_t i = 0; i < places_.size(); ++i) {
@@ -171,36 +208,48 @@ class PageTaker {
     return endAll(keeping, "");
   }
   // Of what is wrong the first counts.
-  static std::string endAll(OrderedWork& keeping, const std::string& last) {
+  std::string endAll(OrderedWork& keeping, const std::string& last) {
     while (!keeping.empty())
       if (std::string why = endOldest(keeping); !why.empty()) return why;
     return last;
   }
-  static std::string endOldest(OrderedWork& keeping) {
+  std::string endOldest(OrderedWork& keeping) {
     std::string why = keeping.await();
+    if (why.empty() && !socket_.giveBack(slots_[keeping.oldest()].part)) why = socket_.error();
     keeping.drop();
     return why;
   }
   // Its checksum is believed here: where it is another one, all of the checkpoint is refused.
   std::string takePage(OrderedWork& keeping, uint32_t bytes) {
-    Slot& slot = slots_[keeping.next()];
-    slot.bytes.resize(bytes);
-    if (!socket_.receivePart(slot.bytes, slot.checksum)) return socket_.error();
+    const size_t index = keeping.next();
+    Slot& slot = slots_[index];
+    if (!socket_.receivePart({room_->data() + index * kPageBytes, bytes}, slot.part)) return socket_.error();
+    const Checksum& checksum = slot.part.checksum;
     slot.page = nullptr;
     slot.noRoom.clear();
-    if (auto same = findSame(slot.checksum, bytes)) {
+    if (slot.part.shared) ++made_.shared;
+    if (auto same = findSame(checksum, bytes)) {
       made_.contents.push_back(std::move(same));
-    } else if ((slot.page = store_.reserve(bytes, slot.checksum, slot.noRoom)) != nullptr) {
+    } else if ((slot.page = store_.reserve(bytes, checksum, slot.noRoom)) != nullptr) {
       made_.contents.push_back(slot.page);
-      byChecksum_.emplace(slot.checksum, slot.page);
+      byChecksum_.emplace(checksum, slot.page);
     }
     keeping.give();
     return slot.noRoom;
   }
   // On any thread.
-  static std::string keep(const Slot& slot) {
-    if (checksumOf(slot.bytes) != slot.checksum) return kDamagedOnItsWay;
-    return slot.page == nullptr ? slot.noRoom : slot.page->write(slot.bytes);
+  static std::string keep(Slot& slot) {
+    ChecksumMaker checksum;
+    std::string why = slot.noRoom;
+    slot.copy.resize(kCopiedAtOnce);
+    for (size_t at = 0; at < slot.part.bytes.size(); at += kCopiedAtOnce) {
+      const auto from = slot.part.bytes.subspan(at, std::min(kCopiedAtOnce, slot.part.bytes.size() - at));
+      std::memcpy(slot.copy.data(), from.data(), from.size());
+      const std::span<const std::byte> copy(slot.copy.data(), from.size());
+      checksum.update(copy);
+      if (why.empty() && slot.page != nullptr) why = slot.page->write(copy, at);
+    }
+    return checksum.finish() == slot.part.checksum ? why : kDamagedOnItsWay;
   }
   // Memory that was mapped and not used yet is all alike.
   std::shared_ptr<const PageStore::Page> findSame(const Checksum& checksum, uint32_t bytes) const {
@@ -233,7 +282,7 @@ class PageTaker {
   std::vector<uint64_t> places_;
   bool all_ = false;  // none of them is the base's
   std::map<Checksum, std::shared_ptr<const PageStore::Page>> byChecksum_;
-  std::vector<std::byte> room_;
+  std::shared_ptr<transport::SharedMemory> room_;  // null: there are no contents
   std::vector<Slot> slots_;
 };
 
@@ -252,17 +301,18 @@ class PagePlayer {
     if (!socket_.sendBlock(plan_.bytes) || !socket_.send(plan_.digest)) return socket_.error();
     why = socket_.hearAnswer();
     if (why.empty()) why = sendImages();
-    if (why.empty()) why = socket_.hearAnswer();
+    if (why.empty()) why = socket_.hearOffer();
     if (why.empty()) why = sendContents();
     return why.empty() ? socket_.hearAnswer() : why;
   }
 
  private:
-  static constexpr size_t kStretches = 4;  // which are held at a time
+  static constexpr size_t kStretches = 8;  // which are held at a time
   struct Stretch {
     std::span<const uint32_t> parts;  // their lengths
     std::span<const std::shared_ptr<const PageStore::Page>> pages;
-    std::vector<std::byte> bytes;
+    std::vector<std::byte> own;  // of several parts, which are small
+    std::span<std::byte> bytes;
     std::vector<Checksum> checksums;  // of the parts
   };
   std::string sendImages() {
@@ -287,20 +337,52 @@ class PagePlayer {
     for (uint64_t left : plan_.contents)
       for (; left != 0; left -= parts_.back())
         parts_.push_back(static_cast<uint32_t>(std::min<uint64_t>(left, StateSocket::kPartBytes)));
+    if (std::string why = makeOwnRoom(); !why.empty()) return why;
     std::array<Stretch, kStretches> stretches;
     OrderedWork reading(std::min(stretches.size(), OrderedWork::helpers() + 2), OrderedWork::helpers(),
                         [&](size_t slot) { return read(stretches[slot]); });
-    for (size_t part = 0; part < parts_.size() || !reading.empty();) {
-      if (part < parts_.size() && !reading.full()) {
-        part = cut(part, stretches[reading.next()]);
-        reading.give();
-        continue;
+    bool cutOne = false;  // the next one
+    for (size_t part = 0; part < parts_.size() || cutOne || !reading.empty();) {
+      Stretch& next = stretches[reading.next()];
+      if (!cutOne && part < parts_.size() && !reading.full()) {
+        part = cut(part, next);
+        cutOne = true;
       }
-      if (std::string why = reading.await(); !why.empty()) return why;
-      if (!send(stretches[reading.oldest()])) return refused();
-      reading.drop();
+      if (cutOne && findPlace(next)) {
+        reading.give();
+        cutOne = false;
+      } else if (reading.empty()) {
+        if (!socket_.awaitRoom()) return refused();
+      } else {
+        if (std::string why = reading.await(); !why.empty()) return why;
+        if (!send(stretches[reading.oldest()])) return refused();
+        reading.drop();
+      }
     }
+    if (socket_.sharedParts() != 0)
+      GPUPOOL_INFO("%zu of %zu parts of a checkpoint went through shared memory", socket_.sharedParts(),
+                   parts_.size());
     return "";
+  }
+  // For a worker that offers none.
+  std::string makeOwnRoom() {
+    std::string why;
+    if (socket_.room() != nullptr || parts_.empty()) return why;
+    if (auto room = makeRoom(kStretches / 2 * StateSocket::kPartBytes, why)) socket_.ownRoom(std::move(room));
+    return why;
+  }
+  // False: there is no room until some of it is given back.
+  bool findPlace(Stretch& stretch) {
+    uint64_t bytes = 0;
+    for (const uint32_t part : stretch.parts) bytes += part;
+    if (stretch.parts.size() == 1 && bytes <= socket_.room()->bytes()) {
+      std::byte* place = socket_.room()->take(bytes);
+      stretch.bytes = {place, bytes};
+      return place != nullptr;
+    }
+    stretch.own.resize(bytes);
+    stretch.bytes = stretch.own;
+    return true;
   }
   // From that part on, as few parts and pages as are the same bytes: one part of several pages, or one page
   // with several parts. Which part is next.
@@ -315,7 +397,6 @@ class PagePlayer {
     } while (bytes != ofPages);
     stretch.parts = std::span(parts_).subspan(firstPart, part - firstPart);
     stretch.pages = std::span(kept_.contents).subspan(firstPage, next_ - firstPage);
-    stretch.bytes.resize(bytes);
     return part;
   }
   // On any thread.

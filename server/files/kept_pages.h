@@ -2,7 +2,9 @@
 // Checkpoints of sessions in memory, in pages (server/worker/session_pages.h). A page that two checkpoints of
 // a session have in common, or that one has several times, is there once, for as long as one of them is: a
 // new checkpoint costs what has changed. Each is whole and never changes; one that is being received has its
-// pages beside those of the one before, which stays what it is. A worker is taken for hostile.
+// pages beside those of the one before, which stays what it is. A worker is taken for hostile: it can change
+// the memory through which pages come (StateSocket::offerRoom) at any time, so a page is copied from there,
+// and what is compared with its checksum is what is kept.
 
 #include <array>
 #include <atomic>
@@ -18,7 +20,8 @@
 
 namespace gpupool::server {
 
-// Where pages are, in memory. Any thread. In several files, since only one thread at a time writes to one.
+// Where pages are, in memory. Any thread. In several files in turns, since only one thread at a time writes
+// to one: more than OrderedWork has threads.
 class PageStore {
  public:
   // Throws std::runtime_error if there is no file to be had.
@@ -30,9 +33,9 @@ class PageStore {
         : block_(std::move(block)), checksum_(checksum) {}
     uint64_t bytes() const { return block_->bytes(); }
     const Checksum& checksum() const { return checksum_; }
-    // Once, by who has reserved it, before anybody reads it. "" or why not. bytes: bytes() long, with that
-    // checksum.
-    std::string write(std::span<const std::byte> bytes) const;
+    // By who has reserved it, before anybody reads it: all of them, with that checksum, in pieces from its
+    // beginning on. "" or why not.
+    std::string write(std::span<const std::byte> bytes, uint64_t at = 0) const;
     // "" or why they are not those that were written. room: bytes() long.
     std::string read(std::span<std::byte> room) const;
 
@@ -47,7 +50,7 @@ class PageStore {
   std::string put(std::span<const std::byte> bytes, const Checksum& checksum, Pages& pages);
 
  private:
-  static constexpr size_t kFiles = 4;
+  static constexpr size_t kFiles = 16;
   using Files = std::array<std::shared_ptr<BlockFile>, kFiles>;
   explicit PageStore(Files files) : files_(std::move(files)) {}
 
@@ -67,6 +70,7 @@ struct KeptPages {
   PageStore::Pages recordPages;
   std::vector<Image> images;
   PageStore::Pages contents;
+  size_t shared = 0;  // pages that came through memory that both map
 };
 
 // Receives a checkpoint from a worker at the other end of the socket, which stays the caller's. base: the one

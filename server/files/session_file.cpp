@@ -93,11 +93,11 @@ class Taker {
   }
   bool takePart(uint64_t bytes) {
     room_.resize(bytes);
-    Checksum checksum{};
-    if (!socket_.receivePart(room_, checksum)) return false;
-    if (checksumOf(room_) != checksum) return fails(kDamagedOnItsWay);
-    hash_.update(checksum);
-    return write(asBytes(bytes)) && write(room_) && write(checksum);
+    ReceivedPart part;
+    if (!socket_.receivePart(room_, part)) return false;
+    if (checksumOf(room_) != part.checksum) return fails(kDamagedOnItsWay);
+    hash_.update(part.checksum);
+    return write(asBytes(bytes)) && write(room_) && write(part.checksum);
   }
 
   StateSocket& socket_;

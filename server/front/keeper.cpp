@@ -355,9 +355,10 @@ void Keeper::written(const Name& name, uint64_t number, const Writing& writing, 
   }
   const kj::Duration interval = (grant == nullptr ? 0 : grant->protectMs) * kj::MILLISECONDS;
   kept.next = kept.at + (begins ? kj::min(interval, settings_.secondAfter) : interval);
-  GPUPOOL_INFO("session %s: checkpoint of frame %llu is kept, %llu bytes", name.second.text().c_str(),
-               static_cast<unsigned long long>(kept.pages->facts.lastFrame),
-               static_cast<unsigned long long>(kept.pages->facts.bytes));
+  GPUPOOL_INFO(
+      "session %s: checkpoint of frame %llu is kept, %llu bytes; %zu pages came through shared memory",
+      name.second.text().c_str(), static_cast<unsigned long long>(kept.pages->facts.lastFrame),
+      static_cast<unsigned long long>(kept.pages->facts.bytes), kept.pages->shared);
   if (grant != nullptr && grant->holderKeeps) lookToOffer(name, number);
 }
 

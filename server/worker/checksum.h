@@ -6,7 +6,10 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <span>
+
+struct XXH3_state_s;
 
 namespace gpupool::server {
 
@@ -14,5 +17,19 @@ using Checksum = std::array<std::byte, 16>;
 
 // Any thread.
 Checksum checksumOf(std::span<const std::byte> bytes);
+
+// The same of bytes that are not all there at once, or in one place.
+class ChecksumMaker {
+ public:
+  ChecksumMaker();  // throws std::bad_alloc
+  void update(std::span<const std::byte> bytes);
+  Checksum finish() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
 
 }  // namespace gpupool::server

@@ -2,27 +2,30 @@
 
 #include <algorithm>
 
+#include "base/ordered_work.h"
+
 namespace gpupool::server {
 
-std::string DeviceStream::prepare() {
+std::string DeviceStream::prepare(std::shared_ptr<transport::SharedMemory> memory) {
   if (std::string why = pieces_.prepare(); !why.empty()) return why;
   if (pieces_.bytes() == 0) return "";
   try {
-    for (auto& buffer : buffers_) {
-      buffer = transport::SharedMemory::create(std::min<uint64_t>(pieces_.bytes(), StateSocket::kPartBytes));
-      // Without it copies are slower.
-      session_.driver().cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
-    }
+    if (memory == nullptr)
+      memory =
+          transport::SharedMemory::create(std::min<uint64_t>(pieces_.bytes(), 2 * StateSocket::kPartBytes));
   } catch (const std::exception& e) {
     return std::string("no host memory to send device memory through: ") + e.what();
   }
+  buffers_ = std::move(memory);
+  // Without it copies are slower.
+  session_.driver().cuMemHostRegister_v2(buffers_->data(), buffers_->size(), kHostRegistration);
   return "";
 }
 
 DeviceStream::~DeviceStream() {
-  if (buffers_[0] != nullptr) pieces_.enter(pieces_.all().front().device);
-  for (const auto& buffer : buffers_)
-    if (buffer != nullptr) session_.driver().cuMemHostUnregister(buffer->data());
+  if (buffers_ == nullptr) return;
+  pieces_.enter(pieces_.all().front().device);
+  session_.driver().cuMemHostUnregister(buffers_->data());
 }
 
 DeviceStream::Part DeviceStream::cut(size_t buffer) {
@@ -38,13 +41,12 @@ DeviceStream::Part DeviceStream::cut(size_t buffer) {
     ++piece_;
     offset_ = 0;
   }
-  if (bytes != 0) part.bytes = {buffers_[buffer]->data(), bytes};
+  if (bytes != 0) part.bytes = {buffers_->data() + buffer * StateSocket::kPartBytes, bytes};
   return part;
 }
 
-std::string DeviceStream::copy(const Part& part, bool out) {
+std::string DeviceStream::copy(const Part& part, std::byte* at, bool out) {
   const Driver& driver = session_.driver();
-  std::byte* at = part.bytes.data();
   for (const Range& range : part.ranges) {
     CUdeviceptr address = 0;
     if (std::string why = pieces_.open(range.piece, address); !why.empty()) return why;
@@ -60,13 +62,9 @@ std::string DeviceStream::copy(const Part& part, bool out) {
 }
 
 std::string DeviceStream::fill(Part& part) {
-  std::string why = copy(part, true);
+  std::string why = copy(part, part.bytes.data(), true);
   if (why.empty()) part.checksum = checksumOf(part.bytes);
   return why;
-}
-
-std::string DeviceStream::store(const Part& part) {
-  return checksumOf(part.bytes) == part.checksum ? copy(part, false) : kDamagedOnItsWay;
 }
 
 std::string DeviceStream::send(StateSocket& socket) {
@@ -95,18 +93,30 @@ std::string DeviceStream::read(std::vector<Checksum>& checksums) {
   return "";
 }
 
+// A part is compared, and the one before copied, while the next one comes.
 std::string DeviceStream::receive(StateSocket& socket) {
-  if (std::string why = prepare(); !why.empty()) return why;
-  std::array<Part, 2> parts;
-  std::future<std::string> storing;  // ends first
-  for (size_t buffer = 0;; buffer ^= 1) {
-    Part& part = parts[buffer] = cut(buffer);
-    if (!part.ranges.empty() && !socket.receivePart(part.bytes, part.checksum)) return socket.error();
-    if (storing.valid())
-      if (std::string why = storing.get(); !why.empty()) return why;
-    if (part.ranges.empty()) return "";
-    storing = beside([this, &part] { return store(part); });
+  if (std::string why = prepare(socket.offered()); !why.empty()) return why;
+  const size_t most = socket.offered() == nullptr ? 2 : 3;
+  std::vector<Part> parts(socket.partsAtOnce(StateSocket::kPartBytes, most));
+  OrderedWork comparing(parts.size(), std::min(parts.size(), OrderedWork::helpers()), [&](size_t slot) {
+    const ReceivedPart& came = parts[slot].came;
+    return checksumOf(came.bytes) == came.checksum ? std::string() : kDamagedOnItsWay;
+  });
+  for (bool more = true; more || !comparing.empty();) {
+    if (more && !comparing.full()) {
+      Part& next = parts[comparing.next()] = cut(comparing.next());
+      more = !next.ranges.empty();
+      if (more && !socket.receivePart(next.bytes, next.came)) return socket.error();
+      if (more) comparing.give();
+      continue;
+    }
+    if (std::string why = comparing.await(); !why.empty()) return why;
+    const Part& part = parts[comparing.oldest()];
+    if (std::string why = copy(part, part.came.bytes.data(), false); !why.empty()) return why;
+    if (!socket.giveBack(part.came)) return socket.error();
+    comparing.drop();
   }
+  return "";
 }
 
 }  // namespace gpupool::server

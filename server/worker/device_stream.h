@@ -1,7 +1,8 @@
 #pragma once
 // The bytes of a session's device memory on the state socket: all pieces, in the order of Space::takeStock,
 // as one run of bytes in parts (StateSocket). Two buffers of host memory take turns, so that one is on the
-// wire while the other one is copied and its checksum made; nothing else is held. Everything stands still.
+// wire while the other one is copied and its checksum made; nothing else is held. Parts that come through
+// shared memory are copied to the device from there. Everything stands still.
 //
 // Belongs to one thread, which has the same context current before and behind it.
 
@@ -38,19 +39,20 @@ class DeviceStream {
     std::vector<Range> ranges;
     std::span<std::byte> bytes;
     Checksum checksum{};
+    ReceivedPart came;
   };
-  std::string prepare();
+  // memory: null: makes some.
+  std::string prepare(std::shared_ptr<transport::SharedMemory> memory = nullptr);
   // What comes next, in that buffer; without ranges behind the last piece.
   Part cut(size_t buffer);
-  std::string fill(Part& part);         // from the device
-  std::string store(const Part& part);  // to it
-  std::string copy(const Part& part, bool out);
+  std::string fill(Part& part);  // from the device
+  std::string copy(const Part& part, std::byte* at, bool out);
 
   Session& session_;
   DevicePieces pieces_;
   size_t piece_ = 0;  // where the next part begins
   uint64_t offset_ = 0;
-  std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
+  std::shared_ptr<transport::SharedMemory> buffers_;  // registered with the driver
 };
 
 }  // namespace gpupool::server

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <iterator>
+#include <numeric>
 
 #include "base/log.h"
 #include "schema/rows.h"
@@ -47,6 +48,20 @@ std::string nameOfDevice(const Driver& driver, CUdevice device) {
   char name[256] = {};
   driver.cuDeviceGetName(name, sizeof name - 1, device);
   return name;
+}
+
+// For what follows the record. Null: as bytes it comes, too.
+std::shared_ptr<transport::SharedMemory> makeRoom(SessionRecord::Reader record) {
+  constexpr uint64_t kParts = 10;  // three are compared and copied while others are filled
+  const auto lengths = contentsOf(record);
+  uint64_t bytes = 0;
+  if (lengths) bytes = std::accumulate(lengths->begin(), lengths->end(), uint64_t{0});
+  if (bytes == 0) return nullptr;
+  try {
+    return transport::SharedMemory::create(std::min(bytes, kParts * StateSocket::kPartBytes));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
 }
 
 }  // namespace
@@ -277,7 +292,7 @@ std::string Rebuild::receiveImage(Session& session, const schema::ImageName& nam
 }
 
 std::string Rebuild::receiveMemory(Session& session) {
-  if (!socket_.answer("")) return socket_.error();
+  if (!socket_.offerRoom(socket_.canOffer() ? makeRoom(state_->record()) : nullptr)) return socket_.error();
   const auto receive = [&](const transport::SharedMemory& memory) {
     return socket_.receiveContent({memory.data(), memory.size()});
   };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/ordered_work.h"
 #include "server/worker/session_state.h"
 #include "server/worker/stream_layout.h"
 
@@ -144,7 +145,8 @@ void PageCopy::compare(const SentCheckpoint* base, std::span<const Checksum> dev
 std::string PageCopy::ship(StateSocket& socket) {
   std::string why = streamRecord(session_, socket, message_);
   if (why.empty() && !sendPlaces(socket)) why = socket.error();
-  if (why.empty()) why = sendPages(socket);
+  // On a thread of its own, for the context that is current behind it is another one.
+  if (why.empty()) why = beside([&] { return sendPages(socket); }).get();
   return why.empty() ? socket.hearAnswer() : hearRefusal(socket, why);
 }
 
@@ -216,62 +218,75 @@ void PageCopy::readHost(const Page& page, std::byte* room) {
   std::memcpy(room, bytes.data(), bytes.size());
 }
 
-std::string PageCopy::makeBuffers() {
-  try {
-    for (auto& buffer : buffers_) {
-      buffer = transport::SharedMemory::create(StateSocket::kPartBytes);
-      // Without it copies are slower. Where the session runs, its contexts are its own.
-      if (pieces_ && pieces_->bytes() != 0)
-        session_.driver().cuMemHostRegister_v2(buffer->data(), buffer->size(), kHostRegistration);
-    }
-  } catch (const std::exception& e) {
-    return std::string("no host memory to send pages through: ") + e.what();
-  }
-  return "";
-}
-
 PageCopy::~PageCopy() {
   // Until it has ended, whoever ends a context finds it, and waits for that.
   if (spare_ != nullptr) {
     spare_->end();
     session_.setSpare(nullptr);
   }
-  if (!pieces_ || buffers_[0] == nullptr || pieces_->bytes() == 0) return;
+  if (room_ == nullptr) return;
   pieces_->enter(pieces_->all().front().device);
-  for (const auto& buffer : buffers_)
-    if (buffer != nullptr) session_.driver().cuMemHostUnregister(buffer->data());
+  session_.driver().cuMemHostUnregister(room_->data());
+}
+
+// The device copies into what the keeper reads.
+std::string PageCopy::prepareRoom(StateSocket& socket) {
+  try {
+    if (socket.room() == nullptr || socket.room()->bytes() < kPageBytes)
+      socket.ownRoom(transport::SharedMemory::create(2 * StateSocket::kPartBytes));
+  } catch (const std::exception& e) {
+    return std::string("no host memory to send pages through: ") + e.what();
+  }
+  if (!pieces_ || pieces_->bytes() == 0) return "";
+  if (std::string why = pieces_->enter(pieces_->all().front().device); !why.empty()) return why;
+  // Without it copies are slower. Where the session runs, its contexts are its own.
+  const auto& memory = socket.room()->memory();
+  const size_t used = std::min(memory->size(), changed_.size() * kPageBytes);
+  const CUresult result = session_.driver().cuMemHostRegister_v2(memory->data(), used, kHostRegistration);
+  if (result == CUDA_SUCCESS) room_ = memory;
+  return "";
 }
 
 std::string PageCopy::sendPages(StateSocket& socket) {
   if (changed_.empty()) return "";
-  if (std::string why = makeBuffers(); !why.empty()) return why;
-  std::array<Batch, 2> batches;
-  std::future<std::string> filling;  // ends first
-  std::span<const size_t> rest(changed_);
-  const auto fillNext = [&](size_t buffer) {
-    Batch& batch = batches[buffer];
-    batch.pages = rest.first(std::min(rest.size(), kAtOnce));
-    batch.room = buffers_[buffer]->data();
-    rest = rest.subspan(batch.pages.size());
-    if (!batch.pages.empty()) filling = beside([this, &batch] { return fill(batch); });
-  };
-  fillNext(0);
-  for (size_t buffer = 0; !batches[buffer].pages.empty(); buffer ^= 1) {
-    if (std::string why = filling.get(); !why.empty()) return why;
-    fillNext(buffer ^ 1);
-    const Batch& batch = batches[buffer];
-    for (size_t i = 0; i < batch.pages.size(); ++i)
-      if (!socket.sendPart({batch.room + i * kPageBytes, all_[batch.pages[i]].bytes}, batch.checksums[i]))
-        return socket.error();
+  if (std::string why = prepareRoom(socket); !why.empty()) return why;
+  std::array<Batch, kBatches> batches;
+  OrderedWork hashing(batches.size(), std::min(batches.size(), OrderedWork::helpers()),
+                      [&](size_t slot) { return hash(batches[slot]); });
+  for (std::span<const size_t> rest(changed_); !rest.empty() || !hashing.empty();) {
+    Batch& next = batches[hashing.next()];
+    if (!rest.empty() && !hashing.full() && findRoom(socket, rest, next)) {
+      if (std::string why = fill(next); !why.empty()) return why;
+      hashing.give();
+    } else if (hashing.empty()) {
+      if (!socket.awaitRoom()) return socket.error();
+    } else {
+      if (std::string why = hashing.await(); !why.empty()) return why;
+      if (!send(socket, batches[hashing.oldest()])) return socket.error();
+      hashing.drop();
+    }
   }
   return "";
 }
 
-std::string PageCopy::fill(Batch& batch) {
+// For as many of the pages as there is room for now, which are then the batch's. False: for none.
+bool PageCopy::findRoom(StateSocket& socket, std::span<const size_t>& pages, Batch& batch) const {
+  size_t count = 0;
+  while (count < std::min(pages.size(), kAtOnce) &&
+         (batch.room[count] = socket.room()->take(kPageBytes)) != nullptr)
+    ++count;
+  batch.pages = pages.first(count);
+  pages = pages.subspan(count);
+  return count != 0;
+}
+
+std::string PageCopy::fill(const Batch& batch) {
   for (size_t i = 0; i < batch.pages.size();) {
-    std::byte* room = batch.room + i * kPageBytes;
+    std::byte* room = batch.room[i];
     size_t end = i;
-    while (end < batch.pages.size() && onDevice(all_[batch.pages[end]])) ++end;
+    while (end < batch.pages.size() && onDevice(all_[batch.pages[end]]) &&
+           batch.room[end] == room + (end - i) * kPageBytes)
+      ++end;
     if (end != i) {
       std::string why = fillFromDevice(batch.pages.subspan(i, end - i), room);
       if (!why.empty()) return why;
@@ -286,9 +301,20 @@ std::string PageCopy::fill(Batch& batch) {
       asideRead_ += page.bytes;
     }
   }
-  for (size_t i = 0; i < batch.pages.size(); ++i)
-    batch.checksums[i] = checksumOf({batch.room + i * kPageBytes, all_[batch.pages[i]].bytes});
   return "";
+}
+
+// On any thread.
+std::string PageCopy::hash(Batch& batch) const {
+  for (size_t i = 0; i < batch.pages.size(); ++i)
+    batch.checksums[i] = checksumOf({batch.room[i], all_[batch.pages[i]].bytes});
+  return "";
+}
+
+bool PageCopy::send(StateSocket& socket, const Batch& batch) const {
+  for (size_t i = 0; i < batch.pages.size(); ++i)
+    if (!socket.sendPart({batch.room[i], all_[batch.pages[i]].bytes}, batch.checksums[i])) return false;
+  return true;
 }
 
 // Pages that follow one another in a piece go as one copy.

@@ -4,7 +4,8 @@
 //
 //   keeper -> worker   one block: the Id of the checkpoint that it holds; empty: none
 //   worker -> keeper   SessionRecord, as one block; its digest
-//   keeper -> worker   its answer; one block: the names of the code images that it lacks
+//   keeper -> worker   its answer, with which it offers memory for pages (StateSocket::offerRoom); one block:
+//                      the names of the code images that it lacks
 //   worker -> keeper   these images, in that order; one block: PagesHeader and where each page is;
 //                      each new page, as a part (StateSocket::sendPart)
 //   keeper -> worker   its answer: empty: the checkpoint is whole
@@ -73,6 +74,7 @@ class PageCopy {
 
  private:
   static constexpr size_t kAtOnce = StateSocket::kPartBytes / kPageBytes;
+  static constexpr size_t kBatches = 3;
   struct Page {
     size_t content = 0;  // where it begins
     uint64_t offset = 0;
@@ -80,7 +82,7 @@ class PageCopy {
   };
   struct Batch {
     std::span<const size_t> pages;
-    std::byte* room = nullptr;
+    std::array<std::byte*, kAtOnce> room{};
     std::array<Checksum, kAtOnce> checksums;
   };
   std::string describe();
@@ -91,9 +93,12 @@ class PageCopy {
   bool onDevice(const Page& page) const { return page.content == deviceContent_; }
   // Its bytes, from the host's memory.
   std::span<const std::byte> read(const Page& page, std::vector<std::byte>& room) const;
-  std::string makeBuffers();
-  std::string fill(Batch& batch);
+  std::string prepareRoom(StateSocket& socket);
+  bool findRoom(StateSocket& socket, std::span<const size_t>& pages, Batch& batch) const;
+  std::string fill(const Batch& batch);
   std::string fillFromDevice(std::span<const size_t> pages, std::byte* room);
+  std::string hash(Batch& batch) const;
+  bool send(StateSocket& socket, const Batch& batch) const;
   void readHost(const Page& page, std::byte* room);
   SparePages::Place placeOf(const Page& page) const;
   std::string sendPages(StateSocket& socket);
@@ -112,7 +117,7 @@ class PageCopy {
   std::vector<uint64_t> places_;
   std::vector<size_t> changed_;
   uint64_t bytes_ = 0;
-  std::array<std::shared_ptr<transport::SharedMemory>, 2> buffers_;
+  std::shared_ptr<transport::SharedMemory> room_;  // registered with the driver; null: none is
   std::shared_ptr<SparePages> spare_;
   std::vector<std::byte> aside_;  // host memory that has changed
   size_t asideRead_ = 0;

@@ -255,7 +255,7 @@ std::string hearRefusal(StateSocket& socket, const std::string& why) {
 }
 
 std::string streamRecord(Session& session, StateSocket& socket, capnp::MessageBuilder& message) {
-  std::string why = sendRecord(message, socket) ? socket.hearAnswer() : socket.error();
+  std::string why = sendRecord(message, socket) ? socket.hearOffer() : socket.error();
   if (!why.empty()) return why;
   return sendImages(session, socket, imagesOf(message.getRoot<SessionRecord>().asReader()));
 }

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +21,14 @@ namespace {
 constexpr int kLookAgainMs = 50;  // how often `stopping` is looked at
 constexpr size_t kReceivedAtOnce = size_t{16} << 20;
 constexpr int kUnixBuffer = 1 << 20;
+// In a part's length: its bytes are in shared memory. Alone, from the receiver: so many parts are given back.
+constexpr uint64_t kShared = uint64_t{1} << 63;
+
+struct PlacedPart {
+  uint64_t length = 0;  // with kShared
+  uint64_t offset = 0;
+  Checksum checksum{};
+};
 
 void setOption(int socket, int level, int name, int value) {
   setsockopt(socket, level, name, &value, sizeof value);
@@ -94,10 +103,30 @@ bool StateSocket::sendBlock(std::span<const std::byte> bytes) {
   return send(std::as_bytes(std::span(&length, 1))) && send(bytes);
 }
 
-// The room grows with what has come: a length alone takes no memory.
 bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
   uint64_t length = 0;
-  if (!receive(std::as_writable_bytes(std::span(&length, 1)))) return false;
+  return receiveLength(length) && receiveBytes(bytes, length, most);
+}
+
+// Where parts were sent it may come behind words that give places back.
+bool StateSocket::receiveLength(uint64_t& length, std::vector<Descriptor>* came) {
+  const auto bytes = std::as_writable_bytes(std::span(&length, 1));
+  while (came != nullptr) {
+    if (!await(POLLIN)) return false;
+    const auto received = receiveWithDescriptors(socket_, bytes, MSG_DONTWAIT);
+    for (const int descriptor : received.descriptors) came->emplace_back(descriptor);
+    if (received.bytes < 0 && errno == EAGAIN) continue;
+    if (received.bytes <= 0) return fail(kOtherEnded);
+    return receive(bytes.subspan(static_cast<size_t>(received.bytes)));
+  }
+  do {
+    if (!receive(bytes)) return false;
+  } while (roomIsShared_ && (length & kShared) != 0 && hearGivenBack(length));
+  return error_.empty();
+}
+
+// The room grows with what has come: a length alone takes no memory.
+bool StateSocket::receiveBytes(std::vector<std::byte>& bytes, uint64_t length, uint64_t most) {
   if (length > most) return fail("the other worker sends more than a session can be");
   bytes.clear();
   while (bytes.size() < length) {
@@ -109,15 +138,37 @@ bool StateSocket::receiveBlock(std::vector<std::byte>& bytes, uint64_t most) {
 }
 
 bool StateSocket::sendPart(std::span<const std::byte> bytes, const Checksum& checksum) {
-  if (readable()) return fail(kOtherEnded);
-  return sendBlock(bytes) && send(checksum);
+  if (!isSilent()) return false;
+  const bool placed = room_ && room_->isNext(bytes);
+  if (placed) room_->sent();
+  if (placed && roomIsShared_) {
+    const auto offset = static_cast<uint64_t>(bytes.data() - room_->memory()->data());
+    const PlacedPart part{kShared | bytes.size(), offset, checksum};
+    ++sharedParts_;
+    return send(std::as_bytes(std::span(&part, 1)));
+  }
+  if (!sendBlock(bytes) || !send(checksum)) return false;
+  if (placed) room_->giveBack(1);
+  return true;
 }
 
-bool StateSocket::receivePart(std::span<std::byte> bytes, Checksum& checksum) {
-  uint64_t length = 0;
-  if (!receive(std::as_writable_bytes(std::span(&length, 1)))) return false;
-  if (length != bytes.size()) return fail("the other worker sends other contents than it said");
-  return receive(bytes) && receive(checksum);
+bool StateSocket::receivePart(std::span<std::byte> room, ReceivedPart& part) {
+  PlacedPart said;
+  if (!receive(std::as_writable_bytes(std::span(&said.length, 1)))) return false;
+  part.shared = offered_ != nullptr && (said.length & kShared) != 0;
+  if (part.shared) said.length &= ~kShared;
+  if (said.length != room.size()) return fail("the other worker sends other contents than it said");
+  if (!part.shared) {
+    part.bytes = room;
+    return receive(room) && receive(part.checksum);
+  }
+  if (!receive(std::as_writable_bytes(std::span(&said, 1)).subspan(sizeof said.length))) return false;
+  if (said.offset > offered_->size() || said.length > offered_->size() - said.offset)
+    return fail("the other worker names a place that is not in the shared memory");
+  part.bytes = {offered_->data() + said.offset, said.length};
+  part.checksum = said.checksum;
+  ++sharedParts_;
+  return true;
 }
 
 bool StateSocket::sendContent(std::span<const std::byte> bytes) {
@@ -128,15 +179,19 @@ bool StateSocket::sendContent(std::span<const std::byte> bytes) {
   return true;
 }
 
-// A part is compared while the next one comes. Of what is wrong the first counts.
+// A part is compared while the next one comes, and copied before if it is shared. Of what is wrong the first
+// counts.
 bool StateSocket::receiveContent(std::span<std::byte> bytes) {
   struct Part {
     std::span<std::byte> bytes;
-    Checksum checksum{};
+    ReceivedPart came;
   };
-  std::array<Part, 2> parts;
-  OrderedWork comparing(parts.size(), bytes.size() > kPartBytes ? 1 : 0, [&](size_t slot) -> std::string {
-    return checksumOf(parts[slot].bytes) == parts[slot].checksum ? "" : kDamagedOnItsWay;
+  std::vector<Part> parts(partsAtOnce(kPartBytes, 4));
+  const size_t threads = bytes.size() > kPartBytes ? parts.size() - 1 : 0;
+  OrderedWork comparing(parts.size(), threads, [&](size_t slot) -> std::string {
+    const Part& part = parts[slot];
+    if (part.came.shared) std::memcpy(part.bytes.data(), part.came.bytes.data(), part.bytes.size());
+    return checksumOf(part.bytes) == part.came.checksum ? "" : kDamagedOnItsWay;
   });
   std::string wrong;
   while (wrong.empty() && (!bytes.empty() || !comparing.empty())) {
@@ -144,18 +199,94 @@ bool StateSocket::receiveContent(std::span<std::byte> bytes) {
       Part& part = parts[comparing.next()];
       part.bytes = bytes.first(std::min(kPartBytes, bytes.size()));
       bytes = bytes.subspan(part.bytes.size());
-      if (!receivePart(part.bytes, part.checksum))
+      if (!receivePart(part.bytes, part.came))
         bytes = {};
       else
         comparing.give();
       continue;
     }
     wrong = comparing.await();
+    if (wrong.empty() && error_.empty()) giveBack(parts[comparing.oldest()].came);
     comparing.drop();
   }
   if (!wrong.empty()) error_ = wrong;
   return error_.empty();
 }
+
+// ---- shared memory
+
+bool StateSocket::canOffer() const { return isUnix(socket_); }
+
+bool StateSocket::offerRoom(std::shared_ptr<transport::SharedMemory> memory) {
+  if (memory == nullptr || !canOffer()) return answer("");
+  const uint64_t nothing = 0;
+  const int descriptor = memory->descriptor();
+  while (await(POLLOUT)) {
+    const ssize_t sent = sendWithDescriptors(socket_, std::as_bytes(std::span(&nothing, 1)),
+                                             std::span(&descriptor, 1), MSG_DONTWAIT);
+    if (sent == sizeof nothing) {
+      offered_ = std::move(memory);
+      return true;
+    }
+    if (sent >= 0 || (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS)) return fail(kOtherEnded);
+    if (errno == ETOOMANYREFS) return answer("");  // of all processes of this user: the bytes travel
+  }
+  return false;
+}
+
+std::string StateSocket::hearOffer() {
+  uint64_t length = 0;
+  std::vector<std::byte> text;
+  std::vector<Descriptor> came;
+  if (!receiveLength(length, &came) || !receiveBytes(text, length, kMostAnswerBytes)) return error();
+  if (came.size() > 1) fail("the other worker sends other descriptors than it said");
+  if (came.size() == 1 && text.empty()) takeRoom(std::move(came[0]));
+  return error_.empty() ? std::string(reinterpret_cast<const char*>(text.data()), text.size()) : error();
+}
+
+bool StateSocket::takeRoom(Descriptor memory) {
+  struct stat file{};
+  if (fstat(memory, &file) != 0 || file.st_size <= 0 || static_cast<uint64_t>(file.st_size) > kMostRoomBytes)
+    return fail("the other worker offers memory that it cannot offer");
+  try {
+    room_.emplace(transport::SharedMemory::adopt(memory.release(), static_cast<size_t>(file.st_size)));
+  } catch (const std::exception& e) {
+    return fail(e.what());
+  }
+  roomIsShared_ = true;
+  return true;
+}
+
+size_t StateSocket::partsAtOnce(size_t bytes, size_t most) const {
+  return offered_ == nullptr ? most : std::clamp<size_t>(offered_->size() / bytes / 2, 1, most);
+}
+
+bool StateSocket::giveBack(const ReceivedPart& part) {
+  const uint64_t one = kShared | 1;
+  return !part.shared || send(std::as_bytes(std::span(&one, 1)));
+}
+
+bool StateSocket::hearGivenBack(uint64_t word) {
+  return room_->giveBack(word & ~kShared) || fail("the other worker gives back more than it has");
+}
+
+bool StateSocket::awaitRoom() {
+  if (!roomIsShared_) return fail("there is no memory to send parts through");
+  return await(POLLIN) && isSilent();
+}
+
+// But for what gives places back.
+bool StateSocket::isSilent() {
+  while (readable()) {
+    uint64_t word = 0;
+    const ssize_t got = ::recv(socket_, &word, sizeof word, MSG_PEEK | MSG_DONTWAIT);
+    if (!roomIsShared_ || got != sizeof word || (word & kShared) == 0) return fail(kOtherEnded);
+    if (!receive(std::as_writable_bytes(std::span(&word, 1))) || !hearGivenBack(word)) return false;
+  }
+  return true;
+}
+
+// ---- answers
 
 bool StateSocket::answer(const std::string& why) {
   return sendBlock(std::as_bytes(std::span(why.data(), std::min<size_t>(why.size(), kMostAnswerBytes))));

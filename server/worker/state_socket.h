@@ -5,19 +5,35 @@
 // `stopping`, with the peer, or after kSilence without a byte. Over TCP a machine that is gone without a word
 // counts as an end of the peer after kUnreachable.
 //
+// On one machine the bytes of parts need not pass through the socket: the receiver of contents offers memory
+// that both map with an answer (offerRoom), as a descriptor. A sender that takes it (hearOffer) lays parts
+// out there, and sends of each its length, its place and its checksum; the receiver gives the place back when
+// it needs it no more. A sender that knows nothing of this does not see the descriptor, and sends the bytes,
+// as does one for which there is none. Whoever is at the other end can change what lies there at any time:
+// what was checked there is not what is read there later.
+//
 // One thread at a time. Every function: false, and `error` says why; the stream is of no use from then on.
 
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "server/images/image_cache.h"  // Descriptor
 #include "server/worker/checksum.h"
+#include "server/worker/part_room.h"
 
 namespace gpupool::server {
+
+struct ReceivedPart {
+  std::span<std::byte> bytes;
+  Checksum checksum{};  // not compared
+  bool shared = false;  // they lie in the memory that was offered
+};
 
 class StateSocket {
  public:
@@ -25,6 +41,7 @@ class StateSocket {
   static constexpr int kUnreachableSeconds = 30;
   static constexpr size_t kPartBytes = size_t{16} << 20;
   static constexpr uint64_t kMostAnswerBytes = 4096;
+  static constexpr size_t kMostRoomBytes = size_t{256} << 20;
 
   // socket: SOCK_STREAM, which this takes.
   StateSocket(Descriptor socket, std::function<bool()> stopping);
@@ -37,7 +54,8 @@ class StateSocket {
   // checksum. A part of another length than is expected is refused before a byte of it is taken. Between
   // parts a sender fails if the peer, whose turn it is not, has said something.
   bool sendPart(std::span<const std::byte> bytes, const Checksum& checksum);
-  bool receivePart(std::span<std::byte> bytes, Checksum& checksum);  // not compared
+  // As long as `room`, where the bytes go unless they are shared.
+  bool receivePart(std::span<std::byte> room, ReceivedPart& part);
   bool sendContent(std::span<const std::byte> bytes);
   bool receiveContent(std::span<std::byte> bytes);  // compared
   bool sendDescriptors(std::span<const int> descriptors);
@@ -45,6 +63,28 @@ class StateSocket {
   // for people. What is heard where nothing is: the error.
   bool answer(const std::string& why);
   std::string hearAnswer();
+
+  // The receiver of contents. offerRoom: answer(""), and offers that memory, sealed as SharedMemory is; null:
+  // none. giveBack: of each part, in their order, as soon as it is not needed any more.
+  bool offerRoom(std::shared_ptr<transport::SharedMemory> memory);
+  bool canOffer() const;  // both are on one machine
+  bool giveBack(const ReceivedPart& part);
+  const std::shared_ptr<transport::SharedMemory>& offered() const { return offered_; }
+  // How many parts of that length it may hold without giving one back: a sender has room for as many more.
+  size_t partsAtOnce(size_t bytes, size_t most) const;
+
+  // The sender. hearOffer: hearAnswer, and takes what is offered. Without any, ownRoom says where parts lie
+  // that are sent as bytes.
+  std::string hearOffer();
+  void ownRoom(std::shared_ptr<transport::SharedMemory> memory) {
+    room_.emplace(std::move(memory));
+    roomIsShared_ = false;
+  }
+  PartRoom* room() { return room_ ? &*room_ : nullptr; }
+  // Until a part was given back.
+  bool awaitRoom();
+  size_t sharedParts() const { return sharedParts_; }  // that were sent, or came
+
   // Exactly `count`, close-on-exec.
   bool receiveDescriptors(std::vector<Descriptor>& descriptors, size_t count);
 
@@ -65,10 +105,19 @@ class StateSocket {
   bool await(short events);
   bool readable() const;
   bool fail(std::string why);
+  bool receiveLength(uint64_t& length, std::vector<Descriptor>* came = nullptr);
+  bool receiveBytes(std::vector<std::byte>& bytes, uint64_t length, uint64_t most);
+  bool takeRoom(Descriptor memory);
+  bool isSilent();
+  bool hearGivenBack(uint64_t word);
 
   Descriptor socket_;
   std::function<bool()> stopping_;
   std::string error_;
+  std::shared_ptr<transport::SharedMemory> offered_;  // by this end
+  std::optional<PartRoom> room_;
+  bool roomIsShared_ = false;
+  size_t sharedParts_ = 0;
 };
 
 inline constexpr char kOtherEnded[] = "the other worker has ended";

@@ -9,6 +9,7 @@ RANDOM=7 # the moments of kills; what comes of them is one of two things, whenev
 
 any_lease() { gpupool leases | grep -Eq '^[0-9a-f]{8}'; }
 at_rest() { ! any_lease && [ -z "$(session_workers)" ]; }
+has_logged() { grep -Eq "$1" "$GPUPOOL_STATE/server.log"; }
 has_worker() { [ -n "$(session_workers)" ]; }
 # Its checkpoint has all that it has sent: an interval (1 s) later there was no reason for another one.
 is_covered() { says_of_it 'is protected .* checkpoint is ([3-9]|[1-9][0-9]+)s old, [^;]*(; restored|$)'; }
@@ -18,7 +19,7 @@ ends() {
   check "nothing is left: $(gpupool leases)" until_true at_rest
 }
 
-up
+GPUPOOL_LOG=info up
 
 if [ "$transport" = shm ]; then
   case_of "over shm"
@@ -42,6 +43,8 @@ go
 ends waits
 check "it is right: $status $out $err" right
 check "it says of it nothing but its rounds' time: $err" test "$(grep -c gpupool <<<"$err")" -eq 0
+check "checkpoints came through shared memory" has_logged ' [1-9][0-9]* pages came through shared memory'
+check "and went back through it" has_logged ' [1-9][0-9]* of [0-9]+ parts of a checkpoint went through shared memory'
 
 case_of "one that works goes on, and what it has sent since its checkpoint is made again"
 export GPUPOOL_LOG=info

@@ -1,12 +1,18 @@
 // Checkpoints in pages: what a worker sends, which may be anything, and what is kept of it.
 #include <capnp/message.h>
 #include <capnp/serialize.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <thread>
 
+#include "base/descriptor_passing.h"
 #include "server/files/kept_pages.h"
 
 #include "catch.h"
@@ -83,6 +89,9 @@ struct Places {
   std::vector<uint64_t> at = std::vector<uint64_t>(Sent::kPages, kNewPage);
   int parts = 100;            // behind so many it goes
   size_t damaged = SIZE_MAX;  // that page
+  bool shared = true;         // through memory that both map; false: as an older worker
+  // Behind each part that was sent, where it lies.
+  std::function<void(const PartRoom& room, size_t offset)> sent;
 };
 
 struct Heard {
@@ -98,7 +107,7 @@ Heard send(StateSocket& socket, const Sent& sent, const Places& places) {
   if (block.size() == sizeof heard.base) std::memcpy(&heard.base, block.data(), sizeof heard.base);
   const Bytes record = sent.record();
   if (!socket.sendBlock(record) || !socket.send(contentDigest(record))) return heard;
-  heard.answer = socket.hearAnswer();
+  heard.answer = places.shared ? socket.hearOffer() : socket.hearAnswer();
   if (!heard.answer.empty() || !socket.receiveBlock(block, sizeof sent.name)) return heard;
   heard.lacksImage = !block.empty();
   if (heard.lacksImage) socket.send(sent.image);
@@ -118,7 +127,13 @@ Heard send(StateSocket& socket, const Sent& sent, const Places& places) {
     if (--parts < 0) return heard;
     const Checksum checksum = checksumOf(page);
     if (places.damaged == i) page[3] ^= std::byte{1};
-    socket.sendPart(page, checksum);
+    std::byte* place = nullptr;
+    while (socket.room() != nullptr && (place = socket.room()->take(page.size())) == nullptr)
+      if (!socket.awaitRoom()) break;
+    if (place != nullptr) std::memcpy(place, page.data(), page.size());
+    socket.sendPart(place != nullptr ? std::span(place, page.size()) : page, checksum);
+    if (places.sent && place != nullptr)
+      places.sent(*socket.room(), static_cast<size_t>(place - socket.room()->memory()->data()));
   }
   socket.forgetError();
   heard.answer = socket.hearAnswer();
@@ -157,7 +172,8 @@ class Keeping {
 };
 
 // What a worker gets that rebuilds the session.
-void checkPlayed(const KeptPages& kept, const Sent& sent) {
+// Of so much memory that it offers; 0: none.
+void checkPlayed(const KeptPages& kept, const Sent& sent, size_t room) {
   const auto [mine, theirs] = connection();
   std::thread player([&kept, mine = mine] {
     StateSocket socket{Descriptor(mine), [] { return false; }};
@@ -173,7 +189,7 @@ void checkPlayed(const KeptPages& kept, const Sent& sent) {
   Bytes image(sent.image.size());
   CHECK(socket.receive(image));
   CHECK((image == sent.image));
-  CHECK(socket.answer(""));
+  CHECK(socket.offerRoom(room == 0 ? nullptr : transport::SharedMemory::create(room)));
   for (const Bytes& content : sent.contents) {
     Bytes came(content.size());
     CHECK(socket.receiveContent(came));
@@ -181,6 +197,11 @@ void checkPlayed(const KeptPages& kept, const Sent& sent) {
   }
   CHECK(socket.answer(""));
   player.join();
+  CHECK((socket.sharedParts() != 0) == (room >= sent.contents[3].size()));
+}
+void checkPlayed(const KeptPages& kept, const Sent& sent) {
+  for (const size_t room : {size_t{8} * StateSocket::kPartBytes, sent.all().size(), size_t{4096}, size_t{0}})
+    checkPlayed(kept, sent, room);
 }
 
 Places since(const KeptPages& base, std::initializer_list<size_t> changed) {
@@ -207,7 +228,10 @@ TEST_CASE("kept pages: contents are cut where both sides expect it") {
 TEST_CASE("kept pages: a checkpoint comes whole, and the next one as what has changed") {
   Keeping keeping;
   Sent sent;
-  REQUIRE(keeping.take(sent) == "");
+  Places places;
+  places.shared = GENERATE(true, false);
+  REQUIRE(keeping.take(sent, places) == "");
+  CHECK(keeping.kept->shared == (places.shared ? Sent::kPages : 0));
   CHECK(keeping.heard.answer.empty());
   CHECK(keeping.heard.base == Id());
   CHECK(keeping.heard.lacksImage);
@@ -346,6 +370,7 @@ TEST_CASE("kept pages: more of them than are under way at a time") {
     checkPlayed(*keeping.kept, sent);
   }
   SECTION("are refused for the first one that is damaged, also where more is wrong behind it") {
+    places.shared = false;
     places.damaged = GENERATE(0, 3, 12, 22);
     places.parts = GENERATE(12, 100);
     const bool whole = places.damaged < static_cast<size_t>(places.parts);
@@ -354,6 +379,7 @@ TEST_CASE("kept pages: more of them than are under way at a time") {
   }
   SECTION("are refused where one says that it is like another one, and is not") {
     sent.contents[3].assign(sent.contents[3].size(), std::byte{0});
+    places.shared = GENERATE(true, false);
     places.damaged = GENERATE(4, 15);
     CHECK(keeping.take(sent, places) == kDamagedOnItsWay);
     CHECK(keeping.used == 0);
@@ -394,4 +420,104 @@ TEST_CASE("kept pages: there must be room for what has changed, and a keeper wit
   CHECK(keeping.take(sent, places) ==
         "the worker tells what has changed since another checkpoint than the one that is held");
   CHECK(keeping.heard.base == Id());
+}
+
+// A hostile worker writes to the memory at any time.
+TEST_CASE("kept pages: what is kept has its checksum, also of a worker that changes pages behind its word") {
+  constexpr size_t kMany = 60;  // more than there is room for
+  Sent sent;
+  sent.contents[3] = pattern(kMany * kPageBytes, 5);
+  Places places;
+  places.at.assign(sent.pages().size(), kNewPage);
+  void* mapped = MAP_FAILED;  // the changer's own
+  size_t bytes = 0;
+  std::atomic<std::byte*> changes{nullptr};
+  std::atomic<bool> ended{false};
+  std::thread changer([&] {
+    for (unsigned i = 0; !ended; ++i)
+      if (std::byte* page = changes) page[i * 4093 % 512] = static_cast<std::byte>(i);
+  });
+  places.sent = [&](const PartRoom& room, size_t offset) {
+    if (mapped == MAP_FAILED) {
+      bytes = room.bytes();
+      mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, room.memory()->descriptor(), 0);
+    }
+    if (mapped != MAP_FAILED) changes = static_cast<std::byte*>(mapped) + offset;
+  };
+  Keeping keeping;
+  const std::string why = keeping.take(sent, places);
+  ended = true;
+  changer.join();
+  REQUIRE(mapped != MAP_FAILED);
+  munmap(mapped, bytes);
+  const auto& made = keeping.kept;
+  if (made == nullptr) {
+    CHECK(why == kDamagedOnItsWay);
+    return;
+  }
+  Bytes room;
+  for (const auto& page : made->contents) {
+    room.resize(page->bytes());
+    CHECK(page->read(room) == "");
+  }
+}
+
+TEST_CASE("kept pages: memory of a worker that keeps the descriptor of the room is free") {
+  Keeping keeping;
+  const Sent sent;
+  const auto [mine, theirs] = connection();
+  int kept = -1;
+  std::thread worker([&, theirs = theirs] {
+    StateSocket socket{Descriptor(theirs), [] { return false; }};
+    Bytes block;
+    if (!socket.receiveBlock(block, sizeof(Id))) return;
+    const Bytes record = sent.record();
+    if (!socket.sendBlock(record) || !socket.send(contentDigest(record)) || !socket.hearOffer().empty())
+      return;
+    kept = fcntl(socket.room()->memory()->descriptor(), F_DUPFD_CLOEXEC, 0);
+  });
+  std::shared_ptr<const KeptPages> made;
+  {
+    const Descriptor ours(mine);
+    CHECK(takePages(ours, [] { return ""; }, *keeping.store, nullptr, made) == kOtherEnded);
+  }
+  worker.join();
+  REQUIRE(kept >= 0);
+  struct stat file{};
+  REQUIRE(fstat(kept, &file) == 0);
+  CHECK(file.st_size == Sent::kPages * kPageBytes);
+  CHECK(file.st_blocks == 0);
+  close(kept);
+}
+
+TEST_CASE("kept pages: a worker that rebuilds and offers what is no memory, or gives back what it has not") {
+  Keeping keeping;
+  const Sent sent;
+  REQUIRE(keeping.take(sent) == "");
+  const auto [mine, theirs] = connection();
+  const bool unsealed = GENERATE(true, false);
+  std::thread worker([&, theirs = theirs] {
+    StateSocket socket{Descriptor(theirs), [] { return false; }};
+    Bytes record;
+    Digest digest{};
+    CHECK((socket.receiveBlock(record, kMostRecordBytes) && socket.receive(digest)));
+    CHECK((socket.answer("") && socket.sendBlock({})));
+    const uint64_t words[] = {0, ~uint64_t{0}};
+    const int memory = memfd_create("test", MFD_CLOEXEC);
+    CHECK(ftruncate(memory, 4096) == 0);
+    if (unsealed)
+      sendWithDescriptors(theirs, std::as_bytes(std::span(words)), std::span(&memory, 1));
+    else if (socket.offerRoom(transport::SharedMemory::create(4096)))
+      socket.send(std::as_bytes(std::span(words).subspan(1)));
+    close(memory);
+    socket.endSending();
+    socket.hearOut(std::chrono::seconds(10));
+  });
+  {
+    StateSocket socket{Descriptor(mine), [] { return false; }};
+    CHECK(playBack(socket, *keeping.kept) ==
+          (unsealed ? "shared memory: the peer's memory is not sealed against resizing"
+                    : kOtherEnded));  // what follows that is not heard
+  }
+  worker.join();
 }

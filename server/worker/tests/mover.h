@@ -192,4 +192,11 @@ inline std::pair<int, int> connection() {
   return {mine, theirs};
 }
 
+// And of one between processes of this machine: what has no bytes of its own can pass.
+inline std::pair<int, int> connectionHere() {
+  int ends[2];
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  return {ends[0], ends[1]};
+}
+
 }  // namespace gpupool::server::test

@@ -85,9 +85,9 @@ struct Program {
           Arguments().value(base + at + i).value(at + i + 1).value(kMiB / 4).value(0));
     run(ROW("sessionDrain"), Arguments().value(0).value(1));
   }
-  // A checkpoint; the program's error.
-  std::string checkpoint(Store& store) {
-    const auto [mine, theirs] = connection();
+  // A checkpoint; the program's error. here: its pages go through shared memory.
+  std::string checkpoint(Store& store, bool here = true) {
+    const auto [mine, theirs] = here ? connectionHere() : connection();
     std::shared_ptr<const KeptPages> made;
     std::thread keeper([&, theirs = theirs] {
       const Descriptor socket(theirs);
@@ -95,7 +95,9 @@ struct Program {
     });
     outcome = mover.copyPages(mine);
     keeper.join();
-    if (made != nullptr) store.kept = made;
+    if (made == nullptr) return outcome.error;
+    CHECK((made->shared != 0) == (here && outcome.movedBytes != 0));
+    store.kept = made;
     return outcome.error;
   }
 
@@ -126,7 +128,7 @@ size_t newPages(const KeptPages& before, const KeptPages& now) {
 // What is kept is what the session has: another keeper, which has nothing, gets the same.
 void checkKept(Program& program, Store& store) {
   Store other;
-  REQUIRE(program.checkpoint(other) == "");
+  REQUIRE(program.checkpoint(other, false) == "");
   CHECK(program.outcome.movedBytes == bytesOf(other.kept->contents).size());
   const bool same = bytesOf(store.kept->contents) == bytesOf(other.kept->contents);
   CHECK(same);

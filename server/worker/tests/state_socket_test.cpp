@@ -1,5 +1,6 @@
 // The stream between two workers: blocks, descriptors, and a peer that lies or goes.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -8,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "base/descriptor_passing.h"
 #include "server/worker/state_socket.h"
 
 #include "catch.h"
@@ -174,6 +176,285 @@ TEST_CASE("state socket: contents come as they are expected, or are refused") {
   SECTION("not at all, until a stop") {
     std::thread stopper([&] { pair.stopping = true; });
     CHECK_FALSE(pair.mine->receiveContent(got));
+    stopper.join();
+    CHECK(pair.mine->error() == "the session is ending");
+  }
+}
+
+// ---- parts through shared memory
+
+namespace {
+
+using gpupool::transport::SharedMemory;
+
+constexpr uint64_t kShared = uint64_t{1} << 63;
+
+struct Placed {
+  uint64_t length = 0, offset = 0;
+  Checksum checksum{};
+};
+
+std::vector<std::byte> pattern(size_t bytes) {
+  std::vector<std::byte> content(bytes);
+  for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<std::byte>(i * 13 + i / 4096);
+  return content;
+}
+
+// As a peer that says what it likes: an answer with these descriptors.
+void offer(int socket, std::span<const int> descriptors) {
+  const uint64_t nothing = 0;
+  REQUIRE(gpupool::sendWithDescriptors(socket, std::as_bytes(std::span(&nothing, 1)), descriptors) == 8);
+}
+
+// Its places taken, in order, for as long as there is room.
+std::vector<std::byte*> places(PartRoom& room, size_t bytes) {
+  std::vector<std::byte*> taken;
+  while (std::byte* place = room.take(bytes)) taken.push_back(place);
+  return taken;
+}
+
+}  // namespace
+
+TEST_CASE("part room: places follow one another around its end, and are free again in their order") {
+  PartRoom room(SharedMemory::create(10 * 4096));
+  std::byte* const begin = room.memory()->data();
+  CHECK(room.take(11 * 4096) == nullptr);
+  CHECK(room.take(0) == nullptr);
+  CHECK(room.take(4 * 4096) == begin);
+  CHECK(room.take(4 * 4096) == begin + 4 * 4096);
+  CHECK(room.take(4 * 4096) == nullptr);
+  CHECK_FALSE(room.giveBack(1));  // it was not sent
+  CHECK(room.isNext({begin, 4 * 4096}));
+  CHECK(room.isNext({begin, 100}));
+  CHECK_FALSE(room.isNext({begin, 4 * 4096 + 1}));
+  CHECK_FALSE(room.isNext({begin + 4 * 4096, 4096}));
+  room.sent();
+  CHECK(room.isNext({begin + 4 * 4096, 4096}));
+  CHECK_FALSE(room.giveBack(0));
+  CHECK_FALSE(room.giveBack(2));
+  CHECK(room.giveBack(1));
+  CHECK(room.take(3 * 4096) == begin);  // at its end there is less
+  CHECK(room.take(2 * 4096) == nullptr);
+  CHECK(room.take(4096) == begin + 3 * 4096);
+  CHECK(room.take(1) == nullptr);
+  room.sent(), room.sent(), room.sent();
+  CHECK(room.giveBack(3));
+  CHECK(room.take(10 * 4096) == begin);
+  CHECK(room.take(1) == nullptr);
+}
+
+TEST_CASE("state socket: parts through shared memory, more than there is room for") {
+  Pair pair;
+  constexpr size_t kPart = 3 * 4096, kParts = 50;
+  const auto whole = pattern(kParts * kPart);
+  std::thread sender([&] {
+    CHECK(pair.mine->hearOffer().empty());
+    REQUIRE(pair.mine->room() != nullptr);
+    for (size_t i = 0; i < kParts;) {
+      std::byte* place = pair.mine->room()->take(kPart);
+      if (place == nullptr) {
+        if (!pair.mine->awaitRoom()) return;
+        continue;
+      }
+      const auto part = std::span(whole).subspan(i++ * kPart, kPart);
+      std::memcpy(place, part.data(), part.size());
+      if (!pair.mine->sendPart({place, kPart}, checksumOf(part))) return;
+      // What has no place there goes as bytes, between the others.
+      if (i == 7 && !pair.mine->sendPart(part, checksumOf(part))) return;
+    }
+    CHECK(pair.mine->hearAnswer() == "well");
+  });
+  REQUIRE(pair.theirs->offerRoom(SharedMemory::create(8 * kPart)));
+  CHECK(pair.theirs->partsAtOnce(kPart, 100) == 4);
+  CHECK(pair.theirs->partsAtOnce(kPart, 3) == 3);
+  CHECK(pair.theirs->partsAtOnce(100 * kPart, 3) == 1);
+  std::vector<std::byte> got, room(kPart);
+  for (size_t i = 0; i < kParts + 1; ++i) {
+    ReceivedPart part;
+    REQUIRE(pair.theirs->receivePart(room, part));
+    CHECK(part.shared == (i != 7));
+    CHECK(checksumOf(part.bytes) == part.checksum);
+    if (part.shared) got.insert(got.end(), part.bytes.begin(), part.bytes.end());
+    REQUIRE(pair.theirs->giveBack(part));
+  }
+  CHECK(pair.theirs->answer("well"));
+  sender.join();
+  CHECK(pair.mine->error().empty());
+  CHECK(pair.mine->sharedParts() == kParts);
+  CHECK(pair.theirs->sharedParts() == kParts);
+  CHECK((got == whole));
+}
+
+TEST_CASE("state socket: contents come through shared memory or as bytes, whatever the sender knows of it") {
+  Pair pair;
+  const bool knows = GENERATE(true, false), offers = GENERATE(true, false);
+  constexpr size_t kPart = StateSocket::kPartBytes;
+  const auto whole = pattern(5 * kPart + 333);
+  std::thread sender([&] {
+    CHECK((knows ? pair.mine->hearOffer() : pair.mine->hearAnswer()).empty());
+    CHECK((pair.mine->room() != nullptr) == (knows && offers));
+    if (pair.mine->room() == nullptr) pair.mine->ownRoom(SharedMemory::create(2 * kPart));
+    for (std::span rest(whole); !rest.empty();) {
+      const auto part = rest.first(std::min(rest.size(), kPart));
+      std::byte* place = pair.mine->room()->take(part.size());
+      if (place == nullptr && pair.mine->awaitRoom()) continue;
+      REQUIRE(place != nullptr);
+      std::memcpy(place, part.data(), part.size());
+      if (!pair.mine->sendPart({place, part.size()}, checksumOf(part))) return;
+      rest = rest.subspan(part.size());
+    }
+    CHECK(pair.mine->hearAnswer().empty());
+  });
+  const size_t parts = GENERATE(1, 2, 8);
+  REQUIRE(pair.theirs->offerRoom(offers ? SharedMemory::create(parts * kPart) : nullptr));
+  std::vector<std::byte> got(whole.size());
+  CHECK(pair.theirs->receiveContent(got));
+  CHECK(pair.theirs->answer(""));
+  sender.join();
+  CHECK((got == whole));
+  CHECK(pair.theirs->sharedParts() == (knows && offers ? 6 : 0));
+}
+
+TEST_CASE("state socket: a sender that tells of other places than there are is refused") {
+  Pair pair;
+  constexpr size_t kRoom = 4 * 4096;
+  std::vector<std::byte> room(4096);
+  ReceivedPart part;
+  Placed said{kShared | 4096, 0, {}};
+  const auto tells = [&] { return pair.mine->send(std::as_bytes(std::span(&said, 1))); };
+  SECTION("without any having been offered") {
+    REQUIRE(tells());
+    CHECK_FALSE(pair.theirs->receivePart(room, part));
+    CHECK(pair.theirs->error() == "the other worker sends other contents than it said");
+    return;
+  }
+  REQUIRE(pair.theirs->offerRoom(SharedMemory::create(kRoom)));
+  CHECK(pair.mine->hearOffer().empty());
+  SECTION("beyond its end") {
+    said.offset =
+        GENERATE(uint64_t{kRoom - 4095}, uint64_t{kRoom}, uint64_t{kRoom + 1}, UINT64_MAX, UINT64_MAX - 4095);
+    REQUIRE(tells());
+    CHECK_FALSE(pair.theirs->receivePart(room, part));
+    CHECK(pair.theirs->error() == "the other worker names a place that is not in the shared memory");
+  }
+  SECTION("of another length") {
+    said.length = kShared | GENERATE(uint64_t{0}, uint64_t{4095}, uint64_t{4097}, kShared - 1);
+    REQUIRE(tells());
+    CHECK_FALSE(pair.theirs->receivePart(room, part));
+    CHECK(pair.theirs->error() == "the other worker sends other contents than it said");
+  }
+  SECTION("the same one twice, at an odd place: that is its own affair") {
+    said.offset = 4097;
+    REQUIRE((tells() && tells()));
+    CHECK(pair.theirs->receivePart(room, part));
+    CHECK(pair.theirs->receivePart(room, part));
+    CHECK(part.bytes.data() == pair.theirs->offered()->data() + 4097);
+    CHECK(pair.theirs->error().empty());
+  }
+  SECTION("and then goes") {
+    REQUIRE(pair.mine->send(std::as_bytes(std::span(&said.length, 1))));
+    pair.mine.reset();
+    CHECK_FALSE(pair.theirs->receivePart(room, part));
+    CHECK(pair.theirs->error() == kOtherEnded);
+  }
+}
+
+TEST_CASE("state socket: memory that its owner can take away, or is none, is refused") {
+  Pair pair;
+  const auto error = [&](int descriptor) {
+    offer(pair.raw, std::span(&descriptor, 1));
+    close(descriptor);
+    const std::string heard = pair.mine->hearOffer();
+    CHECK(pair.mine->room() == nullptr);
+    CHECK(heard == pair.mine->error());
+    return heard;
+  };
+  const auto memory = [](uint64_t bytes) {
+    const int file = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    REQUIRE(ftruncate(file, static_cast<off_t>(bytes)) == 0);
+    return file;
+  };
+  constexpr char kCannot[] = "the other worker offers memory that it cannot offer";
+  SECTION("without seals") {
+    CHECK(error(memory(8 << 20)) == "shared memory: the peer's memory is not sealed against resizing");
+  }
+  SECTION("sealed against growing alone") {
+    const int file = memory(8 << 20);
+    REQUIRE(fcntl(file, F_ADD_SEALS, F_SEAL_GROW) == 0);
+    CHECK(error(file) == "shared memory: the peer's memory is not sealed against resizing");
+  }
+  SECTION("without a byte") { CHECK(error(memory(0)) == kCannot); }
+  SECTION("more than is ever needed") { CHECK(error(memory(StateSocket::kMostRoomBytes + 4096)) == kCannot); }
+  SECTION("a part of a page") {
+    const int file = memory(5000);
+    REQUIRE(fcntl(file, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) == 0);
+    CHECK(error(file) == "shared memory: the peer announced 8192 bytes, the file has 5000");
+  }
+  SECTION("no memory at all") {
+    int ends[2];
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    close(ends[1]);
+    CHECK(error(ends[0]) == kCannot);
+  }
+  SECTION("more than one") {
+    const int files[] = {memory(4096), memory(4096)};
+    offer(pair.raw, files);
+    close(files[0]);
+    close(files[1]);
+    CHECK(pair.mine->hearOffer() == "the other worker sends other descriptors than it said");
+  }
+}
+
+TEST_CASE("state socket: a receiver that gives back what it has not, nothing, or goes") {
+  Pair pair;
+  constexpr size_t kPart = 4096;
+  REQUIRE(pair.theirs->offerRoom(SharedMemory::create(2 * kPart)));
+  REQUIRE(pair.mine->hearOffer().empty());
+  const auto taken = places(*pair.mine->room(), kPart);
+  REQUIRE(taken.size() == 2);
+  const auto send = [&](size_t which) {
+    const std::span<std::byte> part(taken[which], kPart);
+    return pair.mine->sendPart(part, checksumOf(part));
+  };
+  const auto says = [&](uint64_t word) { REQUIRE(pair.theirs->send(std::as_bytes(std::span(&word, 1)))); };
+  constexpr char kTooMany[] = "the other worker gives back more than it has";
+  REQUIRE(send(0));
+  SECTION("more than was sent") {
+    says(kShared | GENERATE(uint64_t{2}, uint64_t{0}, kShared - 1));
+    CHECK_FALSE(pair.mine->awaitRoom());
+    CHECK(pair.mine->error() == kTooMany);
+  }
+  SECTION("more than was sent, before its answer") {
+    says(kShared | 1);
+    says(kShared | 1);
+    CHECK(pair.mine->hearAnswer() == kTooMany);
+  }
+  SECTION("one, of which the next part hears") {
+    says(kShared | 1);
+    CHECK(send(1));
+    CHECK(pair.mine->room()->take(kPart) == taken[0]);
+  }
+  SECTION("and refuses") {
+    says(kShared | 1);
+    REQUIRE(pair.theirs->answer("no"));
+    CHECK_FALSE(send(1));
+    CHECK(pair.mine->error() == kOtherEnded);
+    pair.mine->forgetError();
+    CHECK(pair.mine->hearAnswer() == "no");
+  }
+  SECTION("a part of a word") {
+    REQUIRE(pair.theirs->send(std::as_bytes(std::span("abc", 3))));
+    CHECK_FALSE(pair.mine->awaitRoom());
+    CHECK(pair.mine->error() == kOtherEnded);
+  }
+  SECTION("and goes") {
+    pair.theirs.reset();
+    CHECK_FALSE(pair.mine->awaitRoom());
+    CHECK(pair.mine->error() == kOtherEnded);
+  }
+  SECTION("nothing, until a stop") {
+    std::thread stopper([&] { pair.stopping = true; });
+    CHECK_FALSE(pair.mine->awaitRoom());
     stopper.join();
     CHECK(pair.mine->error() == "the session is ending");
   }

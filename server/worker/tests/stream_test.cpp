@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "schema/record.capnp.h"
+#include "server/files/kept_pages.h"
 #include "server/files/session_file.h"
 #include "server/worker/device_stream.h"
 #include "server/worker/rebuild.h"
@@ -442,6 +443,35 @@ TEST_CASE("stream: a session goes into a file and on here, and comes out of the 
   StateSocket socket{Descriptor(mine), [] { return false; }};
   CHECK(playBack(socket, file) == "");
   CHECK(next.report() == here + "the graph runs\n");
+}
+
+TEST_CASE("stream: a checkpoint in pages comes out of memory elsewhere, through shared memory or as bytes") {
+  Program& program = theProgram();
+  Mover mover(program.client);
+  const std::string here = picture(*program.client.session);
+  const auto store = PageStore::create({[](uint64_t) { return std::string(); }, [](uint64_t) {}});
+  std::shared_ptr<const KeptPages> kept;
+  {
+    const auto [mine, theirs] = connectionHere();
+    std::thread keeper([&, theirs = theirs] {
+      const Descriptor socket(theirs);
+      takePages(socket, [] { return ""; }, *store, nullptr, kept);
+    });
+    CHECK(mover.copyPages(mine).error == "");
+    keeper.join();
+    REQUIRE(kept != nullptr);
+    CHECK(kept->shared >= 18);  // 36 MiB
+  }
+  for (const bool shared : {true, false}) {
+    CAPTURE(shared);
+    const auto [mine, theirs] = shared ? connectionHere() : connection();
+    Next next(theirs);
+    StateSocket socket{Descriptor(mine), [] { return false; }};
+    CHECK(playBack(socket, *kept) == "");
+    CHECK(next.report() == here + "the graph runs\n");
+    CHECK((socket.sharedParts() >= 3) == shared);
+  }
+  program.run(ROW("sessionDrain"), Arguments().value(0).value(1));
 }
 
 // The last one: the session leaves.
