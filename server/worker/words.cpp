@@ -168,8 +168,11 @@ void Words::checkFault() {
     if (sticky() != CUDA_SUCCESS) return;
     if (driver_.cuCtxSetCurrent(reinterpret_cast<CUcontext>(real)) != CUDA_SUCCESS) return;
     CUstream probe = nullptr;
-    if (const auto own = probes_.find(reinterpret_cast<CUcontext>(real)); own != probes_.end())
-      probe = own->second;
+    {
+      std::lock_guard lock(mutex_);
+      const auto own = probes_.find(reinterpret_cast<CUcontext>(real));
+      if (own != probes_.end()) probe = own->second;
+    }
     for (auto& [context, stream] : otherProbes_)
       if (context == id) probe = stream;
     CUresult result = CUDA_SUCCESS;
@@ -186,23 +189,36 @@ void Words::checkFault() {
   });
 }
 
+// Without probing_: a query may be blocked until the program comes further.
 void Words::contextMade(CUcontext context) {
-  std::lock_guard lock(probing_);
-  if (probes_.contains(context) || driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (!probes_.try_emplace(context, nullptr).second) return;
+  }
   CUstream probe = nullptr;
-  if (driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS) probes_[context] = probe;
-  driver_.cuCtxPopCurrent_v2(&context);
+  if (driver_.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
+    if (driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) probe = nullptr;
+    driver_.cuCtxPopCurrent_v2(&context);
+  }
+  std::lock_guard lock(mutex_);
+  if (probe == nullptr)
+    probes_.erase(context);
+  else
+    probes_[context] = probe;
 }
 
 std::unique_lock<std::mutex> Words::contextEnds(CUcontext ending) {
-  std::unique_lock lock(probing_);
-  if (const auto own = probes_.find(ending); own != probes_.end()) {
-    driver_.cuStreamDestroy_v2(own->second);
-    probes_.erase(own);
+  std::unique_lock probing(probing_);
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto own = probes_.find(ending); own != probes_.end()) {
+      otherProbes_.emplace_back(0, own->second);
+      probes_.erase(own);
+    }
   }
   for (auto& [context, stream] : otherProbes_) driver_.cuStreamDestroy_v2(stream);
   otherProbes_.clear();
-  return lock;
+  return probing;
 }
 
 void Words::checkFaults() {

@@ -98,9 +98,9 @@ class Words {
   bool faultsIdle_ = false;  // nobody waited when the fault thread last looked: wake it when somebody does
   std::vector<Watched> watched_;
   std::atomic<bool> any_{false};                            // watched_ is not empty
-  std::mutex probing_;                                      // taken before mutex_
-  std::map<CUcontext, CUstream> probes_;                    // under probing_: idle streams
-  std::vector<std::pair<uint64_t, CUstream>> otherProbes_;  // likewise, of green contexts: by id
+  std::map<CUcontext, CUstream> probes_;                    // under mutex_: idle streams
+  std::mutex probing_;                                      // taken before mutex_; held while drivers block
+  std::vector<std::pair<uint64_t, CUstream>> otherProbes_;  // under probing_: of green contexts, by id
   bool stopping_ = false;
   bool parked_ = false;
   bool added_ = false;  // a watch, since the watcher looked last
