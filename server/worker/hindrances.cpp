@@ -53,7 +53,7 @@ bool madeForCopies(const Record::Entry& making) {
   return in.bad() || canBeCopied(shape);
 }
 
-const Images::Contents* contentsOf(Session& session, const Record::Entry& load) {
+const Images::Contents* codeContents(Session& session, const Record::Entry& load) {
   const auto image = imageOf(load);
   return image ? session.images().contents(image->name, image->kind, session.architecture()) : nullptr;
 }
@@ -73,7 +73,7 @@ std::vector<LoadedCode> loadedCode(Session& session) {
   for (const auto& [owner, context] : session.record().loadedCode()) {
     LoadedCode& code = all.emplace_back(LoadedCode{owner, context, nullptr});
     const auto load = loads.find(owner);
-    if (load != loads.end()) code.contents = contentsOf(session, load->second);
+    if (load != loads.end()) code.contents = codeContents(session, load->second);
   }
   return all;
 }
@@ -84,7 +84,7 @@ std::vector<LoadedCode> unloadedManaged(Session& session) {
   std::vector<LoadedCode> all;
   for (const auto& [owner, entry] : session.record().living(HandleKind::library))
     if (!loaded.contains(owner) && session.space().hasManaged(owner))
-      all.push_back({owner, 0, contentsOf(session, entry)});
+      all.push_back({owner, 0, codeContents(session, entry)});
   return all;
 }
 

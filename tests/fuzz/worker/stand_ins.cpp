@@ -1,10 +1,11 @@
-// In place of server/worker/output.cpp, callbacks.cpp and server/arena_mmap.cpp, which decode nothing and
-// have to do with the whole process: its standard output, its mmap, host functions that are never answered
-// here.
+// In place of server/worker/output.cpp, callbacks.cpp, server/arena_mmap.cpp and server/worker_start.cpp,
+// which decode nothing and have to do with the whole process: its standard output, its mmap, host functions
+// that are never answered here.
 #include "server/arena_mmap.h"
 #include "server/worker/callbacks.h"
 #include "server/worker/output.h"
 #include "server/worker/session.h"
+#include "server/worker_process.h"
 
 namespace gpupool::server {
 
@@ -17,6 +18,9 @@ bool reserveGlobalArena() { return false; }
 GlobalArenaUse globalArenaUse() { return {}; }
 PlaceGlobals::PlaceGlobals() = default;
 PlaceGlobals::~PlaceGlobals() = default;
+
+// No session begins anew here.
+CUcontext contextAhead(const Driver&, int) { return nullptr; }
 
 namespace session_callbacks {
 
