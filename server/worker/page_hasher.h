@@ -5,10 +5,10 @@
 // session is wrong.
 //
 // A context gets the code before anything else is loaded in it, here and where the session is rebuilt: the
-// driver places code and variables behind what is there. It takes some of that room when a stream is made
-// and first used, too, so this has happened then (H100, driver 580: 2 MiB, which a checkpoint took before and
-// a rebuilt session did not). As the launch of a graph on a stream of its own, as the scrubber does, and for
-// its reason (scrubber.h).
+// driver places code and variables behind what is there. Making a stream takes 2 MiB of the same room (H100,
+// driver 580), so all that a checkpoint needs in a context is made, and used once, at that moment, too. Pages
+// are hashed by the launch of a graph on a stream of its own, as the scrubber works, and for its reason
+// (scrubber.h).
 //
 // Threads: one at a time. Ends before its context, or is abandoned.
 

@@ -228,8 +228,9 @@ bool StateSocket::offerRoom(std::shared_ptr<transport::SharedMemory> memory) {
       offered_ = std::move(memory);
       return true;
     }
-    if (sent >= 0 || (errno != EAGAIN && errno != ETOOMANYREFS && errno != ENOBUFS)) return fail(kOtherEnded);
-    if (errno == ETOOMANYREFS) return answer("");  // of all processes of this user: the bytes travel
+    // Too many descriptors are on their way, of all processes of this user, or the kernel lacks room for one.
+    if (sent < 0 && (errno == ETOOMANYREFS || errno == ENOBUFS)) return answer("");  // the bytes travel
+    if (sent >= 0 || errno != EAGAIN) return fail(kOtherEnded);
   }
   return false;
 }

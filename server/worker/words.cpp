@@ -193,29 +193,24 @@ void Words::checkFault() {
 void Words::contextMade(CUcontext context) {
   {
     std::lock_guard lock(mutex_);
-    if (!probes_.try_emplace(context, nullptr).second) return;
+    if (probes_.contains(context)) return;
   }
   CUstream probe = nullptr;
-  if (driver_.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS) {
-    if (driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS) probe = nullptr;
-    driver_.cuCtxPopCurrent_v2(&context);
-  }
+  if (driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  const CUresult made = driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING);
+  driver_.cuCtxPopCurrent_v2(&context);
   std::lock_guard lock(mutex_);
-  if (probe == nullptr)
-    probes_.erase(context);
-  else
-    probes_[context] = probe;
+  if (made == CUDA_SUCCESS) probes_[context] = probe;
 }
 
 std::unique_lock<std::mutex> Words::contextEnds(CUcontext ending) {
   std::unique_lock probing(probing_);
+  CUstream own = nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (const auto own = probes_.find(ending); own != probes_.end()) {
-      otherProbes_.emplace_back(0, own->second);
-      probes_.erase(own);
-    }
+    if (const auto probe = probes_.extract(ending)) own = probe.mapped();
   }
+  if (own != nullptr) driver_.cuStreamDestroy_v2(own);
   for (auto& [context, stream] : otherProbes_) driver_.cuStreamDestroy_v2(stream);
   otherProbes_.clear();
   return probing;

@@ -58,7 +58,8 @@ class Words {
   CUresult sticky() const;
   // The session has this context, and nothing has been loaded in a new one. It gets the stream by which it is
   // queried for faults now: for a stream driver 580 takes 2 MiB of an address pool that it places variables
-  // of code in (H100), so one that is made at some later moment moves what is loaded behind it.
+  // of code in (H100), so one that is made at some later moment moves what is loaded behind it. By the thread
+  // that makes and ends contexts.
   void contextMade(CUcontext context);
   // While the lock is held, no context is queried for faults; the remaining contexts are queried again
   // afterwards. Hold it while a context ends: drivers crash if a stream is queried while its context is
