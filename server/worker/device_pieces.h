@@ -33,6 +33,8 @@ class DevicePieces {
   std::string prepare();
   // Makes the context of the piece's device current; the address is there until another piece is opened.
   std::string open(size_t piece, CUdeviceptr& address);
+  // Whether the address of the piece that is open stays when another one is opened.
+  bool stays() const { return space_.staysOpen(open_, address_); }
   void close();
   // A context of that device of the lease is current.
   std::string enter(unsigned device);

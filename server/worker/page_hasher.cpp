@@ -1,6 +1,7 @@
 #include "server/worker/page_hasher.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "server/arena_mmap.h"
@@ -112,6 +113,10 @@ CUresult PageHasher::prepare() {
   CUresult result = driver_.cuModuleLoadData(&module, kCode);
   if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&kernel_, module, "gpupoolHashPages");
   if (result == CUDA_SUCCESS) result = driver_.cuMemAlloc_v2(&own_, kHashBytes + kPageBytes);
+  void* pinned = nullptr;
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemHostAlloc(&pinned, kPinnedBytes, CU_MEMHOSTALLOC_PORTABLE);
+  pinned_ = static_cast<std::byte*>(pinned);
   if (result == CUDA_SUCCESS) result = driver_.cuStreamCreate(&stream_, CU_STREAM_NON_BLOCKING);
   if (result == CUDA_SUCCESS) result = driver_.cuGraphCreate(&graph_, 0);
   launch.func = kernel_;
@@ -126,15 +131,19 @@ CUresult PageHasher::prepare() {
 
 CUresult PageHasher::useFirst() {
   Checksum ignored{};
-  CUresult result = hashSome(own_ + kHashBytes, std::span(&ignored, 1));
+  CUresult result = begin(own_ + kHashBytes, std::span(&ignored, 1));
+  if (result == CUDA_SUCCESS) result = finish();
   if (result == CUDA_SUCCESS)
     result = driver_.cuMemcpyDtoDAsync_v2(own_, own_ + kHashBytes, sizeof ignored, stream_);
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuMemcpyDtoHAsync_v2(pinned_, own_ + kHashBytes, sizeof ignored, stream_);
   const CUresult finished = driver_.cuStreamSynchronize(stream_);
   return result == CUDA_SUCCESS ? finished : result;
 }
 
-CUresult PageHasher::hashSome(CUdeviceptr address, std::span<Checksum> hashes) {
-  void* parameters[] = {&address, &own_};
+CUresult PageHasher::beginSome(CUdeviceptr address, std::span<Checksum> hashes) {
+  CUdeviceptr out = own_ + begunPages_ * sizeof(Checksum);
+  void* parameters[] = {&address, &out};
   CUDA_KERNEL_NODE_PARAMS_v2 launch{};
   launch.func = kernel_;
   launch.gridDimX = static_cast<unsigned>(hashes.size());
@@ -144,16 +153,37 @@ CUresult PageHasher::hashSome(CUdeviceptr address, std::span<Checksum> hashes) {
   launch.kernelParams = parameters;
   CUresult result = driver_.cuGraphExecKernelNodeSetParams_v2(exec_, node_, &launch);
   if (result == CUDA_SUCCESS) result = driver_.cuGraphLaunch(exec_, stream_);
-  if (result == CUDA_SUCCESS)
-    result = driver_.cuMemcpyDtoHAsync_v2(hashes.data(), own_, hashes.size_bytes(), stream_);
-  const CUresult finished = driver_.cuStreamSynchronize(stream_);
-  return result == CUDA_SUCCESS ? finished : result;
+  if (result != CUDA_SUCCESS) return result;
+  begun_.push_back(hashes);
+  begunPages_ += hashes.size();
+  return CUDA_SUCCESS;
 }
 
-CUresult PageHasher::hash(CUdeviceptr address, std::span<Checksum> hashes) {
+CUresult PageHasher::begin(CUdeviceptr address, std::span<Checksum> hashes) {
   CUresult result = CUDA_SUCCESS;
-  for (size_t at = 0; result == CUDA_SUCCESS && at < hashes.size(); at += kAtOnce)
-    result = hashSome(address + at * kPageBytes, hashes.subspan(at, std::min(kAtOnce, hashes.size() - at)));
+  while (result == CUDA_SUCCESS && !hashes.empty()) {
+    if (begunPages_ == kAtOnce) result = finish();
+    const size_t pages = std::min(kAtOnce - begunPages_, hashes.size());
+    if (result == CUDA_SUCCESS) result = beginSome(address, hashes.first(pages));
+    address += pages * kPageBytes;
+    hashes = hashes.subspan(pages);
+  }
+  return result;
+}
+
+CUresult PageHasher::finish() {
+  const auto begun = std::exchange(begun_, {});
+  const size_t pages = std::exchange(begunPages_, 0);
+  auto* hashes = reinterpret_cast<Checksum*>(pinned_);
+  static_assert(kHashBytes <= kPinnedBytes);
+  CUresult result = CUDA_SUCCESS;
+  if (pages != 0) result = driver_.cuMemcpyDtoHAsync_v2(hashes, own_, pages * sizeof(Checksum), stream_);
+  const CUresult finished = driver_.cuStreamSynchronize(stream_);
+  if (result == CUDA_SUCCESS) result = finished;
+  for (const std::span<Checksum> some : begun) {
+    if (result == CUDA_SUCCESS) std::copy_n(hashes, some.size(), some.begin());
+    hashes += some.size();
+  }
   return result;
 }
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include "server/driver.h"
 #include "server/worker/checksum.h"
@@ -28,16 +29,21 @@ class PageHasher {
   PageHasher(const PageHasher&) = delete;
   PageHasher& operator=(const PageHasher&) = delete;
 
-  // Both: its context is current.
+  // All three: its context is current.
   CUresult prepare();
-  // Of hashes.size() whole pages behind `address`; waits for them.
-  CUresult hash(CUdeviceptr address, std::span<Checksum> hashes);
+  // Of hashes.size() whole pages behind `address`. The hashes are there behind finish(), and the pages have
+  // to stay until then.
+  CUresult begin(CUdeviceptr address, std::span<Checksum> hashes);
+  CUresult finish();
   // For copies of pages, too. The hasher's.
   CUstream stream() const { return stream_; }
+  // Memory of the host that the device reaches without the processor, for such copies. The hasher's.
+  std::span<std::byte> pinned() const { return {pinned_, kPinnedBytes}; }
 
  private:
+  static constexpr size_t kPinnedBytes = size_t{8} << 20;
   CUresult useFirst();
-  CUresult hashSome(CUdeviceptr address, std::span<Checksum> hashes);
+  CUresult beginSome(CUdeviceptr address, std::span<Checksum> hashes);
 
   const Driver& driver_;
   CUfunction kernel_ = nullptr;
@@ -46,6 +52,9 @@ class PageHasher {
   CUgraphNode node_ = nullptr;
   CUgraphExec exec_ = nullptr;
   CUdeviceptr own_ = 0;  // the hashes, on their way, and behind them the page of the first use
+  std::vector<std::span<Checksum>> begun_;
+  size_t begunPages_ = 0;
+  std::byte* pinned_ = nullptr;
 };
 
 // Those of a session that is protected; of another one there is none. Nor on a software GPU: the processor

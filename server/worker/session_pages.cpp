@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 #include "base/ordered_work.h"
@@ -21,24 +22,40 @@ size_t SentCheckpoint::Hash::operator()(const Checksum& checksum) const {
   return first;
 }
 
-uint64_t SentCheckpoint::find(const Checksum& hash) const {
-  const auto at = pages.find(hash);
-  return at == pages.end() ? kNewPage : at->second;
+void SentCheckpoint::makeIndex() {
+  if (!index_.empty()) return;
+  index_.reserve(hashes_.size());
+  for (size_t i = 0; i < hashes_.size(); ++i) index_.emplace(hashes_[i], i);
 }
 
-const SentCheckpoint* SentPages::held(const Id& id) {
-  std::erase_if(known_, [&](const SentCheckpoint& one) { return one.id != id; });
+uint64_t SentCheckpoint::find(const Checksum& hash, uint64_t near) {
+  if (near < hashes_.size() && hashes_[near] == hash) return near;
+  makeIndex();
+  const auto at = index_.find(hash);
+  return at == index_.end() ? kNewPage : at->second;
+}
+
+SentCheckpoint* SentPages::held(const Id& id) {
+  std::erase_if(known_, [&](const SentCheckpoint& one) { return one.id() != id; });
   return known_.empty() ? nullptr : &known_.front();
+}
+
+void SentPages::makeIndexes() {
+  for (SentCheckpoint& one : known_) one.makeIndex();
 }
 
 // ---- what has changed
 
+// The processor hashes the host's memory while the device hashes its own.
 std::string PageCopy::look(const Id& base) {
   std::string why = describe();
-  std::vector<Checksum> device;
-  if (why.empty()) why = pieces_->prepare();
-  if (why.empty()) why = hashDevice(device);
-  if (why.empty()) compare(sent_.held(base), device);
+  if (!why.empty()) return why;
+  hashes_.resize(all_.size());
+  auto host = beside([this] { return hashHost(); });
+  why = pieces_->prepare();
+  if (why.empty()) why = hashDevice();
+  host.get();
+  if (why.empty()) compare(sent_.held(base));
   return why;
 }
 
@@ -85,26 +102,44 @@ void PageCopy::cut(std::span<const uint64_t> lengths) {
   }
 }
 
-std::string PageCopy::hashDevice(std::vector<Checksum>& hashes) {
-  hashes.resize(pieces_->bytes() / kPageBytes);
-  std::span<Checksum> rest(hashes);
+// Pieces whose addresses stay are hashed without waiting for each.
+std::string PageCopy::hashDevice() {
+  const auto first = std::ranges::find(all_, deviceContent_, &Page::content);
+  firstOnDevice_ = static_cast<size_t>(first - all_.begin());
+  std::span<Checksum> rest = std::span(hashes_).subspan(firstOnDevice_, pieces_->bytes() / kPageBytes);
+  uint64_t begin = 0;
   for (size_t piece = 0; piece < pieces_->all().size(); ++piece) {
-    begins_.push_back((hashes.size() - rest.size()) * kPageBytes);
-    const size_t pages = pieces_->all()[piece].bytes / kPageBytes;
-    if (std::string why = hashPiece(piece, rest.first(pages)); !why.empty()) return why;
-    rest = rest.subspan(pages);
+    begins_.push_back(begin);
+    const uint64_t bytes = pieces_->all()[piece].bytes;
+    if (std::string why = hashPiece(piece, rest.first(bytes / kPageBytes)); !why.empty()) return why;
+    rest = rest.subspan(bytes / kPageBytes);
+    begin += bytes;
+  }
+  return finishHashing();
+}
+
+std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
+  CUdeviceptr address = 0;
+  if (std::string why = pieces_->open(piece, address); !why.empty()) return why;
+  const CUcontext context = pieces_->context(pieces_->all()[piece].device);
+  PageHasher* hasher = session_.hashers().find(context);
+  if (hasher == nullptr) return hashThroughHost(address, hashes);
+  hashing_.insert(context);
+  const CUresult result = hasher->begin(address, hashes);
+  if (result != CUDA_SUCCESS) return pieces_->failed("hashing it", result);
+  return pieces_->stays() ? "" : finishHashing();
+}
+
+std::string PageCopy::finishHashing() {
+  for (const CUcontext context : std::exchange(hashing_, {})) {
+    CUresult result = session_.driver().cuCtxSetCurrent(context);
+    if (result == CUDA_SUCCESS) result = session_.hashers().find(context)->finish();
+    if (result != CUDA_SUCCESS) return pieces_->failed("hashing it", result);
   }
   return "";
 }
 
-// Where the device does not, through the host.
-std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
-  CUdeviceptr address = 0;
-  if (std::string why = pieces_->open(piece, address); !why.empty()) return why;
-  if (PageHasher* hasher = session_.hashers().find(pieces_->context(pieces_->all()[piece].device))) {
-    const CUresult result = hasher->hash(address, hashes);
-    return result == CUDA_SUCCESS ? "" : pieces_->failed("hashing it", result);
-  }
+std::string PageCopy::hashThroughHost(CUdeviceptr address, std::span<Checksum> hashes) {
   std::vector<std::byte> page(kPageBytes);
   for (Checksum& hash : hashes) {
     const CUresult result = session_.driver().cuMemcpyDtoH_v2(page.data(), address, page.size());
@@ -112,6 +147,13 @@ std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
     hash = checksumOf(page);
     address += kPageBytes;
   }
+  return "";
+}
+
+std::string PageCopy::hashHost() {
+  std::vector<std::byte> room;
+  for (size_t i = 0; i < all_.size(); ++i)
+    if (!onDevice(all_[i])) hashes_[i] = checksumOf(read(all_[i], room));
   return "";
 }
 
@@ -124,25 +166,22 @@ std::span<const std::byte> PageCopy::read(const Page& page, std::vector<std::byt
   return room;
 }
 
-void PageCopy::compare(const SentCheckpoint* base, std::span<const Checksum> device) {
-  SentCheckpoint now{Id::random(), {}};
-  header_ = {base == nullptr ? Id() : base->id, now.id};
-  std::vector<std::byte> room;
+void PageCopy::compare(SentCheckpoint* base) {
+  header_ = {base == nullptr ? Id() : base->id(), Id::random()};
+  places_.reserve(all_.size());
   for (size_t i = 0; i < all_.size(); ++i) {
-    const Page& page = all_[i];
-    const Checksum hash = onDevice(page) ? device[page.offset / kPageBytes] : checksumOf(read(page, room));
-    now.pages.emplace(hash, i);
-    places_.push_back(base == nullptr ? kNewPage : base->find(hash));
+    places_.push_back(base == nullptr ? kNewPage : base->find(hashes_[i], i));
     if (places_.back() != kNewPage) continue;
     changed_.push_back(i);
-    bytes_ += page.bytes;
+    bytes_ += all_[i].bytes;
   }
-  sent_.sent(std::move(now));
 }
 
 // ---- what travels
 
 std::string PageCopy::ship(StateSocket& socket) {
+  sent_.sent({header_.id, std::move(hashes_)});
+  sent_.makeIndexes();
   std::string why = streamRecord(session_, socket, message_);
   if (why.empty() && !sendPlaces(socket)) why = socket.error();
   // On a thread of its own, for the context that is current behind it is another one.

@@ -20,6 +20,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -34,20 +35,31 @@
 namespace gpupool::server {
 
 // What a worker knows of a checkpoint that it has sent: where in it a page of that hash is.
-struct SentCheckpoint {
+class SentCheckpoint {
+ public:
+  SentCheckpoint(Id id, std::vector<Checksum> hashes) : id_(id), hashes_(std::move(hashes)) {}
+  const Id& id() const { return id_; }
+  // kNewPage: there is none. Most pages are where they were: `near` is looked at first, and costs little.
+  // Pages that moved are found through an index; the first call that needs it makes it, if nobody has.
+  uint64_t find(const Checksum& hash, uint64_t near);
+  void makeIndex();
+
+ private:
   struct Hash {
     size_t operator()(const Checksum& checksum) const;
   };
-  uint64_t find(const Checksum& hash) const;  // kNewPage: there is none
-  Id id;
-  std::unordered_map<Checksum, uint64_t, Hash> pages;
+  Id id_;
+  std::vector<Checksum> hashes_;  // by the page's place
+  std::unordered_map<Checksum, uint64_t, Hash> index_;
 };
 
 class SentPages {
  public:
   // The keeper holds `id`: the others are forgotten. Null: that one is not known.
-  const SentCheckpoint* held(const Id& id);
+  SentCheckpoint* held(const Id& id);
   void sent(SentCheckpoint checkpoint) { known_.push_back(std::move(checkpoint)); }
+  // While nobody waits: the next checkpoint, which stands still meanwhile, does not make it.
+  void makeIndexes();
 
  private:
   std::vector<SentCheckpoint> known_;
@@ -87,9 +99,12 @@ class PageCopy {
   };
   std::string describe();
   void cut(std::span<const uint64_t> lengths);
-  std::string hashDevice(std::vector<Checksum>& hashes);
+  std::string hashDevice();
   std::string hashPiece(size_t piece, std::span<Checksum> hashes);
-  void compare(const SentCheckpoint* base, std::span<const Checksum> device);
+  std::string hashThroughHost(CUdeviceptr address, std::span<Checksum> hashes);
+  std::string finishHashing();
+  std::string hashHost();
+  void compare(SentCheckpoint* base);
   bool onDevice(const Page& page) const { return page.content == deviceContent_; }
   // Its bytes, from the host's memory.
   std::span<const std::byte> read(const Page& page, std::vector<std::byte>& room) const;
@@ -114,6 +129,9 @@ class PageCopy {
   size_t deviceContent_ = 0;
   std::vector<uint64_t> begins_;  // of the pieces, in the device's content
   std::vector<Page> all_;
+  std::vector<Checksum> hashes_;  // of all_
+  size_t firstOnDevice_ = 0;      // of all_; the device's pages are one behind the other
+  std::set<CUcontext> hashing_;   // whose hashers have not finished
   std::vector<uint64_t> places_;
   std::vector<size_t> changed_;
   uint64_t bytes_ = 0;

@@ -173,6 +173,8 @@ class Space {
   // one made for this where all of them are closed to it.
   CUresult openPiece(size_t index, CUdeviceptr& address);
   void closePiece(size_t index, CUdeviceptr address);
+  // That one is a mapping of the session: it is there behind closePiece, too.
+  bool staysOpen(size_t index, CUdeviceptr address) const;
   // While a session is rebuilt: a call that is repeated may name pinned memory that is gone, a copy node,
   // say, that was given another address later. It gets memory for as long as `repeating` is set. Needs a
   // current context.

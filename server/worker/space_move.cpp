@@ -104,11 +104,16 @@ void Space::unmapAside(CUdeviceptr address, size_t bytes) {
   driver_.cuMemAddressFree(address, bytes);
 }
 
-void Space::closePiece(size_t index, CUdeviceptr address) {
+bool Space::staysOpen(size_t index, CUdeviceptr address) const {
   std::lock_guard order(mapping_);
-  const Stock& stock = stock_.at(index);
-  if (std::find(stock.mappedAt.begin(), stock.mappedAt.end(), address) != stock.mappedAt.end()) return;
-  unmapAside(address, stock.physical->bytes);
+  const auto& mapped = stock_.at(index).mappedAt;
+  return std::find(mapped.begin(), mapped.end(), address) != mapped.end();
+}
+
+void Space::closePiece(size_t index, CUdeviceptr address) {
+  if (staysOpen(index, address)) return;
+  std::lock_guard order(mapping_);
+  unmapAside(address, stock_.at(index).physical->bytes);
 }
 
 std::map<uint64_t, std::shared_ptr<transport::SharedMemory>> Space::hostPieces() const {

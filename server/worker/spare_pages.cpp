@@ -1,6 +1,7 @@
 #include "server/worker/spare_pages.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace gpupool::server {
 
@@ -35,6 +36,7 @@ CUresult SparePages::make(DevicePieces& pieces, const std::vector<Place>& places
 CUresult SparePages::findStream(Part& part) {
   if (PageHasher* hasher = session_.hashers().find(part.context)) {
     part.stream = hasher->stream();
+    part.pinned = hasher->pinned();
     return CUDA_SUCCESS;
   }
   part.ownStream = true;
@@ -69,6 +71,34 @@ CUresult SparePages::copy(DevicePieces& pieces, const Part& part, std::span<cons
   return CUDA_SUCCESS;
 }
 
+// Through pinned memory: a copy to other memory takes the driver's own, and with it locks for which the
+// program's calls would wait. One half of it is filled while the processor empties the other.
+CUresult SparePages::readSome(const Part& part, std::span<std::byte> room) {
+  const Driver& driver = session_.driver();
+  const CUdeviceptr from = part.memory.address + offset_;
+  if (part.pinned.empty()) {
+    const CUresult result = driver.cuMemcpyDtoHAsync_v2(room.data(), from, room.size(), part.stream);
+    return result == CUDA_SUCCESS ? driver.cuStreamSynchronize(part.stream) : result;
+  }
+  const size_t half = part.pinned.size() / 2;
+  const auto bytesAt = [&](size_t at) { return std::min(half, room.size() - at); };
+  const auto fill = [&](size_t at) {
+    if (at >= room.size()) return CUDA_SUCCESS;
+    std::byte* to = part.pinned.data() + (at / half % 2) * half;
+    return driver.cuMemcpyDtoHAsync_v2(to, from + at, bytesAt(at), part.stream);
+  };
+  CUresult result = fill(0);
+  for (size_t at = 0; result == CUDA_SUCCESS && at < room.size(); at += half) {
+    result = driver.cuStreamSynchronize(part.stream);
+    if (result == CUDA_SUCCESS) result = fill(at + half);
+    if (result == CUDA_SUCCESS)
+      std::memcpy(room.data() + at, part.pinned.data() + (at / half % 2) * half, bytesAt(at));
+  }
+  // Nothing is under way behind it.
+  const CUresult finished = driver.cuStreamSynchronize(part.stream);
+  return result == CUDA_SUCCESS ? finished : result;
+}
+
 std::string SparePages::read(std::span<std::byte> room) {
   const Driver& driver = session_.driver();
   std::lock_guard lock(mutex_);
@@ -78,9 +108,7 @@ std::string SparePages::read(std::span<std::byte> room) {
     Part& part = parts_[part_];
     const size_t bytes = std::min<uint64_t>(room.size(), part.bytes - offset_);
     CUresult result = driver.cuCtxSetCurrent(part.context);
-    if (result == CUDA_SUCCESS)
-      result = driver.cuMemcpyDtoHAsync_v2(room.data(), part.memory.address + offset_, bytes, part.stream);
-    if (result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(part.stream);
+    if (result == CUDA_SUCCESS) result = readSome(part, room.first(bytes));
     // The program may destroy the context that was current here; the driver must not meet it again.
     driver.cuCtxSetCurrent(nullptr);
     if (result != CUDA_SUCCESS) return "pages that were put aside cannot be read: " + driver.describe(result);

@@ -42,13 +42,15 @@ class SparePages {
     unsigned device = 0;
     CUcontext context = nullptr;
     CUstream stream = nullptr;
-    bool ownStream = false;  // else the hasher's
+    bool ownStream = false;  // else the hasher's, which has pinned memory, too
+    std::span<std::byte> pinned;
     Space::Spare memory;
     uint64_t bytes = 0;
   };
   CUresult make(DevicePieces& pieces, const std::vector<Place>& places);
   CUresult findStream(Part& part);
   CUresult copy(DevicePieces& pieces, const Part& part, std::span<const Place> places);
+  CUresult readSome(const Part& part, std::span<std::byte> room);
   void release();  // under mutex_
 
   Session& session_;
