@@ -5,6 +5,7 @@
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,14 @@ def run(folder, *arguments):
         return done.returncode, json.load(written)
 
 
+def namespaces_are_possible():
+    name = f'gpa{os.getpid()}'
+    made = subprocess.run(['ip', 'netns', 'add', name], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    if made:
+        subprocess.run(['ip', 'netns', 'del', name], check=True)
+    return made
+
+
 with tempfile.TemporaryDirectory() as folder:
     status, report = run(folder, '--scripts', 'driver', '--turns', '2', '--repeat', '2', '--also', 'beside')
     assert status == 0 and report['errors'] == [], report['errors']
@@ -29,6 +38,14 @@ with tempfile.TemporaryDirectory() as folder:
         assert {way: len(times) for way, times in row['rounds'].items()} == {
             'native': 2, 'shm': 2, 'ucx': 2, 'beside': 2}, row
         assert abs(row['ratio']['shm'] - row['seconds']['native'] / row['seconds']['shm']) < 1e-9, row
+
+    if os.geteuid() == 0 and shutil.which('ip') and namespaces_are_possible():
+        status, report = run(folder, '--scripts', 'driver', '--turns', '2', '--repeat', '1', '--transports', 'ucx',
+                             '--wire', '0,3000')
+        assert status == 0 and report['errors'] == [], report['errors']
+        assert report['round_trips_us']['wire-0'] > 0 and report['round_trips_us']['wire-3000'] >= 3000, report
+        awaiting = next(row for row in report['workloads'] if row['workload'].endswith('synchronize'))
+        assert awaiting['seconds']['wire-3000'] >= 0.003, awaiting
 
     os.mkdir(folder + '/workloads')
     with open(folder + '/workloads/broken.py', 'w', encoding='utf-8') as script:

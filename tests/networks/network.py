@@ -61,7 +61,7 @@ def why_no_namespaces():
 class Network:
     """The namespaces and the wire."""
 
-    def __init__(self, wire, seed):
+    def __init__(self, wire, seed, spins=False):
         reason = why_no_namespaces()
         if reason:
             raise Skip(reason)
@@ -82,7 +82,8 @@ class Network:
             must("ip", "-n", self.names[part], "link", "set", "gpn", "up")
         self.route()
         self.wire = subprocess.Popen(
-            ["ip", "netns", "exec", middle, wire, "client", "server", "--seed", str(seed)],
+            ["ip", "netns", "exec", middle, wire, "client", "server", "--seed", str(seed),
+             *(["--spin"] if spins else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.wire.stdout.readline()
 

@@ -5,7 +5,9 @@
 //
 //   network-wire --plain IFACE...          turns checksum and segmentation offload of interfaces off, so that
 //                                          what leaves them is what a wire would carry
-//   network-wire LEFT RIGHT [--seed N]     forwards; reads commands on stdin, one a line, until it ends:
+//   network-wire LEFT RIGHT [--seed N] [--spin]
+//                                          forwards; reads commands on stdin, one a line, until it ends.
+//                                          --spin: it never sleeps, and adds less of its own to a delay
 //     set [delay=US] [jitter=US] [loss=PERCENT] [duplicate=PERCENT] [reorder=PERCENT] [rate=KBIT]
 //     [queue=BYTES]
 //                                          what is not named is off; rate=0: as fast as it goes
@@ -183,7 +185,8 @@ class Way {
 
 class Wire {
  public:
-  Wire(int left, int right, uint64_t seed) : left_(left, right, seed), right_(right, left, seed + 1) {}
+  Wire(int left, int right, uint64_t seed, bool spins)
+      : left_(left, right, seed), right_(right, left, seed + 1), spins_(spins) {}
 
   int run() {
     for (;;) {
@@ -191,7 +194,9 @@ class Wire {
       pollfd watched[3] = {{left_.from(), POLLIN, 0}, {right_.from(), POLLIN, 0}, {STDIN_FILENO, POLLIN, 0}};
       timespec pause{};
       timespec* bound = nullptr;
-      if (next != Clock::time_point::max()) {
+      if (spins_) {
+        bound = &pause;
+      } else if (next != Clock::time_point::max()) {
         auto left = std::max(nanoseconds(0), std::chrono::duration_cast<nanoseconds>(next - Clock::now()));
         pause = {left.count() / 1'000'000'000, left.count() % 1'000'000'000};
         bound = &pause;
@@ -269,6 +274,7 @@ class Wire {
   }
 
   Way left_, right_;
+  const bool spins_;
   std::string typed_;
 };
 
@@ -293,12 +299,15 @@ int main(int count, char** words) {
     for (int i = 2; i < count; ++i) turnOffloadsOff(words[i]);
     return 0;
   }
+  const bool spins = count > 3 && std::string(words[count - 1]) == "--spin";
+  if (spins) --count;
   if (count != 3 && !(count == 5 && std::string(words[3]) == "--seed")) {
-    std::fprintf(stderr, "usage: network-wire --plain IFACE... | network-wire LEFT RIGHT [--seed N]\n");
+    std::fprintf(stderr,
+                 "usage: network-wire --plain IFACE... | network-wire LEFT RIGHT [--seed N] [--spin]\n");
     return 2;
   }
   uint64_t seed = count == 5 ? std::strtoull(words[4], nullptr, 10) : 1;
   std::printf("ok\n");
   std::fflush(stdout);
-  return Wire(openInterface(words[1]), openInterface(words[2]), seed).run();
+  return Wire(openInterface(words[1]), openInterface(words[2]), seed, spins).run();
 }
