@@ -15,8 +15,11 @@ bool SparePages::take(DevicePieces& pieces, const std::vector<Place>& places) {
 CUresult SparePages::make(DevicePieces& pieces, const std::vector<Place>& places) {
   for (const Place& place : places) {
     const unsigned device = pieces.all()[place.piece].device;
-    if (parts_.empty() || parts_.back().device != device)
-      parts_.push_back({device, pieces.ownContext(device), nullptr, {}, 0});
+    if (parts_.empty() || parts_.back().device != device) {
+      Part& part = parts_.emplace_back();
+      part.device = device;
+      part.context = pieces.ownContext(device);
+    }
     parts_.back().bytes += kPageBytes;
   }
   const Driver& driver = session_.driver();
