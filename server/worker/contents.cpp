@@ -71,6 +71,59 @@ Checksum identityOf(const transport::SharedMemory& memory) {
   return checksumOf(std::as_bytes(std::span(words)));
 }
 
+std::string cannotRead(Session& session, const Variable& variable, CUresult status) {
+  return "variable " + variable.name + " cannot be read: " + session.driver().describe(status);
+}
+
+std::string nameOf(const Variable& variable) {
+  return "variable " + variable.name + " of " + hex(variable.owner);
+}
+
+std::string readVariable(Session& session, const Variable& variable, const TakeContent& take) {
+  std::vector<std::byte> bytes(variable.bytes);
+  CUresult status = session.makeCurrentAgain(variable.context);
+  if (variable.context == 0)
+    std::memcpy(bytes.data(), reinterpret_cast<const void*>(variable.address), bytes.size());
+  else if (status == CUDA_SUCCESS)
+    status = session.driver().cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
+  return status == CUDA_SUCCESS ? take(nameOf(variable), bytes) : cannotRead(session, variable, status);
+}
+
+// The first of them, and those behind it that are in the same context and fit into its hasher's pinned
+// memory: they are waited for once. A program has hundreds.
+std::string readVariables(Session& session, std::span<const Variable>& rest, const TakeContent& take) {
+  const Variable& first = rest.front();
+  CUcontext real = nullptr;
+  PageHasher* hasher = nullptr;
+  if (first.context != 0 && session.objects().find(first.context, real))
+    hasher = session.hashers().find(real);
+  if (hasher == nullptr || first.bytes > hasher->pinned().size()) {
+    std::string why = readVariable(session, first, take);
+    rest = rest.subspan(1);
+    return why;
+  }
+  CUresult status = session.makeCurrentAgain(first.context);
+  std::span<std::byte> room = hasher->pinned();
+  size_t count = 0;
+  for (; status == CUDA_SUCCESS && count < rest.size(); ++count) {
+    const Variable& next = rest[count];
+    if (next.context != first.context || next.bytes > room.size()) break;
+    status = session.driver().cuMemcpyDtoHAsync_v2(room.data(), next.address, next.bytes, hasher->stream());
+    room = room.subspan(next.bytes);
+  }
+  const CUresult finished = session.driver().cuStreamSynchronize(hasher->stream());
+  if (status == CUDA_SUCCESS) status = finished;
+  if (status != CUDA_SUCCESS) return cannotRead(session, first, status);
+  room = hasher->pinned();
+  std::string why;
+  for (const Variable& variable : rest.first(count)) {
+    if (why.empty()) why = take(nameOf(variable), room.first(variable.bytes));
+    room = room.subspan(variable.bytes);
+  }
+  rest = rest.subspan(count);
+  return why;
+}
+
 }  // namespace
 
 std::string hex(uint64_t value) {
@@ -85,21 +138,12 @@ std::string findContents(Session& session, Contents& contents) {
 }
 
 std::string readContents(Session& session, const Contents& contents, const TakeContent& take) {
-  std::vector<std::byte> bytes;
   const Driver& driver = session.driver();
-  for (const Variable& variable : contents.variables) {
-    bytes.resize(variable.bytes);
-    CUresult status = session.makeCurrentAgain(variable.context);
-    if (variable.context == 0)
-      std::memcpy(bytes.data(), reinterpret_cast<const void*>(variable.address), bytes.size());
-    else if (status == CUDA_SUCCESS)
-      status = driver.cuMemcpyDtoH_v2(bytes.data(), variable.address, bytes.size());
-    if (status != CUDA_SUCCESS)
-      return "variable " + variable.name + " cannot be read: " + driver.describe(status);
-    if (std::string why = take("variable " + variable.name + " of " + hex(variable.owner), bytes);
-        !why.empty())
-      return why;
-  }
+  std::string why;
+  for (std::span<const Variable> rest(contents.variables); !rest.empty() && why.empty();)
+    why = readVariables(session, rest, take);
+  if (!why.empty()) return why;
+  std::vector<std::byte> bytes;
   for (const ArrayState& array : contents.arrays) {
     bytes.resize(array.bytes);
     CUresult status = session.makeCurrentAgain(array.context);

@@ -46,17 +46,24 @@ void SentPages::makeIndexes() {
 
 // ---- what has changed
 
-// The processor hashes the host's memory while the device hashes its own.
+// What is large is hashed while the rest is described.
 std::string PageCopy::look(const Id& base) {
-  std::string why = describe();
+  const auto memory = [&](const transport::SharedMemory& from) {
+    sources_.emplace_back(from.data(), from.size());
+  };
+  memory(*session_.views().words());
+  memory(*session_.views().staging());
+  for (const auto& [address, piece] : session_.space().hostPieces()) memory(*piece);
+  std::string why = pieces_->prepare();
   if (!why.empty()) return why;
-  hashes_.resize(all_.size());
-  auto host = beside([this] { return hashHost(); });
-  why = pieces_->prepare();
-  if (why.empty()) why = hashDevice();
-  host.get();
-  if (why.empty()) compare(sent_.held(base));
-  return why;
+  ContentHashes hashes(session_, *pieces_);
+  why = hashes.begin(sources_);
+  if (why.empty()) why = describe();
+  if (std::string late = hashes.finish(); why.empty()) why = std::move(late);
+  if (!why.empty()) return why;
+  takeHashes(hashes);
+  compare(sent_.held(base));
+  return "";
 }
 
 std::string PageCopy::describe() {
@@ -71,18 +78,17 @@ std::string PageCopy::describe() {
   if (!why.empty()) return why;
   const auto lengths = contentsOf(out.asReader());
   if (!lengths) return "the session is larger than a checkpoint can be";
-  const auto memory = [&](const transport::SharedMemory& from) {
-    sources_.emplace_back(from.data(), from.size());
-  };
-  memory(*session_.views().words());
-  memory(*session_.views().staging());
-  for (const auto& [address, piece] : session_.space().hostPieces()) memory(*piece);
   deviceContent_ = sources_.size();
   sources_.emplace_back();
   std::span<const std::byte> rest(copied_);
   while (sources_.size() < lengths->size()) {
     sources_.push_back(rest.first((*lengths)[sources_.size()]));
     rest = rest.subspan(sources_.back().size());
+  }
+  uint64_t begin = 0;
+  for (const Space::PieceState& piece : pieces_->all()) {
+    begins_.push_back(begin);
+    begin += piece.bytes;
   }
   cut(*lengths);
   return "";
@@ -102,59 +108,18 @@ void PageCopy::cut(std::span<const uint64_t> lengths) {
   }
 }
 
-// Pieces whose addresses stay are hashed without waiting for each.
-std::string PageCopy::hashDevice() {
-  const auto first = std::ranges::find(all_, deviceContent_, &Page::content);
-  firstOnDevice_ = static_cast<size_t>(first - all_.begin());
-  std::span<Checksum> rest = std::span(hashes_).subspan(firstOnDevice_, pieces_->bytes() / kPageBytes);
-  uint64_t begin = 0;
-  for (size_t piece = 0; piece < pieces_->all().size(); ++piece) {
-    begins_.push_back(begin);
-    const uint64_t bytes = pieces_->all()[piece].bytes;
-    if (std::string why = hashPiece(piece, rest.first(bytes / kPageBytes)); !why.empty()) return why;
-    rest = rest.subspan(bytes / kPageBytes);
-    begin += bytes;
-  }
-  return finishHashing();
-}
-
-std::string PageCopy::hashPiece(size_t piece, std::span<Checksum> hashes) {
-  CUdeviceptr address = 0;
-  if (std::string why = pieces_->open(piece, address); !why.empty()) return why;
-  const CUcontext context = pieces_->context(pieces_->all()[piece].device);
-  PageHasher* hasher = session_.hashers().find(context);
-  if (hasher == nullptr) return hashThroughHost(address, hashes);
-  hashing_.insert(context);
-  const CUresult result = hasher->begin(address, hashes);
-  if (result != CUDA_SUCCESS) return pieces_->failed("hashing it", result);
-  return pieces_->stays() ? "" : finishHashing();
-}
-
-std::string PageCopy::finishHashing() {
-  for (const CUcontext context : std::exchange(hashing_, {})) {
-    CUresult result = session_.driver().cuCtxSetCurrent(context);
-    if (result == CUDA_SUCCESS) result = session_.hashers().find(context)->finish();
-    if (result != CUDA_SUCCESS) return pieces_->failed("hashing it", result);
-  }
-  return "";
-}
-
-std::string PageCopy::hashThroughHost(CUdeviceptr address, std::span<Checksum> hashes) {
-  std::vector<std::byte> page(kPageBytes);
-  for (Checksum& hash : hashes) {
-    const CUresult result = session_.driver().cuMemcpyDtoH_v2(page.data(), address, page.size());
-    if (result != CUDA_SUCCESS) return pieces_->failed("cuMemcpyDtoH", result);
-    hash = checksumOf(page);
-    address += kPageBytes;
-  }
-  return "";
-}
-
-std::string PageCopy::hashHost() {
+void PageCopy::takeHashes(const ContentHashes& hashes) {
+  hashes_.reserve(all_.size());
   std::vector<std::byte> room;
-  for (size_t i = 0; i < all_.size(); ++i)
-    if (!onDevice(all_[i])) hashes_[i] = checksumOf(read(all_[i], room));
-  return "";
+  for (const Page& page : all_) {
+    const size_t place = page.offset / kPageBytes;
+    if (onDevice(page))
+      hashes_.push_back(hashes.device()[place]);
+    else if (page.content < deviceContent_ && !hashes.host(page.content).empty())
+      hashes_.push_back(hashes.host(page.content)[place]);
+    else
+      hashes_.push_back(checksumOf(read(page, room)));
+  }
 }
 
 std::span<const std::byte> PageCopy::read(const Page& page, std::vector<std::byte>& room) const {

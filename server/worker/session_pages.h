@@ -20,11 +20,11 @@
 #include <array>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "server/worker/content_hashes.h"
 #include "server/worker/contents.h"
 #include "server/worker/device_pieces.h"
 #include "server/worker/page_layout.h"
@@ -99,11 +99,7 @@ class PageCopy {
   };
   std::string describe();
   void cut(std::span<const uint64_t> lengths);
-  std::string hashDevice();
-  std::string hashPiece(size_t piece, std::span<Checksum> hashes);
-  std::string hashThroughHost(CUdeviceptr address, std::span<Checksum> hashes);
-  std::string finishHashing();
-  std::string hashHost();
+  void takeHashes(const ContentHashes& hashes);
   void compare(SentCheckpoint* base);
   bool onDevice(const Page& page) const { return page.content == deviceContent_; }
   // Its bytes, from the host's memory.
@@ -125,7 +121,7 @@ class PageCopy {
   capnp::MallocMessageBuilder message_;
   PagesHeader header_;
   std::vector<std::byte> copied_;                    // of variables and arrays
-  std::vector<std::span<const std::byte>> sources_;  // by content; of the device's: empty
+  std::vector<std::span<const std::byte>> sources_;  // by content: of the host, the device's (empty), copied
   size_t deviceContent_ = 0;
   std::vector<uint64_t> begins_;  // of the pieces, in the device's content
   std::vector<Page> all_;
