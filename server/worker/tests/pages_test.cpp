@@ -340,6 +340,47 @@ TEST_CASE("pages: pinned memory and arrays") {
   checkKept(program, store);
 }
 
+TEST_CASE("pages: variables are read together, in their order, with some that are too large for that") {
+  for (const bool onDevice : {true, false}) {
+    CAPTURE(onDevice);
+    Program program(onDevice);
+    program.map(0, 32 * kMiB);
+    program.fill(0, 32 * kMiB);
+    Session& session = *program.client.session;
+    uint64_t context = 0;
+    session.objects().forEach(HandleKind::context, [&](uint64_t id, uint64_t) { context = id; });
+    REQUIRE(context != 0);
+    const std::vector<std::byte> all = deviceBytes(program);
+    Contents contents;
+    std::vector<std::byte> expected;
+    // 16 MiB are more than the memory through which they are read together, 7 MiB of two are too much.
+    for (const auto& [at, bytes] : {std::pair{uint64_t{4}, uint64_t{4}},
+                                    {5 * kMiB, 7 * kMiB},
+                                    {0, 7 * kMiB},
+                                    {8 * kMiB, 16 * kMiB},
+                                    {3, 1},
+                                    {31 * kMiB, kMiB}}) {
+      contents.variables.push_back({1, context, "of " + std::to_string(bytes), program.base + at, bytes});
+      expected.insert(expected.end(), all.begin() + static_cast<ptrdiff_t>(at),
+                      all.begin() + static_cast<ptrdiff_t>(at + bytes));
+    }
+    std::vector<std::byte> got;
+    std::vector<std::string> names;
+    const auto take = [&](const std::string& name, std::span<const std::byte> bytes) {
+      names.push_back(name.substr(0, name.find(" of 0x")));
+      got.insert(got.end(), bytes.begin(), bytes.end());
+      return std::string();
+    };
+    CHECK(readContents(session, contents, take) == "");
+    const bool same = got == expected;
+    CHECK(same);
+    REQUIRE(names.size() == contents.variables.size());
+    for (size_t i = 0; i < names.size(); ++i) CHECK(names[i] == "variable " + contents.variables[i].name);
+    CHECK(readContents(session, contents, [](const auto&, auto) { return "enough"; }) == "enough");
+    softDriver().cuCtxSetCurrent(nullptr);
+  }
+}
+
 TEST_CASE("pages: an answer that is lost, a keeper that goes in the middle, and one that has started anew") {
   Program program;
   program.map(0, 32 * kMiB);
