@@ -1,6 +1,7 @@
 // Launches and occupancy. The first launch of each shape is awaited, so that synchronous errors come where
 // CUDA gives them; once the driver accepted a shape, its repeats are posted.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "client/entry.h"
@@ -20,6 +21,37 @@ uint64_t mix(uint64_t hash, uint64_t value) {
   return hash ^ hash >> 29;
 }
 
+// How much of an attribute's value means something: programs leave the rest as the stack had it.
+size_t meaningfulBytes(CUlaunchAttributeID id) {
+  const CUlaunchAttributeValue* value = nullptr;
+  switch (id) {
+    case CU_LAUNCH_ATTRIBUTE_IGNORE:
+      return 0;
+    case CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW:
+      return offsetof(CUaccessPolicyWindow, missProp) + sizeof value->accessPolicyWindow.missProp;
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      return sizeof(int);
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+      return sizeof value->clusterDim;
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+      return sizeof value->preferredClusterDim;
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+      return sizeof value->programmaticEvent;
+    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+      return offsetof(CUlaunchAttributeValue, launchCompletionEvent.flags) + sizeof(int);
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+      return sizeof value->memSyncDomainMap;
+    default:
+      return sizeof *value;
+  }
+}
+
 // What the driver judges synchronously: block, cluster, dynamic shared memory, attributes; and the grid's
 // bounds, which are checked here. Cooperative grids are judged by size too.
 uint64_t shapeKey(const LaunchShape& shape, const CUlaunchAttribute* attributes, unsigned count) {
@@ -29,8 +61,8 @@ uint64_t shapeKey(const LaunchShape& shape, const CUlaunchAttribute* attributes,
   bool sized = shape.cooperative != 0;
   for (unsigned i = 0; i < count; ++i) {
     key = mix(key, attributes[i].id);
-    uint64_t words[sizeof(CUlaunchAttributeValue) / 8];
-    std::memcpy(words, &attributes[i].value, sizeof words);
+    uint64_t words[sizeof(CUlaunchAttributeValue) / 8] = {};
+    std::memcpy(words, &attributes[i].value, meaningfulBytes(attributes[i].id));
     if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
         attributes[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
       words[0] = 0;  // any event will do
@@ -110,8 +142,9 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
     status = hostMemory().publish();
     if (status != CUDA_SUCCESS) return status;
   }
-  const uint64_t key =
-      launchKey(shapeKey(shape, attributes, attributeCount), context->version.load(), toId(handle));
+  uint64_t judged = shapeKey(shape, attributes, attributeCount);
+  if (extra != nullptr) judged = mix(judged, bytes + 1);  // a packed buffer of another size may be refused
+  const uint64_t key = launchKey(judged, context->version.load(), toId(handle));
   auto data = reinterpret_cast<const unsigned char*>(parameters);
   if (state.accepted(key))
     return postTo<"sessionLaunch">(ref, handle, ref.wire, shape, data, bytes, attributes, attributeCount);
@@ -123,7 +156,7 @@ CUresult launch(CUfunction handle, LaunchShape shape, CUstream streamHandle, voi
                                                  attributes, attributeCount);
   if (status != CUDA_SUCCESS) return status;
   if (!ref.stream->capturing) ref.stream->posted.fetch_add(1, std::memory_order_acq_rel);
-  if (extra == nullptr) state.accept(key, revision);  // a packed buffer of another size may be refused
+  state.accept(key, revision);
   return CUDA_SUCCESS;
 }
 

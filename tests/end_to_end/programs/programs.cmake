@@ -72,6 +72,7 @@ gpupool_program(separate SOURCES separate_main.cu separate_device.cu FLAGS -rdc=
 gpupool_program(shared_runtime FLAGS -cudart shared NEEDS shared_runtime)
 gpupool_program(nvrtc FLAGS -lnvrtc -lcuda NEEDS nvrtc driver)
 gpupool_program(ptx_link FLAGS -lcuda NEEDS driver)
+gpupool_program(launch_repeats SOURCES launch_repeats.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(driver_only SOURCES driver_only.cpp FLAGS -cudart none -lcuda NEEDS driver
   FILES "driver_kernels.fatbin=driver_kernels.cu -fatbin" "driver_kernels.ptx=driver_kernels.cu -ptx")
 gpupool_program(large_module SOURCES large_module.cpp FLAGS -cudart none -lcuda NEEDS driver)
