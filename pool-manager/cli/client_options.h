@@ -17,7 +17,7 @@ struct ClientOptions {
   std::string server;
   bool protect = false;
   std::chrono::milliseconds protectInterval{30000};
-  options::Bytes protectLog{uint64_t{512} << 20};
+  options::Bytes protectLog{uint64_t{2} << 30};
   options::Bytes protectLogData{uint64_t{512} << 20};
   std::string protectKeep = "holder";
   std::string protectDir;
