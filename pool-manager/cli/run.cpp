@@ -132,6 +132,12 @@ std::string visibleDevices(uint32_t count) {
   return "CUDA_VISIBLE_DEVICES=" + list;
 }
 
+// Over a network the memory that NCCL's kernels read of a communicator is compared at each launch, of every
+// kernel: nearly all of it is a queue of 1 MiB for work that does not fit into a launch (init.cc of
+// NCCL 2.28). A smaller one makes it launch more often where hundreds of operations are grouped.
+constexpr char kSmallFifo[] = "NCCL_WORK_FIFO_BYTES";
+constexpr char kSmallFifoBytes[] = "65536";
+
 // Its folder.
 std::string clientLibrary() {
   std::string library = clientLibraryDirectory();
@@ -143,17 +149,20 @@ std::string clientLibrary() {
 }
 
 std::vector<std::string> programEnvironment(const HolderChild& holder, const std::string& library,
-                                            uint32_t devices) {
+                                            uint32_t devices, bool sharesMemory) {
   const char* before = std::getenv("LD_LIBRARY_PATH");
   std::string path = "LD_LIBRARY_PATH=" + library;
   if (before != nullptr && *before != '\0') path += ":" + std::string(before);
   std::vector<std::string> environment{path, "GPUPOOL_HOLDER=" + holder.name()};
   if (std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) environment.push_back(visibleDevices(devices));
+  if (!sharesMemory && std::getenv(kSmallFifo) == nullptr)
+    environment.push_back(std::string(kSmallFifo) + "=" + kSmallFifoBytes);
   return environment;
 }
 
 int runLeased(HolderSettings settings, const Words& program) {
   settings.request.holder = holderName(::getpid(), program[0].substr(program[0].rfind('/') + 1));
+  const bool sharesMemory = settings.transport == "shm";
   HolderChild holder(std::move(settings));
   const std::string library = clientLibrary();
   const std::string first = holder.hear();
@@ -162,7 +171,7 @@ int runLeased(HolderSettings settings, const Words& program) {
     throw CommandError(kExitRun,
                        "the process that holds the lease ended unexpectedly; GPUPOOL_LOG=debug may say why");
   const auto devices = static_cast<uint32_t>(std::strtoul(first.c_str() + sizeof kLeased - 1, nullptr, 10));
-  const auto environment = programEnvironment(holder, library, devices);
+  const auto environment = programEnvironment(holder, library, devices, sharesMemory);
   int status = 0;
   {
     ChildProgram child;

@@ -87,6 +87,18 @@ TEST_CASE_METHOD(Fixture, "the program is told which devices it has, unless its 
   CHECK(contains(chosen.text, "devices: .\n"));
 }
 
+TEST_CASE_METHOD(Fixture, "NCCL's queue is small unless the transport is shm or its user chose") {
+  Program network, here, chosen;
+  const std::string say = "echo fifo: ${NCCL_WORK_FIFO_BYTES-unset}.";
+  run(network, {"--", "sh", "-c", say});
+  CHECK(contains(network.text, "fifo: 65536.\n"));
+  run(here, {"--transport", "shm", "--", "sh", "-c", say});
+  CHECK(contains(here.text, "fifo: unset.\n"));
+  environment.push_back("NCCL_WORK_FIFO_BYTES=4096");
+  run(chosen, {"--", "sh", "-c", say});
+  CHECK(contains(chosen.text, "fifo: 4096.\n"));
+}
+
 TEST_CASE_METHOD(Fixture, "a program opens sessions through its holder") {
   Program program, wrong;
   run(program, {APPLICATION, "open"});
