@@ -12,8 +12,12 @@ size_t OrderedWork::helpers() {
   return std::clamp(std::thread::hardware_concurrency(), 2u, kMost + 1) - 1;
 }
 
-OrderedWork::OrderedWork(size_t slots, size_t threads, Work work)
+OrderedWork::OrderedWork(size_t slots, size_t threads, PieceWork work)
     : work_(std::move(work)), mostThreads_(threads), results_(slots) {}
+
+OrderedWork::OrderedWork(size_t slots, size_t threads, Work work)
+    : OrderedWork(slots, threads,
+                  PieceWork([work = std::move(work)](size_t slot, size_t) { return work(slot); })) {}
 
 OrderedWork::~OrderedWork() {
   {
@@ -24,30 +28,32 @@ OrderedWork::~OrderedWork() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void OrderedWork::give() {
+void OrderedWork::give(size_t pieces) {
   {
     std::lock_guard lock(mutex_);
-    results_[next()].done = false;
+    results_[next()] = {std::max<size_t>(pieces, 1), 0, 0, 0, ""};
+    pieces_ += results_[next()].pieces;
     ++given_;
   }
-  more_.notify_one();
-  if (threads_.size() >= std::min<uint64_t>(mostThreads_, given_ - dropped_)) return;
+  pieces > 1 ? more_.notify_all() : more_.notify_one();
   try {
-    threads_.emplace_back([this] { help(); });
+    while (threads_.size() < std::min(mostThreads_, pieces_)) threads_.emplace_back([this] { help(); });
   } catch (const std::system_error&) {
-    // The caller's does it.
+    // Those that there are do it.
   }
 }
 
 std::string OrderedWork::await() {
   std::unique_lock lock(mutex_);
-  Result& oldest = results_[this->oldest()];
-  while (!oldest.done) {
-    if (begun_ < given_)
+  const Result& oldest = results_[this->oldest()];
+  awaited_ = &oldest;
+  while (oldest.ended < oldest.pieces) {
+    if (threads_.size() < 2 && begun_ < given_)
       doNext(lock);
     else
       done_.wait(lock);
   }
+  awaited_ = nullptr;
   return oldest.why;
 }
 
@@ -63,17 +69,23 @@ void OrderedWork::help() {
 
 // The mutex is free meanwhile.
 void OrderedWork::doNext(std::unique_lock<std::mutex>& lock) {
-  const size_t slot = begun_++ % results_.size();
+  const size_t slot = begun_ % results_.size();
+  Result& result = results_[slot];
+  const size_t piece = result.begun++;
+  if (result.begun == result.pieces) ++begun_;
   lock.unlock();
-  std::string why = doOne(slot);
+  std::string why = doOne(slot, piece);
   lock.lock();
-  results_[slot] = {true, std::move(why)};
-  done_.notify_one();
+  if (!why.empty() && (result.why.empty() || piece < result.wrong)) {
+    result.wrong = piece;
+    result.why = std::move(why);
+  }
+  if (++result.ended == result.pieces && awaited_ == &result) done_.notify_one();
 }
 
-std::string OrderedWork::doOne(size_t slot) const {
+std::string OrderedWork::doOne(size_t slot, size_t piece) const {
   try {
-    return work_(slot);
+    return work_(slot, piece);
   } catch (const std::exception& e) {
     return e.what();
   }

@@ -27,6 +27,7 @@
 
 #include "base/ordered_work.h"
 #include "server/files/kept_pages.h"
+#include "server/worker/part_receiver.h"
 
 namespace {
 
@@ -144,21 +145,15 @@ void rebuild(StateSocket socket, const Session& session) {
   must(socket.answer("") && socket.sendBlock({}), socket);
   const auto room = gpupool::transport::SharedMemory::create(10 * StateSocket::kPartBytes);
   must(socket.offerRoom(asBytes ? nullptr : room), socket);
-  std::array<ReceivedPart, 3> parts;
-  gpupool::OrderedWork comparing(parts.size(), parts.size(), [&](size_t slot) -> std::string {
-    return checksumOf(parts[slot].bytes) == parts[slot].checksum ? "" : kDamagedOnItsWay;
-  });
-  for (size_t left = session.memory.size(); left != 0 || !comparing.empty();) {
-    const size_t next = comparing.next();
-    if (left != 0 && !comparing.full()) {
+  PartReceiver parts(socket, 5, gpupool::OrderedWork::helpers(), PartReceiver::placed);
+  for (size_t left = session.memory.size(); left != 0 || !parts.empty();) {
+    if (left != 0 && !parts.full()) {
       const size_t bytes = std::min(left, StateSocket::kPartBytes);
-      must(socket.receivePart({room->data() + next * StateSocket::kPartBytes, bytes}, parts[next]), socket);
+      must(parts.receive({room->data() + parts.next() * StateSocket::kPartBytes, bytes}), socket);
       left -= bytes;
-      comparing.give();
     } else {
-      if (const std::string why = comparing.await(); !why.empty()) end(why);
-      must(socket.giveBack(parts[comparing.oldest()]), socket);
-      comparing.drop();
+      if (const std::string why = parts.await(); !why.empty()) end(why);
+      must(parts.drop(), socket);
     }
   }
   must(socket.answer(""), socket);

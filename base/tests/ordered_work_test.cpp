@@ -107,6 +107,80 @@ TEST_CASE("ordered work: so many threads work at a time, and they begin when the
   CHECK(threads.size() == kThreads);
 }
 
+TEST_CASE("ordered work: several threads take the pieces of one slot, which is done when all of them are") {
+  constexpr size_t kThreads = 3, kPieces = 8;
+  Gate gate;
+  std::atomic<size_t> working{0}, ended{0};
+  std::promise<void> all;
+  OrderedWork work(2, kThreads, [&](size_t slot, size_t piece) -> std::string {
+    if (slot == 1) return piece == 0 ? "" : std::to_string(piece);
+    if (++working == kThreads) all.set_value();
+    gate.pass();
+    ++ended;
+    return "";
+  });
+  work.give(kPieces);
+  work.give(kPieces);
+  CHECK(work.full());
+  all.get_future().wait();  // of one slot
+  gate.open();
+  CHECK(work.await() == "");
+  CHECK(ended == kPieces);
+  work.drop();
+  CHECK(work.await() == "1");  // the first of those that have failed
+  work.drop();
+  CHECK(work.empty());
+}
+
+TEST_CASE("ordered work: pieces come in order, whatever their number") {
+  const size_t threads = GENERATE(0, 1, 4);
+  std::vector<std::vector<size_t>> done(3);
+  OrderedWork work(done.size(), threads, [&](size_t slot, size_t piece) {
+    done[slot][piece] += piece + 1;
+    return std::string();
+  });
+  size_t given = 0, got = 0;
+  while (got < 200) {
+    if (given < 200 && !work.full()) {
+      done[work.next()].assign(given++ % 5 + 1, 0);
+      work.give(done[work.next()].size());
+      continue;
+    }
+    REQUIRE(work.await() == "");
+    const auto& pieces = done[work.oldest()];
+    REQUIRE(pieces.size() == got++ % 5 + 1);
+    for (size_t i = 0; i < pieces.size(); ++i) REQUIRE(pieces[i] == i + 1);
+    work.drop();
+  }
+}
+
+TEST_CASE(
+    "ordered work: the caller's thread works where there is one beside it, and not where there are more") {
+  const size_t threads = GENERATE(1, 2);
+  Gate gate;
+  std::vector<std::promise<void>> began(threads + 1);
+  std::thread::id last;
+  OrderedWork work(threads + 1, threads, [&](size_t slot) {
+    if (slot == threads) last = std::this_thread::get_id();
+    began[slot].set_value();
+    if (slot != threads) gate.pass();
+    return std::string();
+  });
+  for (size_t i = 0; i < threads; ++i) {
+    work.give();
+    began[i].get_future().wait();
+  }
+  work.give();
+  // All threads are held until the caller's has done the last one, or has not for a while.
+  std::thread opener([&, lastBegan = began[threads].get_future()] {
+    lastBegan.wait_for(threads == 1 ? std::chrono::seconds(60) : std::chrono::milliseconds(100));
+    gate.open();
+  });
+  for (; !work.empty(); work.drop()) CHECK(work.await() == "");
+  opener.join();
+  CHECK((last == std::this_thread::get_id()) == (threads == 1));
+}
+
 TEST_CASE("ordered work: what fails is told in its turn, with an exception's text, and the others are done") {
   const size_t threads = GENERATE(0, 2);
   OrderedWork work(5, threads, [](size_t slot) -> std::string {

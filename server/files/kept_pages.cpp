@@ -46,9 +46,13 @@ std::string PageStore::Page::write(std::span<const std::byte> bytes, uint64_t at
   return why.empty() ? "" : "the checkpoint cannot be kept: " + why;
 }
 
+std::string PageStore::Page::copy(std::span<std::byte> room) const {
+  const std::string why = block_->read(room);
+  return why.empty() ? "" : "the checkpoint cannot be read: " + why;
+}
+
 std::string PageStore::Page::read(std::span<std::byte> room) const {
-  if (const std::string why = block_->read(room); !why.empty())
-    return "the checkpoint cannot be read: " + why;
+  if (std::string why = copy(room); !why.empty()) return why;
   return checksumOf(room) == checksum_ ? "" : "the checkpoint is damaged";
 }
 
@@ -288,7 +292,8 @@ class PageTaker {
 
 // ---- for a worker that rebuilds the session
 
-// What comes next is read and checked by several threads while a part is sent.
+// What comes next is read by several threads, several pages of a part at a time, while a part is sent. It is
+// compared, too, unless the worker compares pages.
 class PagePlayer {
  public:
   PagePlayer(StateSocket& socket, const KeptPages& kept) : socket_(socket), kept_(kept) {}
@@ -303,7 +308,10 @@ class PagePlayer {
     if (why.empty()) why = sendImages();
     if (why.empty()) why = socket_.hearOffer();
     if (why.empty()) why = sendContents();
-    return why.empty() ? socket_.hearAnswer() : why;
+    if (why.empty()) why = socket_.hearAnswer();
+    if (why.find(kDamagedOnItsWay) == std::string::npos) return why;
+    const std::string ours = readContents();
+    return ours.empty() ? why : ours;
   }
 
  private:
@@ -313,7 +321,8 @@ class PagePlayer {
     std::span<const std::shared_ptr<const PageStore::Page>> pages;
     std::vector<std::byte> own;  // of several parts, which are small
     std::span<std::byte> bytes;
-    std::vector<Checksum> checksums;  // of the parts
+    bool paged = false;               // the worker compares
+    std::vector<Checksum> checksums;  // of the parts; paged: of the pages
   };
   std::string sendImages() {
     std::vector<std::byte> asked;
@@ -340,7 +349,10 @@ class PagePlayer {
     if (std::string why = makeOwnRoom(); !why.empty()) return why;
     std::array<Stretch, kStretches> stretches;
     OrderedWork reading(std::min(stretches.size(), OrderedWork::helpers() + 2), OrderedWork::helpers(),
-                        [&](size_t slot) { return read(stretches[slot]); });
+                        [&](size_t slot, size_t page) {
+                          Stretch& stretch = stretches[slot];
+                          return stretch.paged ? copy(stretch, page) : read(stretch);
+                        });
     bool cutOne = false;  // the next one
     for (size_t part = 0; part < parts_.size() || cutOne || !reading.empty();) {
       Stretch& next = stretches[reading.next()];
@@ -349,7 +361,7 @@ class PagePlayer {
         cutOne = true;
       }
       if (cutOne && findPlace(next)) {
-        reading.give();
+        reading.give(next.paged ? next.pages.size() : 1);
         cutOne = false;
       } else if (reading.empty()) {
         if (!socket_.awaitRoom()) return refused();
@@ -375,9 +387,12 @@ class PagePlayer {
   bool findPlace(Stretch& stretch) {
     uint64_t bytes = 0;
     for (const uint32_t part : stretch.parts) bytes += part;
+    stretch.paged = false;
     if (stretch.parts.size() == 1 && bytes <= socket_.room()->bytes()) {
       std::byte* place = socket_.room()->take(bytes);
       stretch.bytes = {place, bytes};
+      stretch.paged = socket_.takesPages() && place != nullptr;
+      if (stretch.paged) preparePages(stretch);
       return place != nullptr;
     }
     stretch.own.resize(bytes);
@@ -399,16 +414,29 @@ class PagePlayer {
     stretch.pages = std::span(kept_.contents).subspan(firstPage, next_ - firstPage);
     return part;
   }
-  // On any thread.
+  static void preparePages(Stretch& stretch) {
+    stretch.checksums.clear();
+    for (const auto& page : stretch.pages) stretch.checksums.push_back(page->checksum());
+  }
+  // On any thread. One part has pages that are all of one length, but for the last.
+  static std::string copy(const Stretch& stretch, size_t index) {
+    const auto& page = stretch.pages[index];
+    return page->copy(stretch.bytes.subspan(index * kPageBytes, page->bytes()));
+  }
+  // On any thread. A page's bytes are in the processor's cache still when its part's checksum needs them.
   static std::string read(Stretch& stretch) {
     std::span<std::byte> rest(stretch.bytes);
+    ChecksumMaker whole;
     for (const auto& page : stretch.pages) {
-      if (std::string why = page->read(rest.first(page->bytes())); !why.empty()) return why;
+      const auto bytes = rest.first(page->bytes());
+      if (std::string why = page->read(bytes); !why.empty()) return why;
+      if (stretch.pages.size() > 1) whole.update(bytes);
       rest = rest.subspan(page->bytes());
     }
     stretch.checksums.clear();
-    if (stretch.parts.size() == 1 && stretch.pages.size() == 1) {
-      stretch.checksums.push_back(stretch.pages[0]->checksum());
+    if (stretch.parts.size() == 1) {
+      const bool onePage = stretch.pages.size() == 1;
+      stretch.checksums.push_back(onePage ? stretch.pages[0]->checksum() : whole.finish());
       return "";
     }
     rest = stretch.bytes;
@@ -419,12 +447,21 @@ class PagePlayer {
     return "";
   }
   bool send(const Stretch& stretch) {
+    if (stretch.paged) return socket_.sendPages(stretch.bytes, stretch.checksums);
     std::span<const std::byte> rest(stretch.bytes);
     for (size_t i = 0; i < stretch.parts.size(); ++i) {
       if (!socket_.sendPart(rest.first(stretch.parts[i]), stretch.checksums[i])) return false;
       rest = rest.subspan(stretch.parts[i]);
     }
     return true;
+  }
+  // Whether all of it is what was taken.
+  std::string readContents() {
+    for (const auto& page : kept_.contents) {
+      room_.resize(page->bytes());
+      if (std::string why = page->read(room_); !why.empty()) return why;
+    }
+    return "";
   }
   // The worker takes no more, and has said why.
   std::string refused() {

@@ -38,6 +38,8 @@ class PageStore {
     std::string write(std::span<const std::byte> bytes, uint64_t at = 0) const;
     // "" or why they are not those that were written. room: bytes() long.
     std::string read(std::span<std::byte> room) const;
+    // The same, but does not compare them: for who does that elsewhere.
+    std::string copy(std::span<std::byte> room) const;
 
    private:
     const std::shared_ptr<const BlockFile::Block> block_;
@@ -77,7 +79,9 @@ struct KeptPages {
 // that is held; null: none. "" and `made`, or why there is none, for people. `over` is as takeDown's.
 std::string takePages(int socket, const std::function<std::string()>& over, PageStore& store,
                       const KeptPages* base, std::shared_ptr<const KeptPages>& made);
-// Sends it to a worker that rebuilds the session from it, as playBack does. "" or why it has not.
+// Sends it to a worker that rebuilds the session from it, as playBack does. "" or why it has not. Whether
+// what is kept is what was taken, the worker compares where it can: with the pages' checksums, of what it
+// uses. Only one that refuses it makes the server read all of it, to tell whether the damage is its own.
 std::string playBack(StateSocket& socket, const KeptPages& kept);
 
 }  // namespace gpupool::server

@@ -2,9 +2,14 @@
 
 #include <algorithm>
 
-#include "base/ordered_work.h"
+#include "server/worker/part_receiver.h"
 
 namespace gpupool::server {
+namespace {
+
+constexpr size_t kMostReceived = 5;  // at a time, of those in shared memory
+
+}  // namespace
 
 std::string DeviceStream::prepare(std::shared_ptr<transport::SharedMemory> memory) {
   if (std::string why = pieces_.prepare(); !why.empty()) return why;
@@ -93,28 +98,23 @@ std::string DeviceStream::read(std::vector<Checksum>& checksums) {
   return "";
 }
 
-// A part is compared, and the one before copied, while the next one comes.
+// Parts are compared while one before them is copied, and the next ones come.
 std::string DeviceStream::receive(StateSocket& socket) {
   if (std::string why = prepare(socket.offered()); !why.empty()) return why;
-  const size_t most = socket.offered() == nullptr ? 2 : 3;
-  std::vector<Part> parts(socket.partsAtOnce(StateSocket::kPartBytes, most));
-  OrderedWork comparing(parts.size(), std::min(parts.size(), OrderedWork::helpers()), [&](size_t slot) {
-    const ReceivedPart& came = parts[slot].came;
-    return checksumOf(came.bytes) == came.checksum ? std::string() : kDamagedOnItsWay;
-  });
+  const size_t most = socket.offered() == nullptr ? 2 : kMostReceived;
+  PartReceiver comparing(socket, most, OrderedWork::helpers(), PartReceiver::placed);
+  std::vector<Part> parts(comparing.parts());
   for (bool more = true; more || !comparing.empty();) {
     if (more && !comparing.full()) {
       Part& next = parts[comparing.next()] = cut(comparing.next());
       more = !next.ranges.empty();
-      if (more && !socket.receivePart(next.bytes, next.came)) return socket.error();
-      if (more) comparing.give();
+      if (more && !comparing.receive(next.bytes)) return socket.error();
       continue;
     }
     if (std::string why = comparing.await(); !why.empty()) return why;
     const Part& part = parts[comparing.oldest()];
-    if (std::string why = copy(part, part.came.bytes.data(), false); !why.empty()) return why;
-    if (!socket.giveBack(part.came)) return socket.error();
-    comparing.drop();
+    if (std::string why = copy(part, comparing.bytes().data(), false); !why.empty()) return why;
+    if (!comparing.drop()) return socket.error();
   }
   return "";
 }

@@ -39,7 +39,6 @@ class DeviceStream {
     std::vector<Range> ranges;
     std::span<std::byte> bytes;
     Checksum checksum{};
-    ReceivedPart came;
   };
   // memory: null: makes some.
   std::string prepare(std::shared_ptr<transport::SharedMemory> memory = nullptr);

@@ -13,7 +13,7 @@
 #include <cstring>
 
 #include "base/descriptor_passing.h"
-#include "base/ordered_work.h"
+#include "server/worker/part_receiver.h"
 
 namespace gpupool::server {
 namespace {
@@ -23,9 +23,13 @@ constexpr size_t kReceivedAtOnce = size_t{16} << 20;
 constexpr int kUnixBuffer = 1 << 20;
 // In a part's length: its bytes are in shared memory. Alone, from the receiver: so many parts are given back.
 constexpr uint64_t kShared = uint64_t{1} << 63;
+// In a part's length, with kShared: its checksum is that of its pages.
+constexpr uint64_t kPaged = uint64_t{1} << 62;
+// At the beginning of memory that is offered.
+constexpr uint64_t kTakesPages = 0x9d3e'5a70'61c8'4f01;
 
 struct PlacedPart {
-  uint64_t length = 0;  // with kShared
+  uint64_t length = 0;  // with kShared, and perhaps kPaged
   uint64_t offset = 0;
   Checksum checksum{};
 };
@@ -41,6 +45,10 @@ bool isUnix(int socket) {
 }
 
 }  // namespace
+
+Checksum checksumOfPages(std::span<const Checksum> pages) {
+  return pages.size() == 1 ? pages[0] : checksumOf(std::as_bytes(pages));
+}
 
 StateSocket::StateSocket(Descriptor socket, std::function<bool()> stopping)
     : socket_(std::move(socket)), stopping_(std::move(stopping)) {
@@ -140,23 +148,33 @@ bool StateSocket::receiveBytes(std::vector<std::byte>& bytes, uint64_t length, u
 bool StateSocket::sendPart(std::span<const std::byte> bytes, const Checksum& checksum) {
   if (!isSilent()) return false;
   const bool placed = room_ && room_->isNext(bytes);
+  if (placed && roomIsShared_) return sendPlaced(bytes, checksum, kShared);
   if (placed) room_->sent();
-  if (placed && roomIsShared_) {
-    const auto offset = static_cast<uint64_t>(bytes.data() - room_->memory()->data());
-    const PlacedPart part{kShared | bytes.size(), offset, checksum};
-    ++sharedParts_;
-    return send(std::as_bytes(std::span(&part, 1)));
-  }
   if (!sendBlock(bytes) || !send(checksum)) return false;
   if (placed) room_->giveBack(1);
   return true;
+}
+
+bool StateSocket::sendPages(std::span<const std::byte> bytes, std::span<const Checksum> pages) {
+  if (!isSilent()) return false;
+  if (!takesPages_ || !room_->isNext(bytes)) return fail("pages are sent to who does not take them");
+  return sendPlaced(bytes, checksumOfPages(pages), kShared | kPaged);
+}
+
+bool StateSocket::sendPlaced(std::span<const std::byte> bytes, const Checksum& checksum, uint64_t marks) {
+  const auto offset = static_cast<uint64_t>(bytes.data() - room_->memory()->data());
+  const PlacedPart part{marks | bytes.size(), offset, checksum};
+  room_->sent();
+  ++sharedParts_;
+  return send(std::as_bytes(std::span(&part, 1)));
 }
 
 bool StateSocket::receivePart(std::span<std::byte> room, ReceivedPart& part) {
   PlacedPart said;
   if (!receive(std::as_writable_bytes(std::span(&said.length, 1)))) return false;
   part.shared = offered_ != nullptr && (said.length & kShared) != 0;
-  if (part.shared) said.length &= ~kShared;
+  part.paged = part.shared && (said.length & kPaged) != 0;
+  if (part.shared) said.length &= ~(kShared | kPaged);
   if (said.length != room.size()) return fail("the other worker sends other contents than it said");
   if (!part.shared) {
     part.bytes = room;
@@ -179,35 +197,20 @@ bool StateSocket::sendContent(std::span<const std::byte> bytes) {
   return true;
 }
 
-// A part is compared while the next one comes, and copied before if it is shared. Of what is wrong the first
-// counts.
+// Of what is wrong the first counts.
 bool StateSocket::receiveContent(std::span<std::byte> bytes) {
-  struct Part {
-    std::span<std::byte> bytes;
-    ReceivedPart came;
-  };
-  std::vector<Part> parts(partsAtOnce(kPartBytes, 4));
-  const size_t threads = bytes.size() > kPartBytes ? parts.size() - 1 : 0;
-  OrderedWork comparing(parts.size(), threads, [&](size_t slot) -> std::string {
-    const Part& part = parts[slot];
-    if (part.came.shared) std::memcpy(part.bytes.data(), part.came.bytes.data(), part.bytes.size());
-    return checksumOf(part.bytes) == part.came.checksum ? "" : kDamagedOnItsWay;
-  });
+  constexpr size_t kMost = 4;
+  const size_t threads = bytes.size() > kPageBytes ? OrderedWork::helpers() : 0;
+  PartReceiver parts(*this, kMost, threads, PartReceiver::copied);
   std::string wrong;
-  while (wrong.empty() && (!bytes.empty() || !comparing.empty())) {
-    if (!bytes.empty() && !comparing.full()) {
-      Part& part = parts[comparing.next()];
-      part.bytes = bytes.first(std::min(kPartBytes, bytes.size()));
-      bytes = bytes.subspan(part.bytes.size());
-      if (!receivePart(part.bytes, part.came))
-        bytes = {};
-      else
-        comparing.give();
+  while (wrong.empty() && (!bytes.empty() || !parts.empty())) {
+    if (!bytes.empty() && !parts.full()) {
+      const auto part = bytes.first(std::min(kPartBytes, bytes.size()));
+      bytes = parts.receive(part) ? bytes.subspan(part.size()) : std::span<std::byte>();
       continue;
     }
-    wrong = comparing.await();
-    if (wrong.empty() && error_.empty()) giveBack(parts[comparing.oldest()].came);
-    comparing.drop();
+    wrong = parts.await();
+    if (wrong.empty()) parts.drop();
   }
   if (!wrong.empty()) error_ = wrong;
   return error_.empty();
@@ -221,6 +224,7 @@ bool StateSocket::offerRoom(std::shared_ptr<transport::SharedMemory> memory) {
   if (memory == nullptr || !canOffer()) return answer("");
   const uint64_t nothing = 0;
   const int descriptor = memory->descriptor();
+  std::memcpy(memory->data(), &kTakesPages, sizeof kTakesPages);
   while (await(POLLOUT)) {
     const ssize_t sent = sendWithDescriptors(socket_, std::as_bytes(std::span(&nothing, 1)),
                                              std::span(&descriptor, 1), MSG_DONTWAIT);
@@ -255,6 +259,9 @@ bool StateSocket::takeRoom(Descriptor memory) {
     return fail(e.what());
   }
   roomIsShared_ = true;
+  uint64_t said = 0;
+  std::memcpy(&said, room_->memory()->data(), sizeof said);
+  takesPages_ = said == kTakesPages;
   return true;
 }
 

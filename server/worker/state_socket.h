@@ -12,6 +12,11 @@
 // as does one for which there is none. Whoever is at the other end can change what lies there at any time:
 // what was checked there is not what is read there later.
 //
+// A part's checksum is made of its bytes, one after the other. A receiver of this build also takes one that
+// is made of its pages' checksums: both ends can make those several at a time, and a sender that knows the
+// pages' need not read the bytes again. That it does stands in the memory that it offers, at its beginning,
+// until the first part lies there: older senders do not look, and of older receivers it is zero.
+//
 // One thread at a time. Every function: false, and `error` says why; the stream is of no use from then on.
 
 #include <chrono>
@@ -25,6 +30,7 @@
 
 #include "server/images/image_cache.h"  // Descriptor
 #include "server/worker/checksum.h"
+#include "server/worker/page_layout.h"
 #include "server/worker/part_room.h"
 
 namespace gpupool::server {
@@ -33,7 +39,12 @@ struct ReceivedPart {
   std::span<std::byte> bytes;
   Checksum checksum{};  // not compared
   bool shared = false;  // they lie in the memory that was offered
+  bool paged = false;   // the checksum is that of their pages (checksumOfPages)
 };
+
+// Of bytes whose pages have these checksums: each kPageBytes long, but for the last one. Of one page, its
+// own.
+Checksum checksumOfPages(std::span<const Checksum> pages);
 
 class StateSocket {
  public:
@@ -54,6 +65,9 @@ class StateSocket {
   // checksum. A part of another length than is expected is refused before a byte of it is taken. Between
   // parts a sender fails if the peer, whose turn it is not, has said something.
   bool sendPart(std::span<const std::byte> bytes, const Checksum& checksum);
+  // The next one that lies in `room()`, whose pages have these checksums. Only where the receiver takes that.
+  bool sendPages(std::span<const std::byte> bytes, std::span<const Checksum> pages);
+  bool takesPages() const { return takesPages_; }
   // As long as `room`, where the bytes go unless they are shared.
   bool receivePart(std::span<std::byte> room, ReceivedPart& part);
   bool sendContent(std::span<const std::byte> bytes);
@@ -78,7 +92,7 @@ class StateSocket {
   std::string hearOffer();
   void ownRoom(std::shared_ptr<transport::SharedMemory> memory) {
     room_.emplace(std::move(memory));
-    roomIsShared_ = false;
+    roomIsShared_ = takesPages_ = false;
   }
   PartRoom* room() { return room_ ? &*room_ : nullptr; }
   // Until a part was given back.
@@ -110,13 +124,14 @@ class StateSocket {
   bool takeRoom(Descriptor memory);
   bool isSilent();
   bool hearGivenBack(uint64_t word);
+  bool sendPlaced(std::span<const std::byte> bytes, const Checksum& checksum, uint64_t marks);
 
   Descriptor socket_;
   std::function<bool()> stopping_;
   std::string error_;
   std::shared_ptr<transport::SharedMemory> offered_;  // by this end
   std::optional<PartRoom> room_;
-  bool roomIsShared_ = false;
+  bool roomIsShared_ = false, takesPages_ = false;
   size_t sharedParts_ = 0;
 };
 

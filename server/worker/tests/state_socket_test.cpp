@@ -315,6 +315,71 @@ TEST_CASE("state socket: contents come through shared memory or as bytes, whatev
   CHECK(pair.theirs->sharedParts() == (knows && offers ? 6 : 0));
 }
 
+TEST_CASE("state socket: parts whose checksum is that of their pages, between others") {
+  Pair pair;
+  constexpr size_t kPart = StateSocket::kPartBytes;
+  const auto whole = pattern(2 * kPart + 3 * kPageBytes + 333);
+  const size_t damaged =
+      GENERATE(SIZE_MAX, size_t{0}, kPart - 1, kPart + kPageBytes, 2 * kPart + 3 * kPageBytes);
+  std::thread sender([&] {
+    CHECK(pair.mine->hearOffer().empty());
+    REQUIRE(pair.mine->takesPages());
+    for (size_t at = 0; at < whole.size();) {
+      const auto part = std::span(whole).subspan(at, std::min(whole.size() - at, kPart));
+      std::byte* place = pair.mine->room()->take(part.size());
+      if (place == nullptr && pair.mine->awaitRoom()) continue;
+      if (place == nullptr) break;
+      std::memcpy(place, part.data(), part.size());
+      std::vector<Checksum> pages;
+      for (size_t i = 0; i < part.size(); i += kPageBytes)
+        pages.push_back(checksumOf(part.subspan(i, std::min<size_t>(part.size() - i, kPageBytes))));
+      if (damaged - at < part.size()) place[damaged - at] ^= std::byte{1};
+      const bool asOne = at == kPart && damaged == SIZE_MAX;  // as a sender that has no pages
+      const std::span<std::byte> sent(place, part.size());
+      if (!(asOne ? pair.mine->sendPart(sent, checksumOf(part)) : pair.mine->sendPages(sent, pages))) break;
+      at += part.size();
+    }
+    pair.mine->forgetError();
+    CHECK(pair.mine->hearAnswer() == (damaged == SIZE_MAX ? "" : kDamagedOnItsWay));
+  });
+  REQUIRE(pair.theirs->offerRoom(SharedMemory::create(4 * kPart)));
+  std::vector<std::byte> got(whole.size());
+  CHECK(pair.theirs->receiveContent(got) == (damaged == SIZE_MAX));
+  const std::string error = pair.theirs->error();
+  CHECK(error == (damaged == SIZE_MAX ? "" : kDamagedOnItsWay));
+  pair.theirs->forgetError();
+  CHECK(pair.theirs->answer(error));
+  sender.join();
+  if (damaged == SIZE_MAX) CHECK((got == whole));
+}
+
+TEST_CASE("state socket: pages' checksums are for receivers that say they take them") {
+  Pair pair;
+  const auto memory = SharedMemory::create(4096);
+  const bool older = GENERATE(true, false);
+  if (older) {
+    const int descriptor = memory->descriptor();
+    offer(pair.raw, std::span(&descriptor, 1));
+  } else {
+    REQUIRE(pair.theirs->offerRoom(memory));
+  }
+  REQUIRE(pair.mine->hearOffer().empty());
+  CHECK(pair.mine->takesPages() == !older);
+  const auto bytes = pattern(4096);
+  const Checksum checksum = checksumOf(bytes);
+  const bool placed = GENERATE(true, false);
+  std::byte* place = pair.mine->room()->take(4096);
+  std::memcpy(place, bytes.data(), bytes.size());
+  const bool sent = pair.mine->sendPages({placed ? place : bytes.data(), 4096}, std::span(&checksum, 1));
+  REQUIRE(sent == (placed && !older));
+  if (!sent) return;
+  std::vector<std::byte> got(4096);
+  ReceivedPart part;
+  REQUIRE(pair.theirs->receivePart(got, part));
+  CHECK((part.shared && part.paged));
+  CHECK(part.checksum == checksum);  // of one page, its own
+}
+
 TEST_CASE("state socket: a sender that tells of other places than there are is refused") {
   Pair pair;
   constexpr size_t kRoom = 4 * 4096;
