@@ -1,6 +1,7 @@
 // The machinery of stream.h: fences, queues, threads.
 #include <pthread.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "server/softgpu/api/context.h"
