@@ -9,8 +9,8 @@
 #include <string>
 
 #include "pinned_lines.h"
-#include "schema/pool.capnp.h"
 #include "schema/record.capnp.h"
+#include "schema/worker.capnp.h"
 #include "server/copier/protocol.h"
 #include "server/worker_interface.h"
 #include "server/worker_process.h"

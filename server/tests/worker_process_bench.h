@@ -14,7 +14,7 @@
 #include <string>
 
 #include "base/descriptor_passing.h"
-#include "schema/pool.capnp.h"
+#include "schema/worker.capnp.h"
 #include "server/worker_process.h"
 
 #include "catch.h"

@@ -7,6 +7,8 @@
 #include "pinned_lines.h"
 #include "schema/administration.capnp.h"
 #include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
+#include "schema/store.capnp.h"
 
 using namespace gpupool;
 
