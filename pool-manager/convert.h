@@ -7,6 +7,7 @@
 #include "pool-manager/tenants.h"
 #include "pool-manager/tokens.h"
 #include "schema/convert.h"
+#include "schema/pool.capnp.h"
 
 namespace gpupool::pool {
 

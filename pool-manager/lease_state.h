@@ -23,7 +23,7 @@
 
 namespace gpupool::pool {
 
-// As in the store (pool.capnp).
+// As in the store (store.capnp).
 enum class LeaseState : uint32_t {
   queued,
   granting,

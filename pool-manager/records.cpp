@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "pool-manager/convert.h"
+#include "schema/store.capnp.h"
 
 namespace gpupool::pool {
 namespace {

@@ -19,7 +19,7 @@ inline const std::string kLeasePrefix = "lease/", kEndedPrefix = "ended/", kEpoc
                          kCordonPrefix = "cordon/", kDrainPrefix = "drain/", kClientsPrefix = "clients/";
 
 // Holds the sessions; is to hold them when they have moved; would hold them if the primary were lost; held
-// them or was to, and its server has not said yet that it has given the devices up. As in pool.capnp.
+// them or was to, and its server has not said yet that it has given the devices up. As in store.capnp.
 enum class PlacementRole : uint32_t { primary, target, standby, left };
 
 // Devices of one server, and the epoch and key with which that server admits the lease's sessions.

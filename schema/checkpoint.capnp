@@ -3,15 +3,15 @@
 # holds what its worker sends to one that rebuilds it, as server/worker/session_state.h says. `manifest` is one flat message
 # of this and its SHA-256.
 using Cxx = import "/capnp/c++.capnp";
-using Pool = import "pool.capnp";
+using import "inventory.capnp".Id128;
 $Cxx.namespace("gpupool::schema");
 
 const checkpointVersion :UInt32 = 2;
 
 struct Checkpoint {
   version @0 :UInt32;             # checkpointVersion
-  id @1 :Pool.Id128;              # its own
-  lease @2 :Pool.Id128;
+  id @1 :Id128;                   # its own
+  lease @2 :Id128;
   tenant @3 :Text;
   holder @4 :Text;                # for people
   server @5 :Text;                # that has written it
@@ -29,7 +29,7 @@ struct CheckpointDevice {
   memoryBytes @3 :UInt64;         # the lease's
 }
 struct CheckpointSession {
-  session @0 :Pool.Id128;
+  session @0 :Id128;
   epoch @1 :UInt64;
   clientPid @2 :UInt32;
   command @3 :Text;               # for people

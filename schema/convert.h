@@ -1,6 +1,6 @@
 #pragma once
-// Between pool.capnp and the plain structs that manager, server and worker share. read() checks nothing but
-// shape.
+// Between inventory.capnp and the plain structs that manager, server and worker share. read() checks nothing
+// but shape.
 
 #include <cstdint>
 #include <span>
@@ -9,7 +9,7 @@
 
 #include "schema/device.h"
 #include "schema/id.h"
-#include "schema/pool.capnp.h"
+#include "schema/inventory.capnp.h"
 
 namespace gpupool::schema {
 

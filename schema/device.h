@@ -1,5 +1,5 @@
 #pragma once
-// A GPU of the pool, as workers, servers and the manager tell one another: pool.capnp's DeviceInfo and
+// A GPU of the pool, as workers, servers and the manager tell one another: inventory.capnp's DeviceInfo and
 // LeasedDevice as values (schema/convert.h). Two other descriptions stay apart, since they say other things:
 // schema::DeviceProperties (hello.h) has what CUDA's queries in the client are answered with, and
 // fabric::Device (fabric.h) is a network adapter.

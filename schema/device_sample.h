@@ -1,10 +1,10 @@
 #pragma once
-// What NVML said last of one GPU: pool.capnp's DeviceSample as a value. A server takes it
+// What NVML said last of one GPU: inventory.capnp's DeviceSample as a value. A server takes it
 // (server/health/watch.h), the manager keeps the last one, people and programs read it.
 
 #include <cstdint>
 
-#include "schema/pool.capnp.h"
+#include "schema/inventory.capnp.h"
 
 namespace gpupool {
 

@@ -1,5 +1,5 @@
 #pragma once
-// The RDMA devices of a server as plain values: pool.capnp's Fabric without Cap'n Proto's lifetimes. The
+// The RDMA devices of a server as plain values: inventory.capnp's Fabric without Cap'n Proto's lifetimes. The
 // server fills them (server/fabric/) and writes; manager and tool read (pool-manager/fabric.h, which checks).
 
 #include <array>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "schema/pool.capnp.h"
+#include "schema/inventory.capnp.h"
 
 namespace gpupool::fabric {
 

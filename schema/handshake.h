@@ -1,6 +1,6 @@
 #pragma once
 // The bytes that holder and server prove to each other when a session is opened (see SessionHello in
-// pool.capnp).
+// session.capnp).
 //
 //   proof = HMAC-SHA256(session key of the lease, role ‖ session ‖ epoch ‖ client nonce ‖ server nonce ‖
 //   server name)

@@ -7,7 +7,6 @@
 
 #include "schema/convert.h"
 #include "schema/handshake.h"
-#include "schema/pool.capnp.h"
 #include "schema/protocol.h"
 
 namespace gpupool::schema {

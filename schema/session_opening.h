@@ -1,5 +1,5 @@
 #pragma once
-// The peer's side of the handshake on a session's socket (SessionHello in pool.capnp), which a holder goes
+// The peer's side of the handshake on a session's socket (SessionHello in session.capnp), which a holder goes
 // through for a program, and a server for a session that leaves it.
 
 #include <kj/async-io.h>
@@ -8,7 +8,7 @@
 #include <string>
 
 #include "schema/id.h"
-#include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
 
 namespace gpupool::schema {
 

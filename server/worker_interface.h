@@ -12,7 +12,7 @@ namespace gpupool::server {
 // A server leaves out worker programs of another number. server/tests/worker_interface_test pins the parts
 // below as far as they can be listed. A change raises it if an older worker under this
 // server, or the other way round, would do something wrong; that is one of
-//   * WorkerOrder, WorkerReport and the structs in them (schema/pool.capnp), but for fields with a default
+//   * WorkerOrder, WorkerReport and the structs in them (schema/worker.capnp), but for fields with a default
 //     that means what there was before;
 //   * the command line (kWorkerUsage), the numbers of descriptors, signals and exit codes (worker_process.h);
 //   * the protocols of copier and worker (copier/protocol.h) and of the state socket, and the streams and

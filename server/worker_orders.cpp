@@ -11,6 +11,7 @@
 
 #include "base/descriptor_passing.h"
 #include "schema/convert.h"
+#include "schema/worker.capnp.h"
 #include "server/worker_process.h"
 
 namespace gpupool::server {

@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "schema/convert.h"
+#include "schema/worker.capnp.h"
 
 namespace gpupool::server {
 namespace {

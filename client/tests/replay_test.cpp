@@ -376,8 +376,8 @@ struct Load {
     CHECK(frame->epoch == 2);
     CHECK(bench.argument(5) == offset);
     const uint64_t length = bench.argument(6);
-    REQUIRE(bench.arguments.size() == 8 * 8 + schema::padded(length));
-    const auto begins = bench.arguments.begin() + 7 * 8;
+    REQUIRE(bench.arguments.size() == size_t{8} * 8 + schema::padded(length));
+    const auto begins = bench.arguments.begin() + ptrdiff_t{7} * 8;
     CHECK(bench.argument(7 + schema::padded(length) / 8) == length);
     return {begins, begins + static_cast<ptrdiff_t>(length)};
   }

@@ -19,6 +19,7 @@
 
 #include "base/block_file.h"
 #include "pool-manager/cli/session_opener.h"
+#include "schema/session.capnp.h"
 #include "schema/session_opening.h"
 
 namespace gpupool::cli {

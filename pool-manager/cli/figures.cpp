@@ -8,7 +8,7 @@
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/rpc.h"
 #include "schema/convert.h"
-#include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
 
 namespace gpupool::cli {
 namespace {

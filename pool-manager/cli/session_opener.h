@@ -1,6 +1,6 @@
 #pragma once
 // Opens one session on a leased server: connects, proves the lease's key and has the server prove it too
-// (pool.capnp, schema/handshake.h), and hands out the socket that the application's client library goes on
+// (session.capnp, schema/handshake.h), and hands out the socket that the application's client library goes on
 // with.
 
 #include <kj/async-io.h>

@@ -9,6 +9,7 @@
 #include "pool-manager/convert.h"
 #include "schema/handshake.h"
 #include "schema/protocol.h"
+#include "schema/session.capnp.h"
 #include "support.h"
 
 using namespace gpupool;

@@ -7,6 +7,7 @@
 #include "pool-manager/convert.h"
 #include "schema/handshake.h"
 #include "schema/protocol.h"
+#include "schema/session.capnp.h"
 
 namespace gpupool::test {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 // A server of the pool inside a test: joins a manager, records what it is told, and opens sessions by the
-// handshake of pool.capnp, answering the first byte on a session's socket with "hello".
+// handshake of session.capnp, answering the first byte on a session's socket with "hello".
 
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>

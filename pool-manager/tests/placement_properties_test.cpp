@@ -1,5 +1,5 @@
 // Random inventories and wishes, and what has to be true of every placement by other sums than its own.
-// Servers that overcommit have their own such test (placement_test.cpp).
+// Servers that overcommit have their own such test (placement_overcommit_test.cpp).
 #include <algorithm>
 #include <random>
 

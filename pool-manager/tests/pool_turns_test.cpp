@@ -4,6 +4,7 @@
 #include <capnp/serialize.h>
 
 #include "pool-manager/convert.h"
+#include "schema/store.capnp.h"
 #include "suspends_fixture.h"
 
 using namespace gpupool;

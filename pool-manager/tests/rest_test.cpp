@@ -62,7 +62,7 @@ TEST_CASE_METHOD(Fixture, "what the pool has is listed, a page at a time") {
   const Reply first = get("/v1/leases?limit=2");
   REQUIRE(first.json["leases"].size() == 2);
   const std::string next = first.json["nextCursor"];
-  CHECK(next == first.json["leases"][1]["id"]);
+  CHECK(first.json["leases"][1]["id"] == next);
   const Reply second = get("/v1/leases?limit=2&cursor=" + next);
   REQUIRE(second.json["leases"].size() == 1);
   CHECK(!second.json.contains("nextCursor"));

@@ -16,7 +16,7 @@
 #include "base/descriptor_passing.h"
 #include "base/descriptors.h"
 #include "base/log.h"
-#include "schema/pool.capnp.h"
+#include "schema/worker.capnp.h"
 #include "server/copier/connection.h"
 #include "server/copier/devices.h"
 #include "server/copier/store.h"

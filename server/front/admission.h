@@ -28,6 +28,7 @@
 
 #include "base/rate_limit.h"
 #include "schema/protocol.h"
+#include "schema/session.capnp.h"
 #include "server/front/checkpoint_desk.h"
 #include "server/front/leases.h"
 #include "server/front/sessions.h"

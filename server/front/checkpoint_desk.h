@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
 #include "server/files/kept_pages.h"
 #include "server/front/keep_budget.h"
 #include "server/front/sessions.h"

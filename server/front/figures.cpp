@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "schema/pci_bus_id.h"
+#include "schema/session.capnp.h"
 #include "server/front/device_lock.h"
 
 namespace gpupool::server {

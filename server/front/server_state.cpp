@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/write_all.h"
 #include "schema/convert.h"
+#include "schema/store.capnp.h"
 
 namespace gpupool::server {
 ServerState StateFile::read() {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "schema/pool.capnp.h"
+#include "schema/worker.capnp.h"
 #include "server/front/worker_parent.h"
 #include "server/front/worker_program.h"
 

@@ -1,90 +1,16 @@
 // The handshake, from the side of holders good and bad.
-#include "server/front/admission.h"
-
 #include <fstream>
 
-#include "server/tests/support.h"
+#include "server/tests/admission_bench.h"
 
-#include "catch.h"
 #include "pace.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 
-namespace {
-
-struct Bench {
-  kj::AsyncIoContext io = kj::setupAsyncIo();
-  kj::Timer& timer = io.provider->getTimer();
-  Folder folder;
-  LeaseTable leases{twoDevices()};
-  SessionTable sessions{
-      timer, {.stop = 1 * kj::SECONDS, .exit = 1 * kj::SECONDS}, [](uint32_t, const std::string&) {}};
-  kj::Own<WorkerPools> pool;
-  kj::Own<Admission> admission;
-
-  explicit Bench(const std::function<void(Admission::Settings&)>& adjust = {}, uint32_t warm = 1) {
-    WorkerPool::Settings workers;
-    workers.program = FAKE_WORKER;
-    workers.arguments = {"--driver", FAKE_DRIVER};
-    workers.warm = warm;
-    workers.rowsHash = kRows;
-    const OtherWorker other{makeOtherWorker(folder.path, FAKE_WORKER),
-                            {.rows = kOtherRows, .frames = 4, .release = "0.0.8"}};
-    pool = kj::heap<WorkerPools>(io.unixEventPort, timer, workers, "", std::vector{other});
-    Admission::Settings settings;
-    settings.server = kServer;
-    settings.messageBound = 60 * kj::SECONDS;
-    settings.workerBound = 5 * kj::SECONDS;
-    settings.starts.moduleCache = folder.path;
-    if (adjust) adjust(settings);
-    admission = kj::heap<Admission>(timer, leases, sessions, *pool, settings);
-    grant({1, 1}, 1, {1});
-  }
-  ~Bench() {
-    sessions.endAll("test over").wait(io.waitScope);
-    pool->stop().wait(io.waitScope);
-  }
-  void grant(Id id, uint64_t epoch, std::vector<int> devices) {
-    capnp::MallocMessageBuilder message;
-    fillLease(message.initRoot<gpupool::schema::Lease>(), id, epoch, std::move(devices));
-    REQUIRE_FALSE(leases.grant(message.getRoot<gpupool::schema::Lease>().asReader()).has_value());
-  }
-  kj::Own<kj::AsyncIoStream> connect(const std::string& peer = "uid 1") {
-    auto [client, server] = connection(*io.lowLevelProvider);
-    admission->admit(kj::mv(server), peer);
-    return kj::mv(client);
-  }
-  // What the server says to this opening; "" is yes. A closed connection is "disconnected".
-  std::string open(Opening& opening, const std::string& peer = "uid 1") {
-    try {
-      opening.run(connect(peer)).wait(io.waitScope);
-    } catch (const kj::Exception& exception) {
-      return exception.getType() == kj::Exception::Type::DISCONNECTED ||
-                     contains(exception.getDescription().cStr(), "Premature EOF")
-                 ? "disconnected"
-                 : exception.getDescription().cStr();
-    }
-    return opening.error;
-  }
-  // Sends raw bytes and waits for the server to hang up; true if it did so without an answer.
-  bool hangsUp(const std::string& bytes) {
-    auto stream = connect("uid raw");
-    stream->write(bytes.data(), bytes.size()).catch_([](kj::Exception&&) {}).wait(io.waitScope);
-    char answer[64];
-    const size_t got = stream->tryRead(answer, 1, sizeof answer)
-                           .catch_([](kj::Exception&&) { return size_t{0}; })
-                           .wait(io.waitScope);
-    eventually(timer, [&] { return admission->underWay() == 0; }).wait(io.waitScope);
-    return got == 0;
-  }
-};
-
-}  // namespace
-
 TEST_CASE("a holder with the key gets a worker with the lease's devices") {
-  Bench bench;
+  AdmissionBench bench;
   Opening opening;
   REQUIRE(bench.open(opening).empty());
   CHECK(opening.serverProved);
@@ -96,7 +22,7 @@ TEST_CASE("a holder with the key gets a worker with the lease's devices") {
 
 TEST_CASE("a worker is known to the server's next life before it learns of its session") {
   std::vector<std::pair<size_t, size_t>> known;  // at every change: workers, sessions
-  Bench bench;
+  AdmissionBench bench;
   bench.sessions.onChange(
       [&] { known.emplace_back(bench.sessions.workers().size(), bench.sessions.living()); });
   Opening opening;
@@ -108,7 +34,7 @@ TEST_CASE("a worker is known to the server's next life before it learns of its s
 }
 
 TEST_CASE("a wrong key is refused, and the server's proof shows it too") {
-  Bench bench;
+  AdmissionBench bench;
   Opening opening;
   opening.key = std::string(32, 'x');
   CHECK(contains(bench.open(opening), "proof of the session key is wrong"));
@@ -117,7 +43,7 @@ TEST_CASE("a wrong key is refused, and the server's proof shows it too") {
 }
 
 TEST_CASE("another version or other rows are refused, naming both") {
-  Bench bench;
+  AdmissionBench bench;
   Opening version, rows;
   version.protocol = gpupool::schema::PROTOCOL_VERSION + 7;
   CHECK(contains(
@@ -132,7 +58,7 @@ TEST_CASE("another version or other rows are refused, naming both") {
 
 TEST_CASE("the version before is served in its own number") {
   using gpupool::schema::PROTOCOL_VERSION;
-  Bench bench;
+  AdmissionBench bench;
   Opening before, after, older;
   before.protocol = PROTOCOL_VERSION - 1;
   CHECK(bench.open(before).empty());
@@ -154,7 +80,7 @@ TEST_CASE("the version before is served in its own number") {
 }
 
 TEST_CASE("a session gets a worker of the program that its client names") {
-  Bench bench;
+  AdmissionBench bench;
   Opening current, other, none;
   other.session = {2, 3};
   other.rowsHash = kOtherRows;
@@ -172,7 +98,7 @@ TEST_CASE("a session gets a worker of the program that its client names") {
 }
 
 TEST_CASE("programs of other builds come and go, and sessions that run keep their workers") {
-  Bench bench;
+  AdmissionBench bench;
   Opening running, late, back, again;
   running.rowsHash = late.rowsHash = back.rowsHash = again.rowsHash = kOtherRows;
   late.session = {2, 3}, back.session = {2, 4}, again.session = {2, 5};
@@ -197,7 +123,7 @@ TEST_CASE("programs of other builds come and go, and sessions that run keep thei
 }
 
 TEST_CASE("who waits for a worker of a program that is removed is told so") {
-  Bench bench;
+  AdmissionBench bench;
   const std::string path = bench.folder.path + "/slow";
   std::ofstream(path) << "#!/bin/sh\nexec sleep 60\n";
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
@@ -210,7 +136,7 @@ TEST_CASE("who waits for a worker of a program that is removed is told so") {
 }
 
 TEST_CASE("unknown, closing and crowded leases are refused") {
-  Bench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 1; });
+  AdmissionBench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 1; });
   Opening unknown;
   unknown.lease = {7, 7};
   CHECK(contains(bench.open(unknown), "is not known on server node1"));
@@ -226,7 +152,7 @@ TEST_CASE("unknown, closing and crowded leases are refused") {
 }
 
 TEST_CASE("a session is opened once an epoch") {
-  Bench bench;
+  AdmissionBench bench;
   Opening first, again, next;
   REQUIRE(bench.open(first).empty());
   CHECK(contains(bench.open(again), "opened before with epoch 1"));
@@ -235,7 +161,7 @@ TEST_CASE("a session is opened once an epoch") {
 }
 
 TEST_CASE("nonsense in the hello is refused") {
-  Bench bench;
+  AdmissionBench bench;
   Opening nonce, transport, command;
   nonce.nonce = "short";
   CHECK(contains(bench.open(nonce), "nonce is not 32 bytes"));
@@ -247,7 +173,7 @@ TEST_CASE("nonsense in the hello is refused") {
 }
 
 TEST_CASE("slow, silent and malformed peers are hung up on") {
-  Bench bench([](Admission::Settings& settings) { settings.messageBound = 300 * kj::MILLISECONDS; });
+  AdmissionBench bench([](Admission::Settings& settings) { settings.messageBound = 300 * kj::MILLISECONDS; });
   const auto began = std::chrono::steady_clock::now();
   CHECK(bench.hangsUp(""));
   CHECK(bench.hangsUp(std::string(4, '\0')));  // one segment; its size never comes
@@ -262,7 +188,7 @@ TEST_CASE("slow, silent and malformed peers are hung up on") {
 }
 
 TEST_CASE("a peer that keeps failing is turned away, another is not") {
-  Bench bench([](Admission::Settings& settings) {
+  AdmissionBench bench([](Admission::Settings& settings) {
     settings.failureBurst = 3;
     settings.failureInterval = std::chrono::milliseconds(400);
   });
@@ -279,7 +205,7 @@ TEST_CASE("a peer that keeps failing is turned away, another is not") {
 }
 
 TEST_CASE("idle connections of one user keep nobody else from a session") {
-  Bench bench;
+  AdmissionBench bench;
   std::vector<kj::Own<kj::AsyncIoStream>> idle;
   idle.reserve(300);
   for (int i = 0; i < 300; ++i) idle.push_back(bench.connect("uid 7"));
@@ -289,7 +215,7 @@ TEST_CASE("idle connections of one user keep nobody else from a session") {
 }
 
 TEST_CASE("idle connections from many addresses keep nobody from a session") {
-  Bench bench([](Admission::Settings& settings) {
+  AdmissionBench bench([](Admission::Settings& settings) {
     settings.atOnce = 16;
     settings.perPeer = 4;
   });
@@ -302,7 +228,7 @@ TEST_CASE("idle connections from many addresses keep nobody from a session") {
 }
 
 TEST_CASE("who has the most places loses one, not who has few") {
-  Bench bench([](Admission::Settings& settings) {
+  AdmissionBench bench([](Admission::Settings& settings) {
     settings.atOnce = 8;
     settings.perPeer = 6;
   });
@@ -318,7 +244,7 @@ TEST_CASE("who has the most places loses one, not who has few") {
 
 TEST_CASE("a lease's sessions that wait for workers count as its sessions") {
   Environment slow("GPUPOOL_FAKE_WORKER", "mute");
-  Bench bench([](Admission::Settings& settings) {
+  AdmissionBench bench([](Admission::Settings& settings) {
     settings.sessionsPerLease = 1;
     settings.workerBound = 2 * kj::SECONDS;
   });
@@ -331,7 +257,7 @@ TEST_CASE("a lease's sessions that wait for workers count as its sessions") {
 }
 
 TEST_CASE("a waiting worker that died is replaced before the session notices") {
-  Bench bench;
+  AdmissionBench bench;
   eventually(bench.timer, [&] { return bench.pool->warm() == 1; }).wait(bench.io.waitScope);
   Opening probe;
   REQUIRE(bench.open(probe).empty());
@@ -352,14 +278,14 @@ TEST_CASE("a waiting worker that died is replaced before the session notices") {
 
 TEST_CASE("without workers the holder hears why") {
   Environment fail("GPUPOOL_FAKE_WORKER", "fail");
-  Bench bench([](Admission::Settings& settings) { settings.workerBound = 300 * kj::MILLISECONDS; });
+  AdmissionBench bench([](Admission::Settings& settings) { settings.workerBound = 300 * kj::MILLISECONDS; });
   Opening opening;
   CHECK(contains(bench.open(opening), "told to fail"));
 }
 
 TEST_CASE("a lease revoked during the handshake starts nothing") {
   Environment slow("GPUPOOL_FAKE_WORKER", "mute");
-  Bench bench([](Admission::Settings& settings) { settings.workerBound = 500 * kj::MILLISECONDS; });
+  AdmissionBench bench([](Admission::Settings& settings) { settings.workerBound = 500 * kj::MILLISECONDS; });
   Opening opening;
   auto opened = opening.run(bench.connect()).eagerlyEvaluate(nullptr);
   bench.timer.afterDelay(100 * kj::MILLISECONDS).wait(bench.io.waitScope);
@@ -371,194 +297,8 @@ TEST_CASE("a lease revoked during the handshake starts nothing") {
 
 TEST_CASE("workers see no tokens") {
   Environment token("GPUPOOL_TOKEN", "secret");
-  Bench bench;
+  AdmissionBench bench;
   Opening opening;
   REQUIRE(bench.open(opening).empty());
   CHECK(opening.order('o').wait(bench.io.waitScope) == "0");
-}
-
-// ---- sessions that come from another server ----
-
-namespace {
-
-Opening arrival(uint64_t epoch = 2) {
-  Opening opening;
-  opening.arrives = true;
-  opening.epoch = epoch;
-  opening.transport = "ucx";
-  return opening;
-}
-
-Opening client(uint64_t epoch = 2) {
-  Opening opening;
-  opening.epoch = epoch;
-  opening.transport = "ucx";
-  return opening;
-}
-
-struct ArrivalBench : Bench {
-  using Bench::Bench;
-  void arrives(Opening& opening) {
-    REQUIRE(open(opening) == "");
-    eventually(timer, [&] { return sessions.arriving({1, 1}) == 1; }).wait(io.waitScope);
-  }
-  // The worker that leaves it says that it may be rebuilt, and hears that it is.
-  void rebuilt(Opening& opening) { REQUIRE(opening.order('g').wait(io.waitScope) == "y"); }
-  void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
-};
-
-}  // namespace
-
-TEST_CASE("a session that comes from another server waits for its client, and is there with it") {
-  ArrivalBench bench;
-  Opening coming = arrival(), with = client();
-  CHECK(contains(bench.open(with), "not known here"));
-  bench.arrives(coming);
-  CHECK(coming.serverProved);
-  CHECK(bench.sessions.living() == 0);
-  REQUIRE(bench.sessions.workers().size() == 1);
-  CHECK(bench.sessions.workers()[0].devices == std::vector<std::string>{uuid(1)});
-  bench.rebuilt(coming);
-  REQUIRE(bench.open(with) == "");
-  CHECK(with.order('e').wait(bench.io.waitScope) == "e1");
-  CHECK(bench.sessions.living() == 1);
-  CHECK(bench.sessions.arriving({1, 1}) == 0);
-  Opening again = client(), third = client(3), back = arrival(3), old = client(1);
-  CHECK(contains(bench.open(again), "opened before with epoch 2"));
-  CHECK(contains(bench.open(third), "the session does not move"));
-  CHECK(contains(bench.open(back), "the session is here already, as epoch 2"));
-  CHECK(contains(bench.open(old), "opened before with epoch 2"));
-}
-
-TEST_CASE("a client may come before the session is rebuilt") {
-  ArrivalBench bench;
-  Opening coming = arrival(), with = client();
-  bench.arrives(coming);
-  REQUIRE(bench.open(with) == "");
-  bench.rebuilt(coming);
-  CHECK(with.order('e').wait(bench.io.waitScope) == "e1");
-}
-
-TEST_CASE("a client with another epoch, transport or key is none of a session that comes") {
-  ArrivalBench bench;
-  Opening coming = arrival(4), early = client(3), late = client(5), shared = client(4), stranger = client(4),
-          fresh = client(1), good = client(4);
-  bench.arrives(coming);
-  bench.rebuilt(coming);
-  CHECK(contains(bench.open(early), "opened before with epoch 3"));
-  CHECK(bench.open(late) == "the session moves as epoch 4, not as epoch 5");
-  shared.transport = "shm";
-  CHECK(bench.open(shared) == "the session's transport is ucx, not shm");
-  stranger.key = std::string(32, 'x');
-  CHECK(contains(bench.open(stranger), "proof of the session key is wrong"));
-  CHECK(contains(bench.open(fresh), "opened before with epoch 3"));
-  CHECK(bench.open(good) == "");
-}
-
-TEST_CASE("why a session does not come here is said before a worker is taken") {
-  ArrivalBench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 2; });
-  bench.until([&] { return bench.pool->warm() == 1; });
-  Opening key = arrival(), lease = arrival(), shared = arrival(), first = arrival(1), none = arrival(0),
-          rows = arrival(), paused = arrival(), crowded = arrival();
-  key.key = std::string(32, 'x');
-  CHECK(contains(bench.open(key), "proof of the session key is wrong"));
-  CHECK_FALSE(key.serverProved);
-  lease.lease = {7, 7};
-  CHECK(contains(bench.open(lease), "is not known on server node1"));
-  CHECK(lease.unknownLease);
-  shared.transport = "shm";
-  CHECK(contains(bench.open(shared), "the session shares memory with its server (transport shm)"));
-  CHECK(contains(bench.open(first), "an epoch of 2 at least"));
-  CHECK(contains(bench.open(none), "an epoch of 2 at least"));
-  rows.rowsHash = 0xabc;
-  CHECK(contains(bench.open(rows), "version mismatch"));
-  bench.leases.pause({1, 1});
-  CHECK(bench.open(paused) == "the lease is suspended");
-  CHECK(paused.suspended);
-  bench.leases.unpause({1, 1});
-  Opening one, two;
-  two.session = {2, 3};
-  crowded.session = {2, 4};
-  REQUIRE(bench.open(one) == "");
-  REQUIRE(bench.open(two) == "");
-  CHECK(contains(bench.open(crowded), "has 2 sessions already"));
-  CHECK(bench.sessions.arriving({1, 1}) == 0);
-  CHECK(bench.sessions.workers().size() == 2);
-  Opening here = arrival(2);
-  bench.leases.admissible({1, 1})->sessionEpochs[{2, 2}] = 5;
-  CHECK(contains(bench.open(here), "opened before with epoch 5"));
-}
-
-TEST_CASE("a session that comes counts as one of its lease's") {
-  ArrivalBench bench([](Admission::Settings& settings) { settings.sessionsPerLease = 1; });
-  Opening coming = arrival(), other;
-  bench.arrives(coming);
-  other.session = {2, 9};
-  CHECK(contains(bench.open(other), "has 1 sessions already"));
-  Opening again = arrival();  // it takes the place of the first
-  REQUIRE(bench.open(again) == "");
-}
-
-TEST_CASE("a session that comes twice comes as it was sent last, unless its client is there") {
-  ArrivalBench bench;
-  Opening first = arrival(), second = arrival(), third = arrival(3), with = client(3);
-  bench.arrives(first);
-  const pid_t displaced = bench.sessions.workers()[0].pid;
-  REQUIRE(bench.open(second) == "");
-  CHECK_FALSE(alive(displaced));  // before the second has a worker
-  CHECK(first.hear().wait(bench.io.waitScope).empty());
-  REQUIRE(bench.open(third) == "");
-  bench.until([&] { return bench.sessions.arriving({1, 1}) == 1; });
-  CHECK(bench.sessions.workers().size() == 1);
-  bench.rebuilt(third);
-  REQUIRE(bench.open(with) == "");
-  CHECK(with.order('e').wait(bench.io.waitScope) == "e1");
-  Opening late = arrival(4);
-  CHECK(contains(bench.open(late), "is here already"));
-  CHECK(with.order('e').wait(bench.io.waitScope) == "e1");
-}
-
-TEST_CASE("of two that wait for a worker at once one session comes") {
-  Folder folder;
-  Environment slow("GPUPOOL_FAKE_WORKER", folder.path + "/go");
-  ArrivalBench bench;
-  Opening first = arrival(), second = arrival();
-  auto one = first.run(bench.connect()).eagerlyEvaluate(nullptr);
-  auto two = second.run(bench.connect()).eagerlyEvaluate(nullptr);
-  bench.until([&] { return bench.admission->opening({1, 1}); });
-  std::ofstream(folder.path + "/go").close();
-  one.wait(bench.io.waitScope);
-  two.wait(bench.io.waitScope);
-  CHECK((first.error.empty() || second.error.empty()));
-  bench.until([&] { return bench.sessions.arriving({1, 1}) == 1 && bench.sessions.workers().size() == 1; });
-}
-
-TEST_CASE("a revoke ends a worker that waits for a session, and one that is being looked for") {
-  ArrivalBench bench;
-  Opening coming = arrival();
-  bench.arrives(coming);
-  bench.rebuilt(coming);
-  bench.leases.close({1, 1});
-  bench.sessions.end({1, 1}, "revoked").wait(bench.io.waitScope);
-  CHECK(bench.sessions.workers().empty());
-  CHECK(coming.hear().wait(bench.io.waitScope).empty());
-  Opening with = client();
-  CHECK(contains(bench.open(with), "is not known on server"));
-}
-
-TEST_CASE("a session that does not come leaves nothing, and may come again with the same epoch") {
-  ArrivalBench bench;
-  for (int time = 0; time < 2; ++time) {
-    Opening coming = arrival();
-    bench.arrives(coming);
-    if (time == 1) bench.rebuilt(coming);
-    coming.stream = nullptr;
-    bench.until([&] { return bench.sessions.workers().empty(); });
-    CHECK(bench.sessions.arriving({1, 1}) == 0);
-  }
-  Opening coming = arrival(), with = client();
-  bench.arrives(coming);
-  bench.rebuilt(coming);
-  CHECK(bench.open(with) == "");
-  CHECK(with.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
 }

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "catch.h"
-#include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
 #include "server/tests/support.h"
 #include "server/worker/page_layout.h"
 #include "server/worker/stream_layout.h"

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/descriptor_passing.h"
-#include "schema/pool.capnp.h"
+#include "schema/worker.capnp.h"
 #include "server/worker_process.h"
 
 namespace gpupool::server::test {

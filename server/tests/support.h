@@ -18,6 +18,8 @@
 
 #include "schema/convert.h"
 #include "schema/handshake.h"
+#include "schema/pool.capnp.h"
+#include "schema/session.capnp.h"
 #include "server/front/leases.h"
 
 namespace gpupool::server::test {

@@ -1,6 +1,7 @@
 // Sessions that move to other devices of their server, and what becomes of the lease's devices then.
 #include <fstream>
 #include <list>
+#include <utility>
 
 #include "server/front/device_lock.h"
 #include "server/tests/session_bench.h"
@@ -287,14 +288,13 @@ TEST_CASE("a session that begins while its lease is settled begins on the device
   // Workers that were being started before may still come.
   for (bool stays = false; !stays;) {
     while (bench.pool.warm() != 0) taken.push_back(bench.session(20 + taken.size()));
-    waits = {};
     const auto opened = std::make_shared<bool>(false);
     waiting = bench.opening(waits, {2, 50 + taken.size()}).then([opened] { *opened = true; });
     waiting = waiting.eagerlyEvaluate(nullptr);
     bench.until([&] { return *opened || bench.admission.opening(kLease); });
     bench.timer.afterDelay(500 * kj::MILLISECONDS).wait(bench.io.waitScope);
     stays = !*opened;
-    if (*opened) taken.push_back(std::move(waits));
+    if (*opened) taken.push_back(std::exchange(waits, {}));
   }
   for (Opening& session : taken) CHECK(contains(bench.order(session, 'q'), "client closed"));
   bench.until([&] { return bench.known() == 1; });

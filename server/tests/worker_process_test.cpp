@@ -1,132 +1,18 @@
-// The worker's shell, with this test as its server. Each worker is a forked child: its watcher may end the
-// process.
-#include "server/worker_process.h"
-
-#include <capnp/message.h>
-#include <capnp/serialize.h>
+// What a worker's shell is told and says: its arguments, the session's start, orders, and the lease's memory.
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <atomic>
+#include <array>
 #include <chrono>
-#include <cstring>
 #include <map>
-#include <set>
 #include <thread>
 
-#include "base/descriptor_passing.h"
-#include "schema/pool.capnp.h"
-#include "server/worker/loss.h"
-#include "server/worker/server_account.h"
-
-#include "catch.h"
-#include "pace.h"
+#include "server/tests/worker_process_bench.h"
 
 using namespace gpupool;
 using namespace gpupool::server;
+using namespace gpupool::server::test;
 
 namespace {
-
-// The server's end, and a child that runs `body` on the other.
-struct Worker {
-  int socket = -1;
-  pid_t pid = -1;
-
-  explicit Worker(const std::function<int(WorkerProcess&)>& body) {
-    int ends[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    socket = ends[0];
-    pid = fork();
-    if (pid == 0) {
-      signal(SIGTERM, SIG_DFL);  // Catch2's handler is not the worker's
-      close(ends[0]);
-      for (int other : serverEnds()) close(other);  // or their workers would never see the end-of-file
-      int status = 99;
-      try {
-        WorkerProcess process(ends[1], 7);
-        status = body(process);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "worker: %s\n", error.what());
-        status = 98;
-      }
-      _exit(status);
-    }
-    close(ends[1]);
-    serverEnds().insert(socket);
-  }
-  ~Worker() {
-    if (socket >= 0) hangUp();
-    if (pid < 0) return;
-    kill(pid, SIGKILL);
-    waitpid(pid, nullptr, 0);
-  }
-  static std::set<int>& serverEnds() {
-    static std::set<int> ends;
-    return ends;
-  }
-  void hangUp() {
-    serverEnds().erase(socket);
-    close(socket);
-    socket = -1;
-  }
-  // The exit status, or minus the signal.
-  int wait() {
-    int status = 0;
-    waitpid(pid, &status, 0);
-    pid = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-  // What the next report is: "ready", "ended: <text>", ...
-  std::string report() {
-    capnp::word buffer[1024];
-    const ssize_t bytes = recv(socket, buffer, sizeof buffer, 0);
-    if (bytes <= 0) return "nothing";
-    capnp::FlatArrayMessageReader reader(kj::arrayPtr(buffer, bytes / sizeof(capnp::word)));
-    const auto report = reader.getRoot<schema::WorkerReport>();
-    if (report.getRowsHash() != 7) return "other rows";
-    if (report.isReady()) return std::string("ready ") + report.getDriver().cStr();
-    if (report.isEnded()) return std::string("ended: ") + report.getEnded().cStr();
-    if (report.isFailed()) return std::string("failed: ") + report.getFailed().cStr();
-    if (report.isRebuilt()) return std::string("rebuilt: ") + report.getRebuilt().cStr();
-    if (report.isMoved()) {
-      const auto moved = report.getMoved();
-      return std::string("moved: ") + moved.getError().cStr() + " " + std::to_string(moved.getMovedBytes()) +
-             " " + std::to_string(moved.getDrainMs()) + " " + std::to_string(moved.getPauseMs());
-    }
-    return "devices";
-  }
-  struct Memory {
-    uint64_t ticket = 0, take = 0, give = 0;
-    uint32_t place = 0;
-  };
-  Memory memory() {
-    capnp::word buffer[1024];
-    const ssize_t bytes = recv(socket, buffer, sizeof buffer, 0);
-    REQUIRE(bytes > 0);
-    capnp::FlatArrayMessageReader reader(kj::arrayPtr(buffer, bytes / sizeof(capnp::word)));
-    const auto report = reader.getRoot<schema::WorkerReport>();
-    REQUIRE(report.isMemory());
-    const auto request = report.getMemory();
-    return {request.getTicket(), request.getTake(), request.getGive(), request.getPlace()};
-  }
-  void send(std::span<const std::byte> bytes, std::span<const int> descriptors = {}) {
-    REQUIRE(sendWithDescriptors(socket, bytes, descriptors) == static_cast<ssize_t>(bytes.size()));
-  }
-  void send(capnp::MessageBuilder& message, std::span<const int> descriptors = {}) {
-    const auto words = capnp::messageToFlatArray(message);
-    const auto bytes = words.asBytes();
-    send(std::as_bytes(std::span(bytes.begin(), bytes.size())), descriptors);
-  }
-  void send(capnp::MessageBuilder& message, int descriptor) { send(message, std::span(&descriptor, 1)); }
-  void order(const char* stop) {
-    capnp::MallocMessageBuilder message;
-    message.initRoot<schema::WorkerOrder>().setStop(stop);
-    send(message);
-  }
-};
 
 void fillStart(capnp::MessageBuilder& message) {
   auto start = message.initRoot<schema::WorkerOrder>().initStart();
@@ -319,55 +205,6 @@ TEST_CASE("the client's socket of a session that moved here is waited for within
   for (int end : {client[0], client[1], other[0]}) close(end);
 }
 
-TEST_CASE("a client that came later is watched too") {
-  using namespace std::chrono_literals;
-  int client[2];
-  REQUIRE(pipe2(client, O_CLOEXEC) == 0);
-  Worker stuck([&](WorkerProcess& process) {
-    close(client[1]);
-    process.watchServer([](const std::string&) {}, 100ms);
-    process.watchClient(client[0]);
-    process.reportRebuilt("");
-    for (;;) sleep(1);
-    return 0;
-  });
-  CHECK(stuck.report() == "rebuilt: ");
-  close(client[1]);
-  CHECK(stuck.report() == "ended: client gone; the driver did not come back from a call");
-  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
-  close(client[0]);
-}
-
-TEST_CASE("while a session runs, the server's death, its order and SIGTERM stop it once, with the reason") {
-  const auto body = [](WorkerProcess& process) {
-    std::atomic<int> stops{0};
-    std::string reason;
-    process.watchServer([&](const std::string& why) {
-      reason = why;
-      process.reportEnded(why);
-      ++stops;
-    });
-    while (stops == 0) usleep(1000);
-    usleep(20000);
-    if (!process.stopping()) return 50;
-    if (reason == "the GPU server died: its process was killed or crashed") return 10 + stops;
-    if (reason == "drained") return 20 + stops;
-    if (reason == "the GPU server is shutting down") return 30 + stops;
-    return 51;
-  };
-  Worker lost(body), told(body), terminated(body), orphaned(body);
-  lost.hangUp();
-  CHECK(lost.wait() == 11);
-  told.order("drained");
-  CHECK(told.report() == "ended: drained");
-  CHECK(told.wait() == 21);
-  usleep(50000);  // until it watches
-  kill(terminated.pid, SIGTERM);
-  CHECK(terminated.wait() == 31);
-  kill(orphaned.pid, kServerDiedSignal);  // comes before the end-of-file where the server has other threads
-  CHECK(orphaned.wait() == 11);
-}
-
 TEST_CASE("the lease's memory is asked for, granted or refused, and given back") {
   Worker worker([](WorkerProcess& process) {
     process.watchServer([](const std::string&) {});
@@ -398,90 +235,6 @@ TEST_CASE("the lease's memory is asked for, granted or refused, and given back")
   CHECK(back.ticket == 0);
   CHECK(back.give == 50);
   CHECK(worker.report() == "ended: done");
-  CHECK(worker.wait() == 0);
-}
-
-TEST_CASE("who waits for memory is refused at once when the server goes, and no device is called broken") {
-  Worker worker([](WorkerProcess& process) {
-    process.watchServer([](const std::string&) {});
-    const CUresult refused = ServerAccount(process).take(0, 100);
-    if (refused == CUDA_SUCCESS || refused == CUDA_ERROR_OUT_OF_MEMORY) return 1;
-    if (isLoss(refused, "cuMemAlloc_v2")) return 2;
-    return process.takeMemory(0, 100).error != "the server is gone" ? 3 : 0;
-  });
-  worker.memory();
-  worker.hangUp();
-  CHECK(worker.wait() == 0);
-}
-
-TEST_CASE("who waits for memory is refused after the session knows that the server is gone") {
-  Worker worker([](WorkerProcess& process) {
-    static std::atomic<bool> told = false;
-    process.watchServer([](const std::string&) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      told = true;
-    });
-    if (ServerAccount(process).take(0, 100) == CUDA_SUCCESS || !told) return 1;
-    return ServerAccount(process).take(0, 100) == CUDA_SUCCESS ? 2 : 0;
-  });
-  worker.memory();
-  worker.hangUp();
-  CHECK(worker.wait() == 0);
-}
-
-TEST_CASE("a session that does not stop, or cannot be told, is ended after the grace") {
-  using namespace std::chrono_literals;
-  const auto began = std::chrono::steady_clock::now();
-  Worker idle([](WorkerProcess& process) {
-    process.watchServer([](const std::string&) {}, 100ms);
-    for (;;) sleep(1);
-    return 0;
-  });
-  Worker stuck([](WorkerProcess& process) {
-    process.watchServer(
-        [](const std::string&) {
-          for (;;) sleep(1);
-        },
-        100ms);
-    for (;;) sleep(1);
-    return 0;
-  });
-  idle.hangUp();
-  stuck.hangUp();
-  CHECK(idle.wait() == WorkerProcess::kExitStopped);
-  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
-  CHECK(std::chrono::steady_clock::now() - began < 2s * gpupool::test::busy());
-}
-
-TEST_CASE("a driver that does not come back once the client is gone does not keep the worker") {
-  using namespace std::chrono_literals;
-  int client[2];
-  REQUIRE(pipe2(client, O_CLOEXEC) == 0);
-  Worker stuck([&](WorkerProcess& process) {
-    close(client[1]);
-    process.watchServer([](const std::string&) {}, 100ms, client[0]);
-    for (;;) sleep(1);
-    return 0;
-  });
-  Worker good([&](WorkerProcess& process) {
-    close(client[1]);
-    process.watchServer([](const std::string&) {}, 10s, client[0]);
-    char byte;
-    while (read(client[0], &byte, 1) > 0) continue;
-    return 61;
-  });
-  usleep(50000);
-  close(client[1]);
-  CHECK(stuck.wait() == WorkerProcess::kExitStopped);
-  CHECK(good.wait() == 61);
-  close(client[0]);
-}
-
-TEST_CASE("a watched session that ends by itself leaves nothing behind") {
-  Worker worker([](WorkerProcess& process) {
-    process.watchServer([](const std::string&) { _exit(60); });
-    return 0;
-  });
   CHECK(worker.wait() == 0);
 }
 

@@ -11,6 +11,7 @@
 #include "pool-manager/cli/session_opener.h"
 #include "pool-manager/convert.h"
 #include "schema/convert.h"
+#include "schema/session.capnp.h"
 #include "server/front/admission.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/stream.h"

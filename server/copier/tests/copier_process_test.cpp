@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "schema/pool.capnp.h"
+#include "schema/worker.capnp.h"
 
 using namespace gpupool;
 using namespace gpupool::server;

@@ -108,68 +108,72 @@ void tryFiles(const Targets& at) {
   });
 }
 
+void tryMemoryOf(pid_t process, const std::string& whose, uintptr_t secret) {
+  char bytes[16] = "";
+  const iovec here{bytes, sizeof bytes}, there{reinterpret_cast<void*>(secret), sizeof bytes};
+  attempt("landlock", "reads /proc/PID/mem" + whose, [&] {
+    const int file = open(of(process, "mem").c_str(), O_RDONLY | O_CLOEXEC);
+    return file >= 0 && pread(file, bytes, sizeof bytes, static_cast<off_t>(secret)) == sizeof bytes;
+  });
+  attempt("landlock", "reads /proc/PID/environ" + whose, [&] { return opens(of(process, "environ")); });
+  attempt("landlock", "lists /proc/PID/fd" + whose, [&] { return opens(of(process, "fd"), O_DIRECTORY); });
+  attempt("landlock", "opens a descriptor" + whose, [&] { return opens(of(process, "fd/0")); });
+  attempt("landlock", "sees where a descriptor leads" + whose,
+          [&] { return readlink(of(process, "fd/0").c_str(), bytes, sizeof bytes) > 0; });
+  attempt("seccomp", "reads memory" + whose,
+          [&] { return process_vm_readv(process, &here, 1, &there, 1, 0) == sizeof bytes; });
+  attempt("seccomp", "writes memory" + whose,
+          [&] { return process_vm_writev(process, &here, 1, &there, 1, 0) == sizeof bytes; });
+  attempt("seccomp", "traces (ptrace)" + whose, [&] {
+    const bool seized = ptrace(PTRACE_SEIZE, process, nullptr, nullptr) == 0;
+    if (seized) {
+      ptrace(PTRACE_INTERRUPT, process, nullptr, nullptr);
+      waitpid(process, nullptr, __WALL);
+      ptrace(PTRACE_DETACH, process, nullptr, nullptr);
+    }
+    return seized;
+  });
+  attempt("seccomp", "takes a descriptor" + whose, [&] {
+    const long pidfd = syscall(SYS_pidfd_open, process, 0);
+    return pidfd >= 0 && syscall(SYS_pidfd_getfd, pidfd, 0, 0) >= 0;
+  });
+}
+
 void tryMemory(const Targets& at) {
-  for (const auto& [name, process] : {std::pair{"the server", at.server}, {"a neighbour", at.neighbour}}) {
-    const std::string whose = std::string(" of ") + name;
-    char bytes[16] = "";
-    const iovec here{bytes, sizeof bytes}, there{reinterpret_cast<void*>(at.secret), sizeof bytes};
-    attempt("landlock", "reads /proc/PID/mem" + whose, [&] {
-      const int file = open(of(process, "mem").c_str(), O_RDONLY | O_CLOEXEC);
-      return file >= 0 && pread(file, bytes, sizeof bytes, static_cast<off_t>(at.secret)) == sizeof bytes;
-    });
-    attempt("landlock", "reads /proc/PID/environ" + whose, [&] { return opens(of(process, "environ")); });
-    attempt("landlock", "lists /proc/PID/fd" + whose, [&] { return opens(of(process, "fd"), O_DIRECTORY); });
-    attempt("landlock", "opens a descriptor" + whose, [&] { return opens(of(process, "fd/0")); });
-    attempt("landlock", "sees where a descriptor leads" + whose,
-            [&] { return readlink(of(process, "fd/0").c_str(), bytes, sizeof bytes) > 0; });
-    attempt("seccomp", "reads memory" + whose,
-            [&] { return process_vm_readv(process, &here, 1, &there, 1, 0) == sizeof bytes; });
-    attempt("seccomp", "writes memory" + whose,
-            [&] { return process_vm_writev(process, &here, 1, &there, 1, 0) == sizeof bytes; });
-    attempt("seccomp", "traces (ptrace)" + whose, [&] {
-      const bool seized = ptrace(PTRACE_SEIZE, process, nullptr, nullptr) == 0;
-      if (seized) {
-        ptrace(PTRACE_INTERRUPT, process, nullptr, nullptr);
-        waitpid(process, nullptr, __WALL);
-        ptrace(PTRACE_DETACH, process, nullptr, nullptr);
-      }
-      return seized;
-    });
-    attempt("seccomp", "takes a descriptor" + whose, [&] {
-      const long pidfd = syscall(SYS_pidfd_open, process, 0);
-      return pidfd >= 0 && syscall(SYS_pidfd_getfd, pidfd, 0, 0) >= 0;
-    });
-  }
+  tryMemoryOf(at.server, " of the server", at.secret);
+  tryMemoryOf(at.neighbour, " of a neighbour", at.secret);
 }
 
 // SIGURG: nobody minds it.
+void trySignalsTo(pid_t process, const std::string& whom) {
+  attempt("seccomp", "sends a signal" + whom, [&] { return kill(process, SIGURG) == 0; });
+  attempt("seccomp", "sends one by tgkill" + whom,
+          [&] { return syscall(SYS_tgkill, process, process, SIGURG) == 0; });
+  attempt("seccomp", "sends one by tkill" + whom, [&] { return syscall(SYS_tkill, process, SIGURG) == 0; });
+  attempt("seccomp", "sends one with data" + whom, [&] {
+    siginfo_t info{};
+    info.si_code = SI_QUEUE;
+    return syscall(SYS_rt_sigqueueinfo, process, SIGURG, &info) == 0;
+  });
+  attempt("seccomp", "sends one by a pidfd" + whom, [&] {
+    const long pidfd = syscall(SYS_pidfd_open, process, 0);
+    return pidfd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, SIGURG, nullptr, 0) == 0;
+  });
+  attempt("seccomp", "has a socket signal" + whom, [&] {
+    int ends[2];
+    return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && fcntl(ends[0], F_SETOWN, process) == 0;
+  });
+  attempt("seccomp", "has ioctl signal" + whom, [&] {
+    int ends[2], pid = process;
+    return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && ioctl(ends[0], FIOSETOWN, &pid) == 0;
+  });
+  attempt("seccomp", "takes the limits" + whom,
+          [&] { return syscall(SYS_prlimit64, process, RLIMIT_CORE, nullptr, nullptr) == 0; });
+}
+
 void trySignals(const Targets& at) {
-  for (const auto& [name, process] : {std::pair{"the server", at.server}, {"a neighbour", at.neighbour}}) {
-    const std::string whom = std::string(" to ") + name;
-    attempt("seccomp", "sends a signal" + whom, [&] { return kill(process, SIGURG) == 0; });
-    attempt("seccomp", "sends one by tgkill" + whom,
-            [&] { return syscall(SYS_tgkill, process, process, SIGURG) == 0; });
-    attempt("seccomp", "sends one by tkill" + whom, [&] { return syscall(SYS_tkill, process, SIGURG) == 0; });
-    attempt("seccomp", "sends one with data" + whom, [&] {
-      siginfo_t info{};
-      info.si_code = SI_QUEUE;
-      return syscall(SYS_rt_sigqueueinfo, process, SIGURG, &info) == 0;
-    });
-    attempt("seccomp", "sends one by a pidfd" + whom, [&] {
-      const long pidfd = syscall(SYS_pidfd_open, process, 0);
-      return pidfd >= 0 && syscall(SYS_pidfd_send_signal, pidfd, SIGURG, nullptr, 0) == 0;
-    });
-    attempt("seccomp", "has a socket signal" + whom, [&] {
-      int ends[2];
-      return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && fcntl(ends[0], F_SETOWN, process) == 0;
-    });
-    attempt("seccomp", "has ioctl signal" + whom, [&] {
-      int ends[2], pid = process;
-      return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && ioctl(ends[0], FIOSETOWN, &pid) == 0;
-    });
-    attempt("seccomp", "takes the limits" + whom,
-            [&] { return syscall(SYS_prlimit64, process, RLIMIT_CORE, nullptr, nullptr) == 0; });
-  }
+  trySignalsTo(at.server, " to the server");
+  trySignalsTo(at.neighbour, " to a neighbour");
   attempt("user", "takes the processors of a neighbour", [&] {
     cpu_set_t processors;
     return sched_getaffinity(at.neighbour, sizeof processors, &processors) == 0 &&

@@ -275,7 +275,7 @@ TEST_CASE("pages: only those travel that have changed, and what is kept is what 
     program.set(32 * kMiB - 1, 1, 0xee);  // the last byte of the last page of an extent
     REQUIRE(program.checkpoint(store) == "");
     CHECK(newPages(*before, *store.kept) <= 2);  // and that of the words
-    CHECK(program.outcome.movedBytes <= 2 * kPageBytes);
+    CHECK(program.outcome.movedBytes <= uint64_t{2} * kPageBytes);
     checkKept(program, store);
     // The end of one extent and the beginning of the next, and memory that is new.
     before = store.kept;
@@ -415,7 +415,7 @@ TEST_CASE("pages: an answer that is lost, a keeper that goes in the middle, and 
     CHECK(through(most) == nullptr);
   }
   REQUIRE(program.checkpoint(store) == "");
-  CHECK(program.outcome.movedBytes <= 2 * kPageBytes);
+  CHECK(program.outcome.movedBytes <= uint64_t{2} * kPageBytes);
   checkKept(program, store);
   // It names none, or one that this worker has not sent.
   Store anew;

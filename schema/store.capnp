@@ -1,0 +1,89 @@
+@0xf98aafc5ad12f09e;
+# What a server, and the manager, keep for their next life.
+
+using Cxx = import "/capnp/c++.capnp";
+using import "inventory.capnp".Id128;
+using import "inventory.capnp".LeasedDevice;
+using import "inventory.capnp".ServerInfo;
+using import "inventory.capnp".WorkerVersion;
+using import "pool.capnp".HeldLease;
+using import "pool.capnp".Policy;
+using import "pool.capnp".TurnTerms;
+$Cxx.namespace("gpupool::schema");
+
+# What a server keeps for its next life, in <state>/server-<name>.state.
+struct StoredServer @0x84f043d4673169a0 {
+  bootId @0 :Text;            # /proc/sys/kernel/random/boot_id: no worker outlives the machine's restart
+  devices @1 :List(StoredDevice);
+  workers @2 :List(StoredWorker);
+  holds @3 :List(NotedHold);
+}
+# A lease that was to be held in files, which may or may not be whole.
+struct NotedHold @0xe30032d34b1ac4b0 {
+  lease @0 :Id128;
+  held @1 :HeldLease;
+}
+struct StoredDevice @0xb18701af4d5e166a {
+  uuid @0 :Data;
+  highestEpoch @1 :UInt64;    # of all grants
+}
+struct StoredWorker @0xc4c43febefab02c3 {
+  pid @0 :UInt32;
+  startTicks @1 :UInt64;      # when it was started, as /proc says: numbers are used again
+  lease @2 :Id128;
+  devices @3 :List(Data);     # their uuids
+}
+
+# One lease in the manager's store (key "lease/<id>"). Not the wire's Lease: it may lie on more than one server. What a
+# restarted manager learns from servers and holders (deadlines, whether a granted lease is in use) is not kept here.
+struct StoredLease @0x8715107ac5c11db0 {
+  id @0 :Id128;
+  state @1 :LeaseState;
+  placements @2 :List(StoredPlacement);   # one is the primary
+  ttlMs @3 :UInt32;
+  tenant @4 :Text;
+  holder @5 :Text;             # for people
+  ending @6 :LeaseState;       # revoking: what it ends as
+  reason @7 :Text;             # revoking, and the four ends: why. Suspended: why the manager did it by itself; then it is
+                               # resumed when its programs call again
+  bootId @8 :Text;             # of the manager's machine, for the two below
+  holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
+  holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again
+  terms @11 :TurnTerms;
+  gpu @12 :Text;               # this and the following: as in LeaseRequest
+  policy @13 :Policy;
+  purpose @14 :Text;           # LeaseRequest.reason
+  limitMs @15 :UInt64;
+  endsAtMs @16 :UInt64;        # since 1970: when the limit is over; 0: there is none
+  job @17 :Text;               # as in LeaseRequest
+  hold @18 :StoredHold;        # null: its sessions are in no files. Held, it has no placement but those that it has left;
+                               # being restored, it has one
+  suspendedBy @19 :Text;       # suspended: on whose word; empty: the manager's own
+  preemptor @20 :Id128;        # suspended: the request that has taken its devices; it resumes when it is its turn. All zero:
+                               # none
+  client @21 :WorkerVersion;   # as in LeaseRequest
+}
+struct StoredHold @0xeebb922a4c00a4b5 {
+  held @0 :HeldLease;
+  was @1 :StoredPlacement;     # where it was: it is restored on such devices, with this key
+  atHolder @2 :Bool;           # not in files: its server is gone, and its holder has the checkpoints
+}
+
+struct StoredPlacement @0xfed0e0ca61ebb57c {
+  server @0 :ServerInfo;       # without its fabric
+  devices @1 :List(LeasedDevice);
+  epoch @2 :UInt64;
+  key @3 :Data;                # 32 bytes
+  role @4 :PlacementRole;
+  kept @5 :List(UInt64);       # SuspendResult.kept while the lease is suspended; empty: its reservation is whole
+}
+
+# pool-manager/lease_state.h says which follows which. A lease that is lost stays in the store until its devices are
+# known to be free.
+enum LeaseState @0xd523a3d3b76de510 {
+  queued @0; granting @1; active @2; suspended @3; moving @4; revoking @5; released @6; expired @7; revoked @8; lost @9;
+  held @10;
+}
+# Holds the sessions; is to hold them; would hold them; held them or was to, and its server has not said yet that it has
+# given the devices up.
+enum PlacementRole @0xd0f3b064b172da05 { primary @0; target @1; standby @2; left @3; }

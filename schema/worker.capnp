@@ -1,0 +1,183 @@
+@0x87e5e9751949eb67;
+# What a server and its workers say to each other, over the worker's own socket pair (descriptor 3, SOCK_SEQPACKET). One
+# worker serves one session and then exits. It opens no file by a path: what it needs comes with the start, by SCM_RIGHTS.
+# A server starts workers of earlier builds, too. What must not change for them: server/worker_interface.h.
+
+using Cxx = import "/capnp/c++.capnp";
+using import "inventory.capnp".DeviceInfo;
+using import "inventory.capnp".Id128;
+using import "inventory.capnp".LeasedDevice;
+$Cxx.namespace("gpupool::schema");
+
+struct WorkerOrder @0x9418d1760ef692e1 {   # server -> worker
+  union {
+    start @0 :WorkerStart;
+    stop @1 :Text;                    # end the session now, and why
+    memory @2 :MemoryAnswer;
+    suspend @3 :SuspendOrder;         # a socket to the copier comes with it (server/copier/protocol.h)
+    resume @4 :Void;
+    serve @5 :Void;                   # to the copier: a worker's end of such a socket comes with it
+    move @6 :MoveOrder;               # to the old worker: a socket to the copier (not with MoveOrder.stream) and its end
+                                      # of the state socket come with it, in this order
+    client @7 :Void;                  # to the new worker: the client's socket comes with it
+    kept @8 :KeptCheckpoint;          # of a protected session: the server keeps a whole checkpoint of that moment
+    share @9 :ShareAnswer;            # the descriptor of what was opened comes with it
+    gone @10 :UInt64;                 # the session of that number, which shared events with this one, has ended
+  }
+}
+# Moves the session to another worker. Both have an end of a socket pair (SOCK_STREAM, the state socket) over which the
+# old one sends what the session is, and the new one says whether it has rebuilt it. Old and new worker answer the
+# server with `moved` and `rebuilt`.
+struct MoveOrder @0xc5de86baf85d894f {
+  drainMs @0 :UInt32;                 # as in Manager.suspend
+  epoch @1 :UInt64;                   # the session's next
+  stream @2 :Bool;                    # the other worker is on another machine: no descriptor can be passed, and all bytes
+                                      # go over the state socket, which is a TCP connection
+  hold @4 :Bool;                      # with stream: at the other end is who writes the session into a file, and it goes
+                                      # there: its client leaves, and no worker waits for it
+  copy @3 :Bool;                      # with stream: at the other end is no worker, but who writes the session into a
+                                      # file. It goes on here, in any case, and `moved` says whether it is written
+  pages @5 :Bool;                     # with copy: it is kept in pages, and who keeps it says first what it has already
+                                      # (server/worker/session_pages.h)
+  direct @6 :Bool;                    # without stream: the other worker has none of the devices that this one has. The
+                                      # memory stays until the client has left, and is copied from device to device
+}
+struct KeptCheckpoint @0xd245a66ef856abdc {
+  frame @0 :UInt64;                   # the last frame and aside call that it has
+  aside @1 :UInt64;
+}
+struct SuspendOrder @0xa5ec5299378d9af5 {
+  drainMs @0 :UInt32;                 # as in Manager.suspend
+}
+# The answer to suspend and to resume, when it is done or has failed.
+struct SuspendReport @0xb926c3c082807774 {
+  suspended @0 :Bool;                 # what the session is now
+  error @1 :Text;                     # not empty: the order was not carried out, and why
+  kept @2 :List(UInt64);              # by device of WorkerStart.devices: bytes that stay there, besides its context
+  movedBytes @3 :UInt64;
+  drainMs @4 :UInt32;
+  moveMs @5 :UInt32;
+}
+enum Descriptor @0x8d376f494dca4ca0 {
+  clientSocket @0;                    # the session's bootstrap socket; always there
+  moduleCache @1;                     # the tenant's folder; absent: no cache
+  deviceLock @2;                      # of a device of the lease: held until the worker's process has ended
+  state @3;                           # the state socket (MoveOrder); with WorkerStart.rebuild, and only there
+}
+struct WorkerStart @0xe5804cfc0cb407f8 {
+  session @0 :Id128;
+  epoch @1 :UInt64;
+  transport @2 :Text;
+  devices @3 :List(LeasedDevice);   # info.ordinal: the driver's
+  networkDevice @4 :Text;
+  networkWire @8 :Text;             # "auto", "tcp", "rdma"; empty: auto
+  descriptors @5 :List(Descriptor); # what each descriptor is that came with this message, in their order
+  moduleCacheBytes @7 :UInt64;      # files in the cache's folder may be so much together
+  clientPid @6 :UInt32;
+  reportActivity @9 :Bool;          # WorkerReport.activity is wanted: the lease takes turns
+  rebuild @10 :Bool;                # the session moves here: the state socket comes instead of the client's, which
+                                    # follows with the order `client`
+  stream @11 :Bool;                 # with rebuild: as in MoveOrder
+  protected @12 :Bool;              # checkpoints of the session will be made, in pages
+  holderKeeps @13 :Bool;            # likewise TurnTerms.holderKeeps: when the server dies, the worker ends without a word, for
+                                    # the session goes on elsewhere
+}
+struct WorkerReport @0xaa8316a7c95c5092 {
+  driver @4 :Text;                  # the library that was loaded: later workers are told to load the same
+  rowsHash @5 :UInt64;              # of the rows the worker was built with
+  walls @14 :List(Text);            # with ready: what stands around this process
+  union {
+    ready @0 :Void;                 # warm: cuInit done
+    devices @1 :List(DeviceInfo);   # answer to --inventory
+    ended @2 :Text;                 # the session is over; why, for people
+    failed @3 :Text;                # could not start
+    lost @6 :DeviceLost;            # a device of the session broke; the session goes on to its end
+    memory @7 :MemoryRequest;
+    suspended @8 :SuspendReport;
+    disturb @9 :Void;               # tests: suspend this session now and resume it, or move it (GPUPOOL_DISTURB)
+    activity @10 :Activity;         # when it changes; at the start of a session it is busy
+    rebuilt @11 :Text;              # of a new worker, once: not empty: it could not rebuild the session, and why
+    moved @12 :MoveReport;          # the answer to `move`, when it is done or has failed
+    hindrances @13 :List(Text);     # when it changes: what keeps the session from being moved, for people. At the start of
+                                    # a session, and in a new worker's: nothing
+    log @15 :LogReport;             # when it changes: what a protected session's client has kept of its calls
+    share @16 :ShareReport;
+  }
+}
+struct LogReport @0xbe2f9135e7cc699a {                  # schema/frame.h: LogBody
+  frameBytes @0 :UInt64;
+  payloadBytes @1 :UInt64;
+  wanted @2 :Bool;                  # it is nearly full: a checkpoint is wanted
+  obstacle @3 :Text;                # not empty: why the calls since the last checkpoint could not be made again
+}
+struct MoveReport @0xc24be24f75bd9a7e {
+  error @0 :Text;                   # not empty: the session stays where it was, and why. Empty: its client has gone
+                                    # over, and this worker exits
+  movedBytes @1 :UInt64;            # of device memory
+  drainMs @2 :UInt32;               # until client and device stood still
+  pauseMs @3 :UInt32;               # from then until the client had gone over
+}
+enum Activity @0xd705aa5458b3fb30 {
+  busy @0;                          # calls of its program have arrived within the last half second
+  quiet @1;                         # none has; what runs on the device is not looked at
+  waiting @2;                       # the session is suspended, and a call of its program has arrived
+}
+
+# The lease's account of memory: kept by the server for all sessions of a lease together, as one process may not use
+# what another has. A worker takes before it allocates, and gives back what it has released; what it still has when its
+# process ends is given back by the server.
+struct MemoryRequest @0xa3b5f90fa6452f5c {
+  ticket @0 :UInt64;                  # of a take: the answer repeats it; 0: no answer is wanted
+  place @1 :UInt32;                   # index into WorkerStart.devices; hostMemory: pinned memory of the server
+  take @2 :UInt64;                    # bytes
+  give @3 :UInt64;
+}
+const hostMemory @0x91f0b057d4cccdab :UInt32 = 0xffffffff;
+struct MemoryAnswer @0x9d52eb848e1abfc4 {
+  ticket @0 :UInt64;
+  granted @1 :Bool;
+  othersBytes @2 :UInt64;             # what the lease's other sessions have in that place
+  error @3 :Text;                     # why not, where it is not the lease's limit; for the log
+}
+# What the sessions of a lease share: a worker offers parts of pieces of its memory, and the server gives a piece's
+# descriptor to the workers that open such a part. It lives until nobody has it.
+struct ShareReport @0xb58992333637339a {
+  ticket @0 :UInt64;                  # the answer repeats it; 0: no answer is wanted
+  union {
+    offer @1 :ShareOffer;             # the piece's descriptor comes with it
+    endOffer @2 :ShareKey;
+    endPiece @3 :UInt64;              # has ended in this session, and what it has taken for it is given back
+    open @4 :ShareKey;
+    close @5 :UInt64;                 # ShareAnswer.opening
+  }
+}
+struct ShareOffer @0x911c7c30ad5536cd {
+  piece @0 :UInt64;                   # the worker's own number of it, from 1
+  place @1 :UInt32;                   # as in MemoryRequest; hostMemory: events
+  bytes @2 :UInt64;                   # of the piece
+  offset @3 :UInt64;                  # what is offered of it
+  length @4 :UInt64;
+}
+struct ShareKey @0xded80d05c292391b {                     # ShareToken in schema/session_calls.h
+  server @0 :Id128;
+  key @1 :Id128;
+}
+enum ShareError @0xe93c933369c3827d {
+  none @0;
+  unknown @1;                         # no such offer for this lease
+  elsewhere @2;                       # of another server, or of an earlier life of this one
+  own @3;                             # the asking session's
+  tooMany @4;                         # offers, or descriptors
+}
+struct ShareAnswer @0x92e334276c39bc9a {
+  ticket @0 :UInt64;
+  error @1 :ShareError;
+  key @2 :ShareKey;                   # of what was offered
+  opening @3 :UInt64;                 # of what was opened: its number, for `close`
+  offer @4 :ShareOffer;               # likewise; piece: nothing
+  session @5 :UInt64;                 # the asking session's number (WorkerOrder.gone)
+}
+struct DeviceLost @0xc9fc4505aaa8d037 {
+  ordinal @0 :UInt32;               # the driver's
+  text @1 :Text;                    # the driver's error
+}
