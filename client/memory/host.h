@@ -183,7 +183,8 @@ class HostMemory {
   uint64_t nextFunction_ = 1;
   std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
-  std::mutex mirrorMutex_;  // one publish or collect at a time
+  std::mutex mirrorMutex_;           // one publish or collect at a time
+  std::vector<unsigned char> runs_;  // on their way, of a publish; under mirrorMutex_
 };
 
 HostMemory& hostMemory();

@@ -135,9 +135,9 @@ void HostMemory::mirrorBlock(uint64_t start, size_t bytes) {
 CUresult HostMemory::publish() {
   if (!mirroring()) return CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
-  std::vector<unsigned char> runs(kApplyBytes);
+  if (runs_.empty()) runs_.resize(kApplyBytes);  // kept: each launch comes here
   for (Mirror* mirror : allMirrors())
-    if (CUresult status = sendChanges(*mirror, runs); status != CUDA_SUCCESS) return status;
+    if (CUresult status = sendChanges(*mirror, runs_); status != CUDA_SUCCESS) return status;
   return CUDA_SUCCESS;
 }
 
