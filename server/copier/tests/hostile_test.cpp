@@ -30,6 +30,7 @@ class Raw {
   }
   bool batch(CopierVerb verb, std::vector<uint32_t> indices, std::vector<int> with) {
     std::vector<CopierPlaced> placed;
+    placed.reserve(indices.size());
     for (const uint32_t index : indices) placed.push_back({index, 0});
     if (verb == CopierVerb::bringIn)
       return send(of(verb, placed.size()), std::as_bytes(std::span<const CopierPlaced>(placed)), with);

@@ -106,7 +106,7 @@ size_t damageKept(std::span<const std::byte> bytes) {
 
 TEST_CASE("kept pages: workers of this build and of older ones get contents of several parts whole") {
   Sent sent;
-  sent.contents[3] = pattern(2 * StateSocket::kPartBytes + 3 * kPageBytes + 4096, 5);
+  sent.contents[3] = pattern(2 * StateSocket::kPartBytes + size_t{3} * kPageBytes + 4096, 5);
   Places places;
   places.at.assign(sent.pages().size(), kNewPage);
   Keeping keeping;
@@ -123,7 +123,9 @@ TEST_CASE(
   SECTION("the first page of a part") {
     REQUIRE(damageKept(std::span(sent.contents[3]).first(kPageBytes)) == 1);
   }
-  SECTION("its last page") { REQUIRE(damageKept(std::span(sent.contents[3]).subspan(2 * kPageBytes)) == 1); }
+  SECTION("its last page") {
+    REQUIRE(damageKept(std::span(sent.contents[3]).subspan(size_t{2} * kPageBytes)) == 1);
+  }
   SECTION("a page of several parts") {
     Bytes page = sent.contents[4];
     page.insert(page.end(), sent.contents[5].begin(), sent.contents[5].end());

@@ -9,6 +9,12 @@ using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 
+namespace {
+
+constexpr uint64_t kBookkeeping = 64 << 10;  // that a checkpoint may take beside its pages
+
+}  // namespace
+
 TEST_CASE("kept pages: contents are cut where both sides expect it") {
   const auto cut = [](std::vector<uint64_t> contents) { return pagesOf(contents); };
   constexpr uint32_t kAll = kPageBytes;
@@ -48,7 +54,7 @@ TEST_CASE("kept pages: a checkpoint comes whole, and the next one as what has ch
   CHECK(keeping.kept->facts.lastFrame == 107);
   checkPlayed(*keeping.kept, sent);
   checkPlayed(*first, before);  // as long as somebody has it
-  CHECK(keeping.used < whole + kPageBytes + 64 * 1024);
+  CHECK(keeping.used < whole + kPageBytes + kBookkeeping);
 }
 
 TEST_CASE("kept pages: memory of what no checkpoint has any more is free again") {
@@ -76,7 +82,7 @@ TEST_CASE("kept pages: of a worker that sends all, only what is new takes memory
   sent.id = Id::random();
   sent.contents[3].front() ^= std::byte{1};
   REQUIRE(keeping.take(sent) == "");
-  CHECK(keeping.used <= whole + kPageBytes + 64 * 1024);
+  CHECK(keeping.used <= whole + kPageBytes + kBookkeeping);
   checkPlayed(*keeping.kept, sent);
 }
 
@@ -87,7 +93,7 @@ TEST_CASE("kept pages: pages that are alike are there once") {
   REQUIRE(keeping.take(sent) == "");
   checkPlayed(*keeping.kept, sent);
   CHECK(keeping.kept->facts.bytes == sent.all().size() + sent.image.size() + sent.record().size());
-  CHECK(keeping.used <= keeping.kept->facts.bytes - 2 * kPageBytes + 64 * 1024);
+  CHECK(keeping.used <= keeping.kept->facts.bytes - uint64_t{2} * kPageBytes + kBookkeeping);
   sent.id = Id::random();
   sent.contents[3].front() = std::byte{1};
   REQUIRE(keeping.take(sent, since(*keeping.kept, {3})) == "");  // of the others one stays

@@ -37,8 +37,9 @@ struct Sent {
   static constexpr size_t kPages = 7;
   Bytes image = pattern(5'000'000, 1);
   schema::ImageName name{};
-  std::vector<Bytes> contents{pattern(4096, 2),           pattern(1000, 3), pattern(kPageBytes + 4096, 4),
-                              pattern(3 * kPageBytes, 5), pattern(12, 6),   pattern(640, 7)};
+  std::vector<Bytes> contents{
+      pattern(4096, 2), pattern(1000, 3), pattern(kPageBytes + 4096, 4), pattern(size_t{3} * kPageBytes, 5),
+      pattern(12, 6),   pattern(640, 7)};
   Id id = Id::random();
   uint64_t frame = 99;
 
@@ -72,6 +73,7 @@ struct Sent {
   }
   std::vector<uint32_t> pages() const {
     std::vector<uint64_t> lengths;
+    lengths.reserve(contents.size());
     for (const Bytes& content : contents) lengths.push_back(content.size());
     return pagesOf(lengths);
   }
