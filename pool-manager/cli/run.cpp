@@ -36,11 +36,10 @@ const Help kRunHelp = {
     "to the program. The lease is kept while the program is stopped from the terminal.",
     "For the program, gpupool's library folder is put in front of LD_LIBRARY_PATH, and GPUPOOL_HOLDER is set "
     "to the socket of the process that holds the lease. CUDA_VISIBLE_DEVICES, if it is not set, names the "
-    "lease's devices. NCCL_WORK_FIFO_BYTES, if it is not set, becomes 65536 unless --transport is shm: over "
-    "a "
-    "network NCCL's queue is compared at each launch. GPUPOOL_LIBRARY_DIR: the folder of libcuda.so.1, "
-    "instead of the one beside this tool. GPUPOOL_STATE: the folder of this machine's pool. GPUPOOL_LOG: "
-    "error, warning, info or debug.",
+    "lease's devices. NCCL_WORK_FIFO_BYTES, if it is not set, becomes 65536 unless --transport is shm: "
+    "the client compares that queue of NCCL's with the server's copy at each launch. GPUPOOL_LIBRARY_DIR: "
+    "the folder of libcuda.so.1, instead of the one beside this tool. GPUPOOL_STATE: the folder of this "
+    "machine's pool. GPUPOOL_LOG: error, warning, info or debug.",
     "The program's own; if the program is killed by a signal, gpupool ends by the same signal. 125: gpupool "
     "failed (no manager, no free GPU, ...). 126: the program cannot be executed. 127: the program was not "
     "found.",

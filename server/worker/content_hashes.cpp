@@ -65,7 +65,7 @@ std::string ContentHashes::beginPiece(size_t piece, std::span<Checksum> hashes) 
   const CUcontext context = pieces_.context(pieces_.all()[piece].device);
   PageHasher* hasher = session_.hashers().find(context);
   if (hasher == nullptr) return hashThroughHost(address, hashes);
-  hashing_.insert(context);
+  hashing_[context] = hasher;
   const CUresult result = hasher->begin(address, hashes);
   if (result != CUDA_SUCCESS) return pieces_.failed("hashing it", result);
   return pieces_.stays() ? "" : finishDevice();
@@ -85,9 +85,9 @@ std::string ContentHashes::hashThroughHost(CUdeviceptr address, std::span<Checks
 
 std::string ContentHashes::finishDevice() {
   std::string why;
-  for (const CUcontext context : std::exchange(hashing_, {})) {
+  for (const auto& [context, hasher] : std::exchange(hashing_, {})) {
     CUresult result = session_.driver().cuCtxSetCurrent(context);
-    if (result == CUDA_SUCCESS) result = session_.hashers().find(context)->finish();
+    if (result == CUDA_SUCCESS) result = hasher->finish();
     if (result != CUDA_SUCCESS && why.empty()) why = pieces_.failed("hashing it", result);
   }
   return why;

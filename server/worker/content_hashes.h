@@ -7,7 +7,7 @@
 // behind each call.
 
 #include <future>
-#include <set>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -47,7 +47,7 @@ class ContentHashes {
   std::vector<Checksum> device_;
   std::vector<std::vector<Checksum>> host_;
   std::vector<std::future<std::string>> threads_;
-  std::set<CUcontext> hashing_;  // whose hashers have not finished
+  std::map<CUcontext, PageHasher*> hashing_;  // those that have not finished
 };
 
 }  // namespace gpupool::server

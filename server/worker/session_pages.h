@@ -126,8 +126,6 @@ class PageCopy {
   std::vector<uint64_t> begins_;  // of the pieces, in the device's content
   std::vector<Page> all_;
   std::vector<Checksum> hashes_;  // of all_
-  size_t firstOnDevice_ = 0;      // of all_; the device's pages are one behind the other
-  std::set<CUcontext> hashing_;   // whose hashers have not finished
   std::vector<uint64_t> places_;
   std::vector<size_t> changed_;
   uint64_t bytes_ = 0;
