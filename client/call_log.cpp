@@ -126,12 +126,20 @@ void CallLog::breakOff(const std::string& why) {
   lookWanted();
 }
 
-void CallLog::trim(uint64_t position, const Size& before) {
-  if (position <= entries_.begin()) return;
-  entries_.drop(position);
+std::vector<LogMemory::Piece> CallLog::trim(uint64_t position, const Size& before) {
+  if (position <= entries_.begin()) return {};
+  auto surplus = entries_.drop(position);
   dropped_ = before;
   while (!entriesCode_.empty() && entriesCode_.front().first < position) entriesCode_.pop_front();
   std::erase_if(landings_, [&](const Landing& landing) { return landing.position < position; });
+  return surplus;
+}
+
+std::span<std::byte> CallLog::copy(std::span<const std::byte> bytes) {
+  if (bytes.size() <= entries_.kMostCopied) return entries_.copy(bytes);
+  auto piece = entries_.take(bytes.size());
+  std::memcpy(piece.data(), bytes.data(), bytes.size());
+  return entries_.adopt(std::move(piece), bytes.size());
 }
 
 void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t traits) {
@@ -143,7 +151,7 @@ void CallLog::sent(bool aside, std::span<const std::byte> message, uint8_t trait
   entry.kind = aside ? EntryKind::aside : EntryKind::frame;
   entry.traits = traits;
   entry.number = frame.seq;
-  entry.bytes = entries_.copy(message);
+  entry.bytes = copy(message);
   if (!aside && frame.call == ImageData::id) attachCode(entry, message.subspan(kHeader));
   add(entry);
   if (!aside && frame.call == RowOf<"sessionRead">::id && recording()) noteLanding(message.subspan(kHeader));
@@ -193,18 +201,24 @@ void CallLog::noteLanding(std::span<const std::byte> arguments) {
 
 void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
   if (!recorded()) return;
-  const auto* data = static_cast<const std::byte*>(from);
   Entry entry;
   entry.kind = EntryKind::put;
   entry.place = place;
   entry.number = at;
-  std::vector<std::byte> copy;
-  if (bytes <= limits_.payloadBytes) copy.assign(data, data + bytes);
-  if (omits_ == Omits::payloads) std::ranges::fill(copy, std::byte{});
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!recording()) return;
   if (bytes > limits_.payloadBytes) return breakOff(kDataFull);
-  entry.bytes = entries_.adopt(std::move(copy));
+  if (bytes <= entries_.kMostCopied) {
+    entry.bytes = entries_.copy({static_cast<const std::byte*>(from), bytes});
+  } else {
+    auto piece = entries_.take(bytes);
+    lock.unlock();
+    std::memcpy(piece.data(), from, bytes);
+    lock.lock();
+    if (!recording()) return entries_.giveBack(std::move(piece));
+    entry.bytes = entries_.adopt(std::move(piece), bytes);
+  }
+  if (omits_ == Omits::payloads) std::ranges::fill(entry.bytes, std::byte{});
   add(entry);
 }
 
@@ -269,7 +283,7 @@ void CallLog::printed(std::string_view text) {
   if (bytes.size() > limits_.payloadBytes) return breakOff(kDataFull);
   Entry entry;
   entry.kind = EntryKind::printed;
-  entry.bytes = entries_.adopt({bytes.begin(), bytes.end()});
+  entry.bytes = copy(bytes);
   addSeen(entry);
 }
 
@@ -336,12 +350,13 @@ void CallLog::cut(uint64_t frame, uint64_t aside) {
 }
 
 void CallLog::kept(uint64_t frame, uint64_t aside) {
+  std::vector<LogMemory::Piece> surplus;  // ends without the lock
   std::lock_guard lock(mutex_);
   const Cut* known = find(frame, aside);
   if (known == nullptr) return;
   kept_ = true;
   while (cuts_.front().frame != frame || cuts_.front().aside != aside) cuts_.pop_front();
-  trim(cuts_.front().position, cuts_.front().before);
+  surplus = trim(cuts_.front().position, cuts_.front().before);
   lookWanted();
 }
 

@@ -155,7 +155,9 @@ class CallLog {
   }
   void breakOff(const std::string& why);
   void lookWanted();
-  void trim(uint64_t position, const Size& before);
+  // Memory that is not needed any more: to be destroyed without the lock where it can be.
+  std::vector<LogMemory::Piece> trim(uint64_t position, const Size& before);
+  std::span<std::byte> copy(std::span<const std::byte> bytes);
   const Cut* find(uint64_t frame, uint64_t aside) const;
   static bool isPayload(const Entry& entry);
   static uint64_t payload(const Entry& entry);

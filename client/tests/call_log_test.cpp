@@ -332,4 +332,58 @@ TEST_CASE("addresses of the worker's staging memory follow it to the next worker
   for (const size_t i : {0, 1, 2}) CHECK(argument(2, i) == old);
 }
 
+TEST_CASE("memory of the log is used again, and what is kept for that has a bound") {
+  constexpr size_t kMiB = size_t{1} << 20;
+  LogMemory memory;
+  auto first = memory.take(2 * kMiB), large = memory.take(5 * kMiB + 1);
+  CHECK(first.size() == 2 * kMiB);
+  CHECK(large.size() >= 5 * kMiB + 1);
+  const std::byte* const at = first.data();
+  first.data()[0] = large.data()[5 * kMiB] = std::byte{7};
+  const size_t both = first.size() + large.size();
+  CHECK(memory.used() == both);
+  memory.giveBack(std::move(first));
+  memory.giveBack(std::move(large));
+  CHECK(memory.endInterval().empty());
+  CHECK(memory.spare() == both);
+
+  SECTION("a piece of the same size is the one that was given back") {
+    auto again = memory.take(2 * kMiB);
+    CHECK(again.data() == at);
+    CHECK(again.data()[0] == std::byte{7});
+    CHECK(memory.used() + memory.spare() == both);
+  }
+  SECTION("others make room for pieces of another size") {
+    auto other = memory.take(3 * kMiB);
+    CHECK(memory.used() + memory.spare() <= both);
+  }
+  SECTION("what two intervals did not need is unmapped") {
+    auto some = memory.take(2 * kMiB);
+    memory.giveBack(std::move(some));
+    CHECK(memory.endInterval().empty());
+    CHECK_FALSE(memory.endInterval().empty());
+    CHECK(memory.spare() <= 2 * kMiB);
+  }
+}
+
+TEST_CASE("data of any size stays until its checkpoint is kept") {
+  CallLog log({64 << 20, 64 << 20});
+  log.cut(0, 0);
+  std::vector<std::vector<std::byte>> data;
+  for (size_t bytes :
+       {size_t{1}, size_t{4096}, size_t{256} << 10, (size_t{256} << 10) + 1, size_t{5} << 20}) {
+    for (uint8_t round = 1; round <= 3; ++round) {
+      data.emplace_back(bytes, std::byte{round});
+      log.put(CallLog::Place::pinned, data.size(), data.back().data(), bytes);
+      log.sent(false, launch(data.size()), 0);
+    }
+  }
+  const auto entries = all(log);
+  REQUIRE(entries.size() == 2 * data.size());
+  for (size_t i = 0; i < data.size(); ++i) CHECK(std::ranges::equal(entries[2 * i]->bytes, data[i]));
+  log.cut(data.size(), 0);
+  log.kept(data.size(), 0);
+  CHECK(log.state().payloadBytes == 0);
+}
+
 }  // namespace gpupool::client
