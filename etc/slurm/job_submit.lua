@@ -1,11 +1,18 @@
 -- job_submit.lua of Slurm: jobs with --remote-gpus take licences, so that Slurm starts no more of them than the pool has
 -- GPUs for. A GPU of any model is the licence `remote_gpu`; one of a named model is `remote_gpu_MODEL` besides. Give
 -- their numbers in slurm.conf:  Licenses=remote_gpu:16,remote_gpu_h200:8
+--
+-- Jobs with --remote-gpu-mem take as many as those with whole GPUs, unless licences are parts of GPUs. Then
+-- /etc/slurm/job_submit.lua is, with as many licences as there are parts:
+--     dofile("/usr/share/gpupool/slurm/job_submit.lua")
+--     gpupool.parts = 8                                   -- of each GPU: Licenses=remote_gpu:128,remote_gpu_h200:64
+--     gpupool.memory = { h200 = "140G", a100 = "80G" }    -- of a GPU, by model, as `gpupool devices` shows it
+--     return slurm.SUCCESS
 -- A site that has a job_submit.lua of its own calls from there:
 --     dofile("/usr/share/gpupool/slurm/job_submit.lua")   -- before its own functions
 --     local status = gpupool.submit(job_desc)             -- in slurm_job_submit
 --     if status ~= slurm.SUCCESS then return status end
-gpupool = { licence = "remote_gpu", most = 64 }
+gpupool = { licence = "remote_gpu", most = 64, parts = 1, memory = {} }
 
 -- What --remote-gpus and --remote-gpu-mem are for a job that is submitted; nil where they are not there.
 -- Slurm hands them over as lines NAME=VALUE, which users can make up.
@@ -42,6 +49,33 @@ local function fix_nodes(job_desc)
   return least
 end
 
+local mebibytes = { M = 1, G = 1024, T = 1024 * 1024 }
+local function size_of(text)
+  local number, unit = tostring(text):match("^([1-9]%d*)([MGT])i?B?$")
+  return number and tonumber(number) * mebibytes[unit]
+end
+
+-- MiB of a GPU of that model. Of any model: of the smallest, for the job may get that one.
+local function memory_of(model)
+  if model then return size_of(gpupool.memory[model]) end
+  local least
+  for _, text in pairs(gpupool.memory) do
+    local size = size_of(text)
+    if size and (not least or size < least) then least = size end
+  end
+  return least
+end
+
+-- The parts of a GPU that a job takes which wants `size` of its memory; nil: no GPU has so much.
+local function parts_of(model, size)
+  local whole = memory_of(model)
+  if not size or not whole then return gpupool.parts end
+  local parts = math.ceil(size_of(size) * gpupool.parts / whole)
+  if parts <= gpupool.parts then return parts end
+  if model then return nil end
+  return gpupool.parts  -- it gets a larger one
+end
+
 function gpupool.submit(job_desc)
   local wish, size = gpupool.options(job_desc)
   if wish == nil and size == nil then return slurm.SUCCESS end
@@ -52,15 +86,19 @@ function gpupool.submit(job_desc)
   if not count or count > gpupool.most or #(model or "") > 40 then
     return refuse("--remote-gpus: '" .. wish .. "' is not N or N:MODEL, for example 2 or 2:h200")
   end
-  if size and not (size:match("^[1-9]%d*[MGT]$") or size:match("^[1-9]%d*[MGT]iB$")) then
+  if size and not size:match("^[1-9]%d*[MGT]$") and not size:match("^[1-9]%d*[MGT]iB$") then
     return refuse("--remote-gpu-mem: '" .. size .. "' is not a size, for example 20G or 512M")
   end
   local nodes = fix_nodes(job_desc)
   if not nodes then
     return refuse("--remote-gpus is for each node: say how many nodes, one number (for example -N 2)")
   end
-  local wanted = gpupool.licence .. ":" .. count * nodes
-  if model then wanted = wanted .. "," .. gpupool.licence .. "_" .. model:lower() .. ":" .. count * nodes end
+  model = model and model:lower()
+  local parts = parts_of(model, size)
+  if not parts then return refuse("--remote-gpu-mem: no " .. model .. " has " .. size .. " of memory") end
+  local number = string.format("%d", parts * count * nodes)
+  local wanted = gpupool.licence .. ":" .. number
+  if model then wanted = wanted .. "," .. gpupool.licence .. "_" .. model .. ":" .. number end
   if (job_desc.licenses or "") ~= "" then wanted = job_desc.licenses .. "," .. wanted end
   job_desc.licenses = wanted
   return slurm.SUCCESS

@@ -1,6 +1,6 @@
 # Sourced after ../errors/common.sh: a Slurm cluster of two nodes on this machine, with everything it has in a folder of
 # the test: configuration, keys, sockets, state. It runs as whoever runs the test, beside a cluster of the machine's own.
-#   cluster PLUGIN PORT: writes the configuration and starts munged, slurmctld and the nodes' slurmd. PORT and the two
+#   cluster PLUGIN PORT LICENCES SETTINGS: writes the configuration and starts munged, slurmctld and the nodes' slurmd. PORT and the two
 #   behind it are free.
 etc=$(readlink -f "$(dirname "${BASH_SOURCE[0]}")/../../etc/slurm")
 
@@ -18,7 +18,7 @@ write_cluster() {
   head -c 1024 /dev/urandom >"$state/munge.key"
   chmod 600 "$state/munge.key"
   echo "required $1 library=$library" >"$state/plugstack.conf"
-  cp "$etc/job_submit.lua" "$state/"
+  printf 'dofile("%s")\n%s\nreturn slurm.SUCCESS\n' "$etc/job_submit.lua" "$4" >"$state/job_submit.lua"
   local script
   for script in prolog_slurmctld epilog_slurmctld; do
     printf '#!/bin/bash\nGPUPOOL_SLURM_CONFIG=%q exec %q 2>>%q\n' "$state/gpupool.conf" "$etc/$script" "$state/scripts.log" >"$state/$script"
@@ -65,7 +65,7 @@ start_slurmctld() { # start_slurmctld [OPTION]...
   slurmctld=$!
 }
 
-cluster() { # cluster PLUGIN PORT LICENCES
+cluster() { # cluster PLUGIN PORT LICENCES SETTINGS: of job_submit.lua
   local state=$folder/slurm node
   write_cluster "$@"
   export SLURM_CONF=$state/slurm.conf

@@ -45,7 +45,9 @@ SLURM_CONF=$folder/slurm/slurm.conf
 TENANT=user
 WAIT=3
 END
-cluster "$plugin" $((port + 1)) remote_gpu:4,remote_gpu_software:4,remote_gpu_h200:4
+# Licences are quarters of GPUs, and the pool has four.
+cluster "$plugin" $((port + 1)) remote_gpu:16,remote_gpu_software:16,remote_gpu_h200:16 \
+  'gpupool.parts = 4; gpupool.memory = { software = "1G", h200 = "140G" }'
 
 # What every case ends with: nothing is reserved, whatever Slurm thinks.
 nothing_left() { all_free && [ -z "$(claims)" ]; }
@@ -170,6 +172,22 @@ refuses "say how many nodes" --remote-gpus=1 -n 4
 refuses "say how many nodes" --remote-gpus=1 -N 1-2
 refuses "Invalid license" --remote-gpus=5
 refuses "Invalid license" --remote-gpus=1:unheard-of
+refuses "no software has 2G of memory" --remote-gpus=1:software --remote-gpu-mem=2G
+
+case_of "licences are parts of GPUs"
+takes() { # takes LICENCES OPTION...
+  local job
+  job=$(batch --hold "${@:2}" true)
+  check "${*:2}" has "$(scontrol show job "$job" | grep Licenses=)" "Licenses=$1 "
+  scancel "$job"
+}
+takes remote_gpu:4 --remote-gpus=1
+takes remote_gpu:16,remote_gpu_software:16 --remote-gpus=2:software -N 2
+takes remote_gpu:1,remote_gpu_software:1 --remote-gpus=1:software --remote-gpu-mem=256M
+takes remote_gpu:2,remote_gpu_software:2 --remote-gpus=1:software --remote-gpu-mem=257MiB
+takes remote_gpu:1,remote_gpu_h200:1 --remote-gpus=1:H200 --remote-gpu-mem=20G
+takes remote_gpu:4 --remote-gpus=2 --remote-gpu-mem=512M # of the smallest
+takes remote_gpu:4 --remote-gpus=1 --remote-gpu-mem=100G # of a larger one
 
 case_of "slurmctld is killed"
 # What was over until here, the epilog has ended. From now on also what a timer does every 10 s.
