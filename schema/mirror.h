@@ -37,17 +37,22 @@ class MirrorBase {
 
   // Writes the runs in which `now` differs from the base into `out` (its size is the capacity, a multiple of
   // 8 and at least 24) and takes them into the base. Returns the bytes written. more(): the room ran out, and
-  // the next collect goes on behind them.
-  size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out) {
+  // the next collect goes on behind them. pages: by page of `now`, 0: it is as the base, and is not looked
+  // at; a page that differs is set to `changed`. Empty: all are looked at.
+  size_t collect(const std::byte* now, size_t length, std::span<unsigned char> out,
+                 std::span<uint8_t> pages = {}, uint8_t changed = 1) {
     grow(length);
     size_t used = 0, at = std::min(next_, length);
     next_ = 0;
     while (at < length) {
       const size_t end = std::min(at / kPage * kPage + kPage, length);
-      if (agreed_ && std::memcmp(now + at, base_.data() + at, end - at) == 0) {
+      uint8_t* const page = pages.empty() ? nullptr : &pages[at / kPage];
+      const bool left = page != nullptr && *page == 0;
+      if (agreed_ && (left || std::memcmp(now + at, base_.data() + at, end - at) == 0)) {
         at = end;
         continue;
       }
+      if (page != nullptr) *page = changed;
       while (at < end) {
         size_t stop = agreed_ ? at : end;
         while (stop < end && now[stop] != base_[stop]) ++stop;
@@ -71,9 +76,9 @@ class MirrorBase {
     return used;
   }
   bool more() const { return next_ != 0; }
+  static constexpr size_t kPage = 4096;
 
  private:
-  static constexpr size_t kPage = 4096;
   static void write(unsigned char* to, uint64_t offset, const std::byte* bytes, uint64_t n) {
     std::memcpy(to, &offset, 8);
     std::memcpy(to + 8, &n, 8);

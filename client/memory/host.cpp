@@ -16,7 +16,6 @@ namespace gpupool::client {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kSharedPiece = size_t{2} << 20;
 constexpr size_t kBlock = 256;
 constexpr size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 constexpr std::chrono::seconds kLettingGo{2};  // later it is unmapped with the next call
@@ -42,9 +41,20 @@ bool HostMemory::takeAddress(size_t bytes, uint64_t& address) {
     freeAddresses_.erase(again);
     return true;
   }
-  if (bytes > space.hostBase + space.hostBytes - nextAddress_) return false;
-  address = nextAddress_;
-  nextAddress_ += up(bytes, kSharedPiece);
+  const auto takeUnits = [&](size_t wanted, uint64_t& at) {
+    if (wanted > space.hostBase + space.hostBytes - nextAddress_) return false;
+    at = nextAddress_;
+    nextAddress_ += up(wanted, kSharedPiece);
+    return true;
+  };
+  // On a network small pieces are mirrors: side by side, so that the kernel is asked for many at once.
+  if (bytes > kSharedPiece / 4 || Session::get().mapsMemory()) return takeUnits(bytes, address);
+  if (smallEnd_ - smallNext_ < bytes) {
+    if (!takeUnits(kSharedPiece, smallNext_)) return false;
+    smallEnd_ = smallNext_ + kSharedPiece;
+  }
+  address = smallNext_;
+  smallNext_ += up(bytes, kPage);
   return true;
 }
 

@@ -17,6 +17,7 @@
 // frame's wait.
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -28,6 +29,7 @@
 #include <string>
 #include <vector>
 
+#include "client/memory/page_heat.h"
 #include "client/streams.h"
 #include "schema/hello.h"
 #include "schema/mirror.h"
@@ -103,6 +105,7 @@ class HostMemory {
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
 
  private:
+  static constexpr size_t kSharedPiece = size_t{2} << 20;
   struct Piece {  // one mapping of the arena, cut into allocations of one context
     CUcontext context = nullptr;
     size_t bytes = 0;
@@ -125,6 +128,7 @@ class HostMemory {
     uint64_t host = 0, device = 0;
     size_t bytes = 0;
     schema::MirrorBase base;
+    PageHeat heat;
   };
   struct Landing {  // bytes under way to us, until the word has that value
     uint64_t word = 0, value = 0;
@@ -153,7 +157,8 @@ class HostMemory {
   mutable std::mutex mutex_;
   std::map<uint64_t, Piece> pieces_;
   std::map<uint64_t, size_t> blocks_;
-  uint64_t nextAddress_ = 0;  // this and the next two under growing_
+  uint64_t nextAddress_ = 0;  // this and the next four under growing_
+  uint64_t smallNext_ = 0, smallEnd_ = 0;
   std::multimap<size_t, uint64_t> freeAddresses_;
   std::vector<Parked> parked_;
   std::map<uint64_t, Arrival> arrivals_;  // between prepareMove() and moved(), by address
@@ -166,6 +171,8 @@ class HostMemory {
   bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
   void insertMirror(Mirror mirror);
   std::vector<Mirror*> allMirrors();
+  // Before a comparison. Sorted by where they lie. True: settle() of their heat comes behind it.
+  bool lookAtWrites(std::span<Mirror* const> mirrors, bool cool);
   static CUresult sendChanges(Mirror& mirror, std::vector<unsigned char>& runs);
   struct Upload {
     uint64_t from = 0;
@@ -183,8 +190,11 @@ class HostMemory {
   uint64_t nextFunction_ = 1;
   std::vector<Upload> uploads_;  // since the oldest open host function
   std::atomic<size_t> mirrorCount_{0};
-  std::mutex mirrorMutex_;           // one publish or collect at a time
-  std::vector<unsigned char> runs_;  // on their way, of a publish; under mirrorMutex_
+  std::mutex mirrorMutex_;  // one publish or collect at a time
+  // Of a publish; under mirrorMutex_.
+  std::vector<unsigned char> runs_;  // on their way
+  std::vector<WrittenPages::Range> written_;
+  std::chrono::steady_clock::time_point nextCooling_;
 };
 
 HostMemory& hostMemory();

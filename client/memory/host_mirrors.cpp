@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 #include "client/memory/host.h"
 #include "client/session.h"
@@ -15,13 +16,19 @@ constexpr size_t kPage = 4096;
 constexpr size_t kApplyBytes = size_t{64} << 10;     // runs of one message of ours, on the control channel
 constexpr size_t kCollectBytes = size_t{256} << 10;  // and of the worker's
 constexpr size_t kMostAsked = 64;                    // mirrors at a time
+// How often pages may turn cold, for which the process's open files are looked through (0.1 ms for a
+// hundred), and when that is tried again where devices may write.
+constexpr std::chrono::milliseconds kCooling{200}, kUntrusted{2000};
+constexpr size_t kLeastWatched = size_t{16} << 10;  // less is compared as soon as it is asked for
+constexpr size_t kApart = size_t{64} << 10;         // of two mirrors that lie side by side
+static_assert(schema::MirrorBase::kPage == WrittenPages::kPage);
 // What the runs of so many bytes take at worst, every other byte changed; the worker clears as much.
 size_t runsBytes(size_t bytes) { return std::min(kCollectBytes, 12 * ((bytes + 7) / 8 * 8) + 128); }
 
 }  // namespace
 
 void HostMemory::addMirror(uint64_t host, uint64_t device, size_t bytes, Begins begins) {
-  Mirror mirror{host, device, bytes, {}};
+  Mirror mirror{host, device, bytes, {}, {}};
   if (begins == Begins::unknown) mirror.base.distrust();
   insertMirror(std::move(mirror));
 }
@@ -50,7 +57,9 @@ bool HostMemory::mirrored(uint64_t address, size_t bytes, uint64_t& device) cons
 void HostMemory::insertMirror(Mirror mirror) {
   std::lock_guard lock(mutex_);
   if (isMirror(mirror.host, mirror.device)) return;
-  mirrors_.emplace(mirror.host, std::move(mirror));
+  Mirror& added = mirrors_.emplace(mirror.host, std::move(mirror)).first->second;
+  // Not registered memory, whose device address is another one: others may map it, too.
+  if (added.host == added.device && added.bytes >= kLeastWatched) added.heat.begin(added.host, added.bytes);
   mirrorCount_ = mirrors_.size();
 }
 
@@ -136,15 +145,48 @@ CUresult HostMemory::publish() {
   if (!mirroring()) return CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
   if (runs_.empty()) runs_.resize(kApplyBytes);  // kept: each launch comes here
-  for (Mirror* mirror : allMirrors())
+  const std::vector<Mirror*> all = allMirrors();
+  const auto now = transport::Clock::now();
+  bool trusted = false;
+  const bool candidates = lookAtWrites(all, now >= nextCooling_);
+  if (candidates) {
+    trusted = WrittenPages::onlyProcessorsWrite();
+    nextCooling_ = now + (trusted ? kCooling : kUntrusted);
+  }
+  for (Mirror* mirror : all) {
     if (CUresult status = sendChanges(*mirror, runs_); status != CUDA_SUCCESS) return status;
+    if (candidates) mirror->heat.settle(trusted);
+  }
   return CUDA_SUCCESS;
+}
+
+// Mirrors that lie side by side are asked for at once: a call takes the kernel 1 us, and a page some
+// nanoseconds.
+bool HostMemory::lookAtWrites(std::span<Mirror* const> mirrors, bool cool) {
+  std::vector<Mirror*> watched;
+  std::ranges::copy_if(mirrors, std::back_inserter(watched),
+                       [](const Mirror* mirror) { return mirror->heat.watches(); });
+  bool candidates = false;
+  for (size_t first = 0, last = 0; first < watched.size(); first = last) {
+    const uint64_t from = watched[first]->host;
+    uint64_t to = from;
+    for (; last < watched.size() && watched[last]->host - to <= kApart; ++last)
+      to = watched[last]->host + watched[last]->bytes;
+    const bool known = WrittenPages::get()->written(from, (to - from + kPage - 1) / kPage * kPage, written_);
+    for (size_t i = first; i < last; ++i) {
+      if (known)
+        candidates |= watched[i]->heat.look(written_, cool);
+      else
+        watched[i]->heat.end();
+    }
+  }
+  return candidates;
 }
 
 CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& runs) {
   const std::byte* now = reinterpret_cast<const std::byte*>(mirror.host);
   do {
-    const size_t bytes = mirror.base.collect(now, mirror.bytes, runs);
+    const size_t bytes = mirror.base.collect(now, mirror.bytes, runs, mirror.heat.pages(), PageHeat::kHot);
     if (bytes == 0) break;
     CUresult status =
         Session::get().post<"sessionMirrorApply">(nullptr, CUdeviceptr{mirror.device}, runs.data(), bytes);
