@@ -52,13 +52,14 @@ void writeOnce(const char* path, const std::string& text) {
   succeed(write(file.number, text.data(), text.size()), path);
 }
 
-// A parent process may see the user and the group of this one; others have no name here, and no use.
+// In it only this process's user and group have a number. What they may open is as before, and so are its
+// supplementary groups.
 void leaveUserNamespace() {
   const uid_t user = geteuid();
   const gid_t group = getegid();
   succeed(unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare, also of a user namespace");
   const auto itself = [](unsigned id) { return std::to_string(id) + " " + std::to_string(id) + " 1"; };
-  writeOnce("/proc/self/setgroups", "deny");  // asked for by the kernel, before the groups' map
+  writeOnce("/proc/self/setgroups", "deny");  // without it the kernel takes no map of groups
   writeOnce("/proc/self/uid_map", itself(user));
   writeOnce("/proc/self/gid_map", itself(group));
 }
@@ -159,8 +160,8 @@ std::vector<std::string> nodesOf(const Devices& devices, const std::string& driv
     for (const char* name : kOfDriver) add(name);
   for (const std::string& gpu : devices.gpus) {
     const std::string node = nodeOf(gpu, driver, dev);
-    if (node.empty()) throw std::runtime_error("the GPU at " + gpu + " has no node in " + dev);
-    if (std::find(nodes.begin(), nodes.end(), node) != nodes.end()) continue;  // two partitions of one GPU
+    if (node.empty() || std::find(nodes.begin(), nodes.end(), node) != nodes.end())
+      continue;  // it is gone, or two partitions (MIG) are of one GPU
     nodes.push_back(node);
     addPartitions(node, driver, dev, nodes);
   }

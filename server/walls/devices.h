@@ -29,7 +29,7 @@ struct Devices {
 std::string nodeOf(const std::string& gpu, const std::string& driver = "/proc/driver",
                    const std::string& dev = "/dev");
 
-// The nodes below `dev`, by their paths in it, that exist. Throws std::runtime_error where a GPU has none.
+// The nodes below `dev`, by their paths in it, that exist. Of a GPU that is gone there is none.
 std::vector<std::string> nodesOf(const Devices& devices, const std::string& driver = "/proc/driver",
                                  const std::string& dev = "/dev");
 
