@@ -58,6 +58,9 @@ void leaveUserNamespace() {
   const uid_t user = geteuid();
   const gid_t group = getegid();
   succeed(unshare(CLONE_NEWUSER | CLONE_NEWNS), "unshare, also of a user namespace");
+  // The files below are its own only while it may be looked into. It was not, if it could not read its
+  // program.
+  succeed(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "PR_SET_DUMPABLE");
   const auto itself = [](unsigned id) { return std::to_string(id) + " " + std::to_string(id) + " 1"; };
   writeOnce("/proc/self/setgroups", "deny");  // without it the kernel takes no map of groups
   writeOnce("/proc/self/uid_map", itself(user));
@@ -84,6 +87,16 @@ void addAdapters(const std::string& dev, std::vector<std::string>& nodes) {
   if (exists(dev + "/gdrdrv")) nodes.emplace_back("gdrdrv");
 }
 
+// All that any worker might have.
+std::vector<std::string> everyNode(const std::string& dev) {
+  std::vector<std::string> nodes = nodesOf({{}, true}, "", dev);
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dev, error))
+    if (entry.path().filename().string().starts_with("nvidia") && !entry.is_directory(error))
+      nodes.push_back(entry.path().filename());
+  return nodes;
+}
+
 // The node is in the working directory, which is the folder as it was.
 void addNode(const std::string& folder, const std::string& node) {
   const std::string path = folder + "/" + node;
@@ -102,9 +115,10 @@ void addNode(const std::string& folder, const std::string& node) {
       succeed(setresgid(user, user, user), "setresgid");
       succeed(setresuid(user, user, user), "setresuid");
       succeed(keepCapabilities({}) ? 0 : -1, "capset");
-      succeed(prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl");  // as after an exec: it writes to /proc/self
     }
-    keepDevices({});
+    const auto nodes = everyNode("/dev");
+    leaveMountNamespace();
+    keepNodes("/dev", nodes);
   } catch (const std::exception& error) {
     why = error.what();
   }
