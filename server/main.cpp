@@ -93,7 +93,8 @@ kj::Promise<void> onEachHangup(kj::UnixEventPort& port, gpupool::server::Front& 
 }
 
 int serve(ServerOptions options) {
-  // First: it changes what this process may do.
+  // First: what follows changes what this process may do.
+  auto walls = gpupool::server::Front::wallsFor(options);
   std::unique_ptr<gpupool::server::SpawnerParent> spawner;
   if (const auto users = options.userRange())
     spawner = gpupool::server::SpawnerParent::begin(*users, options.deviceLocks);
@@ -105,7 +106,7 @@ int serve(ServerOptions options) {
   setenv("GPUPOOL_SOFT_IDENTITY", options.identity().c_str(), 0);
   auto io = kj::setupAsyncIo();
   gpupool::server::WorkerParent& parent = spawner ? *spawner : gpupool::server::ownChildren();
-  gpupool::server::Front front(io, std::move(options), parent);
+  gpupool::server::Front front(io, std::move(options), parent, std::move(walls));
   auto signalled = io.unixEventPort.onSignal(SIGTERM).exclusiveJoin(io.unixEventPort.onSignal(SIGINT));
   // Failing to start ends the process, and the end of the spawner; having started, only a signal does.
   auto started = front.start().then([]() -> kj::Promise<void> { return kj::NEVER_DONE; });

@@ -19,7 +19,7 @@ namespace gpupool::server {
 //     pages over it that the server reads, keeps and plays (files/, STATE_FORMAT in schema/record.capnp);
 //   * what workers of one lease share: the cells of events (worker/shared_events.h), the module cache's
 //   files.
-inline constexpr uint32_t kWorkerInterface = 1;
+inline constexpr uint32_t kWorkerInterface = 2;
 
 // What a worker program is, as `gpupool-worker --identify` prints it.
 struct WorkerIdentity {

@@ -10,8 +10,8 @@
 //   socket (SessionStart.rebuild), reports `rebuilt`, and gets the client's socket later (waitForClient).
 //
 // A worker's main, in order: parseWorkerArguments; with --inventory runInventory and exit; WorkerProcess;
-// Driver::load and warmUp, where they throw reportFailed and exit; reportReady; waitForSession; watchServer;
-// the session; reportEnded; exit.
+// Driver::load and warmUp, where they throw reportFailed and exit; reportReady; waitForSession; findDevices;
+// watchServer; the session; reportEnded; exit.
 
 #include <signal.h>
 
@@ -50,15 +50,16 @@ struct WorkerArguments {
   bool identify = false;   // --identify: print what this program is (worker_interface.h) and exit
   bool help = false;       // --help
   std::string driver;      // --driver PATH; empty: searched for
-  int warmDevice =
-      -1;  // --warm-context ORDINAL: retain that device's primary context ahead of time; -1: none
+  int warmDevice = -1;  // --warm-context ORDINAL: retain the primary context of that one of its devices ahead
+                        // of time; -1: none
   std::chrono::milliseconds clientStallTime{
       0};                           // --client-stall-time MS: server/front/options.h; 0: for ever
   std::optional<uint64_t> disturb;  // --disturb SEED, tests: the session asks to be suspended now and then
   std::optional<UserRange> users;   // --users FIRST-LAST: it is to have one of these user ids
   bool disturbMoves = false;        // --disturb-moves SEED instead: the server moves it to another worker
   bool disturbStreams = false;      // --disturb-streams SEED instead: likewise, as if to another machine
-  walls::Mode walls = walls::Mode::off;  // --walls MODE: server/walls/walls.h
+  walls::Mode walls = walls::Mode::off;   // --walls MODE: server/walls/walls.h
+  std::optional<walls::Devices> devices;  // --devices LIST: those of /dev that it keeps; none: all
   std::string moduleCache;         // --module-cache PATH: the folder of all tenants' caches, for the walls
   bool disturbKills = false;       // --disturb-kills SEED instead: it kills itself
   bool disturbBeginnings = false;  // --disturb-beginnings SEED instead: likewise, without a checkpoint
@@ -81,10 +82,15 @@ CUctx_st* warmUp(const Driver& driver, int device = -1);
 CUctx_st* contextAhead(const Driver& driver, int device);
 
 struct SessionStart {
+  // The driver's ordinal of the lease's device `index` in this process, which may see fewer than the server.
+  int ordinal(size_t index) const {
+    return ordinals.empty() ? static_cast<int>(devices.at(index).info.ordinal) : ordinals.at(index);
+  }
   Id session;
   uint64_t epoch = 0;
-  std::string transport;  // of base/transport_names.h
-  std::vector<LeasedDevice> devices;
+  std::string transport;              // of base/transport_names.h
+  std::vector<LeasedDevice> devices;  // info.ordinal: the server's, by which server and copier name them
+  std::vector<int> ordinals;          // of the same in this process, where these differ (findDevices)
   std::string networkDevice;
   std::string networkWire;
   uint64_t moduleCacheBytes = 0;
@@ -101,6 +107,10 @@ struct SessionStart {
   // Nobody closes them: the process's end does, and says with it that the devices are free.
   std::vector<int> deviceLocks;
 };
+
+// Fills start.ordinals by the devices' UUIDs: of a worker that has not all GPUs of the server. After warmUp.
+// Throws std::runtime_error if one of them is not there.
+void findDevices(const Driver& driver, SessionStart& start);
 
 // An answer about the lease's memory.
 struct MemoryAnswer {

@@ -1,4 +1,5 @@
 // What a worker does before its session: its command line, what its driver has, and a context ahead of time.
+#include <algorithm>
 #include <cstdio>
 #include <stdexcept>
 
@@ -12,6 +13,14 @@ namespace {
 
 void checked(const Driver& driver, CUresult result, const char* call) {
   if (result != CUDA_SUCCESS) throw std::runtime_error(std::string(call) + ": " + driver.describe(result));
+}
+
+std::string uuidOf(const Driver& driver, CUdevice device) {
+  const auto ask = driver.cuDeviceGetUuid_v2 != nullptr ? driver.cuDeviceGetUuid_v2 : driver.cuDeviceGetUuid;
+  if (ask == nullptr) throw std::runtime_error("the driver has no cuDeviceGetUuid");
+  CUuuid uuid{};
+  checked(driver, ask(&uuid, device), "cuDeviceGetUuid");
+  return {uuid.bytes, sizeof uuid.bytes};
 }
 
 void print(const std::string& driver, std::span<const Device> devices) {
@@ -29,7 +38,7 @@ void print(const std::string& driver, std::span<const Device> devices) {
 const char kWorkerUsage[] =
     "usage: gpupool-worker [--driver PATH] [--warm-context ORDINAL] [--client-stall-time MS]\n"
     "                      [--walls off|auto|required|log] [--users FIRST-LAST]\n"
-    "                      [--module-cache PATH]\n"
+    "                      [--devices none|PCI-ADDRESS,...,rdma] [--module-cache PATH]\n"
     "                      [--disturb SEED | --disturb-moves SEED | --disturb-streams SEED |\n"
     "                       --disturb-kills SEED | --disturb-beginnings SEED]\n"
     "                                                                 started by gpupool-server\n"
@@ -67,6 +76,8 @@ WorkerArguments parseWorkerArguments(int count, char** words) {
       const auto mode = walls::modeNamed(name);
       if (!mode) throw std::runtime_error("--walls: '" + name + "' is not off, auto, required or log");
       arguments.walls = *mode;
+    } else if (word == "--devices") {
+      arguments.devices = walls::Devices::parse(value());
     } else if (word == "--users") {
       const std::string range = value();
       arguments.users = parseUserRange(range);
@@ -96,7 +107,6 @@ std::vector<Device> listDevices(const Driver& driver) {
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     CUdevice device = 0;
     char name[256] = "", pci[64] = "";
-    CUuuid uuid{};
     size_t bytes = 0;
     int major = 0, minor = 0;
     checked(driver, driver.cuDeviceGet(&device, ordinal), "cuDeviceGet");
@@ -107,12 +117,8 @@ std::vector<Device> listDevices(const Driver& driver) {
             "compute capability");
     checked(driver, attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
             "compute capability");
-    const auto getUuid =
-        driver.cuDeviceGetUuid_v2 != nullptr ? driver.cuDeviceGetUuid_v2 : driver.cuDeviceGetUuid;
-    if (getUuid == nullptr) throw std::runtime_error("the driver has no cuDeviceGetUuid");
-    checked(driver, getUuid(&uuid, device), "cuDeviceGetUuid");
     if (driver.cuDeviceGetPCIBusId != nullptr) driver.cuDeviceGetPCIBusId(pci, sizeof pci - 1, device);
-    devices.push_back({{uuid.bytes, sizeof uuid.bytes},
+    devices.push_back({uuidOf(driver, device),
                        name,
                        bytes,
                        static_cast<uint32_t>(major),
@@ -124,6 +130,25 @@ std::vector<Device> listDevices(const Driver& driver) {
                        {}});
   }
   return devices;
+}
+
+void findDevices(const Driver& driver, SessionStart& start) {
+  int count = 0;
+  checked(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  std::vector<std::string> here;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    CUdevice device = 0;
+    checked(driver, driver.cuDeviceGet(&device, ordinal), "cuDeviceGet");
+    here.push_back(uuidOf(driver, device));
+  }
+  start.ordinals.clear();
+  for (const LeasedDevice& leased : start.devices) {
+    const auto found = std::find(here.begin(), here.end(), leased.info.uuid);
+    if (found == here.end())
+      throw std::runtime_error("this worker does not have GPU " + std::to_string(leased.info.ordinal) +
+                               " of the server");
+    start.ordinals.push_back(static_cast<int>(found - here.begin()));
+  }
 }
 
 int runInventory(const std::string& driverPath, uint64_t rowsHash) {

@@ -349,8 +349,7 @@ kj::Promise<void> Admission::startCounted(Attempt& attempt) {
 }
 
 kj::Promise<kj::Own<WorkerChild>> Admission::takeWorker(const Attempt& attempt) {
-  return pool_.take(attempt.facts.rowsHash, attempt.arrives ? std::vector<int>() : attempt.ordinals,
-                    settings_.workerBound);
+  return pool_.take(attempt.facts.rowsHash, {attempt.ordinals, !attempt.arrives}, settings_.workerBound);
 }
 
 kj::Promise<void> Admission::start(Attempt& attempt) {

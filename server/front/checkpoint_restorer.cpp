@@ -149,7 +149,7 @@ kj::Promise<void> CheckpointRestorer::restoreOne(std::shared_ptr<Restoring> job,
   facts.transport = session.transport;
   facts.rowsHash = session.facts.rowsHash;
   facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
+  return pool_.take(facts.rowsHash, {leases_.ordinals(*grant), false}, settings_.workerBound)
       .then([this, job, index](kj::Own<WorkerChild> worker) -> kj::Promise<void> {
         Grant* grant = leases_.admissible(job->lease);
         Restored& one = job->sessions[index];

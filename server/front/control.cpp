@@ -24,7 +24,7 @@ kj::Promise<void> Control::grant(GrantContext context) {
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
                          kj::str("the server refuses the lease: ", *refusal));
   }
-  hooks_.granted();
+  hooks_.granted(schema::read(lease.getId()));
   GPUPOOL_INFO("lease %s granted to %s", id.c_str(), lease.getHolder().cStr());
   return kj::READY_NOW;
 }
@@ -102,7 +102,7 @@ kj::Promise<void> Control::addTarget(AddTargetContext context) {
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__,
                          kj::str("the server refuses the lease other devices: ", *refusal));
   }
-  hooks_.granted();
+  hooks_.granted(schema::read(target.getId()));
   GPUPOOL_INFO("lease %s may move to other devices", id.c_str());
   return kj::READY_NOW;
 }

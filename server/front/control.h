@@ -18,7 +18,7 @@ class Control final : public schema::ServerControl::Server, private kj::TaskSet:
  public:
   struct Hooks {
     // Called after each grant and each target, before the manager hears of it.
-    std::function<void()> granted = [] {};
+    std::function<void(const Id&)> granted = [](const Id&) {};
     // Called when an order to resume a lease has been carried out: where leases take turns it may be aside
     // still.
     std::function<void(const Id&)> resumed = [](const Id&) {};

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -34,14 +35,15 @@ std::string hostOf(const std::string& address) {
 
 }  // namespace
 
-Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent)
+Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent,
+             std::optional<walls::State> walls)
     : io_(io),
       timer_(io.provider->getTimer()),
       options_(std::move(options)),
       parent_(parent),
       program_(options_.worker),
       disturb_(disturbOfEnvironment()),
-      walls_(wallsFor(options_)),
+      walls_(walls ? std::move(*walls) : wallsFor(options_)),
       bootId_(readLine("/proc/sys/kernel/random/boot_id")),
       accepting_(kj::heap<kj::TaskSet>(static_cast<kj::TaskSet::ErrorHandler&>(*this))),
       tasks_(*this) {}
@@ -49,7 +51,8 @@ Front::Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent
 Front::~Front() = default;
 
 walls::State Front::wallsFor(const ServerOptions& options) {
-  auto state = walls::ofThisMachine(options.wallsMode());
+  const auto users = options.userRange();
+  auto state = walls::ofThisMachine(options.wallsMode(), users ? users->last : 0);
   if (options.wallsMode() == walls::Mode::required && !state.missing.empty())
     throw options::OptionError("--walls required: missing is " + state.missing[0]);
   if (!state.standing.empty())  // none: somebody has said so
@@ -312,6 +315,32 @@ void Front::startTurns() {
   turns_ = kj::heap<TurnTaker>(timer_, *leases_, *sessions_, *suspension_, std::move(settings));
 }
 
+// What of /dev the workers have: known only with the devices.
+void Front::chooseDevices(WorkerPool::Settings& workers) {
+  const auto stands = std::find(walls_.standing.begin(), walls_.standing.end(), walls::kOwnDevices);
+  if (stands == walls_.standing.end()) return;
+  // A session names its wire when it comes; UCX_TLS overrides what this server says.
+  workers.rdma =
+      !options_.listen.empty() && (options_.networkWire != "tcp" || std::getenv("UCX_TLS") != nullptr);
+  for (const Device& device : inventory_.devices) {
+    if (device.software) continue;
+    if (walls::nodeOf(device.pciBusId).empty()) {
+      const std::string why = std::string(walls::kOwnDevices) + ": the node of device " +
+                              std::to_string(device.ordinal) + ", " + device.pciBusId + ", is not known";
+      if (options_.wallsMode() == walls::Mode::required)
+        throw options::OptionError("--walls required: missing is " + why);
+      GPUPOOL_WARNING("no wall around workers: %s", why.c_str());
+      walls_.standing.erase(stands);
+      walls_.missing.insert(walls_.missing.begin(), why);
+      workers.gpus.clear();
+      return;
+    }
+    workers.gpus[static_cast<int>(device.ordinal)] = device.pciBusId;
+  }
+  if (workers.gpus.empty())
+    workers.arguments.insert(workers.arguments.end(), {"--devices", walls::Devices{{}, workers.rdma}.text()});
+}
+
 void Front::startWorkers() {
   WorkerPool::Settings workers;
   workers.program = program_;
@@ -332,6 +361,7 @@ void Front::startWorkers() {
       workers.contexts.push_back(static_cast<int>(device.ordinal));
   workers.mayHold = [this](int ordinal) { return hasRoomForContext(ordinal); };
   workers.rowsHash = inventory_.rowsHash;
+  chooseDevices(workers);
   workers.walls = walls_.standing;
   pool_ = kj::heap<WorkerPools>(io_.unixEventPort, timer_, std::move(workers), schema::release(),
                                 std::exchange(otherWorkers_, {}));

@@ -32,8 +32,14 @@ namespace gpupool::server {
 class Front final : private kj::TaskSet::ErrorHandler {
  public:
   // parent: of the workers; it outlives this.
-  Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent = ownChildren());
+  // walls: wallsFor(options), where it was asked before the process gave up rights.
+  Front(kj::AsyncIoContext& io, ServerOptions options, WorkerParent& parent = ownChildren(),
+        std::optional<walls::State> walls = {});
   ~Front();
+
+  // The walls around workers. Throws options::OptionError if --walls requires what this machine does not
+  // have.
+  static walls::State wallsFor(const ServerOptions& options);
   KJ_DISALLOW_COPY(Front);
 
   // Takes the inventory (again and again, until there are devices), opens the sockets and joins the pool.
@@ -57,6 +63,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // The programs of --workers, besides the one that has taken the inventory.
   kj::Promise<void> lookForWorkers(uint64_t currentRows);
   void run(Inventory inventory);
+  void chooseDevices(WorkerPool::Settings& workers);
   void startWorkers();
   void startSuspension();
   void startAdmission();
@@ -93,8 +100,6 @@ class Front final : private kj::TaskSet::ErrorHandler {
   ServerOptions options_;
   WorkerParent& parent_;
   WorkerProgram program_;
-  // Throws options::OptionError if --walls requires what this machine does not have.
-  static walls::State wallsFor(const ServerOptions& options);
   Disturb disturb_;
   Id incarnation_ = Id::random();
   walls::State walls_;  // around the workers

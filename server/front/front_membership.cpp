@@ -63,7 +63,11 @@ Membership::Facts Front::facts() {
 
 Control::Hooks Front::hooks() {
   Control::Hooks hooks;
-  hooks.granted = [this] { store(); };
+  hooks.granted = [this](const Id& lease) {
+    store();
+    const Grant* grant = leases_->admissible(lease);
+    if (grant != nullptr) pool_->expect(leases_->ordinals(grant->target ? *grant->target : *grant));
+  };
   if (turns_.get() != nullptr) hooks.resumed = [this](const Id& lease) { turns_->asked(lease); };
   hooks.migrate = [this](const Id& lease, uint32_t drainMs, std::optional<MoveTarget> target) {
     return migration_->migrate(lease, drainMs, std::move(target));

@@ -170,7 +170,7 @@ kj::Promise<MoveAnswer> Migration::moveHere(Order order, uint64_t number, const 
   SessionFacts facts = *sessions_.facts(number);
   ++facts.epoch;
   facts.place(placement, leases_.devices());
-  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
+  return pool_.take(facts.rowsHash, {leases_.ordinals(placement), false}, settings_.workerBound)
       .then([this, order, number, facts](kj::Own<WorkerChild> next) {
         if (order.stream) return moveTo(order, number, facts, kj::mv(next), nullptr);
         return settings_.copier().then(

@@ -127,7 +127,10 @@ std::vector<options::Option> ServerOptions::table() {
        "and CAP_KILL (docs/security.md); gpupool-spawner keeps them, the server gives them up. Empty: "
        "workers have "
        "the user of the server."},
-      {"warm", warm, "COUNT", "The number of workers that are started ahead of time and wait for sessions."},
+      {"warm", warm, "COUNT",
+       "The number of workers that are started ahead of time and wait for sessions. On a machine with "
+       "several "
+       "GPUs they wait with those of the latest leases (docs/security.md)."},
       {"warm-contexts", warmContexts, "",
        "For each device, one more worker waits that has made its CUDA context already. A session then "
        "starts about 120 ms sooner, and the context takes about half a GiB of the device's memory."},

@@ -83,7 +83,7 @@ kj::Promise<void> SessionRestorer::restore(Name name, SessionFacts facts) {
   if (stopped_ || grant == nullptr || grant->suspended || grant->closing)
     return failure("the lease ended or was suspended meanwhile");
   facts.place(*grant, leases_.devices());
-  return pool_.takeWithoutContext(facts.rowsHash, settings_.workerBound)
+  return pool_.take(facts.rowsHash, {leases_.ordinals(*grant), false}, settings_.workerBound)
       .then([this, name, facts = std::move(facts)](kj::Own<WorkerChild> worker) mutable {
         return rebuild(name, std::move(facts), kj::mv(worker));
       });

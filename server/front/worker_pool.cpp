@@ -3,32 +3,38 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "server/walls/devices.h"
 
 namespace gpupool::server {
 
 WorkerPool::WorkerPool(kj::UnixEventPort& port, kj::Timer& timer, Settings settings)
     : port_(port), timer_(timer), settings_(std::move(settings)), tasks_(*this) {
+  View all;
+  for (const auto& [ordinal, address] : settings_.gpus) all.push_back(ordinal);
+  latest_.push_back(std::move(all));
   refill();
   startContexts();
 }
 
 WorkerPool::~WorkerPool() { stopped_ = true; }
 
-namespace {
-
-// A context of the session's own device first, none second, another's never.
-int fitness(int device, const std::vector<int>& ordinals) {
-  if (device < 0) return 1;
-  return std::find(ordinals.begin(), ordinals.end(), device) != ordinals.end() ? 2 : 0;
+WorkerPool::View WorkerPool::viewOf(std::vector<int> ordinals) const {
+  if (settings_.gpus.empty()) return {};
+  std::sort(ordinals.begin(), ordinals.end());
+  return ordinals;
 }
 
-}  // namespace
+int WorkerPool::fitness(const Slot& slot, const Wanted& wanted) const {
+  if (slot.view != viewOf(wanted.ordinals)) return 0;
+  if (slot.device < 0) return 1;
+  const auto& ordinals = wanted.ordinals;
+  return wanted.context && std::find(ordinals.begin(), ordinals.end(), slot.device) != ordinals.end() ? 2 : 0;
+}
 
-kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(std::vector<int> ordinals, kj::Duration bound) {
-  if (stopped_) return KJ_EXCEPTION(FAILED, "the server is shutting down");
-  for (int wanted : {2, 1}) {
+kj::Maybe<kj::Own<WorkerChild>> WorkerPool::takeReady(const Wanted& wanted) {
+  for (int least : {2, 1}) {
     for (auto at = ready_.begin(); at != ready_.end();) {
-      if (fitness((*at)->device, ordinals) != wanted) {
+      if (fitness(**at, wanted) != least) {
         ++at;
         continue;
       }
@@ -36,12 +42,23 @@ kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(std::vector<int> ordinals, kj
       auto child = kj::mv((*at)->child);
       at = ready_.erase(at);
       if (child->gone()) continue;
-      refill();
+      if (least == 1) note(viewOf(wanted.ordinals));
       return kj::mv(child);
     }
   }
+  note(viewOf(wanted.ordinals));
+  return nullptr;
+}
+
+kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(Wanted wanted, kj::Duration bound) {
+  if (stopped_) return KJ_EXCEPTION(FAILED, "the server is shutting down");
+  auto ready = takeReady(wanted);
+  KJ_IF_MAYBE (child, ready) {
+    refill();
+    return kj::mv(*child);
+  }
   auto pair = kj::newPromiseAndFulfiller<kj::Own<WorkerChild>>();
-  waiters_.push_back({kj::mv(pair.fulfiller), std::move(ordinals)});
+  waiters_.push_back({kj::mv(pair.fulfiller), std::move(wanted)});
   refill();
   return pair.promise.exclusiveJoin(
       timer_.afterDelay(bound).then([this, bound]() -> kj::Promise<kj::Own<WorkerChild>> {
@@ -51,19 +68,62 @@ kj::Promise<kj::Own<WorkerChild>> WorkerPool::take(std::vector<int> ordinals, kj
       }));
 }
 
+void WorkerPool::expect(std::vector<int> ordinals) {
+  const auto& contexts = settings_.contexts;
+  const bool context =
+      ordinals.size() == 1 && std::find(contexts.begin(), contexts.end(), ordinals[0]) != contexts.end();
+  if (settings_.gpus.empty() || settings_.warm == 0 || context) return;
+  note(viewOf(std::move(ordinals)));
+  refill();
+}
+
+// Of sessions that find no context.
+void WorkerPool::note(const View& view) {
+  std::erase(latest_, view);
+  latest_.push_front(view);
+  latest_.resize(std::min<size_t>(latest_.size(), std::max(settings_.warm, 1u)));
+}
+
+std::map<WorkerPool::View, size_t> WorkerPool::demand(bool ahead) const {
+  std::map<View, size_t> demand;
+  for (size_t i = 0; ahead && i < settings_.warm; ++i) ++demand[latest_[i % latest_.size()]];
+  for (const Waiter& waiter : waiters_) ++demand[viewOf(waiter.wanted.ordinals)];
+  return demand;
+}
+
 void WorkerPool::refill() {
   if (stopped_ || pausing_) return;
   std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
-  while (mayStart() && count(-1) < settings_.warm + waiters_.size()) start(-1);
+  for (bool ahead : {false, true})
+    for (const auto& [view, many] : demand(ahead))
+      while (mayStart() && count(-1, view) < many) start(-1, view);
+  dismissOthers(demand(true));
   checkContextsLater();
+}
+
+// What waits for sessions on devices of which there were none lately.
+void WorkerPool::dismissOthers(const std::map<View, size_t>& demand) {
+  if (settings_.gpus.empty()) return;
+  std::map<View, size_t> kept;
+  for (auto at = ready_.begin(); at != ready_.end();) {
+    const auto wanted = demand.find((*at)->view);
+    if ((*at)->device >= 0 || (wanted != demand.end() && kept[(*at)->view]++ < wanted->second)) {
+      ++at;
+      continue;
+    }
+    (*at)->dismissed = true;
+    (*at)->child->kill();
+    at = ready_.erase(at);
+  }
 }
 
 void WorkerPool::startContexts() {
   if (stopped_ || pausing_) return;
   for (int device : settings_.contexts) {
-    if (!mayStart() || count(device) != 0) continue;
+    const View view = viewOf({device});
+    if (!mayStart() || count(device, view) != 0) continue;
     if (settings_.mayHold(device))
-      start(device);
+      start(device, view);
     else
       checkContextsLater();
   }
@@ -79,8 +139,8 @@ void WorkerPool::checkContextsLater() {
   }));
 }
 
-size_t WorkerPool::count(int device) const {
-  const auto same = [device](const auto& slot) { return slot->device == device; };
+size_t WorkerPool::count(int device, const View& view) const {
+  const auto same = [&](const auto& slot) { return slot->device == device && slot->view == view; };
   return std::count_if(ready_.begin(), ready_.end(), same) +
          std::count_if(starting_.begin(), starting_.end(), same);
 }
@@ -90,11 +150,17 @@ bool WorkerPool::mayStart() const {
   return !pausing_ && starting_.size() < (failures_ > 0 ? 1 : settings_.atOnce);
 }
 
-void WorkerPool::start(int device) {
+void WorkerPool::start(int device, const View& view) {
   auto slot = kj::refcounted<Slot>();
   slot->device = device;
+  slot->view = view;
   auto arguments = settings_.arguments;
-  if (device >= 0) arguments.insert(arguments.end(), {"--warm-context", std::to_string(device)});
+  walls::Devices devices{{}, settings_.rdma};
+  for (int ordinal : view) devices.gpus.push_back(settings_.gpus.at(ordinal));
+  if (!view.empty()) arguments.insert(arguments.end(), {"--devices", devices.text()});
+  // The worker counts what it has: of one device only, that is the first.
+  const int place = view.empty() ? device : 0;
+  if (device >= 0) arguments.insert(arguments.end(), {"--warm-context", std::to_string(place)});
   try {
     slot->child = WorkerChild::start(port_, settings_.program, arguments, *settings_.parent);
   } catch (const kj::Exception& exception) {
@@ -149,7 +215,7 @@ kj::Promise<void> WorkerPool::watchIdle(kj::Own<Slot> slot) {
       [this, slot = kj::mv(slot)](const WorkerChild::Exit& exit) mutable {
         if (slot->child.get() == nullptr) return;  // taken: the session's concern
         std::erase_if(ready_, [&](const kj::Own<Slot>& other) { return other.get() == slot.get(); });
-        if (!stopped_) failed("a waiting worker " + exit.text);
+        if (!stopped_ && !slot->dismissed) failed("a waiting worker " + exit.text);
         forget(*slot);
       },
       [](kj::Exception&&) {});  // taken, and dropped before it exited
@@ -206,9 +272,8 @@ void WorkerPool::failed(const std::string& why) {
 
 void WorkerPool::offer(Slot& slot) {
   std::erase_if(waiters_, [](Waiter& waiter) { return !waiter.fulfiller->isWaiting(); });
-  const auto waiter = std::find_if(waiters_.begin(), waiters_.end(), [&](const Waiter& waiter) {
-    return fitness(slot.device, waiter.ordinals) > 0;
-  });
+  const auto waiter = std::find_if(waiters_.begin(), waiters_.end(),
+                                   [&](const Waiter& waiter) { return fitness(slot, waiter.wanted) > 0; });
   if (waiter == waiters_.end()) {
     ready_.push_back(kj::addRef(slot));
     return;

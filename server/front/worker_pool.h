@@ -2,7 +2,10 @@
 // Workers started ahead of time, each used for one session.
 //
 // Keeps `warm` of them ready, besides one per device in `contexts` that holds that device's context already
-// (a session starts faster, and 527 MiB of the device are taken), and starts more while sessions wait. A
+// (a session starts faster, and 527 MiB of the device are taken), and starts more while sessions wait. Where
+// each worker has a /dev of its own (Settings.gpus), it is started for certain devices, and serves sessions
+// on exactly these: the `warm` ones are then for the devices of the latest leases and sessions, and at first
+// for all. A
 // worker that fails to start, or dies while it waits, is reported with its reason and replaced after a pause
 // that doubles up to `longestPause`; one that gets ready resets the pause. Belongs to the event loop's
 // thread.
@@ -13,6 +16,7 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -29,6 +33,10 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
     std::vector<std::string> arguments;
     uint32_t warm = 2;
     std::vector<int> contexts;  // ordinals
+    // Of workers that have their own devices only: each device's PCI address, by ordinal. Empty: every worker
+    // has all.
+    std::map<int, std::string> gpus;
+    bool rdma = false;  // with gpus: they have the nodes of RDMA adapters, too
     // Asked again every contextCheck while a context is missing: false while sessions use its memory.
     std::function<bool(int ordinal)> mayHold = [](int) { return true; };
     kj::Duration contextCheck = 300 * kj::MILLISECONDS;
@@ -44,11 +52,16 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   ~WorkerPool();
   KJ_DISALLOW_COPY(WorkerPool);
 
-  // A ready worker, now the caller's, for a session on these devices: never one with a context on another
-  // device, which would take that device's memory. Rejects after `bound`, saying why there is none.
-  kj::Promise<kj::Own<WorkerChild>> take(std::vector<int> ordinals, kj::Duration bound);
-  // For a session that is rebuilt: the worker makes the contexts in the order of the session's first one.
-  kj::Promise<kj::Own<WorkerChild>> takeWithoutContext(kj::Duration bound) { return take({}, bound); }
+  // For a session on these devices.
+  struct Wanted {
+    std::vector<int> ordinals;
+    bool context = true;  // it may have one. Not so if it is rebuilt: then it makes them in their first order
+  };
+  // A ready worker, now the caller's: never one with a context on another device, which would take that
+  // device's memory. Rejects after `bound`, saying why there is none.
+  kj::Promise<kj::Own<WorkerChild>> take(Wanted wanted, kj::Duration bound);
+  // Sessions on these devices are to come: one of the `warm` workers is for them from now on.
+  void expect(std::vector<int> ordinals);
   uint32_t warm() const { return static_cast<uint32_t>(ready_.size()); }
   // False after three failures to start in a row: sessions would not start either.
   bool healthy() const { return failures_ < 3; }
@@ -58,22 +71,34 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   const WorkerProgram& program() const { return settings_.program; }
 
  private:
+  using View = std::vector<int>;  // which devices a worker has, in order; empty: there is no choice
   struct Slot : kj::Refcounted {
     kj::Own<WorkerChild> child;  // null once taken
-    int device = -1;             // whose context it holds
+    View view;
+    int device = -1;         // whose context it holds
+    bool dismissed = false;  // it waits for nobody any more, and ends
   };
   struct Waiter {
     kj::Own<kj::PromiseFulfiller<kj::Own<WorkerChild>>> fulfiller;
-    std::vector<int> ordinals;
+    Wanted wanted;
   };
 
+  View viewOf(std::vector<int> ordinals) const;
+  // 2: with a context on one of the session's devices, 1: with none, 0: of no use.
+  int fitness(const Slot& slot, const Wanted& wanted) const;
+  kj::Maybe<kj::Own<WorkerChild>> takeReady(const Wanted& wanted);
+  void note(const View& view);
+  // Of workers without a context, by what they have: how many are to be there. ahead: also for sessions to
+  // come.
+  std::map<View, size_t> demand(bool ahead) const;
   void refill();
+  void dismissOthers(const std::map<View, size_t>& demand);
   void startContexts();
   void checkContextsLater();
   // Ready or about to be.
-  size_t count(int device) const;
+  size_t count(int device, const View& view) const;
   bool mayStart() const;
-  void start(int device);
+  void start(int device, const View& view);
   std::string lacking(schema::WorkerReport::Reader report) const;  // the first wall; empty: none
   kj::Promise<void> awaitReady(kj::Own<Slot> slot);
   kj::Promise<void> watchIdle(kj::Own<Slot> slot);
@@ -91,6 +116,7 @@ class WorkerPool final : private kj::TaskSet::ErrorHandler {
   std::deque<kj::Own<Slot>> ready_;
   std::list<Slot*> starting_;
   std::deque<Waiter> waiters_;
+  std::deque<View> latest_;  // devices that sessions wanted, the latest first; not empty, and at most `warm`
   std::set<WorkerChild*> alive_;  // started and not taken
   uint32_t failures_ = 0;         // in a row
   std::string lastFailure_;

@@ -59,12 +59,12 @@ bool WorkerPools::replaceOthers(const std::vector<OtherWorker>& others) {
   return changed;
 }
 
-kj::Promise<kj::Own<WorkerChild>> WorkerPools::take(uint64_t rows, std::vector<int> ordinals,
+kj::Promise<kj::Own<WorkerChild>> WorkerPools::take(uint64_t rows, WorkerPool::Wanted wanted,
                                                     kj::Duration bound) {
   const auto pool = pools_.find(rows);
   if (pool == pools_.end())
     return kj::Exception(kj::Exception::Type::FAILED, __FILE__, __LINE__, kj::str(refuses(rows)));
-  return pool->second->take(std::move(ordinals), bound);
+  return pool->second->take(std::move(wanted), bound);
 }
 
 std::string WorkerPools::refuses(uint64_t rows, const std::string& release) const {

@@ -31,10 +31,9 @@ class WorkerPools final : private kj::TaskSet::ErrorHandler {
   bool replaceOthers(const std::vector<OtherWorker>& others);
 
   // As WorkerPool's. Rejects at once where no program serves such clients, saying so.
-  kj::Promise<kj::Own<WorkerChild>> take(uint64_t rows, std::vector<int> ordinals, kj::Duration bound);
-  kj::Promise<kj::Own<WorkerChild>> takeWithoutContext(uint64_t rows, kj::Duration bound) {
-    return take(rows, {}, bound);
-  }
+  kj::Promise<kj::Own<WorkerChild>> take(uint64_t rows, WorkerPool::Wanted wanted, kj::Duration bound);
+  // As WorkerPool's, of the current program.
+  void expect(std::vector<int> ordinals) { pools_.at(currentRows())->expect(std::move(ordinals)); }
   // Why it has no workers for clients of these rows; empty: it has. release: theirs, where that is known.
   std::string refuses(uint64_t rows, const std::string& release = "") const;
   // "call rows 3b1f... of gpupool 0.1.0", for people.

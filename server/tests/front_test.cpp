@@ -272,8 +272,11 @@ TEST_CASE("a server says which walls stand around its workers, and which do not"
   {
     Bench with(true, false, [](ServerOptions& options) { options.walls = "auto"; });
     with.until([&] { return with.seen.joins == 1; });
-    CHECK(with.seen.walls == expected.standing);
-    auto missing = expected.missing;
+    auto standing = expected.standing, missing = expected.missing;
+    // The fake driver's GPUs are no real ones, and it does not say that they are software.
+    if (std::erase(standing, walls::kOwnDevices) != 0)
+      missing.insert(missing.begin(), "devices: the node of device 0, 0000:00:00.0, is not known");
+    CHECK(with.seen.walls == standing);
     if (!expected.standing.empty()) missing.emplace_back("user: --worker-users is not set");
     CHECK(with.seen.missingWalls == missing);
   }

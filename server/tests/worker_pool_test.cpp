@@ -37,7 +37,7 @@ struct Bench {
   }
   void until(std::function<bool()> condition) { eventually(timer, std::move(condition)).wait(io.waitScope); }
   kj::Own<WorkerChild> take(WorkerPool& pool, std::vector<int> ordinals = {0}) {
-    return pool.take(std::move(ordinals), 5 * kj::SECONDS).wait(io.waitScope);
+    return pool.take({std::move(ordinals)}, 5 * kj::SECONDS).wait(io.waitScope);
   }
   void stop(WorkerPool& pool) { pool.stop().wait(io.waitScope); }
 
@@ -103,10 +103,70 @@ TEST_CASE("a session gets a worker with a context on its own device, or with non
   CHECK(context(*second) == -1);
   CHECK(context(*third) == -1);
   CHECK(context(*fourth) == -1);
-  auto rebuilt = pool.takeWithoutContext(20 * kj::SECONDS);
+  auto rebuilt = pool.take({{0}, false}, 20 * kj::SECONDS);
   CHECK(context(*rebuilt.wait(bench.io.waitScope)) == -1);  // though device 0's is there
   CHECK(context(*bench.take(pool, {1, 0})) == 0);
   CHECK(pool.healthy());
+  CHECK(pool.lastFailure().empty());
+  bench.stop(pool);
+}
+
+TEST_CASE("with devices of its own, a worker serves sessions on exactly these") {
+  Bench bench;
+  auto settings = bench.settings(2);
+  settings.gpus = {{0, "0000:3b:00.0"}, {1, "0000:5e:00.0"}};
+  settings.contexts = {0};
+  settings.rdma = true;
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  const auto word = [](const WorkerChild& child, const std::string& option) {
+    std::ifstream file("/proc/" + std::to_string(child.pid()) + "/cmdline");
+    for (std::string word; std::getline(file, word, '\0');)
+      if (word == option && std::getline(file, word, '\0')) return word;
+    return std::string();
+  };
+  const std::string both = "0000:3b:00.0,0000:5e:00.0,rdma", first = "0000:3b:00.0,rdma",
+                    second = "0000:5e:00.0,rdma";
+  bench.until([&] { return pool.warm() == 3; });  // two for all devices, one with a context
+  auto all = bench.take(pool, {1, 0});
+  CHECK(word(*all, "--devices") == both);
+  CHECK(word(*all, "--warm-context") == "");
+  auto context = bench.take(pool, {0});
+  CHECK(word(*context, "--devices") == first);
+  CHECK(word(*context, "--warm-context") == "0");
+  // Nothing waits for it: one is started, and from then on one waits.
+  auto other = bench.take(pool, {1});
+  CHECK(word(*other, "--devices") == second);
+  CHECK(word(*other, "--warm-context") == "");
+  auto rebuilt = pool.take({{0}, false}, 20 * kj::SECONDS).wait(bench.io.waitScope);
+  CHECK(word(*rebuilt, "--devices") == first);
+  CHECK(word(*rebuilt, "--warm-context") == "");
+  // The latest two: of all devices none waits any more, and that is no failure.
+  bench.until([&] { return pool.warm() == 3 && children().size() == 4 + 3; });
+  // A lease of both is here: one waits for its sessions. A context that will be there is enough for one's.
+  pool.expect({0});
+  pool.expect({1, 0});
+  const auto waits = [&](const std::string& devices) {
+    for (pid_t pid : children()) {
+      std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+      const std::string words(std::istreambuf_iterator<char>(file), {});
+      if (pid != all->pid() && words.find(std::string("--devices") + '\0' + devices) != words.npos)
+        return true;
+    }
+    return false;
+  };
+  bench.until([&] { return waits(both) && pool.warm() == 3; });
+  CHECK(pool.healthy());
+  CHECK(pool.lastFailure().empty());
+  bench.stop(pool);
+}
+
+TEST_CASE("a context on the second device is the first of a worker that has no other") {
+  Bench bench;
+  auto settings = bench.settings(0);
+  settings.gpus = {{4, "0000:3b:00.0"}, {5, "0000:5e:00.0"}};
+  settings.contexts = {5};
+  WorkerPool pool(bench.io.unixEventPort, bench.timer, settings);
+  bench.until([&] { return pool.warm() == 1; });  // the fake driver has room on device 0 alone
   CHECK(pool.lastFailure().empty());
   bench.stop(pool);
 }
@@ -151,7 +211,7 @@ TEST_CASE("a worker that cannot start is reported with its reason and tried agai
   WorkerPool pool(bench.io.unixEventPort, bench.timer, bench.settings(1));
   bench.until([&] { return !pool.healthy(); });
   CHECK(contains(pool.lastFailure(), "told to fail"));
-  CHECK(contains(failure([&] { pool.take({0}, 50 * kj::MILLISECONDS).wait(bench.io.waitScope); }),
+  CHECK(contains(failure([&] { pool.take({{0}}, 50 * kj::MILLISECONDS).wait(bench.io.waitScope); }),
                  "told to fail"));
   std::ofstream(flag).close();
   CHECK(alive(bench.take(pool)->pid()));

@@ -6,6 +6,7 @@
 #include <map>
 #include <thread>
 
+#include "server/driver.h"
 #include "server/tests/worker_process_bench.h"
 
 using namespace gpupool;
@@ -53,6 +54,25 @@ TEST_CASE("a session start arrives whole, with a blocking socket that programs s
   CHECK(worker.wait() == 0);
   close(ends[0]);
   close(ends[1]);
+}
+
+TEST_CASE("a session's devices are found by their UUIDs where a worker has not all of the server") {
+  const auto driver = Driver::load(FAKE_DRIVER);  // has two
+  const auto uuid = [](int device) { return std::string(16, static_cast<char>(0x40 + device)); };
+  SessionStart start;
+  for (int device : {1, 0}) {
+    LeasedDevice leased;
+    leased.info.uuid = uuid(device);
+    leased.info.ordinal = 6 + static_cast<uint32_t>(device);  // the server has six others ahead of them
+    start.devices.push_back(leased);
+  }
+  CHECK(start.ordinal(0) == 7);
+  findDevices(*driver, start);
+  CHECK(start.ordinal(0) == 1);
+  CHECK(start.ordinal(1) == 0);
+  CHECK(start.devices[0].info.ordinal == 7);  // as before: the server's
+  start.devices[1].info.uuid = uuid(9);
+  CHECK_THROWS_WITH(findDevices(*driver, start), "this worker does not have GPU 6 of the server");
 }
 
 TEST_CASE("a worker that waits for a session ends with its server, or when told") {

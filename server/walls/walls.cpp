@@ -79,6 +79,44 @@ void logCalls(const Plan& plan) {
              });
 }
 
+void put(State& state, Mode mode, const char* name, bool there, const std::string& why) {
+  if (!there) {
+    state.missing.push_back(std::string(name) + ": " + why);
+  } else if (mode == Mode::log) {
+    state.missing.push_back(std::string(name) + ": --walls log lets everything pass");
+  } else {
+    state.standing.emplace_back(name);
+  }
+}
+
+// But for devices.
+State ofKernel(Mode mode) {
+  State state;
+  if (mode == Mode::off || kSanitized) {
+    state.missing.emplace_back(kSanitized && mode != Mode::off ? "all: this build has a sanitizer"
+                                                               : "all: --walls is off");
+    return state;
+  }
+  state.standing = {"no_new_privs", "capabilities", "undumpable", "limits"};
+  put(state, mode, "landlock", landlockVersion() > 0,
+      "this kernel has none, or it is switched off (Linux 5.13, lsm=landlock)");
+  put(state, mode, "seccomp", hasSeccomp(), "this kernel has no filters of calls (CONFIG_SECCOMP_FILTER)");
+  return state;
+}
+
+bool stands(const State& state, const char* name) {
+  return std::find(state.standing.begin(), state.standing.end(), name) != state.standing.end();
+}
+
+// Before the capabilities go, and before landlock, which forbids mounts.
+void hideDevices(const Devices& devices) {
+  try {
+    keepDevices(devices);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(std::string(kOwnDevices) + ": " + error.what());
+  }
+}
+
 }  // namespace
 
 std::optional<Mode> modeNamed(std::string_view name) {
@@ -93,43 +131,29 @@ std::string nameOf(Mode mode) {
   return "";
 }
 
-State ofThisMachine(Mode mode) {
-  State state;
-  if (mode == Mode::off || kSanitized) {
-    state.missing.emplace_back(kSanitized && mode != Mode::off ? "all: this build has a sanitizer"
-                                                               : "all: --walls is off");
-    return state;
-  }
-  state.standing = {"no_new_privs", "capabilities", "undumpable", "limits"};
-  const auto put = [&](const char* name, bool there, const char* why) {
-    if (!there) {
-      state.missing.push_back(std::string(name) + ": " + why);
-    } else if (mode == Mode::log) {
-      state.missing.push_back(std::string(name) + ": --walls log lets everything pass");
-    } else {
-      state.standing.emplace_back(name);
-    }
-  };
-  put("landlock", landlockVersion() > 0,
-      "this kernel has none, or it is switched off (Linux 5.13, lsm=landlock)");
-  put("seccomp", hasSeccomp(), "this kernel has no filters of calls (CONFIG_SECCOMP_FILTER)");
+State ofThisMachine(Mode mode, uid_t user) {
+  State state = ofKernel(mode);
+  if (state.standing.empty()) return state;
+  const std::string why = mode == Mode::log ? "" : whyNoOwnDevices(user);
+  put(state, mode, kOwnDevices, why.empty(),
+      "this kernel or container lets this process make no mount namespace: " + why);
   return state;
 }
 
 State raise(const Plan& plan) {
-  State state = ofThisMachine(plan.mode);
+  State state = ofKernel(plan.mode);
+  if (!state.standing.empty())
+    put(state, plan.mode, kOwnDevices, plan.devices.has_value(), "the server has not asked for it");
   if (plan.mode == Mode::required && !state.missing.empty())
     throw std::runtime_error("--walls required, and missing is " + state.missing[0]);
   if (state.standing.empty()) return state;
-  const auto stands = [&](const char* name) {
-    return std::find(state.standing.begin(), state.standing.end(), name) != state.standing.end();
-  };
   setLimits();
+  if (stands(state, kOwnDevices)) hideDevices(*plan.devices);
   succeed(keepCapabilities({}) ? 0 : -1, "capset");
   succeed(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs");
   succeed(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "PR_SET_DUMPABLE");
-  if (stands("landlock")) permitOnly(rulesOf(plan));
-  if (stands("seccomp")) {
+  if (stands(state, "landlock")) permitOnly(rulesOf(plan));
+  if (stands(state, "seccomp")) {
     permitCalls(plan.network);
     setsCalls = true;
   }

@@ -6,6 +6,7 @@
 //   capabilities   none, not even of root
 //   undumpable     no other process looks into it, and it leaves no core
 //   limits         on descriptors; no core files, no message queues
+//   devices        a /dev with the nodes of its own GPUs, and no others (devices.h)
 //   landlock       files: the driver, the system's libraries, devices, /proc/self and the cache of modules;
 //                  by a newer kernel (6.12) also no signals to others and no abstract sockets
 //   seccomp        the calls that worker and driver make; no other program, no child process, no signal to
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "server/spawner/user_range.h"
+#include "server/walls/devices.h"
 
 namespace gpupool::server::walls {
 
@@ -41,6 +43,7 @@ struct Plan {
   std::string driver;       // a library: what lies beside it may be read
   std::string moduleCache;  // a folder in which files, not folders, may be read, made and removed, but not
                             // listed; empty: none
+  std::optional<Devices> devices;  // none: the process keeps the machine's /dev
 };
 
 struct State {
@@ -48,11 +51,12 @@ struct State {
   std::vector<std::string> missing;   // "landlock: why"
 };
 
-// What `raise` would put up here. Asks the kernel, and changes nothing.
-State ofThisMachine(Mode mode);
+// What `raise` would put up here, with Plan.devices. Asks the kernel, and changes nothing. user: as which one
+// the workers run, if that is another one than the caller's.
+State ofThisMachine(Mode mode, uid_t user = 0);
 
-// Of a process with one thread. Throws std::runtime_error where something fails that ofThisMachine promises,
-// or is required.
+// Of a process with one thread. Throws std::runtime_error where something fails that ofThisMachine promises
+// (for devices: the plan), or is required.
 State raise(const Plan& plan);
 
 // The name of the wall that ofThisMachine and raise know nothing of, and whether it stands around this

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 #include "base/log.h"
 #include "base/transport_names.h"
@@ -78,7 +80,7 @@ std::string makeFirstContext(const server::Driver& driver, const server::Session
   if (own.registeredIn != nullptr || ahead > start.devices.size())
     return "the worker's first context is not the session's";
   if (ahead == 0) return "";
-  CUcontext context = server::contextAhead(driver, static_cast<int>(start.devices[ahead - 1].info.ordinal));
+  CUcontext context = server::contextAhead(driver, start.ordinal(ahead - 1));
   server::registerHostPages(driver, context, own);
   return "";
 }
@@ -107,17 +109,27 @@ std::string receive(const server::Driver& driver, const server::SessionStart& st
   return makeFirstContext(driver, start, rebuild.contextAhead(), pages);
 }
 
+// The numbers in it are the server's, and a GPU that is not here would end the list: what is here is all to
+// be seen. A partition of a GPU (MIG) is chosen by its name alone.
+void seeOwnDevices() {
+  const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (chosen != nullptr && std::strstr(chosen, "MIG-") == nullptr) unsetenv("CUDA_VISIBLE_DEVICES");
+}
+
 int serve(const server::WorkerArguments& arguments) {
+  const bool ownGpus = arguments.devices && !arguments.devices->gpus.empty();
   server::preferForOutOfMemory();
   server::walls::State walls;
   std::string unprotected;
   try {
-    walls = server::walls::raise({arguments.walls, true, arguments.driver, arguments.moduleCache});
+    walls = server::walls::raise(
+        {arguments.walls, true, arguments.driver, arguments.moduleCache, arguments.devices});
     if (arguments.users) {
       if (!server::walls::hasOwnUser(*arguments.users))
         throw std::runtime_error("--users: this process has none of these user ids");
       walls.standing.emplace_back(server::walls::kOwnUser);
     }
+    if (ownGpus) seeOwnDevices();
   } catch (const std::exception& e) {
     unprotected = e.what();
   }
@@ -141,6 +153,7 @@ int serve(const server::WorkerArguments& arguments) {
   if (!start) return 0;
   std::string why;
   try {
+    if (ownGpus) server::findDevices(*driver, *start);
     const TransportFacts* transport = findTransport(start->transport);
     if (transport == nullptr || transport->reach == TransportFacts::Reach::sameHost)
       server::walls::closeNetwork();

@@ -25,9 +25,9 @@ constexpr size_t kMostQueued =
 
 std::vector<CUdevice> driverDevices(const Driver& driver, const SessionStart& start) {
   std::vector<CUdevice> devices;
-  for (auto& device : start.devices) {
+  for (size_t index = 0; index < start.devices.size(); ++index) {
     CUdevice handle = 0;
-    driver.cuDeviceGet(&handle, static_cast<int>(device.info.ordinal));
+    driver.cuDeviceGet(&handle, start.ordinal(index));
     devices.push_back(handle);
   }
   return devices;
@@ -38,12 +38,11 @@ std::string lossOf(const Driver& driver, const SessionStart& start, CUresult sta
   if (!isLoss(status, call) || start.devices.empty()) return "";
   uint32_t ordinal = start.devices[0].info.ordinal;
   CUdevice device = 0;
-  for (const auto& leased : start.devices)
-    if (CUdevice handle = 0;
-        driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
-        driver.cuDeviceGet(&handle, static_cast<int>(leased.info.ordinal)) == CUDA_SUCCESS &&
-        handle == device)
-      ordinal = leased.info.ordinal;
+  for (size_t index = 0; index < start.devices.size(); ++index)
+    if (CUdevice handle = 0; driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
+                             driver.cuDeviceGet(&handle, start.ordinal(index)) == CUDA_SUCCESS &&
+                             handle == device)
+      ordinal = start.devices[index].info.ordinal;
   const std::string text = driver.describe(status);
   if (!deviceLost(ordinal, text)) return "";
   return "GPU " + std::to_string(ordinal) + " of the server is lost: " + text +

@@ -69,7 +69,7 @@ std::string Session::makeContextAhead(uint32_t told) {
   if (contextAhead_ != 0) return "the worker's first context is not the session's";
   const size_t device = told - schema::kContextAheadOf;
   try {
-    views_.contextAhead(server::contextAhead(driver_, static_cast<int>(start_.devices[device].info.ordinal)));
+    views_.contextAhead(server::contextAhead(driver_, start_.ordinal(device)));
   } catch (const std::exception& e) {
     return std::string("the session's first context cannot be made again: ") + e.what();
   }

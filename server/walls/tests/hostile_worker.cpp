@@ -3,8 +3,8 @@
 // what there is to reach.
 //   hostile_worker MODE FOLDER SERVER NEIGHBOUR SECRET PORT USER
 // FOLDER: token, server.sock, cache/own/image, cache/other/image. SERVER, NEIGHBOUR: processes, both with
-// SECRET, the address of 16 bytes. PORT: of 127.0.0.1, and the number in the name of an abstract socket.
-// USER: to become that one first; 0: to stay.
+// SECRET, the address of 16 bytes. PORT: of 127.0.0.1, and the number in the name of an abstract socket, and
+// of a neighbour's file in /dev/shm. USER: to become that one first; 0: to stay.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
@@ -223,6 +223,33 @@ void tryNetwork(const Targets& at) {
   });
 }
 
+// Any node of a GPU: this worker has none.
+bool opensGpu() {
+  for (int minor = 0; minor < 64; ++minor)
+    if (opens("/dev/nvidia" + std::to_string(minor), O_RDWR)) return true;
+  return false;
+}
+
+void tryDevices(const Targets& at) {
+  const std::string memory = "/dev/shm/gpupool-walls-" + std::to_string(at.port);
+  const auto sees = [](const char* path) { return access(path, F_OK) == 0; };
+  attempt("", "reads /dev/urandom", [] { return opens("/dev/urandom"); });
+  attempt("", "writes to /dev/null", [] { return opens("/dev/null", O_WRONLY); });
+  attempt("devices", "opens another's GPU", opensGpu);
+  attempt("devices", "sees the driver of GPUs", [&] { return sees("/dev/nvidiactl"); });
+  attempt("devices", "reads the machine's memory", [] { return opens("/dev/mem"); });
+  attempt("devices", "reads the kernel's log", [] { return opens("/dev/kmsg"); });
+  attempt("devices", "sees the kernel's log", [&] { return sees("/dev/kmsg"); });
+  attempt("devices", "opens /dev/fuse", [] { return opens("/dev/fuse", O_RDWR); });
+  attempt("devices", "sees terminals", [&] { return sees("/dev/ptmx"); });
+  attempt("devices", "opens memory of a neighbour in /dev/shm", [&] { return opens(memory, O_RDWR); });
+  attempt("devices", "sees memory in /dev/shm", [&] { return sees(memory.c_str()); });
+  attempt("devices", "makes memory in /dev/shm", [&] {
+    const std::string made = memory + "-made";
+    return opens(made, O_RDWR | O_CREAT | O_EXCL) && unlink(made.c_str()) == 0;
+  });
+}
+
 void tryKernel(const Targets&) {
   attempt("seccomp", "makes a process", [] {
     const pid_t child = fork();
@@ -292,7 +319,9 @@ int main(int count, char** words) {
   try {
     countDescriptors(gpupool::server::kControlDescriptor);
     at.ownCache = open((at.folder + "/cache/own").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const auto state = walls::raise({*walls::modeNamed(words[1]), true, "", at.folder + "/cache"});
+    walls::Plan plan{*walls::modeNamed(words[1]), true, "", at.folder + "/cache", {}};
+    if (walls::whyNoOwnDevices().empty()) plan.devices.emplace();
+    const auto state = walls::raise(plan);
     walls::closeLocal();
     walls::closeNetwork();
     process.reportReady("", state.standing);
@@ -300,6 +329,7 @@ int main(int count, char** words) {
     tryMemory(at);
     trySignals(at);
     tryNetwork(at);
+    tryDevices(at);
     tryKernel(at);
     process.reportEnded(report);
     return 0;
