@@ -179,9 +179,11 @@ bool SpawnerParent::killEarlier(int process) {
 }
 
 kj::Promise<void> SpawnerParent::ended(kj::UnixEventPort& port) {
-  observer_ =
+  // The promise owns it, for this may live longer than the event port.
+  auto observer =
       kj::heap<kj::UnixEventPort::FdObserver>(port, process_, kj::UnixEventPort::FdObserver::OBSERVE_READ);
-  return observer_->whenBecomesReadable().then([]() -> kj::Promise<void> {
+  auto readable = observer->whenBecomesReadable();
+  return readable.attach(kj::mv(observer)).then([]() -> kj::Promise<void> {
     return KJ_EXCEPTION(FAILED, "gpupool-spawner has ended: this server can start no worker any more");
   });
 }

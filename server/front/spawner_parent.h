@@ -45,7 +45,6 @@ class SpawnerParent final : public WorkerParent {
   pid_t pid_ = 0;
   kj::AutoCloseFd process_;  // pidfd_open(2)
   kj::AutoCloseFd socket_;
-  kj::Own<kj::UnixEventPort::FdObserver> observer_;
 };
 
 }  // namespace gpupool::server

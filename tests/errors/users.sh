@@ -98,6 +98,15 @@ check "its workers end with it" until_true are_gone "${workers[@]}"
 down
 check "none is left: $(uids)" until_true none_left
 
+case_of "the server is ended"
+GPUPOOL_SERVER_WORKER_USERS=$first-$((first + 31)) up
+GPUPOOL_SERVER_WORKER_USERS=$((first + 32))-$last start_server second
+kill -TERM "${servers[second]}"
+wait "${servers[second]}"
+status=$?
+check "well: status $status, $(tail -n 3 "$folder/second.log")" test "$status" -eq 0
+down
+
 case_of "the spawner is killed"
 up
 mapfile -t workers < <(uids | awk '{ print $2 }')
