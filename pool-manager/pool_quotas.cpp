@@ -91,6 +91,9 @@ Quotas::Hindrance Pool::quotaHinders(const LeaseRequest& request, const Choice& 
 std::string Pool::quotaHindersResume(const LeaseRecord& record, const Queue& before) const {
   if (quotas_.of(record.tenant) == nullptr) return "";
   const Held whole = heldBy(record, true), now = heldBy(record, false);
+  // Smaller than the lease, after it was lowered: the end of others does not help.
+  if (const std::string never = quotas_.never(record.tenant, whole); !never.empty())
+    return never + ": its quota has to grow first";
   const Held wanted{whole.devices - now.devices, whole.bytes - now.bytes};
   const auto has = before.held.find(record.tenant);
   return quotas_.hindersAtOnce(record.tenant, has == before.held.end() ? Held{} : has->second, wanted);
