@@ -148,6 +148,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   std::function<void(const std::string&, bool)> onLost_;
   std::function<void(const std::string&)> onEnding_;
   bool noticed_ = false;  // the manager's notice that the lease ends has been passed on
+  bool refused_ = false;  // it has been said that the manager refuses this holder
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
   std::string lost_;                          // why the lease ended, if it did

@@ -97,9 +97,14 @@ kj::Promise<void> Holder::requestLease(int attempts) {
                                   : error.getType() == Type::DISCONNECTED    ? Status::serverLost
                                                                              : Status::refused;
             const std::string text = pool::errorText(error);
-            const char* remedy =
-                status == Status::noDevice ? "; wait with --wait TIME (GPUPOOL_WAIT), share with --memory "
-                                             "SIZE, or see `gpupool leases`"
+            const std::string wait =
+                settings_.request.waitMs == 0
+                    ? "; wait with --wait TIME (GPUPOOL_WAIT)"
+                    : "; nothing came within --wait " +
+                          options::formatTime(std::chrono::milliseconds(settings_.request.waitMs)) +
+                          ": wait longer";
+            const std::string remedy =
+                status == Status::noDevice      ? wait + ", share with --memory SIZE, or see `gpupool leases`"
                 : status == Status::nothingFits ? "; see `gpupool devices` for what there is"
                 : status == Status::noManager   ? "; the pool manager went away: start the program again"
                 : status == Status::serverLost  ? "; see `gpupool servers`, and start the program again"
@@ -167,21 +172,30 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
         if (!lease_) return kj::READY_NOW;
         return renewOnce();
       })
-      .then([]() { return kUsual; },
-            [this](kj::Exception&& error) {
-              if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
-                lost_ = pool::errorText(error);
-                if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
-                  lost_.erase(0, prefix.size());
-                lease_.reset();
-                onLost_(lost_, opened_);
-                return kUsual;
-              }
-              // The manager is away; sessions do not need it. Try again soon, on a new connection.
-              connection_ = nullptr;
-              GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
-              return kSoon;
-            })
+      .then(
+          [this]() {
+            refused_ = false;
+            return kUsual;
+          },
+          [this](kj::Exception&& error) {
+            if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
+              lost_ = pool::errorText(error);
+              if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
+                lost_.erase(0, prefix.size());
+              lease_.reset();
+              onLost_(lost_, opened_);
+              return kUsual;
+            }
+            // Its token has ended, say. Only another one helps, and its file is read again each time.
+            if (const OpenFailure failure = toFailure(error);
+                failure.status == Status::refused && !std::exchange(refused_, true))
+              onEnding_("the lease is not renewed, and ends within " +
+                        options::formatTime(std::chrono::milliseconds(lease_->ttlMs)) + ": " + failure.text);
+            // The manager is away; sessions do not need it. Try again soon, on a new connection.
+            connection_ = nullptr;
+            GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
+            return kSoon;
+          })
       .then([this](unsigned parts) { return lease_ ? renewLoop(parts) : kj::Promise<void>(kj::READY_NOW); });
 }
 
