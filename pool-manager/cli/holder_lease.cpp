@@ -20,6 +20,12 @@ constexpr unsigned kUsual = 3, kSoon = 12;
 // The end of a time limit is told a tenth of it ahead, and not earlier than this.
 constexpr uint64_t kMostAheadMs = 300'000;
 
+// Says something of the lease. A token that has ended says only that another one has to be shown.
+bool isAnswer(const kj::Exception& error) {
+  const schema::Fault fault = schema::faultOf(error);
+  return fault.remote && fault.kind != schema::FaultKind::token;
+}
+
 }  // namespace
 
 kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
@@ -178,7 +184,7 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
             return kUsual;
           },
           [this](kj::Exception&& error) {
-            if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
+            if (isAnswer(error) && error.getType() == kj::Exception::Type::FAILED) {
               lost_ = pool::errorText(error);
               if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
                 lost_.erase(0, prefix.size());
@@ -227,8 +233,7 @@ kj::Promise<void> Holder::releaseOnce(Id id) {
 kj::Promise<void> Holder::releaseLoop(Id id, kj::TimePoint until) {
   return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
     connection_ = nullptr;
-    if (schema::faultOf(error).remote && error.getType() != kj::Exception::Type::DISCONNECTED)
-      return kj::READY_NOW;
+    if (isAnswer(error) && error.getType() != kj::Exception::Type::DISCONNECTED) return kj::READY_NOW;
     if (io_.getTimer().now() >= until) {
       GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
       return kj::READY_NOW;

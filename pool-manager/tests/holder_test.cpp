@@ -154,6 +154,27 @@ TEST_CASE_METHOD(Fixture, "whose token is refused says so before the lease ends,
   CHECK(contains(said[0], "the token of tenant 'alice'"));
 }
 
+TEST_CASE_METHOD(Fixture,
+                 "a connection that needs another token ends no lease: it is renewed with that one") {
+  startAll();
+  auto parsed = io.provider->getNetwork().parseAddress("127.0.0.1:0").wait(io.waitScope);
+  auto listener = parsed->listen();
+  settings.addresses = {"127.0.0.1:" + std::to_string(listener->getPort())};
+  service->serve(kj::mv(listener), false);
+  const Tokens tokens{{"alice", std::string(32, 'a')}};
+  bool known = false;
+  settings.credentials = [&] { return known ? Credentials{"alice", std::string(32, 'a')} : Credentials{}; };
+  settings.request.tenant = "alice";
+  settings.request.ttlMs = 2000;
+  makeHolder();
+  holder->acquire().wait(io.waitScope);
+  known = true;
+  service->demandTokens([&]() -> const Tokens& { return tokens; });
+  for (int i = 0; i < 300 && lost.empty(); ++i) pause(10);  // the lease's time, and as much again
+  CHECK(lost == "");
+  CHECK(service->pool().leases().size() == 1);
+}
+
 TEST_CASE_METHOD(Fixture, "rows that differ are refused in the server's words") {
   startAll();
   makeHolder();
