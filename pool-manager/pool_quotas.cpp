@@ -112,7 +112,7 @@ void Pool::setQuota(const Principal& who, const Quota& quota, const std::string&
   if (const std::string why = refusalOf(who, Operation::setQuota); !why.empty())
     throw std::invalid_argument(why);
   if (!isTenantName(quota.tenant))
-    throw std::invalid_argument("a tenant's name is a word of at most 64 bytes");
+    throw std::invalid_argument("a tenant's name has 1 to 64 ASCII characters, without spaces");
   if (quota.window > QuotaWindow::month)
     throw std::invalid_argument("a quota's hours are of a day, week or month");
   if (quota.milliDevices > kMostMilliDevices || quota.deviceSeconds > kMostDeviceSeconds)
