@@ -68,7 +68,8 @@ std::chrono::milliseconds parseTime(std::string_view text) {
   if (unit == "m" || unit == "min") factor = 60'000;
   if (unit == "h") factor = 3'600'000;
   if (unit == "d") factor = 86'400'000;
-  if (factor == 0 || number * factor > 4e12) throw OptionError("'" + std::string(text) + "' is not " + kWhat);
+  if (factor == 0) throw OptionError("'" + std::string(text) + "' is not " + kWhat);
+  if (number * factor > 4e12) throw OptionError("'" + std::string(text) + "' is too long");
   return std::chrono::milliseconds(std::llround(number * factor));
 }
 
@@ -81,17 +82,20 @@ Bytes parseBytes(std::string_view text) {
   } kUnits[] = {{"", 1},         {"B", 1},      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30},
                 {"TiB", 0x1p40}, {"K", 0x1p10}, {"M", 0x1p20},   {"G", 0x1p30},   {"T", 0x1p40},
                 {"KB", 1e3},     {"kB", 1e3},   {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12}};
-  for (const auto& known : kUnits)
-    if (unit == known.name && number * known.factor < 0x1p63)
-      return {static_cast<uint64_t>(number * known.factor)};
+  for (const auto& known : kUnits) {
+    if (unit != known.name) continue;
+    if (number * known.factor >= 0x1p63) throw OptionError("'" + std::string(text) + "' is too large");
+    return {static_cast<uint64_t>(number * known.factor)};
+  }
   throw OptionError("'" + std::string(text) + "' is not " + kWhat);
 }
 
 uint32_t parseCount(std::string_view text) {
   uint32_t count = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  if (error != std::errc{} || end != text.data() + text.size())
+  if ((error != std::errc{} && error != std::errc::result_out_of_range) || end != text.data() + text.size())
     throw OptionError("'" + std::string(text) + "' is not a whole number");
+  if (error != std::errc{}) throw OptionError("'" + std::string(text) + "' is too large");
   return count;
 }
 

@@ -22,6 +22,7 @@
 
 #include "base/descriptors.h"
 #include "base/log.h"
+#include "base/stale_socket.h"
 #include "base/tls.h"
 #include "pool-manager/init.h"
 #include "pool-manager/manager_options.h"
@@ -55,9 +56,17 @@ example: gpupool-manager --listen '*:4780' --store /var/lib/gpupool/manager.db
 
 uint32_t ms(std::chrono::milliseconds time) { return static_cast<uint32_t>(time.count()); }
 
-// The store's lock says that no other manager is alive here, so a socket that is still there is a dead one's.
+// Says which of its addresses cannot be had.
+template <class Listen>
+kj::Own<kj::ConnectionReceiver> listenAs(const char* option, const std::string& address, Listen listen) try {
+  return listen();
+} catch (const kj::Exception& error) {
+  throw std::runtime_error(std::string(option) + " " + address + ": " + errorText(error));
+}
+
+// The store's lock is not enough: a manager with another store may have this socket.
 kj::Own<kj::ConnectionReceiver> listenLocal(kj::AsyncIoContext& io, const std::string& path, bool anyUser) {
-  ::unlink(path.c_str());
+  removeStaleSocket(path, "another gpupool-manager");
   const mode_t before = ::umask(anyUser ? 0 : 0177);
   auto address = io.provider->getNetwork().parseAddress(("unix:" + path).c_str()).wait(io.waitScope);
   auto listener = address->listen();
@@ -171,14 +180,17 @@ int serve(const ManagerOptions& options) {
     reloads = reloadAtHangup(io.unixEventPort, *certificate);
   }
   bool plain = false;
-  const auto listenOn = [&](const std::string& address, uint16_t port) {
-    auto listener = listenNetwork(io, address, port);
+  const auto listenOn = [&](const char* option, const std::string& address, uint16_t port) {
+    auto listener = listenAs(option, address, [&] { return listenNetwork(io, address, port); });
     plain = plain || (certificate == nullptr && isOpen(*listener));
     return listener;
   };
-  if (!options.socket.empty()) service.serve(listenLocal(io, options.socket, options.anyUser), true);
+  const auto listenOnSocket = [&](const char* option, const std::string& path) {
+    return listenAs(option, path, [&] { return listenLocal(io, path, options.anyUser); });
+  };
+  if (!options.socket.empty()) service.serve(listenOnSocket("--socket", options.socket), true);
   if (!options.listen.empty()) {
-    auto listener = listenOn(options.listen, kDefaultManagerPort);
+    auto listener = listenOn("--listen", options.listen, kDefaultManagerPort);
     GPUPOOL_INFO("listening on %s, port %u", options.listen.c_str(), listener->getPort());
     service.serve(kj::mv(listener), false);
   }
@@ -186,9 +198,9 @@ int serve(const ManagerOptions& options) {
   rest::HttpFront http(timer, service, api);
   const std::string httpSocket = options.httpListen.starts_with("unix:") ? options.httpListen.substr(5) : "";
   if (!httpSocket.empty()) {
-    http.serve(listenLocal(io, httpSocket, options.anyUser), true);
+    http.serve(listenOnSocket("--http-listen", httpSocket), true);
   } else if (!options.httpListen.empty()) {
-    auto listener = listenOn(options.httpListen, rest::kDefaultHttpPort);
+    auto listener = listenOn("--http-listen", options.httpListen, rest::kDefaultHttpPort);
     GPUPOOL_INFO("REST on %s, port %u", options.httpListen.c_str(), listener->getPort());
     http.serve(kj::mv(listener), false);
   }

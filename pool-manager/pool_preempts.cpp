@@ -25,7 +25,8 @@ std::string Pool::preemptText(const LeaseRecord& record) const {
   return "preempted by lease " + shortId(record.preemptor) + ", of a higher class";
 }
 
-// Why a lease is suspended, and on whose word, or is about to lose its devices; for its owner.
+// Why a lease is suspended, and on whose word, where it is held, or why it is about to lose its devices; for
+// its owner.
 std::string Pool::whyText(const LeaseRecord& record, uint64_t now) const {
   if (record.noticeEndsMs != 0 && record.runs())
     return "ends in " + age(record.noticeEndsMs - std::min(record.noticeEndsMs, now)) + ", " +
@@ -33,6 +34,11 @@ std::string Pool::whyText(const LeaseRecord& record, uint64_t now) const {
   if (record.state == LeaseState::active && record.preemptor != Id{} &&
       (record.change == Change::preempting || record.change == Change::suspending))
     return "is being suspended, " + preemptText(record);
+  if (record.state == LeaseState::held && record.hold->atHolder)
+    return "it waits for another server: its own is gone, and its holder has its checkpoint";
+  if (record.state == LeaseState::held)
+    return "in " + record.hold->held.folder + ", which " + record.hold->held.server +
+           " has written; gpupool restore brings it back";
   if (record.state != LeaseState::suspended) return "";
   if (!record.reason.empty()) return record.reason;
   return record.suspendedBy.empty() ? "" : "on the word of " + record.suspendedBy;

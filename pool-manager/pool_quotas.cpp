@@ -91,6 +91,9 @@ Quotas::Hindrance Pool::quotaHinders(const LeaseRequest& request, const Choice& 
 std::string Pool::quotaHindersResume(const LeaseRecord& record, const Queue& before) const {
   if (quotas_.of(record.tenant) == nullptr) return "";
   const Held whole = heldBy(record, true), now = heldBy(record, false);
+  // Smaller than the lease, after it was lowered: the end of others does not help.
+  if (const std::string never = quotas_.never(record.tenant, whole); !never.empty())
+    return never + ": its quota has to grow first";
   const Held wanted{whole.devices - now.devices, whole.bytes - now.bytes};
   const auto has = before.held.find(record.tenant);
   return quotas_.hindersAtOnce(record.tenant, has == before.held.end() ? Held{} : has->second, wanted);
@@ -109,7 +112,7 @@ void Pool::setQuota(const Principal& who, const Quota& quota, const std::string&
   if (const std::string why = refusalOf(who, Operation::setQuota); !why.empty())
     throw std::invalid_argument(why);
   if (!isTenantName(quota.tenant))
-    throw std::invalid_argument("a tenant's name is a word of at most 64 bytes");
+    throw std::invalid_argument("a tenant's name has 1 to 64 ASCII characters, without spaces");
   if (quota.window > QuotaWindow::month)
     throw std::invalid_argument("a quota's hours are of a day, week or month");
   if (quota.milliDevices > kMostMilliDevices || quota.deviceSeconds > kMostDeviceSeconds)

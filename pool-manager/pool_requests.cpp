@@ -305,10 +305,12 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
     return answer;
   }
   const Choice alone = place(wish, servers);
-  answer.outlook = alone.missing.empty()                             ? Outlook::queue
-                   : couldHere(wish, servers)                        ? Outlook::devices
-                   : onlyCordoned(wish, servers) && !servers.empty() ? Outlook::anOperator
-                                                                     : Outlook::server;
+  // Where none of those that are there could ever serve it (it is not settled yet), no operator can help.
+  const bool cordoned = couldEver(wish, servers) && onlyCordoned(wish, servers);
+  answer.outlook = alone.missing.empty()      ? Outlook::queue
+                   : couldHere(wish, servers) ? Outlook::devices
+                   : cordoned                 ? Outlook::anOperator
+                                              : Outlook::server;
   answer.text = alone.missing.empty()
                     ? "the devices that are free are for those who are before it in the queue"
                     : alone.missing;

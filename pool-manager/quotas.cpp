@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <ctime>
 
+#include "base/options.h"
 #include "pool-manager/model.h"
 
 namespace gpupool::pool {
@@ -24,7 +25,12 @@ std::string number(double value) {
 }
 
 std::string gpus(double devices) { return number(devices) + (devices == 1 ? " GPU" : " GPUs"); }
-std::string gib(uint64_t bytes) { return number(static_cast<double>(bytes) / (uint64_t{1} << 30)) + " GiB"; }
+// Less than one GiB in smaller units: a quota of 1 MiB is not 0 GiB.
+std::string gib(uint64_t bytes) {
+  constexpr uint64_t kGiB = uint64_t{1} << 30;
+  if (bytes != 0 && bytes < kGiB) return options::formatSize(bytes);
+  return number(static_cast<double>(bytes) / kGiB) + " GiB";
+}
 std::string hours(double seconds) { return number(seconds / 3600); }
 double devicesOf(const Quota& quota) { return static_cast<double>(quota.milliDevices) / 1000; }
 

@@ -14,31 +14,13 @@ capnp::Capability::Client bootstrap(capnp::RpcSystem<capnp::rpc::twoparty::VatId
   return system.bootstrap(id);
 }
 
-// What the system said, of "::read(fd, buffer, maxBytes): Connection reset by peer; n = 4", as KJ tells a
-// call that failed. Other texts are left alone.
-std::string withoutCall(const std::string& text) {
-  const size_t name = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_:");
-  const size_t call = text.find("): ");
-  if (name == 0 || name == std::string::npos || text[name] != '(' || call == std::string::npos) return text;
-  return text.substr(call + 3, text.find("; ", call) - call - 3);
-}
-
 }  // namespace
 
 kj::Exception rpcError(kj::Exception::Type type, const std::string& text) {
   return kj::Exception(type, "", 0, kj::heapString(text.c_str()));
 }
 
-std::string errorText(const kj::Exception& error) {
-  std::string text = schema::faultOf(error).text;
-  if (const std::string_view ended = "Peer disconnected."; text.starts_with(ended) && text != ended)
-    text.erase(0, ended.size());
-  if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))
-    if (const size_t at = text.find(why); at != std::string::npos)
-      text = "the name was not found: " + text.substr(at + why.size());
-  if (text == "Premature EOF.") return "the connection was closed";
-  return withoutCall(text);
-}
+std::string errorText(const kj::Exception& error) { return schema::plainText(error); }
 
 ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
     : stream_(kj::mv(stream)),

@@ -112,6 +112,10 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   kj::Promise<T> ask(Answers<T>& answers, const Id& id, Body&& body);
   template <class T>
   kj::Promise<T> within(kj::Duration limit, kj::Promise<T>&& answer);
+  // Likewise; and no longer than the server beats: one that is stopped is not waited for an hour.
+  template <class T>
+  kj::Promise<T> whileHeard(const std::string& server, kj::Duration limit, kj::Promise<T>&& answer);
+  kj::Promise<void> unheard(const std::string& server);
   kj::Promise<SuspendResult> suspendLease(const Principal& who, const Id& id, uint32_t drainMs,
                                           const std::string& folder);
   kj::Promise<void> storeCordon(const Principal& who, const std::string& server, bool cordoned,

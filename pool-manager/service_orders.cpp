@@ -15,6 +15,7 @@ namespace {
 constexpr uint32_t kMostDrainMs = 3'600'000;
 constexpr kj::Duration kMove = 300 * kj::SECONDS;      // a server moves a lease's memory within this
 constexpr kj::Duration kMigrate = 3600 * kj::SECONDS;  // and its sessions, one after the other, within this
+constexpr uint64_t kUnheardMs = 30'000;  // but one that says nothing at all for so long is not waited for
 
 kj::Exception toError(const Failure& failure) {
   if (failure.kind == Failure::Kind::otherVersion)
@@ -37,6 +38,7 @@ std::string refusal(const kj::Exception& error, const char* what) {
     return std::string("it cannot ") + what + " (it runs another version of gpupool)";
   if (error.getType() == kj::Exception::Type::DISCONNECTED && errorText(error) != kSilent)
     return "lost the connection to it";
+  if (errorText(error) == kSilent) return std::string(kSilent) + "; it may carry the order out when it does";
   return errorText(error);
 }
 
@@ -150,6 +152,19 @@ kj::Promise<T> Service::within(kj::Duration limit, kj::Promise<T>&& answer) {
       []() -> kj::Promise<T> { return rpcError(kj::Exception::Type::DISCONNECTED, kSilent); }));
 }
 
+kj::Promise<void> Service::unheard(const std::string& server) {
+  const auto at = pool_.servers().find(server);
+  if (at != pool_.servers().end() && clock_.now() >= at->second.beatMs + kUnheardMs) return kj::READY_NOW;
+  return timer_.afterDelay(1 * kj::SECONDS).then([this, server] { return unheard(server); });
+}
+
+template <class T>
+kj::Promise<T> Service::whileHeard(const std::string& server, kj::Duration limit, kj::Promise<T>&& answer) {
+  return within(limit, kj::mv(answer)).exclusiveJoin(unheard(server).then([]() -> kj::Promise<T> {
+    return rpcError(kj::Exception::Type::DISCONNECTED, kSilent);
+  }));
+}
+
 void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs, const std::string& folder,
                       uint64_t order) {
   const auto control = controls_.find(server);
@@ -164,7 +179,7 @@ void Service::suspend(const std::string& server, const Id& id, uint32_t drainMs,
     answer = request.send().then([](auto&& response) { return read(response.getResult()); });
   }
   const kj::Duration limit = drainMs * kj::MILLISECONDS + (folder.empty() ? kMove : kMigrate) + limits_.call;
-  tasks_.add(within(limit, kj::mv(answer))
+  tasks_.add(whileHeard(server, limit, kj::mv(answer))
                  .then([this, id, order](
                            SuspendResult&& result) { pool_.suspendDone(id, order, result, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
@@ -183,7 +198,7 @@ void Service::resume(const std::string& server, const Id& id, const std::string&
     request.setFolder(folder);
     answer = request.send().ignoreResult();
   }
-  tasks_.add(within((folder.empty() ? kMove : kMigrate) + limits_.call, kj::mv(answer))
+  tasks_.add(whileHeard(server, (folder.empty() ? kMove : kMigrate) + limits_.call, kj::mv(answer))
                  .then([this, id, order]() { pool_.resumeDone(id, order, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
                          pool_.resumeFailed(id, order, refusal(error, kSuspends), isRefusal(error),
@@ -207,7 +222,7 @@ void Service::migrate(const std::string& server, const Id& id, uint32_t drainMs,
     answer = request.send().then([](auto&& response) { return read(response.getResult()); });
   }
   const kj::Duration limit = drainMs * kj::MILLISECONDS + kMigrate + limits_.call;
-  tasks_.add(within(limit, kj::mv(answer))
+  tasks_.add(whileHeard(server, limit, kj::mv(answer))
                  .then([this, id, order](
                            MigrateResult&& result) { pool_.migrateDone(id, order, result, clock_.now()); },
                        [this, id, order](kj::Exception&& error) {
@@ -231,7 +246,7 @@ void Service::checkpoint(const std::string& server, const Id& id, uint32_t drain
   }
   const kj::Duration limit = drainMs * kj::MILLISECONDS + kMigrate + limits_.call;
   tasks_.add(
-      within(limit, kj::mv(answer))
+      whileHeard(server, limit, kj::mv(answer))
           .then([this, id,
                  order](CheckpointResult&& result) { pool_.checkpointDone(id, order, result, clock_.now()); },
                 [this, id, order](kj::Exception&& error) {

@@ -406,13 +406,15 @@ void Service::Session::tell(const Cordon& cordon, schema::ServerState::Builder o
 // Throws unless this connection may. Whose lease it may touch, the pool decides.
 void Service::Session::demand(Operation operation) {
   if (login_ == nullptr && !known_) {
-    if (open_ && service().tokens_.demanded()) refuse("the manager requires a token by now: connect again");
+    if (open_ && service().tokens_.demanded())
+      refuseLogin("the manager requires a token by now: connect again");
     return;
   }
   service();
   if (!known_ && !login_->proven()) refuse("the manager requires a token before anything else");
   const Principal who = principal();
-  if (const std::string why = service().tokens_.endOf(who); !why.empty()) refuse(why);
+  // Of the connection, and not of what is asked: a holder's lease goes on with another token.
+  if (const std::string why = service().tokens_.endOf(who); !why.empty()) refuseLogin(why);
   if (const std::string why = refusalOf(who, operation); !why.empty()) refuse(why);
 }
 

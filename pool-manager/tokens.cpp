@@ -55,7 +55,7 @@ bool isToken(const std::string& text, const schema::TokenVerifier& verifier) {
 MadeToken makeToken(const TokenWish& wish, uint64_t nowS) {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
   if (!isTenantName(wish.tenant) || wish.tenant == "*" || wish.tenant.find(':') != std::string::npos)
-    refuse("a tenant's name is a word of at most 64 bytes, without ':'");
+    refuse("a tenant's name has 1 to 64 ASCII characters, without spaces and ':', and is not '*'");
   if ((wish.tenant == kServersTenant) != (wish.role == Role::server))
     refuse(std::string("servers, and only they, have tokens of the tenant '") + kServersTenant +
            "' and the role 'server'");

@@ -17,6 +17,19 @@ bool takeNumber(std::string_view& text, uint32_t& number) {
   return true;
 }
 
+// What the system said, of "::read(fd, buffer, maxBytes): Connection reset by peer; n = 4", as KJ tells a
+// call that failed. Other texts are left alone.
+std::string withoutCall(const std::string& text) {
+  const size_t name = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_:");
+  const size_t call = text.find("): ");
+  if (name == 0 || name == std::string::npos || text[name] != '(' || call == std::string::npos) return text;
+  return text.substr(call + 3, text.find("; ", call) - call - 3);
+}
+
+void removePrefix(std::string& text, std::string_view prefix) {
+  if (text.starts_with(prefix) && text != prefix) text.erase(0, prefix.size());
+}
+
 }  // namespace
 
 kj::Exception faultException(FaultKind kind, const std::string& text, uint32_t code) {
@@ -43,6 +56,19 @@ Fault faultOf(const kj::Exception& error) {
   }
   fault.text = text;
   return fault;
+}
+
+std::string plainText(const kj::Exception& error) {
+  std::string text = faultOf(error).text;
+  removePrefix(text, "Peer disconnected.");
+  removePrefix(text, "std::exception: ");  // of one that is not KJ's, and has passed through a promise
+  if (const std::string_view why = "gai_strerror(status) = "; text.starts_with("DNS lookup failed."))
+    if (const size_t at = text.find(why); at != std::string::npos)
+      text = "the name was not found: " + text.substr(at + why.size());
+  if (text.starts_with("expected "))  // "expected port < 65536 [70000 < 65536]; Port number too large."
+    if (const size_t at = text.find("; "); at != std::string::npos) text.erase(0, at + 2);
+  if (text == "Premature EOF.") return "the connection was closed";
+  return withoutCall(text);
 }
 
 }  // namespace gpupool::schema

@@ -27,4 +27,7 @@ struct Fault {
 kj::Exception faultException(FaultKind kind, const std::string& text, uint32_t code = 0);
 Fault faultOf(const kj::Exception& error);
 
+// For people: without what KJ writes around what happened (the call that failed, its condition, its values).
+std::string plainText(const kj::Exception& error);
+
 }  // namespace gpupool::schema

@@ -96,8 +96,8 @@ struct Lease {
   adopters @18 :List(Text);   # in Manager.leases, of a claim: who uses it, for people
   held @19 :HeldLease;        # in ServerControl.grant, of a lease that is to be restored: no session of it begins before.
                               # In Manager.leases, of one that is held; it has no server and no devices
-  why @20 :Text;              # in Manager.leases, of one that is suspended: why, and on whose word; of one that is to give
-                              # its devices to a higher class: that, and when
+  why @20 :Text;              # in Manager.leases, of one that is suspended: why, and on whose word; of one that is held:
+                              # where; of one that is to give its devices to a higher class: that, and when
   idleMs @21 :Int64 = -1;     # in Manager.leases: LeaseUse.idleMs, by now; -1: its server does not say
 }
 

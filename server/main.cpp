@@ -20,6 +20,7 @@
 #include "base/descriptors.h"
 #include "base/log.h"
 #include "base/tokens.h"
+#include "schema/fault.h"
 #include "server/front/front.h"
 #include "server/front/spawner_parent.h"
 
@@ -131,7 +132,7 @@ int main(int count, char** words) {
     std::fprintf(stderr, "gpupool-server: %s\n", error.what());
     return 2;
   } catch (const kj::Exception& error) {
-    std::fprintf(stderr, "gpupool-server: %s\n", error.getDescription().cStr());
+    std::fprintf(stderr, "gpupool-server: %s\n", gpupool::schema::plainText(error).c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "gpupool-server: %s\n", error.what());
   }

@@ -54,8 +54,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
  public:
   // onLost: called at most once, when the lease has ended, with the reason. told: a session was opened with
   // it, so a program learns of the end, from its server or with its next session, and prints it.
-  // onEnding: called ahead of the end of the lease's time limit, or at the manager's notice of another end,
-  // with a line for people.
+  // onEnding: called ahead of the end of the lease's time limit, at the manager's notice of another end, or
+  // when it refuses the holder's token, with a line for people.
   Holder(
       kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings settings,
       std::function<void(const std::string& reason, bool told)> onLost,
@@ -148,6 +148,7 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   std::function<void(const std::string&, bool)> onLost_;
   std::function<void(const std::string&)> onEnding_;
   bool noticed_ = false;  // the manager's notice that the lease ends has been passed on
+  bool refused_ = false;  // it has been said that the manager refuses this holder
   kj::Own<pool::ManagerConnection> connection_;  // null: to be made
   std::optional<pool::Lease> lease_;
   std::string lost_;                          // why the lease ended, if it did

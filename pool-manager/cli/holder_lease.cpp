@@ -20,6 +20,12 @@ constexpr unsigned kUsual = 3, kSoon = 12;
 // The end of a time limit is told a tenth of it ahead, and not earlier than this.
 constexpr uint64_t kMostAheadMs = 300'000;
 
+// Says something of the lease. A token that has ended says only that another one has to be shown.
+bool isAnswer(const kj::Exception& error) {
+  const schema::Fault fault = schema::faultOf(error);
+  return fault.remote && fault.kind != schema::FaultKind::token;
+}
+
 }  // namespace
 
 kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
@@ -97,9 +103,14 @@ kj::Promise<void> Holder::requestLease(int attempts) {
                                   : error.getType() == Type::DISCONNECTED    ? Status::serverLost
                                                                              : Status::refused;
             const std::string text = pool::errorText(error);
-            const char* remedy =
-                status == Status::noDevice ? "; wait with --wait TIME (GPUPOOL_WAIT), share with --memory "
-                                             "SIZE, or see `gpupool leases`"
+            const std::string wait =
+                settings_.request.waitMs == 0
+                    ? "; wait with --wait TIME (GPUPOOL_WAIT)"
+                    : "; nothing came within --wait " +
+                          options::formatTime(std::chrono::milliseconds(settings_.request.waitMs)) +
+                          ": wait longer";
+            const std::string remedy =
+                status == Status::noDevice      ? wait + ", share with --memory SIZE, or see `gpupool leases`"
                 : status == Status::nothingFits ? "; see `gpupool devices` for what there is"
                 : status == Status::noManager   ? "; the pool manager went away: start the program again"
                 : status == Status::serverLost  ? "; see `gpupool servers`, and start the program again"
@@ -167,21 +178,30 @@ kj::Promise<void> Holder::renewLoop(unsigned partsOfTtl) {
         if (!lease_) return kj::READY_NOW;
         return renewOnce();
       })
-      .then([]() { return kUsual; },
-            [this](kj::Exception&& error) {
-              if (schema::faultOf(error).remote && error.getType() == kj::Exception::Type::FAILED) {
-                lost_ = pool::errorText(error);
-                if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
-                  lost_.erase(0, prefix.size());
-                lease_.reset();
-                onLost_(lost_, opened_);
-                return kUsual;
-              }
-              // The manager is away; sessions do not need it. Try again soon, on a new connection.
-              connection_ = nullptr;
-              GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
-              return kSoon;
-            })
+      .then(
+          [this]() {
+            refused_ = false;
+            return kUsual;
+          },
+          [this](kj::Exception&& error) {
+            if (isAnswer(error) && error.getType() == kj::Exception::Type::FAILED) {
+              lost_ = pool::errorText(error);
+              if (const std::string prefix = "the lease has ended: "; lost_.starts_with(prefix))
+                lost_.erase(0, prefix.size());
+              lease_.reset();
+              onLost_(lost_, opened_);
+              return kUsual;
+            }
+            // Its token has ended, say. Only another one helps, and its file is read again each time.
+            if (const OpenFailure failure = toFailure(error);
+                failure.status == Status::refused && !std::exchange(refused_, true))
+              onEnding_("the lease is not renewed, and ends within " +
+                        options::formatTime(std::chrono::milliseconds(lease_->ttlMs)) + ": " + failure.text);
+            // The manager is away; sessions do not need it. Try again soon, on a new connection.
+            connection_ = nullptr;
+            GPUPOOL_INFO("the manager is not reachable: %s", pool::errorText(error).c_str());
+            return kSoon;
+          })
       .then([this](unsigned parts) { return lease_ ? renewLoop(parts) : kj::Promise<void>(kj::READY_NOW); });
 }
 
@@ -213,8 +233,7 @@ kj::Promise<void> Holder::releaseOnce(Id id) {
 kj::Promise<void> Holder::releaseLoop(Id id, kj::TimePoint until) {
   return releaseOnce(id).catch_([this, id, until](kj::Exception&& error) -> kj::Promise<void> {
     connection_ = nullptr;
-    if (schema::faultOf(error).remote && error.getType() != kj::Exception::Type::DISCONNECTED)
-      return kj::READY_NOW;
+    if (isAnswer(error) && error.getType() != kj::Exception::Type::DISCONNECTED) return kj::READY_NOW;
     if (io_.getTimer().now() >= until) {
       GPUPOOL_INFO("the lease could not be given back, it will expire: %s", pool::errorText(error).c_str());
       return kj::READY_NOW;

@@ -297,8 +297,9 @@ int runLeases(const Words& words) {
   for (const pool::Lease& lease : leases)
     if (!lease.why.empty())
       std::cout << "\n"
-                << shortId(lease.id) << (lease.state == "suspended" ? " is suspended: " : " ") << lease.why
-                << "\n";
+                << shortId(lease.id)
+                << (lease.state == "suspended" || lease.state == "held" ? " is " + lease.state + ": " : " ")
+                << lease.why << "\n";
   if (listing.verbose)
     for (const pool::Lease& lease : leases) {
       if (!lease.reason.empty())

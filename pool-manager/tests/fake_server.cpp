@@ -211,7 +211,7 @@ kj::Promise<void> FakeServer::beatNow() {
 kj::Promise<void> FakeServer::beats() {
   return io_.provider->getTimer()
       .afterDelay(100 * kj::MILLISECONDS)
-      .then([this]() { return beatNow(); })
+      .then([this]() { return muteBeats ? kj::Promise<void>(kj::READY_NOW) : beatNow(); })
       .then([this]() { return beats(); });
 }
 

@@ -30,6 +30,7 @@ class FakeServer final : private kj::TaskSet::ErrorHandler {
   std::vector<uint32_t> drains;                   // that it was told
   std::string refuseSuspend, refuseResume;        // not empty: fails with this
   bool muteSuspend = false;                       // never answers a suspend
+  bool muteBeats = false;                         // is there, and says nothing
   bool oldServer = false;                         // knows neither, nor migrate
   std::string refuseMigrate;                      // not empty: fails with this
   bool muteMigrate = false;                       // never answers a migrate

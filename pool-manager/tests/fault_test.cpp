@@ -36,6 +36,17 @@ TEST_CASE("and does so over RPC, which puts words before it") {
   CHECK(pool::errorText(plain(carried.c_str())) == "the token is wrong");
 }
 
+TEST_CASE("people read what happened, and not what KJ writes around it") {
+  const auto reads = [](const char* thrown) { return schema::plainText(plain(thrown)); };
+  CHECK(reads("std::exception: token file /a: others may read it") == "token file /a: others may read it");
+  CHECK(reads("::bind(sockfd, &addr.generic, addrlen): Address already in use; toString() = 127.0.0.1:1") ==
+        "Address already in use");
+  CHECK(reads("expected port < 65536 [70000 < 65536]; Port number too large.") == "Port number too large.");
+  CHECK(reads("DNS lookup failed.; host = x; gai_strerror(status) = Name or service not known") ==
+        "the name was not found: Name or service not known");
+  CHECK(reads("expected nothing") == "expected nothing");
+}
+
 TEST_CASE("other exceptions are no faults") {
   for (const char* text : {"", "token: wrong", "gpupool-fault:", "gpupool-fault:1", "gpupool-fault:1:2",
                            "gpupool-fault:99:0:text", "gpupool-fault:x:0:text", "gpupool-fault:-1:0:text"}) {

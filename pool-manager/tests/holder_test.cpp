@@ -107,6 +107,74 @@ TEST_CASE_METHOD(Fixture, "no device: who holds it") {
   }
 }
 
+TEST_CASE_METHOD(Fixture, "who has waited is not told to wait") {
+  startAll();
+  makeHolder();
+  REQUIRE(open(request()).reply.status == Status::ok);
+  auto wish = settings;
+  wish.request.deviceCount = 2;
+  wish.request.waitMs = 200;
+  auto other =
+      kj::heap<Holder>(*io.provider, io.unixEventPort, std::move(wish), [](const std::string&, bool) {});
+  KJ_IF_MAYBE (error, kj::runCatchingExceptions([&]() { other->acquire().wait(io.waitScope); }))
+    CHECK(contains(toFailure(*error).text, "; nothing came within --wait 200ms: wait longer, share with"));
+  else
+    FAIL("two devices of one were found");
+}
+
+TEST_CASE_METHOD(Fixture, "whose token is refused says so before the lease ends, and once") {
+  startAll();
+  Tokens tokens{{"alice", std::string(32, 'a')}};
+  kj::uint port = 0;
+  const auto demand = [&] {
+    service->demandTokens([&]() -> const Tokens& { return tokens; });
+    auto parsed =
+        io.provider->getNetwork().parseAddress("127.0.0.1:" + std::to_string(port)).wait(io.waitScope);
+    auto listener = parsed->listen();
+    port = listener->getPort();
+    service->serve(kj::mv(listener), false);
+  };
+  demand();
+  settings.addresses = {"127.0.0.1:" + std::to_string(port)};
+  settings.credentials = [] { return Credentials{"alice", std::string(32, 'a')}; };
+  settings.request.ttlMs = 3000;
+  std::vector<std::string> said;
+  holder = kj::heap<Holder>(
+      *io.provider, io.unixEventPort, settings, [this](const std::string& why, bool) { lost = why; },
+      [&](const std::string& text) { said.push_back(text); });
+  holder->acquire().wait(io.waitScope);
+  tokens = {{"bob", std::string(32, 'b')}};
+  stopManager();
+  startManager();
+  demand();
+  for (int i = 0; i < 500 && said.empty(); ++i) pause(10);
+  pause(600);  // some more attempts
+  REQUIRE(said.size() == 1);
+  CHECK(contains(said[0], "the lease is not renewed, and ends within 3s: "));
+  CHECK(contains(said[0], "the token of tenant 'alice'"));
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "a connection that needs another token ends no lease: it is renewed with that one") {
+  startAll();
+  auto parsed = io.provider->getNetwork().parseAddress("127.0.0.1:0").wait(io.waitScope);
+  auto listener = parsed->listen();
+  settings.addresses = {"127.0.0.1:" + std::to_string(listener->getPort())};
+  service->serve(kj::mv(listener), false);
+  const Tokens tokens{{"alice", std::string(32, 'a')}};
+  bool known = false;
+  settings.credentials = [&] { return known ? Credentials{"alice", std::string(32, 'a')} : Credentials{}; };
+  settings.request.tenant = "alice";
+  settings.request.ttlMs = 2000;
+  makeHolder();
+  holder->acquire().wait(io.waitScope);
+  known = true;
+  service->demandTokens([&]() -> const Tokens& { return tokens; });
+  for (int i = 0; i < 300 && lost.empty(); ++i) pause(10);  // the lease's time, and as much again
+  CHECK(lost == "");
+  CHECK(service->pool().leases().size() == 1);
+}
+
 TEST_CASE_METHOD(Fixture, "rows that differ are refused in the server's words") {
   startAll();
   makeHolder();

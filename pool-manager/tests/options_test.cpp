@@ -105,6 +105,10 @@ TEST_CASE("errors name the source, the option and what is wrong") {
   CHECK(message([&] { set.readArguments({"--a-count"}); }) == "--a-count: a value is missing (N)");
   CHECK(message([&] { set.readArguments({"--a-count", "many"}); }) ==
         "--a-count: 'many' is not a whole number");
+  CHECK(message([&] { set.readArguments({"--a-count", "99999999999"}); }) ==
+        "--a-count: '99999999999' is too large");
+  CHECK(message([] { parseTime("99999d"); }) == "'99999d' is too long");
+  CHECK(message([] { parseBytes("99999999999GiB"); }) == "'99999999999GiB' is too large");
   CHECK(message([&] { set.readArguments({"--nothing"}); }).find("--nothing: there is no such option") == 0);
   CHECK(message([&] { set.readArguments({"-x"}); }).find("-x: there is no such option") == 0);
   CHECK(message([&] { set.readArguments({"--no-a-count"}); }).find("there is no such option") !=

@@ -84,6 +84,7 @@ TEST_CASE_METHOD(Failovers, "one that was started again has lost it: its holder 
   pool->left("a", {1, 0}, false, now);
   joinAndBeat(server("a", 2));
   REQUIRE(state(1) == LeaseState::held);
+  CHECK(pool->list(kAdmin, now).at(0).why.find("it waits for another server: its own is gone") == 0);
   CHECK(pool->places(kAdmin, {1, 1}).empty());
   CHECK(record(1).placements.empty());
   SECTION("it goes back there") {

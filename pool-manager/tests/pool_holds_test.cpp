@@ -86,6 +86,7 @@ TEST_CASE_METHOD(Holds, "a held lease has no devices, and its server is told tha
   CHECK(listed.state == "held");
   CHECK(listed.held.folder == "monday");
   CHECK(listed.held.server == "a");
+  CHECK(listed.why == "in monday, which a has written; gpupool restore brings it back");
   CHECK(listed.server.name.empty());
   CHECK(listed.devices.empty());
   CHECK(pool->audit(kAdmin, {}, 100).back().event == AuditEvent::held);

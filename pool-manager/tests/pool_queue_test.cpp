@@ -321,3 +321,14 @@ TEST_CASE_METHOD(Queue, "explain says what a request would get, or wait for") {
   two.deviceCount = 0;
   CHECK(contains(thrown([&] { explain(two); }), "1 to 64 devices"));
 }
+
+TEST_CASE_METHOD(Queue,
+                 "right after a restart, what no server has yet waits for a server, not for an operator") {
+  joinAndBeat(named("a", 1, {"H100"}));
+  hold(wish(1));
+  restart();
+  joinAndBeat(named("a", 1, {"H100"}), {{1, 1}});
+  LeaseRequest big = wish(9);
+  big.gpu = "h200";
+  CHECK(explain(big).outlook == Outlook::server);
+}

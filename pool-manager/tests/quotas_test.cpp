@@ -203,6 +203,25 @@ TEST_CASE_METHOD(Quoted,
   CHECK(events.resumes.size() == 1);
 }
 
+TEST_CASE_METHOD(Quoted, "a lease that is larger than its tenant's quota comes back when that has grown") {
+  set(quota("alice", 1));
+  ask(kAlice, request(1));
+  pool->suspend(kAlice, {1, 1}, 0, now);
+  pool->suspendDone({1, 1}, events.suspends.back().number, {{8 * kGiB}, 0, 0, 0}, now);
+  Quota small{"alice"};
+  small.memoryBytes = kGiB / 2;
+  set(small);
+  CHECK(describe(small) == "512 MiB");
+  pool->resume(kAlice, {1, 1}, 0, now);
+  CHECK(contains(events.resumeFailures[{1, 1}],
+                 "may have 512 MiB of GPUs' memory at once, and 80 GiB are wanted: its quota has to grow"));
+  pool->resume(kAlice, {1, 1}, 60'000, now);
+  CHECK(events.resumes.empty());
+  set(quota("alice", 1));
+  pool->tick(now);
+  CHECK(events.resumes.size() == 1);
+}
+
 TEST_CASE_METHOD(Quoted, "hours that are used up: refused until the next window") {
   set(quota("alice", 0, 0, 2));
   ask(kAlice, request(1, 0, 0, 4));

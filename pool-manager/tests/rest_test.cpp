@@ -97,7 +97,10 @@ TEST_CASE_METHOD(Fixture, "a request that says something unknown or wrong is ref
   check(get("/" + std::string(5000, 'x')), 414, "url_too_long");
   check(post("/v1/servers/a/cordon", "[1]"), 400, "bad_json");
   check(post("/v1/servers/a/cordon", "{"), 400, "bad_json");
-  check(post("/v1/servers/a/cordon", R"({"colour": 1})"), 400, "unknown_field");
+  const Reply member = post("/v1/servers/a/cordon", R"({"colour": 1})");
+  check(member, 400, "unknown_field");
+  CHECK(contains(member.json["error"]["message"], "'colour'"));
+  CHECK(contains(get("/v1/leases?colour=red").json["error"]["message"], "'colour'"));
   check(post("/v1/servers/a/cordon", R"({"reason": 1})"), 400, "bad_field");
   check(post("/v1/servers/a/cordon"), 404, "server_unknown");
   const Reply wrongMethod = post("/v1/devices");

@@ -160,6 +160,22 @@ TEST_CASE_METHOD(Suspends, "a server that dies while it suspends: the caller is 
   CHECK(freeBytes() == uint64_t{8} << 30);
 }
 
+TEST_CASE_METHOD(Suspends, "a server that stands still is not waited for, and may do it when it goes on") {
+  server.muteSuspend = server.muteBeats = true;
+  auto caller = suspend(*holder, held.id);
+  for (int i = 0; i < 8; ++i) {
+    pass(4000);
+    await(renew(*holder, held.id));
+  }
+  CHECK(refusal(caller.ignoreResult()) ==
+        "server node: it does not answer; it may carry the order out when it does");
+  CHECK(state() == "active");
+  server.muteBeats = false;
+  server.suspended[held.id] = {0};
+  pause(300);
+  CHECK(state() == "suspended");
+}
+
 TEST_CASE_METHOD(Suspends, "a beat with an absurd list is refused before it is read") {
   auto request = holder->manager().beatRequest();
   request.setName("node");

@@ -10,6 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
 using namespace gpupool;
 using namespace gpupool::pool;
 using namespace gpupool::test;
@@ -436,4 +440,41 @@ TEST_CASE("killed and started again, the manager keeps its leases") {
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 0);
   CHECK_FALSE(std::filesystem::exists(folder.path + "/manager"));
+}
+
+TEST_CASE("a second manager takes no socket from the first one, and no file for a socket") {
+  Folder folder;
+  auto io = kj::setupAsyncIo();
+  ManagerProcess manager(folder.path);
+  const std::string socket = folder.path + "/manager";
+  const auto answers = [&]() {
+    for (int attempt = 0; attempt < 100; ++attempt) try {
+        connectManager(*io.provider, "unix:" + socket, 2 * kj::SECONDS).wait(io.waitScope);
+        return true;
+      } catch (const kj::Exception&) {
+        io.provider->getTimer().afterDelay(20 * kj::MILLISECONDS).wait(io.waitScope);
+      }
+    return false;
+  };
+  REQUIRE(answers());
+  const std::string error = folder.path + "/error", file = folder.path + "/notes";
+  std::ofstream(file) << "of somebody";
+  const auto second = [&](const std::string& option, const std::string& address) {
+    const std::string command = std::string("timeout 10 ") + MANAGER_PROGRAM +
+                                " --config /dev/null --store memory " + option + " " + address + " 2>" +
+                                error;
+    const int status = std::system(command.c_str());
+    std::ifstream said(error);
+    return std::to_string(WEXITSTATUS(status)) + " " + std::string(std::istreambuf_iterator<char>(said), {});
+  };
+  CHECK(contains(second("--socket", socket), socket + ": another gpupool-manager answers on this socket"));
+  CHECK(answers());
+  CHECK(contains(second("--socket", file), "1 gpupool manager: " + file + ": it exists and is not a socket"));
+  CHECK(std::filesystem::exists(file));
+  // What cannot be had is named, and by which option it was asked for.
+  auto listener = io.provider->getNetwork().parseAddress("127.0.0.1:0").wait(io.waitScope)->listen();
+  const std::string taken = "127.0.0.1:" + std::to_string(listener->getPort());
+  CHECK(contains(second("--listen", taken), "--listen " + taken + ": Address already in use"));
+  CHECK(
+      contains(second("--listen 127.0.0.1:0 --http-listen", taken), "--http-listen " + taken + ": Address"));
 }

@@ -163,6 +163,7 @@ TEST_CASE_METHOD(Fixture, "what can be no token") {
   CHECK(contains(complaint({"", "n"}), "a tenant's name"));
   CHECK(contains(complaint({"a b", "n"}), "a tenant's name"));
   CHECK(contains(complaint({"*", "n"}), "a tenant's name"));
+  CHECK(contains(complaint({"Z\u00fcrich", "n"}), "a tenant's name has 1 to 64 ASCII characters"));
   CHECK(contains(complaint({"a:b", "n"}), "a tenant's name"));
   CHECK(contains(complaint({"servers", "n"}), "the role 'server'"));
   CHECK(contains(complaint({"alice", "n", Role::server}), "the role 'server'"));

@@ -6,9 +6,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 
 #include "base/log.h"
 #include "base/process_name.h"
+#include "schema/fault.h"
 #include "schema/lease_memory.h"
 #include "schema/protocol.h"
 #include "server/front/beside.h"
@@ -419,6 +421,9 @@ kj::Promise<void> Front::listenNetwork() {
         }
         GPUPOOL_INFO("sessions from the network: %s port %u", host_.c_str(), port_);
         accepting_->add(accept(*network_, true));
+      })
+      .catch_([this](kj::Exception&& error) {
+        throw std::runtime_error("--listen " + options_.listen + ": " + schema::plainText(error));
       });
 }
 

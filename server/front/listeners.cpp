@@ -13,6 +13,8 @@
 #include <kj/debug.h>
 #include <kj/io.h>
 
+#include "base/stale_socket.h"
+
 namespace gpupool::server {
 namespace {
 
@@ -29,28 +31,6 @@ kj::AutoCloseFd unixSocket() {
   return kj::AutoCloseFd(descriptor);
 }
 
-bool refused(const sockaddr_un& address) {
-  const auto probe = unixSocket();
-  return connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-         errno == ECONNREFUSED;
-}
-
-// A server that was killed while it started a worker leaves a child that has the socket until it runs the
-// worker's program or dies, too: on a busy machine that may take a while.
-void removeStale(const std::string& path, const sockaddr_un& address) {
-  constexpr useconds_t kFirstPause = 50'000, kLongestPause = 800'000;  // 1.55 s together
-  struct stat status;
-  if (lstat(path.c_str(), &status) != 0) return;
-  KJ_REQUIRE(S_ISSOCK(status.st_mode), "this path exists and is not a socket", path.c_str());
-  bool stale = refused(address);
-  for (useconds_t pause = kFirstPause; pause <= kLongestPause && !stale; pause *= 2) {
-    usleep(pause);
-    stale = refused(address);
-  }
-  KJ_REQUIRE(stale, "another server answers on this socket", path.c_str());
-  unlink(path.c_str());
-}
-
 }  // namespace
 
 LocalListener::LocalListener(kj::LowLevelAsyncIoProvider& io, const std::string& path) : path_(path) {
@@ -58,7 +38,7 @@ LocalListener::LocalListener(kj::LowLevelAsyncIoProvider& io, const std::string&
   address.sun_family = AF_UNIX;
   KJ_REQUIRE(path.size() < sizeof address.sun_path, "the path is too long for a Unix socket", path.c_str());
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  removeStale(path, address);
+  removeStaleSocket(path, "another server");
   auto descriptor = unixSocket();
   KJ_SYSCALL(bind(descriptor, reinterpret_cast<const sockaddr*>(&address), sizeof address), path.c_str());
   KJ_SYSCALL(chmod(path.c_str(), 0666), path.c_str());

@@ -61,13 +61,15 @@ inline bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
-// What the kj::Exception that `action` throws says; "" if it throws none.
+// What the exception that `action` throws says; "" if it throws none.
 template <class Action>
 std::string failure(Action action) {
   try {
     action();
   } catch (const kj::Exception& exception) {
     return exception.getDescription().cStr();
+  } catch (const std::exception& exception) {
+    return exception.what();
   }
   return "";
 }

@@ -18,6 +18,9 @@ constexpr auto kStay = std::chrono::seconds(2);
 constexpr auto kPartingBound = std::chrono::seconds(1);  // an aside call may keep the reader
 constexpr size_t kTextAtOnce = size_t{16} << 10;
 constexpr char kEnding[] = "the session is ending";
+// Of one that has been asked to send nothing more, and has not answered.
+constexpr char kSaysNothing[] =
+    "the program does not say that it stands still: is it stopped, or its machine overloaded?";
 
 }  // namespace
 
@@ -46,7 +49,7 @@ std::string Session::stopClient(std::chrono::steady_clock::time_point deadline) 
   while (told && !stopping_) {
     if (stoppedAt_ && lastSeq_ >= *stoppedAt_) return "";
     if (std::chrono::steady_clock::now() >= deadline)
-      return stoppedAt_ ? "frames of the program are still under way" : "the program does not stop sending";
+      return stoppedAt_ ? "frames of the program are still under way" : kSaysNothing;
     moveHeard_.wait_for(lock, kLook);
   }
   return whyNotTold();

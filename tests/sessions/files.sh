@@ -98,7 +98,7 @@ run gpupool resume "$lease"
 check "resume: $status $err" test "$status" -eq 0
 program=$(pgrep -P "$launched" steady_work)
 kill -STOP "$program"
-refuses "steady_work \(process $program\): the program does not stop sending" --drain 1s "$lease" wednesday
+refuses "steady_work \(process $program\): the program does not say that it stands still: is it stopped" --drain 1s "$lease" wednesday
 kill -CONT "$program"
 checkpoint "$lease" wednesday
 check "written when it goes on: $status $err" test "$status" -eq 0

@@ -124,7 +124,7 @@ run gpupool resume "$lease"
 check "resume: $status $err" test "$status" -eq 0
 program=$(program_of one)
 kill -STOP "$program"
-refuses "steady_work \(process $program\): the program does not stop sending" --drain 1s "$lease"
+refuses "steady_work \(process $program\): the program does not say that it stands still: is it stopped" --drain 1s "$lease"
 kill -CONT "$program"
 migrate "$lease"
 check "moved when it goes on: $status $err" test "$status" -eq 0
