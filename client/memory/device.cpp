@@ -190,12 +190,18 @@ CUresult DeviceMemory::allocate(CUcontext context, size_t bytes, uint64_t& addre
     if (fit != freeBySize_.end() && fit->first <= size + size / 8) address = takeFree(size);
   }
   if (address == 0) {
-    CUresult status = grow(context, large ? size : kSharedExtent);
+    const size_t least = up(size, kExtentUnit);
+    if (!large) sharedExtent_ = std::clamp(2 * sharedExtent_, least, kSharedExtent);
+    size_t wanted = large ? least : sharedExtent_;
+    CUresult status = grow(context, wanted);
     if (status == CUDA_ERROR_OUT_OF_MEMORY) {
       address = takeFree(size);
-      if (address == 0) {
-        trimLocked(context, 0);
-        status = grow(context, up(size, kExtentUnit));
+      if (address == 0) trimLocked(context, 0);
+      // Near the end of the memory, what is left in smaller pieces.
+      for (bool last = false; address == 0 && status == CUDA_ERROR_OUT_OF_MEMORY && !last;) {
+        last = wanted == least;
+        status = grow(context, wanted);
+        wanted = std::max(up(wanted / 2, kExtentUnit), least);
       }
     }
     if (address == 0 && status != CUDA_SUCCESS) return status;
@@ -259,6 +265,7 @@ void DeviceMemory::trimLocked(CUcontext context, size_t keep) {
     idle -= bytes;
     it = extents_.erase(it);
   }
+  if (extents_.empty()) sharedExtent_ = 0;
 }
 
 void DeviceMemory::reset(CUcontext context) {

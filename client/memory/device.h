@@ -21,7 +21,7 @@ class DeviceMemory {
  public:
   static constexpr size_t kGranularity = 512;
   static constexpr size_t kExtentUnit = size_t{2} << 20;
-  static constexpr size_t kSharedExtent = size_t{64} << 20;
+  static constexpr size_t kSharedExtent = size_t{64} << 20;  // of small blocks, at most
   static constexpr size_t kCacheBytes = size_t{512} << 20;
 
   // context: the one whose device this is; the worker maps in it.
@@ -57,6 +57,8 @@ class DeviceMemory {
   std::map<uint64_t, Extent>::iterator extentOf(uint64_t address);
 
   mutable std::mutex mutex_;
+  // The last one for small blocks; the next has twice as much. What is free in it no large block can have.
+  size_t sharedExtent_ = 0;
   CUdevice device_ = 0;  // the application's number, as everywhere but in frames (client/devices.h)
   uint64_t limit_ = 0;
   size_t mapped_ = 0;                     // bytes of extents

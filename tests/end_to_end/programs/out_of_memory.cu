@@ -75,12 +75,16 @@ int main() {
   const Books start;
   const size_t mib = size_t{1} << 20;
   const size_t largest = start.free / 4 * 3 / mib * mib;
+  void* block = nullptr;
+  CUDA(cudaMalloc(&block, start.free / 64 * 63 / mib * mib));
+  use(block, 78);
+  CUDA(cudaFree(block));
+  check::say("63 of 64 parts of what is free are one block");
   round("one large block", largest, 1);
   round("thirds", start.free / 3 / mib * mib - mib, 3);
   round("sixteenths", start.free / 16 / mib * mib, 16);
   round("hundredths", start.free / 100, 100);
 
-  void* block = nullptr;
   CUDA_GIVES(cudaErrorMemoryAllocation, cudaMalloc(&block, start.total + mib));
   CUDA_GIVES(cudaErrorMemoryAllocation, cudaMallocAsync(&block, start.total + mib, nullptr));
   CUDA_GIVES(cudaErrorMemoryAllocation, cudaMalloc(&block, ~size_t{0} / 2));
