@@ -37,17 +37,21 @@ ends_well() {
   check "nothing is left: $(gpupool leases; gpupool devices)" until_true all_free
 }
 
-# computes TRANSPORT OPTION...: a program that checks its results, for some seconds. Sets launched and lease.
+# computes TRANSPORT OPTION...: a program that checks its results, until computed_right. Sets launched and lease.
 computes() {
-  "$bin/gpupool" run --transport "$1" --memory 1GiB "${@:2}" -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 6 \
-    >"$folder/program.out" 2>"$folder/program.err" &
+  rm -f "$folder/input"
+  mkfifo "$folder/input"
+  "$bin/gpupool" run --transport "$1" --memory 1GiB "${@:2}" -- "${launcher[@]}" "$programs/stress_mixed" --threads 6 --seconds 1 --samples \
+    <"$folder/input" >"$folder/program.out" 2>"$folder/program.err" &
   launched=$!
   started+=("$launched")
+  exec {input}>"$folder/input" # it computes for as long as this is open
   until_true any_lease || fail "no lease"
   lease=$(lease_ids | tail -1)
   sleep 0.5
 }
 computed_right() {
+  exec {input}>&-
   wait "$launched"
   status=$?
   check "exit status $status: $(cat "$folder/program.out" "$folder/program.err")" test "$status" -eq 0
