@@ -1,6 +1,7 @@
 #include "client/memory/device.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "client/memory/allocations.h"
 #include "client/session.h"
@@ -230,13 +231,14 @@ void DeviceMemory::release(CUcontext context, uint64_t address) {
     size += next->second;
     free_.erase(next);
   }
-  auto before = free_.lower_bound(address);
-  if (before != free_.begin() && (--before)->first >= extent->first &&
-      before->first + before->second == address) {
-    address = before->first;
-    size += before->second;
-    freeBySize_.erase({before->second, before->first});
-    free_.erase(before);
+  if (const auto behind = free_.lower_bound(address); behind != free_.begin()) {
+    const auto before = std::prev(behind);
+    if (before->first >= extent->first && before->first + before->second == address) {
+      address = before->first;
+      size += before->second;
+      freeBySize_.erase({before->second, before->first});
+      free_.erase(before);
+    }
   }
   addFree(address, size);
   // Of a small lease less: its other processes cannot have what this one keeps.
