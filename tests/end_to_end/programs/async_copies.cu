@@ -86,11 +86,17 @@ static void timing() {
     scale<<<64, 128, 0, streams[0]>>>(device, kStreams * kChunk, 3);
   }
   CUDA(cudaStreamSynchronize(streams[0]));
-  float first, second, both;
-  CUDA(cudaEventElapsedTime(&first, marks[0], marks[1]));
-  CUDA(cudaEventElapsedTime(&second, marks[1], marks[2]));
-  CUDA(cudaEventElapsedTime(&both, marks[0], marks[2]));
-  REQUIRE(first > 0 && second > 0 && std::fabs(both - first - second) < 0.01f * both + 0.002f);
+  float first = 0, second = 0;
+  // A protected program that goes on elsewhere between two of these calls has other times (docs/failover.md):
+  // then they are asked for again.
+  const auto agree = [&] {
+    float both = 0;
+    CUDA(cudaEventElapsedTime(&first, marks[0], marks[1]));
+    CUDA(cudaEventElapsedTime(&second, marks[1], marks[2]));
+    CUDA(cudaEventElapsedTime(&both, marks[0], marks[2]));
+    return first > 0 && second > 0 && std::fabs(both - first - second) < 0.01f * both + 0.002f;
+  };
+  REQUIRE(agree() || agree() || agree());
   CUDA_GIVES(cudaErrorInvalidResourceHandle, cudaEventElapsedTime(&first, ready[0], ready[1]));
   cudaGetLastError();
 }
