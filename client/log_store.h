@@ -73,7 +73,6 @@ class LogStore {
       memory_.giveBack(std::move(large_.front().second));
     return memory_.endInterval();
   }
-  const LogMemory& memory() const { return memory_; }
 
  private:
   static constexpr size_t kPiece = size_t{2} << 20;

@@ -49,7 +49,7 @@ bool HostMemory::takeAddress(size_t bytes, uint64_t& address) {
   };
   // On a network small pieces are mirrors: side by side, so that the kernel is asked for many at once.
   if (bytes > kSharedPiece / 4 || Session::get().mapsMemory()) return takeUnits(bytes, address);
-  if (smallEnd_ - smallNext_ < bytes) {
+  if (smallEnd_ - smallNext_ < up(bytes, kPage)) {
     if (!takeUnits(kSharedPiece, smallNext_)) return false;
     smallEnd_ = smallNext_ + kSharedPiece;
   }

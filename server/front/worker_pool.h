@@ -5,10 +5,9 @@
 // (a session starts faster, and 527 MiB of the device are taken), and starts more while sessions wait. Where
 // each worker has a /dev of its own (Settings.gpus), it is started for certain devices, and serves sessions
 // on exactly these: the `warm` ones are then for the devices of the latest leases and sessions, and at first
-// for all. A
-// worker that fails to start, or dies while it waits, is reported with its reason and replaced after a pause
-// that doubles up to `longestPause`; one that gets ready resets the pause. Belongs to the event loop's
-// thread.
+// for all. A worker that fails to start, or dies while it waits, is reported with its reason and replaced
+// after a pause that doubles up to `longestPause`; one that gets ready resets the pause. Belongs to the event
+// loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>
