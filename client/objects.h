@@ -47,6 +47,12 @@ struct Event {
   std::atomic<bool> ever{false};               // recorded at all
   std::atomic<bool> captured{false};           // the last record was part of a capture
   std::atomic<bool> shared{false};             // with other processes: then only the worker knows its records
+  // Networks, calls/event.cpp. The moment (Session::nextMoment) of the last record, or of a later question
+  // that was answered with "not ready"; the worker was asked at that time, and tells when the word comes to
+  // `told`.
+  std::atomic<uint64_t> moment{0}, told{0};
+  std::atomic<int64_t> asked{0};
+  std::atomic<unsigned> unqueried{0};  // records since the last query
 };
 
 // Behind a CUlibrary or a CUmodule.

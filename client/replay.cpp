@@ -443,7 +443,8 @@ void Replay::differs(const std::string& what, bool contents) {
 void Replay::hearNotice(std::span<const std::byte> message) {
   schema::Reader in(message);
   const auto header = in.value<Notice>();
-  if (header.type == NoticeType::words) {
+  if (header.type == NoticeType::words || header.type == NoticeType::wordsUnchanged) {
+    if (header.type == NoticeType::wordsUnchanged) in.value<uint64_t>();
     while (in.remaining() >= sizeof(schema::WordUpdate)) {
       const auto update = in.value<schema::WordUpdate>();
       uint64_t& known = words_[update.index];

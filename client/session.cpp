@@ -380,6 +380,7 @@ void Session::deliver(std::span<const std::byte> message) {
   if (log_ != nullptr)
     log_->answered(header.seq, header.status, message.subspan(sizeof header, outputs - text));
   if (isLoss(static_cast<CUresult>(header.status))) awaitLoss();
+  if (header.status != CUDA_ERROR_NOT_READY) observed();
   const uint64_t aside = header.seq & ~schema::kAside;
   if (aside == header.seq)
     received_.store(header.seq, std::memory_order_relaxed);
@@ -397,6 +398,7 @@ CUresult Session::waitWord(uint64_t word, uint64_t value, bool sleeps) {
   CUresult status = words_->wait(word, value, sleeps, [&] { watch(word, value); });
   if (isLoss(status)) awaitLoss();
   if (status != CUDA_SUCCESS) sticky();  // what belongs to it comes first
+  observed();
   return status;
 }
 
@@ -410,6 +412,14 @@ void Session::watch(uint64_t word, uint64_t value) {
   out.value(Notice{NoticeType::watch, epoch_, 0});
   out.value(schema::WordUpdate{word, value});
   connection_->commit(Channel::control, bytes);
+}
+
+bool Session::expect(uint64_t word, uint64_t value) {
+  std::lock_guard lock(controlMutex_);
+  if (watches_.size() >= kMostExpected) sweepWatches();
+  if (watches_.size() >= kMostExpected) return false;
+  noteWatch({word, value});
+  return true;
 }
 
 void Session::count(std::string_view name, bool awaited, size_t bytes) {

@@ -51,6 +51,20 @@ class Session {
   Transfers& transfers() { return transfers_; }
   Words& words() { return *words_; }
   bool mapsMemory() const { return mapsMemory_; }
+  // Of host memory's mirrors: their set has another number now. 0: it may not be told unchanged.
+  void setMirrors(uint64_t number) { mirrorSet_.store(number, std::memory_order_release); }
+  // Networks: what the program may know to be over. Records of events are numbered in the order in which they
+  // are sent. What ends before a record says nothing of that record; any answer, host function or wait may
+  // say something of all that were sent until then.
+  uint64_t nextMoment() { return ++moment_; }
+  void observed(uint64_t moment) {
+    for (uint64_t known = observed_; known < moment && !observed_.compare_exchange_weak(known, moment);) {
+    }
+  }
+  void observed() {
+    if (!mapsMemory_) observed(moment_);
+  }
+  bool mayKnow(uint64_t moment) const { return observed_ >= moment; }
   // A reply or a notice has told that the word is there. Who waits for it is not woken (Words::ring).
   void hearWord(uint64_t index, uint64_t value) {
     if (index >= schema::kWordsCount) return;
@@ -117,6 +131,8 @@ class Session {
   CUresult waitWord(uint64_t word, uint64_t value, bool sleeps = false);
   // Asks the worker, and after a move the next one, to report when the word is reached.
   void watch(uint64_t word, uint64_t value);
+  // The same for a word that the worker tells by itself, if it is not one too many.
+  bool expect(uint64_t word, uint64_t value);
   // A host function: runs on the callback thread when the worker says so. once: forget it afterwards.
   struct HostFunction {
     CUhostFn function = nullptr;
@@ -401,7 +417,8 @@ class Session {
 
   static bool fits(const schema::WorkerHello& now, const schema::WorkerHello& next, std::string& why);
   void switchTo(NextWorker& next);
-  void noteWatch(schema::WordUpdate watch);  // this and the next under controlMutex_
+  void noteWatch(schema::WordUpdate watch);  // this and the next two under controlMutex_
+  void sweepWatches();                       // forgets those that were reached
   void repeatWatches();
   // True: the worker is gone, and the session goes on at another one.
   bool wentOver(const transport::Connection* gone);
@@ -438,6 +455,7 @@ class Session {
   std::atomic<uint64_t> asides_{0};        // number sent; written under controlMutex_
   std::atomic<uint64_t> asidesServed_{0};  // number served, from replies; written under replyMutex_
   std::atomic<uint64_t> received_{0};
+  std::atomic<uint64_t> moment_{0}, observed_{0}, mirrorSet_{0};
 
   std::mutex replyMutex_;
   std::condition_variable replied_;
@@ -477,7 +495,8 @@ class Session {
   CallLog::State logTold_;                               // this and the next under controlMutex_
   transport::Clock::time_point logToldAt_;
   std::vector<schema::WordUpdate> watches_;  // under controlMutex_
-  size_t sweepWatches_ = 64;                 // from so many on, those that were reached are looked for
+  static constexpr size_t kMostExpected = 256;
+  size_t sweepWatches_ = 64;  // from so many on, those that were reached are looked for
 
   bool statsOn_ = false;
   std::atomic<uint64_t> posts_{0}, awaits_{0}, sentBytes_{0}, moves_{0};

@@ -418,16 +418,18 @@ void Session::switchTo(NextWorker& next) {
 
 // ---- watches ----
 
+void Session::sweepWatches() {
+  std::erase_if(watches_, [&](const auto& known) { return words_->reached(known.index, known.value); });
+  sweepWatches_ = std::max<size_t>(64, 2 * watches_.size());
+}
+
 void Session::noteWatch(schema::WordUpdate watch) {
-  if (watches_.size() >= sweepWatches_) {
-    std::erase_if(watches_, [&](const auto& known) { return words_->reached(known.index, known.value); });
-    sweepWatches_ = std::max<size_t>(64, 2 * watches_.size());
-  }
+  if (watches_.size() >= sweepWatches_) sweepWatches();
   watches_.push_back(watch);
 }
 
 void Session::repeatWatches() {
-  std::erase_if(watches_, [&](const auto& known) { return words_->reached(known.index, known.value); });
+  sweepWatches();
   for (const schema::WordUpdate& watch : watches_)
     if (!sayControl(NoticeType::watch, &watch, sizeof watch, transport::kForever)) return;
 }

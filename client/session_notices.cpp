@@ -96,13 +96,19 @@ void Session::handleNotice(std::span<const std::byte> message) {
   Reader in(message);
   auto header = in.value<Notice>();
   switch (header.type) {
-    case NoticeType::words:
+    case NoticeType::wordsUnchanged:
+    case NoticeType::words: {
+      // A protected program's answers are all compared when calls are made again, so each is asked for.
+      const uint64_t set = header.type == NoticeType::wordsUnchanged ? in.value<uint64_t>() : 0;
+      const bool known = set != 0 && log_ == nullptr && set == mirrorSet_.load(std::memory_order_acquire);
       while (in.remaining() >= sizeof(schema::WordUpdate)) {
         const auto update = in.value<schema::WordUpdate>();
+        if (known) words_->setUnchanged(update.index, update.value);
         hearWord(update.index, update.value);
       }
       words_->ring();
       break;
+    }
     case NoticeType::kept: {
       const auto body = in.value<schema::KeptBody>();
       if (log_ != nullptr) log_->kept(body.frame, body.aside);
@@ -130,6 +136,7 @@ void Session::handleNotice(std::span<const std::byte> message) {
     case NoticeType::callback: {
       auto body = in.value<schema::CallbackBody>();
       noteCalled(body.id, body.status);
+      observed();
       std::lock_guard lock(hostMutex_);
       hostQueue_.emplace_back(body.id, static_cast<CUresult>(body.status));
       if (!hostThread_) {

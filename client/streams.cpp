@@ -301,7 +301,7 @@ CUresult requestWord(const StreamRef& ref, uint64_t& value) {
 static CUevent markBehind(const StreamRef& ref) {
   CUevent mark = nullptr;
   if (makeMark(*contexts().find(ref.context), mark) != CUDA_SUCCESS) return nullptr;
-  Session::get().post<"sessionEventRecord">(ref.context, mark, ref.wire, 0u, uint64_t{0}, uint64_t{0});
+  Session::get().post<"sessionEventRecord">(ref.context, mark, ref.wire, 0u, uint64_t{0}, uint64_t{0}, 0u);
   return mark;
 }
 
@@ -401,7 +401,7 @@ CUresult waitFor(const StreamRef& ref, uint64_t value) {
     if (status == CUDA_SUCCESS) status = session.waitWord(ref.stream->word, value, sleepsIn(ref.context));
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
-  if (status == CUDA_SUCCESS) status = hooks.settle();
+  if (status == CUDA_SUCCESS) status = hooks.settle({ref.stream->word, value});
   return status;
 }
 
@@ -426,7 +426,7 @@ static CUresult awaitWork(CUcontext context, Counts&& counts) {
     if (status != CUDA_SUCCESS) break;
     if (!session.words().reached(word, value)) status = session.waitWord(word, value, sleepsIn(context));
   }
-  if (status == CUDA_SUCCESS) status = hooks.settle();
+  if (status == CUDA_SUCCESS) status = hooks.settle({});
   return status == CUDA_SUCCESS ? session.sticky() : status;
 }
 
@@ -445,7 +445,7 @@ CUresult synchronizeStream(const StreamRef& ref) {
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(ref.context, ref.wire, 0u);
     if (status != CUDA_SUCCESS || session.mapsMemory())
-      return status == CUDA_SUCCESS ? hooks.settle() : status;
+      return status == CUDA_SUCCESS ? hooks.settle({}) : status;
   }
   if (isBehindOthers(ref)) return awaitBlocking(ref.context);
   return waitFor(ref, value);  // over a network the words tell which bytes may be fetched, also when drained
@@ -456,7 +456,7 @@ CUresult synchronizeContext(CUcontext context, CUgreenCtx green) {
   if (session.printing() && !session.capturing()) {
     CUresult status = session.await<"sessionDrain">(context, CUstream{nullptr}, 1u);
     if (status != CUDA_SUCCESS || session.mapsMemory())
-      return status == CUDA_SUCCESS ? hooks.settle() : status;
+      return status == CUDA_SUCCESS ? hooks.settle({}) : status;
   }
   return awaitWork(context, [&](unsigned, CUgreenCtx of) { return green == nullptr || of == green; });
 }
@@ -482,7 +482,7 @@ CUresult queryStream(const StreamRef& ref) {
     if (!isDone(ref, value))
       return session.sticky() != CUDA_SUCCESS ? session.sticky() : CUDA_ERROR_NOT_READY;
   }
-  return hooks.settle();
+  return hooks.settle({});
 }
 
 }  // namespace gpupool::client

@@ -39,7 +39,7 @@ void eventShared(Event& event);
 // the device has finished writing, a capture may refuse work in its stream, and a new stream comes behind
 // what its context waits for. Streams include none of them.
 struct StreamHooks {
-  CUresult (*settle)();
+  CUresult (*settle)(WordMark behind);  // of no word: of all work
   CUresult (*captureAccepts)(Stream& stream);
   CUresult (*made)(const StreamRef& ref);
 };

@@ -16,7 +16,10 @@ constexpr long kNapNanoseconds = 100'000'000, kStillNanoseconds = 500'000'000;  
 
 Words::Words(std::shared_ptr<transport::SharedMemory> shared)
     : memory_(std::move(shared)), shared_(memory_ != nullptr) {
-  if (memory_ == nullptr) memory_ = transport::SharedMemory::create(schema::kWordsBytes);
+  if (memory_ == nullptr) {
+    memory_ = transport::SharedMemory::create(schema::kWordsBytes);
+    unchanged_ = std::vector<std::atomic<uint64_t>>(schema::kWordsCount);
+  }
   base_ = memory_->data();
   words_ = reinterpret_cast<std::atomic<uint64_t>*>(base_ + schema::kWordsOffset);
   spin_ = sysconf(_SC_NPROCESSORS_ONLN) > 2;
@@ -42,6 +45,10 @@ void Words::retire(uint64_t index, uint64_t value) {
   if (index == 0) return;
   std::lock_guard lock(mutex_);
   retired_.emplace_back(static_cast<uint32_t>(index), value);
+}
+
+void Words::setUnchanged(uint64_t index, uint64_t value) {
+  if (index < unchanged_.size()) unchanged_[index].store(value, std::memory_order_release);
 }
 
 void Words::set(uint64_t index, uint64_t value) {

@@ -33,6 +33,12 @@ class Words {
   uint64_t value(uint64_t index) const { return words_[index].load(std::memory_order_acquire); }
   // network: the worker told, or a reply did; they may cross, and a word never goes back
   void set(uint64_t index, uint64_t value);
+  // network: when the word had come to `value`, mirrored memory held nothing that is not here (HostMemory).
+  // Told before the word itself is.
+  void setUnchanged(uint64_t index, uint64_t value);
+  bool unchanged(uint64_t index, uint64_t value) const {
+    return !unchanged_.empty() && unchanged_[index].load(std::memory_order_acquire) >= value;
+  }
   CUresult sticky() const { return static_cast<CUresult>(header().sticky.load(std::memory_order_acquire)); }
   void setSticky(CUresult status);
   void ring();
@@ -72,6 +78,7 @@ class Words {
   std::shared_ptr<transport::SharedMemory> memory_;
   std::byte* base_;
   std::atomic<uint64_t>* words_;
+  std::vector<std::atomic<uint64_t>> unchanged_;  // network only
   bool shared_;
   std::atomic<bool> still_{false};
   bool spin_;

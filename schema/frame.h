@@ -69,6 +69,9 @@ enum class NoticeType : uint32_t {
   resumed = 10,
   stay = 11,  // the move has failed: go on as before
   kept = 12,  // KeptBody: the server keeps a whole checkpoint of that moment
+  // u64, WordUpdate[]: as `words`. When they had moved, no mirror of that set (sessionMirrorCollect) held
+  // anything that the client does not have: it need not ask.
+  wordsUnchanged = 13,
   // client -> worker
   callbackDone = 64,
   goodbye = 65,  // the client ends in order

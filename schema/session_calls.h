@@ -92,10 +92,11 @@ CUresult sessionOfferEnd(ShareToken token);
 CUresult sessionMemoryOpen(ShareToken token, uint64_t name, unsigned* device, size_t* bytes, size_t* offset,
                            size_t* length);
 // Bytes of host memory that differ from the worker's last exchanged copy: runs {offset, length, bytes}.
-// Networks, and registered memory, whose pages are the application's own.
+// Networks, and registered memory, whose pages are the application's own. set: 0, or twice the number of the
+// client's set of mirrors, plus 1 for the last of them (NoticeType::wordsUnchanged, schema/frame.h).
 CUresult sessionMirrorApply(CUdeviceptr address, const unsigned char* runs, size_t bytes);
-CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, unsigned char* runs,
-                              size_t* bytes);
+CUresult sessionMirrorCollect(CUdeviceptr address, size_t length, size_t limit, uint64_t set,
+                              unsigned char* runs, size_t* bytes);
 
 // ---- copies ----
 // Each is a copy and, right behind it in the stream, the completion word (0: none). Host memory is staging
@@ -119,7 +120,8 @@ CUresult sessionWord(CUstream stream, uint64_t word, uint64_t value);
 CUresult sessionGate(CUstream stream, uint64_t word, uint64_t value);
 CUresult sessionGateOpen(uint64_t word, uint64_t value);
 // The same behind cuEventRecordWithFlags.
-CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value);
+CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value,
+                            unsigned tell);
 // Offers an event to the lease's other sessions. From here on it is recorded, waited for and queried by the
 // calls below, which are awaited: the order of records and waits in several processes is the order in which
 // their calls return. A record that it has already counts.

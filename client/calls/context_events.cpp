@@ -63,7 +63,7 @@ CUresult sendUnlessEnded(const StreamRef& ref, A... arguments) {
 }
 
 CUresult recordMark(const StreamRef& ref, CUevent mark) {
-  return sendUnlessEnded<"sessionEventRecord">(ref, mark, ref.wire, 0u, uint64_t{0}, uint64_t{0});
+  return sendUnlessEnded<"sessionEventRecord">(ref, mark, ref.wire, 0u, uint64_t{0}, uint64_t{0}, 0u);
 }
 CUresult waitForMark(const StreamRef& ref, CUevent mark) {
   return sendUnlessEnded<"cuStreamWaitEvent">(ref, ref.wire, mark, 0u);

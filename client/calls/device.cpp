@@ -137,7 +137,11 @@ CUresult initialise() {
         return hostMemory().arrive(pinned, why);
       }};
   Session::get().hookMoves(moves);
-  hookStreams({&settleHostMemory, &captureAccepts, &orderNewStream});
+  const auto settle = [](WordMark behind) {
+    Session::get().observed();
+    return settleHostMemory(behind);
+  };
+  hookStreams({settle, &captureAccepts, &orderNewStream});
   startContexts(deviceCount());
   static constexpr ExportTableHooks hooks{&streamIdOf,  &functionsOfModule, &loadModule,
                                           &deviceCount, &deviceIdentity,    &tpcMap};

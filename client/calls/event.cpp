@@ -14,6 +14,34 @@ namespace {
 constexpr unsigned kKnownFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
 std::mutex recording;  // the values of one word must be asked for in their order
 
+// Over a network a query need not be a round trip. The worker tells the words of records by itself, in a
+// process that queries events; an event that is recorded again and again and never queried is left out. Until
+// the word is told the event is not ready, unless the program may know better: any answer may have told it.
+constexpr std::chrono::milliseconds kQueries{100};  // a process queries events
+constexpr std::chrono::milliseconds kQuiet{2};      // the worker is asked again: a word may be told late
+constexpr unsigned kUnqueried = 2;
+std::atomic<int64_t> lastQuery{INT64_MIN / 2};
+
+int64_t nowNs() { return std::chrono::nanoseconds(transport::Clock::now().time_since_epoch()).count(); }
+int64_t inNs(std::chrono::nanoseconds time) { return time.count(); }
+
+void workerTells(Event& event, uint64_t value, uint64_t moment) {
+  event.moment.store(moment, std::memory_order_relaxed);
+  event.asked.store(nowNs(), std::memory_order_relaxed);
+  event.told.store(value, std::memory_order_release);
+}
+
+bool queriedSoon(const Event& event) {
+  return !Session::get().mapsMemory() && event.unqueried.load(std::memory_order_relaxed) < kUnqueried &&
+         nowNs() - lastQuery.load(std::memory_order_relaxed) < inNs(kQueries);
+}
+
+bool stillQuiet(const Event& event, uint64_t value) {
+  return event.told.load(std::memory_order_acquire) == value &&
+         !Session::get().mayKnow(event.moment.load(std::memory_order_relaxed)) &&
+         nowNs() - event.asked.load(std::memory_order_relaxed) < inNs(kQuiet);
+}
+
 // The word and value of a record in `stream`. A word's values are written in order as long as one stream
 // writes them: while another stream still has to write this event's word, the record gets a word of its own.
 // Under `recording`.
@@ -52,6 +80,23 @@ CUresult askDriver(CUevent handle, Event& event) {
   return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
+// Over a network.
+CUresult queryTold(CUevent handle, Event& event, WordMark last) {
+  Session& session = Session::get();
+  if (session.words().reached(last.word, last.value)) {
+    session.observed(event.moment.load(std::memory_order_relaxed));
+    return settleHostMemory(last);
+  }
+  if (stillQuiet(event, last.value)) return CUDA_ERROR_NOT_READY;
+  const uint64_t moment = session.nextMoment();
+  // Ahead of the question, so that the word comes with its answer.
+  if (event.told.load(std::memory_order_acquire) != last.value) session.watch(last.word, last.value);
+  CUresult status = session.await<"cuEventQuery">(event.context, handle);
+  if (status == CUDA_ERROR_NOT_READY) workerTells(event, last.value, moment);
+  if (status == CUDA_SUCCESS) status = session.waitWord(last.word, last.value);
+  return status == CUDA_SUCCESS ? settleHostMemory(last) : status;
+}
+
 CUresult query(CUevent handle, Event& event) {
   Session& session = Session::get();
   if (CUresult status = session.sticky(); status != CUDA_SUCCESS) return status;
@@ -59,11 +104,11 @@ CUresult query(CUevent handle, Event& event) {
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   const WordMark last = event.last.load(std::memory_order_acquire);
   if (!event.ever) return askDriver(handle, event);
-  if (session.words().reached(last.word, last.value)) return settleHostMemory();
-  if (session.mapsMemory()) return CUDA_ERROR_NOT_READY;
-  CUresult status = session.await<"cuEventQuery">(event.context, handle);  // words come late over a network
-  if (status == CUDA_SUCCESS) status = session.waitWord(last.word, last.value);
-  return status == CUDA_SUCCESS ? settleHostMemory() : status;
+  if (session.mapsMemory())
+    return session.words().reached(last.word, last.value) ? settleHostMemory() : CUDA_ERROR_NOT_READY;
+  event.unqueried.store(0, std::memory_order_relaxed);
+  lastQuery.store(nowNs(), std::memory_order_relaxed);
+  return queryTold(handle, event, last);
 }
 
 CUresult wait(CUevent handle, Event& event) {
@@ -71,9 +116,10 @@ CUresult wait(CUevent handle, Event& event) {
   if (CUresult status = captureEventConflict(event); status != CUDA_SUCCESS) return status;
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   CUresult status = CUDA_SUCCESS;
+  WordMark behind{};
   if (event.ever) {
-    const WordMark last = event.last.load(std::memory_order_acquire);
-    status = session.waitWord(last.word, last.value, (event.flags & CU_EVENT_BLOCKING_SYNC) != 0);
+    behind = event.last.load(std::memory_order_acquire);
+    status = session.waitWord(behind.word, behind.value, (event.flags & CU_EVENT_BLOCKING_SYNC) != 0);
   } else {
     // Ends with the graph's launch or the session.
     for (auto pause = std::chrono::microseconds(20);
@@ -84,7 +130,7 @@ CUresult wait(CUevent handle, Event& event) {
   }
   if (status == CUDA_SUCCESS) status = session.sticky();
   if (status == CUDA_SUCCESS && session.printing()) return synchronizeContext(event.context);
-  return status == CUDA_SUCCESS ? settleHostMemory() : status;
+  return status == CUDA_SUCCESS ? settleHostMemory(behind) : status;
 }
 
 CUresult elapsed(float* milliseconds, CUevent start, CUevent end) {
@@ -138,7 +184,7 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   if (ref.context != event->context) return CUDA_ERROR_INVALID_HANDLE;
   if (ref.stream->capturing) {
     CUresult status = Session::get().await<"sessionEventRecord">(ref.context, handle, ref.wire, flags,
-                                                                 uint64_t{0}, uint64_t{0});
+                                                                 uint64_t{0}, uint64_t{0}, 0u);
     if (status != CUDA_SUCCESS) return status;
     if ((flags & CU_EVENT_RECORD_EXTERNAL) !=
         0) {  // a node: launches record it, and only the driver knows when
@@ -158,8 +204,13 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   WordMark mark{};
   CUresult status = nextMark(*event, *ref.stream, mark);
   if (status != CUDA_SUCCESS) return status;
-  status =
-      postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word}, uint64_t{mark.value});
+  Session& session = Session::get();
+  event->told.store(0, std::memory_order_relaxed);
+  const uint64_t moment = session.mapsMemory() ? 0 : session.nextMoment();
+  event->moment.store(moment, std::memory_order_relaxed);
+  const bool tell = queriedSoon(*event) && session.expect(mark.word, mark.value);
+  status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word},
+                                        uint64_t{mark.value}, unsigned{tell});
   if (status != CUDA_SUCCESS) {  // the session's end, as a rule
     if (mark.word != before.word) Session::get().words().retire(mark.word, mark.value - 1);
     return status;
@@ -168,6 +219,8 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   event->ever = true;
   event->stream = ref.stream->id;
   event->last.store(mark, std::memory_order_release);
+  event->unqueried.fetch_add(1, std::memory_order_relaxed);
+  if (tell) workerTells(*event, mark.value, moment);
   if (mark.word != before.word) retireWord(before.word, before.value);
   return CUDA_SUCCESS;
 }

@@ -102,7 +102,9 @@ class HostMemory {
   bool lend(transport::Connection& next, std::string& why);
   bool lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const;
   bool arrive(const std::map<uint64_t, transport::Region>& pinned, std::string& why);
+  // behind: what was sent before that word.
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
+  CUresult settle(WordMark behind) { return mirroring() ? settleBehind(behind) : CUDA_SUCCESS; }
 
  private:
   static constexpr size_t kSharedPiece = size_t{2} << 20;
@@ -146,8 +148,9 @@ class HostMemory {
   std::map<uint64_t, Piece>::const_iterator pieceOf(uint64_t address) const;
   bool unmapParked();
   CUresult settleSlow();
+  CUresult settleBehind(WordMark mark);
   CUresult awaitLandings(uint64_t address, size_t bytes);
-  CUresult collect(std::span<Mirror* const> mirrors);
+  CUresult collect(std::span<Mirror* const> mirrors, uint64_t set = 0);
   static CUresult take(Mirror& mirror, std::span<const unsigned char> runs);
 
   // Held across the calls that make and drop pieces, inside Transfers::named; taken before every other lock
@@ -164,13 +167,15 @@ class HostMemory {
   std::map<uint64_t, Arrival> arrivals_;  // between prepareMove() and moved(), by address
   std::deque<Landing> landings_;
   std::map<uint64_t, Mirror> mirrors_;  // by host address
+  uint64_t mirrorSet_ = 0;              // this set's number
   std::set<uint64_t> symbolPages_;
   std::set<uint64_t> targets_;  // arena blocks that are the device's side of ordinary memory
   bool regionAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool lentAt(uint64_t address, transport::Region& region, uint64_t& start) const;
   bool isMirror(uint64_t host, uint64_t device) const;  // under mutex_
   void insertMirror(Mirror mirror);
-  std::vector<Mirror*> allMirrors();
+  void mirrorsChanged();                                     // under mutex_
+  std::vector<Mirror*> allMirrors(uint64_t* set = nullptr);  // set: its number
   // Before a comparison. Sorted by where they lie. True: settle() of their heat comes behind it.
   bool lookAtWrites(std::span<Mirror* const> mirrors, bool cool);
   static CUresult sendChanges(Mirror& mirror, std::vector<unsigned char>& runs);

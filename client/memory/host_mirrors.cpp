@@ -60,13 +60,20 @@ void HostMemory::insertMirror(Mirror mirror) {
   Mirror& added = mirrors_.emplace(mirror.host, std::move(mirror)).first->second;
   // Not registered memory, whose device address is another one: others may map it, too.
   if (added.host == added.device && added.bytes >= kLeastWatched) added.heat.begin(added.host, added.bytes);
+  mirrorsChanged();
+}
+
+// What is told of the set before says nothing about this one.
+void HostMemory::mirrorsChanged() {
   mirrorCount_ = mirrors_.size();
+  Session::get().setMirrors(++mirrorSet_);
 }
 
 // They stay as long as mirrorMutex_ is held: removing one takes it.
-std::vector<HostMemory::Mirror*> HostMemory::allMirrors() {
+std::vector<HostMemory::Mirror*> HostMemory::allMirrors(uint64_t* set) {
   std::vector<Mirror*> all;
   std::lock_guard lock(mutex_);
+  if (set != nullptr) *set = mirrorSet_;
   all.reserve(mirrors_.size());
   for (auto& [host, mirror] : mirrors_) all.push_back(&mirror);
   return all;
@@ -121,7 +128,7 @@ void HostMemory::removeMirror(uint64_t host, uint64_t device) {
   auto found = mirrors_.find(host);
   if (found == mirrors_.end() || (device != 0 && found->second.device != device)) return;
   mirrors_.erase(found);
-  mirrorCount_ = mirrors_.size();
+  mirrorsChanged();
 }
 
 bool HostMemory::mirrorable(uint64_t address, uint64_t& start, size_t& bytes) const {
@@ -196,7 +203,7 @@ CUresult HostMemory::sendChanges(Mirror& mirror, std::vector<unsigned char>& run
 }
 
 // All are asked for before the first answer is awaited: one round trip, not one each.
-CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
+CUresult HostMemory::collect(std::span<Mirror* const> mirrors, uint64_t set) {
   Session& session = Session::get();
   std::vector<unsigned char> runs(kCollectBytes);
   std::vector<Session::Waiter> asked(mirrors.size());
@@ -205,20 +212,21 @@ CUresult HostMemory::collect(std::span<Mirror* const> mirrors) {
   for (; sent < mirrors.size(); ++sent) {
     const Mirror& mirror = *mirrors[sent];
     bytes = runsBytes(mirror.bytes);
+    const uint64_t last = set != 0 && sent + 1 == mirrors.size() ? 1 : 0;
     status = session.ask<"sessionMirrorCollect">(asked[sent], nullptr, CUdeviceptr{mirror.device},
-                                                 mirror.bytes, bytes, runs.data(), &bytes);
+                                                 mirror.bytes, bytes, 2 * set + last, runs.data(), &bytes);
     if (status != CUDA_SUCCESS) break;
   }
   for (size_t i = 0; i < sent; ++i) {  // every one, for the waiters are ours
     Mirror& mirror = *mirrors[i];
     const size_t room = runsBytes(mirror.bytes);
     CUresult answer = session.collect<"sessionMirrorCollect">(
-        asked[i], CUdeviceptr{mirror.device}, mirror.bytes, bytes = room, runs.data(), &bytes);
+        asked[i], CUdeviceptr{mirror.device}, mirror.bytes, bytes = room, uint64_t{0}, runs.data(), &bytes);
     while (answer == CUDA_SUCCESS) {
       answer = take(mirror, std::span(runs).first(std::min(bytes, room)));
       if (answer != CUDA_SUCCESS || bytes + 64 < room) break;  // room was left: there is no more
       answer = session.await<"sessionMirrorCollect">(nullptr, CUdeviceptr{mirror.device}, mirror.bytes,
-                                                     bytes = room, runs.data(), &bytes);
+                                                     bytes = room, uint64_t{0}, runs.data(), &bytes);
     }
     if (status == CUDA_SUCCESS) status = answer;
   }
@@ -241,11 +249,19 @@ CUresult HostMemory::take(Mirror& mirror, std::span<const unsigned char> runs) {
 CUresult HostMemory::settleSlow() {
   CUresult status = CUDA_SUCCESS;
   std::lock_guard order(mirrorMutex_);
-  std::vector<Mirror*> all = allMirrors();
-  std::erase_if(all, [](const Mirror* mirror) { return !mirror->base.agreed(); });
+  uint64_t set = 0;
+  std::vector<Mirror*> all = allMirrors(&set);
+  const size_t left = std::erase_if(all, [](const Mirror* mirror) { return !mirror->base.agreed(); });
+  if (left != 0 || all.size() > kMostAsked) set = 0;
   for (size_t first = 0; first < all.size() && status == CUDA_SUCCESS; first += kMostAsked)
-    status = collect(std::span(all).subspan(first, std::min(kMostAsked, all.size() - first)));
+    status = collect(std::span(all).subspan(first, std::min(kMostAsked, all.size() - first)), set);
   return status;
+}
+
+CUresult HostMemory::settleBehind(WordMark mark) {
+  if (mark.word == 0 || !Session::get().words().unchanged(mark.word, mark.value)) return settleSlow();
+  const std::lock_guard order(mirrorMutex_);  // what another thread has asked for is here now, too
+  return CUDA_SUCCESS;
 }
 
 }  // namespace gpupool::client

@@ -192,8 +192,14 @@ void mirrorArena(uint64_t address) {
 }
 
 CUresult settleHostMemory() {
+  Session::get().observed();
   carrier().settle();
   return hostMemory().settle();
+}
+
+CUresult settleHostMemory(WordMark behind) {
+  carrier().settle();
+  return hostMemory().settle(behind);
 }
 
 void carryBytes(Session::HostFunction& function, bool inGraph) {

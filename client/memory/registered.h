@@ -70,6 +70,8 @@ void mirrorArena(uint64_t address);
 // What the device has finished writing to host memory, carried and mirrored, is in this process's when it
 // returns.
 CUresult settleHostMemory();
+// The same of work that was sent before that word, which has come.
+CUresult settleHostMemory(WordMark behind);
 // The function reads what the work before it wrote to host memory, and the work behind it what it wrote.
 // inGraph: it is a node's, and graphs' own copies are that work too.
 void carryBytes(Session::HostFunction& function, bool inGraph = false);

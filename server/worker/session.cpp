@@ -75,8 +75,7 @@ Session::Session(const Driver& driver, const SessionStart& start,
       words_(
           driver, objects_, views_.words(),
           [this](const std::vector<schema::WordUpdate>& reached) {
-            if (!mapsMemory())
-              notice(NoticeType::words, reached.data(), reached.size() * sizeof reached[0], {});
+            if (!mapsMemory()) tellWords(reached);
           },
           [this](CUresult status) {
             sendErrors(status);

@@ -230,6 +230,8 @@ class Session {
   // While it is held no module whose memory is mirrored is unloaded.
   std::unique_lock<std::mutex> holdMirrors() { return std::unique_lock(mirrorsMutex_); }
   schema::MirrorBase& mirror(uint64_t address) { return mirrors_[address]; }  // under holdMirrors
+  // Under holdMirrors. set: as sessionMirrorCollect has it.
+  void mirrorAsked(uint64_t set, uint64_t address, size_t bytes);
   // The module or library `owner` is about to be unloaded: nothing of this process reads its globals again.
   std::vector<Space::Global> takeGlobals(uint64_t owner) {
     auto lock = holdMirrors();
@@ -284,6 +286,8 @@ class Session {
   void postFailed(const Call& call);
   // Its number; 0: the session is over.
   uint64_t notice(schema::NoticeType type, const void* body, size_t bytes, std::string_view text);
+  void tellWords(const std::vector<schema::WordUpdate>& reached);
+  uint64_t unchangedMirrors();
   // One without a body, within a bound: a client that is stopped may leave its channel full. committing: with
   // its number, before the client can answer it. False: it was not sent.
   bool noticeUntil(schema::NoticeType type, std::chrono::steady_clock::time_point deadline,
@@ -330,7 +334,14 @@ class Session {
   std::mutex placingMutex_;
   std::mutex mirrorsMutex_;
   std::map<uint64_t, schema::MirrorBase> mirrors_;  // by the worker's address
-  Call asideCall_;                                  // control thread only; its buffers keep their room
+  // Under mirrorsMutex_: the client's newest set of mirrors. The client has asked for these of them.
+  struct AskedMirrors {
+    uint64_t set = 0;
+    bool complete = false;
+    std::vector<std::pair<uint64_t, size_t>> mirrors;  // address, bytes
+  };
+  AskedMirrors askedMirrors_;
+  Call asideCall_;  // control thread only; its buffers keep their room
   std::mutex asideMutex_;
   std::condition_variable asideServed_;
   std::atomic<uint64_t> asides_{0};   // served; written by the control thread

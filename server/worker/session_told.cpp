@@ -20,6 +20,8 @@ namespace {
 constexpr auto kLettingGo = std::chrono::milliseconds(2000);
 constexpr size_t kMostDeliveries = 8192;
 constexpr size_t kMostObstacle = 200;
+// What is compared before words are told. 64 KiB take some 5 us.
+constexpr size_t kMostMirrors = 64, kMostMirrored = size_t{512} << 10;
 
 }  // namespace
 
@@ -136,6 +138,50 @@ void Session::postFailed(const Call& call) {
   sendErrors(call.status);
   words_.setSticky(call.status);
   notice(NoticeType::failed, &body, sizeof body, text);
+}
+
+// ---- words, and what they say about mirrors
+
+void Session::mirrorAsked(uint64_t set, uint64_t address, size_t bytes) {
+  if (set == 0) return;
+  if (askedMirrors_.set != set / 2) askedMirrors_ = {set / 2, false, {}};
+  const std::pair mirror(address, bytes);
+  const bool there = std::ranges::find(askedMirrors_.mirrors, mirror) != askedMirrors_.mirrors.end();
+  if (!there && askedMirrors_.mirrors.size() >= kMostMirrors) return;
+  if (!there) askedMirrors_.mirrors.push_back(mirror);
+  askedMirrors_.complete |= set % 2 == 1;
+}
+
+// The set of mirrors, all of which the client knows as they are now; 0: there is no such set.
+uint64_t Session::unchangedMirrors() {
+  // Not waited for: who holds it may wait for a device, and so for words.
+  const std::unique_lock lock(mirrorsMutex_, std::try_to_lock);
+  if (!lock.owns_lock() || !askedMirrors_.complete) return 0;
+  size_t all = 0;
+  for (const auto& [address, bytes] : askedMirrors_.mirrors) {
+    all += bytes;
+    const auto known = mirrors_.find(address);
+    const auto memory = space_.hostMemory(address, bytes);
+    // Not managed symbols: looking at them would take their pages away from the device.
+    if (all > kMostMirrored || known == mirrors_.end() || memory == nullptr || memory->isOfFile() ||
+        known->second.more() || known->second.base().size() < bytes ||
+        std::memcmp(reinterpret_cast<const void*>(address), known->second.base().data(), bytes) != 0)
+      return 0;
+  }
+  return askedMirrors_.set;
+}
+
+void Session::tellWords(const std::vector<schema::WordUpdate>& reached) {
+  const size_t bytes = reached.size() * sizeof reached[0];
+  const uint64_t set = unchangedMirrors();
+  if (set == 0) {
+    notice(NoticeType::words, reached.data(), bytes, {});
+    return;
+  }
+  std::vector<std::byte> body(sizeof set + bytes);
+  std::memcpy(body.data(), &set, sizeof set);
+  std::memcpy(body.data() + sizeof set, reached.data(), bytes);
+  notice(NoticeType::wordsUnchanged, body.data(), body.size(), {});
 }
 
 uint64_t Session::notice(NoticeType type, const void* body, size_t bytes, std::string_view text) {

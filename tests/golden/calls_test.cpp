@@ -156,17 +156,18 @@ TEST_CASE("a green context") {
 
 TEST_CASE("an event's record") {
   call<"sessionEventRecord">(
-      "event, stream, flags, word, value",
-      [](CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value) {
+      "event, stream, flags, word, value, tell",
+      [](CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value, unsigned tell) {
         CHECK(event == real<CUevent>(2));
         CHECK(stream == real<CUstream>(1));
         CHECK(flags == 1);
         CHECK(word == 77);
         CHECK(value == 0x0102030405060708);
+        CHECK(tell == 1);
         return CUDA_SUCCESS;
       },
       handle<CUevent>(Kind::event, 2), handle<CUstream>(Kind::stream, 1), 1u, uint64_t{77},
-      uint64_t{0x0102030405060708});
+      uint64_t{0x0102030405060708}, 1u);
 }
 
 TEST_CASE("a graph's kernel node") {

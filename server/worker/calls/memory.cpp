@@ -167,6 +167,7 @@ void collectMirror(Session& session, Call& call) {
   // Whole words: runs are padded to them.
   std::span<unsigned char> room(out.data(), out.size() & ~size_t{7});
   bytes = session.mirror(address).collect(reinterpret_cast<const std::byte*>(address), length, room);
+  session.mirrorAsked(served.get<"set">().value(), address, length);
   served.close(CUDA_SUCCESS);
 }
 

@@ -85,9 +85,9 @@ struct Held : HeldDriver {
   }
   // The bytes of the runs in which the worker's copy has changed.
   std::vector<std::byte> collect() {
-    auto answer =
-        client.awaitAside(ROW("sessionMirrorCollect"),
-                          Arguments().value(pinned).value(64).value(4096).value(1).value(1).value(4096));
+    auto answer = client.awaitAside(
+        ROW("sessionMirrorCollect"),
+        Arguments().value(pinned).value(64).value(4096).value(0).value(1).value(1).value(4096));
     REQUIRE(answer.status() == CUDA_SUCCESS);
     return answer.outputs;
   }

@@ -79,7 +79,7 @@ TEST_CASE("mirrors reach nothing but the session's host memory") {
   CHECK(apply(staging, client.hello.stagingBytes - 4) == CUDA_ERROR_INVALID_VALUE);
   CHECK(client
             .awaitAside(ROW("sessionMirrorCollect"),
-                        Arguments().value(heapAt).value(64).value(0).value(1).value(1).value(4096))
+                        Arguments().value(heapAt).value(64).value(0).value(0).value(1).value(1).value(4096))
             .status() == CUDA_ERROR_INVALID_VALUE);
   CHECK(heap == std::vector<unsigned char>(64, 0x5a));
 }
@@ -200,8 +200,9 @@ TEST_CASE("pages of a file lie in the arena, and the worker's processor leaves t
                       Arguments().value(space.hostBase).blob(run.span().data(), run.size()).value(run.size()))
           .status() == CUDA_ERROR_INVALID_VALUE);
   CHECK(client
-            .awaitAside(ROW("sessionMirrorCollect"),
-                        Arguments().value(space.hostBase).value(64).value(0).value(1).value(1).value(4096))
+            .awaitAside(
+                ROW("sessionMirrorCollect"),
+                Arguments().value(space.hostBase).value(64).value(0).value(0).value(1).value(1).value(4096))
             .status() == CUDA_ERROR_INVALID_VALUE);
   CHECK(share(space.hostBase + 64 * kMiB, region) == CUDA_ERROR_NOT_SUPPORTED);
   CHECK(client.await(ROW("sessionHostUnmap"), Arguments().value(space.hostBase)).status() == CUDA_SUCCESS);

@@ -198,7 +198,7 @@ TEST_CASE("arguments that do not fit their row end the session") {
   SECTION("an output larger than any") {
     call = "sessionMirrorCollect";
     client.aside(ROW("sessionMirrorCollect"),
-                 Arguments().value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
+                 Arguments().value(0).value(0).value(0).value(0).value(1).value(1).value(uint64_t{1} << 40),
                  Frame::kAwait);
   }
   SECTION("a handle of the worker's half is no name to mint") {
