@@ -284,7 +284,7 @@ tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
 text=$(gpupool drain --reason "a new fan" node); check "drain" test $? -eq 1
-check "nowhere to go" has "$text" "lease $lease stays: lease $lease cannot be moved: there is no other server"
+check "nowhere to go" has "$text" "lease $lease stays: it cannot be moved: there is no other server"
 check "says how many" has "$text" "server node is cordoned and has 1 lease still:"
 check "and which" has "$text" "$lease"
 check "it is cordoned" has "$(gpupool servers)" "alive, cordoned"
