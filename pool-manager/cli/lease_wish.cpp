@@ -64,10 +64,9 @@ namespace {
 // "--memory 20" is a slip: nobody leases 20 bytes.
 void checkMemory(options::Bytes memory) {
   if (memory.value != 0 && memory.value < pool::kLeastMemory)
-    throw options::OptionError(
-        "--memory: " + std::to_string(memory.value) +
-        " bytes are less than the least, 1MiB: give a number with its unit, KiB, MiB, GiB or "
-        "TiB (20GiB); without one it is bytes");
+    throw options::OptionError("--memory: " + std::to_string(memory.value) +
+                               " is less than the least, 1MiB: give a number with its unit, KiB, MiB, GiB or "
+                               "TiB (20GiB); without one it is bytes");
 }
 
 }  // namespace

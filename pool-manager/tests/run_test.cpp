@@ -50,7 +50,7 @@ TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say
   CHECK(contains(bad.text, "--gpus: 'none' is not a whole number"));
   const std::string reason(201, 'r'), tenant(65, 't');
   CHECK(contains(tool(125, {"run", "--memory", "20", "true"}),
-                 "--memory: 20 bytes are less than the least, 1MiB: give a number with its unit"));
+                 "--memory: 20 is less than the least, 1MiB: give a number with its unit"));
   CHECK(contains(tool(125, {"run", "--reason", reason, "true"}),
                  "--reason: at most 200 bytes, and these are 201"));
   CHECK(contains(tool(125, {"run", "--tenant", tenant, "true"}), "--tenant: at most 64 bytes"));
