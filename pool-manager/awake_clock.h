@@ -24,6 +24,9 @@ class AwakeClock {
     seenMs_ = machine;
     return nowMs_;
   }
+  // By how much it is behind the machine's, as of the last reading: for what goes on while the reader is
+  // away.
+  uint64_t stoodStillMs() const { return seenMs_ - nowMs_; }
 
  private:
   std::function<uint64_t()> machine_;

@@ -92,7 +92,8 @@ LeaseRequest read(schema::LeaseRequest::Reader from) {
           from.getLimitMs(),
           text(from.getJob()),
           text(from.getAdopts()),
-          read(from.getClient())};
+          read(from.getClient()),
+          bytes(from.getFingerprint())};
 }
 
 Adopter read(schema::Adopter::Reader from) {
@@ -247,6 +248,7 @@ void write(const LeaseRequest& from, schema::LeaseRequest::Builder to) {
   to.setJob(from.job);
   to.setAdopts(from.adopts);
   if (from.client.rowsHash != 0) write(from.client, to.initClient());
+  to.setFingerprint(data(from.fingerprint));
 }
 
 void write(const Adopter& from, schema::Adopter::Builder to) {

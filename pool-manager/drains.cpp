@@ -18,6 +18,15 @@ bool mayMove(const LeaseRecord& lease, const std::string& server) {
   return runs && lease.isPlacedOn(server);
 }
 
+// "lease 3f2a91c4 is suspended": whoever is told knows which lease it is about.
+std::string withoutLease(const std::string& text, const Id& lease) {
+  for (const size_t digits : {size_t{32}, size_t{8}}) {
+    const std::string name = "lease " + lease.text().substr(0, digits) + " ";
+    if (text.starts_with(name)) return "it " + text.substr(name.size());
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<Id> Drains::movable(const std::string& server) const {
@@ -157,7 +166,8 @@ kj::Promise<void> Drains::moveNext(const std::string& server, std::deque<Id> lea
       });
 }
 
-void Drains::say(Drain& drain, const Id& lease, bool moved, const std::string& text) {
+void Drains::say(Drain& drain, const Id& lease, bool moved, const std::string& said) {
+  const std::string text = moved ? said : withoutLease(said, lease);
   if (moved)
     drain.said.erase(lease);
   else if (std::exchange(drain.said[lease], text) == text)

@@ -16,6 +16,8 @@ namespace gpupool::pool {
 
 inline constexpr uint32_t kMaxDevices = 64;   // of one server, and of one lease
 inline constexpr unsigned kMostClients = 16;  // client libraries that a holder tells of
+inline constexpr size_t kMostReason = 200;    // bytes of what people say a lease or a cordon is for
+inline constexpr uint64_t kLeastMemory = uint64_t{1} << 20;  // of a lease on each device, if it names any
 
 // One process of a server: its name may be another process's before it, and after it.
 struct ServerLife {
@@ -116,7 +118,8 @@ struct LeaseRequest {
   std::string job = {};     // this and the next: as in pool.capnp, and claims.h
   std::string adopts = {};
   WorkerVersion client = {};
-  LocalProcess process = {};  // the process that asks, if it is on this machine; not on the wire
+  std::string fingerprint = {};  // as in pool.capnp
+  LocalProcess process = {};     // the process that asks, if it is on this machine; not on the wire
 };
 
 struct Lease {
@@ -218,6 +221,8 @@ struct SuspendedLease {
   std::vector<uint64_t> kept;  // as in SuspendResult
   HeldLease held = {};         // likewise
 };
+
+inline constexpr char kLongReason[] = "a reason has at most 200 bytes";
 
 const char* name(Priority priority);
 const char* name(TurnPlace place);

@@ -91,14 +91,13 @@ void Pool::load(Store& store, const PoolStart& start) {
   for (const Entry& entry : store.range(kEpochKey))
     if (entry.key == kEpochKey) epoch_ = std::max<uint64_t>(epoch_, std::stoull(entry.value));
   const uint64_t calendarMs = events_.calendarMs();
+  stoodStillMs_ = events_.stoodStillMs();
   audit_.load(store.range(kAuditPrefix));
   usage_.load(store.range(kUsagePrefix), start.nowMs, calendarMs);
   quotas_.load(store.range(kQuotaPrefix), store.range(kHoursPrefix));
   for (const Entry& entry : store.range(kLeasePrefix)) {
     LeaseRecord record{decodeLease(entry.value, bootId_)};
-    if (record.endsAtMs != 0)  // whatever the wall clock says, not longer than its limit
-      record.endsMs =
-          start.nowMs + std::min(record.limitMs, record.endsAtMs - std::min(record.endsAtMs, calendarMs));
+    if (record.endsAtMs != 0) record.endsMs = start.nowMs + timeLeftMs(record, start.nowMs + stoodStillMs_);
     // Its server says whether it has it.
     const bool moves = record.state == LeaseState::moving && record.target() != nullptr;
     if (record.state == LeaseState::active || (record.state == LeaseState::moving && !moves))
@@ -214,6 +213,7 @@ void Pool::demandOwner(const Principal& who, const Id& id) const {
 void Pool::tick(uint64_t now) {
   latestMs_ = now;
   gone_.clear();
+  countStandstill();
   for (auto& [id, record] : leases_.quietly()) {  // setState() marks those that change
     checkAdopters(record, now);
     expire(record, now);
@@ -272,6 +272,13 @@ std::vector<Lease> Pool::list(const Principal& who, uint64_t now) const {
     lease.reason.clear();
   }
   return list;
+}
+
+const std::string* Pool::fingerprintOf(const Id& id) const {
+  if (const auto at = leases_.find(id); at != leases_.end()) return &at->second.fingerprint;
+  for (const Waiter& waiter : waiters_)
+    if (waiter.request.id == id && !waiter.resumes) return &waiter.request.fingerprint;
+  return nullptr;
 }
 
 const std::string* Pool::endedBecause(const Id& id) const {

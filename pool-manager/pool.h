@@ -222,6 +222,9 @@ class Pool {
   // In so long, as of the latest call, the servers that this pool has are there, if they are; 0: by now.
   uint64_t settlesInMs() const { return settledMs_ - std::min(settledMs_, latestMs_); }
   size_t waiting() const { return waiters_.size(); }  // requests in the queue, those to resume too
+  // LeaseRequest::fingerprint of a lease, or of one that waits for its devices; null: there is none of that
+  // id.
+  const std::string* fingerprintOf(const Id& id) const;
   // Why a lease has ended that this pool has known; null: there was none, or it has not ended.
   const std::string* endedBecause(const Id& id) const;
   uint32_t beatMs() const { return times_.beatMs; }
@@ -448,6 +451,8 @@ class Pool {
   void close(LeaseRecord& record, uint64_t now, bool givenUp = false);
   void closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, const std::string& why);
   void expire(LeaseRecord& record, uint64_t now);
+  uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
+  void countStandstill();
   bool hasEnded(const LocalProcess& process);
   void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);
@@ -481,10 +486,11 @@ class Pool {
   std::deque<Id> unknownReleased_;                   // the latest: their requests may still arrive
   uint64_t settledMs_ = 0;                           // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
-  uint64_t orders_ = 0;      // the number of the latest one
-  uint64_t latestMs_ = 0;    // the time of the latest call, for what the store tells in between
-  bool forgetting_ = false;  // tombstones are being erased
-  uint64_t requests_ = 0;    // the number of the latest one
+  uint64_t orders_ = 0;        // the number of the latest one
+  uint64_t latestMs_ = 0;      // the time of the latest call, for what the store tells in between
+  uint64_t stoodStillMs_ = 0;  // PoolEvents::stoodStillMs, as leases' time limits have it
+  bool forgetting_ = false;    // tombstones are being erased
+  uint64_t requests_ = 0;      // the number of the latest one
   uint64_t chargedMs_ = 0, usageWrittenMs_ = 0;
   Usage usage_;
   Quotas quotas_;

@@ -257,6 +257,25 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
     close(record, now, tooLate);
 }
 
+// Of its time limit, when the manager starts. Somebody may have set the wall clock since its grant. So that
+// counts only where the machine was started again, or is another one; and then a lease does not get more than
+// its limit anew.
+uint64_t Pool::timeLeftMs(const StoredLease& lease, uint64_t bootMs) const {
+  const bool sameBoot = lease.endsAtBootMs != 0 && bootId_ != "unknown";
+  const uint64_t end = sameBoot ? lease.endsAtBootMs : lease.endsAtMs;
+  return std::min(lease.limitMs, end - std::min(end, sameBoot ? bootMs : events_.calendarMs()));
+}
+
+// The pool's clock stands still while the manager does, so that nobody loses a lease whose renewals it has
+// not read. A time limit needs nobody's renewal, and goes on.
+void Pool::countStandstill() {
+  const uint64_t gapMs = events_.stoodStillMs() - stoodStillMs_;
+  if (gapMs == 0) return;
+  stoodStillMs_ += gapMs;
+  for (auto& [id, record] : leases_)
+    if (record.endsMs != kNever) record.endsMs -= std::min(record.endsMs, gapMs);
+}
+
 // One process may hold many leases: it is looked up once a tick.
 bool Pool::hasEnded(const LocalProcess& process) {
   const auto [at, isNew] = gone_.try_emplace({process.pid, process.startTicks}, false);

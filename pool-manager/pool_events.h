@@ -60,6 +60,8 @@ class PoolEvents {
   virtual bool hasEnded(const LocalProcess& holder) { return pool::hasEnded(holder); }
   // The wall clock, since 1970: for what has to be told, or outlives the manager.
   virtual uint64_t calendarMs() { return pool::calendarMs(); }
+  // By how much the pool's clock has stood still so far, while the machine's went on (AwakeClock).
+  virtual uint64_t stoodStillMs() { return 0; }
   // Another manager has taken over the store: this one must end.
   virtual void superseded() {}
 };

@@ -12,13 +12,13 @@
 #include "base/log.h"
 #include "pool-manager/pool.h"
 #include "pool-manager/refusal.h"
+#include "schema/server_name.h"
 
 namespace gpupool::pool {
 namespace {
 
 constexpr size_t kMostPlacements = 8;     // of one lease, with those that it has left
 constexpr uint64_t kWriteAgainMs = 1000;  // what the store refused is tried again after this
-constexpr size_t kMostServerName = 63;    // as at joining
 constexpr char kMoved[] = "moved";
 
 // Whether that is where the lease is going already.
@@ -78,7 +78,7 @@ Choice Pool::chooseTarget(const LeaseRecord& record, const Principal& who, const
     refuse(record, why + "leases of server " + from.server.name + " take turns");
   if (record.placements.size() >= kMostPlacements)
     refuse(record, why + "servers that it has left have not confirmed that yet");
-  MoveWish wish{from.server.name, {}, printable(to.server, kMostServerName), to.devices};
+  MoveWish wish{from.server.name, {}, printable(to.server, schema::kMostServerName), to.devices};
   if (to.server.empty() && !to.elsewhere) wish.server = from.server.name;
   wish.gpu = parseDeviceFilter(record.gpu);
   wish.policy = record.policy;

@@ -7,6 +7,7 @@
 
 #include "base/hmac.h"
 #include "base/log.h"
+#include "base/tokens.h"
 #include "pool-manager/claims.h"
 #include "pool-manager/pool.h"
 #include "pool-manager/roles.h"
@@ -20,7 +21,7 @@ constexpr uint64_t kPreemptingMs = 10'000;  // who does not wait, waits so long 
 constexpr uint64_t kEndingMs = 2000;        // a released lease's devices are free within this, almost always
 constexpr char kByHand[] = "somebody has released it (gpupool release)";
 
-constexpr size_t kMostPurpose = 200, kMostHolder = 160;
+constexpr size_t kMostHolder = 160;
 constexpr uint64_t kMostLimitMs = uint64_t{366} * 86'400'000;
 constexpr char kOtherVersion[] = "the manager runs another version of gpupool";
 
@@ -56,14 +57,19 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
   LeaseRequest request = asked;
   request.holder = printable(request.holder, kMostHolder);
+  if (request.tenant.size() > kMostTenantBytes)
+    refuse("a tenant's name has at most " + std::to_string(kMostTenantBytes) + " bytes");
+  if (request.reason.size() > kMostReason) refuse(kLongReason);
+  if (request.memoryBytes != 0 && request.memoryBytes < kLeastMemory)
+    refuse("a lease has at least 1 MiB of each GPU's memory, or whole GPUs");
   const bool named = who.role != Role::user && !request.tenant.empty();
-  request.tenant = named ? printable(request.tenant, 64) : who.tenant;
+  request.tenant = named ? printable(request.tenant, kMostTenantBytes) : who.tenant;
   request.ttlMs = std::clamp(request.ttlMs, times_.minTtlMs, times_.maxTtlMs);
   request.gpu = printable(request.gpu, request.gpu.size());
-  request.reason = printable(request.reason, kMostPurpose);
+  request.reason = printable(request.reason, kMostReason);
   if (!request.job.empty()) {
     checkJob(request.job);
-    if (!asked.tenant.empty() && !who.owns(printable(asked.tenant, 64)))
+    if (!asked.tenant.empty() && !who.owns(printable(asked.tenant, kMostTenantBytes)))
       refuse("tenant '" + who.tenant +
              "' makes claims for itself alone: for others operators and schedulers do");
     request.process = {};  // who asks is not who uses it
@@ -353,9 +359,11 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
   record.job = request.job;
   record.limitMs = request.limitMs;
   record.client = request.client;
+  record.fingerprint = request.fingerprint;
   if (request.limitMs != 0) {
     record.endsMs = now + request.limitMs;
     record.endsAtMs = events_.calendarMs() + request.limitMs;
+    record.endsAtBootMs = record.endsMs + stoodStillMs_;
   }
   record.deadlineMs = now + request.ttlMs;
   record.grantedMs = record.ranSinceMs = now;

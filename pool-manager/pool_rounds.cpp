@@ -76,6 +76,7 @@ void Pool::endRound(bool claimed, uint64_t now) {
 // or only cordoned ones have, holds back nobody.
 void Pool::serveWaiters(uint64_t now) {
   if (waiters_.empty()) return;
+  countStandstill();  // who gets a lease now begins behind it
   Queue before = beginRound(now);
   for (Waiter& waiter : inOrder(std::exchange(waiters_, {}), now)) {
     if (waiter.resumes ? serveResume(waiter, before, now) : serve(waiter, before, now)) continue;

@@ -8,12 +8,12 @@
 #include "base/log.h"
 #include "pool-manager/pool.h"
 #include "pool-manager/roles.h"
+#include "schema/server_name.h"
 
 namespace gpupool::pool {
 namespace {
 
 constexpr size_t kMostProblem = 200;  // bytes of a device's problem
-constexpr size_t kMostReason = 200;   // of a cordon's
 constexpr size_t kMostBy = 100;       // of who cordoned
 constexpr size_t kUuidBytes = 16;
 constexpr size_t kMostNote = 200;                                  // of what a server says of a lease's turn
@@ -24,8 +24,9 @@ constexpr uint64_t kMostEpoch = uint64_t{1} << 62;                 // more than 
 
 void checkServer(const Server& facts, const std::vector<DeviceReport>& reports) {
   const auto refuse = [](const std::string& why) { throw std::invalid_argument(why); };
-  if (facts.name.empty() || facts.name.size() > 63 || printable(facts.name, 63) != facts.name)
-    refuse("a server's name has 1 to 63 printable bytes");
+  if (!schema::isServerName(facts.name))
+    refuse("'" + printable(facts.name, schema::kMostServerName) +
+           "' is no name for a server: " + schema::kServerNameRule);
   if (facts.devices.size() > kMaxDevices)
     refuse("a server has at most " + std::to_string(kMaxDevices) + " devices");
   if (facts.localPath.empty() && (facts.host.empty() || facts.port == 0))
@@ -436,6 +437,7 @@ void Pool::cordon(const Principal& who, const std::string& server, Cordon cordon
     throw std::invalid_argument(why);
   if (!servers_.contains(server) && !cordons_.contains(server))
     throw std::invalid_argument("there is no server " + server);
+  if (cordon.reason.size() > kMostReason) throw std::invalid_argument(kLongReason);
   cordon.reason = printable(cordon.reason, kMostReason);
   cordon.by = printable(cordon.by, kMostBy);
   ++cordoning_[server];

@@ -144,6 +144,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setPurpose(lease.purpose);
   root.setLimitMs(lease.limitMs);
   root.setEndsAtMs(lease.endsAtMs);
+  root.setEndsAtBootMs(lease.endsAtBootMs);
   root.setJob(lease.job);
   if (lease.hold) {
     auto hold = root.initHold();
@@ -154,6 +155,7 @@ std::string encodeLease(const StoredLease& lease, const std::string& bootId) {
   root.setSuspendedBy(lease.suspendedBy);
   write(lease.preemptor, root.initPreemptor());
   if (lease.client.rowsHash != 0) write(lease.client, root.initClient());
+  root.setFingerprint(data(lease.fingerprint));
   const auto words = capnp::messageToFlatArray(message);
   return {words.asChars().begin(), words.asChars().size()};
 }
@@ -194,8 +196,11 @@ StoredLease decodeLease(const std::string& bytes, const std::string& bootId) try
   lease.suspendedBy = text(root.getSuspendedBy());
   if (root.hasPreemptor()) lease.preemptor = read(root.getPreemptor());
   lease.client = read(root.getClient());
-  if (text(root.getBootId()) == bootId)
+  lease.fingerprint = pool::bytes(root.getFingerprint());
+  if (text(root.getBootId()) == bootId) {
     lease.process = {static_cast<int>(root.getHolderPid()), root.getHolderStartTicks()};
+    lease.endsAtBootMs = root.getEndsAtBootMs();
+  }
   return lease;
 } catch (const kj::Exception& error) {
   throw std::runtime_error(std::string("store: a lease cannot be read: ") + error.getDescription().cStr());

@@ -60,12 +60,15 @@ struct StoredLease {
   std::string purpose;    // the request's reason
   uint64_t limitMs = 0;   // 0: no limit
   uint64_t endsAtMs = 0;  // since 1970: when the limit is over; 0: there is none
-  std::string job;        // of a claim (claims.h); empty: it is none
+  // The same on bootTimeMs(), which nobody sets; 0: there is none, or it was on another boot of the machine.
+  uint64_t endsAtBootMs = 0;
+  std::string job;  // of a claim (claims.h); empty: it is none
   // Held; or it is being restored on its placement, and held again if that fails.
   std::optional<Hold> hold = {};
   std::string suspendedBy;  // suspended: on whose word; empty: the pool's own
   Id preemptor;             // suspended: the request that has taken its devices; all zero: none
   WorkerVersion client;     // of its request
+  std::string fingerprint;  // likewise
 
   // Not of a held lease.
   const Placement& primary() const;

@@ -28,12 +28,6 @@ ManagerConnection::ManagerConnection(kj::Own<kj::AsyncIoStream> stream)
       system_(capnp::makeRpcClient(network_)),
       manager_(bootstrap(system_).castAs<schema::Manager>()) {}
 
-std::string noManagerText(const std::string& tried) {
-  return "no pool manager is reachable (tried " + tried +
-         "): start a pool on this machine with `gpupool up --detach`, or name its manager with --manager "
-         "host:port or GPUPOOL_MANAGER";
-}
-
 kj::Promise<kj::Own<ManagerConnection>> connectManager(kj::AsyncIoProvider& io, const std::string& address,
                                                        kj::Duration limit, CredentialSource credentials) {
   auto attempt =

@@ -36,9 +36,6 @@ class ManagerConnection {
   schema::Manager::Client manager_;
 };
 
-// One line for the user. tried: "address: why; address: why".
-std::string noManagerText(const std::string& tried);
-
 // Connects, and checks within `limit` that a manager answers there and accepts the login. The promise fails
 // with a text that names the address, or with schema::loginRefusal's, if it is the token that is at fault.
 kj::Promise<kj::Own<ManagerConnection>> connectManager(

@@ -163,6 +163,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   bool wanted(const Id& id) override;
 
   void superseded() override;
+  uint64_t stoodStillMs() override { return clock_.stoodStillMs(); }
   kj::Promise<void> housekeeping();
   kj::Promise<void> deliverStore();
 

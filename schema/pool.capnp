@@ -51,6 +51,8 @@ struct LeaseRequest {
                               # id, tenant, holder and ttlMs, which are the adopter's
   client @15 :WorkerVersion;  # the library that its programs load: only servers with a worker program for it are of use. Not
                               # known: any
+  fingerprint @16 :Data;      # of all that a request over REST has said (pool-manager/rest/requests.h): another one with its key
+                              # is not the same request again. Empty: of none
 }
 # A program's holder that has adopted a claim.
 struct Adopter {

@@ -46,7 +46,7 @@ struct StoredLease @0x8715107ac5c11db0 {
   ending @6 :LeaseState;       # revoking: what it ends as
   reason @7 :Text;             # revoking, and the four ends: why. Suspended: why the manager did it by itself; then it is
                                # resumed when its programs call again
-  bootId @8 :Text;             # of the manager's machine, for the two below
+  bootId @8 :Text;             # of the manager's machine, for the two below and endsAtBootMs
   holderPid @9 :UInt32;        # its holder's process, if it runs on the manager's machine; else 0
   holderStartTicks @10 :UInt64; # when that was started, as /proc says: numbers are used again
   terms @11 :TurnTerms;
@@ -62,6 +62,8 @@ struct StoredLease @0x8715107ac5c11db0 {
   preemptor @20 :Id128;        # suspended: the request that has taken its devices; it resumes when it is its turn. All zero:
                                # none
   client @21 :WorkerVersion;   # as in LeaseRequest
+  endsAtBootMs @22 :UInt64;    # with endsAtMs: the same on CLOCK_BOOTTIME of bootId, which nobody sets; 0: unknown
+  fingerprint @23 :Data;       # as in LeaseRequest
 }
 struct StoredHold @0xeebb922a4c00a4b5 {
   held @0 :HeldLease;

@@ -94,6 +94,9 @@ kj::Promise<void> onEachHangup(kj::UnixEventPort& port, gpupool::server::Front& 
 }
 
 int serve(ServerOptions options) {
+  if (!options.suspendFolder.empty() && access(options.suspendFolder.c_str(), W_OK | X_OK) != 0)
+    GPUPOOL_ERROR("--suspend-folder: %s: %s; no lease is moved there until that is mended",
+                  options.suspendFolder.c_str(), std::strerror(errno));
   // First: what follows changes what this process may do.
   auto walls = gpupool::server::Front::wallsFor(options);
   std::unique_ptr<gpupool::server::SpawnerParent> spawner;

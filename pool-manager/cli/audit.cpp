@@ -1,7 +1,6 @@
 // gpupool audit: what has happened to leases and servers.
 
 #include <algorithm>
-#include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -26,15 +25,6 @@ const Help kAuditHelp = {
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: success. 1: no manager is reachable. 2: the command line is wrong.",
     "  gpupool audit --since 1h\n  gpupool audit --lease 3f2a91c4 --json\n"};
-
-std::string timeText(uint64_t ms) {
-  const auto seconds = static_cast<std::time_t>(ms / 1000);
-  std::tm local{};
-  localtime_r(&seconds, &local);
-  char text[32];
-  std::strftime(text, sizeof text, "%F %T", &local);
-  return text;
-}
 
 std::string orDash(const std::string& text) { return text.empty() ? "-" : text; }
 

@@ -8,6 +8,7 @@
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/lease_wish.h"
 #include "pool-manager/cli/manager_query.h"
+#include "pool-manager/cli/output.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
 #include "pool-manager/listing_json.h"
@@ -59,7 +60,7 @@ const Help kListHelp = {
 const Help kRenewHelp = {
     "gpupool claim renew [options] CLAIM...",
     "Keeps claims for another --unused of theirs, though no program uses them: for schedulers, as long as "
-    "their jobs run. They are named by the first digits of their ids.",
+    "their jobs run. They are named by the first digits of their ids, or by their jobs.",
     "GPUPOOL_STATE: the folder of this machine's pool.",
     "0: all are kept. 1: one is not there, or the manager refuses; the others are kept. 2: the command line "
     "is wrong.",
@@ -133,6 +134,7 @@ int create(const Words& words) {
   settings.request.job = job;
   settings.request.ttlMs = static_cast<uint32_t>(unused.count());
   settings.request.holder = userAndHost();
+  checkTenant("--for", tenant);
   if (!tenant.empty()) settings.request.tenant = tenant;
   ManagerQuery query(settings.addresses, kCreateMs, settings.credentials);
   try {
@@ -178,6 +180,38 @@ int list(const Words& words) {
   return 0;
 }
 
+bool isEnd(pool::AuditEvent event) {
+  using pool::AuditEvent;
+  return event == AuditEvent::released || event == AuditEvent::expired || event == AuditEvent::revoked ||
+         event == AuditEvent::lost;
+}
+
+// Of a claim that is not there: whether there was one, by the audit log. Its holder is "claim JOB of WHO".
+std::string whyNoClaim(ManagerQuery& query, const std::string& claim) {
+  const bool isJob = claim.find(':') != std::string::npos;
+  const std::string holder = "claim " + (isJob ? claim : "");
+  if (!isJob && claim.find_first_not_of("0123456789abcdef") != std::string::npos)
+    return "'" + claim + "' names no claim: name it by its id, how that begins, or its job";
+  std::string why = "there is no claim " + claim + ", and `gpupool audit` knows of none that has ended";
+  for (const pool::AuditEntry& one : query.audit(isJob ? "" : claim, 0)) {
+    const bool same = isJob ? one.holder == holder || one.holder.starts_with(holder + " of ")
+                            : one.holder.starts_with(holder);
+    if (!same || !isEnd(one.event)) continue;
+    why = "claim " + claim + " has ended (" + name(one.event) + " " + timeText(one.timeMs) + ")" +
+          (one.reason.empty() ? "" : ": " + one.reason);
+  }
+  return why;
+}
+
+Id claimNamed(ManagerQuery& query, const std::vector<pool::Lease>& claims, const std::string& claim) {
+  for (const pool::Lease& one : claims)
+    if (one.job == claim) return one.id;
+  const bool known = std::any_of(claims.begin(), claims.end(),
+                                 [&](const pool::Lease& one) { return one.id.text().starts_with(claim); });
+  if (!known) throw CommandError(kExitFailure, whyNoClaim(query, claim));
+  return findLease(claims, claim);
+}
+
 int renew(const Words& words) {
   ClientOptions client;
   const Parsed parsed = parseCommand(words, kRenewHelp, &client, kAskingOptions, {});
@@ -189,7 +223,7 @@ int renew(const Words& words) {
   std::string failures;
   for (const std::string& claim : parsed.rest) {
     try {
-      query.renewClaim(findLease(claims, claim));
+      query.renewClaim(claimNamed(query, claims, claim));
     } catch (const CommandError& error) {
       failures += (failures.empty() ? "" : "; ") + std::string(error.what());
     } catch (const kj::Exception& error) {
@@ -207,8 +241,9 @@ int release(const Words& words) {
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("release takes one claim; `gpupool claim list` lists them");
+  checkTenant("--for", tenant);
   std::string claim = parsed.rest[0];
-  const CredentialSource credentials = credentialsOf(client.tokenFile, client.tenant, client.tlsCa);
+  const CredentialSource credentials = credentialsOf(client);
   const bool isJob = claim.find(':') != std::string::npos;
   if (isJob) demandJob(claim);
   ManagerQuery query(managerAddresses(client.manager), kReleaseMs, credentials);

@@ -6,6 +6,7 @@
 
 #include "base/transport_names.h"
 #include "pool-manager/cli/places.h"
+#include "pool-manager/model.h"
 
 namespace gpupool::cli {
 
@@ -20,6 +21,27 @@ const char kClientIntroduction[] =
 void checkTransport(const std::string& name) {
   if (findTransport(name) == nullptr)
     throw options::OptionError("--transport: '" + name + "' is not " + transportChoices(" or "));
+}
+
+namespace {
+
+void checkLength(const std::string& option, const std::string& text, size_t most) {
+  if (text.size() > most)
+    throw options::OptionError(option + ": at most " + std::to_string(most) + " bytes, and these are " +
+                               std::to_string(text.size()));
+}
+
+}  // namespace
+
+void checkReason(const std::string& text) { checkLength("--reason", text, pool::kMostReason); }
+
+void checkTenant(const std::string& option, const std::string& tenant) {
+  checkLength(option, tenant, kMostTenantBytes);
+}
+
+CredentialSource credentialsOf(const ClientOptions& client) {
+  checkTenant("--tenant", client.tenant);
+  return gpupool::credentialsOf(client.tokenFile, client.tenant, client.tlsCa);
 }
 
 std::vector<options::Option> ClientOptions::table() {

@@ -2,6 +2,7 @@
 // What every command that leases or asks shares: etc/client.yaml, GPUPOOL_*, and options of the command line.
 
 #include "base/options.h"
+#include "base/tokens.h"
 
 namespace gpupool::cli {
 
@@ -43,6 +44,11 @@ struct ClientOptions {
 
 // Throws an OptionError if there is no transport of that name.
 void checkTransport(const std::string& name);
+// Throws an OptionError if `text` is longer than what the manager takes. option: "--reason".
+void checkReason(const std::string& text);
+void checkTenant(const std::string& option, const std::string& tenant);
+// What the options say of who asks. Throws an OptionError or std::runtime_error.
+CredentialSource credentialsOf(const ClientOptions& client);
 
 extern const char kClientPrefix[];
 extern const char kClientIntroduction[];

@@ -43,6 +43,7 @@ int set(const Words& words, bool cordoned) {
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one server is expected; `gpupool servers` lists them");
+  checkReason(reason);
   ManagerQuery query(client, kStorePatienceMs);
   query.cordon(parsed.rest[0], cordoned, reason, userAndHost());
   std::cout << "gpupool: server " << parsed.rest[0] << (cordoned ? " is cordoned\n" : " is in service\n");

@@ -182,6 +182,7 @@ int runDrain(const Words& words) {
   if (drain.wait > kMostWait) throw options::OptionError("--wait: at most 20d");
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
     throw options::OptionError("one server is expected; `gpupool servers` lists them");
+  checkReason(drain.reason);
   drain.server = parsed.rest[0];
   const Connect connect = [&](unsigned limitMs) { return ManagerQuery(client, limitMs); };
   noteInterrupts();

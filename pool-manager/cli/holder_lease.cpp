@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/options.h"
 #include "pool-manager/cli/holder.h"
+#include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
 #include "schema/fault.h"
 
@@ -31,7 +32,7 @@ bool isAnswer(const kj::Exception& error) {
 kj::Promise<void> Holder::connect(size_t at, const std::string& tried) {
   if (connection_.get() != nullptr) return kj::READY_NOW;
   if (at == settings_.addresses.size()) {
-    kj::throwFatalException(toException({Status::noManager, pool::noManagerText(tried)}));
+    kj::throwFatalException(toException({Status::noManager, noManagerText(settings_.addresses, tried)}));
   }
   return pool::connectManager(io_, settings_.addresses[at], settings_.connectLimit, settings_.credentials)
       .then(

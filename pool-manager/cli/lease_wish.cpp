@@ -59,9 +59,23 @@ pool::Priority parsePriority(const std::string& text) {
   throw options::OptionError("--priority: '" + text + "' is not low, normal or high");
 }
 
+namespace {
+
+// "--memory 20" is a slip: nobody leases 20 bytes.
+void checkMemory(options::Bytes memory) {
+  if (memory.value != 0 && memory.value < pool::kLeastMemory)
+    throw options::OptionError("--memory: " + std::to_string(memory.value) +
+                               " is less than the least, 1MiB: give a number with its unit, KiB, MiB, GiB or "
+                               "TiB (20GiB); without one it is bytes");
+}
+
+}  // namespace
+
 HolderSettings leaseWish(const ClientOptions& options) {
   if (options.gpus == 0 || options.gpus > pool::kMaxDevices)
     throw options::OptionError("--gpus: 1 to " + std::to_string(pool::kMaxDevices));
+  checkMemory(options.memory);
+  checkReason(options.reason);
   if (!options.transport.empty()) checkTransport(options.transport);
   if (options.ttl.count() < 1000 || options.ttl > std::chrono::hours(1))
     throw options::OptionError("--ttl: 1s to 1h");
@@ -106,7 +120,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.policy = options.spread && !options.pack ? pool::Policy::spread : pool::Policy::pack;
   settings.request.reason = options.reason;
   settings.request.limitMs = static_cast<uint64_t>(options.time.count());
-  settings.credentials = credentialsOf(options.tokenFile, options.tenant, options.tlsCa);
+  settings.credentials = credentialsOf(options);
   settings.request.tenant = settings.credentials().tenant;
   settings.request.server = options.server;
   settings.request.adopts = options.claim;

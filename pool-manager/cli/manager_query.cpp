@@ -1,6 +1,5 @@
 #include "pool-manager/cli/manager_query.h"
 
-#include "base/tokens.h"
 #include "pool-manager/cli/command.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/convert.h"
@@ -9,8 +8,7 @@
 namespace gpupool::cli {
 
 ManagerQuery::ManagerQuery(const ClientOptions& client, unsigned limitMs)
-    : ManagerQuery(managerAddresses(client.manager), limitMs,
-                   credentialsOf(client.tokenFile, client.tenant, client.tlsCa)) {}
+    : ManagerQuery(managerAddresses(client.manager), limitMs, credentialsOf(client)) {}
 
 ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned limitMs,
                            const CredentialSource& credentials)
@@ -27,7 +25,7 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
       tried += (tried.empty() ? "" : "; ") + pool::errorText(error);
     }
   }
-  throw CommandError(kExitFailure, pool::noManagerText(tried));
+  throw CommandError(kExitFailure, noManagerText(addresses, tried));
 }
 
 template <class T>

@@ -23,6 +23,7 @@ Words withOutput(Words words);
 // Throws an OptionError if there is no such form.
 void check(Output& output);
 
+std::string timeText(uint64_t ms);  // since 1970: "2026-12-01 07:30:00", of this machine's zone
 // On stdout, for people and programs; what is no UTF-8 is replaced.
 void printJson(const nlohmann::json& value);
 

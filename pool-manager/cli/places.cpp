@@ -39,6 +39,14 @@ void requireSocketRoom(const std::string& directory) {
         ": too long a path for a Unix socket in it; choose another with --state or GPUPOOL_STATE");
 }
 
+bool isOwnPool(const std::vector<std::string>& addresses) {
+  try {
+    return addresses == managerAddresses("");
+  } catch (const std::runtime_error&) {  // it can have none
+    return false;
+  }
+}
+
 }  // namespace
 
 std::string executableDirectory() {
@@ -100,6 +108,20 @@ std::vector<std::string> managerAddresses(const std::string& list) {
   for (const std::string& directory : runtimeDirectories())
     addresses.push_back("unix:" + directory + "/" + kManagerSocket);
   return addresses;
+}
+
+std::string noManagerText(const std::vector<std::string>& addresses, const std::string& tried) {
+  const std::string what = "no pool manager is reachable (tried " + tried + "): ";
+  // A pool of one's own is no help to whoever uses another one.
+  if (!isOwnPool(addresses))
+    return what +
+           "check the address (--manager, GPUPOOL_MANAGER or client.yaml), and whether the manager runs, on "
+           "its "
+           "machine: systemctl status gpupool-manager";
+  return what +
+         "start a pool on this machine with `gpupool up --detach`, or name its manager with --manager "
+         "host:port or "
+         "GPUPOOL_MANAGER";
 }
 
 }  // namespace gpupool::cli

@@ -33,5 +33,7 @@ void makePrivateDirectory(const std::string& path);
 // The addresses to try for a manager, in order: from a list as in ClientOptions.manager, or this machine's
 // pools.
 std::vector<std::string> managerAddresses(const std::string& list);
+// One line for the user. tried: "address: why; address: why", of these addresses.
+std::string noManagerText(const std::vector<std::string>& addresses, const std::string& tried);
 
 }  // namespace gpupool::cli

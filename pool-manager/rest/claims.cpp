@@ -1,9 +1,11 @@
 #include "pool-manager/rest/claims.h"
 
 #include <stdexcept>
+#include <string_view>
 
 #include "pool-manager/claims.h"
 #include "pool-manager/convert.h"
+#include "pool-manager/device_filter.h"
 #include "pool-manager/listing_json.h"
 
 namespace gpupool::pool::rest {
@@ -20,6 +22,25 @@ Priority priorityOf(const std::string& text) {
 std::string tenantOf(const Request& request) {
   const std::string named = text(request, "tenant");
   return named.empty() ? request.who.tenant : named;
+}
+
+std::string gpuOf(const Request& request) {
+  std::string gpu = text(request, "gpu");
+  try {
+    parseDeviceFilter(gpu);
+  } catch (const std::invalid_argument& error) {
+    const std::string_view why = error.what(), option = "--gpu: ";
+    refuse(
+        {400, "bad_field", "'gpu': " + std::string(why.substr(why.starts_with(option) ? option.size() : 0))});
+  }
+  return gpu;
+}
+
+uint64_t memoryOf(const Request& request) {
+  const uint64_t bytes = request.counts.at("memoryBytes");
+  if (bytes != 0 && bytes < kLeastMemory)
+    refuse({400, "bad_field", "'memoryBytes': 0, or at least " + std::to_string(kLeastMemory) + " (1 MiB)"});
+  return bytes;
 }
 
 std::string jobOf(const Request& request) {
@@ -41,8 +62,8 @@ LeaseRequest leaseWish(const Request& request, const std::string& job) {
   wish.tenant = tenantOf(request);
   wish.holder = "REST, from " + request.peer;
   wish.deviceCount = static_cast<uint32_t>(count("devices"));
-  wish.memoryBytes = count("memoryBytes");
-  wish.gpu = text(request, "gpu");
+  wish.memoryBytes = memoryOf(request);
+  wish.gpu = gpuOf(request);
   wish.server = text(request, "server");
   wish.policy = flag(request, "spread") ? Policy::spread : Policy::pack;
   wish.reason = text(request, "reason");

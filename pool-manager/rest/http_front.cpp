@@ -62,6 +62,8 @@ kj::StringPtr reason(unsigned status) {
       return "URI Too Long";
     case 415:
       return "Unsupported Media Type";
+    case 422:
+      return "Unprocessable Content";
     case 429:
       return "Too Many Requests";
     case 431:

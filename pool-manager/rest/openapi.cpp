@@ -236,6 +236,8 @@ Json schemaOf(const Field& field) {
               {"items", {{"type", "integer"}, {"minimum", 0}, {"maximum", kMaxDevices - 1}}}};
     case Field::Kind::state:
       return reference("LeaseState");
+    case Field::Kind::digits:
+      return {{"type", "string"}, {"pattern", "^[0-9a-f]*$"}, {"maxLength", field.most}};
     case Field::Kind::text:
       break;
   }

@@ -2,6 +2,10 @@
 
 #include <arpa/inet.h>
 
+#include <set>
+
+#include "pool-manager/model.h"
+
 namespace gpupool::pool::rest {
 namespace {
 
@@ -70,7 +74,19 @@ void parseTarget(const std::string& target, Request& request) {
 
 Json parseBody(const std::string& text) {
   if (text.empty()) return Json::object();
-  Json body = Json::parse(text, nullptr, false);
+  // Which of two members counts is up to who reads them: a proxy may have looked at the other one.
+  std::vector<std::set<std::string>> seen;
+  std::string twice;
+  const auto note = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) seen.emplace_back();
+    if (event == Json::parse_event_t::object_end) seen.pop_back();
+    if (event == Json::parse_event_t::key && !seen.back().insert(parsed.get<std::string>()).second)
+      twice = parsed.get<std::string>();
+    return true;
+  };
+  Json body = Json::parse(text, note, false);
+  if (!twice.empty())
+    refuse({400, "bad_json", "the request's body has the member '" + printable(twice, 64) + "' twice"});
   if (!body.is_object()) refuse({400, "bad_json", "the request's body is not a JSON object"});
   return body;
 }

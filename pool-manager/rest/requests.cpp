@@ -1,8 +1,9 @@
 #include "pool-manager/rest/requests.h"
 
-#include <algorithm>
+#include <span>
 #include <stdexcept>
 
+#include "base/hmac.h"
 #include "base/log.h"
 #include "pool-manager/claims.h"
 #include "pool-manager/convert.h"
@@ -41,26 +42,20 @@ Id nameLease(const Context& context, const Request& request, LeaseRequest& wish)
   return wish.id;
 }
 
-// Whether the device may be what was asked for. Who has asked for a whole one may have what suspended leases
-// leave of it: half of it at least.
-bool isSame(const LeasedDevice& device, const LeaseRequest& wish) {
-  if (wish.memoryBytes == 0) return device.memoryBytes >= device.info.memoryBytes / 2;
-  return device.memoryBytes == wish.memoryBytes;
+// Of all that the request says: of two bodies that say the same in another order it is the same.
+std::string fingerprintOf(const Request& request) {
+  const std::string text = request.body.dump();
+  const Digest digest = sha256(std::as_bytes(std::span(text)));
+  return {reinterpret_cast<const char*>(digest.data()), digest.size()};
 }
 
-// The same key with another wish is a mistake, and not the same request again.
+// The same key with another body is a mistake, and not the same request again. Of a lease that an older
+// manager has made, nobody knows.
 void demandSame(const Context& context, const LeaseRequest& wish) {
-  const auto at = context.service.pool().leases().find(wish.id);
-  if (at == context.service.pool().leases().end() || !at->second.isPlaced()) return;
-  const LeaseRecord& lease = at->second;
-  const auto& devices = lease.primary().devices;
-  const bool same = std::all_of(devices.begin(), devices.end(),
-                                [&](const LeasedDevice& device) { return isSame(device, wish); });
-  if (same && devices.size() == wish.deviceCount && lease.gpu == wish.gpu &&
-      lease.terms.priority == wish.turns.priority && lease.limitMs == wish.limitMs)
-    return;
-  refuse({409, "key_reused", "this Idempotency-Key was sent with another request",
-          "send another key; the lease of this one is " + wish.id.text()});
+  const std::string* first = context.service.pool().fingerprintOf(wish.id);
+  if (first == nullptr || first->empty() || *first == wish.fingerprint) return;
+  refuse({422, "key_reused", "this Idempotency-Key was sent with another request",
+          "send another key, or the same body; the lease of this key is " + wish.id.text()});
 }
 
 Json toJson(const QueuedRequest& one, size_t position) {
@@ -113,6 +108,7 @@ std::optional<Json> queued(const Context& context, const Request& request, const
 
 kj::Promise<Answer> createLease(const Context& context, const Request& request) {
   LeaseRequest wish = leaseWish(request, jobOf(request));
+  wish.fingerprint = fingerprintOf(request);
   const Id id = nameLease(context, request, wish);
   demandSame(context, wish);
   auto place = context.orders.place(request.peer);

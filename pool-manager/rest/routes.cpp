@@ -30,13 +30,13 @@ std::vector<Field> wishFields() {
       {Kind::text, "tenant",
        "Whose programs use it: schedulers and operators may name others. Empty: the token's.", 64},
       {Kind::count, "devices", "How many GPUs, of one server.", kMaxDevices, 1, 1},
-      {Kind::count, "memoryBytes", "On each GPU. 0: whole GPUs.", uint64_t{1} << 60, 0},
+      {Kind::count, "memoryBytes", "On each GPU, at least 1 MiB. 0: whole GPUs.", uint64_t{1} << 60, 0},
       {Kind::text, "gpu", "Which GPUs, as --gpu: h200, memory>=80GiB. Empty: any.", 255},
       {Kind::text, "server", "On this server. Empty: on any.", 255},
       {Kind::yes, "spread", "Where most is free, not where least is."},
       {Kind::text, "priority", "The class: low, normal or high. Empty: normal.", 8},
       {Kind::count, "sharePercent", "Of the GPUs' time, where leases take turns. 0: an equal part.", 100, 0},
-      {Kind::text, "reason", "What it is for; for people.", 200},
+      {Kind::text, "reason", "What it is for; for people.", kMostReason},
       {Kind::count, "limitMs", "It ends so long after its grant. 0: no limit.", uint64_t{366} * 86'400'000,
        0}};
 }
@@ -83,7 +83,8 @@ std::vector<Route> makeRoutes() {
         {Kind::text, "cursor", "Where the page begins: nextCursor of the page before.", 32}}},
       {kPost, "/v1/leases", "createLease",
        "Leases GPUs for programs that use them by GPUPOOL_CLAIM, with the lease's id. Asked again with the "
-       "same Idempotency-Key, it is the same lease. 202: it waits, and has a position in the queue.",
+       "same Idempotency-Key, it is the same lease; with another body that is refused (422). 202: it waits, "
+       "and has a position in the queue.",
        createLease, "Lease", Operation::lease,
        leaseFields({{Kind::count, "waitMs", "How long to wait for GPUs.", kMostQueuedMs, 0},
                     {Kind::count, "answerMs", "The answer comes after so long, also while it waits.",
@@ -170,7 +171,7 @@ std::vector<Route> makeRoutes() {
        Operation::look,
        {{Kind::count, "after", "Only what comes after the entry of this number.", uint64_t{1} << 60, 0},
         {Kind::count, "sinceMs", "Only what is not older. 0: everything.", uint64_t{1} << 60, 0},
-        {Kind::text, "lease", "Only of leases whose id begins so.", 32}}},
+        {Kind::digits, "lease", "Only of leases whose id begins so.", 32}}},
       {kGet, "/v1/claims", "listClaims", "The claims: leases that job schedulers have reserved for jobs.",
        listClaims, "ClaimList"},
       {kPost, "/v1/claims", "createClaim",
@@ -196,7 +197,7 @@ std::vector<Route> makeRoutes() {
        cordonServer,
        "ServerChange",
        Operation::cordon,
-       {{Kind::text, "reason", "Why; for people.", 255},
+       {{Kind::text, "reason", "Why; for people.", kMostReason},
         {Kind::text, "by", "On whose word; for people.", 160}}},
       {kPost, "/v1/servers/{name}/uncordon", "uncordonServer",
        "Puts a server back into service. Operators only. May be repeated.", uncordonServer, "ServerChange",
@@ -210,7 +211,7 @@ std::vector<Route> makeRoutes() {
        drainServer,
        "Drain",
        Operation::cordon,
-       {{Kind::text, "reason", "Why; for people.", 255},
+       {{Kind::text, "reason", "Why; for people.", kMostReason},
         {Kind::text, "by", "On whose word; for people.", 160},
         {Kind::yes, "stay", "Moves no lease."}}},
       {kGet, "/v1/tokens", "listTokens", "The tokens that operators have made, but not what they are.",
@@ -331,6 +332,9 @@ void checkQuery(const Field& field, const std::string& value, Request& request) 
   if (field.kind == Field::Kind::yes && value != "true" && value != "false")
     refuse({400, "bad_parameter", quoted(field) + " is not true or false"});
   checkText(field, value);
+  if (field.kind == Field::Kind::digits && value.find_first_not_of("0123456789abcdef") != std::string::npos)
+    refuse({400, "bad_parameter", quoted(field) + " is not the beginning of a lease's id",
+            "an id has 32 hexadecimal digits: GET /v1/leases"});
   if (field.kind != Field::Kind::state) return;
   for (uint32_t i = 0; i < kLeaseStates; ++i)
     if (value == name(static_cast<LeaseState>(i))) return;
@@ -356,6 +360,7 @@ void checkBody(const Field& field, const Json& value, Request& request) {
       return;
     case Field::Kind::text:
     case Field::Kind::state:
+    case Field::Kind::digits:
       if (!value.is_string()) wrong("a text");
       return checkText(field, value.get<std::string>());
   }

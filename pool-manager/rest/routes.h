@@ -17,12 +17,13 @@ namespace gpupool::pool::rest {
 
 // A member of a request's body, or of its query. A request that has others is refused.
 struct Field {
-  enum class Kind { text, count, yes, ordinals, state } kind;
+  enum class Kind { text, count, yes, ordinals, state, digits } kind;
   const char* name;
-  const char* what;      // for people
-  uint64_t most = 1024;  // of a text: bytes; of a count: its value; of ordinals: how many
-  uint64_t usual = 0;    // a count that is not given
-  uint64_t least = 0;    // of a count
+  const char* what;  // for people
+  uint64_t most =
+      1024;  // of a text, or of an id's first digits: bytes; of a count: its value; of ordinals: how many
+  uint64_t usual = 0;  // a count that is not given
+  uint64_t least = 0;  // of a count
 };
 
 struct Context {

@@ -140,7 +140,13 @@ echo "load 37 xid 31 xid 79" > "$folder/new" && mv "$folder/new" "$folder/gpus"
 check "a GPU with an Xid of its own is broken" until_true shows "node GPU 1 is broken: Xid 79: the GPU has fallen off the bus"
 check "what NVML does not say any more is -" until_true shows "37%   -     -"
 gpupool down > /dev/null
-GPUPOOL_SERVER_NVML=libnosuch.so.7 up > /dev/null; check "up without NVML" test $? -eq 0
+GPUPOOL_SERVER_NVML=libnosuch.so.7 GPUPOOL_SERVER_CHECKPOINT_FOLDER=/nowhere/c GPUPOOL_SERVER_SUSPEND_FOLDER=/nowhere/s \
+  up > /dev/null; check "up without NVML" test $? -eq 0
+for option in "checkpoint-folder: /nowhere/c" "suspend-folder: /nowhere/s"; do
+  check "the log says that there is no $option" until_true grep -q -e "--$option: No such file or directory" "$GPUPOOL_STATE/server.log"
+done
+text=$("$bin/gpupool-server" --manager unix:/nowhere --config /dev/null --warm 100000 --check-config 2>&1); check "--warm" test $? -eq 2
+check "its bound" has "$text" "--warm: 100000 is more than 256"
 check "the log says why" until_true grep -q "no figures of the GPUs: libnosuch.so.7" "$GPUPOOL_STATE/server.log"
 check "and there are none" has "$(gpupool devices -v)" "-     -     -     -      free"
 gpupool down > /dev/null
@@ -284,7 +290,7 @@ tool=$!
 check "a program runs" until_true grep -q ready "$folder/output"
 lease=$(gpupool leases | awk '/fake_application/ { print $1 }')
 text=$(gpupool drain --reason "a new fan" node); check "drain" test $? -eq 1
-check "nowhere to go" has "$text" "lease $lease stays: lease $lease cannot be moved: there is no other server"
+check "nowhere to go" has "$text" "lease $lease stays: it cannot be moved: there is no other server"
 check "says how many" has "$text" "server node is cordoned and has 1 lease still:"
 check "and which" has "$text" "$lease"
 check "it is cordoned" has "$(gpupool servers)" "alive, cordoned"

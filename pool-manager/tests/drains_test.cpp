@@ -148,6 +148,14 @@ TEST_CASE_METHOD(Draining, "what stays is tried again every minute, and told onc
         std::vector<std::string>{"1 stays no room"});  // who asks again hears again
 }
 
+TEST_CASE_METHOD(Draining, "why a lease stays is told of it, and not of its number again") {
+  begin();
+  stays("lease " + kLease.text().substr(0, 8) + " is being suspended at this moment");
+  stays("lease " + kOther.text() + " is not known here");
+  CHECK(words() == std::vector<std::string>{"1 stays it is being suspended at this moment",
+                                            "2 stays it is not known here"});
+}
+
 TEST_CASE_METHOD(Draining, "who asks again does not wait for the minute") {
   begin(1 * kj::HOURS);
   stays("no room"), stays("no room");

@@ -65,6 +65,7 @@ struct Recorder final : PoolEvents {
   void superseded() override { isSuperseded = true; }
   bool hasEnded(const LocalProcess& holder) override { return dead.contains(holder.pid); }
   uint64_t calendarMs() override { return calendar(); }
+  uint64_t stoodStillMs() override { return stoodStill; }
 
   struct Revoke {
     std::string server;
@@ -95,6 +96,7 @@ struct Recorder final : PoolEvents {
   std::set<int> dead;
   bool isSuperseded = false;
   std::function<uint64_t()> calendar = pool::calendarMs;
+  uint64_t stoodStill = 0;
 };
 
 inline Server server(const std::string& name, uint64_t incarnation, uint32_t devices = 1) {
@@ -133,7 +135,7 @@ struct Fixture {
   void restart() { pool.pool.reset(), start(); }
   void start() {
     pool.store = store.get();
-    pool.pool.emplace(*store, events, times, PoolStart{"boot", now, calendarS, std::to_string(++starts)});
+    pool.pool.emplace(*store, events, times, PoolStart{boot, now, calendarS, std::to_string(++starts)});
   }
   void joinAndBeat(const Server& facts, const std::vector<Id>& leases = {},
                    const std::vector<DeviceReport>& reports = {}) {
@@ -158,6 +160,7 @@ struct Fixture {
   }
 
   uint64_t now = 1'000'000, calendarS = 1'700'000'000;
+  std::string boot = "boot";
   PoolTimes times;
   std::unique_ptr<Store> store;
   Recorder events;

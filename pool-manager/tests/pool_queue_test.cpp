@@ -148,6 +148,79 @@ TEST_CASE_METHOD(Queue, "a lease ends when its time limit is over, also over res
   CHECK(contains(failure(2), "at most 366 days"));
 }
 
+TEST_CASE_METHOD(Queue,
+                 "a time limit goes on while the manager is stopped or away, whatever the calendar says") {
+  joinAndBeat(server("a", 1, 2));
+  LeaseRequest limited = wish(1);
+  limited.limitMs = 60'000;
+  hold(limited);
+  const auto state = [&] { return pool->leases().at({1, 1}).state; };
+  now += 20'000;
+  SECTION("stopped: its clock stands still, and what ends is in time again") {
+    events.stoodStill = 39'000;
+    pool->tick(now);
+    CHECK(state() == LeaseState::active);
+    CHECK(pool->list(kAdmin, now).at(0).endsInMs == 1000);
+    CHECK(pool->inventoryFault(now).empty());
+    pool->tick(now += 999);
+    CHECK(state() == LeaseState::active);
+    events.stoodStill += 1;
+    pool->tick(now);
+    CHECK(state() == LeaseState::revoking);
+  }
+  SECTION("stopped: a lease that is granted behind that has its whole limit") {
+    events.stoodStill = 50'000;
+    LeaseRequest later = wish(2);
+    later.limitMs = 60'000;
+    beat(1, {{1, 1}});
+    hold(later);
+    pool->tick(now += 100);
+    CHECK(state() == LeaseState::revoking);
+    CHECK(pool->list(kAdmin, now).at(1).endsInMs == 59'900);
+    restart();
+    for (const Lease& one : pool->list(kAdmin, now))
+      if (one.id == Id{2, 2}) CHECK(one.endsInMs == 59'900);
+  }
+  SECTION("away: it ends when the manager is back") {
+    now += 50'000;
+    restart();
+    joinAndBeat(server("a", 1, 2), {{1, 1}});
+    pool->tick(now);
+    CHECK(state() == LeaseState::revoking);
+    CHECK(events.revokes.back().reason == "its time limit of 60 s is over");
+  }
+  SECTION("away, and somebody has set the calendar") {
+    calendarS += GENERATE(3'000'000, -3'000'000);
+    restart();
+    joinAndBeat(server("a", 1, 2), {{1, 1}});
+    CHECK(pool->list(kAdmin, now).at(0).endsInMs == 40'000);
+  }
+  SECTION("away, and its machine was started again: the calendar counts") {
+    boot = "another";
+    calendarS += 30;
+    restart();
+    joinAndBeat(server("a", 1, 2), {{1, 1}});
+    CHECK(pool->list(kAdmin, now).at(0).endsInMs == 10'000);
+  }
+}
+
+TEST_CASE_METHOD(Queue, "what is longer or less than it may be is refused, not cut") {
+  joinAndBeat(server("a", 1));
+  LeaseRequest reason = wish(1), tenant = wish(2), memory = wish(3), most = wish(4);
+  reason.reason = std::string(201, 'r');
+  tenant.tenant = std::string(65, 't');
+  memory.memoryBytes = (1 << 20) - 1;
+  most.reason = std::string(200, 'r'), most.tenant = std::string(64, 't'), most.memoryBytes = 1 << 20;
+  for (const LeaseRequest& one : {reason, tenant, memory}) pool->request(kAdmin, one, now);
+  CHECK(contains(failure(1), "a reason has at most 200 bytes"));
+  CHECK(contains(failure(2), "a tenant's name has at most 64 bytes"));
+  CHECK(contains(failure(3), "at least 1 MiB"));
+  hold(most);
+  CHECK(pool->leases().at({4, 4}).purpose == most.reason);
+  CHECK_THROWS_WITH(pool->cordon(kAdmin, "a", {reason.reason, "eve", 1}, [](const std::string&) {}),
+                    "a reason has at most 200 bytes");
+}
+
 TEST_CASE_METHOD(Queue, "the class comes first, then who came first") {
   joinAndBeat(server("a", 1));
   hold(wish(1));

@@ -56,8 +56,11 @@ TEST_CASE_METHOD(Fixture, "what a server saw of its devices is known for as long
 }
 
 TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
-  CHECK_THROWS_AS(pool->join(kAdmin, server("", 1), {}, now), std::invalid_argument);
-  CHECK_THROWS_AS(pool->join(kAdmin, server("bad\nname", 1), {}, now), std::invalid_argument);
+  for (const std::string& name : std::vector<std::string>{"", "bad\nname", "a:1", "a/b", "..", ".a", "-a",
+                                                          "a b", "\xc3\xa4", std::string(64, 'a')})
+    CHECK(contains(thrown([&] { pool->join(kAdmin, server(name, 1), {}, now); }), "is no name for a server"));
+  CHECK_NOTHROW(pool->join(kAdmin, server("Node-7_b.example.org", 1, 0), {}, now));
+  CHECK_NOTHROW(pool->join(kAdmin, server(std::string(63, 'a'), 1, 0), {}, now));
   CHECK_THROWS_AS(pool->join(kAdmin, server("a", 1, kMaxDevices + 1), {}, now), std::invalid_argument);
   auto twins = server("a", 1, 2);
   twins.devices[1].ordinal = 0;

@@ -58,8 +58,14 @@ TEST_CASE_METHOD(Leases, "the same Idempotency-Key is the same lease, and anothe
   const Reply first = post("/v1/leases", "{}", key("nightly-1"));
   REQUIRE(first.status == 200);
   CHECK(post("/v1/leases", "{}", key("nightly-1")).json["id"] == first.json["id"]);
-  CHECK(post("/v1/leases", R"({"devices": 2})", key("nightly-1")).code() == "key_reused");
-  CHECK(post("/v1/leases", R"({"memoryBytes": 1073741824})", key("nightly-1")).code() == "key_reused");
+  for (const char* other :
+       {R"({"devices": 2})", R"({"memoryBytes": 1073741824})", R"({"server": "a"})", R"({"reason": "x"})",
+        R"({"spread": true})", R"({"unusedMs": 60000})", R"({"waitMs": 5})", R"({"answerMs": 5})"}) {
+    const Reply refused = post("/v1/leases", other, key("nightly-1"));
+    CHECK(refused.status == 422);
+    CHECK(refused.code() == "key_reused");
+    CHECK(contains(refused.json["error"]["hint"], first.json["id"]));
+  }
   CHECK(post("/v1/leases", "{}", key("nightly-2")).code() == "no_room");
   CHECK(post("/v1/leases", "{}", key("a b")).code() == "bad_key");
   CHECK(post("/v1/leases", "{}", key(std::string(65, 'k'))).code() == "bad_key");
@@ -67,6 +73,23 @@ TEST_CASE_METHOD(Leases, "the same Idempotency-Key is the same lease, and anothe
   const Reply over = post("/v1/leases", "{}", key("nightly-1"));
   CHECK(over.code() == "refused");
   CHECK(contains(over.json["error"]["message"], "has ended"));
+}
+
+TEST_CASE_METHOD(Leases,
+                 "of a key, another body is refused also while the lease waits, or in another order") {
+  post("/v1/leases");
+  const Reply waits =
+      post("/v1/leases", R"({"waitMs": 60000, "answerMs": 0, "reason": "next"})", key("nightly-3"));
+  REQUIRE(waits.status == 202);
+  const Reply again =
+      post("/v1/leases", R"({"reason": "next", "answerMs": 0, "waitMs": 60000})", key("nightly-3"));
+  CHECK(again.status == 202);
+  CHECK(again.json["id"] == waits.json["id"]);
+  const Reply other =
+      post("/v1/leases", R"({"waitMs": 60000, "answerMs": 0, "reason": "else"})", key("nightly-3"));
+  CHECK(other.status == 422);
+  CHECK(other.code() == "key_reused");
+  CHECK(get(path(waits)).json["reason"] == "next");
 }
 
 TEST_CASE_METHOD(Leases, "who waits has a position in the queue, and is served in turn") {

@@ -97,6 +97,29 @@ TEST_CASE_METHOD(Fixture, "a request that says something unknown or wrong is ref
   check(get("/" + std::string(5000, 'x')), 414, "url_too_long");
   check(post("/v1/servers/a/cordon", "[1]"), 400, "bad_json");
   check(post("/v1/servers/a/cordon", "{"), 400, "bad_json");
+  const Reply twice = post("/v1/servers/a/cordon", R"({"reason": "a", "by": "b", "reason": "c"})");
+  check(twice, 400, "bad_json");
+  CHECK(contains(twice.json["error"]["message"], "'reason' twice"));
+  check(post("/v1/leases", R"({"colour": {"red": 1, "red": 2}})"), 400, "bad_json");
+  check(get("/v1/audit?lease=zz"), 400, "bad_parameter");
+  check(get("/v1/audit?lease=" + std::string(33, 'a')), 400, "bad_parameter");
+  CHECK(get("/v1/audit?lease=0123abcd").json["entries"].empty());  // unknown
+  const std::string most(200, 'r'), tenant(64, 't');
+  for (const char* path : {"/v1/leases", "/v1/explain"}) {
+    const bool posts = std::string(path) == "/v1/leases";
+    const auto say = [&](const std::string& name, const std::string& json, const std::string& query) {
+      return posts ? post(path, "{\"" + name + "\": " + json + "}") : get(path + ("?" + name + "=" + query));
+    };
+    const Reply filter = say("gpu", R"("memory>>1")", "memory%3E%3E1");
+    check(filter, 400, "bad_field");
+    CHECK(contains(filter.json["error"]["message"], "'gpu': 'memory>>1': a condition has >= or <="));
+    const Reply little = say("memoryBytes", "1", "1");
+    check(little, 400, "bad_field");
+    CHECK(contains(little.json["error"]["message"], "1 MiB"));
+    check(say("reason", "\"" + most + "r\"", most + "r"), 400, "bad_parameter");
+    check(say("tenant", "\"" + tenant + "t\"", tenant + "t"), 400, "bad_parameter");
+  }
+  check(post("/v1/servers/a/cordon", "{\"reason\": \"" + most + "r\"}"), 400, "bad_parameter");
   const Reply member = post("/v1/servers/a/cordon", R"({"colour": 1})");
   check(member, 400, "unknown_field");
   CHECK(contains(member.json["error"]["message"], "'colour'"));
@@ -297,34 +320,35 @@ TEST_CASE("what a store says of itself stays with the manager") {
 }
 
 TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats") {
-  FakeServer server(io, "a\"\xff", 1, folder.path + "/server");
+  FakeServer server(io, "a", 1, folder.path + "/server");
   server.join(address);
   await(server.joined());
   auto holder = connect();
-  const Lease got = await(lease(*holder, wish()));
+  LeaseRequest strange = wish();
+  strange.tenant = "a\"\xff";
+  const Lease got = await(lease(*holder, strange));
   const Reply reply = get("/metrics");
   CHECK(reply.headers.at("Content-Type") == "text/plain; version=0.0.4; charset=utf-8");
-  CHECK(metric(reply, R"(gpupool_leases{state="active",tenant=""})") == "1");
+  CHECK(metric(reply, R"(gpupool_leases{state="active",tenant="a\")"
+                      "\xef\xbf\xbd\"}") == "1");  // as UTF-8, whatever is asked for
   CHECK(metric(reply, "gpupool_lease_wait_seconds_count") == "1");
   CHECK(metric(reply, R"(gpupool_lease_wait_seconds_bucket{le="+Inf"})") == "1");
   CHECK(metric(reply, "gpupool_grant_seconds_count") == "1");
   CHECK(!metric(reply, "gpupool_manager_delay_seconds_count").empty());
   CHECK(metric(reply, "gpupool_lease_requests_waiting") == "0");
   CHECK(metric(reply, R"(gpupool_servers{state="alive"})") == "1");
-  const std::string name = R"({server="a\")"
-                           "\xef\xbf\xbd\"}";  // as UTF-8, whatever a server calls itself
+  const std::string name = R"({server="a"})";
   CHECK(metric(reply, "gpupool_server_missed_beats_total" + name) == "0");
   CHECK(contains(reply.text, R"(gpu="0",UUID="GPU-)"));
   CHECK(!contains(reply.text, "\nDCGM_FI_DEV_GPU_UTIL{"));
   DeviceSample sample;
   sample.gpuPercent = 37;
   sample.powerMw = 300'400;
-  service->pool().setSamples("a\"\xff", {sample}, now);
+  service->pool().setSamples("a", {sample}, now);
   const Reply sampled = get("/metrics");
   const size_t labels = sampled.text.find("\nDCGM_FI_DEV_GPU_UTIL{") + 1;
   const std::string load = sampled.text.substr(labels, sampled.text.find('\n', labels) - labels);
-  CHECK(load.ends_with(R"(",modelName="Fake GPU",Hostname="a\")"
-                       "\xef\xbf\xbd\"} 37"));
+  CHECK(load.ends_with(R"(",modelName="Fake GPU",Hostname="a"} 37)"));
   CHECK(contains(sampled.text, "\"} 300.4\n"));
   CHECK(!contains(sampled.text, "\nDCGM_FI_DEV_GPU_TEMP{"));  // not told
   now += 400;                                                 // four beats

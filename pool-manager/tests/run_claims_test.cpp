@@ -83,9 +83,17 @@ TEST_CASE_METHOD(Fixture, "a claim that no program uses is kept as long as it is
   const auto longer = std::chrono::steady_clock::now() + std::chrono::seconds(4);
   while (std::chrono::steady_clock::now() < longer) said({"claim", "renew", id.substr(0, 8)});
   CHECK(contains(said({"claim", "list"}), "alps:1:0"));
-  CHECK(contains(tool(1, {"claim", "renew", "123", id}), "there is no lease 123"));
+  CHECK(said({"claim", "renew", "alps:1:0"}).empty());
+  CHECK(contains(tool(1, {"claim", "renew", "123", id}),
+                 "there is no claim 123, and `gpupool audit` knows of none"));
+  CHECK(contains(tool(1, {"claim", "renew", "zz"}), "'zz' names no claim"));
   REQUIRE(soonFree());
-  CHECK(contains(tool(1, {"claim", "renew", id}), "there is no lease " + id));
+  for (const std::string& name : {id, id.substr(0, 8), std::string("alps:1:0")}) {
+    const std::string text = tool(1, {"claim", "renew", name});
+    CHECK(contains(text, "gpupool: claim " + name + " has ended (expired 2"));  // a date
+    CHECK(contains(text, "): no program has used the claim for 3 s"));
+  }
+  CHECK(contains(tool(1, {"claim", "renew", "alps:1"}), "there is no claim alps:1,"));
 }
 
 TEST_CASE_METHOD(Fixture, "what the claim commands do not take") {
@@ -95,6 +103,8 @@ TEST_CASE_METHOD(Fixture, "what the claim commands do not take") {
   CHECK(
       contains(tool(2, {"claim", "create", "--job", "alps:1:0", "--unused", "10ms"}), "--unused: 1s to 1h"));
   CHECK(contains(tool(1, {"claim", "release", "123"}), "there is no lease 123"));
+  CHECK(contains(tool(2, {"claim", "create", "--job", "alps:1:0", "--for", std::string(65, 't')}),
+                 "--for: at most 64 bytes, and these are 65"));
   CHECK(contains(tool(4, {"claim", "create", "--job", "alps:1:0", "--gpus", "9"}), "9 devices"));
   CHECK(contains(said({"claim", "create", "--help"}), "usage: gpupool claim create"));
   Program none;

@@ -48,12 +48,28 @@ TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say
   run(bad, {"--gpus", "none", "true"});
   CHECK(bad.exitStatus() == 125);
   CHECK(contains(bad.text, "--gpus: 'none' is not a whole number"));
+  const std::string reason(201, 'r'), tenant(65, 't');
+  CHECK(contains(tool(125, {"run", "--memory", "20", "true"}),
+                 "--memory: 20 is less than the least, 1MiB: give a number with its unit"));
+  CHECK(contains(tool(125, {"run", "--reason", reason, "true"}),
+                 "--reason: at most 200 bytes, and these are 201"));
+  CHECK(contains(tool(125, {"run", "--tenant", tenant, "true"}), "--tenant: at most 64 bytes"));
+  CHECK(contains(tool(2, {"leases", "--tenant", tenant}), "--tenant: at most 64 bytes"));
+  CHECK(contains(tool(2, {"cordon", "--reason", reason, "a"}), "--reason: at most 200 bytes"));
+  CHECK(contains(tool(2, {"drain", "--reason", reason, "a"}), "--reason: at most 200 bytes"));
   run(many, {"--gpus", "2", "true"});
   CHECK(many.exitStatus() == 125);
   CHECK(contains(many.text, "no server has more than 1"));
   run(none, {"--manager", "unix:/nowhere/manager", "true"});
   CHECK(none.exitStatus() == 125);
   CHECK(contains(none.text, "no pool manager is reachable (tried unix:/nowhere/manager: "));
+  CHECK(contains(none.text, "systemctl status gpupool-manager"));
+  CHECK(contains(tool(1, {"leases", "--manager", "127.0.0.1:1"}), "check the address"));
+  CHECK_FALSE(contains(tool(1, {"leases", "--manager", "127.0.0.1:1"}), "gpupool up"));
+  const auto usual = environment;
+  environment[1] = "GPUPOOL_STATE=/nowhere";
+  CHECK(contains(tool(1, {"leases"}), "start a pool on this machine with `gpupool up --detach`"));
+  environment = usual;
   environment[2] = "GPUPOOL_LIBRARY_DIR=/nowhere";
   run(library, {"true"});
   CHECK(library.exitStatus() == 125);

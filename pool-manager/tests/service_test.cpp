@@ -160,6 +160,23 @@ TEST_CASE_METHOD(Fixture, "a manager that stood still ends no lease: renewals wa
   CHECK(server.revokeReasons.empty());
 }
 
+TEST_CASE_METHOD(Fixture, "a manager that stood still ends a lease whose time limit is over meanwhile") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  LeaseRequest limited = wish();
+  limited.limitMs = 100'000;
+  const Lease got = await(lease(*holder, limited));
+  now += 60'000;  // it is stopped
+  pause(50);
+  CHECK(service->pool().leases().at(got.id).state == LeaseState::active);
+  CHECK(await(renew(*holder, got.id)) == 15'000u);
+  now += 60'000;
+  pause(50);
+  CHECK(server.revokeReasons == std::vector<std::string>{"its time limit of 100 s is over"});
+}
+
 TEST_CASE_METHOD(Fixture, "a server that does not answer a revoke delays the release, not for ever") {
   FakeServer server(io, "a", 1, folder.path + "/server");
   server.muteRevokes = true;

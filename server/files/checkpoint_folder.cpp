@@ -85,7 +85,12 @@ Descriptor CheckpointFolder::descend(const std::string& relative) const {
 
 void CheckpointFolder::removeLeftovers() const {
   const Descriptor root(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (root < 0) return;  // whoever asks for a checkpoint is told
+  if (root < 0 || access(path_.c_str(), W_OK | X_OK) != 0) {  // a share may be mounted later
+    GPUPOOL_ERROR(
+        "--checkpoint-folder: %s: %s; nothing is written there or restored from there until that is mended",
+        path_.c_str(), strerror(errno));
+    return;
+  }
   for (const std::string& name : namesIn(root)) {
     const std::string prefix = draftPrefix();
     // Another server's name may begin with this one's.

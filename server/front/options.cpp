@@ -13,11 +13,13 @@
 #include <sstream>
 
 #include "base/memory_info.h"
+#include "schema/server_name.h"
 
 namespace gpupool::server {
 namespace {
 
 constexpr std::chrono::milliseconds kShortestTurn{100};
+constexpr uint32_t kMostWarm = 256;
 
 // CACHE_DIRECTORY: systemd's, for a service that has one.
 std::string cacheFolder() {
@@ -80,7 +82,9 @@ std::vector<options::Option> ServerOptions::table() {
       {"tls-ca", tlsCa, "FILE",
        "The authorities (PEM) that issue the manager's certificate, for its host's name, where a site has "
        "some: TLS is used. Empty: only the certificates that the token file names."},
-      {"name", name, "NAME", "The name of this server, unique in the pool. Empty: the host name."},
+      {"name", name, "NAME",
+       "The name of this server, unique in the pool: letters, digits and . _ - , at most 63. Empty: the host "
+       "name."},
       {"state", state, "PATH",
        "The folder for sockets and other files that exist while the server runs. Empty: "
        "$XDG_RUNTIME_DIR/gpupool, else /run/gpupool."},
@@ -128,8 +132,9 @@ std::vector<options::Option> ServerOptions::table() {
        "workers have "
        "the user of the server."},
       {"warm", warm, "COUNT",
-       "The number of workers that are started ahead of time and wait for sessions. On a machine with "
-       "several GPUs they wait with those of the latest leases (docs/security.md)."},
+       "The number of workers that are started ahead of time and wait for sessions, at most 256. On a "
+       "machine "
+       "with several GPUs they wait with those of the latest leases (docs/security.md)."},
       {"warm-contexts", warmContexts, "",
        "For each device, one more worker waits that has made its CUDA context already. A session then "
        "starts about 120 ms sooner, and the context takes about half a GiB of the device's memory."},
@@ -213,13 +218,17 @@ void ServerOptions::complete() {
     throw options::OptionError("--network-wire: '" + networkWire + "' is not auto, tcp or rdma");
   if (!server::walls::modeNamed(walls))
     throw options::OptionError("--walls: '" + walls + "' is not auto, required, off or log");
+  if (warm > kMostWarm)
+    throw options::OptionError("--warm: " + std::to_string(warm) + " is more than " +
+                               std::to_string(kMostWarm) +
+                               ": each is a process with a CUDA driver of its own");
   if (!workerUsers.empty() && !userRange())
     throw options::OptionError("--worker-users: '" + workerUsers +
                                "' is no range FIRST-LAST of user ids from " +
                                std::to_string(kFirstWorkerUser) + " to " + std::to_string(kLastWorkerUser) +
                                ", of at most " + std::to_string(kMostWorkerUsers));
-  if (name.find('/') != std::string::npos)
-    throw options::OptionError("--name: '" + name + "' contains a '/'");
+  if (!schema::isServerName(name))
+    throw options::OptionError("--name: '" + name + "' is no name for a server: " + schema::kServerNameRule);
   std::error_code error;
   const auto beside = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   if (worker.empty()) worker = beside / "gpupool-worker";

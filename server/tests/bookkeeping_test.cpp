@@ -266,8 +266,15 @@ TEST_CASE("options that depend on the machine are filled in") {
   options.local = "none";
   options.complete();
   CHECK(options.local.empty());
-  options.name = "a/b";
-  CHECK_THROWS_AS(options.complete(), gpupool::options::OptionError);
+  for (const char* name : {"a/b", "a:1", "..", "-a", "a b", "\xc3\xa4"}) {
+    options.name = name;
+    CHECK_THROWS_WITH(options.complete(), Catch::Contains("is no name for a server"));
+  }
+  options.name = "Node-7_b.example.org";
+  options.warm = 257;
+  CHECK_THROWS_WITH(options.complete(), Catch::Contains("--warm: 257 is more than 256"));
+  options.warm = 256;
+  CHECK_NOTHROW(options.complete());
 }
 
 TEST_CASE("etc/server.yaml holds every option at its default") {

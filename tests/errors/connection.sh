@@ -7,6 +7,7 @@ case_of "nothing configured"
 says 100 "no pool manager is reachable \(tried unix:$GPUPOOL_STATE/manager.sock: No such file.*$remedy" alone
 refused "no pool manager is reachable \(tried unix:.*$remedy" wrapped
 
+remedy='GPUPOOL_MANAGER.*systemctl status gpupool-manager' # of one that is named, `gpupool up` is another pool
 case_of "address refused"
 export GPUPOOL_MANAGER=127.0.0.1:1
 says 100 "127.0.0.1:1: Connection refused.*$remedy" alone

@@ -87,6 +87,7 @@ class World final : private PoolEvents {
   bool take(uint64_t number);
   Connection* connectionOf(const std::string& server);
   uint64_t calendarMs() override;
+  uint64_t stoodStillMs() override { return clock_->stoodStillMs(); }
   void wires();
   bool due(const Pipe& pipe) const { return !pipe.messages.empty() && pipe.messages.front().at <= now_; }
   void deliverFirst(Pipe& pipe);
@@ -212,7 +213,7 @@ class World final : private PoolEvents {
   uint64_t callNumber_ = 0, arrivals_ = 0, jobs_ = 0;
   std::map<Id, Waiting> waiting_;  // requests that this life of the manager has read, and not answered
   struct Created {
-    uint64_t atMs, managerRan;
+    uint64_t atMs;
   };
   std::map<std::pair<int, Id>, Created> created_;  // leases, by store
   std::set<Id> limited_;

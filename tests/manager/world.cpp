@@ -174,9 +174,11 @@ void World::startManager() {
   disk_.losesCordons = bug_ == Bug::losesCordons;
   disk_.losesHolds = bug_ == Bug::forgetsHolds;
   store_ = makeStore(std::make_unique<OnDisk>(disk_), WritesOn::deliver);
+  // Only where its machine was started anew does a manager look at the calendar.
+  const std::string bootId = bug_ == Bug::setsCalendar ? newId().text() : "manager";
   try {
     pool_.emplace(*store_, static_cast<PoolEvents&>(*this), times(preempts_),
-                  PoolStart{"manager", clock_->now(), 1'700'000'000 + now_ / 1000, newId().text()});
+                  PoolStart{bootId, clock_->now(), 1'700'000'000 + now_ / 1000, newId().text()});
     // What was never stored may come to be again.
     std::erase_if(created_, [&](const auto& one) { return !pool_->leases().contains(one.first.second); });
   } catch (const std::runtime_error&) {  // the disk is full

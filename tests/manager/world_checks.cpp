@@ -118,7 +118,7 @@ void World::checkModel(const Lease& lease) {
 void World::noteCreated() {
   if (!pool_ || !choosy_ || probing_) return;
   for (const auto& [id, record] : pool_->leases()) {
-    if (!created_.try_emplace({stores_, id}, Created{now_, managerRan_}).second) continue;
+    if (!created_.try_emplace({stores_, id}, Created{now_}).second) continue;
     const auto request = waiting_.find(id);
     if (request == waiting_.end()) continue;
     for (const auto& [other, before] : waiting_)
@@ -149,13 +149,13 @@ void World::checkOrder(const Waiting& served, const Waiting& waits, const LeaseR
     if (could.contains(one.info.uuid)) fault("a request was served before another one that precedes it");
 }
 
-// By how long the manager has run since: its clock stands still only when it is stopped.
+// Also over what the manager was stopped for, or away.
 void World::checkLimits() {
   for (const auto& [id, record] : pool_->leases()) {
     const auto created = created_.find({stores_, id});
     const Holder* holder = holderOf(id);
     if (created == created_.end() || holder == nullptr || holder->limitMs == 0) continue;
-    if (record.runs() && managerRan_ > created->second.managerRan + holder->limitMs + 2 * kStep)
+    if (record.runs() && now_ > created->second.atMs + holder->limitMs + 2 * kStep)
       fault("a lease outlives its time limit");
     if (record.runs() || record.reason.find("time limit") == std::string::npos) continue;
     if (limited_.insert(id).second) ++result_.limited;
