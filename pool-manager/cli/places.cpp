@@ -115,13 +115,11 @@ std::string noManagerText(const std::vector<std::string>& addresses, const std::
   // A pool of one's own is no help to whoever uses another one.
   if (!isOwnPool(addresses))
     return what +
-           "check the address (--manager, GPUPOOL_MANAGER or client.yaml), and whether the manager runs, on "
-           "its "
-           "machine: systemctl status gpupool-manager";
+           "check the address (--manager, GPUPOOL_MANAGER or client.yaml), and on the manager's machine "
+           "whether it runs: systemctl status gpupool-manager";
   return what +
-         "start a pool on this machine with `gpupool up --detach`, or name its manager with --manager "
-         "host:port or "
-         "GPUPOOL_MANAGER";
+         "start a pool on this machine with `gpupool up --detach`, or name its manager with "
+         "--manager host:port or GPUPOOL_MANAGER";
 }
 
 }  // namespace gpupool::cli

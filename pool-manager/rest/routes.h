@@ -20,8 +20,8 @@ struct Field {
   enum class Kind { text, count, yes, ordinals, state, digits } kind;
   const char* name;
   const char* what;  // for people
-  uint64_t most =
-      1024;  // of a text, or of an id's first digits: bytes; of a count: its value; of ordinals: how many
+  // Of a text, or of an id's first digits: bytes; of a count: its value; of ordinals: how many.
+  uint64_t most = 1024;
   uint64_t usual = 0;  // a count that is not given
   uint64_t least = 0;  // of a count
 };
