@@ -1,7 +1,6 @@
 #pragma once
-// What a server may be called. The name is in paths of sockets, in addresses of the REST interface and before
-// the
-// ':' of SERVER:GPU.
+// What a server may be called. The name is in paths of sockets, in addresses of the REST interface and,
+// before a ':', in SERVER:GPU.
 
 #include <algorithm>
 #include <string>
