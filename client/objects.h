@@ -27,6 +27,7 @@ struct Stream {
   uint64_t word = 0;
   std::atomic<uint64_t> posted{0};     // operations sent
   std::atomic<uint64_t> requested{0};  // highest count a word was asked for
+  std::atomic<uint64_t> moment{0};     // of the last question that was answered with "not ready"
   std::atomic<bool> capturing{false};
   CUgreenCtx green = nullptr;  // whose stream it is; null: of no green context
   bool ended = false;          // under lockWords: its end was sent, and nothing may follow
@@ -47,8 +48,8 @@ struct Event {
   std::atomic<bool> ever{false};               // recorded at all
   std::atomic<bool> captured{false};           // the last record was part of a capture
   std::atomic<bool> shared{false};             // with other processes: then only the worker knows its records
-  // Networks, calls/event.cpp. The moment (Session::nextMoment) of the last record, or of a later question
-  // that was answered with "not ready"; the worker was asked at that time, and tells when the word comes to
+  // Calls/event.cpp. The moment (Session::nextMoment) of the last record, or of a later question that was
+  // answered with "not ready". Networks: the worker was asked at that time, and tells when the word comes to
   // `told`.
   std::atomic<uint64_t> moment{0}, told{0};
   std::atomic<int64_t> asked{0};

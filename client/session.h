@@ -53,17 +53,16 @@ class Session {
   bool mapsMemory() const { return mapsMemory_; }
   // Of host memory's mirrors: their set has another number now. 0: it may not be told unchanged.
   void setMirrors(uint64_t number) { mirrorSet_.store(number, std::memory_order_release); }
-  // Networks: what the program may know to be over. Records of events are numbered in the order in which they
-  // are sent. What ends before a record says nothing of that record; any answer, host function or wait may
-  // say something of all that were sent until then.
+  // What the program may know to be over, although its word has not come: a word is written behind the event
+  // that it is for, and others may wait for that event. Records of events are numbered in the order in which
+  // they are sent. What ends before a record says nothing of that record; any answer, host function or wait
+  // may say something of all that were sent until then.
   uint64_t nextMoment() { return ++moment_; }
   void observed(uint64_t moment) {
     for (uint64_t known = observed_; known < moment && !observed_.compare_exchange_weak(known, moment);) {
     }
   }
-  void observed() {
-    if (!mapsMemory_) observed(moment_);
-  }
+  void observed() { observed(moment_); }
   bool mayKnow(uint64_t moment) const { return observed_ >= moment; }
   // A reply or a notice has told that the word is there. Who waits for it is not woken (Words::ring).
   void hearWord(uint64_t index, uint64_t value) {

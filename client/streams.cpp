@@ -470,11 +470,14 @@ CUresult queryStream(const StreamRef& ref) {
     return done == CUDA_SUCCESS ? awaitBlocking(ref.context) : done;
   }
   if (!isDone(ref, value)) {
-    // The first question, and every one over a network, is the driver's: the word may be late although the
-    // work is done. It is asked before the word is, which is work of the stream too.
+    // The first question, and every one over a network, or where the program may know better, is the
+    // driver's: the word may be late although the work is done. It is asked before the word is, which is work
+    // of the stream too.
     bool fresh = ref.stream->requested.load(std::memory_order_acquire) < value;
-    if (fresh || !session.mapsMemory()) {
+    if (fresh || !session.mapsMemory() || session.mayKnow(ref.stream->moment)) {
+      const uint64_t moment = session.nextMoment();
       CUresult done = session.await<"cuStreamQuery">(ref.context, ref.wire);
+      if (done == CUDA_ERROR_NOT_READY) ref.stream->moment = moment;
       CUresult status = requestWord(ref, value);
       if (status == CUDA_SUCCESS && done == CUDA_SUCCESS) status = waitFor(ref, value);
       return done != CUDA_SUCCESS ? done : status;

@@ -36,10 +36,12 @@ bool queriedSoon(const Event& event) {
          nowNs() - lastQuery.load(std::memory_order_relaxed) < inNs(kQueries);
 }
 
+// The program cannot know better than the word, which has not come.
 bool stillQuiet(const Event& event, uint64_t value) {
-  return event.told.load(std::memory_order_acquire) == value &&
-         !Session::get().mayKnow(event.moment.load(std::memory_order_relaxed)) &&
-         nowNs() - event.asked.load(std::memory_order_relaxed) < inNs(kQuiet);
+  const bool told = event.told.load(std::memory_order_acquire) == value;
+  if (Session::get().mayKnow(event.moment.load(std::memory_order_relaxed))) return false;
+  return Session::get().mapsMemory() ||
+         (told && nowNs() - event.asked.load(std::memory_order_relaxed) < inNs(kQuiet));
 }
 
 // The word and value of a record in `stream`. A word's values are written in order as long as one stream
@@ -80,8 +82,8 @@ CUresult askDriver(CUevent handle, Event& event) {
   return status == CUDA_SUCCESS ? settleHostMemory() : status;
 }
 
-// Over a network.
-CUresult queryTold(CUevent handle, Event& event, WordMark last) {
+// An event that has a word.
+CUresult queryWord(CUevent handle, Event& event, WordMark last) {
   Session& session = Session::get();
   if (session.words().reached(last.word, last.value)) {
     session.observed(event.moment.load(std::memory_order_relaxed));
@@ -90,7 +92,8 @@ CUresult queryTold(CUevent handle, Event& event, WordMark last) {
   if (stillQuiet(event, last.value)) return CUDA_ERROR_NOT_READY;
   const uint64_t moment = session.nextMoment();
   // Ahead of the question, so that the word comes with its answer.
-  if (event.told.load(std::memory_order_acquire) != last.value) session.watch(last.word, last.value);
+  if (!session.mapsMemory() && event.told.load(std::memory_order_acquire) != last.value)
+    session.watch(last.word, last.value);
   CUresult status = session.await<"cuEventQuery">(event.context, handle);
   if (status == CUDA_ERROR_NOT_READY) workerTells(event, last.value, moment);
   if (status == CUDA_SUCCESS) status = session.waitWord(last.word, last.value);
@@ -104,11 +107,11 @@ CUresult query(CUevent handle, Event& event) {
   if (CUresult status = captureForbids(); status != CUDA_SUCCESS) return status;
   const WordMark last = event.last.load(std::memory_order_acquire);
   if (!event.ever) return askDriver(handle, event);
-  if (session.mapsMemory())
-    return session.words().reached(last.word, last.value) ? settleHostMemory() : CUDA_ERROR_NOT_READY;
-  event.unqueried.store(0, std::memory_order_relaxed);
-  lastQuery.store(nowNs(), std::memory_order_relaxed);
-  return queryTold(handle, event, last);
+  if (!session.mapsMemory()) {
+    event.unqueried.store(0, std::memory_order_relaxed);
+    lastQuery.store(nowNs(), std::memory_order_relaxed);
+  }
+  return queryWord(handle, event, last);
 }
 
 CUresult wait(CUevent handle, Event& event) {
@@ -206,7 +209,7 @@ CUresult recordIn(const StreamRef& ref, CUevent handle, unsigned flags) {
   if (status != CUDA_SUCCESS) return status;
   Session& session = Session::get();
   event->told.store(0, std::memory_order_relaxed);
-  const uint64_t moment = session.mapsMemory() ? 0 : session.nextMoment();
+  const uint64_t moment = session.nextMoment();
   event->moment.store(moment, std::memory_order_relaxed);
   const bool tell = queriedSoon(*event) && session.expect(mark.word, mark.value);
   status = postTo<"sessionEventRecord">(ref, handle, ref.wire, flags, uint64_t{mark.word},
