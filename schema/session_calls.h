@@ -119,7 +119,8 @@ CUresult sessionWord(CUstream stream, uint64_t word, uint64_t value);
 // call or, where it maps the words, directly.
 CUresult sessionGate(CUstream stream, uint64_t word, uint64_t value);
 CUresult sessionGateOpen(uint64_t word, uint64_t value);
-// The same behind cuEventRecordWithFlags.
+// The same behind cuEventRecordWithFlags. tell: not 0: networks: the worker tells the client when the word
+// has come, without being asked for it (NoticeType::watch).
 CUresult sessionEventRecord(CUevent event, CUstream stream, unsigned flags, uint64_t word, uint64_t value,
                             unsigned tell);
 // Offers an event to the lease's other sessions. From here on it is recorded, waited for and queried by the

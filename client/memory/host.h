@@ -102,8 +102,8 @@ class HostMemory {
   bool lend(transport::Connection& next, std::string& why);
   bool lentAtNext(uint64_t address, transport::Region& region, uint64_t& offset) const;
   bool arrive(const std::map<uint64_t, transport::Region>& pinned, std::string& why);
-  // behind: what was sent before that word.
   CUresult settle() { return mirroring() ? settleSlow() : CUDA_SUCCESS; }
+  // Of work that was sent before that word, which has come.
   CUresult settle(WordMark behind) { return mirroring() ? settleBehind(behind) : CUDA_SUCCESS; }
 
  private:

@@ -133,8 +133,7 @@ std::vector<options::Option> ServerOptions::table() {
        "the user of the server."},
       {"warm", warm, "COUNT",
        "The number of workers that are started ahead of time and wait for sessions, at most 256. On a "
-       "machine "
-       "with several GPUs they wait with those of the latest leases (docs/security.md)."},
+       "machine with several GPUs they wait with those of the latest leases (docs/security.md)."},
       {"warm-contexts", warmContexts, "",
        "For each device, one more worker waits that has made its CUDA context already. A session then "
        "starts about 120 ms sooner, and the context takes about half a GiB of the device's memory."},
