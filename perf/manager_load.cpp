@@ -93,11 +93,14 @@ class LoadedServer {
     beat().wait(io.waitScope);
   }
 
-  kj::Promise<void> beats() {
-    return timer_.afterDelay(beatMs_ * kj::MILLISECONDS).then([this] { return beat(); }).then([this] {
-      return beats();
+  // first: when the next one is due. Servers beat at random moments (server/front/membership.cpp); these, one
+  // after the other.
+  kj::Promise<void> beats(kj::Duration first) {
+    return timer_.afterDelay(first).then([this] { return beat(); }).then([this] {
+      return beats(beatMs_ * kj::MILLISECONDS);
     });
   }
+  kj::Duration beatEvery() const { return beatMs_ * kj::MILLISECONDS; }
 
  private:
   // Late: the manager has answered when the next one is due already.
@@ -132,7 +135,8 @@ class Load final : private kj::TaskSet::ErrorHandler {
   void run() {
     for (unsigned i = 0; i < wanted_.servers; ++i) {
       servers_.push_back(std::make_unique<LoadedServer>(io_, wanted_, i, figures_));
-      tasks_.add(servers_.back()->beats());
+      LoadedServer& server = *servers_.back();
+      tasks_.add(server.beats(server.beatEvery() * static_cast<int64_t>(i) / wanted_.servers));
     }
     for (size_t i = 0; i < kHolderConnections; ++i)
       holders_.push_back(

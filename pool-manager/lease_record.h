@@ -46,6 +46,7 @@ struct LeaseRecord : StoredLease {
   uint64_t deadlineMs = 0;           // of the holder's right
   std::map<Id, Adoption> adoptions;  // of a claim, by adopter; not stored: they renew
   uint64_t grantedMs = 0;
+  uint64_t chargedMs = 0;         // its tenant is charged until then
   uint64_t endsMs = kNever;       // when its time limit is over
   uint64_t revokingMs = 0;        // since when
   std::string endedBy;            // revoking: on whose word

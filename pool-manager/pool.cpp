@@ -12,6 +12,7 @@ namespace {
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
 constexpr uint64_t kForgetServerMs = 3'600'000;
 constexpr uint64_t kChargeMs = 1000, kWriteUsageMs = 60'000;
+constexpr size_t kLeasesOfTick = 1000, kTicksForAll = 10;
 
 // Of a lease that is not suspended.
 uint64_t knownKept(const LeaseRecord& record, size_t device) {
@@ -75,7 +76,6 @@ Pool::Pool(Store& store, PoolEvents& events, const PoolTimes& times, const PoolS
       times_(times),
       bootId_(start.bootId),
       latestMs_(start.nowMs),
-      chargedMs_(start.nowMs),
       usageWrittenMs_(start.nowMs),
       usage_(times.halfLifeMs, times.weights),
       audit_(times.auditEntries),
@@ -105,7 +105,7 @@ void Pool::load(Store& store, const PoolStart& start) {
     if (record.isPlaced()) record.suspension.kept = record.primary().kept;
     if (record.hold) record.suspension.held = record.hold->held;
     record.deadlineMs = start.nowMs + record.ttlMs;
-    record.grantedMs = record.revokingMs = record.ranSinceMs = start.nowMs;
+    record.grantedMs = record.revokingMs = record.ranSinceMs = record.chargedMs = start.nowMs;
     if (record.state == LeaseState::revoking) revoking_.insert(record.id);
     leases_[record.id] = std::move(record);
   }
@@ -172,19 +172,11 @@ Lease Pool::tell(const LeaseRecord& record) const {
   return lease;
 }
 
-void Pool::chargeUsage(uint64_t now) {
-  if (now < chargedMs_ + kChargeMs) return;
-  const double seconds = static_cast<double>(now - chargedMs_) / 1000;
-  chargedMs_ = now;
-  const uint64_t calendarS = events_.calendarMs() / 1000;
-  for (const auto& [tenant, held] : held()) {
-    usage_.charge(tenant, held.devices * seconds, now);
-    quotas_.charge(tenant, held.devices * seconds, calendarS);
-  }
+void Pool::writeUsage(uint64_t now) {
   if (now < usageWrittenMs_ + kWriteUsageMs) return;
   usageWrittenMs_ = now;
   auto writes = usage_.changes(now, events_.calendarMs());
-  for (Write& one : quotas_.changes(calendarS)) writes.push_back(std::move(one));
+  for (Write& one : quotas_.changes(events_.calendarMs() / 1000)) writes.push_back(std::move(one));
   // What the store refuses is written anew with what follows it.
   if (!writes.empty()) journal_.write(std::move(writes), [](const std::string&) {});
 }
@@ -193,6 +185,7 @@ void Pool::setState(LeaseRecord& record, LeaseState to) {
   if (!mayFollow(record.state, to))
     throw std::logic_error("a lease cannot go from " + std::string(name(record.state)) + " to " +
                            std::string(name(to)));
+  charge(record, latestMs_);
   record.state = to;
   leases_.touch(record);
   if (to == LeaseState::revoking)
@@ -214,21 +207,33 @@ void Pool::tick(uint64_t now) {
   latestMs_ = now;
   gone_.clear();
   countStandstill();
-  for (auto& [id, record] : leases_.quietly()) {  // setState() marks those that change
-    checkAdopters(record, now);
-    expire(record, now);
-    storeAgain(record, now);
-    storePlacementsAgain(record, now);
-  }
+  tickLeases(now);
   forgetTombstones(now);
-  chargeUsage(now);
-  tickPreempted(now);
+  writeUsage(now);
   std::erase_if(servers_, [&](const auto& one) {
     const bool forgotten = !one.second.connected && now > one.second.beatMs + kForgetServerMs;
     if (forgotten) inventory_.touch(one.first);
     return forgotten;
   });
   serveWaiters(now);
+}
+
+// A part of a large pool's leases in each tick, and so all of them in a second: requests wait for a tick.
+void Pool::tickLeases(uint64_t now) {
+  auto& leases = leases_.quietly();  // setState() marks those that change
+  const size_t count = std::min(leases.size(), std::max(kLeasesOfTick, leases.size() / kTicksForAll + 1));
+  auto at = leases.upper_bound(visited_);
+  for (size_t i = 0; i < count; ++i, ++at) {
+    if (at == leases.end()) at = leases.begin();
+    LeaseRecord& record = at->second;
+    checkAdopters(record, now);
+    expire(record, now);
+    storeAgain(record, now);
+    storePlacementsAgain(record, now);
+    tickPreempted(record, now);
+    if (now >= record.chargedMs + kChargeMs) charge(record, now);
+    visited_ = at->first;
+  }
 }
 
 // --- for people

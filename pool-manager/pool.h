@@ -273,7 +273,9 @@ class Pool {
   AuditEntry entryOf(AuditEvent event, const StoredLease& lease, const std::string& by,
                      const std::string& reason) const;
   Lease tell(const LeaseRecord& record) const;
-  void chargeUsage(uint64_t now);
+  void charge(LeaseRecord& record, uint64_t now);
+  void writeUsage(uint64_t now);
+  void tickLeases(uint64_t now);
   void setState(LeaseRecord& record, LeaseState to);
   // Who may not touch what: throws.
   void demandOwner(const Principal& who, const Id& id) const;
@@ -392,7 +394,7 @@ class Pool {
   void beginPreempt(LeaseRecord& record, const Waiter& waiter, uint64_t now);
   void preemptStored(const Id& id, const std::string& why);
   void notPreempted(LeaseRecord& record, const std::string& why, uint64_t now);
-  void tickPreempted(uint64_t now);
+  void tickPreempted(LeaseRecord& record, uint64_t now);
   std::string preemptText(const LeaseRecord& record) const;
   std::string whyText(const LeaseRecord& record, uint64_t now) const;
 
@@ -491,7 +493,8 @@ class Pool {
   uint64_t stoodStillMs_ = 0;  // PoolEvents::stoodStillMs, as leases' time limits have it
   bool forgetting_ = false;    // tombstones are being erased
   uint64_t requests_ = 0;      // the number of the latest one
-  uint64_t chargedMs_ = 0, usageWrittenMs_ = 0;
+  uint64_t usageWrittenMs_ = 0;
+  Id visited_;  // the lease that a tick has looked at last
   Usage usage_;
   Quotas quotas_;
   AuditLog audit_;

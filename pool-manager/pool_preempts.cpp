@@ -190,30 +190,25 @@ void Pool::notPreempted(LeaseRecord& record, const std::string& why, uint64_t no
   record.preemptNotBeforeMs = now + kTryAgainMs;
 }
 
-// Notices that are over; and those that have been suspended take their place in the queue.
-void Pool::tickPreempted(uint64_t now) {
-  std::vector<Id> over;
-  for (auto& [id, record] : leases_.quietly()) {
-    if (record.state == LeaseState::suspended && record.comesBack() && record.preemptor != Id{} &&
-        record.change == Change::none)
-      bringBack(record, now);
-    if (record.noticeEndsMs != 0 && record.runs() && record.change == Change::none) over.push_back(id);
+// A notice that is over; and one that has been suspended takes its place in the queue.
+void Pool::tickPreempted(LeaseRecord& record, uint64_t now) {
+  if (record.change != Change::none) return;
+  if (record.state == LeaseState::suspended && record.comesBack() && record.preemptor != Id{})
+    bringBack(record, now);
+  if (record.noticeEndsMs == 0 || !record.runs()) return;
+  const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
+                                 [&](const Waiter& one) { return one.request.id == record.preemptor; });
+  if (waits && now < record.noticeEndsMs) return;
+  leases_.touch(record);
+  record.noticeEndsMs = 0;
+  if (waits) {
+    const std::string why = preemptText(record) + ", and could not be suspended: " + record.notice;
+    startRevoke(record, LeaseState::revoked, why, now);
+    return;
   }
-  for (const Id& id : over) {
-    LeaseRecord& record = leases_.at(id);
-    const bool waits = std::any_of(waiters_.begin(), waiters_.end(),
-                                   [&](const Waiter& one) { return one.request.id == record.preemptor; });
-    if (waits && now < record.noticeEndsMs) continue;
-    record.noticeEndsMs = 0;
-    if (waits) {
-      const std::string why = preemptText(record) + ", and could not be suspended: " + record.notice;
-      startRevoke(record, LeaseState::revoked, why, now);
-      continue;
-    }
-    record.preemptor = {};  // it has been served without, or has gone
-    record.preemptNotBeforeMs = now + kTryAgainMs;
-    record.notice.clear();
-  }
+  record.preemptor = {};  // it has been served without, or has gone
+  record.preemptNotBeforeMs = now + kTryAgainMs;
+  record.notice.clear();
 }
 
 }  // namespace gpupool::pool

@@ -54,6 +54,16 @@ std::map<std::string, Held> Pool::held() const {
   return all;
 }
 
+// Of what it has, since that was charged last.
+void Pool::charge(LeaseRecord& record, uint64_t now) {
+  const double seconds = static_cast<double>(now - std::min(now, record.chargedMs)) / 1000;
+  record.chargedMs = now;
+  const double deviceSeconds = heldBy(record, false).devices * seconds;
+  if (record.state == LeaseState::lost || deviceSeconds == 0) return;
+  usage_.charge(record.tenant, deviceSeconds, now);
+  quotas_.charge(record.tenant, deviceSeconds, events_.calendarMs() / 1000);
+}
+
 // By the least that the request could take: on the devices that fit it, whatever is free.
 std::string Pool::neverByQuota(const LeaseRequest& request, const Wish& wish,
                                const std::vector<ServerUse>& servers) const {

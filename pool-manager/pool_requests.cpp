@@ -366,7 +366,7 @@ void Pool::create(const Waiter& waiter, Choice choice, uint64_t now) {
     record.endsAtBootMs = record.endsMs + stoodStillMs_;
   }
   record.deadlineMs = now + request.ttlMs;
-  record.grantedMs = record.ranSinceMs = now;
+  record.grantedMs = record.ranSinceMs = record.chargedMs = now;
   record.unborn = true;
   setState(record, LeaseState::granting);
   write(

@@ -203,6 +203,34 @@ TEST_CASE_METHOD(Quoted,
   CHECK(events.resumes.size() == 1);
 }
 
+TEST_CASE_METHOD(Quoted, "all leases of a large pool are looked at within a second") {
+  constexpr uint64_t kLeases = 2500;
+  for (int i = 0; i < 16; ++i) joinAndBeat(server("s" + std::to_string(i), 10 + i, 4));
+  set(quota("alice", 100));
+  for (uint64_t id = 1; id <= kLeases; ++id) ask(kAlice, request(id, 0, kGiB));
+  const auto count = [&](LeaseState state) {
+    const auto& leases = pool.pool->leases();
+    return std::count_if(leases.begin(), leases.end(),
+                         [&](const auto& one) { return one.second.state == state; });
+  };
+  const auto tickFor = [&](uint64_t ms) {
+    for (uint64_t end = now + ms; now < end;) pool->tick(now += 100);
+  };
+  REQUIRE(count(LeaseState::active) == kLeases);
+  const double devices = static_cast<double>(use("alice").milliDevices) / 1000;
+  const auto used = [&] { return static_cast<double>(use("alice").deviceSeconds); };
+  tickFor(10'000);
+  CHECK(used() >= devices * 8.9);
+  CHECK(used() <= devices * 10.1);
+
+  now = pool.pool->leases().begin()->second.deadlineMs + times.driftMs + 1;
+  tickFor(1100);
+  CHECK(count(LeaseState::active) == 0);
+  const double atEnd = used();
+  tickFor(10'000);  // what a server has not confirmed is occupied still
+  CHECK(used() > atEnd);
+}
+
 TEST_CASE_METHOD(Quoted, "a lease that is larger than its tenant's quota comes back when that has grown") {
   set(quota("alice", 1));
   ask(kAlice, request(1));

@@ -27,6 +27,13 @@ void write(const std::vector<WorkerVersion>& versions, capnp::List<schema::Worke
   }
 }
 
+// A random one.
+kj::Duration partOf(kj::Duration whole) {
+  uint16_t part = 0;
+  randomBytes(std::as_writable_bytes(std::span(&part, 1)));
+  return whole * static_cast<int64_t>(part) / 65536;
+}
+
 }  // namespace
 
 struct Membership::Link {
@@ -68,10 +75,7 @@ kj::Promise<void> Membership::run() {
       .then([this]() -> kj::Promise<void> {
         if (leaving_) return kj::READY_NOW;
         if (at_ != 0) return run();  // all of them, and then a pause
-        uint16_t noise = 0;
-        randomBytes(std::as_writable_bytes(std::span(&noise, 1)));
-        const auto pause =
-            pause_ + pause_ * static_cast<int64_t>(noise) / 131072;  // up to half as long again
+        const auto pause = pause_ + partOf(pause_) / 2;
         pause_ = std::min(pause_ * 2, settings_.longestPause);
         return timer_.afterDelay(pause).then([this] { return run(); });
       });
@@ -101,7 +105,7 @@ kj::Promise<void> Membership::connectAndServe() {
         Link& current = *link;
         auto entered = timer_.timeoutAfter(settings_.connectBound, schema::logIn(current.manager, reached));
         auto served = entered.then([this, &current] { return join(current); }).then([this, &current] {
-          return beats(current);
+          return beats(current, partOf(current.beat));
         });
         auto lost = current.client.onDisconnect().then([]() -> kj::Promise<void> {
           return KJ_EXCEPTION(DISCONNECTED, "the manager closed the connection");
@@ -181,16 +185,18 @@ kj::Promise<bool> Membership::beat(Link& link) {
                              request.send().then([](auto&& response) { return response.getKnown(); }));
 }
 
-// The first beat follows the join at once: it tells a restarted manager which leases live on.
-kj::Promise<void> Membership::beats(Link& link) {
+// The first beat follows the join at once: it tells a restarted manager which leases live on. The second one
+// comes at a random moment (pause), for all servers join at once where the manager was away, and their beats
+// would come together from then on.
+kj::Promise<void> Membership::beats(Link& link, kj::Duration pause) {
   return beat(link)
       .then([this, &link](bool known) -> kj::Promise<void> {
         if (known || leaving_) return kj::READY_NOW;
         GPUPOOL_INFO("the pool manager does not know this server any more: joining again");
         return join(link);
       })
-      .then([this, &link] { return timer_.afterDelay(link.beat); })
-      .then([this, &link] { return beats(link); });
+      .then([this, pause] { return timer_.afterDelay(pause); })
+      .then([this, &link] { return beats(link, link.beat); });
 }
 
 kj::Promise<bool> Membership::beatNow(kj::Duration bound) {

@@ -4,8 +4,9 @@
 //
 // The manager is never needed for sessions that run: while it is away leases stay as they are, and nothing
 // new is granted. Attempts to reach it are `firstPause` apart, doubling up to `longestPause`, with jitter, so
-// that a hundred servers do not all return at once. A beat without an answer within `beatPatience` beats,
-// and `leastPatience`, means the connection is dead. Belongs to the event loop's thread.
+// that a hundred servers do not all return at once; nor do their beats come together. A beat without an
+// answer within `beatPatience` beats, and `leastPatience`, means the connection is dead. Belongs to the event
+// loop's thread.
 
 #include <capnp/rpc-twoparty.h>
 #include <kj/async-io.h>
@@ -83,7 +84,7 @@ class Membership final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> run();
   kj::Promise<void> connectAndServe();
   kj::Promise<void> join(Link& link);
-  kj::Promise<void> beats(Link& link);
+  kj::Promise<void> beats(Link& link, kj::Duration pause);
   kj::Promise<bool> beat(Link& link);
   void report(const kj::Exception& exception, bool was);
   const std::string& address() const { return addresses_[at_]; }
