@@ -54,14 +54,14 @@ __attribute__((target("sha,sse4.1"))) void blockByInstruction(uint32_t* state, c
   for (int step = 0; step < 16; ++step) {
     __m128i& next = w[step % 4];
     if (step < 4) {
-      next = _mm_shuffle_epi8(load(data + 16 * step), bigEndian);
+      next = _mm_shuffle_epi8(load(data + ptrdiff_t{16} * step), bigEndian);
     } else {
       const __m128i last = w[(step + 3) % 4];
       const __m128i sum = _mm_add_epi32(_mm_sha256msg1_epu32(next, w[(step + 1) % 4]),
                                         _mm_alignr_epi8(last, w[(step + 2) % 4], 4));
       next = _mm_sha256msg2_epu32(sum, last);
     }
-    const __m128i keyed = _mm_add_epi32(next, load(kRound + 4 * step));
+    const __m128i keyed = _mm_add_epi32(next, load(kRound + ptrdiff_t{4} * step));
     cdgh = _mm_sha256rnds2_epu32(cdgh, abef, keyed);
     abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(keyed, 0x0e));
   }
@@ -95,7 +95,7 @@ void Sha256::block(const std::byte* data) {
 #endif
   using std::rotr;
   uint32_t w[64];
-  for (int t = 0; t < 16; ++t) w[t] = loadBig(data + 4 * t);
+  for (int t = 0; t < 16; ++t) w[t] = loadBig(data + ptrdiff_t{4} * t);
   for (int t = 16; t < 64; ++t) {
     const uint32_t s0 = rotr(w[t - 15], 7) ^ rotr(w[t - 15], 18) ^ (w[t - 15] >> 3);
     const uint32_t s1 = rotr(w[t - 2], 17) ^ rotr(w[t - 2], 19) ^ (w[t - 2] >> 10);
@@ -143,7 +143,7 @@ Digest Sha256::finish() {
   storeBig(padding + length + 4, static_cast<uint32_t>(bits));
   update({padding, length + 8});
   Digest digest;
-  for (int i = 0; i < 8; ++i) storeBig(digest.data() + 4 * i, state_[i]);
+  for (int i = 0; i < 8; ++i) storeBig(digest.data() + ptrdiff_t{4} * i, state_[i]);
   return digest;
 }
 

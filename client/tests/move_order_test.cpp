@@ -8,13 +8,12 @@ using client::Transfers;
 
 TEST_CASE("a host function runs, and uses the session, while it is being drained") {
   Pool pool(1);
-  std::atomic<bool> began{false}, go{false};
-  static std::atomic<bool>* flags[2];
-  flags[0] = &began, flags[1] = &go;
+  static std::atomic<bool> began, go;
+  began = go = false;
   Session::HostFunction function;
   function.function = [](void* session) {
-    *flags[0] = true;
-    eventually([] { return flags[1]->load(); });
+    began = true;
+    eventually([] { return go.load(); });
     const Transfers::Inside named(static_cast<Session*>(session)->transfers(), Transfers::named);
   };
   function.data = &pool.session();

@@ -5,7 +5,6 @@ using namespace gpupool;
 using namespace gpupool::cli;
 using namespace gpupool::pool;
 using namespace gpupool::test;
-using holder::OpenReply;
 using holder::OpenRequest;
 using holder::Status;
 

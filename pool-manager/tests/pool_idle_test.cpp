@@ -55,7 +55,7 @@ TEST_CASE_METHOD(Idle, "a lease without a session ends when it is idle for its t
 
 TEST_CASE_METHOD(Idle, "one that does not ask for it is left alone") {
   leaseFor(1, 40 * kGiB, 0);
-  beatUse(kLimitMs * 10, 0);
+  beatUse(uint64_t{10} * kLimitMs, 0);
   CHECK(state(1) == LeaseState::active);
 }
 
@@ -63,7 +63,7 @@ TEST_CASE_METHOD(Idle, "one with sessions is suspended, and comes back with its 
   idleSuspended();
   CHECK(events.suspends[0].drainMs <= 1000);  // what runs on the device is not waited for
   CHECK(freeBytes() == 80 * kGiB - 1 * kGiB - 16 * kMiB);
-  beatUse(2 * kLimitMs, 1, false, true);
+  beatUse(uint64_t{2} * kLimitMs, 1, false, true);
   CHECK(events.resumes.empty());
   SECTION("at once where there is room") {
     beatUse(0, 1, true, true);
@@ -127,7 +127,7 @@ TEST_CASE_METHOD(Idle, "what runs on the device, or cannot be suspended, counts 
   beatUse(kLimitMs + 1000, 1);
   CHECK(events.suspends.size() == 1);
   now += kLimitMs;
-  beatUse(2 * kLimitMs, 1);
+  beatUse(uint64_t{2} * kLimitMs, 1);
   CHECK(events.suspends.size() == 2);
 }
 

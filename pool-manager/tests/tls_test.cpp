@@ -343,8 +343,8 @@ TEST_CASE("another certificate while connections are there") {
 
 TEST_CASE("peers that begin no TLS") {
   Fixture fixture(true, 2 * kj::SECONDS);
-  std::vector<int> peers;
-  for (int i = 0; i < 70; ++i) peers.push_back(silentPeer(fixture.port));
+  std::vector<int> peers(70);
+  for (int& peer : peers) peer = silentPeer(fixture.port);
   // Others are served; of this host only so many wait.
   CHECK(fixture.told(fixture.alice({fixture.certificate.fingerprint()})) == "");
   const auto closedOnes = [&] {

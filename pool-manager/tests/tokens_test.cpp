@@ -119,7 +119,7 @@ TEST_CASE_METHOD(Fixture, "a token is its tenant's, whatever the caller says") {
 }
 
 TEST_CASE_METHOD(Fixture, "tokens expire, and are revoked") {
-  const MadeToken week = make("alice", Role::user, "week", 7 * 86'400),
+  const MadeToken week = make("alice", Role::user, "week", uint64_t{7} * 86'400),
                   ever = make("alice", Role::user, "ever");
   CHECK(login("alice", week.text) == "");
   Principal who;

@@ -39,6 +39,7 @@ void HeldNotes::erase(const Id& lease) {
 
 std::vector<NotedHold> HeldNotes::all() const {
   std::vector<NotedHold> list;
+  list.reserve(notes_.size());
   for (const auto& [lease, note] : notes_)
     list.push_back({lease, note.files.checkpoint, note.files.folder, note.files.server});
   return list;

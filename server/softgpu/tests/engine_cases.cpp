@@ -61,14 +61,14 @@ uint64_t valueOf(char kind, uint32_t index, std::mt19937_64& random) {
     case 'G':
       return (edge ? kBfloats[index] : any & 0xFFFF) | (kBfloats[(any >> 16) & 31] << 16);
     case 'n':
-      return edge ? index * 3 : (any & 7) != 0 ? any & 127 : static_cast<uint32_t>(any >> 16);
+      return edge ? uint64_t{3} * index : (any & 7) != 0 ? any & 127 : static_cast<uint32_t>(any >> 16);
     default:
       return any & 0xFFFF;
   }
 }
 
 std::vector<Input> inputsOf(const std::string& classes) {
-  std::mt19937_64 random(classes[0] * 1000u + classes.size());
+  std::mt19937_64 random(classes[0] * size_t{1000} + classes.size());
   std::vector<Input> result;
   auto at = [&](size_t i, uint32_t index) {
     return i < classes.size() ? valueOf(classes[i], index, random) : 0;

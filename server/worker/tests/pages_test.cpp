@@ -248,7 +248,7 @@ TEST_CASE("pages: a device's hash of them is the one that the header tells of") 
     REQUIRE(hasher.prepare() == CUDA_SUCCESS);
     std::vector<Checksum> hashes(kPages);
     REQUIRE(hasher.begin(memory, std::span(hashes).first(2)) == CUDA_SUCCESS);
-    REQUIRE(hasher.begin(memory + 2 * kPageBytes, std::span(hashes).subspan(2)) == CUDA_SUCCESS);
+    REQUIRE(hasher.begin(memory + uint64_t{2} * kPageBytes, std::span(hashes).subspan(2)) == CUDA_SUCCESS);
     REQUIRE(hasher.finish() == CUDA_SUCCESS);
     for (size_t i = 0; i < kPages; ++i) {
       CAPTURE(i);

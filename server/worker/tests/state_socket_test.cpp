@@ -18,6 +18,8 @@ using namespace gpupool::server;
 
 namespace {
 
+constexpr size_t kPage = 4096;
+
 struct Pair {
   Pair() {
     int ends[2];
@@ -216,36 +218,36 @@ std::vector<std::byte*> places(PartRoom& room, size_t bytes) {
 }  // namespace
 
 TEST_CASE("part room: places follow one another around its end, and are free again in their order") {
-  PartRoom room(SharedMemory::create(10 * 4096));
+  PartRoom room(SharedMemory::create(10 * kPage));
   std::byte* const begin = room.memory()->data();
-  CHECK(room.take(11 * 4096) == nullptr);
+  CHECK(room.take(11 * kPage) == nullptr);
   CHECK(room.take(0) == nullptr);
-  CHECK(room.take(4 * 4096) == begin);
-  CHECK(room.take(4 * 4096) == begin + 4 * 4096);
-  CHECK(room.take(4 * 4096) == nullptr);
+  CHECK(room.take(4 * kPage) == begin);
+  CHECK(room.take(4 * kPage) == begin + 4 * kPage);
+  CHECK(room.take(4 * kPage) == nullptr);
   CHECK_FALSE(room.giveBack(1));  // it was not sent
-  CHECK(room.isNext({begin, 4 * 4096}));
+  CHECK(room.isNext({begin, 4 * kPage}));
   CHECK(room.isNext({begin, 100}));
-  CHECK_FALSE(room.isNext({begin, 4 * 4096 + 1}));
-  CHECK_FALSE(room.isNext({begin + 4 * 4096, 4096}));
+  CHECK_FALSE(room.isNext({begin, 4 * kPage + 1}));
+  CHECK_FALSE(room.isNext({begin + 4 * kPage, 4096}));
   room.sent();
-  CHECK(room.isNext({begin + 4 * 4096, 4096}));
+  CHECK(room.isNext({begin + 4 * kPage, 4096}));
   CHECK_FALSE(room.giveBack(0));
   CHECK_FALSE(room.giveBack(2));
   CHECK(room.giveBack(1));
-  CHECK(room.take(3 * 4096) == begin);  // at its end there is less
-  CHECK(room.take(2 * 4096) == nullptr);
-  CHECK(room.take(4096) == begin + 3 * 4096);
+  CHECK(room.take(3 * kPage) == begin);  // at its end there is less
+  CHECK(room.take(2 * kPage) == nullptr);
+  CHECK(room.take(4096) == begin + 3 * kPage);
   CHECK(room.take(1) == nullptr);
   room.sent(), room.sent(), room.sent();
   CHECK(room.giveBack(3));
-  CHECK(room.take(10 * 4096) == begin);
+  CHECK(room.take(10 * kPage) == begin);
   CHECK(room.take(1) == nullptr);
 }
 
 TEST_CASE("state socket: parts through shared memory, more than there is room for") {
   Pair pair;
-  constexpr size_t kPart = 3 * 4096, kParts = 50;
+  constexpr size_t kPart = 3 * kPage, kParts = 50;
   const auto whole = pattern(kParts * kPart);
   std::thread sender([&] {
     CHECK(pair.mine->hearOffer().empty());
@@ -318,9 +320,9 @@ TEST_CASE("state socket: contents come through shared memory or as bytes, whatev
 TEST_CASE("state socket: parts whose checksum is that of their pages, between others") {
   Pair pair;
   constexpr size_t kPart = StateSocket::kPartBytes;
-  const auto whole = pattern(2 * kPart + 3 * kPageBytes + 333);
+  const auto whole = pattern(2 * kPart + size_t{3} * kPageBytes + 333);
   const size_t damaged =
-      GENERATE(SIZE_MAX, size_t{0}, kPart - 1, kPart + kPageBytes, 2 * kPart + 3 * kPageBytes);
+      GENERATE(SIZE_MAX, size_t{0}, kPart - 1, kPart + kPageBytes, 2 * kPart + size_t{3} * kPageBytes);
   std::thread sender([&] {
     CHECK(pair.mine->hearOffer().empty());
     REQUIRE(pair.mine->takesPages());
@@ -382,7 +384,7 @@ TEST_CASE("state socket: pages' checksums are for receivers that say they take t
 
 TEST_CASE("state socket: a sender that tells of other places than there are is refused") {
   Pair pair;
-  constexpr size_t kRoom = 4 * 4096;
+  constexpr size_t kRoom = 4 * kPage;
   std::vector<std::byte> room(4096);
   ReceivedPart part;
   Placed said{kShared | 4096, 0, {}};
