@@ -54,8 +54,11 @@ Frame frameOf(const CallLog::Entry& entry) {
 }
 
 std::string nameOf(const CallLog::Entry& call) {
-  return std::string(schema::callName(frameOf(call).call)) + " (call " +
-         std::to_string(call.number & ~schema::kAside) + ")";
+  const uint32_t row = frameOf(call).call;
+  const std::string_view name = row == RowOf<"sessionMirrorCollect">::id
+                                    ? "memory of the host that kernels and graphs write"
+                                    : schema::callName(row);
+  return std::string(name) + " (call " + std::to_string(call.number & ~schema::kAside) + ")";
 }
 
 Digest imageOf(std::span<const std::byte> arguments) { return valueAt<Digest>(arguments, 0); }

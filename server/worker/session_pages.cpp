@@ -8,6 +8,7 @@
 #include "base/ordered_work.h"
 #include "server/worker/session_state.h"
 #include "server/worker/stream_layout.h"
+#include "server/worker/suspender_waits.h"
 
 namespace gpupool::server {
 namespace {
@@ -67,6 +68,7 @@ std::string PageCopy::look(const Id& base) {
 }
 
 std::string PageCopy::describe() {
+  const auto began = std::chrono::steady_clock::now();
   Contents contents;
   auto out = message_.initRoot<schema::SessionRecord>();
   std::string why = describeSession(session_, {}, out, contents);
@@ -91,6 +93,7 @@ std::string PageCopy::describe() {
     begin += piece.bytes;
   }
   cut(*lengths);
+  describeMs_ = millisecondsSince(began);
   return "";
 }
 

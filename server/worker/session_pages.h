@@ -82,7 +82,8 @@ class PageCopy {
 
   size_t pages() const { return places_.size(); }
   size_t changed() const { return changed_.size(); }
-  uint64_t bytes() const { return bytes_; }  // of those
+  uint64_t bytes() const { return bytes_; }            // of those
+  uint32_t describeMs() const { return describeMs_; }  // a part of what look() takes
 
  private:
   static constexpr size_t kAtOnce = StateSocket::kPartBytes / kPageBytes;
@@ -129,6 +130,7 @@ class PageCopy {
   std::vector<uint64_t> places_;
   std::vector<size_t> changed_;
   uint64_t bytes_ = 0;
+  uint32_t describeMs_ = 0;
   std::shared_ptr<transport::SharedMemory> room_;  // registered with the driver; null: none is
   std::shared_ptr<SparePages> spare_;
   std::vector<std::byte> aside_;  // host memory that has changed

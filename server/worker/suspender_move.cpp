@@ -193,16 +193,17 @@ std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcom
   if (why.empty()) why = copy->ship(socket);
   outcome.movedBytes = copy->bytes();
   const size_t pages = copy->pages(), changed = copy->changed();
+  const uint32_t describeMs = copy->describeMs();
   copy = nullptr;
   sendsPages_ = false;
   if (!aside) goesOn();
   if (why.empty())
     GPUPOOL_INFO(
-        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those, after %u ms "
-        "of "
-        "waiting for the device",
+        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those (%u to "
+        "describe "
+        "the session), after %u ms of waiting for the device",
         changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
-        outcome.drainMs);
+        describeMs, outcome.drainMs);
   return why;
 }
 

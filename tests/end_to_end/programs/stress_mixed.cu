@@ -1,7 +1,7 @@
 // Many threads, each with several streams, that mix everything for a given time: allocations of all kinds,
-// pinned and pageable copies, kernels, events across streams, host functions, graphs, memsets, modules that
-// come and go, streams that end and begin. Every step checks what it computed. --samples reports the device
-// memory in use to standard error, twice a second and when nothing is under way any more.
+// pinned and pageable copies, kernels, events across streams, host functions, graphs, memsets, textures,
+// modules that come and go, streams that end and begin. Every step checks what it computed. --samples reports
+// the device memory in use to standard error, twice a second and when nothing is under way any more.
 #include <cuda.h>
 #include <poll.h>
 #include <unistd.h>
@@ -23,6 +23,11 @@ __global__ void mixIn(unsigned* words, int count, unsigned key) {
 __global__ void addTo(const unsigned* from, unsigned* to, int count) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
     to[i] += from[i];
+}
+// Of a row of words, and of an array of as many.
+__global__ void addTextures(cudaTextureObject_t row, cudaTextureObject_t array, unsigned* out, int count) {
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    out[i] = tex1Dfetch<unsigned>(row, i) + tex2D<unsigned>(array, static_cast<float>(i) + 0.5f, 0.5f);
 }
 
 // A module of one kernel that adds a number of its own to one word.
@@ -86,9 +91,9 @@ class Worker {
   }
 
   void step() {
-    static void (Worker::*const kinds[])() = {&Worker::compute,  &Worker::compute,  &Worker::acrossStreams,
-                                              &Worker::callback, &Worker::graph,    &Worker::memsets,
-                                              &Worker::module,   &Worker::newStream};
+    static void (Worker::* const kinds[])() = {&Worker::compute,  &Worker::compute, &Worker::acrossStreams,
+                                               &Worker::callback, &Worker::graph,   &Worker::memsets,
+                                               &Worker::module,   &Worker::texture, &Worker::newStream};
     (this->*kinds[random_.below(sizeof kinds / sizeof kinds[0])])();
   }
 
@@ -247,6 +252,44 @@ class Worker {
     CUDA(cudaStreamSynchronize(stream));
     DRIVER(cuModuleUnload(loaded));
     verify("module", &got, {start + 2 * number});
+  }
+
+  static cudaTextureObject_t textureOf(const cudaResourceDesc& resource) {
+    cudaTextureDesc description = {};
+    description.addressMode[0] = description.addressMode[1] = cudaAddressModeClamp;
+    description.filterMode = cudaFilterModePoint;
+    description.readMode = cudaReadModeElementType;
+    cudaTextureObject_t texture;
+    CUDA(cudaCreateTextureObject(&texture, &resource, &description, nullptr));
+    return texture;
+  }
+
+  void texture() {
+    cudaStream_t stream = anyStream();
+    const int count = anyCount();
+    Words words = anyWords(count), got(count);
+    const size_t bytes = words.size() * sizeof(unsigned);
+    Block row(count, stream, false), out(count, stream, true);
+    cudaResourceDesc linear = {}, image = {};
+    linear.resType = cudaResourceTypeLinear;
+    linear.res.linear.devPtr = row;
+    linear.res.linear.desc = cudaCreateChannelDesc<unsigned>();
+    linear.res.linear.sizeInBytes = bytes;
+    image.resType = cudaResourceTypeArray;
+    CUDA(cudaMallocArray(&image.res.array.array, &linear.res.linear.desc, count, 1));
+    const cudaTextureObject_t first = textureOf(linear), second = textureOf(image);
+    CUDA(cudaMemcpyAsync(row, words.data(), bytes, cudaMemcpyHostToDevice, stream));
+    CUDA(cudaMemcpy2DToArrayAsync(image.res.array.array, 0, 0, words.data(), bytes, bytes, 1,
+                                  cudaMemcpyHostToDevice, stream));
+    addTextures<<<2, 64, 0, stream>>>(first, second, out, count);
+    CUDA(cudaGetLastError());
+    CUDA(cudaMemcpyAsync(got.data(), out, bytes, cudaMemcpyDeviceToHost, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaDestroyTextureObject(second));
+    CUDA(cudaDestroyTextureObject(first));
+    CUDA(cudaFreeArray(image.res.array.array));
+    for (unsigned& word : words) word *= 2;
+    verify("texture", got.data(), words);
   }
 
   void newStream() {
