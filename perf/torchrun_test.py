@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""perf/torchrun on software GPUs, with a program in the place of PyTorch's: figures, ratios, and results that differ.
+
+    torchrun_test.py path/to/torchrun path/to/bin
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+TORCHRUN, BIN = sys.argv[1:]
+# Through the pool (a lease has a holder) it takes half as long.
+PROGRAM = '''#!/bin/sh
+[ "$1 $2" = "--nproc-per-node 2" ] && [ "${3##*/}" = distributed.py ] || exit 3
+time=2.000 digest=abc
+[ -z "$GPUPOOL_HOLDER" ] || { time=1.000 digest=%s; }
+echo "DistributedDataParallel $time"
+echo "FullyShardedDataParallel 4.000"
+echo "digest $digest"
+'''
+
+
+def run(folder, digest, *arguments):
+    with open(folder + '/program', 'w', encoding='utf-8') as script:
+        script.write(PROGRAM % digest)
+    os.chmod(folder + '/program', 0o755)
+    file = folder + '/report.json'
+    done = subprocess.run([TORCHRUN, '--software', '--bin', BIN, '--torchrun', folder + '/program', '--json', file,
+                           '--transports', 'shm', *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env={**os.environ, 'TMPDIR': folder}, check=False)
+    print(done.stdout, done.stderr)
+    with open(file, encoding='utf-8') as written:
+        return done.returncode, json.load(written), done.stdout
+
+
+with tempfile.TemporaryDirectory() as folder:
+    status, report, text = run(folder, 'abc', '--repeat', '2')
+    assert status == 0 and report['errors'] == [], report['errors']
+    assert [len(row['rounds']['shm']) for row in report['steps']] == [2, 2], report['steps']
+    assert '| DistributedDataParallel | 2.00 | 1.00 | 0.50 |' in text, text
+    assert '| FullyShardedDataParallel | 4.00 | 4.00 | 1.00 |' in text, text
+
+    status, report, _ = run(folder, 'def', '--repeat', '1')
+    assert status != 0 and any('differ in their results' in error for error in report['errors']), report['errors']
+print('PASS')
