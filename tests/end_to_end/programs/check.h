@@ -160,9 +160,12 @@ class Device {
   T* get() const { return data_; }
   operator T*() const { return data_; }
   size_t size() const { return count_; }
+  // Ready for any stream: a copy from pageable memory returns when it is staged, and streams that do not
+  // block do not wait for it.
   void put(const std::vector<T>& values) {
     cuda(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice), "cudaMemcpy",
          "check.h", 0);
+    cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize", "check.h", 0);
   }
   std::vector<T> read() const {
     std::vector<T> values(count_);
