@@ -7,6 +7,7 @@ set -u
 bin=$1 library=$2
 read -ra launcher <<<"${GPUPOOL_TEST_LAUNCHER:-}"
 first_error=("${launcher[@]}" "$3")
+[ -x "$3" ] || { echo "$3 is not built: cmake --build build/release --target programs"; exit 1; }
 folder=$(mktemp -d "${TMPDIR:-/tmp}/gpupool-errors-XXXXXX")
 export GPUPOOL_STATE=$folder/pool XDG_CACHE_HOME=$folder/cache GPUPOOL_SOFT_MEMORY=2GiB
 unset GPUPOOL_MANAGER GPUPOOL_CONFIG GPUPOOL_HOLDER GPUPOOL_LOG GPUPOOL_SYNC GPUPOOL_TRACE GPUPOOL_TOKEN_FILE
