@@ -199,9 +199,8 @@ std::string Suspender::copyPages(StateSocket& socket, const Id& base, MoveOutcom
   if (!aside) goesOn();
   if (why.empty())
     GPUPOOL_INFO(
-        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those (%u to "
-        "describe "
-        "the session), after %u ms of waiting for the device",
+        "copied: %zu of %zu pages, %llu bytes; stood still for %u ms, %u of them to find those "
+        "(%u to describe the session), after %u ms of waiting for the device",
         changed, pages, static_cast<unsigned long long>(outcome.movedBytes), outcome.pauseMs, lookMs,
         describeMs, outcome.drainMs);
   return why;
