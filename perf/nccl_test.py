@@ -3,11 +3,11 @@
 
     nccl_test.py path/to/nccl path/to/bin
 """
-import json
-import os
-import subprocess
 import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+import tool_run  # noqa: E402
 
 NCCL, BIN = sys.argv[1:]
 # Through the pool it takes twice as long: a lease has a holder.
@@ -21,17 +21,8 @@ echo "    16777216       4194304     float     sum      -1    82.59  203.15  $ba
 '''
 
 
-def run(folder, wrong, *arguments):
-    with open(folder + '/all_reduce_perf', 'w', encoding='utf-8') as script:
-        script.write(PROGRAM % wrong)
-    os.chmod(folder + '/all_reduce_perf', 0o755)
-    file = folder + '/report.json'
-    done = subprocess.run([NCCL, '--software', '--bin', BIN, '--tests', folder, '--operations', 'all_reduce', '--json', file,
-                           '--transports', 'shm', *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**os.environ, 'TMPDIR': folder})
-    print(done.stdout, done.stderr)
-    with open(file, encoding='utf-8') as written:
-        return done.returncode, json.load(written), done.stdout
+def run(folder, value, *arguments):
+    return tool_run.run(NCCL, BIN, folder, 'all_reduce_perf', PROGRAM % value, '--tests', folder, '--operations', 'all_reduce', *arguments)
 
 
 with tempfile.TemporaryDirectory() as folder:

@@ -3,11 +3,11 @@
 
     torchrun_test.py path/to/torchrun path/to/bin
 """
-import json
-import os
-import subprocess
 import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+import tool_run  # noqa: E402
 
 TORCHRUN, BIN = sys.argv[1:]
 # Through the pool (a lease has a holder) it takes half as long.
@@ -21,17 +21,8 @@ echo "digest $digest"
 '''
 
 
-def run(folder, digest, *arguments):
-    with open(folder + '/program', 'w', encoding='utf-8') as script:
-        script.write(PROGRAM % digest)
-    os.chmod(folder + '/program', 0o755)
-    file = folder + '/report.json'
-    done = subprocess.run([TORCHRUN, '--software', '--bin', BIN, '--torchrun', folder + '/program', '--json', file,
-                           '--transports', 'shm', *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env={**os.environ, 'TMPDIR': folder}, check=False)
-    print(done.stdout, done.stderr)
-    with open(file, encoding='utf-8') as written:
-        return done.returncode, json.load(written), done.stdout
+def run(folder, value, *arguments):
+    return tool_run.run(TORCHRUN, BIN, folder, 'program', PROGRAM % value, '--torchrun', folder + '/program', *arguments)
 
 
 with tempfile.TemporaryDirectory() as folder:
