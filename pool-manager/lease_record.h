@@ -100,6 +100,11 @@ struct LeaseRecord : StoredLease {
   bool storingClients = false;
   bool touched = false;  // the lease table's own
 
+  // Of where it is no longer no answer counts either.
+  void forget(const std::set<uint64_t>& epochs) {
+    StoredLease::forget(epochs);
+    std::erase_if(ordered, [this](const std::string& name) { return on(name) == nullptr; });
+  }
   bool runs() const { return state != LeaseState::revoking && !isEnd(state); }
   // Suspended, until its programs call or, if there is a preemptor, until it is its turn.
   bool comesBack() const { return state == LeaseState::suspended && !reason.empty(); }

@@ -419,12 +419,10 @@ void Pool::endChange(LeaseRecord& record, const Failure& failure) {
 // Orders that went over a connection that is no more: their answers do not come, and what the server had not
 // read of them it will not read.
 void Pool::disconnected(const std::string& server) {
-  for (auto& [id, record] : leases_.quietly()) {
-    if (!record.ordered.empty()) record.ordered.erase(server);
-    if (record.change != Change::none) orderLost(record, server);
-  }
   for (const Id& id : std::set<Id>(leases_.on(server))) {
     LeaseRecord& record = leases_.at(id);
+    record.ordered.erase(server);
+    orderLost(record, server);
     record.hindrances.erase(server);
     record.protection.erase(server);
     if (!record.isPlacedOn(server)) continue;

@@ -21,6 +21,7 @@ void World::checkRevoke(const SimulatedServer& server, const ServerLife& life, c
   if (stores_ != 0 || record == pool_->leases().end() || !record->second.runs() ||
       there == server.leases.end() || server.facts.life() != life)
     return;
+  if (there->second.closing) return;  // by an order of the manager's earlier life, which was checked then
   if (there->second.sessions + there->second.onTarget != 0)
     fault("sessions are ended although their lease goes on");
 }
