@@ -3,6 +3,7 @@
 // outputs. `serveDriver` is the whole of it for a row that maps straight onto a driver function; named
 // handlers (calls/) use `open` and `close` around what they do themselves.
 
+#include "server/arena_mmap.h"
 #include "server/worker/codec.h"
 #include "server/worker/deed.h"
 #include "server/worker/dispatch.h"
@@ -130,6 +131,15 @@ template <class R, auto Member>
 void serveDriver(Session& session, Call& call) {
   Served<R> served(session, call);
   if (served.open()) served.close(served.invoke(session.driver().*Member));
+}
+
+// The same for a call that makes the driver reserve room in which it places variables of code that is loaded
+// later, too.
+template <class R, auto Member>
+void servePlacing(Session& session, Call& call) {
+  const auto order = session.holdPlacing();
+  PlaceGlobals place;
+  serveDriver<R, Member>(session, call);
 }
 
 // The handlers: those of Generated rows, and those of Checked rows, which each chapter in calls/ adds.

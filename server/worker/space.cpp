@@ -42,6 +42,7 @@ Space::~Space() {
     endUnused(*physical);
   }
   for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, layout_.windowBytes);
+  if (aside_ != 0) driver_.cuMemAddressFree(aside_, asideBytes_);
   host_.clear();  // each leaves a reservation behind, which is the arena's
   if (layout_.hostBytes != 0) munmap(reinterpret_cast<void*>(layout_.hostBase), layout_.hostBytes);
 }
@@ -60,6 +61,7 @@ int Space::reserve(uint32_t offered, std::string& reason) {
     }
     if (good) {
       layout_ = space;
+      reserveAside();
       return reserved_ = i;
     }
     for (CUdeviceptr window : windows_) driver_.cuMemAddressFree(window, space.windowBytes);

@@ -225,11 +225,13 @@ class Space {
   CUresult scrubElsewhere(const Physical& physical, CUdeviceptr address);
   CUresult create(Physical& physical) const;
   CUresult clear(Physical& physical);
-  // Maps a piece somewhere for a moment, for its own device alone. Apart from what the driver chooses by
-  // itself: variables of code that is loaded meanwhile would lie behind it, and in a rebuilt session would
-  // not.
+  // Maps a piece somewhere for a moment, for its own device alone: at addresses that are reserved with the
+  // windows and stay so. What the driver gets back it places variables of code in, which a rebuilt session
+  // would have elsewhere.
   CUresult mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes, CUdeviceptr& address);
   void unmapAside(CUdeviceptr address, size_t bytes);
+  void reserveAside();
+  CUdeviceptr takeAside(size_t bytes);  // 0: there are not so many
   std::shared_ptr<Physical> pieceAt(uint64_t name, CUdeviceptr address, size_t bytes, uint64_t& offset) const;
   CUresult mapAgain(const Stock& stock);
 
@@ -251,7 +253,9 @@ class Space {
   std::map<uint64_t, HostPiece> host_;
   std::mutex offering_;  // one offer at a time; taken before mapping_
   uint64_t nextOffered_ = 1;
-  std::atomic<uint64_t> aside_{0};  // bytes that were mapped aside, ever
+  std::mutex asideMutex_;
+  CUdeviceptr aside_ = 0;  // what mapAside takes
+  uint64_t asideBytes_ = 0, asideUsed_ = 0;
   std::atomic<size_t> shared_{0};
   std::atomic<size_t> files_{0};  // of host_: a client's files
   bool repeating_ = false;

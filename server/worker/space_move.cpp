@@ -1,5 +1,6 @@
 // The session's memory as another worker takes it over.
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "server/worker/space.h"
@@ -9,7 +10,7 @@ namespace {
 
 // Where pieces are mapped for a moment, if that is free: no other part of gpupool lies there.
 constexpr CUdeviceptr kAsideBase = 0x4800'0000'0000;
-constexpr uint64_t kAsideBytes = uint64_t{1} << 40;
+constexpr uint64_t kMostAside = uint64_t{2} << 40;
 
 }  // namespace
 
@@ -82,12 +83,25 @@ CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
   return mapAside(physical.device, physical.handle, physical.bytes, address);
 }
 
+void Space::reserveAside() {
+  asideBytes_ = std::min(kMostAside, layout_.windowBytes);
+  if (driver_.cuMemAddressReserve(&aside_, asideBytes_, 0, kAsideBase, 0) != CUDA_SUCCESS)
+    aside_ = asideBytes_ = 0;
+}
+
+// One behind the other, and from the front again: what lies there still is long over, or the mapping fails.
+CUdeviceptr Space::takeAside(size_t bytes) {
+  std::lock_guard lock(asideMutex_);
+  if (bytes > asideBytes_) return 0;
+  if (bytes > asideBytes_ - asideUsed_) asideUsed_ = 0;
+  return aside_ + std::exchange(asideUsed_, asideUsed_ + bytes);
+}
+
 CUresult Space::mapAside(unsigned device, CUmemGenericAllocationHandle handle, size_t bytes,
                          CUdeviceptr& address) {
-  const CUdeviceptr hint = kAsideBase + aside_.fetch_add(bytes) % kAsideBytes;
-  CUresult result = driver_.cuMemAddressReserve(&address, bytes, 0, hint, 0);
-  if (result != CUDA_SUCCESS) return result;
-  result = driver_.cuMemMap(address, bytes, 0, handle, 0);
+  address = takeAside(bytes);
+  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
   CUmemAccessDesc access{};
   access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {devices_[device]}};
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -95,14 +109,10 @@ CUresult Space::mapAside(unsigned device, CUmemGenericAllocationHandle handle, s
     result = driver_.cuMemSetAccess(address, bytes, &access, 1);
     if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   }
-  if (result != CUDA_SUCCESS) driver_.cuMemAddressFree(address, bytes);
   return result;
 }
 
-void Space::unmapAside(CUdeviceptr address, size_t bytes) {
-  driver_.cuMemUnmap(address, bytes);
-  driver_.cuMemAddressFree(address, bytes);
-}
+void Space::unmapAside(CUdeviceptr address, size_t bytes) { driver_.cuMemUnmap(address, bytes); }
 
 bool Space::staysOpen(size_t index, CUdeviceptr address) const {
   std::lock_guard order(mapping_);

@@ -9,6 +9,7 @@
 #include <climits>
 
 #include "base/log.h"
+#include "server/arena_mmap.h"
 
 namespace gpupool::server {
 
@@ -197,6 +198,7 @@ void Words::contextMade(CUcontext context) {
   }
   CUstream probe = nullptr;
   if (driver_.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS) return;
+  const PlaceGlobals place;
   const CUresult made = driver_.cuStreamCreate(&probe, CU_STREAM_NON_BLOCKING);
   driver_.cuCtxPopCurrent_v2(&context);
   std::lock_guard lock(mutex_);

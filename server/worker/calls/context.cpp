@@ -1,5 +1,4 @@
 // Contexts: the client keeps the stacks; here a context only exists.
-#include "server/arena_mmap.h"
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -46,13 +45,6 @@ void dropPrimaryMemory(Session& session) {
     return session.driver().cuDevicePrimaryCtxGetState(devices[device], &flags, &active) == CUDA_SUCCESS &&
            active == 0;
   });
-}
-
-// A context's creation is where the driver reserves its address pools: without the guard no global is placed.
-template <class R, auto Member>
-void plain(Session& session, Call& call) {
-  PlaceGlobals place;
-  serveDriver<R, Member>(session, call);
 }
 
 // The streams of a context that is about to end. Afterwards the driver takes their handles for pointers to
@@ -136,9 +128,9 @@ void addContextHandlers(HandlerTable& table) {
   table.add<CtxDestroy>(&destroyContext);
   table.add<PrimaryRetain>(&retainPrimary);
   table.add<PrimaryReset>(&resetPrimary);
-  table.add<PrimaryFlags>(&plain<PrimaryFlags, &Driver::cuDevicePrimaryCtxSetFlags_v2>);
+  table.add<PrimaryFlags>(&servePlacing<PrimaryFlags, &Driver::cuDevicePrimaryCtxSetFlags_v2>);
   table.add<EnablePeer>(&enablePeer);
-  table.add<DisablePeer>(&plain<DisablePeer, &Driver::cuCtxDisablePeerAccess>);
+  table.add<DisablePeer>(&servePlacing<DisablePeer, &Driver::cuCtxDisablePeerAccess>);
 }
 
 }  // namespace gpupool::server

@@ -2,7 +2,6 @@
 // names it by the calls that make it, and they are made again.
 #include <algorithm>
 
-#include "server/arena_mmap.h"
 #include "server/worker/serve.h"
 
 namespace gpupool::server {
@@ -12,6 +11,7 @@ using SmResource = GPUPOOL_ROW(sessionSmResource);
 using SmSplit = GPUPOOL_ROW(sessionSmSplit);
 using GreenCreate = GPUPOOL_ROW(sessionGreenCreate);
 using GreenDestroy = GPUPOOL_ROW(cuGreenCtxDestroy);
+using GreenStream = GPUPOOL_ROW(cuGreenCtxStreamCreate);
 using schema::SmSource;
 
 // Drivers before CUDA 12.5 lack some.
@@ -181,6 +181,7 @@ void addGreenHandlers(HandlerTable& table) {
   table.add<SmSplit>(&smSplit);
   table.add<GreenCreate>(&createGreen);
   table.add<GreenDestroy>(&destroyGreen);
+  table.add<GreenStream>(&servePlacing<GreenStream, &Driver::cuGreenCtxStreamCreate>);
 }
 
 }  // namespace gpupool::server

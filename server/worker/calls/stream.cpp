@@ -5,6 +5,7 @@
 namespace gpupool::server {
 namespace {
 
+using StreamCreate = GPUPOOL_ROW(cuStreamCreateWithPriority);
 using Word = GPUPOOL_ROW(sessionWord);
 using Gate = GPUPOOL_ROW(sessionGate);
 using GateOpen = GPUPOOL_ROW(sessionGateOpen);
@@ -154,6 +155,8 @@ void captureInfo(Session& session, Call& call) {
 }  // namespace
 
 void addStreamHandlers(HandlerTable& table) {
+  // Some 20 streams fill the room that the driver has reserved for streams, code and variables (580, H200).
+  table.add<StreamCreate>(&servePlacing<StreamCreate, &Driver::cuStreamCreateWithPriority>);
   table.add<Word>(&streamWord);
   table.add<Gate>(&gate);
   table.add<GateOpen>(&openGate);

@@ -450,6 +450,20 @@ TEST_CASE("pages: a program goes on while they are on their way, and they are th
   CHECK(program.client.session->space().physicalBytes(0) == 10 * kMiB);
 }
 
+TEST_CASE("pages: the driver does not get back the addresses at which they were aside") {
+  constexpr CUdeviceptr kAside = 0x4800'0000'0000;
+  Program program;
+  program.map(0, 8 * kMiB);
+  program.fill(0, 8 * kMiB);
+  Store store;
+  REQUIRE(during(program, store, [] {}) == "");
+  const Driver& driver = program.client.session->driver();
+  CUdeviceptr given = 0;
+  REQUIRE(driver.cuMemAddressReserve(&given, 2 * kMiB, 0, kAside, 0) == CUDA_SUCCESS);
+  CHECK(given != kAside);
+  driver.cuMemAddressFree(given, 2 * kMiB);
+}
+
 TEST_CASE(
     "pages: a program that needs the memory in which its pages are gets it, and is checkpointed later") {
   Program program;
