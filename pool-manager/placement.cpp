@@ -344,7 +344,9 @@ std::string describeLinks(const Choice& choice, std::span<const ServerUse> serve
     for (const DeviceUse& device : server->devices)
       if (device.info.uuid == leased.info.uuid) devices.push_back(&device);
   std::string text;
-  if (devices.size() > 1 && mostJoined(*server) > 1)
+  const bool linked = std::any_of(server->devices.begin(), server->devices.end(),
+                                  [](const DeviceUse& device) { return device.joined != 0; });
+  if (devices.size() > 1 && linked)
     text = joined(*server, devices) ? "; joined by NVLink" : "; not all joined by NVLink";
   for (const auto& [adapter, near] : byAdapter(devices)) text += "; " + near + "nearest to " + adapter;
   return text;

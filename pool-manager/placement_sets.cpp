@@ -136,8 +136,15 @@ DeviceSet chooseSet(const ServerUse& server, std::vector<Fitting> fitting, size_
 }
 
 size_t mostJoined(const ServerUse& server) {
+  const auto usable = [](const DeviceUse& device) {
+    return device.freeBytes != 0 && device.info.problem.empty() && device.duplicateOf.empty();
+  };
+  uint64_t all = 0;
+  for (const DeviceUse& device : server.devices)
+    if (usable(device)) all |= bit(indexOf(server, device));
   size_t most = 0;
-  for (const DeviceUse& device : server.devices) most = std::max(most, count(device.joined) + 1);
+  for (const DeviceUse& device : server.devices)
+    if (usable(device)) most = std::max(most, count(device.joined & all) + 1);
   return most;
 }
 

@@ -31,7 +31,7 @@ bool joined(const ServerUse& server, const std::vector<const DeviceUse*>& device
 // may be given up with the best that it has found: which set is the best takes exponential time.
 DeviceSet chooseSet(const ServerUse& server, std::vector<Fitting> fitting, size_t count, Policy policy);
 
-// No joined set of this server has more devices than that.
+// No joined set of what is free on this server has more devices than that.
 size_t mostJoined(const ServerUse& server);
 
 }  // namespace gpupool::pool::fit
