@@ -1,5 +1,6 @@
 #include "pool-manager/fabric.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -64,6 +65,21 @@ fabric::Device read(schema::FabricDevice::Reader from, size_t gpus) {
   return to;
 }
 
+std::vector<uint64_t> readNvlinks(capnp::List<uint64_t>::Reader from, size_t gpus) {
+  require(from.size() == 0 || from.size() == gpus, "NVLinks of other GPUs than the server's");
+  require(from.size() <= kMaxDevices, "NVLinks of too many GPUs");
+  std::vector<uint64_t> to;
+  for (const uint64_t joined : from) to.push_back(joined);
+  const auto joins = [&](size_t one, size_t other) { return (to[one] >> other & 1) != 0; };
+  for (size_t i = 0; i < to.size(); ++i) {
+    require(gpus == kMaxDevices || to[i] >> gpus == 0, "NVLinks to GPUs that the server does not have");
+    require(!joins(i, i), "a GPU with an NVLink to itself");
+    for (size_t j = 0; j < i; ++j)
+      require(joins(i, j) == joins(j, i), "an NVLink that only one of its ends has");
+  }
+  return to;
+}
+
 }  // namespace
 
 fabric::Fabric read(schema::Fabric::Reader from, size_t gpus) {
@@ -71,7 +87,23 @@ fabric::Fabric read(schema::Fabric::Reader from, size_t gpus) {
   require(from.getDevices().size() <= fabric::kMaxDevices, "too many devices");
   for (auto device : from.getDevices()) to.devices.push_back(read(device, gpus));
   to.note = checked(from.getNote());
+  to.nvlinks = readNvlinks(from.getNvlinks(), gpus);
   return to;
+}
+
+std::vector<Adapter> nearestAdapters(const fabric::Fabric& fabric, size_t gpus) {
+  std::vector<Adapter> nearest(gpus);
+  for (const fabric::Device& device : fabric.devices) {
+    if (std::none_of(device.ports.begin(), device.ports.end(),
+                     [](const auto& port) { return port.state == fabric::PortState::ACTIVE; }))
+      continue;
+    for (size_t i = 0; i < std::min(gpus, device.gpuDistances.size()); ++i) {
+      const auto distance = device.gpuDistances[i];
+      if (distance == fabric::PciDistance::UNKNOWN) continue;
+      if (nearest[i].name.empty() || distance < nearest[i].distance) nearest[i] = {device.name, distance};
+    }
+  }
+  return nearest;
 }
 
 }  // namespace gpupool::pool

@@ -79,7 +79,9 @@ json fabricJson(const fabric::Fabric& fabric) {
                        {"problem", device.problem},
                        {"ports", ports}});
   }
-  return {{"note", fabric.note}, {"devices", devices}};
+  json nvlinks = json::array();
+  for (const uint64_t joined : fabric.nvlinks) nvlinks.push_back(fabric::indices(joined));
+  return {{"note", fabric.note}, {"devices", devices}, {"nvlinks", nvlinks}};
 }
 
 }  // namespace

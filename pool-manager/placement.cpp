@@ -7,6 +7,7 @@
 #include "base/options.h"
 #include "pool-manager/placement_fit.h"
 #include "pool-manager/placement_index.h"
+#include "pool-manager/placement_sets.h"
 
 namespace gpupool::pool {
 namespace {
@@ -58,41 +59,17 @@ uint64_t crowding(const Wish& wish, const DeviceUse& device) {
   return (leasable(device) - device.freeBytes + reserved) * 1000 / device.info.memoryBytes;
 }
 
-struct Devices {
-  std::vector<const DeviceUse*> list;  // empty: too few fit
-  uint64_t crowding = 0;               // of the most crowded one
-};
-
-// In the driver's order.
-Devices choose(const Wish& wish, const ServerUse& server) {
-  struct Fitting {
-    const DeviceUse* device;
-    uint64_t crowding, room;
-  };
+DeviceSet choose(const Wish& wish, const ServerUse& server) {
+  if (wish.deviceCount == 0 || !serves(server, wish.clients)) return {};
   std::vector<Fitting> fitting;
-  if (!serves(server, wish.clients)) return {};
   for (const DeviceUse& device : server.devices)
-    if (fits(wish, device)) fitting.push_back({&device, crowding(wish, device), roomBytes(device)});
-  if (fitting.size() < wish.deviceCount) return {};
-  const bool spread = wish.policy == Policy::spread;
-  std::stable_sort(fitting.begin(), fitting.end(), [spread](const Fitting& a, const Fitting& b) {
-    if (a.crowding != b.crowding) return a.crowding < b.crowding;
-    return spread ? a.room > b.room : a.room < b.room;
-  });
-  fitting.resize(wish.deviceCount);
-  Devices chosen;
-  for (const Fitting& one : fitting) {
-    chosen.list.push_back(one.device);
-    chosen.crowding = std::max(chosen.crowding, one.crowding);
-  }
-  std::sort(chosen.list.begin(), chosen.list.end(),
-            [](const DeviceUse* a, const DeviceUse* b) { return a->info.ordinal < b->info.ordinal; });
-  return chosen;
+    if (fits(wish, device)) fitting.push_back({&device, crowding(wish, device)});
+  return chooseSet(server, fitting, wish.deviceCount, wish.policy);
 }
 
-Choice chosen(const Wish& wish, const ServerUse& server, const Devices& devices) {
+Choice chosen(const Wish& wish, const ServerUse& server, const DeviceSet& set) {
   Choice choice{server.name, {}, {}, false};
-  for (const DeviceUse* device : devices.list) choice.devices.push_back(claimOf(wish, *device).device);
+  for (const DeviceUse* device : set.devices) choice.devices.push_back(claimOf(wish, *device).device);
   return choice;
 }
 
@@ -176,6 +153,23 @@ std::string describeNone(const Wish& wish, std::span<const ServerUse> servers) {
          "; " + kInstallWorker + ", or another version of the client here (gpupool servers -v)";
 }
 
+// "mlx5_0: PIX", and whose nearest it is: "GPU 0, GPU 1 ", or "" where it is so of all.
+std::vector<std::pair<std::string, std::string>> byAdapter(const std::vector<const DeviceUse*>& devices) {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const DeviceUse* device : devices) {
+    if (device->adapter.name.empty()) continue;
+    const std::string adapter = device->adapter.name + ": " + fabric::text(device->adapter.distance);
+    auto at = std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.first == adapter; });
+    if (at == all.end()) at = all.insert(at, {adapter, ""});
+    at->second += (at->second.empty() ? "GPU " : ", GPU ") + std::to_string(device->info.ordinal);
+  }
+  const bool same = all.size() == 1 && std::none_of(devices.begin(), devices.end(), [](const auto* device) {
+                      return device->adapter.name.empty();
+                    });
+  for (auto& [adapter, near] : all) near = same ? "" : near + " ";
+  return all;
+}
+
 size_t fitting(const Wish& wish, const ServerUse& server) {
   if (!serves(server, wish.clients)) return 0;
   return static_cast<size_t>(std::count_if(server.devices.begin(), server.devices.end(),
@@ -207,47 +201,92 @@ void occupy(const Claim& claim, DeviceUse& device) {
 
 Choice place(const Wish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
-  Devices devices;
+  DeviceSet devices;
   for (const ServerUse& server : servers) {
     if (!server.unusable.empty() || !isMeant(wish, server)) continue;
-    Devices chosen = wish.deviceCount == 0 ? Devices() : choose(wish, server);
-    if (chosen.list.empty()) continue;
-    if (best != nullptr && (chosen.crowding > devices.crowding ||
-                            (chosen.crowding == devices.crowding && !preferred(wish.policy, server, *best))))
-      continue;
+    DeviceSet set = choose(wish, server);
+    if (set.devices.empty()) continue;
+    if (best != nullptr) {
+      const auto order =
+          std::pair(set.crowding, !set.joined) <=> std::pair(devices.crowding, !devices.joined);
+      if (order > 0 || (order == 0 && !preferred(wish.policy, server, *best))) continue;
+    }
     best = &server;
-    devices = std::move(chosen);
+    devices = std::move(set);
   }
   if (best == nullptr) return {{}, {}, explain(wish, servers), !couldEver(wish, servers)};
   return chosen(wish, *best, devices);
 }
 
-// The first server with the least crowding, in the order of preference: where none takes turns, the first.
-Choice place(const Wish& wish, std::span<const ServerUse> servers, const PlacementIndex& index) {
-  const auto query = index.queryOf(wish);
-  const ServerUse* best = nullptr;
-  Devices devices;
-  const auto look = [&](size_t at) {
-    const ServerUse& server = servers[at];
-    if (!index.mayFit(query, at) || !isMeant(wish, server)) return;
-    Devices chosen = choose(wish, server);
-    if (chosen.list.empty() || (best != nullptr && chosen.crowding >= devices.crowding)) return;
-    best = &server;
-    devices = std::move(chosen);
-  };
-  const auto& order = index.byRoom();
-  const auto done = [&] { return best != nullptr && devices.crowding == 0; };
-  if (wish.deviceCount != 0 && wish.policy != Policy::spread)
-    for (size_t i = 0; i < order.size() && !done(); ++i) look(order[i].server);
-  if (wish.deviceCount != 0 && wish.policy == Policy::spread)
-    for (size_t end = order.size(); end > 0 && !done();) {  // those of equal room in their own order
+namespace {
+
+// Takes the servers of an index in the order of preference, and keeps the best.
+class IndexedChoice {
+ public:
+  IndexedChoice(const Wish& wish, std::span<const ServerUse> servers, const PlacementIndex& index)
+      : wish_(wish), servers_(servers), index_(index), query_(index.queryOf(wish)) {}
+
+  // First those that may have a joined set, for such a one elsewhere is better than any other.
+  void lookAtAll() {
+    if (wish_.deviceCount == 0) return;
+    lookAtSome(true);
+    if (wish_.deviceCount > 1) lookAtSome(false);
+  }
+  const ServerUse* server() const { return best_; }
+  const DeviceSet& devices() const { return devices_; }
+
+ private:
+  using Merit = std::tuple<uint64_t, bool, size_t>;  // crowding, not joined, place in the order
+
+  void lookAtSome(bool mayJoin) {
+    const auto& order = index_.byRoom();
+    size_t place = 0;
+    const auto visit = [&](size_t at) {  // false: none that follows is better than the best one
+      if (best_ != nullptr && merit_ < Merit{0, !mayJoin, place}) return false;
+      if (index_.mayJoin(query_, at) == mayJoin) look(at, place);
+      ++place;
+      return true;
+    };
+    if (wish_.policy != Policy::spread) {
+      for (const PlacementIndex::Room& room : order)
+        if (!visit(room.server)) return;
+      return;
+    }
+    for (size_t end = order.size(); end > 0;) {  // those of equal room in their own order
       size_t begin = end - 1;
       while (begin > 0 && order[begin - 1].bytes == order[end - 1].bytes) --begin;
-      for (size_t i = begin; i < end && !done(); ++i) look(order[i].server);
+      for (size_t i = begin; i < end; ++i)
+        if (!visit(order[i].server)) return;
       end = begin;
     }
-  if (best == nullptr) return {{}, {}, {}, !couldEver(wish, servers, index)};
-  return chosen(wish, *best, devices);
+  }
+  void look(size_t at, size_t place) {
+    const ServerUse& server = servers_[at];
+    if (!index_.mayFit(query_, at) || !isMeant(wish_, server)) return;
+    DeviceSet set = choose(wish_, server);
+    const Merit merit{set.crowding, !set.joined, place};
+    if (set.devices.empty() || (best_ != nullptr && merit_ < merit)) return;
+    best_ = &server;
+    devices_ = std::move(set);
+    merit_ = merit;
+  }
+
+  const Wish& wish_;
+  std::span<const ServerUse> servers_;
+  const PlacementIndex& index_;
+  PlacementIndex::Query query_;
+  const ServerUse* best_ = nullptr;
+  DeviceSet devices_;
+  Merit merit_;
+};
+
+}  // namespace
+
+Choice place(const Wish& wish, std::span<const ServerUse> servers, const PlacementIndex& index) {
+  IndexedChoice choice(wish, servers, index);
+  choice.lookAtAll();
+  if (choice.server() == nullptr) return {{}, {}, {}, !couldEver(wish, servers, index)};
+  return chosen(wish, *choice.server(), choice.devices());
 }
 
 bool servedByNone(const Wish& wish, std::span<const ServerUse> servers) {
@@ -294,6 +333,23 @@ std::string explain(const Wish& wish, std::span<const ServerUse> servers) {
     text +=
         most == 0 ? "none is free" : "only " + std::to_string(most) + (most == 1 ? " is free" : " are free");
   return text + details;
+}
+
+std::string describeLinks(const Choice& choice, std::span<const ServerUse> servers) {
+  const auto server = std::find_if(servers.begin(), servers.end(),
+                                   [&](const ServerUse& one) { return one.name == choice.server; });
+  if (server == servers.end()) return "";
+  std::vector<const DeviceUse*> devices;
+  for (const LeasedDevice& leased : choice.devices)
+    for (const DeviceUse& device : server->devices)
+      if (device.info.uuid == leased.info.uuid) devices.push_back(&device);
+  std::string text;
+  const bool linked = std::any_of(server->devices.begin(), server->devices.end(),
+                                  [](const DeviceUse& device) { return device.joined != 0; });
+  if (devices.size() > 1 && linked)
+    text = joined(*server, devices) ? "; joined by NVLink" : "; not all joined by NVLink";
+  for (const auto& [adapter, near] : byAdapter(devices)) text += "; " + near + "nearest to " + adapter;
+  return text;
 }
 
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers) {

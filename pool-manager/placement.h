@@ -5,16 +5,21 @@
 // Policy: the fullest server that fits, and on it the fullest devices that fit, so that whole devices and
 // large servers stay free for those who need them (pack); or, if that is wished, the emptiest (spread).
 //
+// A lease of several devices gets ones that NVLink joins, each with each, where such a set fits: on that
+// server before fuller devices, and on another server before a fuller one. What is equal by all that is
+// chosen by how near an RDMA device with an active port is; of several devices the sum counts.
+//
 // A server that overcommits leases more memory than its devices have, and its leases take turns: some are
 // resident, the others aside. So that each can have its turn, every lease of a device has to fit there alone
 // beside all others aside. Devices with room for a lease beside all others come first; of those where it
-// takes turns, the least crowded does.
+// takes turns, the least crowded does, whatever NVLink joins.
 
 #include <span>
 #include <string>
 #include <vector>
 
 #include "pool-manager/device_filter.h"
+#include "pool-manager/fabric.h"
 #include "pool-manager/model.h"
 #include "schema/lease_memory.h"
 
@@ -37,6 +42,8 @@ struct DeviceUse {
   // A request that is before others in the queue waits for this device, and will not start on it earlier than
   // then; kNever: none does. Others get it only if they end by then.
   uint64_t claimedMs = kNever;
+  uint64_t joined = 0;  // by NVLink with these of ServerUse::devices: fabric::Fabric::nvlinks
+  Adapter adapter;      // the nearest
 
   bool operator==(const DeviceUse&) const = default;
 };
@@ -120,6 +127,8 @@ bool servedByNone(const Wish& wish, std::span<const ServerUse> servers);
 bool couldEver(const Wish& wish, std::span<const ServerUse> servers);
 // Whether no server could ever serve the wish but cordoned ones: it waits for an operator, not for a device.
 bool onlyCordoned(const Wish& wish, std::span<const ServerUse> servers);
+// Of what was placed there, for people: "; joined by NVLink; nearest to mlx5_0: PIX"; "": nothing is known.
+std::string describeLinks(const Choice& choice, std::span<const ServerUse> servers);
 // What is missing for the wish, and who holds what, in one line.
 std::string explain(const Wish& wish, std::span<const ServerUse> servers);
 // The same by server and device: what hinders it there, each alone.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "pool-manager/placement_sets.h"
+
 namespace gpupool::pool {
 namespace {
 
@@ -20,6 +22,7 @@ PlacementIndex::Summary PlacementIndex::summaryOf(const ServerUse& server) {
   Summary summary;
   summary.usable = server.unusable.empty();
   summary.room = totalRoom(server);
+  summary.mostJoined = fit::mostJoined(server);
   for (const DeviceUse& device : server.devices) {
     const uint32_t kind = kindOf(device.info);
     auto at = std::find_if(summary.amounts.begin(), summary.amounts.end(),
@@ -81,6 +84,10 @@ bool PlacementIndex::couldFit(const Query& query, size_t server) const {
   for (const Amount& one : summaries_[server].amounts)
     if (query.least[one.kind] != kNone) count += one.count;
   return count >= query.deviceCount;
+}
+
+bool PlacementIndex::mayJoin(const Query& query, size_t server) const {
+  return query.deviceCount == 1 || summaries_[server].mostJoined >= query.deviceCount;
 }
 
 }  // namespace gpupool::pool

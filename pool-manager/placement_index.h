@@ -35,6 +35,8 @@ class PlacementIndex {
   // False: the wish cannot be served there now, or, could: whatever becomes free.
   bool mayFit(const Query& query, size_t server) const;
   bool couldFit(const Query& query, size_t server) const;
+  // False: what fits there is no set that NVLink joins.
+  bool mayJoin(const Query& query, size_t server) const;
   // By room on the whole server, the least first; of equal ones the first server.
   struct Room {
     uint64_t bytes = 0;
@@ -52,6 +54,7 @@ class PlacementIndex {
   struct Summary {
     bool usable = false;
     uint64_t room = 0;
+    size_t mostJoined = 0;
     std::vector<Amount> amounts;
   };
   using Kind = std::tuple<std::string, uint64_t, uint32_t, uint32_t>;

@@ -3,6 +3,7 @@
 
 #include "pool-manager/placement.h"
 #include "pool-manager/placement_fit.h"
+#include "pool-manager/placement_sets.h"
 
 namespace gpupool::pool {
 namespace {
@@ -30,25 +31,30 @@ std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
          describeFree(device);
 }
 
-// One for each claim; empty: there are too few.
-std::vector<const DeviceUse*> chooseAlike(const MoveWish& wish, const ServerUse& server) {
-  std::vector<const DeviceUse*> fitting, chosen;
+// One for each claim.
+DeviceSet chooseAlike(const MoveWish& wish, const ServerUse& server) {
+  std::vector<Fitting> fitting;
   for (const DeviceUse& device : server.devices)
-    if (hindrance(wish, device).empty()) fitting.push_back(&device);
-  const bool spread = wish.policy == Policy::spread;
-  std::stable_sort(fitting.begin(), fitting.end(), [spread](const DeviceUse* a, const DeviceUse* b) {
-    return spread ? roomBytes(*a) > roomBytes(*b) : roomBytes(*a) < roomBytes(*b);
-  });
+    if (hindrance(wish, device).empty()) fitting.push_back({&device, 0});
+  const Device& first = wish.claims.front().device.info;
+  const bool same = std::all_of(wish.claims.begin(), wish.claims.end(),
+                                [&](const Claim& claim) { return alike(claim.device.info, first); });
+  if (same && wish.ordinals.empty()) return chooseSet(server, fitting, wish.claims.size(), wish.policy);
+  // It is said which device is to stand for which, or there are several models, which NVLink does not join.
+  DeviceSet set;
   for (size_t i = 0; i < wish.claims.size(); ++i) {
-    const auto at = std::find_if(fitting.begin(), fitting.end(), [&](const DeviceUse* device) {
-      return (wish.ordinals.empty() || device->info.ordinal == wish.ordinals[i]) &&
-             alike(device->info, wish.claims[i].device.info);
-    });
-    if (at == fitting.end()) return {};
-    chosen.push_back(*at);
-    fitting.erase(at);
+    std::vector<Fitting> meant;
+    for (const Fitting& one : fitting)
+      if ((wish.ordinals.empty() || one.device->info.ordinal == wish.ordinals[i]) &&
+          alike(one.device->info, wish.claims[i].device.info))
+        meant.push_back(one);
+    if (meant.empty()) return {};
+    const DeviceUse* chosen = chooseSet(server, meant, 1, wish.policy).devices.front();
+    set.devices.push_back(chosen);
+    std::erase_if(fitting, [&](const Fitting& one) { return one.device == chosen; });
   }
-  return chosen;
+  set.joined = joined(server, set.devices);
+  return set;
 }
 
 bool takesTurns(const ServerUse& server) {
@@ -96,7 +102,7 @@ bool couldMove(const MoveWish& wish, const ServerUse& server) {
 
 Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
   const ServerUse* best = nullptr;
-  std::vector<const DeviceUse*> devices;
+  DeviceSet devices;
   std::string missing;
   bool noWorker = false;
   for (const ServerUse& server : servers) {
@@ -104,10 +110,11 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
     noWorker = noWorker || !serves(server, wish.clients);
     auto chosen = server.unusable.empty() && !takesTurns(server) && serves(server, wish.clients)
                       ? chooseAlike(wish, server)
-                      : std::vector<const DeviceUse*>();
-    if (chosen.empty()) {
+                      : DeviceSet();
+    if (chosen.devices.empty()) {
       missing += (missing.empty() ? "" : "; ") + describe(wish, server);
-    } else if (best == nullptr || preferred(wish.policy, server, *best)) {
+    } else if (best == nullptr ||
+               (chosen.joined != devices.joined ? chosen.joined : preferred(wish.policy, server, *best))) {
       best = &server;
       devices = std::move(chosen);
     }
@@ -121,8 +128,8 @@ Choice placeMove(const MoveWish& wish, std::span<const ServerUse> servers) {
     return choice;
   }
   choice.server = best->name;
-  for (size_t i = 0; i < devices.size(); ++i)
-    choice.devices.push_back({devices[i]->info, wish.claims[i].device.memoryBytes});
+  for (size_t i = 0; i < devices.devices.size(); ++i)
+    choice.devices.push_back({devices.devices[i]->info, wish.claims[i].device.memoryBytes});
   return choice;
 }
 

@@ -56,6 +56,7 @@ struct ServerRecord {
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
   fabric::Fabric fabric;
+  std::vector<Adapter> adapters;      // by device: the nearest one of the fabric; empty: it has told of none
   std::vector<DeviceSample> samples;  // of each device, as of samplesMs; empty: it takes none
   uint64_t samplesMs = 0;
   // Leases that it runs and this pool does not know, or has ended: where, by index into facts.devices (empty:

@@ -68,6 +68,8 @@ ServerUse Pool::useOf(const ServerRecord& server, const Principal& who, uint64_t
     use.devices.push_back(
         {device, leasableBytes(device.memoryBytes, percent), {}, server.duplicates.at(i), percent});
     if (device.problem.empty()) use.devices.back().info.problem = strangerOn(server, i);
+    if (i < server.fabric.nvlinks.size()) use.devices.back().joined = server.fabric.nvlinks[i];
+    if (i < server.adapters.size()) use.devices.back().adapter = server.adapters[i];
   }
   for (const Id& id : leases_.on(name)) {
     if (unlike.without != nullptr && id == *unlike.without) continue;

@@ -307,7 +307,7 @@ Explanation Pool::explain(const Principal& who, const LeaseRequest& asked, uint6
     there.server.name = choice.server;
     there.devices = choice.devices;
     answer.outlook = Outlook::now;
-    answer.text = describe(there);
+    answer.text = describe(there) + describeLinks(choice, left);
     return answer;
   }
   const Choice alone = place(wish, servers);

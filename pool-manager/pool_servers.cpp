@@ -99,6 +99,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   ServerRecord& server = servers_[facts.name];
   if (server.facts.incarnation != facts.incarnation) {
     server.fabric = {};
+    server.adapters.clear();
     server.samples.clear();
   }
   server.facts = facts;
@@ -388,7 +389,9 @@ void Pool::setFabric(const std::string& name, fabric::Fabric fabric) {
     else
       GPUPOOL_INFO("server %s: fabric: %s", name.c_str(), change.text.c_str());
   }
+  at->second.adapters = nearestAdapters(fabric, at->second.facts.devices.size());
   at->second.fabric = std::move(fabric);
+  inventory_.touch(name);
 }
 
 void Pool::setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now) {

@@ -1,5 +1,7 @@
 #include "schema/fabric.h"
 
+#include <bit>
+
 namespace gpupool::fabric {
 namespace {
 
@@ -57,6 +59,12 @@ void compare(const Device& before, const Device& after, std::vector<Change>& lis
     }
 }
 
+size_t nvlinkPairs(const Fabric& fabric) {
+  size_t ends = 0;
+  for (const uint64_t joined : fabric.nvlinks) ends += static_cast<size_t>(std::popcount(joined));
+  return ends / 2;
+}
+
 // Of the names, the one that belongs to the value.
 template <class Enum, size_t Count>
 const char* named(Enum value, const char* const (&names)[Count]) {
@@ -66,10 +74,18 @@ const char* named(Enum value, const char* const (&names)[Count]) {
 
 }  // namespace
 
+std::vector<unsigned> indices(uint64_t bits) {
+  std::vector<unsigned> list;
+  for (; bits != 0; bits &= bits - 1) list.push_back(static_cast<unsigned>(std::countr_zero(bits)));
+  return list;
+}
+
 void write(const Fabric& from, schema::Fabric::Builder to) {
   auto devices = to.initDevices(static_cast<unsigned>(from.devices.size()));
   for (unsigned i = 0; i < devices.size(); ++i) write(from.devices[i], devices[i]);
   to.setNote(from.note);
+  auto nvlinks = to.initNvlinks(static_cast<unsigned>(from.nvlinks.size()));
+  for (unsigned i = 0; i < nvlinks.size(); ++i) nvlinks.set(i, from.nvlinks[i]);
 }
 
 const char* text(PortState state) {
@@ -85,6 +101,11 @@ const char* text(PciDistance distance) {
 std::vector<Change> changes(const Fabric& before, const Fabric& after) {
   std::vector<Change> list;
   if (before.note != after.note && !after.note.empty()) list.push_back({false, after.note});
+  if (before.nvlinks != after.nvlinks) {
+    const size_t were = nvlinkPairs(before), are = nvlinkPairs(after);
+    list.push_back({are < were, "NVLink joins " + std::to_string(are) + " pairs of GPUs (" +
+                                    std::to_string(were) + " before)"});
+  }
   for (const Device& old : before.devices)
     if (find(after, old.name) == nullptr) list.push_back({true, old.name + " is gone"});
   for (const Device& device : after.devices) {

@@ -1,6 +1,7 @@
 #pragma once
-// The RDMA devices of a server as plain values: inventory.capnp's Fabric without Cap'n Proto's lifetimes. The
-// server fills them (server/fabric/) and writes; manager and tool read (pool-manager/fabric.h, which checks).
+// What a server's GPUs reach others by, as plain values: inventory.capnp's Fabric without Cap'n Proto's
+// lifetimes. The server fills them (server/fabric/; NVLinks: server/health/) and writes; manager and tool
+// read (pool-manager/fabric.h, which checks).
 
 #include <array>
 #include <cstdint>
@@ -60,8 +61,14 @@ struct Device {
 struct Fabric {
   std::vector<Device> devices;
   std::string note;
+  // Of each GPU of the server: those that NVLink joins it with, as bits by their index. Not by groups: GPUs
+  // that are linked without switches need not all be linked with one another (DGX-1). Empty: not known.
+  std::vector<uint64_t> nvlinks = {};
   bool operator==(const Fabric&) const = default;
 };
+
+// Those of the bits of nvlinks.
+std::vector<unsigned> indices(uint64_t bits);
 
 void write(const Fabric& from, schema::Fabric::Builder to);
 

@@ -61,7 +61,7 @@ struct ServerInfo @0xa49fc7a3c5b095cd {
   devices @6 :List(DeviceInfo);
   rowsHash @7 :UInt64;
   pid @8 :UInt32;
-  fabric @9 :Fabric;          # for people, and for placement to come; not in a lease's copy of this
+  fabric @9 :Fabric;          # for people and for placement; not in a lease's copy of this
   leftOut @10 :List(Text);    # GPUs of the host that this server does not offer, and why; for people
   overcommitPercent @11 :UInt32 = 100;  # of each device's memory, so much may be leased: above 100, leases take turns
   walls @12 :List(Text);        # that stand around each of its workers, by name (server/walls/walls.h); for people
@@ -82,10 +82,13 @@ struct DeviceReport @0xac982e0a122c1148 {
                               # while one of an earlier life does, DeviceInfo.problem says so and grants are refused
 }
 
-# The RDMA devices of a server, as libibverbs and sysfs tell. How many of each there may be: schema/fabric.h.
+# What a server's GPUs reach others by: its RDMA devices, as libibverbs and sysfs tell, and NVLinks between its GPUs, as
+# NVML does. How many of each there may be: schema/fabric.h.
 struct Fabric @0xd49575f495247b6e {
   devices @0 :List(FabricDevice);
   note @1 :Text;              # why there are none, or not all; for people
+  nvlinks @2 :List(UInt64);   # of each of ServerInfo.devices: those that NVLink joins it with, directly or by switches,
+                              # as bits (1 << index); empty: not known
 }
 
 struct FabricDevice @0xe3e3f94310c5f55e {

@@ -69,6 +69,20 @@ Rows gidRows(const fabric::Fabric& fabric) {
   return rows;
 }
 
+// Of each GPU that has some: those that NVLink joins it with.
+Rows nvlinkRows(const ListedServer& server) {
+  Rows rows = {{"NVLINK OF", "JOINS IT WITH"}};
+  const auto& nvlinks = server.fabric.nvlinks;
+  const auto name = [&](size_t i) { return "GPU " + std::to_string(server.info.devices.at(i).ordinal); };
+  for (size_t i = 0; i < nvlinks.size(); ++i) {
+    std::string others;
+    for (const unsigned other : fabric::indices(nvlinks[i]))
+      others += (others.empty() ? "" : ", ") + name(other);
+    if (!others.empty()) rows.push_back({name(i), others});
+  }
+  return rows;
+}
+
 }  // namespace
 
 void printFabric(const ListedServer& server) {
@@ -76,6 +90,7 @@ void printFabric(const ListedServer& server) {
   if (server.fabric.devices.empty()) std::cout << " no RDMA devices";
   if (!server.fabric.note.empty()) std::cout << " (" << server.fabric.note << ")";
   std::cout << "\n";
+  if (const Rows rows = nvlinkRows(server); rows.size() > 1) printTable(rows, 2);
   if (server.fabric.devices.empty()) return;
   printTable(deviceRows(server), 2);
   for (const Rows& rows : {portRows(server.fabric), gidRows(server.fabric)})

@@ -88,7 +88,8 @@ const char kSchemas[] = R"json({
       "walls": {"type": "array", "items": {"type": "string"}},
       "missingWalls": {"type": "array", "items": {"type": "string"}},
       "fabric": {"type": "object", "required": ["note", "devices"], "properties": {
-        "note": {"type": "string"}, "devices": {"type": "array", "items": {"type": "object"}}}}}},
+        "note": {"type": "string"}, "devices": {"type": "array", "items": {"type": "object"}},
+        "nvlinks": {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}}}}}},
   "ServerList": {"type": "object", "required": ["servers"], "properties": {
     "servers": {"type": "array", "items": {"$ref": "#/components/schemas/Server"}}}},
   "Lease": {"type": "object",

@@ -122,6 +122,16 @@ check "and why there are none" until_true shows "no RDMA devices (no RDMA librar
 gpupool down > /dev/null
 check "nothing is left" nothing_left
 
+case="NVLink"
+echo "joined 2" > "$folder/gpus"
+FAKE_NVML_STATE=$folder/gpus GPUPOOL_SERVER_NVML=$nvml up > /dev/null; check "up" test $? -eq 0
+explains() { has "$(gpupool explain --gpus 2)" "$1" > /dev/null; }
+check "explain says it" until_true explains "it would be leased now: node GPUs 0,1; joined by NVLink"
+check "servers -v" has "$(gpupool servers -v)" "GPU 0      GPU 1"
+check "JSON" has "$(gpupool servers --json | tr -d ' \n')" '"nvlinks":[[1],[0]]'
+gpupool down > /dev/null
+check "nothing is left" nothing_left
+
 case="health"
 echo "load 37 memory 1024 temperature 41 power 300400 limit 700000" > "$folder/gpus"
 FAKE_NVML_STATE=$folder/gpus GPUPOOL_SERVER_NVML=$nvml up > /dev/null; check "up" test $? -eq 0

@@ -37,6 +37,7 @@ struct Servers {
     for (uint64_t rows = 1 + pick(2); rows <= 2 && pick(3) != 0; ++rows) use.rows.push_back(rows);
     const uint32_t percent = pick(3) == 0 ? 200 : 100;
     for (uint32_t d = 0; d < 1 + pick(4); ++d) use.devices.push_back(device(name, d, percent));
+    pool::test::join(random, use);
     return use;
   }
 

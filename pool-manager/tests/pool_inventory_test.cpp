@@ -26,6 +26,21 @@ struct Histories : Fixture {
     }
   }
 
+  void tellFabric(const std::string& which, size_t gpus) {
+    fabric::Fabric fabric;
+    fabric.nvlinks.resize(gpus);
+    if (gpus > 1 && pick(2) == 0) fabric.nvlinks[0] = 0b10, fabric.nvlinks[1] = 0b01;
+    fabric.devices.resize(pick(3));
+    for (fabric::Device& device : fabric.devices) {
+      device.name = "mlx5_" + std::to_string(pick(2));
+      device.ports.resize(1);
+      device.ports[0].state = pick(2) == 0 ? fabric::PortState::ACTIVE : fabric::PortState::DOWN;
+      for (size_t i = 0; i < gpus; ++i)
+        device.gpuDistances.push_back(static_cast<fabric::PciDistance>(pick(6)));
+    }
+    pool->setFabric(which, std::move(fabric));
+  }
+
   void beat(const std::string& which) {
     const auto at = pool.pool->servers().find(which);
     if (at == pool.pool->servers().end()) return join(which);
@@ -39,6 +54,7 @@ struct Histories : Fixture {
     if (pick(20) == 0) held.push_back(Id::random());
     std::vector<std::string> problems(at->second.facts.devices.size());
     if (pick(5) == 0) problems[0] = "ECC";
+    if (pick(4) == 0) tellFabric(which, at->second.facts.devices.size());
     pool->beat(which, at->second.facts.incarnation, held, problems, 1, now, {}, turns);
   }
 

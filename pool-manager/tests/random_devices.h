@@ -25,4 +25,17 @@ inline DeviceUse randomDevice(std::mt19937_64& random, const std::string& server
   return use;
 }
 
+// By NVLink, some with some; and network adapters near to some.
+inline void join(std::mt19937_64& random, ServerUse& server) {
+  const auto pick = [&](uint64_t below) { return random() % below; };
+  for (size_t i = 0; i < server.devices.size(); ++i) {
+    if (pick(2) == 0) server.devices[i].adapter = {"mlx5_0", static_cast<fabric::PciDistance>(1 + pick(5))};
+    for (size_t j = 0; j < i; ++j) {
+      if (pick(2) == 0) continue;
+      server.devices[i].joined |= uint64_t{1} << j;
+      server.devices[j].joined |= uint64_t{1} << i;
+    }
+  }
+}
+
 }  // namespace gpupool::pool::test

@@ -14,6 +14,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "pool-manager/tests/fabric_fixture.h"
+
 using namespace gpupool;
 using namespace gpupool::pool;
 using namespace gpupool::test;
@@ -230,25 +232,6 @@ TEST_CASE_METHOD(Fixture, "the end of its connection is the end of a server's me
   CHECK(contains(errorText(failure(*this, lease(*holder, wish()))), "not connected"));
 }
 
-namespace {
-
-fabric::Fabric oneAdapter(fabric::PortState state) {
-  fabric::Port port;
-  port.number = 1;
-  port.state = state;
-  port.gids = {{3, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 1}, fabric::GidType::ROCE_V2}};
-  port.defaultGid = 3;
-  fabric::Device device;
-  device.name = "mlx5_0";
-  device.nodeGuid = 0xb83fd20300112233;
-  device.gpuDistances = {fabric::PciDistance::PIX, fabric::PciDistance::SYS};
-  device.dmaBuf = fabric::DmaBuf::SUPPORTED;
-  device.ports = {port};
-  return {{device}, "one more is left out"};
-}
-
-}  // namespace
-
 TEST_CASE_METHOD(Fixture, "the fabric that a server reports is kept, and kept up to date by its beats") {
   FakeServer server(io, "a", 2, folder.path + "/server");
   server.fabric = oneAdapter(fabric::PortState::ACTIVE);
@@ -279,57 +262,6 @@ TEST_CASE_METHOD(Fixture, "the fabric that a server reports is kept, and kept up
   server.join(address);
   await(server.joined());
   CHECK(listed() == fabric::Fabric());
-}
-
-TEST_CASE("a report of the fabric is checked before it is kept") {
-  capnp::MallocMessageBuilder message;
-  const auto written = [&](const fabric::Fabric& fabric) {
-    auto root = message.initRoot<schema::Fabric>();
-    fabric::write(fabric, root);
-    return root;
-  };
-  const auto refusal = [](schema::Fabric::Reader from, size_t gpus = 2) {
-    return thrown([&] { read(from, gpus); });
-  };
-  auto good = oneAdapter(fabric::PortState::ACTIVE);
-  CHECK(refusal(written(good)).empty());
-  CHECK(contains(refusal(written(good), 3), "distances to other GPUs"));
-  good.devices.resize(fabric::kMaxDevices, good.devices[0]);
-  CHECK(refusal(written(good)).empty());
-  good.devices.push_back(good.devices[0]);
-  CHECK(contains(refusal(written(good)), "too many devices"));
-  good = oneAdapter(fabric::PortState::ACTIVE);
-  good.devices[0].ports.resize(fabric::kMaxPorts + 1);
-  CHECK(contains(refusal(written(good)), "too many ports"));
-  good = oneAdapter(fabric::PortState::ACTIVE);
-  good.devices[0].ports[0].gids.resize(fabric::kMaxGids + 1);
-  CHECK(contains(refusal(written(good)), "too many GIDs"));
-  good = oneAdapter(fabric::PortState::ACTIVE);
-  good.devices[0].name = "";
-  CHECK(contains(refusal(written(good)), "without a name"));
-
-  auto hostile = written(oneAdapter(fabric::PortState::ACTIVE));
-  auto port = hostile.getDevices()[0].getPorts()[0];
-  port.getGids()[0].setValue(kj::StringPtr("short").asBytes());
-  CHECK(contains(refusal(hostile), "not 16 bytes"));
-
-  hostile = written(oneAdapter(fabric::PortState::ACTIVE));
-  auto device = hostile.getDevices()[0];
-  device.setName("\x1b[2J" + std::string(500, 'x'));
-  device.getPorts()[0].setNetdev("eth\n0");
-  device.getPorts()[0].setState(static_cast<fabric::PortState>(77));
-  device.getPorts()[0].setLinkLayer(static_cast<fabric::LinkLayer>(77));
-  device.getPorts()[0].getGids()[0].setType(static_cast<fabric::GidType>(77));
-  device.setDmaBuf(static_cast<fabric::DmaBuf>(77));
-  device.getGpuDistances().set(0, static_cast<fabric::PciDistance>(77));
-  const auto cleaned = read(hostile.asReader(), 2).devices.at(0);
-  CHECK(cleaned.name == "?[2J" + std::string(fabric::kMaxText - 4, 'x'));
-  CHECK(cleaned.ports.at(0).netdev == "eth?0");
-  CHECK(cleaned.ports[0].state == fabric::PortState::UNKNOWN);
-  CHECK(cleaned.ports[0].linkLayer == fabric::LinkLayer::UNKNOWN);
-  CHECK(cleaned.ports[0].gids.at(0).type == fabric::GidType::UNKNOWN);
-  CHECK(cleaned.dmaBuf == fabric::DmaBuf::UNKNOWN);
-  CHECK(cleaned.gpuDistances.at(0) == fabric::PciDistance::UNKNOWN);
 }
 
 TEST_CASE_METHOD(Fixture, "a server with an absurd report is refused, in words, and does not join") {

@@ -86,6 +86,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   Membership::Facts facts();
   Control::Hooks hooks();
   void describe(schema::Manager::JoinParams::Builder join);
+  std::shared_ptr<const fabric::Fabric> fabric();
   void deviceLost(uint32_t ordinal, const std::string& error);
   // Takes devices out of service that NVML calls broken.
   void lookAtHealth();
@@ -114,6 +115,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<DeviceClaims> claims_;
   std::unique_ptr<fabric::Watch> fabric_;
   std::unique_ptr<health::Watch> health_;
+  std::shared_ptr<const fabric::Fabric> toldAdapters_, toldFabric_;  // fabric()'s last answer, and what of
   kj::Own<LeaseTable> leases_;
   kj::Own<SessionTable> sessions_;
   kj::Own<CopierChild> copier_;

@@ -56,9 +56,23 @@ Membership::Facts Front::facts() {
   facts.hindrances = [this] { return sessions_->hindrances(); };
   facts.protection = [this] { return keeper_->say(); };
   facts.warmWorkers = [this] { return pool_->warm(); };
-  facts.fabric = [this] { return fabric_->latest(); };
+  facts.fabric = [this] { return fabric(); };
   facts.workers = [this] { return pool_->versions(); };
   return facts;
+}
+
+// What two watches say; the same object while neither says something else.
+std::shared_ptr<const fabric::Fabric> Front::fabric() {
+  const auto adapters = fabric_->latest();
+  auto nvlinks = health_->nvlinks();
+  if (nvlinks.size() != inventory_.devices.size()) nvlinks.clear();
+  if (toldFabric_ == nullptr || adapters != toldAdapters_ || nvlinks != toldFabric_->nvlinks) {
+    auto now = std::make_shared<fabric::Fabric>(*adapters);
+    now->nvlinks = std::move(nvlinks);
+    toldFabric_ = std::move(now);
+    toldAdapters_ = adapters;
+  }
+  return toldFabric_;
 }
 
 Control::Hooks Front::hooks() {

@@ -24,6 +24,7 @@ struct Library {
   decltype(&nvmlDeviceGetClockInfo) clock = nullptr;
   decltype(&nvmlDeviceGetTotalEccErrors) eccErrors = nullptr;
   decltype(&nvmlDeviceGetNvLinkState) nvlink = nullptr;
+  decltype(&nvmlDeviceGetP2PStatus) p2pStatus = nullptr;
   decltype(&nvmlEventSetCreate) eventSetCreate = nullptr;
   decltype(&nvmlDeviceRegisterEvents) registerEvents = nullptr;
   decltype(&nvmlEventSetWait_v2) eventSetWait = nullptr;
@@ -60,6 +61,7 @@ bool Library::load(const std::string& path, std::string* why) {
   find(handle, clock, "nvmlDeviceGetClockInfo");
   find(handle, eccErrors, "nvmlDeviceGetTotalEccErrors");
   find(handle, nvlink, "nvmlDeviceGetNvLinkState");
+  find(handle, p2pStatus, "nvmlDeviceGetP2PStatus");
   find(handle, eventSetCreate, "nvmlEventSetCreate");
   find(handle, registerEvents, "nvmlDeviceRegisterEvents");
   find(handle, eventSetWait, "nvmlEventSetWait_v2");
@@ -129,6 +131,15 @@ class Nvml final : public Gpus {
   schema::FigurePair between(size_t index, size_t other) override {
     if (handles_[index] == nullptr || handles_[other] == nullptr) return {};
     return figures_.between(handles_[index], handles_[other]);
+  }
+
+  bool joined(size_t index, size_t other) override {
+    nvmlGpuP2PStatus_t status = NVML_P2P_STATUS_UNKNOWN;
+    return index != other && handles_[index] != nullptr && handles_[other] != nullptr &&
+           library_.p2pStatus != nullptr &&
+           library_.p2pStatus(handles_[index], handles_[other], NVML_P2P_CAPS_INDEX_NVLINK, &status) ==
+               NVML_SUCCESS &&
+           status == NVML_P2P_STATUS_OK;
   }
 
   std::vector<Event> events(std::chrono::milliseconds time) override {

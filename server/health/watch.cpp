@@ -25,11 +25,14 @@ struct Watch::Shared {
   Clock::time_point taken{};
   Figures figures;
   Clock::time_point figuresTaken;
+  std::vector<uint64_t> nvlinks;
+  Clock::time_point linksTaken{};  // of the thread alone
   std::atomic<Clock::time_point> wantedUntil{Clock::time_point::min()};
   std::vector<uint32_t> xids;  // of the thread alone
 
   bool keen() const { return Clock::now() < wantedUntil.load(); }
   void takeFigures();
+  void takeLinks();
   void run(const WatchThread::Stop& stop);
   void sampleAll();
   void note(const Event& event);
@@ -81,9 +84,27 @@ void Watch::Shared::takeFigures() {
   figuresTaken = Clock::now();
 }
 
+// A link has two ends: it is asked about once. Where the driver knows of none, that is known.
+void Watch::Shared::takeLinks() {
+  const auto now = Clock::now();
+  if (linksTaken != Clock::time_point{} && now < linksTaken + settings.linkPeriod) return;
+  linksTaken = now;
+  constexpr size_t kMost = 64;  // bits; a server has no more (pool-manager/model.h)
+  std::vector<uint64_t> links(std::min(gpus->count(), kMost));
+  for (size_t one = 0; one < links.size(); ++one)
+    for (size_t other = one + 1; other < links.size(); ++other) {
+      if (!gpus->joined(one, other)) continue;
+      links[one] |= uint64_t{1} << other;
+      links[other] |= uint64_t{1} << one;
+    }
+  std::lock_guard guard(lock);
+  nvlinks = std::move(links);
+}
+
 void Watch::Shared::run(const WatchThread::Stop& stop) {
   for (;;) {
     sampleAll();
+    takeLinks();
     const auto next = Clock::now() + settings.period;
     while (Clock::now() < next) {
       takeFigures();
@@ -137,6 +158,11 @@ Figures Watch::figures() const {
   Figures figures = shared_->figures;
   figures.age = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - shared_->figuresTaken);
   return figures;
+}
+
+std::vector<uint64_t> Watch::nvlinks() const {
+  std::lock_guard guard(shared_->lock);
+  return shared_->nvlinks;
 }
 
 std::optional<std::chrono::milliseconds> Watch::figuresAge() const {

@@ -35,6 +35,8 @@ class Watch {
     std::chrono::milliseconds stopBound{1000};
     std::chrono::milliseconds wanted{3000};     // after somebody wanted figures, they are taken for so long
     std::chrono::milliseconds figurePause{50};  // between two of them
+    // Between two looks at NVLinks: they may be up only when the fabric manager of their switches is.
+    std::chrono::milliseconds linkPeriod{60'000};
   };
   Watch(std::unique_ptr<Gpus> gpus, Settings settings);
   // Without a thread: never a sample, and why.
@@ -51,6 +53,8 @@ class Watch {
   void want();
   bool takesFigures() const { return thread_ != nullptr; }
   Figures figures() const;
+  // Any thread. Of each GPU those that NVLink joins it with (fabric::Fabric::nvlinks).
+  std::vector<uint64_t> nvlinks() const;
   std::optional<std::chrono::milliseconds> figuresAge()
       const;  // of them, without a copy; none: there are none
 

@@ -48,6 +48,8 @@ struct Seen {
   std::map<Id, std::vector<std::string>> hindrances;
   std::vector<std::string> problems;
   std::vector<DeviceSample> samples;
+  std::vector<uint64_t> nvlinks;
+  int fabricsTold = 0;
   uint32_t warm = 0;
   bool known = true;
   bool mute = false;  // beats are never answered
@@ -88,6 +90,7 @@ class FakeManager final : public schema::Manager::Server {
     }
     seen_.rows = info.getRowsHash();
     noteWorkers(info.getWorkers());
+    noteFabric(info.getFabric());
     seen_.control = context.getParams().getControl();
     seen_.known = true;
     context.getResults().setBeatMs(30);
@@ -98,6 +101,7 @@ class FakeManager final : public schema::Manager::Server {
     ++seen_.beats;
     if (seen_.mute) return kj::NEVER_DONE;
     if (params.getWorkers().size() != 0) noteWorkers(params.getWorkers());
+    if (params.hasFabric()) noteFabric(params.getFabric());
     seen_.activeLeases.clear();
     for (auto id : params.getActiveLeases()) seen_.activeLeases.push_back(schema::read(id));
     seen_.suspended.clear();
@@ -127,6 +131,10 @@ class FakeManager final : public schema::Manager::Server {
     ++seen_.workersTold;
     seen_.workers.clear();
     for (auto worker : workers) seen_.workers.push_back(worker.getRowsHash());
+  }
+  void noteFabric(schema::Fabric::Reader fabric) {
+    ++seen_.fabricsTold;
+    seen_.nvlinks = amounts(fabric.getNvlinks());
   }
   Seen& seen_;
 };

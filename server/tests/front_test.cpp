@@ -63,6 +63,20 @@ TEST_CASE("what NVML says goes to the manager, and a GPU with an Xid of its own 
   bench.grant({1, 2}, 2);
 }
 
+TEST_CASE("which GPUs NVLink joins is told once NVML has said it, and not again while nothing changes") {
+  Folder nvml;
+  Environment state("FAKE_NVML_STATE", nvml.path + "/state");
+  std::ofstream(nvml.path + "/state") << "joined 2";
+  Bench bench(true, false, [](ServerOptions& options) {
+    options.nvml = FAKE_NVML;
+    options.fabric = "none";  // this machine's adapters change when they like
+  });
+  bench.until([&] { return bench.seen.nvlinks == std::vector<uint64_t>{0b10, 0b01}; });
+  const int told = bench.seen.fabricsTold, beats = bench.seen.beats;
+  bench.until([&] { return bench.seen.beats >= beats + 5; });
+  CHECK(bench.seen.fabricsTold == told);
+}
+
 TEST_CASE("a granted lease admits sessions until it is revoked, and its memory is free then") {
   Bench bench;
   bench.until([&] { return bench.seen.beats > 0; });

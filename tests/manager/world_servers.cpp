@@ -179,6 +179,18 @@ void World::serverStep(SimulatedServer& server) {
   if (server.connection >= 0 && server.joined && now_ >= server.beatAt) sendBeat(server);
 }
 
+namespace {
+
+// Every other connection of a server tells that NVLink joins all of its GPUs.
+fabric::Fabric fabricOf(int connection, size_t gpus) {
+  fabric::Fabric fabric;
+  for (size_t i = 0; i < gpus && connection % 2 == 0; ++i)
+    fabric.nvlinks.push_back(((uint64_t{1} << gpus) - 1) & ~(uint64_t{1} << i));
+  return fabric;
+}
+
+}  // namespace
+
 void World::connect(SimulatedServer& server) {
   connections_.push_back(std::make_unique<Connection>());
   Connection& connection = *connections_.back();
@@ -191,20 +203,22 @@ void World::connect(SimulatedServer& server) {
     if (bug_ == Bug::hidesWorkers) continue;
     for (const auto& [id, use] : server.on(device.uuid)) report.running.push_back(id);
   }
-  connection.toManager.send(soon(), [this, &connection, facts = server.facts, reports] {
-    try {
-      pool_->join({}, facts, reports, clock_->now());
-      controls_[facts.name] = &connection;
-      connection.toServer.send(soon(), [this, &connection] {  // its beats follow the answer
-        if (SimulatedServer& at = servers_[connection.server];
-            at.connection >= 0 && connections_[at.connection].get() == &connection)
-          at.joined = true;
+  connection.toManager.send(
+      soon(), [this, &connection, facts = server.facts, reports, number = server.connection] {
+        try {
+          pool_->join({}, facts, reports, clock_->now());
+          pool_->setFabric(facts.name, fabricOf(number, facts.devices.size()));
+          controls_[facts.name] = &connection;
+          connection.toServer.send(soon(), [this, &connection] {  // its beats follow the answer
+            if (SimulatedServer& at = servers_[connection.server];
+                at.connection >= 0 && connections_[at.connection].get() == &connection)
+              at.joined = true;
+          });
+        } catch (const std::invalid_argument&) {
+          connection.openAtManager = false;
+          connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
+        }
       });
-    } catch (const std::invalid_argument&) {
-      connection.openAtManager = false;
-      connection.toServer.send(soon(), [this, &connection] { lostAtServer(connection); });
-    }
-  });
   server.joined = false;
   server.beatAt = now_;
 }

@@ -1,5 +1,6 @@
 // A management library of GPUs that do not exist. It knows every GPU by whichever UUID it is asked for, and
 // reads what it answers from the file that FAKE_NVML_STATE names, anew for each call: lines of "NAME VALUE".
+//   joined 2: NVLink joins the first two GPUs, the next two, ...
 //   load 37, memory 1024 (bytes in use of 4096), temperature, power, ecc, links (0 to 18, up): absent: not
 //   supported xid NUMBER: an event, once for each such line lost: the first GPU does not answer any more;
 //   init: nvmlInit fails; stuck: utilization is not answered
@@ -117,6 +118,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, uns
   pci->bus = 0x77;
   std::snprintf(pci->busId, sizeof pci->busId, "00000000:77:00.0");
   std::snprintf(pci->busIdLegacy, sizeof pci->busIdLegacy, "0000:77:00.0");
+  return NVML_SUCCESS;
+}
+EXPORT nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device, nvmlDevice_t other,
+                                           nvmlGpuP2PCapsIndex_t index, nvmlGpuP2PStatus_t* p2p) {
+  size_t together = 0;
+  const nvmlReturn_t status = answer(device, "joined", &together);
+  if (status != NVML_SUCCESS || index != NVML_P2P_CAPS_INDEX_NVLINK) return NVML_ERROR_NOT_SUPPORTED;
+  const auto group = [&](nvmlDevice_t one) { return (reinterpret_cast<size_t>(one) - 1) / together; };
+  *p2p = group(device) == group(other) ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
   return NVML_SUCCESS;
 }
 EXPORT nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t* values) {

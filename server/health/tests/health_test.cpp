@@ -111,6 +111,21 @@ TEST_CASE("figures have NVML's own answers, and are taken only while somebody wa
   CHECK(watch->figures().devices[1].utilization.value.gpu == 38);
 }
 
+TEST_CASE("the watch says which GPUs NVLink joins, and follows it") {
+  Library library;
+  const std::vector<std::string> four = {kTwo[0], kTwo[1], "GPU-00000000-0000-0000-0000-000000000003",
+                                         "GPU-ff000000-0000-0000-0000-000000000000"};
+  auto watch = watchGpus(library.path(), "", four, {.period = 10ms, .linkPeriod = 1ms});
+  REQUIRE(until([&] { return watch->nvlinks() == std::vector<uint64_t>(4); }));  // no such question is known
+  library.says("joined 2");
+  REQUIRE(until([&] { return watch->nvlinks() == std::vector<uint64_t>{0b10, 0b01, 0, 0}; }));
+  library.says("joined 4");  // but NVML does not know the last one
+  REQUIRE(until([&] { return watch->nvlinks() == std::vector<uint64_t>{0b110, 0b101, 0b011, 0}; }));
+  library.says("joined 1");
+  REQUIRE(until([&] { return watch->nvlinks() == std::vector<uint64_t>(4); }));
+  CHECK(watchGpus("none", "", four)->nvlinks().empty());
+}
+
 TEST_CASE("a library that cannot serve is refused with the reason") {
   Library library;
   std::string why;
