@@ -192,6 +192,7 @@ class Pool {
   std::vector<ServerUse> inventory(const Principal& who, uint64_t now) const;
   // The oldest first, at most `most`. Of other tenants' leases it does not say whose, nor why.
   std::vector<AuditEntry> audit(const Principal& who, const AuditQuery& query, size_t most) const;
+  uint64_t latestAudit() const { return audit_.latest(); }  // the number of the last entry; 0: none
   double deviceSeconds(const std::string& tenant, uint64_t now) const {
     return usage_.deviceSeconds(tenant, now);
   }

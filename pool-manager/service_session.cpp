@@ -307,6 +307,7 @@ kj::Promise<void> Service::Session::audit(AuditContext context) {
       std::min<unsigned>(kMostEntries, static_cast<unsigned>(entries.size())));
   for (unsigned i = 0; i < list.size(); ++i) write(entries[i], list[i]);
   context.getResults().setMore(entries.size() > list.size());
+  context.getResults().setLatest(service().pool_.latestAudit());
   return kj::READY_NOW;
 }
 

@@ -250,8 +250,9 @@ interface Manager {
   explain @16 (request :LeaseRequest) -> (explanation :Explanation);
   # What has happened to leases and servers, the oldest first: after the entry of that number, not more than sinceMs ago
   # (0: ever), of leases whose id begins with these digits (empty: all, and what is about servers). As many as one answer
-  # takes; more: ask again, after the last one's number.
-  audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool);
+  # takes; more: ask again, after the last one's number. latest: the number of the last entry that there is, of whatever;
+  # who wants only what follows asks after it from then on. 0: there is none, or the manager does not say.
+  audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool, latest :UInt64);
 
   # Tokens and quotas.
   administration @19 () -> (administration :Administration);
