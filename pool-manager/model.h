@@ -11,10 +11,12 @@
 #include "pool-manager/local_process.h"
 #include "schema/device.h"
 #include "schema/id.h"
+#include "schema/lease_memory.h"
 
 namespace gpupool::pool {
 
-inline constexpr uint32_t kMaxDevices = 64;   // of one server, and of one lease
+inline constexpr uint32_t kMaxDevices = 64;                          // of one server
+inline constexpr uint32_t kMostLeased = schema::kMostLeasedDevices;  // of one lease
 inline constexpr unsigned kMostClients = 16;  // client libraries that a holder tells of
 inline constexpr size_t kMostReason = 200;    // bytes of what people say a lease or a cordon is for
 inline constexpr uint64_t kLeastMemory = uint64_t{1} << 20;  // of a lease on each device, if it names any
