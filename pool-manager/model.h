@@ -98,6 +98,13 @@ struct LeaseUse {
   bool wanted = false;
 };
 
+// What its programs have done on a server; schema/pool.capnp says what each is.
+struct LeaseCounts {
+  Id id;
+  uint64_t calls = 0, awaited = 0, toDeviceBytes = 0, fromDeviceBytes = 0;
+  int64_t checkpointAgeMs = -1;
+};
+
 // What is known of why sessions of a lease could not be moved, as in pool.capnp.
 struct LeaseHindrances {
   Id id;

@@ -88,6 +88,8 @@ class Pool {
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // Of which versions a server that beats has workers by now.
   void setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now);
+  // What the programs of its leases have done on a server that beats.
+  void setCounts(const std::string& name, const std::vector<LeaseCounts>& counts, uint64_t now);
   // Of a server that beats. As many as it has devices, or none.
   void setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now);
   // Null: there is none that says anything any more.
