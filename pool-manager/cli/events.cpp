@@ -201,7 +201,7 @@ class Pursuit {
 
  private:
   void connect() { query_ = std::make_unique<ManagerQuery>(client_, 3000); }
-  void say(const std::string& text) { std::cerr << "gpupool: " << text << std::endl; }
+  void say(const std::string& text) { std::cerr << "gpupool: " << text << "\n" << std::flush; }
   void lose(const std::string& why) {
     if (!std::exchange(away_, true)) say("the manager does not answer, and is asked again: " + why);
     query_ = nullptr;
@@ -226,6 +226,7 @@ class Pursuit {
     begun_ = true;
     if (news.latest != 0) latest_ = news.latest;
     std::vector<Happening> happened;
+    happened.reserve(news.entries.size());
     for (pool::AuditEntry& one : news.entries) happened.push_back({name(one.event), std::move(one)});
     return happened;
   }
