@@ -54,6 +54,11 @@ void AuditLog::load(const std::vector<Entry>& stored) {
   }
 }
 
+std::deque<AuditEntry>::const_iterator AuditLog::after(uint64_t number) const {
+  return std::partition_point(entries_.begin(), entries_.end(),
+                              [number](const AuditEntry& one) { return one.number <= number; });
+}
+
 AuditLog::Pending AuditLog::write(AuditEntry entry, std::vector<Write>& writes) {
   if (most_ == 0) return {};
   entry.number = ++last_;

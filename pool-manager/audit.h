@@ -70,7 +70,10 @@ class AuditLog {
   // The store has accepted that.
   void accepted(Pending pending);
 
-  const std::deque<AuditEntry>& entries() const { return entries_; }
+  const std::deque<AuditEntry>& entries() const { return entries_; }  // by number
+  // The first entry after that number.
+  std::deque<AuditEntry>::const_iterator after(uint64_t number) const;
+  uint64_t latest() const { return entries_.empty() ? 0 : entries_.back().number; }
 
  private:
   size_t most_;

@@ -109,6 +109,11 @@ LeaseUse read(schema::LeaseUse::Reader from) {
   return {read(from.getId()), from.getIdleMs(), from.getSessions(), from.getWanted()};
 }
 
+LeaseCounts read(schema::LeaseCounts::Reader from) {
+  return {read(from.getId()),      from.getCalls(),           from.getAwaited(),
+          from.getToDeviceBytes(), from.getFromDeviceBytes(), from.getCheckpointAgeMs()};
+}
+
 LeaseTurn read(schema::LeaseTurn::Reader from) {
   return {read(from.getId()),   static_cast<TurnPlace>(from.getPlace()),
           from.getServedMs(),   from.getTurns(),

@@ -33,6 +33,7 @@ SuspendedLease read(schema::SuspendedLease::Reader from);
 Adopter read(schema::Adopter::Reader from);
 TurnTerms read(schema::TurnTerms::Reader from);
 LeaseUse read(schema::LeaseUse::Reader from);
+LeaseCounts read(schema::LeaseCounts::Reader from);
 LeaseTurn read(schema::LeaseTurn::Reader from);
 LeaseHindrances read(schema::LeaseHindrances::Reader from);
 std::vector<uint64_t> readKept(capnp::List<uint64_t>::Reader from);  // one a device

@@ -12,6 +12,7 @@
 #include "pool-manager/audit.h"
 #include "pool-manager/failure.h"
 #include "pool-manager/inventory.h"
+#include "pool-manager/lease_totals.h"
 #include "pool-manager/records.h"
 
 namespace gpupool::pool {
@@ -89,6 +90,7 @@ struct LeaseRecord : StoredLease {
 
   std::optional<LeaseTurn> turn;      // as its server's last beat says; none: it takes no turns
   uint64_t idleMs = 0, idleAtMs = 0;  // LeaseUse::idleMs, and when its server said so; 0: never
+  LeaseTotals totals;
   // By server, as their last beats say.
   std::map<std::string, std::vector<std::string>> hindrances, protection;
   // As its holder last said, to this manager or to the one before. Of a claim: as its adopters had said to

@@ -11,10 +11,12 @@
 #include "pool-manager/local_process.h"
 #include "schema/device.h"
 #include "schema/id.h"
+#include "schema/lease_memory.h"
 
 namespace gpupool::pool {
 
-inline constexpr uint32_t kMaxDevices = 64;   // of one server, and of one lease
+inline constexpr uint32_t kMaxDevices = 64;                          // of one server
+inline constexpr uint32_t kMostLeased = schema::kMostLeasedDevices;  // of one lease
 inline constexpr unsigned kMostClients = 16;  // client libraries that a holder tells of
 inline constexpr size_t kMostReason = 200;    // bytes of what people say a lease or a cordon is for
 inline constexpr uint64_t kLeastMemory = uint64_t{1} << 20;  // of a lease on each device, if it names any
@@ -94,6 +96,13 @@ struct LeaseUse {
   uint64_t idleMs = 0;
   uint32_t sessions = 0;
   bool wanted = false;
+};
+
+// What its programs have done on a server; schema/pool.capnp says what each is.
+struct LeaseCounts {
+  Id id;
+  uint64_t calls = 0, awaited = 0, toDeviceBytes = 0, fromDeviceBytes = 0;
+  int64_t checkpointAgeMs = -1;
 };
 
 // What is known of why sessions of a lease could not be moved, as in pool.capnp.

@@ -149,9 +149,9 @@ std::vector<AuditEntry> Pool::audit(const Principal& who, const AuditQuery& quer
   std::vector<AuditEntry> found;
   const uint64_t nowMs = events_.calendarMs();
   const uint64_t fromMs = query.sinceMs == 0 ? 0 : nowMs - std::min(nowMs, query.sinceMs);
-  for (const AuditEntry& entry : audit_.entries()) {
-    if (found.size() == most) break;
-    if (entry.number <= query.after || entry.timeMs < fromMs) continue;
+  for (auto at = audit_.after(query.after); at != audit_.entries().end() && found.size() != most; ++at) {
+    const AuditEntry& entry = *at;
+    if (entry.timeMs < fromMs) continue;
     if (!query.lease.empty() && !entry.lease.text().starts_with(query.lease)) continue;
     const bool ofTenant = entry.lease == Id{} && entry.server.empty();
     if (ofTenant && !who.owns(entry.tenant)) continue;

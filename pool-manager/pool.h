@@ -89,6 +89,8 @@ class Pool {
   void setFabric(const std::string& name, fabric::Fabric fabric);
   // Of which versions a server that beats has workers by now.
   void setWorkers(const std::string& name, std::vector<WorkerVersion> workers, uint64_t now);
+  // What the programs of its leases have done on a server that beats.
+  void setCounts(const std::string& name, const std::vector<LeaseCounts>& counts, uint64_t now);
   // Of a server that beats. As many as it has devices, or none.
   void setSamples(const std::string& name, std::vector<DeviceSample> samples, uint64_t now);
   // Null: there is none that says anything any more.
@@ -193,6 +195,7 @@ class Pool {
   std::vector<ServerUse> inventory(const Principal& who, uint64_t now) const;
   // The oldest first, at most `most`. Of other tenants' leases it does not say whose, nor why.
   std::vector<AuditEntry> audit(const Principal& who, const AuditQuery& query, size_t most) const;
+  uint64_t latestAudit() const { return audit_.latest(); }  // the number of the last entry; 0: none
   double deviceSeconds(const std::string& tenant, uint64_t now) const {
     return usage_.deviceSeconds(tenant, now);
   }

@@ -41,6 +41,16 @@ void Pool::noteUses(const std::string& server, const Id& incarnation, const std:
   }
 }
 
+void Pool::setCounts(const std::string& name, const std::vector<LeaseCounts>& counts, uint64_t now) {
+  for (const LeaseCounts& one : counts) {
+    const auto at = leases_.find(one.id);
+    if (at == leases_.end()) continue;
+    LeaseRecord& record = at->second;
+    record.totals.keepServers([&](const std::string& server) { return record.on(server) != nullptr; });
+    if (record.on(name) != nullptr) record.totals.note(name, one, now);
+  }
+}
+
 void Pool::endIdle(LeaseRecord& record, const LeaseUse& use, uint64_t now) {
   const uint32_t limit = record.terms.idleMs;
   if (limit == 0 || use.wanted || use.idleMs < limit || now < record.idleNotBeforeMs) return;

@@ -79,8 +79,9 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   // The programs of a claim have a holder each, and a server sends its checkpoints to one.
   request.turns.holderKeeps =
       request.turns.holderKeeps && request.turns.protectMs != 0 && request.job.empty();
-  if (request.deviceCount == 0 || request.deviceCount > kMaxDevices)
-    refuse("a lease has 1 to " + std::to_string(kMaxDevices) + " devices");
+  if (request.deviceCount == 0 || request.deviceCount > kMostLeased)
+    refuse("a lease has 1 to " + std::to_string(kMostLeased) + " devices, and " +
+           std::to_string(request.deviceCount) + " are asked for");
   if (request.turns.sharePercent > 100) refuse("a lease's share of a device's time is at most 100%");
   if (request.turns.priority > Priority::high)
     refuse(std::string("there is no such priority: ") + kOtherVersion);

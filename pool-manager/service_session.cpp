@@ -80,6 +80,7 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
   KJ_REQUIRE(params.getActiveLeases().size() <= kMaxListed && params.getProblems().size() <= kMaxDevices);
   KJ_REQUIRE(params.getSuspended().size() <= kMaxListed && params.getTurns().size() <= kMaxListed);
   KJ_REQUIRE(params.getHindrances().size() <= kMaxListed && params.getUses().size() <= kMaxListed);
+  KJ_REQUIRE(params.getCounts().size() <= kMaxListed);
   for (auto id : params.getActiveLeases()) leases.push_back(read(id));
   std::vector<SuspendedLease> suspended;
   for (auto one : params.getSuspended()) suspended.push_back(read(one));
@@ -106,6 +107,11 @@ kj::Promise<void> Service::Session::beat(BeatContext context) {
     std::vector<DeviceSample> samples;
     for (auto one : params.getSamples()) samples.push_back(schema::read(one));
     service().pool_.setSamples(name, std::move(samples), service().clock_.now());
+  }
+  if (known) {
+    std::vector<LeaseCounts> counts;
+    for (auto one : params.getCounts()) counts.push_back(read(one));
+    service().pool_.setCounts(name, counts, service().clock_.now());
   }
   if (known && params.getWorkers().size() != 0)
     service().pool_.setWorkers(name, read(params.getWorkers()), service().clock_.now());
@@ -307,6 +313,7 @@ kj::Promise<void> Service::Session::audit(AuditContext context) {
       std::min<unsigned>(kMostEntries, static_cast<unsigned>(entries.size())));
   for (unsigned i = 0; i < list.size(); ++i) write(entries[i], list[i]);
   context.getResults().setMore(entries.size() > list.size());
+  context.getResults().setLatest(service().pool_.latestAudit());
   return kj::READY_NOW;
 }
 

@@ -133,6 +133,18 @@ struct LeaseUse {
   wanted @3 :Bool;            # calls arrive, or a session is asked for; also while it is suspended
 }
 
+# What the programs of a lease have done on its server, since the lease came there or the server was started. Counters:
+# whoever adds them up takes a lower number for a new beginning.
+struct LeaseCounts {
+  id @0 :Id128;
+  calls @1 :UInt64;           # of the driver, that have arrived
+  awaited @2 :UInt64;         # of these, those whose answer the program has waited for
+  toDeviceBytes @3 :UInt64;   # copied from the program's memory to the devices
+  fromDeviceBytes @4 :UInt64; # and from them
+  checkpointAgeMs @5 :Int64 = -1;  # of a protected lease: since the last checkpoint of the session whose checkpoint is the
+                              # oldest; -1: there is none
+}
+
 # What is known before anybody asks of why sessions of a lease could not be moved, and of whether they are protected.
 struct LeaseHindrances {
   id @0 :Id128;
@@ -149,12 +161,12 @@ interface Manager {
   # turns: of every lease on an overcommitted server that is not suspended by order.
   # hindrances: of every lease that has some. uses: of every lease with TurnTerms.idleMs.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
-  # the first. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
+  # the first. counts: of every lease with a session, now or earlier. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
   # the server takes none. workers: as ServerInfo's, when they have changed since they were last told; empty: they have not.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
       samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse),
-      workers :List(WorkerVersion)) -> (known :Bool);
+      workers :List(WorkerVersion), counts :List(LeaseCounts)) -> (known :Bool);
   leave @2 (name :Text, incarnation :Id128) -> ();
   # Holders.
   lease @3 (request :LeaseRequest) -> (lease :Lease);      # fails with a clear text: none free, and who holds them
@@ -250,8 +262,9 @@ interface Manager {
   explain @16 (request :LeaseRequest) -> (explanation :Explanation);
   # What has happened to leases and servers, the oldest first: after the entry of that number, not more than sinceMs ago
   # (0: ever), of leases whose id begins with these digits (empty: all, and what is about servers). As many as one answer
-  # takes; more: ask again, after the last one's number.
-  audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool);
+  # takes; more: ask again, after the last one's number. latest: the number of the last entry that there is, of whatever;
+  # who wants only what follows asks after it from then on. 0: there is none, or the manager does not say.
+  audit @17 (after :UInt64, sinceMs :UInt64, lease :Text) -> (entries :List(AuditEntry), more :Bool, latest :UInt64);
 
   # Tokens and quotas.
   administration @19 () -> (administration :Administration);

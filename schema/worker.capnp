@@ -102,7 +102,14 @@ struct WorkerReport @0xaa8316a7c95c5092 {
                                     # a session, and in a new worker's: nothing
     log @15 :LogReport;             # when it changes: what a protected session's client has kept of its calls
     share @16 :ShareReport;
+    counts @17 :SessionCounts;        # once a second, when they have changed; and before the end
   }
+}
+struct SessionCounts @0xb1c63f7a90d2e845 {              # of this worker alone, from the session's start or arrival
+  calls @0 :UInt64;                 # frames that were admitted
+  awaited @1 :UInt64;               # of these, with a reply
+  toDeviceBytes @2 :UInt64;         # by copies between the client's memory and the devices
+  fromDeviceBytes @3 :UInt64;
 }
 struct LogReport @0xbe2f9135e7cc699a {                  # schema/frame.h: LogBody
   frameBytes @0 :UInt64;

@@ -172,6 +172,18 @@ bool WorkerProcess::reportLog(const ClientLog& log) {
   });
 }
 
+bool WorkerProcess::reportCounts(const SessionCounts& counts) {
+  return report(
+      [&](auto& to) {
+        auto said = to.initCounts();
+        said.setCalls(counts.calls);
+        said.setAwaited(counts.awaited);
+        said.setToDeviceBytes(counts.toDeviceBytes);
+        said.setFromDeviceBytes(counts.fromDeviceBytes);
+      },
+      MSG_DONTWAIT);
+}
+
 MemoryAnswer WorkerProcess::takeMemory(uint32_t place, uint64_t bytes) {
   std::unique_lock lock(memoryMutex_);
   const uint64_t ticket = nextTicket_++;

@@ -160,6 +160,12 @@ struct ClientLog {
   std::string obstacle;
 };
 
+// schema::SessionCounts.
+struct SessionCounts {
+  uint64_t calls = 0, awaited = 0, toDeviceBytes = 0, fromDeviceBytes = 0;
+  bool operator==(const SessionCounts&) const = default;
+};
+
 // schema::Activity.
 enum class Activity : uint16_t { busy, quiet, waiting };
 
@@ -225,6 +231,8 @@ class WorkerProcess {
   bool reportHindrances(std::span<const std::string> reasons);
   // What the client says of its log of calls (schema::LogBody).
   bool reportLog(const ClientLog& log);
+  // What the session's program has done here. False: the server takes nothing now; nobody waits for it.
+  bool reportCounts(const SessionCounts& counts);
 
   // Asks the server for `bytes` of the lease's memory in `place` (schema::MemoryRequest) and waits for the
   // answer, for kMemoryBound at most; without an answer it is refused, once the session knows if the server

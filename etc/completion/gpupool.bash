@@ -52,6 +52,7 @@ _gpupool() {
   if $takesValue; then
     unit=$(sed -n "s/^$previous //p" <<<"$options")
     case $previous in
+      --lease) mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first leases)" -- "$cur") ;;
       --server | --to) mapfile -t COMPREPLY < <(compgen -W "$(_gpupool_first servers)" -- "$cur") ;;
       *) _gpupool_value "$unit" ;;
     esac

@@ -12,7 +12,7 @@
 --     dofile("/usr/share/gpupool/slurm/job_submit.lua")   -- before its own functions
 --     local status = gpupool.submit(job_desc)             -- in slurm_job_submit
 --     if status ~= slurm.SUCCESS then return status end
-gpupool = { licence = "remote_gpu", most = 64, parts = 1, memory = {} }
+gpupool = { licence = "remote_gpu", most = 8, parts = 1, memory = {} }
 
 -- What --remote-gpus and --remote-gpu-mem are for a job that is submitted; nil where they are not there.
 -- Slurm hands them over as lines NAME=VALUE, which users can make up.
@@ -84,7 +84,8 @@ function gpupool.submit(job_desc)
   if not count then count, model = wish:match("^([1-9]%d?):([%w%._%-]+)$") end
   count = tonumber(count)
   if not count or count > gpupool.most or #(model or "") > 40 then
-    return refuse("--remote-gpus: '" .. wish .. "' is not N or N:MODEL, for example 2 or 2:h200")
+    return refuse("--remote-gpus: '" .. wish .. "' is not N or N:MODEL (N: 1 to " .. gpupool.most ..
+      "), for example 2 or 2:h200")
   end
   if size and not size:match("^[1-9]%d*[MGT]$") and not size:match("^[1-9]%d*[MGT]iB$") then
     return refuse("--remote-gpu-mem: '" .. size .. "' is not a size, for example 20G or 512M")

@@ -23,13 +23,18 @@ constexpr kj::Duration kReleasePatience = 1 * kj::SECONDS;
 // The loop around one Holder, with what may end it.
 class Runner {
  public:
-  explicit Runner(HolderProcess& process) : process_(process), io_(kj::setupAsyncIo()) {}
+  explicit Runner(HolderProcess& process) : process_(process), io_(kj::setupAsyncIo()) {
+    auto pair = kj::newPromiseAndFulfiller<void>();
+    lost_ = kj::mv(pair.promise);
+    onLost_ = kj::mv(pair.fulfiller);
+  }
 
   int run() {
     Holder holder(
         *io_.provider, io_.unixEventPort, process_.settings,
         [this](const std::string& reason, bool told) {
           if (!told) tell(kLost + reason);
+          onLost_->fulfill();
         },
         [this](const std::string& text) { tell(kEnding + text); });
     auto over = io_.unixEventPort.onSignal(SIGTERM).ignoreResult();
@@ -74,7 +79,8 @@ class Runner {
         .then(
             [this, &holder]() {
               const pool::Lease* lease = holder.lease();
-              tell(kLeased + std::to_string(lease == nullptr ? 0 : lease->devices.size()));
+              tell(kLeased +
+                   (lease == nullptr ? "0" : std::to_string(lease->devices.size()) + " " + lease->id.text()));
               return true;
             },
             [this](kj::Exception&& error) {
@@ -94,6 +100,7 @@ class Runner {
       program_ = kj::AutoCloseFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     }
     if (std::strcmp(text, kRelease) == 0) return kj::READY_NOW;
+    if (std::strcmp(text, kKeep) == 0) return kj::mv(lost_);
     return obey();
   }
 
@@ -110,6 +117,8 @@ class Runner {
   kj::AsyncIoContext io_;
   kj::Own<kj::UnixEventPort::FdObserver> observer_;
   kj::AutoCloseFd program_;
+  kj::Promise<void> lost_ = nullptr;  // the lease has ended
+  kj::Own<kj::PromiseFulfiller<void>> onLost_;
 };
 
 }  // namespace

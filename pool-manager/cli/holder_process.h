@@ -10,15 +10,16 @@ struct HolderProcess {
   HolderSettings settings;
   int listening = -1;    // SOCK_SEQPACKET, listening: applications connect to it
   int application = -1;  // SOCK_SEQPACKET, connected: its end ends the process
-  int control = -1;      // SOCK_SEQPACKET, to `gpupool run`; its end too, but not before the program's
+  int control = -1;  // SOCK_SEQPACKET, to `gpupool run` or `lease`; its end too, but not before the program's
 };
 
-// Between `gpupool run` and its holder: one datagram each, a word and the rest.
-//   holder -> run: "leased <number of GPUs>", "failed <text>", "lost <reason>", "ending <text>", "released",
-//   or "later": it goes on trying alone run -> holder: "program <pid>", "release"
+// Between `gpupool run` or `gpupool lease` and its holder: one datagram each, a word and the rest.
+//   holder -> parent: "leased <number of GPUs> <lease>", "failed <text>", "lost <reason>", "ending <text>",
+//   "released", or "later": it goes on trying alone
+//   parent -> holder: "program <pid>", "release", "keep": hold the lease until it ends, whoever goes
 inline constexpr char kLeased[] = "leased ", kFailed[] = "failed ", kLost[] = "lost ", kEnding[] = "ending ",
                       kReleased[] = "released", kLater[] = "later", kProgram[] = "program ",
-                      kRelease[] = "release";
+                      kRelease[] = "release", kKeep[] = "keep";
 
 // Leaves the caller's session, signals and descriptors behind: nothing of the process that forked it stays
 // open but `kept` (and stderr, if GPUPOOL_LOG asks for more than errors). Call first in a fresh process.

@@ -72,8 +72,9 @@ void checkMemory(options::Bytes memory) {
 }  // namespace
 
 HolderSettings leaseWish(const ClientOptions& options) {
-  if (options.gpus == 0 || options.gpus > pool::kMaxDevices)
-    throw options::OptionError("--gpus: 1 to " + std::to_string(pool::kMaxDevices));
+  if (options.gpus == 0 || options.gpus > pool::kMostLeased)
+    throw options::OptionError("--gpus: 1 to " + std::to_string(pool::kMostLeased) + ", and these are " +
+                               std::to_string(options.gpus));
   checkMemory(options.memory);
   checkReason(options.reason);
   if (!options.transport.empty()) checkTransport(options.transport);

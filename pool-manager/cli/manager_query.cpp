@@ -21,7 +21,7 @@ ManagerQuery::ManagerQuery(const std::vector<std::string>& addresses, unsigned l
       return;
     } catch (const kj::Exception& error) {
       if (const std::string refusal = schema::loginRefusal(error); !refusal.empty())
-        throw CommandError(kExitFailure, refusal);
+        throw LoginRefused(refusal);
       tried += (tried.empty() ? "" : "; ") + pool::errorText(error);
     }
   }
@@ -56,19 +56,24 @@ pool::Explanation ManagerQuery::explain(const pool::LeaseRequest& wish) {
   return await(request.send().then([](auto&& response) { return pool::read(response.getExplanation()); }));
 }
 
-std::vector<pool::AuditEntry> ManagerQuery::audit(const std::string& lease, uint64_t sinceMs) {
-  std::vector<pool::AuditEntry> entries;
+AuditNews ManagerQuery::auditAfter(uint64_t number, const std::string& lease, uint64_t sinceMs) {
+  AuditNews news;
   for (bool more = true; more;) {
     auto request = connection_->manager().auditRequest();
-    request.setAfter(entries.empty() ? 0 : entries.back().number);
+    request.setAfter(number);
     request.setSinceMs(sinceMs);
     request.setLease(lease);
-    more = await(request.send().then([&entries](auto&& response) {
-      for (auto entry : response.getEntries()) entries.push_back(pool::read(entry));
+    more = await(request.send().then([&](auto&& response) {
+      for (auto entry : response.getEntries()) news.entries.push_back(pool::read(entry));
+      if (response.getEntries().size() != 0) number = news.entries.back().number;
+      // A manager of before tells only what it has shown.
+      news.latest = response.getLatest() != 0 ? response.getLatest()
+                    : news.entries.empty()    ? 0
+                                              : news.entries.back().number;
       return response.getMore() && response.getEntries().size() != 0;
     }));
   }
-  return entries;
+  return news;
 }
 
 void ManagerQuery::drop(const Id& id) {

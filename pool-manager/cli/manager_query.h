@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pool-manager/audit.h"
+#include "pool-manager/cli/command.h"
 #include "pool-manager/drain_state.h"
 #include "pool-manager/listing.h"
 #include "pool-manager/quotas.h"
@@ -27,10 +28,22 @@ struct CreatedToken {
   std::vector<std::string> certificates;  // of the manager: fingerprints
 };
 
+// Of the audit log: entries, and the number of the last one that there is (Manager.audit).
+struct AuditNews {
+  std::vector<pool::AuditEntry> entries;
+  uint64_t latest = 0;
+};
+
+// A manager answers, and takes no order from this caller: to ask again is of no use.
+class LoginRefused : public CommandError {
+ public:
+  explicit LoginRefused(const std::string& text) : CommandError(kExitFailure, text) {}
+};
+
 class ManagerQuery {
  public:
-  // Connects to the first address that answers; each within `limitMs`. Throws CommandError naming all that
-  // were tried.
+  // Connects to the first address that answers; each within `limitMs`. Throws LoginRefused, or a CommandError
+  // naming all that were tried.
   explicit ManagerQuery(
       const std::vector<std::string>& addresses, unsigned limitMs = 3000,
       const CredentialSource& credentials = [] { return Credentials{}; });
@@ -42,7 +55,11 @@ class ManagerQuery {
   std::vector<pool::Lease> leases();
   pool::Explanation explain(const pool::LeaseRequest& wish);
   // All of it, the oldest first. lease: the first digits of an id, or empty. sinceMs: ago; 0: ever.
-  std::vector<pool::AuditEntry> audit(const std::string& lease, uint64_t sinceMs);
+  std::vector<pool::AuditEntry> audit(const std::string& lease, uint64_t sinceMs) {
+    return auditAfter(0, lease, sinceMs).entries;
+  }
+  // Likewise, those after that number.
+  AuditNews auditAfter(uint64_t number, const std::string& lease, uint64_t sinceMs);
   // Ends a lease in its holder's place, or forgets one that is lost; returns when it is over.
   void drop(const Id& id);
   // Makes the claim that the wish names (claims.h), or finds it; returns when it has its GPUs.

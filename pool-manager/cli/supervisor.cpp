@@ -75,7 +75,7 @@ std::string Supervisor::explain(const std::string& what) const {
 }
 
 std::string Supervisor::readiness(bool* ready) {
-  ManagerQuery query({plan_.managerAddress}, 2000);
+  ManagerQuery query(std::vector{plan_.managerAddress}, 2000);
   for (const ListedServer& server : query.servers()) {
     if (server.info.pid != static_cast<uint32_t>(server_.process.pid)) continue;
     if (server.info.devices.empty()) return "its server found no GPU";

@@ -1,6 +1,5 @@
 // gpupool top: the pool as it is, again every second.
 
-#include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "pool-manager/cli/command.h"
+#include "pool-manager/cli/interrupts.h"
 #include "pool-manager/cli/manager_query.h"
 #include "pool-manager/cli/places.h"
 #include "pool-manager/cli/table.h"
@@ -112,13 +112,6 @@ class Screen {
   bool terminal_, shown_ = false;
 };
 
-// True: it is to end.
-bool waited(std::chrono::milliseconds time, const sigset_t& signals) {
-  const timespec limit{time.count() / 1000, time.count() % 1000 * 1'000'000};
-  const int signal = ::sigtimedwait(&signals, nullptr, &limit);
-  return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
-}
-
 }  // namespace
 
 int runTop(const Words& words) {
@@ -130,10 +123,7 @@ int runTop(const Words& words) {
   if (own.interval < std::chrono::milliseconds(100)) throw options::OptionError("--interval: 100ms at least");
   const auto connect = [&] { return std::make_unique<ManagerQuery>(client, 3000); };
   auto query = connect();  // fails before the screen is touched
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGWINCH}) ::sigaddset(&signals, signal);
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  const Interrupts interrupts;
   Screen screen(::isatty(STDOUT_FILENO) != 0);
   for (uint32_t times = 1;; ++times) {
     try {
@@ -146,7 +136,7 @@ int runTop(const Words& words) {
       query = nullptr;
       screen.show(pool::errorText(error) + "\n");
     }
-    if (times == own.count || waited(own.interval, signals)) return 0;
+    if (times == own.count || interrupts.pause(own.interval)) return 0;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "pool-manager/rest/metrics.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <optional>
@@ -11,6 +12,7 @@ namespace gpupool::pool::rest {
 namespace {
 
 constexpr size_t kMostTenants = 100;  // more are "other": each is a series
+constexpr size_t kMostCounted = 200;  // leases with series of their own
 
 using Labels = std::vector<std::pair<const char*, std::string>>;
 
@@ -70,6 +72,48 @@ void addLeases(const Pool& pool, const Principal& who, Page& page) {
       if (states[i] != 0)
         page.add({{"state", std::string(name(static_cast<LeaseState>(i)))}, {"tenant", tenant}},
                  static_cast<double>(states[i]));
+}
+
+// Leases that the reader may see, the oldest first: those that have series keep them. A sum of the others
+// would fall when one of them ends, which no counter may.
+std::vector<const LeaseRecord*> countedLeases(const Pool& pool, const Principal& who) {
+  std::vector<const LeaseRecord*> counted;
+  for (const auto& [id, record] : pool.leases())
+    if (who.owns(record.tenant) && record.totals.counted()) counted.push_back(&record);
+  std::sort(counted.begin(), counted.end(), [](const LeaseRecord* one, const LeaseRecord* other) {
+    return std::pair(one->grantedMs, one->id) < std::pair(other->grantedMs, other->id);
+  });
+  return counted;
+}
+
+void addLeaseCounts(const Context& context, const Principal& who, Page& page) {
+  auto leases = countedLeases(context.service.pool(), who);
+  const size_t leftOut = leases.size() - std::min(leases.size(), kMostCounted);
+  leases.resize(leases.size() - leftOut);
+  const auto labelsOf = [](const LeaseRecord& lease) {
+    return Labels{{"lease", lease.id.text()}, {"tenant", lease.tenant}};
+  };
+  const auto each = [&](const char* name, const char* help, uint64_t LeaseCounts::* count) {
+    page.begin(name, "counter", help);
+    for (const LeaseRecord* lease : leases)
+      page.add(labelsOf(*lease), static_cast<double>(lease->totals.total().*count));
+  };
+  each("gpupool_lease_calls_total", "CUDA calls of a lease's programs that have come to its workers.",
+       &LeaseCounts::calls);
+  each("gpupool_lease_awaited_calls_total", "Of these, those whose answer the program has waited for.",
+       &LeaseCounts::awaited);
+  each("gpupool_lease_copied_to_device_bytes_total", "Bytes of copies from a lease's programs to its GPUs.",
+       &LeaseCounts::toDeviceBytes);
+  each("gpupool_lease_copied_from_device_bytes_total", "Bytes of copies from a lease's GPUs to its programs.",
+       &LeaseCounts::fromDeviceBytes);
+  page.begin("gpupool_lease_checkpoint_age_seconds", "gauge",
+             "Of a protected lease: how old the checkpoint is that a session would go on from, the oldest.");
+  for (const LeaseRecord* lease : leases)
+    if (const auto age = lease->totals.checkpointAgeMs(context.service.now()))
+      page.add(labelsOf(*lease), static_cast<double>(*age) / 1000);
+  page.begin("gpupool_leases_without_series", "gauge",
+             "Leases of which nothing is told above: those beyond the 200 oldest.");
+  page.add({}, static_cast<double>(leftOut));
 }
 
 void addServers(const Context& context, Page& page) {
@@ -200,6 +244,7 @@ kj::Promise<Answer> metrics(const Context& context, const Request& request) {
   page.begin("gpupool_build_info", "gauge", "The manager's version.");
   page.add({{"version", GPUPOOL_VERSION}}, 1);
   addLeases(pool, request.who, page);
+  addLeaseCounts(context, request.who, page);
   page.begin("gpupool_lease_requests_waiting", "gauge",
              "Requests in the queue, those to resume a lease too.");
   page.add({}, static_cast<double>(pool.waiting()));

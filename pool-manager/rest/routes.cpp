@@ -29,7 +29,7 @@ std::vector<Field> wishFields() {
   return {
       {Kind::text, "tenant",
        "Whose programs use it: schedulers and operators may name others. Empty: the token's.", 64},
-      {Kind::count, "devices", "How many GPUs, of one server.", kMaxDevices, 1, 1},
+      {Kind::count, "devices", "How many GPUs, of one server.", kMostLeased, 1, 1},
       {Kind::count, "memoryBytes", "On each GPU, at least 1 MiB. 0: whole GPUs.", uint64_t{1} << 60, 0},
       {Kind::text, "gpu", "Which GPUs, as --gpu: h200, memory>=80GiB. Empty: any.", 255},
       {Kind::text, "server", "On this server. Empty: on any.", 255},

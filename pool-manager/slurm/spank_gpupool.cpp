@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "schema/lease_memory.h"
+
 extern "C" {
 #include <slurm/spank.h>
 }
@@ -26,7 +28,7 @@ extern "C" {
 namespace {
 
 constexpr size_t kMostText = 1 << 20;  // of one variable
-constexpr unsigned long kMostGpus = 64;
+constexpr unsigned long kMostGpus = gpupool::schema::kMostLeasedDevices;
 
 bool isName(std::string_view text) {
   for (const char one : text)
@@ -61,7 +63,8 @@ bool gpusWanted = false, sizeWanted = false;
 int takeWish(int, const char* text, int) {
   gpusWanted = true;
   if (text != nullptr && isWish(text)) return 0;
-  slurm_error("--remote-gpus: '%s' is not N or N:MODEL, for example 2 or 2:h200", text ? text : "");
+  slurm_error("--remote-gpus: '%s' is not N or N:MODEL (N: 1 to %lu), for example 2 or 2:h200",
+              text ? text : "", kMostGpus);
   return -1;
 }
 int takeSize(int, const char* text, int) {

@@ -39,7 +39,7 @@ cleanup() { "$bin/gpupool" down > /dev/null 2>&1; rm -rf "$folder"; }
 trap cleanup EXIT
 
 case="help"
-for command in up down run hold devices servers leases top explain audit tenants release suspend resume migrate cordon uncordon drain; do
+for command in up down run lease hold devices servers leases top explain audit events tenants release suspend resume migrate cordon uncordon drain; do
   text=$(gpupool $command --help); check "$command --help" test $? -eq 0
   check "$command --help says all" has "$text" "exit status:"
 done
@@ -77,6 +77,18 @@ text=$("$bin/fake_application" hold "$bin/gpupool"); check "hold" test $? -eq 0
 text=$(gpupool run -- "$bin/fake_application" open 777); check "other rows are refused" test $? -eq 16
 check "naming the client's" has "$text" "call rows 0000000000000777 of gpupool "
 check "and the server's" has "$text" " here, 0000000000001234 of gpupool "
+text=$(PATH=$bin:$PATH timeout 60 sh -c 'set -e; eval "$(gpupool lease --memory 1GiB 2>/dev/null)"
+  fake_application open; fake_application open; gpupool leases; gpupool release "$GPUPOOL_LEASE"')
+check "a shell leases" test $? -eq 0
+check "its programs use the lease" test "$(grep -c 'session on node by shm, 1 devices' <<< "$text")" = 2
+check "which is one" test "$(grep -c ' 1.0 GiB ' <<< "$text")" = 1
+"$bin/gpupool" events > "$folder/events" 2>&1 &
+events=$!
+check "events begins" until_true grep -q ^TIME "$folder/events"
+gpupool run --reason 'for events' -- true > /dev/null
+check "events sees a lease" until_true grep -q 'granted .*node GPU .*for events' "$folder/events"
+check "and its end" until_true grep -q 'released .*node GPU' "$folder/events"
+kill -INT $events; wait $events; check "Ctrl-C ends events well" test $? -eq 0
 text=$(gpupool down); check "down" test $? -eq 0
 check "nothing is left" nothing_left
 

@@ -392,7 +392,9 @@ TEST_CASE_METHOD(Queue, "explain says what a request would get, or wait for") {
   CHECK(explain(two).outlook == Outlook::never);
   CHECK(contains(explain(two).text, "no server has more than 1"));
   two.deviceCount = 0;
-  CHECK(contains(thrown([&] { explain(two); }), "1 to 64 devices"));
+  CHECK(contains(thrown([&] { explain(two); }), "1 to 8 devices"));
+  two.deviceCount = 9;  // more than a session can have, whatever a server has
+  CHECK(contains(thrown([&] { explain(two); }), "a lease has 1 to 8 devices, and 9 are asked for"));
 }
 
 TEST_CASE_METHOD(Queue,

@@ -86,7 +86,7 @@ TEST_CASE_METHOD(Fixture, "what comes from the wire is checked") {
   auto none = request(1);
   none.deviceCount = 0;
   pool->request(kAdmin, none, now);
-  CHECK(failure(1).find("1 to 64 devices") != std::string::npos);
+  CHECK(failure(1).find("1 to 8 devices, and 0 are asked for") != std::string::npos);
   auto eager = request(2);
   eager.ttlMs = 0;
   eager.holder = "evil\x1b[2J";

@@ -308,8 +308,8 @@ TEST_CASE_METHOD(Fixture, "a small request does not starve a large one that wait
 
 TEST_CASE_METHOD(Fixture, "what no server has is refused at once, and holds back nobody") {
   joinAndBeat(server("a", 1, 2));
-  pool->request(kAdmin, request(1, 60'000, 0, 64), now);
-  CHECK(failure(1).find("64 devices on one server are wanted, but no server has more than 2") !=
+  pool->request(kAdmin, request(1, 60'000, 0, 8), now);
+  CHECK(failure(1).find("8 devices on one server are wanted, but no server has more than 2") !=
         std::string::npos);
   CHECK(events.failures.at({1, 1}).kind == Failure::Kind::nothingFits);
   pool->request(kAdmin, request(2, 60'000, 100 * kGiB, 2), now);

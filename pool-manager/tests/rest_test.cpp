@@ -245,6 +245,10 @@ TEST_CASE_METHOD(WithTokens, "a token says who asks, and what he sees and may") 
   CHECK(post("/v1/servers/a/cordon", "", bearer(kAlice)).code() == "operators_only");
   CHECK(metric(get("/metrics", bearer(kBob)), R"(gpupool_leases{state="active",tenant="other"})") == "1");
   CHECK(metric(get("/metrics", bearer(kAlice)), R"(gpupool_leases{state="active",tenant="alice"})") == "1");
+  const Id counted = service->pool().leases().begin()->first;
+  service->pool().setCounts("a", {{counted, 5, 0, 0, 0, -1}}, now);
+  CHECK(contains(get("/metrics", bearer(kAlice)).text, "\ngpupool_lease_calls_total{"));
+  CHECK(!contains(get("/metrics", bearer(kBob)).text, "\ngpupool_lease_calls_total{"));
   CHECK(post(path + "/release", "", bearer(kAlice)).status == 200);
 
   tokens["carol"] = kBob;
@@ -317,6 +321,38 @@ TEST_CASE("what a store says of itself stays with the manager") {
   const kj::Exception own(kj::Exception::Type::FAILED, "source.c++", 7, kj::heapString("expected x"));
   CHECK(rest::toProblem(own).code == "unavailable");
   CHECK(!contains(rest::toProblem(own).message, "expected"));
+}
+
+TEST_CASE_METHOD(Fixture,
+                 "metrics tell what the programs of a lease have done, over restarts of its server") {
+  FakeServer server(io, "a", 1, folder.path + "/server");
+  server.join(address);
+  await(server.joined());
+  auto holder = connect();
+  LeaseRequest asks = wish();
+  asks.tenant = "alice";
+  const Lease got = await(lease(*holder, asks));
+  const std::string labels = R"({lease=")" + got.id.text() + R"(",tenant="alice"})";
+  CHECK(!contains(get("/metrics").text, "\ngpupool_lease_calls_total{"));  // its server has said nothing yet
+  const auto counts = [&](const LeaseCounts& said) { service->pool().setCounts("a", {said}, now); };
+  counts({got.id, 100, 10, 4096, 64, 2500});
+  counts({got.id, 150, 12, 8192, 64, 3000});
+  counts({{7, 7}, 9, 9, 9, 9, 9});  // nobody's
+  Reply reply = get("/metrics");
+  CHECK(metric(reply, "gpupool_lease_calls_total" + labels) == "150");
+  CHECK(metric(reply, "gpupool_lease_awaited_calls_total" + labels) == "12");
+  CHECK(metric(reply, "gpupool_lease_copied_to_device_bytes_total" + labels) == "8192");
+  CHECK(metric(reply, "gpupool_lease_copied_from_device_bytes_total" + labels) == "64");
+  CHECK(metric(reply, "gpupool_lease_checkpoint_age_seconds" + labels) == "3");
+  CHECK(metric(reply, "gpupool_leases_without_series") == "0");
+  CHECK(!contains(reply.text, "lease=\"0000000000000007"));
+  now += 1000;
+  counts({got.id, 5, 1, 1, 0, -1});                                    // it counts from 0 again
+  service->pool().setCounts("b", {{got.id, 1000, 0, 0, 0, -1}}, now);  // the lease is not there
+  reply = get("/metrics");
+  CHECK(metric(reply, "gpupool_lease_calls_total" + labels) == "155");
+  CHECK(metric(reply, "gpupool_lease_awaited_calls_total" + labels) == "13");
+  CHECK(!contains(reply.text, "\ngpupool_lease_checkpoint_age_seconds{"));
 }
 
 TEST_CASE_METHOD(Fixture, "metrics count leases, waits, grants and missed beats") {

@@ -57,6 +57,7 @@ TEST_CASE_METHOD(Fixture, "126 and 127 are the shell's, 125 is ours, and all say
   CHECK(contains(tool(2, {"leases", "--tenant", tenant}), "--tenant: at most 64 bytes"));
   CHECK(contains(tool(2, {"cordon", "--reason", reason, "a"}), "--reason: at most 200 bytes"));
   CHECK(contains(tool(2, {"drain", "--reason", reason, "a"}), "--reason: at most 200 bytes"));
+  CHECK(contains(tool(125, {"run", "--gpus", "9", "true"}), "--gpus: 1 to 8, and these are 9"));
   run(many, {"--gpus", "2", "true"});
   CHECK(many.exitStatus() == 125);
   CHECK(contains(many.text, "no server has more than 1"));

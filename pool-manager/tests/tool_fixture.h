@@ -47,14 +47,7 @@ struct Program {
 struct ToolFixture {
   ToolFixture()
       : io(kj::setupAsyncIo()), store(makeMemoryStore()), address("unix:" + folder.path + "/manager.sock") {
-    PoolTimes times;
-    times.beatMs = 100;
-    ServiceLimits limits;
-    limits.tick = 10 * kj::MILLISECONDS;
-    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
-    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
-    service->serve(parsed->listen(), true);
-    housekeeping = service->run().eagerlyEvaluate(nullptr);
+    startManager();
     server = kj::heap<FakeServer>(io, "a", 1, folder.path + "/server");
     server->join(address);
     server->joined().wait(io.waitScope);
@@ -67,6 +60,22 @@ struct ToolFixture {
                    "LD_LIBRARY_PATH=/before",
                    "HOME=" + folder.path,
                    "LC_ALL=C"};
+  }
+
+  void startManager() {
+    PoolTimes times;
+    times.beatMs = 100;
+    ServiceLimits limits;
+    limits.tick = 10 * kj::MILLISECONDS;
+    service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
+    ::unlink((folder.path + "/manager.sock").c_str());
+    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
+    service->serve(parsed->listen(), true);
+    housekeeping = service->run().eagerlyEvaluate(nullptr);
+  }
+  void stopManager() {
+    housekeeping = nullptr;
+    service = nullptr;
   }
 
   [[noreturn]] void become(const std::vector<std::string>& words) {

@@ -228,6 +228,8 @@ void Front::startSuspension() {
 
 void Front::startAdmission() {
   idle_ = kj::heap<IdleWatch>(timer_, *leases_, *sessions_);
+  tally_ = kj::heap<LeaseTally>(*leases_);
+  sessions_->onCounts([this](const Id& lease, const SessionCounts& more) { tally_->add(lease, more); });
   Admission::Settings admission;
   admission.server = options_.name;
   admission.starts.networkDevice = options_.networkDevice;

@@ -17,6 +17,7 @@
 #include "server/front/idle_watch.h"
 #include "server/front/inventory.h"
 #include "server/front/keeper.h"
+#include "server/front/lease_tally.h"
 #include "server/front/listeners.h"
 #include "server/front/membership.h"
 #include "server/front/migration.h"
@@ -123,6 +124,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   kj::Own<TurnTaker> turns_;  // null: no overcommit
   kj::Own<ModuleCache> cache_;
   kj::Own<IdleWatch> idle_;
+  kj::Own<LeaseTally> tally_;
   std::vector<OtherWorker> otherWorkers_;  // until pool_ has them
   bool looking_ = true;                    // at the folder of --workers; before the start, too
   bool lookAgain_ = false;                 // when that is done

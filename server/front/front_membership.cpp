@@ -48,6 +48,9 @@ Membership::Facts Front::facts() {
   facts.uses = [this](schema::Manager::BeatParams::Builder beat) {
     idle_->report([&](unsigned count) { return beat.initUses(count); });
   };
+  facts.counts = [this](schema::Manager::BeatParams::Builder beat) {
+    tally_->report(keeper_->ages(), [&](unsigned count) { return beat.initCounts(count); });
+  };
   facts.problems = [this] {
     lookAtHealth();
     return problems();

@@ -78,6 +78,8 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   }
   // By lease, of those that are protected: LeaseHindrances.protection.
   std::map<Id, std::vector<std::string>> say() const;
+  // By lease, of those that have checkpoints: how old the oldest is that a session would go on from.
+  std::map<Id, kj::Duration> ages() const;
   CheckpointDesk& desk() { return desk_; }
   // Its bytes follow on the stream. What there is of the session here ends.
   void bring(kj::Own<kj::AsyncIoStream> stream, const BroughtSession& brought);
@@ -140,6 +142,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
   std::string describe(const Kept& kept, bool holderKeeps) const;
   std::string describeBeginning(const Kept& kept, const std::string& why) const;
+  static std::optional<kj::TimePoint> madeAt(const Kept& kept, bool holderKeeps);
   static std::string restoredTimes(const Kept& kept);
   void failed(Kept& kept, const std::string& why);
   std::string died(const SessionFacts& facts);

@@ -1,4 +1,6 @@
 // What people are told of protected sessions: LeaseHindrances.protection.
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,7 +28,7 @@ std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
     return describeBeginning(
         kept, kept.notShipped.empty() ? "its holder has no checkpoint of it yet" : kept.notShipped);
   const bool behind = holderKeeps && kept.shipped != kept.pages->id;
-  const kj::TimePoint at = behind ? kept.shippedAt : kept.at;
+  const kj::TimePoint at = *madeAt(kept, holderKeeps);
   std::string text = replays ? "protected for " + age(now - kept.since) : "protected only while idle";
   text += ": " + kept.who + ": its checkpoint is " + age(now - at) + " old, " +
           options::formatSize(kept.pages->facts.bytes);
@@ -35,6 +37,24 @@ std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
   if (!kept.why.empty()) text += "; no later one: " + kept.why;
   if (behind && !kept.notShipped.empty()) text += "; its holder has no later one: " + kept.notShipped;
   return text + restoredTimes(kept);
+}
+
+// Of the checkpoint that the session would go on from; none: there is none.
+std::optional<kj::TimePoint> Keeper::madeAt(const Kept& kept, bool holderKeeps) {
+  if (kept.pages == nullptr || (holderKeeps && kept.shipped == Id{})) return std::nullopt;
+  return holderKeeps && kept.shipped != kept.pages->id ? kept.shippedAt : kept.at;
+}
+
+std::map<Id, kj::Duration> Keeper::ages() const {
+  std::map<Id, kj::Duration> all;
+  for (const auto& [name, kept] : kept_) {
+    const Grant* grant = leases_.admissible(name.first);
+    const auto at = madeAt(kept, grant != nullptr && grant->holderKeeps);
+    if (!at) continue;
+    auto& oldest = all.try_emplace(name.first, 0 * kj::SECONDS).first->second;
+    oldest = std::max(oldest, timer_.now() - *at);
+  }
+  return all;
 }
 
 std::string Keeper::restoredTimes(const Kept& kept) {

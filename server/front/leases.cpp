@@ -41,6 +41,9 @@ std::optional<std::string> LeaseTable::grant(schema::Lease::Reader lease) {
   const auto* bytes = reinterpret_cast<const std::byte*>(key.begin());
   grant.key.assign(bytes, bytes + key.size());
   if (lease.getDevices().size() == 0) return "it names no device";
+  if (lease.getDevices().size() > schema::kMostLeasedDevices)
+    return "it has " + std::to_string(lease.getDevices().size()) + " devices, and a session at most " +
+           std::to_string(schema::kMostLeasedDevices);
 
   const auto found = leases_.find(grant.id);
   if (found != leases_.end()) {

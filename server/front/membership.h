@@ -57,6 +57,9 @@ class Membership final : private kj::TaskSet::ErrorHandler {
     // How leases are used that end when they are not.
     std::function<void(schema::Manager::BeatParams::Builder)> uses =
         [](schema::Manager::BeatParams::Builder) {};
+    // What the programs of leases have done.
+    std::function<void(schema::Manager::BeatParams::Builder)> counts =
+        [](schema::Manager::BeatParams::Builder) {};
     std::function<std::vector<std::string>()> problems;  // of each device
     std::function<uint32_t()> warmWorkers;
     // One of each device, or none.

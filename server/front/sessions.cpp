@@ -102,6 +102,8 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
     killAfter(session, bounds_.exit, "did not exit after its session ended");
     return false;
   }
+  // Whatever becomes of the session: its program has done that here.
+  if (report.isCounts()) count(session, report.getCounts());
   // What becomes of the session then is its old worker's to say.
   if (report.isRebuilt() && session.role == Role::next) {
     if (report.getRebuilt().size() != 0)
@@ -131,6 +133,18 @@ bool SessionTable::hear(Session& session, schema::WorkerReport::Reader report) {
   if (session.role == Role::next) return true;
   if (report.isSuspended()) answered(session, report.getSuspended());
   return true;
+}
+
+void SessionTable::count(Session& session, schema::SessionCounts::Reader said) {
+  const SessionCounts now{said.getCalls(), said.getAwaited(), said.getToDeviceBytes(),
+                          said.getFromDeviceBytes()};
+  // A worker is not trusted: counters never fall.
+  const auto more = [&](uint64_t SessionCounts::* member) {
+    return now.*member - std::min(now.*member, session.counts.*member);
+  };
+  counted_(session.facts.lease, {more(&SessionCounts::calls), more(&SessionCounts::awaited),
+                                 more(&SessionCounts::toDeviceBytes), more(&SessionCounts::fromDeviceBytes)});
+  session.counts = now;
 }
 
 void SessionTable::giveUp(Session& session, const kj::Exception& malformed) {

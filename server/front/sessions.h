@@ -215,6 +215,11 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // Called when a worker says something of it.
   void onActivity(std::function<void()> heard) { heardActivity_ = std::move(heard); }
 
+  // Called with what a session's program has done since its worker last said so.
+  void onCounts(std::function<void(const Id& lease, const SessionCounts& more)> counted) {
+    counted_ = std::move(counted);
+  }
+
   // By lease, of those that have some: why its sessions could not be moved, as far as they have said so; for
   // people, each once. Of those that share memory with this server: that they do.
   std::map<Id, std::vector<std::string>> hindrances() const;
@@ -255,6 +260,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
     uint64_t activityChanges = 0;
     std::vector<std::string> hindrances;              // likewise
     ClientLog log;                                    // likewise
+    SessionCounts counts;                             // likewise
     kj::Own<kj::PromiseFulfiller<Outcome>> answer;    // to an order; null: none is under way
     bool toSuspend = false;                           // that order
     kj::Own<kj::PromiseFulfiller<MoveAnswer>> moved;  // to an order to move; null: none is under way
@@ -293,6 +299,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> listen(kj::Own<Session> session);
   // False: it was the last report.
   bool hear(Session& session, schema::WorkerReport::Reader report);
+  void count(Session& session, schema::SessionCounts::Reader said);
   void giveUp(Session& session, const kj::Exception& malformed);
   kj::Promise<Outcome> order(Session& session, capnp::MessageBuilder& message,
                              std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
@@ -340,6 +347,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   std::function<void()> changed_ = [] {};
   std::function<void(const Id& lease, uint64_t number)> disturb_ = [](const Id&, uint64_t) {};
   std::function<void()> heardActivity_ = [] {};
+  std::function<void(const Id&, const SessionCounts&)> counted_ = [](const Id&, const SessionCounts&) {};
   std::function<std::string(const SessionFacts&)> died_ = [](const SessionFacts&) { return std::string(); };
   std::function<bool(uint64_t bytes)> hostRoom_ = [](uint64_t) { return true; };
   std::map<AccountName, MemoryAccount> accounts_;  // of placements with sessions

@@ -79,6 +79,7 @@ std::string tokens() {
 // Why the session ended.
 std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeSuspension& suspension,
                   test::FakeMove& move) {
+  SessionCounts counts;
   for (char order; read(start.socket, &order, 1) == 1;) {
     std::string ordinals = "e";
     for (const auto& device : start.devices) ordinals += std::to_string(device.info.ordinal);
@@ -116,6 +117,11 @@ std::string serve(WorkerProcess& process, const SessionStart& start, test::FakeS
       if (order == 'H') reasons = {"its code is strange", std::string(1000, 'x')};
       process.reportHindrances(reasons);
       answer(start.socket, "told");
+    }
+    if (order == 'N') {
+      counts = {counts.calls + 10, counts.awaited + 4, counts.toDeviceBytes + 1000,
+                counts.fromDeviceBytes + 500};
+      answer(start.socket, process.reportCounts(counts) ? "told" : "not taken");
     }
     if (order == 'V') {
       if (read(start.socket, &order, 1) == 1) move.misbehave(order);

@@ -46,6 +46,8 @@ struct Seen {
   uint32_t overcommitPercent = 0;
   std::map<Id, schema::TurnPlace> turns;
   std::map<Id, std::vector<std::string>> hindrances;
+  std::map<Id, std::vector<uint64_t>> counts;  // calls, awaited ones, bytes to devices and from them
+  std::map<Id, int64_t> checkpointAges;
   std::vector<std::string> problems;
   std::vector<DeviceSample> samples;
   std::vector<uint64_t> nvlinks;
@@ -113,6 +115,14 @@ class FakeManager final : public schema::Manager::Server {
     for (auto lease : params.getHindrances())
       for (auto reason : lease.getReasons())
         seen_.hindrances[schema::read(lease.getId())].push_back(reason.cStr());
+    seen_.counts.clear();
+    seen_.checkpointAges.clear();
+    for (auto one : params.getCounts()) {
+      const Id lease = schema::read(one.getId());
+      seen_.counts[lease] = {one.getCalls(), one.getAwaited(), one.getToDeviceBytes(),
+                             one.getFromDeviceBytes()};
+      seen_.checkpointAges[lease] = one.getCheckpointAgeMs();
+    }
     seen_.problems.clear();
     for (auto problem : params.getProblems()) seen_.problems.push_back(problem.cStr());
     seen_.samples.clear();

@@ -49,6 +49,29 @@ TEST_CASE("each beat says why the sessions of a lease could not be moved") {
   bench.until([&] { return bench.seen.hindrances.empty(); });
 }
 
+TEST_CASE("each beat says what the programs of a lease have done, also those that have ended") {
+  Bench bench;
+  bench.until([&] { return bench.seen.beats > 0; });
+  bench.grant({1, 1}, 1);
+  Opening one, two;
+  two.session = {2, 3};
+  REQUIRE(bench.open(one).empty());
+  REQUIRE(bench.open(two).empty());
+  const auto told = [&](uint64_t times) {
+    const std::vector<uint64_t> all = {10 * times, 4 * times, 1000 * times, 500 * times};
+    bench.until([&] { return bench.seen.counts[{1, 1}] == all; });
+  };
+  CHECK(one.order('N').wait(bench.io.waitScope) == "told");
+  told(1);
+  CHECK(bench.seen.checkpointAges[{1, 1}] == -1);
+  CHECK(one.order('N').wait(bench.io.waitScope) == "told");
+  CHECK(two.order('N').wait(bench.io.waitScope) == "told");
+  told(3);
+  CHECK(contains(one.order('q').wait(bench.io.waitScope), "client closed"));
+  CHECK(two.order('N').wait(bench.io.waitScope) == "told");
+  told(4);
+}
+
 TEST_CASE("a lease is suspended and resumed by the manager's order, and each beat says which are") {
   constexpr uint64_t kKept = uint64_t{3} << 20;
   Bench bench;

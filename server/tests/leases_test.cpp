@@ -1,6 +1,7 @@
 // Leases that move to other devices of their server: what is reserved, and from when to when.
 #include "server/front/leases.h"
 
+#include "server/front/lease_tally.h"
 #include "server/front/memory_account.h"
 #include "server/tests/support.h"
 
@@ -161,4 +162,37 @@ TEST_CASE("a session takes in another account what it has in one, or nothing") {
   MemoryAccount small({10});  // has fewer places
   CHECK_FALSE(small.takeAs(from, 1));
   CHECK(small.freeBytes(0) == 10);
+}
+
+TEST_CASE("what was counted for a lease is told while it is here, with the age of its oldest checkpoint") {
+  LeaseTable table(twoDevices());
+  LeaseTally tally(table);
+  capnp::MallocMessageBuilder message;
+  auto beat = message.initRoot<schema::Manager::BeatParams>();
+  const auto report = [&](const std::map<Id, kj::Duration>& ages) {
+    tally.report(ages, [&](unsigned count) { return beat.initCounts(count); });
+    return beat.getCounts();
+  };
+  tally.add(kMoving, {1, 1, 1, 1});  // of a session whose lease has just ended
+  CHECK(report({}).size() == 0);
+  REQUIRE(grant(table, kMoving, 4, {0}, 3 * kGiB) == "");
+  CHECK(report({}).size() == 0);
+  tally.add(kMoving, {5, 2, 100, 7});
+  tally.add(kMoving, {1, 0, 10, 0});
+  auto told = report({{kMoving, 1500 * kj::MILLISECONDS}, {{9, 9}, 1 * kj::SECONDS}});
+  REQUIRE(told.size() == 1);
+  CHECK(schema::read(told[0].getId()) == kMoving);
+  CHECK(told[0].getCalls() == 6);
+  CHECK(told[0].getAwaited() == 2);
+  CHECK(told[0].getToDeviceBytes() == 110);
+  CHECK(told[0].getFromDeviceBytes() == 7);
+  CHECK(told[0].getCheckpointAgeMs() == 1500);
+  CHECK(report({})[0].getCheckpointAgeMs() == -1);
+  CHECK(report({})[0].getCalls() == 6);
+}
+
+TEST_CASE("a lease with more devices than a session can have is refused") {
+  LeaseTable table(twoDevices());
+  CHECK(grant(table, kMoving, 4, {0, 1, 0, 1, 0, 1, 0, 1, 0}, kGiB) ==
+        "it has 9 devices, and a session at most 8");
 }

@@ -22,6 +22,7 @@
 #include "server/host_room.h"
 #include "server/walls/walls.h"
 #include "server/worker/activity_watch.h"
+#include "server/worker/count_watch.h"
 #include "server/worker/disturbance.h"
 #include "server/worker/hindrances.h"
 #include "server/worker/loss.h"
@@ -223,6 +224,8 @@ int serve(const server::WorkerArguments& arguments) {
     }
     server::HindranceWatch hindrances(
         session, [&](const std::vector<std::string>& reasons) { process.reportHindrances(reasons); });
+    server::CountWatch counts(session.counts(),
+                              [&](const server::SessionCounts& now) { return process.reportCounts(now); });
     why = session.run();
     suspender.settle(std::chrono::seconds(5));
     auto traffic = session.connection().traffic();
@@ -230,6 +233,7 @@ int serve(const server::WorkerArguments& arguments) {
       GPUPOOL_INFO("puts and gets: %llu bytes copied by a processor, %llu bytes moved by RDMA alone",
                    static_cast<unsigned long long>(traffic.copiedBytes),
                    static_cast<unsigned long long>(traffic.movedBytes));
+    counts.tell();
     process.reportEnded(why);
     // What it was told does not end with this process.
     if (!session.clientLeft()) session.connection().close();

@@ -217,6 +217,7 @@ const Handler* Session::check(std::span<const std::byte> message, Call& call, st
 bool Session::admit(std::span<const std::byte> message, Call& call, std::string& reason) {
   const Handler* handler = check(message, call, reason);
   if (handler == nullptr) return false;
+  counts_.frame((call.frame.flags & Frame::kAwait) != 0);
   if (__builtin_expect(call.frame.aside > asides_.load(std::memory_order_acquire), 0))
     awaitAsides(call.frame.aside);
   if (handler->beside) {

@@ -29,6 +29,7 @@
 #include "schema/mirror.h"
 #include "schema/wire.h"
 #include "server/driver.h"
+#include "server/worker/call_counts.h"
 #include "server/worker/event_times.h"
 #include "server/worker/frame_gate.h"
 #include "server/worker/host_views.h"
@@ -178,6 +179,7 @@ class Session {
   HostViews& views() { return views_; }
   Images& images() { return images_; }
   Record& record() { return record_; }
+  CallCounts& counts() { return counts_; }  // executor; others read
   EventTimes& eventTimes() { return eventTimes_; }
   SharedEvents& sharedEvents() { return sharedEvents_; }
   std::shared_ptr<LinkTable>& links() { return links_; }
@@ -347,6 +349,7 @@ class Session {
   std::atomic<uint64_t> asides_{0};   // served; written by the control thread
   std::atomic<uint64_t> lastSeq_{0};  // written by the executor
   std::atomic<uint64_t> completed_{0};
+  CallCounts counts_;
   std::mutex replyMutex_;
   std::atomic<bool> assertionTold_{false};
   std::mutex noticeMutex_;

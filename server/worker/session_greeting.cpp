@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "schema/lease_memory.h"
 #include "schema/rows.h"
 #include "server/worker/session.h"
 #include "server/worker/session_wire.h"
@@ -11,6 +12,8 @@
 namespace gpupool::server {
 
 using transport::Channel;
+
+static_assert(schema::kMostLeasedDevices == schema::kMaxDevices);
 
 namespace {
 

@@ -165,6 +165,7 @@ refuses() { # refuses TEXT OPTION...
   check "${*:2}: $err" has "$status $err" "$1"
 }
 refuses "'0' is not N or N:MODEL" --remote-gpus=0
+refuses "'9' is not N or N:MODEL (N: 1 to 8)" --remote-gpus=9
 refuses "'1:a,b' is not N or N:MODEL" --remote-gpus=1:a,b
 refuses "'5' is not a size" --remote-gpus=1 --remote-gpu-mem=5
 refuses "say also how many GPUs" --remote-gpu-mem=5G

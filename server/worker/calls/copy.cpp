@@ -19,6 +19,15 @@ void inView(Session& session, const Call& call, T*& host) {
   host = reinterpret_cast<T*>(session.views().translate(call.view, reinterpret_cast<uint64_t>(host)));
 }
 
+// The driver has taken a copy between the program's memory and a device's.
+void count(Session& session, CUresult status, bool toDevice, size_t bytes) {
+  if (status != CUDA_SUCCESS) return;
+  if (toDevice)
+    session.counts().toDevice(bytes);
+  else
+    session.counts().fromDevice(bytes);
+}
+
 void hostToDevice(Session& session, Call& call) {
   Served<HtoD> served(session, call);
   if (!served.open()) return;
@@ -26,7 +35,10 @@ void hostToDevice(Session& session, Call& call) {
   bool ours = session.space().owns(served.get<"dstDevice">().value(), bytes) &&
               session.space().ownsHost(reinterpret_cast<uint64_t>(served.get<"srcHost">().value()), bytes);
   inView(session, call, served.get<"srcHost">().value());
-  served.close(ours ? served.invoke(session.driver().cuMemcpyHtoDAsync_v2) : CUDA_ERROR_INVALID_VALUE);
+  const CUresult status =
+      ours ? served.invoke(session.driver().cuMemcpyHtoDAsync_v2) : CUDA_ERROR_INVALID_VALUE;
+  count(session, status, true, bytes);
+  served.close(status);
 }
 
 void deviceToHost(Session& session, Call& call) {
@@ -36,7 +48,10 @@ void deviceToHost(Session& session, Call& call) {
   bool ours = session.space().owns(served.get<"srcDevice">().value(), bytes) &&
               session.space().ownsHost(reinterpret_cast<uint64_t>(served.get<"dstHost">().value()), bytes);
   inView(session, call, served.get<"dstHost">().value());
-  served.close(ours ? served.invoke(session.driver().cuMemcpyDtoHAsync_v2) : CUDA_ERROR_INVALID_VALUE);
+  const CUresult status =
+      ours ? served.invoke(session.driver().cuMemcpyDtoHAsync_v2) : CUDA_ERROR_INVALID_VALUE;
+  count(session, status, false, bytes);
+  served.close(status);
 }
 
 // Pages that only the device touches (transports/shared_memory.h).
@@ -63,6 +78,7 @@ void write(Session& session, Call& call) {
   std::copy(data.begin(), data.end(), host);
   inView(session, call, host);
   CUresult status = session.driver().cuMemcpyHtoDAsync_v2(to, host, bytes, stream);
+  count(session, status, true, bytes);
   if (status == CUDA_SUCCESS && word != 0) {
     status = session.words().write(call.view, stream, word, served.get<"value">().value());
     if (!session.mapsMemory() && !session.words().watch(word, served.get<"value">().value()))
@@ -83,6 +99,7 @@ CUresult startRead(Session& session, const Call& call, Served<Read>& served, con
     return CUDA_ERROR_INVALID_VALUE;
   inView(session, call, host);
   CUresult status = session.driver().cuMemcpyDtoHAsync_v2(host, from, bytes, stream);
+  count(session, status, false, bytes);
   if (status != CUDA_SUCCESS) return status;
   if (waiting = then != nullptr; waiting) session.words().whenReached(word, value, then, tell);
   return session.words().write(call.view, stream, word, value);
@@ -206,7 +223,12 @@ void copy3D(Session& session, Call& call) {
   bool ours = ownsCopy(session, copy);
   if (copy.srcMemoryType == CU_MEMORYTYPE_HOST) inView(session, call, copy.srcHost);
   if (copy.dstMemoryType == CU_MEMORYTYPE_HOST) inView(session, call, copy.dstHost);
-  served.close(ours ? served.invoke(session.driver().cuMemcpy3DAsync_v2) : CUDA_ERROR_INVALID_VALUE);
+  const CUresult status =
+      ours ? served.invoke(session.driver().cuMemcpy3DAsync_v2) : CUDA_ERROR_INVALID_VALUE;
+  const bool fromHost = copy.srcMemoryType == CU_MEMORYTYPE_HOST,
+             toHost = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
+  if (fromHost != toHost) count(session, status, fromHost, copy.WidthInBytes * copy.Height * copy.Depth);
+  served.close(status);
 }
 
 }  // namespace
