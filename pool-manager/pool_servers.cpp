@@ -140,8 +140,10 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
 }
 
 // One UUID is one device. It stays with the server that offered it first while that one is connected, or
-// while something of it may still run there.
+// while something of it may still run there. All are looked at before a lease elsewhere is ended, which has
+// requests served: they must find each device as what it is.
 void Pool::claimDevices(ServerRecord& server, uint64_t now) {
+  std::vector<std::string> claimed;
   server.duplicates.resize(server.facts.devices.size());
   for (size_t i = 0; i < server.facts.devices.size(); ++i) {
     const std::string& uuid = server.facts.devices[i].uuid;
@@ -152,13 +154,15 @@ void Pool::claimDevices(ServerRecord& server, uint64_t now) {
     const std::string other = whoseElse(uuid, server);
     if (other.empty()) {
       owners_[uuid] = server.facts.name;
-      endElsewhere(uuid, server.facts.name, now);
+      claimed.push_back(uuid);
     }
     if (!other.empty() && server.duplicates[i].empty())
       GPUPOOL_WARNING("GPU %u of server %s is the same device as %s: it is leased there only",
                       server.facts.devices[i].ordinal, server.facts.name.c_str(), other.c_str());
     server.duplicates[i] = other;
   }
+  inventory_.touch(server.facts.name);  // requests may have been served since this beat began
+  for (const std::string& uuid : claimed) endElsewhere(uuid, server.facts.name, now);
 }
 
 // The device of another server that must not be leased again as one of `server`; "": none. What runs on a
