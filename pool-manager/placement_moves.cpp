@@ -1,5 +1,6 @@
 // Where a lease that runs may go.
 #include <algorithm>
+#include <numeric>
 
 #include "pool-manager/placement.h"
 #include "pool-manager/placement_fit.h"
@@ -14,13 +15,22 @@ bool alike(const Device& a, const Device& b) {
          a.software == b.software;
 }
 
-// Why the device cannot stand for any of the claims; "": it can for those that are like it.
+// Of the claims that the device is like, the one that needs least; null: it is like none.
+const Claim* leastAlike(const MoveWish& wish, const Device& device) {
+  const Claim* least = nullptr;
+  for (const Claim& claim : wish.claims)
+    if (alike(claim.device.info, device) &&
+        (least == nullptr || claim.device.memoryBytes < least->device.memoryBytes))
+      least = &claim;
+  return least;
+}
+
+// Why the device cannot stand for any of the claims; "": it can for one at least.
 std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
   const auto is = [&](const Claim& claim) { return claim.device.info.uuid == device.info.uuid; };
   if (std::any_of(wish.claims.begin(), wish.claims.end(), is)) return "is the lease's own";
-  const auto like = std::find_if(wish.claims.begin(), wish.claims.end(),
-                                 [&](const Claim& claim) { return alike(claim.device.info, device.info); });
-  if (like == wish.claims.end())
+  const Claim* like = leastAlike(wish, device.info);
+  if (like == nullptr)
     return "is another model or has another driver than the lease's " + wish.claims.front().device.info.name;
   if (!device.duplicateOf.empty()) return "is the same device as " + device.duplicateOf;
   if (!device.info.problem.empty()) return "is broken (" + device.info.problem + ")";
@@ -30,7 +40,8 @@ std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
          describeFree(device);
 }
 
-// One for each claim; empty: there are too few.
+// One for each claim; empty: there are too few. Claims differ in memory where a lease had what others left of
+// its devices. Those that need most choose first: what they leave fits the others, if anything does.
 std::vector<const DeviceUse*> chooseAlike(const MoveWish& wish, const ServerUse& server) {
   std::vector<const DeviceUse*> fitting, chosen;
   for (const DeviceUse& device : server.devices)
@@ -39,13 +50,19 @@ std::vector<const DeviceUse*> chooseAlike(const MoveWish& wish, const ServerUse&
   std::stable_sort(fitting.begin(), fitting.end(), [spread](const DeviceUse* a, const DeviceUse* b) {
     return spread ? roomBytes(*a) > roomBytes(*b) : roomBytes(*a) < roomBytes(*b);
   });
-  for (size_t i = 0; i < wish.claims.size(); ++i) {
+  std::vector<size_t> order(wish.claims.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return wish.claims[a].device.memoryBytes > wish.claims[b].device.memoryBytes;
+  });
+  chosen.resize(wish.claims.size());
+  for (const size_t i : order) {
     const auto at = std::find_if(fitting.begin(), fitting.end(), [&](const DeviceUse* device) {
       return (wish.ordinals.empty() || device->info.ordinal == wish.ordinals[i]) &&
-             alike(device->info, wish.claims[i].device.info);
+             alike(device->info, wish.claims[i].device.info) && lack(wish.claims[i], *device) == Lack::none;
     });
     if (at == fitting.end()) return {};
-    chosen.push_back(*at);
+    chosen[i] = *at;
     fitting.erase(at);
   }
   return chosen;
@@ -71,7 +88,11 @@ std::string describe(const MoveWish& wish, const ServerUse& server) {
     if (!meant) continue;
     const std::string why = hindrance(wish, device);
     devices += (devices.empty() ? "GPU " : ", GPU ") + std::to_string(device.info.ordinal) + " (" +
-               device.info.name + ") " + (why.empty() ? "is free" : why);
+               device.info.name + ") ";
+    if (!why.empty())
+      devices += why;
+    else
+      devices += device.freeBytes == leasable(device) ? "is free" : "has " + describeFree(device);
   }
   return text + (devices.empty() ? "there is no such GPU" : devices);
 }
