@@ -115,6 +115,9 @@ struct LeaseRecord : StoredLease {
 // Where sessions of the lease may be, besides that server; null: nowhere.
 Placement* livesBeside(LeaseRecord& record, const std::string& server);
 bool anyGone(const LeaseRecord& record);
+// As the store is to have it. What is suspended or held is so there first (Change::storing): whatever else of
+// the lease is written meanwhile says that, too, for it is written behind that.
+StoredLease toStore(const LeaseRecord& record);
 // Of a claim: when its last adopter's time is over at the latest, and then its own; 0: nobody uses it.
 uint64_t leftBy(const LeaseRecord& record);
 // Which worker programs its server has to have, wherever it goes: by what its holders say, and as long as

@@ -1,5 +1,6 @@
 // Where a lease that runs may go.
 #include <algorithm>
+#include <numeric>
 
 #include "pool-manager/placement.h"
 #include "pool-manager/placement_fit.h"
@@ -15,13 +16,22 @@ bool alike(const Device& a, const Device& b) {
          a.software == b.software;
 }
 
-// Why the device cannot stand for any of the claims; "": it can for those that are like it.
+// Of the claims that the device is like, the one that needs least; null: it is like none.
+const Claim* leastAlike(const MoveWish& wish, const Device& device) {
+  const Claim* least = nullptr;
+  for (const Claim& claim : wish.claims)
+    if (alike(claim.device.info, device) &&
+        (least == nullptr || claim.device.memoryBytes < least->device.memoryBytes))
+      least = &claim;
+  return least;
+}
+
+// Why the device cannot stand for any of the claims; "": it can for one at least.
 std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
   const auto is = [&](const Claim& claim) { return claim.device.info.uuid == device.info.uuid; };
   if (std::any_of(wish.claims.begin(), wish.claims.end(), is)) return "is the lease's own";
-  const auto like = std::find_if(wish.claims.begin(), wish.claims.end(),
-                                 [&](const Claim& claim) { return alike(claim.device.info, device.info); });
-  if (like == wish.claims.end())
+  const Claim* like = leastAlike(wish, device.info);
+  if (like == nullptr)
     return "is another model or has another driver than the lease's " + wish.claims.front().device.info.name;
   if (!device.duplicateOf.empty()) return "is the same device as " + device.duplicateOf;
   if (!device.info.problem.empty()) return "is broken (" + device.info.problem + ")";
@@ -31,30 +41,45 @@ std::string hindrance(const MoveWish& wish, const DeviceUse& device) {
          describeFree(device);
 }
 
-// One for each claim.
-DeviceSet chooseAlike(const MoveWish& wish, const ServerUse& server) {
-  std::vector<Fitting> fitting;
-  for (const DeviceUse& device : server.devices)
-    if (hindrance(wish, device).empty()) fitting.push_back({&device, 0});
-  const Device& first = wish.claims.front().device.info;
-  const bool same = std::all_of(wish.claims.begin(), wish.claims.end(),
-                                [&](const Claim& claim) { return alike(claim.device.info, first); });
-  if (same && wish.ordinals.empty()) return chooseSet(server, fitting, wish.claims.size(), wish.policy);
-  // It is said which device is to stand for which, or there are several models, which NVLink does not join.
+// It is said which device is to stand for which, or the claims are of several models, which NVLink does not
+// join, or of several sizes. Those that need most choose first: what they leave fits the others, if anything
+// does.
+DeviceSet chooseEach(const MoveWish& wish, const ServerUse& server, std::vector<Fitting> fitting) {
+  std::vector<size_t> order(wish.claims.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return wish.claims[a].device.memoryBytes > wish.claims[b].device.memoryBytes;
+  });
   DeviceSet set;
-  for (size_t i = 0; i < wish.claims.size(); ++i) {
+  set.devices.resize(wish.claims.size());
+  for (const size_t i : order) {
     std::vector<Fitting> meant;
     for (const Fitting& one : fitting)
       if ((wish.ordinals.empty() || one.device->info.ordinal == wish.ordinals[i]) &&
-          alike(one.device->info, wish.claims[i].device.info))
+          alike(one.device->info, wish.claims[i].device.info) &&
+          lack(wish.claims[i], *one.device) == Lack::none)
         meant.push_back(one);
     if (meant.empty()) return {};
     const DeviceUse* chosen = chooseSet(server, meant, 1, wish.policy).devices.front();
-    set.devices.push_back(chosen);
+    set.devices[i] = chosen;
     std::erase_if(fitting, [&](const Fitting& one) { return one.device == chosen; });
   }
   set.joined = joined(server, set.devices);
   return set;
+}
+
+// One for each claim, in their order. Claims differ in memory where a lease had what others left of its
+// devices.
+DeviceSet chooseAlike(const MoveWish& wish, const ServerUse& server) {
+  std::vector<Fitting> fitting;
+  for (const DeviceUse& device : server.devices)
+    if (hindrance(wish, device).empty()) fitting.push_back({&device, 0});
+  const LeasedDevice& first = wish.claims.front().device;
+  const bool same = std::all_of(wish.claims.begin(), wish.claims.end(), [&](const Claim& claim) {
+    return alike(claim.device.info, first.info) && claim.device.memoryBytes == first.memoryBytes;
+  });
+  if (same && wish.ordinals.empty()) return chooseSet(server, fitting, wish.claims.size(), wish.policy);
+  return chooseEach(wish, server, std::move(fitting));
 }
 
 bool takesTurns(const ServerUse& server) {
@@ -77,7 +102,11 @@ std::string describe(const MoveWish& wish, const ServerUse& server) {
     if (!meant) continue;
     const std::string why = hindrance(wish, device);
     devices += (devices.empty() ? "GPU " : ", GPU ") + std::to_string(device.info.ordinal) + " (" +
-               device.info.name + ") " + (why.empty() ? "is free" : why);
+               device.info.name + ") ";
+    if (!why.empty())
+      devices += why;
+    else
+      devices += device.freeBytes == leasable(device) ? "is free" : "has " + describeFree(device);
   }
   return text + (devices.empty() ? "there is no such GPU" : devices);
 }

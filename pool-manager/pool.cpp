@@ -63,6 +63,20 @@ bool anyGone(const LeaseRecord& record) {
                      [](const Placement& one) { return one.gone; });
 }
 
+StoredLease toStore(const LeaseRecord& record) {
+  StoredLease stored = record;
+  if (record.change != Change::storing) return stored;
+  if (record.suspension.held) {
+    stored.holdIn(record.suspension.held);
+    return stored;
+  }
+  stored.state = LeaseState::suspended;
+  stored.primary().kept = record.suspension.kept;
+  stored.reason = record.idleReason;
+  stored.suspendedBy = record.changedBy;
+  return stored;
+}
+
 std::string age(uint64_t ms) {
   if (ms < 1000) return std::to_string(ms) + " ms";
   const uint64_t s = ms / 1000;

@@ -53,6 +53,7 @@ struct ServerRecord {
   bool connected = false;
   bool reported = false;  // has named its leases since it joined, and so lives
   uint64_t beatMs = 0;    // last sign of life
+  uint64_t joined = 0;    // the number of its latest join, of all servers' joins
   uint32_t warmWorkers = 0;
   std::string suspect;  // why grants failed; until the next beat
   fabric::Fabric fabric;
@@ -288,7 +289,7 @@ class Pool {
   void settle(ServerRecord& server, uint64_t now);
   void claimDevices(ServerRecord& server, uint64_t now);
   std::string whoseElse(const std::string& uuid, const ServerRecord& server) const;
-  bool holdsOn(const ServerRecord& server, const std::string& uuid, const std::string& bootId) const;
+  bool holdsOn(const ServerRecord& server, const std::string& uuid, const ServerRecord& asks) const;
   std::string strangerOn(const ServerRecord& server, size_t device) const;
   void endElsewhere(const std::string& uuid, const std::string& server, uint64_t now);
   void compareLeases(ServerRecord& server, const std::set<Id>& reported,
@@ -493,6 +494,7 @@ class Pool {
   uint64_t settledMs_ = 0;                           // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
   uint64_t orders_ = 0;        // the number of the latest one
+  uint64_t joins_ = 0;         // likewise
   uint64_t latestMs_ = 0;      // the time of the latest call, for what the store tells in between
   uint64_t stoodStillMs_ = 0;  // PoolEvents::stoodStillMs, as leases' time limits have it
   bool forgetting_ = false;    // tombstones are being erased

@@ -257,8 +257,9 @@ void Pool::storePlacements(LeaseRecord& record) {
   record.rewrite = false;
   record.rewriting = true;
   record.rewrittenMs = latestMs_;
-  const std::set<uint64_t> gone = record.goneEpochs();
-  StoredLease stored = record;
+  std::set<uint64_t> gone = record.goneEpochs();
+  if (isBeingHeld(record)) gone.erase(record.primary().epoch);  // storedSuspended() says where it was
+  StoredLease stored = toStore(record);
   stored.forget(gone);
   std::vector<AuditEntry> entries;
   const std::string arrival = std::exchange(record.arrival, "");

@@ -74,6 +74,11 @@ bool hasProblem(const Server& server, const StoredLease& lease) {
   });
 }
 
+// Than another server on the same machine.
+bool isOfLaterBoot(const ServerRecord& server, const ServerRecord& other) {
+  return server.facts.bootId != other.facts.bootId && server.joined > other.joined;
+}
+
 AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::string& by,
                        const std::string& reason) {
   AuditEntry entry;
@@ -104,6 +109,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   }
   server.facts = facts;
   server.connected = true;
+  server.joined = ++joins_;
   server.reported = false;  // its first beat names the leases it holds
   server.beatMs = now;
   silentAtMs_ = std::min(silentAtMs_, now + times_.silentMs);
@@ -141,8 +147,10 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
 }
 
 // One UUID is one device. It stays with the server that offered it first while that one is connected, or
-// while something of it may still run there.
+// while something of it may still run there. All are looked at before a lease elsewhere is ended, which has
+// requests served: they must find each device as what it is.
 void Pool::claimDevices(ServerRecord& server, uint64_t now) {
+  std::vector<std::string> claimed;
   server.duplicates.resize(server.facts.devices.size());
   for (size_t i = 0; i < server.facts.devices.size(); ++i) {
     const std::string& uuid = server.facts.devices[i].uuid;
@@ -153,38 +161,47 @@ void Pool::claimDevices(ServerRecord& server, uint64_t now) {
     const std::string other = whoseElse(uuid, server);
     if (other.empty()) {
       owners_[uuid] = server.facts.name;
-      endElsewhere(uuid, server.facts.name, now);
+      claimed.push_back(uuid);
     }
     if (!other.empty() && server.duplicates[i].empty())
       GPUPOOL_WARNING("GPU %u of server %s is the same device as %s: it is leased there only",
                       server.facts.devices[i].ordinal, server.facts.name.c_str(), other.c_str());
     server.duplicates[i] = other;
   }
+  inventory_.touch(server.facts.name);  // requests may have been served since this beat began
+  for (const std::string& uuid : claimed) endElsewhere(uuid, server.facts.name, now);
 }
 
 // The device of another server that must not be leased again as one of `server`; "": none. What runs on a
-// machine does not outlive that machine's boot, so a GPU that shows up under another boot is free.
+// machine does not outlive that machine's boot, so a GPU that shows up under a later boot is free. Whoever
+// beats has lived since it joined: so of two boots that is the later one whose server has joined later. A
+// beat of the earlier one may have been under way for longer than its machine was up.
 std::string Pool::whoseElse(const std::string& uuid, const ServerRecord& server) const {
   if (const auto owner = owners_.find(uuid); owner != owners_.end() && owner->second != server.facts.name) {
     const auto at = servers_.find(owner->second);
-    if (at != servers_.end() && holdsOn(at->second, uuid, server.facts.bootId))
-      return whichGpu(at->second.facts, uuid);
+    if (at != servers_.end() && holdsOn(at->second, uuid, server)) return whichGpu(at->second.facts, uuid);
   }
   if (!leases_.hasElsewhere(uuid, server.facts.name)) return "";
+  const auto mayRun = [&](const Server& there) {
+    if (there.bootId == server.facts.bootId) return true;
+    const auto at = servers_.find(there.name);
+    return at != servers_.end() && at->second.facts.bootId == there.bootId &&
+           isOfLaterBoot(at->second, server);
+  };
   for (const auto& [id, record] : leases_.all())
     for (const Placement& placement : record.placements)
-      if (placement.server.name != server.facts.name && placement.server.bootId == server.facts.bootId &&
-          uses(placement, uuid))
+      if (placement.server.name != server.facts.name && uses(placement, uuid) && mayRun(placement.server))
         return whichGpu(placement.server, uuid);
   return "";
 }
 
-bool Pool::holdsOn(const ServerRecord& server, const std::string& uuid, const std::string& bootId) const {
+bool Pool::holdsOn(const ServerRecord& server, const std::string& uuid, const ServerRecord& asks) const {
   for (size_t i = 0; i < server.facts.devices.size(); ++i) {
     const Device& device = server.facts.devices[i];
     if (device.uuid != uuid) continue;
-    if (server.connected) return true;
-    return server.facts.bootId == bootId && (!device.problem.empty() || !strangerOn(server, i).empty());
+    if (server.connected || isOfLaterBoot(server, asks)) return true;
+    return server.facts.bootId == asks.facts.bootId &&
+           (!device.problem.empty() || !strangerOn(server, i).empty());
   }
   return false;
 }

@@ -169,20 +169,11 @@ void Pool::storeSuspended(LeaseRecord& record, SuspendResult result, uint64_t no
   record.suspension = std::move(result);
   record.writing = true;
   record.writtenMs = now;
-  StoredLease stored = record;
   const HeldLease& held = record.suspension.held;
-  if (held) {
-    stored.holdIn(held);
-  } else {
-    stored.state = LeaseState::suspended;
-    stored.primary().kept = record.suspension.kept;
-    stored.reason = record.idleReason;
-    stored.suspendedBy = record.changedBy;
-  }
   const std::string why = !record.notResumed.empty() ? record.notResumed
                           : held                     ? "in " + held.folder
                                                      : record.idleReason;
-  write({{kLeasePrefix + record.id.text(), encodeLease(stored, bootId_)}},
+  write({{kLeasePrefix + record.id.text(), encodeLease(toStore(record), bootId_)}},
         {entryOf(held ? AuditEvent::held : AuditEvent::suspended, record, record.changedBy, why)},
         [this, id = record.id](const std::string& why) { storedSuspended(id, why); });
 }

@@ -181,3 +181,22 @@ TEST_CASE("a lease moves where its clients have worker programs") {
   CHECK(says(nowhere, "old: has no worker program for this client (call rows 0000000000000abc)"));
   CHECK(says(nowhere, "; install the worker of that version there (docs/admin.md, Upgrade)"));
 }
+
+// As a lease has them that was given what suspended ones had left of its devices.
+TEST_CASE("claims of different sizes each get a device where they fit") {
+  const auto placed = [](uint64_t firstGiB, uint64_t secondGiB, uint64_t free0, uint64_t free1) {
+    MoveWish wish{"from", {}};
+    for (const uint64_t gib : {firstGiB, secondGiB})
+      wish.claims.push_back({{device(0, 80, 0).info, gib * kGiB}, 0, 0, false});
+    for (Claim& claim : wish.claims) claim.device.info.uuid = "its own";
+    const std::vector<ServerUse> servers{{"to", "", {device(0, 80, free0), device(1, 80, free1)}}};
+    return placeMove(wish, servers);
+  };
+  CHECK(ordinals(placed(60, 80, 80, 70)) == std::vector<uint32_t>{1, 0});
+  CHECK(ordinals(placed(80, 60, 80, 70)) == std::vector<uint32_t>{0, 1});
+  CHECK(ordinals(placed(60, 80, 70, 80)) == std::vector<uint32_t>{0, 1});
+  const Choice tight = placed(60, 80, 70, 70);
+  CHECK(tight.server.empty());
+  CHECK(says(tight, "to: GPU 0 (H200) has 70.0 GiB free, GPU 1 (H200) has 70.0 GiB free"));
+  CHECK(says(placed(60, 80, 80, 50), "to: GPU 0 (H200) is free, GPU 1 (H200) has only 50.0 GiB free"));
+}

@@ -451,3 +451,36 @@ TEST_CASE_METHOD(Holds, "its server's use of one that has just been held is nobo
   CHECK(pool->beat("a", kA.incarnation, {}, {}, 1, now, {}, {}, {}, {{{1, 1}, 1'000'000, 0, true}}));
   CHECK(state(1) == LeaseState::held);
 }
+
+TEST_CASE_METHOD(Holds, "who waits is served by what a server that takes a GPU over really has") {
+  held(1);
+  granted(1);  // it is being restored on a's GPU
+  Server other = server("b", 1, 2);
+  other.devices[0].uuid = server("a", 1).devices[0].uuid;
+  SECTION("one of its GPUs is that of a third server") {
+    joinAndBeat(server("c", 1));
+    joinAndBeat(server("d", 1, 2));
+    pool->request(kAdmin, request(3, 0, 0, 2), now);
+    pool->request(kAdmin, request(2, 60'000, 0, 2), now);  // waits for d's GPUs
+    pool->left("a", {1, 0}, false, now);
+    other.devices[1].uuid = server("c", 1).devices[0].uuid;
+    other.bootId = "the next boot";
+    joinAndBeat(other);
+    CHECK(state(1) == LeaseState::held);
+    CHECK(failure(2).empty());
+    CHECK_FALSE(pool.pool->leases().contains({2, 2}));
+  }
+  SECTION("it was a's GPU before") {
+    other.devices.resize(1);
+    joinAndBeat(other);
+    pool->request(kAdmin, request(2, 60'000), now);
+    pool->left("a", {1, 0}, false, now);
+    pool->left("b", {1, 0}, false, now);
+    other.bootId = "the next boot";
+    other.incarnation = {2, 0};
+    joinAndBeat(other);
+    CHECK(state(1) == LeaseState::held);
+    CHECK(pool.pool->leases().contains({2, 2}));
+  }
+  CHECK(pool.pool->inventoryFault(now).empty());
+}

@@ -167,6 +167,36 @@ TEST_CASE_METHOD(Fixture, "a GPU goes over to another server only when nothing o
   }
 }
 
+TEST_CASE_METHOD(Fixture, "a late beat of a machine's earlier boot takes no GPU over") {
+  joinAndBeat(server("a", 1));
+  joinAndBeat(twin());
+  pool->left("a", {1, 0}, false, now);
+  Server again = server("a", 3);
+  again.bootId = "the next boot";
+  joinAndBeat(again);
+  leaseNow(1);
+  REQUIRE(events.grants.back().server.name == "a");
+  const bool leased = GENERATE(true, false);
+  if (!leased) {
+    pool->release(kAdmin, {1, 1}, now);
+    pool->revoked({"a", {3, 0}}, {1, 1}, now);
+  }
+  pool->left("a", {3, 0}, false, now);
+  REQUIRE(pool->beat("b", {2, 0}, {}, {}, 1, now));  // written before its machine was started again
+  CHECK(events.over.contains({1, 1}) != leased);
+  pool->request(kAdmin, request(5), now);
+  CHECK(failure(5).find("b: GPU 0 (GPU) is the same device as GPU 0 of server a") != std::string::npos);
+
+  // Its next process is of a's boot.
+  pool->left("b", {2, 0}, false, now);
+  Server other = twin("the next boot");
+  other.incarnation = {4, 0};
+  joinAndBeat(other);
+  CHECK(events.over.contains({1, 1}) != leased);
+  pool->request(kAdmin, request(6), now);
+  CHECK(pool.pool->leases().contains({6, 6}) != leased);
+}
+
 TEST_CASE_METHOD(Fixture, "a server that comes back is leased to nobody while its old workers run") {
   joinAndBeat(server("a", 1, 2));
   const Lease lease = leaseNow(1);

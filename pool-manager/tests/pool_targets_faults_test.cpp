@@ -286,3 +286,38 @@ TEST_CASE_METHOD(Targets, "what a lease has left is free when its server is gone
   CHECK(freeOn("a") == 2);
   CHECK(stored()->placements.size() == 1);
 }
+
+TEST_CASE_METHOD(Targets,
+                 "a lease that goes into files stays there, whatever is written of what it has left") {
+  ordered({"b"});
+  moves();
+  pool->suspend(kAdmin, kLease, 1000, now, "monday");
+  const auto held = [&] {
+    const auto order = events.suspends.back();
+    pool.pool->suspendDone(kLease, order.number, {{0}, 0, 0, 0, {{7, 7}, "monday", "b"}}, now);
+  };
+  SECTION("what it has left is gone at that moment") {
+    pool->left("a", kA.incarnation, false, now);
+    pool->join(kAdmin, server("a", 9, 2), {}, now);
+    REQUIRE(pool.pool->beat("a", {9, 0}, {}, {}, 1, now));
+    held();
+    pool->tick(now);
+  }
+  SECTION("the store refuses that for a while, and its server is started again, too") {
+    disk->full = true;
+    startedAgain(server("a", 9, 2));
+    now += 500;
+    held();
+    startedAgain(server("b", 9, 2));
+    disk->full = false;
+    pool->tick(now += 600);  // what it has left
+    pool->tick(now += 500);  // that it is held
+    CHECK(record().placements.empty());
+  }
+  CHECK(state() == LeaseState::held);
+  CHECK(record().hold->was.server.name == "b");
+  REQUIRE(stored());
+  CHECK(stored()->state == LeaseState::held);
+  restarted();
+  CHECK(state() == LeaseState::held);
+}
