@@ -10,10 +10,13 @@ namespace gpupool::client {
 
 struct OpenedPhysical {
   uint64_t name = 0;
-  CUdevice device = 0;            // as the application counts
+  CUdevice device = 0;            // as the application counts; CU_DEVICE_INVALID: one that it does not see
   size_t bytes = 0;               // of the piece
   size_t offset = 0, length = 0;  // what was offered of it
 };
+
+// Of the current context; 0: there is none.
+CUdevice currentDevice();
 
 // What the worker says of a token, as the driver says it of a handle; what the driver cannot say is logged.
 CUresult openingResult(CUresult status);

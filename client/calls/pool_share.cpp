@@ -54,10 +54,16 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* out, void* osHandle, C
   if (out == nullptr || !isDescriptor(type, flags) ||
       !readDescriptor(ShareKind::pool, static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), share))
     return CUDA_ERROR_INVALID_VALUE;
-  for (CUdevice device = 0; device < deviceCount(); ++device)
-    if (std::memcmp(share.token.key, &propertiesOf(device)->uuid, sizeof share.token.key) == 0)
-      return createPool(device, 0, {PoolSharing::Kind::imported, {share.pool[0], share.pool[1]}}, out);
-  return CUDA_ERROR_INVALID_DEVICE;  // not one of those that this process sees (CUDA_VISIBLE_DEVICES)
+  // Of a device that this process does not see (CUDA_VISIBLE_DEVICES): the current one's, as in openShared.
+  const auto is = [&](const schema::DeviceProperties& one) {
+    return std::memcmp(share.token.key, &one.uuid, sizeof share.token.key) == 0;
+  };
+  const schema::WorkerHello& hello = Session::get().hello();
+  if (!std::any_of(hello.devices, hello.devices + hello.deviceCount, is)) return CUDA_ERROR_INVALID_DEVICE;
+  CUdevice device = currentDevice();
+  for (CUdevice seen = 0; seen < deviceCount(); ++seen)
+    if (is(*propertiesOf(seen))) device = seen;
+  return createPool(device, 0, {PoolSharing::Kind::imported, {share.pool[0], share.pool[1]}}, out);
 }
 
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* out, CUdeviceptr pointer) {

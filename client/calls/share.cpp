@@ -37,7 +37,7 @@ OpenedMemories& openedMemories() {
   return *all;
 }
 
-// For its own device and the one that opens it.
+// For its own device and the one that opens it: the same where its own is not seen.
 CUresult allow(CUcontext context, uint64_t mapped, CUdevice owner, CUdevice opener) {
   constexpr unsigned both = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   CUresult status =
@@ -96,6 +96,7 @@ CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out
   }
   OpenedPhysical opened;
   if (status = openPhysical(context->handle, token, opened); status != CUDA_SUCCESS) return status;
+  if (opened.device == CU_DEVICE_INVALID) opened.device = context->device;
   uint64_t mapped = 0;
   status = map(*context, opened, mapped);
   releasePhysicalName(context->handle, opened.name);

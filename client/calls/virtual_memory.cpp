@@ -132,6 +132,11 @@ CUresult checkProperties(const CUmemAllocationProp* properties) {
 
 }  // namespace
 
+CUdevice currentDevice() {
+  const Context* context = contexts().find(currentContext());
+  return context != nullptr ? context->device : 0;
+}
+
 CUresult openingResult(CUresult status) {
   if (status != CUDA_ERROR_PEER_ACCESS_UNSUPPORTED) return status;
   static std::atomic<bool> said{false};
@@ -159,9 +164,12 @@ CUresult openPhysical(CUcontext context, const schema::ShareToken& token, Opened
     ++opened.device;
   const bool sane = opened.bytes != 0 && aligned(opened.bytes) && opened.offset < opened.bytes &&
                     opened.length <= opened.bytes - opened.offset;
-  if (sane && opened.device < deviceCount()) return CUDA_SUCCESS;
+  // Memory of a device that this process does not see (CUDA_VISIBLE_DEVICES) opens as any other (driver 580):
+  // launchers give each process a device of its own, and NCCL reaches the others' memory so.
+  if (opened.device == deviceCount()) opened.device = CU_DEVICE_INVALID;
+  if (sane && device < Session::get().hello().deviceCount) return CUDA_SUCCESS;
   releasePhysicalName(context, made.id);
-  return CUDA_ERROR_INVALID_DEVICE;  // not one of those that this process sees (CUDA_VISIBLE_DEVICES)
+  return CUDA_ERROR_INVALID_HANDLE;
 }
 
 void releasePhysicalName(CUcontext context, uint64_t name) {
@@ -185,8 +193,7 @@ CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, C
                              unsigned long long flags) {
   if (out == nullptr || bytes == 0 || !aligned(bytes) || flags != 0 || (alignment & (alignment - 1)) != 0)
     return CUDA_ERROR_INVALID_VALUE;
-  Context* context = contexts().find(currentContext());
-  CUdevice device = context != nullptr ? context->device : 0;
+  CUdevice device = currentDevice();
   uint64_t address = deviceMemory(device).reserveAddresses(bytes, alignment);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   VirtualMemory& all = virtualMemory();
@@ -262,7 +269,9 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
   Physical& physical = found->second;
   if (offset != 0 || bytes != physical.bytes) return CUDA_ERROR_NOT_SUPPORTED;  // as the driver
   if (!all.reserved(address, bytes) || all.overlaps(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  // Of a device that is not seen: the one that uses it, as the driver says of the pointer.
   CUdevice device = physical.properties.location.id;
+  if (propertiesOf(device) == nullptr) device = currentDevice();
   CUresult status = Session::get().await<"sessionPhysicalMap">(contextOn(device), handle, address);
   if (status != CUDA_SUCCESS) return status;
   ++physical.mappings;

@@ -19,7 +19,7 @@ struct ClientOptions {
   bool protect = false;
   std::chrono::milliseconds protectInterval{30000};
   options::Bytes protectLog{uint64_t{2} << 30};
-  options::Bytes protectLogData{uint64_t{512} << 20};
+  options::Bytes protectLogData{uint64_t{4} << 30};
   std::string protectKeep = "holder";
   std::string protectDir;
   options::Bytes protectSize{uint64_t{8} << 30};

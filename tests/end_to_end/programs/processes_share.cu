@@ -2,6 +2,7 @@
 // and by descriptors; what one has written the other one reads, in the order that events give. Handles that
 // open nothing are refused. When the owner is killed, the guest keeps what it has opened.
 //   --devices 2   the guest works on the second device, with memory of the first
+//   --alone 1     each of the two sees its own device only (CUDA_VISIBLE_DEVICES), as launchers do
 //   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
 //   --open FILE   nothing else: that handle is of another lease, or changed, and opens nothing
 #include <cuda.h>
@@ -9,6 +10,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <string>
 
 #include "check.h"
 
@@ -298,7 +301,8 @@ static void useEvents(int* values) {
   for (cudaEvent_t event : events) CUDA(cudaEventDestroy(event));
 }
 
-static void useDescriptor(int device) {
+// owner: as the guest counts devices; CU_DEVICE_INVALID: it does not see it.
+static void useDescriptor(int device, int owner) {
   const int descriptor = receiveDescriptor();
   CUmemGenericAllocationHandle piece = 0, none = 0;
   DRIVER(cuMemImportFromShareableHandle(&piece, reinterpret_cast<void*>(intptr_t{descriptor}),
@@ -310,8 +314,8 @@ static void useDescriptor(int device) {
                                          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
   CUmemAllocationProp found{};
   DRIVER(cuMemGetAllocationPropertiesFromHandle(&found, piece));
-  REQUIRE(found.location.type == CU_MEM_LOCATION_TYPE_DEVICE && found.location.id == 0);
-  const CUdeviceptr address = mapPiece(piece, 0, device);
+  REQUIRE(found.location.type == CU_MEM_LOCATION_TYPE_DEVICE && found.location.id == owner);
+  const CUdeviceptr address = mapPiece(piece, owner < 0 ? device : owner, device);
   int* values = reinterpret_cast<int*>(address);
   REQUIRE(hear<char>() == 'w');
   add<<<32, 256>>>(values, kPiece / 4, 1);
@@ -387,7 +391,7 @@ static const char* text(int argc, char** argv, const char* name) {
   return nullptr;
 }
 
-static void guest(int device, pid_t other, const char* pauseFile) {
+static void guest(int device, int owner, pid_t other, const char* pauseFile) {
   CUDA(cudaSetDevice(device));
   cudaIpcMemHandle_t handles[2];
   int* small = openMemory(kSmall, handles[0]);
@@ -400,7 +404,7 @@ static void guest(int device, pid_t other, const char* pauseFile) {
   copyBehindWork(small, counted(kSmall, 5));
   tell('w');
   useEvents(small);
-  useDescriptor(device);
+  useDescriptor(device, owner);
   usePool(device);
   CUDA(cudaIpcCloseMemHandle(small));
   refuses(cudaIpcCloseMemHandle(small), "what was closed");
@@ -417,15 +421,29 @@ static void guest(int device, pid_t other, const char* pauseFile) {
   CUDA(cudaIpcCloseMemHandle(large));
 }
 
+// The one of that place among those that this process would see. Before CUDA.
+static void seeOnly(int place) {
+  const char* seen = std::getenv("CUDA_VISIBLE_DEVICES");
+  std::string rest = seen != nullptr ? seen : "0,1", one;
+  for (int i = 0; i <= place; ++i) {
+    const size_t end = rest.find(',');
+    one = rest.substr(0, end);
+    rest = end == std::string::npos ? "" : rest.substr(end + 1);
+  }
+  setenv("CUDA_VISIBLE_DEVICES", one.c_str(), 1);
+}
+
 int main(int argc, char** argv) {
   const int devices = check::option(argc, argv, "--devices", 1);
+  const bool alone = check::option(argc, argv, "--alone", 0) != 0;
   if (const char* path = text(argc, argv, "--open")) return openForeign(path);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const pid_t other = fork();  // before CUDA
   line = ends[other == 0 ? 1 : 0];
   close(ends[other == 0 ? 0 : 1]);
+  if (alone) seeOnly(other == 0 ? 0 : devices - 1);
   if (other == 0) return owner();
-  guest(devices - 1, other, text(argc, argv, "--pause"));
+  guest(alone ? 0 : devices - 1, alone && devices > 1 ? CU_DEVICE_INVALID : 0, other, text(argc, argv, "--pause"));
   return check::pass();
 }
