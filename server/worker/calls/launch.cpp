@@ -86,8 +86,9 @@ void tpcMap(Session& session, Call& call) {
   if (status != CUDA_SUCCESS) return served.close(status);
   auto& toGpcs = served.get<"gpcs">().array();
   auto& toRanks = served.get<"ranks">().array();
-  // How many there are the table does not say: never more than multiprocessors, nor than was allocated.
-  size_t count = std::min({static_cast<size_t>(multiprocessors), malloc_usable_size(gpcs),
+  // How many there are the table does not say. A TPC has two multiprocessors (Volta and later). Behind them
+  // lies what malloc had there, which is not the client's, and differs in a session that is made again.
+  size_t count = std::min({(static_cast<size_t>(multiprocessors) + 1) / 2, malloc_usable_size(gpcs),
                            malloc_usable_size(ranks), toGpcs.size(), toRanks.size()});
   std::copy_n(gpcs, count, toGpcs.begin());
   std::copy_n(ranks, count, toRanks.begin());
