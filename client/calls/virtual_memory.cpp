@@ -142,8 +142,8 @@ CUresult openingResult(CUresult status) {
   static std::atomic<bool> said{false};
   if (said.exchange(true)) return CUDA_ERROR_INVALID_HANDLE;
   GPUPOOL_WARNING(
-      "the handle is of another GPU server, or of one that has been started again: only processes of one "
-      "lease on one server can share memory and events");
+      "the handle is of another lease or GPU server, or of one that has been started again: only processes "
+      "of one lease on one server can share memory and events");
   return CUDA_ERROR_INVALID_HANDLE;
 }
 

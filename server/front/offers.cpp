@@ -62,7 +62,7 @@ Offers::Refusal Offers::open(const AccountName& account, uint64_t session, const
   const auto offer = offers_.find(token.key);
   if (offer == offers_.end()) return Refusal::unknown;
   Piece& piece = pieces_.at(offer->second.piece);
-  if (piece.account != account) return Refusal::unknown;
+  if (piece.account != account) return Refusal::elsewhere;
   if (piece.session == session) return Refusal::own;
   if (openingsOf_[session] >= kMostOffers) return Refusal::tooMany;
   opened = {nextOpening_++, offer->second.part, piece.descriptor};

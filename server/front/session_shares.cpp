@@ -107,7 +107,8 @@ void SessionTable::answerShare(Session& session, Shared shared) {
     refusal = offers_.open(account, session.number, shared.token, opened);
     if (refusal == Offers::Refusal::elsewhere)
       GPUPOOL_INFO(
-          "session %s: was given memory or an event of another server, or of an earlier life of this one",
+          "session %s: was given memory or an event of another lease or server, or of an earlier life of "
+          "this one",
           session.facts.session.text().c_str());
     if (refusal == Offers::Refusal::none) {
       answer.setOpening(opened.opening);

@@ -50,8 +50,8 @@ TEST_CASE("what is offered can be opened by other sessions of the lease, and by 
   CHECK(opened.part.offset == 24);
   CHECK(opened.part.length == 8);
   CHECK(isOpen(opened.descriptor));
-  CHECK(refusal(offers, token, kOther) == Refusal::unknown);
-  CHECK(refusal(offers, token, kMoved) == Refusal::unknown);
+  CHECK(refusal(offers, token, kOther) == Refusal::elsewhere);
+  CHECK(refusal(offers, token, kMoved) == Refusal::elsewhere);
   CHECK(refusal(offers, token, kLease, kOwner) == Refusal::own);
   CHECK(refusal(offers, {offers.server(), Id::random()}) == Refusal::unknown);
   CHECK(refusal(offers, {Id::random(), token.key}) == Refusal::elsewhere);

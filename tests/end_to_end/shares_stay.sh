@@ -1,7 +1,7 @@
 #!/bin/bash
 # A lease whose processes share memory stays where it is: `gpupool leases -v` says why, and suspend and migrate refuse
 # with that reason. Meanwhile a program of another lease is given a handle of it, and opens nothing. Then a guest is
-# killed in the middle. Runs on the pool of GPUPOOL_STATE.
+# killed in the middle. A program of the same claim opens the handle. Runs on the pool of GPUPOOL_STATE.
 #   shares_stay.sh path/to/gpupool shm|ucx path/to/processes_share
 set -euo pipefail
 gpupool=$1 transport=$2 program=$3
@@ -15,10 +15,10 @@ fail() {
 }
 trap '[ -z "$runner" ] || kill "$runner" 2>/dev/null || true; rm -rf "$folder"' EXIT
 
-# Until the guest has the owner's memory open; it goes on when descriptor 9 is closed.
-start() {
+# Until the guest has the owner's memory open; it goes on when descriptor 9 is closed. $@: options of the lease.
+begin() {
   rm -f "$folder/handle" "$folder/said"  # what the one before said is not this one's
-  "$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
+  "$gpupool" run --transport "$transport" "$@" -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
     --pause "$folder/handle" <"$folder/stdin" >"$folder/said" 2>&1 &
   runner=$!
   exec 9>"$folder/stdin"
@@ -28,6 +28,9 @@ start() {
     sleep 0.1
   done
   grep -qs '^paused' "$folder/said" || fail "it did not come to share: $(cat "$folder/said")"
+}
+start() {
+  begin --memory 512MiB --wait 2m
   lease=$("$gpupool" leases | awk -v pid="$runner" '$0 ~ ("pid " pid " ") { print $1 }')
   [ -n "$lease" ] || fail "it has no lease: $("$gpupool" leases)"
 }
@@ -44,7 +47,8 @@ for order in suspend migrate; do
   echo "gpupool $order: refused"
 done
 "$gpupool" run --transport "$transport" --memory 512MiB --wait 2m -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
-  --open "$folder/handle" || fail "in another lease"
+  --open "$folder/handle" >"$folder/other" 2>&1 || fail "in another lease: $(cat "$folder/other")"
+grep -q 'the handle is of another lease' "$folder/other" || fail "it is not said why: $(cat "$folder/other")"
 exec 9>&-
 wait "$runner" || fail "it did not end well: $(cat "$folder/said")"
 runner=""
@@ -61,4 +65,13 @@ for ((i = 0; i < 300; ++i)); do
   sleep 0.1
 done
 ! "$gpupool" leases | grep "^$lease" || fail "the killed program's lease is there still"
+
+claim=$("$gpupool" claim create --job "shares_stay:$$:0" --memory 512MiB --wait 2m)
+begin --claim "$claim"
+"$gpupool" run --transport "$transport" --claim "$claim" -- ${GPUPOOL_TEST_LAUNCHER:-} "$program" \
+  --join "$folder/handle" || fail "in the same claim"
+exec 9>&-
+wait "$runner" || fail "it did not end well beside another program of its claim: $(cat "$folder/said")"
+runner=""
+"$gpupool" claim release "$claim"
 echo PASS

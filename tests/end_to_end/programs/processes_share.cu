@@ -5,6 +5,7 @@
 //   --alone 1     each of the two sees its own device only (CUDA_VISIBLE_DEVICES), as launchers do
 //   --pause FILE  with the memory opened the guest writes a handle of it there, and goes on when stdin ends
 //   --open FILE   nothing else: that handle is of another lease, or changed, and opens nothing
+//   --join FILE   nothing else: that handle is of another program of the lease, and opens what the guest has written
 #include <cuda.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -365,11 +366,25 @@ static void pauseWith(const char* path, const cudaIpcMemHandle_t& handle) {
   while (read(STDIN_FILENO, &byte, 1) == 1) continue;
 }
 
-// Each byte of it matters, or says nothing.
-static int openForeign(const char* path) {
+static cudaIpcMemHandle_t readHandle(const char* path) {
   cudaIpcMemHandle_t handle;
   std::FILE* file = std::fopen(path, "rb");
   REQUIRE(file != nullptr && std::fread(&handle, sizeof handle, 1, file) == 1 && std::fclose(file) == 0);
+  return handle;
+}
+
+static int joinOthers(const char* path) {
+  CUDA(cudaSetDevice(0));
+  void* opened = nullptr;
+  CUDA(cudaIpcOpenMemHandle(&opened, readHandle(path), cudaIpcMemLazyEnablePeerAccess));
+  check::same("of another program", contents(static_cast<int*>(opened), kSmall), counted(kSmall, 5));
+  CUDA(cudaIpcCloseMemHandle(opened));
+  return check::pass();
+}
+
+// Each byte of it matters, or says nothing.
+static int openForeign(const char* path) {
+  cudaIpcMemHandle_t handle = readHandle(path);
   CUDA(cudaSetDevice(0));
   void* opened = nullptr;
   refuses(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess), "a foreign handle");
@@ -437,6 +452,7 @@ int main(int argc, char** argv) {
   const int devices = check::option(argc, argv, "--devices", 1);
   const bool alone = check::option(argc, argv, "--alone", 0) != 0;
   if (const char* path = text(argc, argv, "--open")) return openForeign(path);
+  if (const char* path = text(argc, argv, "--join")) return joinOthers(path);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0);
   const pid_t other = fork();  // before CUDA
