@@ -84,7 +84,7 @@ CUresult Space::openPiece(size_t index, CUdeviceptr& address) {
 }
 
 void Space::reserveAside() {
-  asideBytes_ = std::min(kMostAside, layout_.windowBytes);
+  asideBytes_ = std::min(kMostAside, layout_.windowBytes / 8);
   if (driver_.cuMemAddressReserve(&aside_, asideBytes_, 0, kAsideBase, 0) != CUDA_SUCCESS)
     aside_ = asideBytes_ = 0;
 }
