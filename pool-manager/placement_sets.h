@@ -15,9 +15,10 @@ struct Fitting {
 };
 
 struct DeviceSet {
-  std::vector<const DeviceUse*> devices;  // in the driver's order; empty: too few fit
-  uint64_t crowding = 0;                  // of the most crowded one
-  bool joined = false;                    // NVLink joins each with each; one alone is joined
+  std::vector<const DeviceUse*>
+      devices;            // in the driver's order, or of a move in its claims'; empty: too few fit
+  uint64_t crowding = 0;  // of the most crowded one
+  bool joined = false;    // NVLink joins each with each; one alone is joined
 };
 
 bool joined(const ServerUse& server, const std::vector<const DeviceUse*>& devices);

@@ -43,8 +43,8 @@ void Pool::noteUses(const std::string& server, const Id& incarnation, const std:
 
 void Pool::setCounts(const std::string& name, const std::vector<LeaseCounts>& counts, uint64_t now) {
   for (const LeaseCounts& one : counts) {
-    const auto at = leases_.find(one.id);
-    if (at == leases_.end()) continue;
+    const auto at = leases_.quietly().find(one.id);  // each beat: what placement sees stays as it is
+    if (at == leases_.quietly().end()) continue;
     LeaseRecord& record = at->second;
     record.totals.keepServers([&](const std::string& server) { return record.on(server) != nullptr; });
     if (record.on(name) != nullptr) record.totals.note(name, one, now);

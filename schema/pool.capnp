@@ -161,8 +161,9 @@ interface Manager {
   # turns: of every lease on an overcommitted server that is not suspended by order.
   # hindrances: of every lease that has some. uses: of every lease with TurnTerms.idleMs.
   # problems: DeviceInfo.problem of each device. warmWorkers: started ahead of time and unused; `gpupool up` waits for
-  # the first. counts: of every lease with a session, now or earlier. known = false: join again. fabric: null while it is as last told. samples: one of each device; none where
-  # the server takes none. workers: as ServerInfo's, when they have changed since they were last told; empty: they have not.
+  # the first. counts: of every lease with a session, now or earlier. known = false: join again. fabric: null while it is
+  # as last told. samples: one of each device; none where the server takes none. workers: as ServerInfo's, when they have
+  # changed since they were last told; empty: they have not.
   beat @1 (name :Text, incarnation :Id128, activeLeases :List(Id128), problems :List(Text), warmWorkers :UInt32,
       fabric :Fabric, suspended :List(SuspendedLease), turns :List(LeaseTurn),
       samples :List(DeviceSample), hindrances :List(LeaseHindrances), uses :List(LeaseUse),

@@ -1,7 +1,7 @@
 """JAX: a training step of a small network, compiled by XLA."""
 import jax
-import jax.numpy as jnp
 
+from jax_network import network
 from measuring import main, workload
 
 pending = None
@@ -9,15 +9,7 @@ pending = None
 
 @workload
 def jax_train_step():
-    keys = jax.random.split(jax.random.PRNGKey(1), 4)
-    weights = [jax.random.normal(key, (1024, 1024)) / 32 for key in keys]
-    x = jax.random.normal(keys[0], (256, 1024))
-
-    def loss(parameters):
-        h = x
-        for w in parameters:
-            h = jnp.tanh(h @ w)
-        return (h * h).mean()
+    weights, loss = network()
 
     @jax.jit
     def update(parameters):

@@ -27,14 +27,14 @@ def torch_digest(tensors):
     return hashed.hexdigest()[:16]
 
 
-def trained(model, data, loss_of, **autocast):
+def trained(model, data, loss_of, bf16=False):
     """A step that trains the model, and what is told of it at the end."""
     import torch  # pylint: disable=import-outside-toplevel
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bool(autocast)):
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bf16):
             loss = loss_of(model, *data)
         loss.backward()
         optimizer.step()
@@ -161,17 +161,9 @@ def cupy_fft():
 @workload
 def jax_train():
     import jax  # pylint: disable=import-outside-toplevel
-    import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
     import numpy  # pylint: disable=import-outside-toplevel
-    keys = jax.random.split(jax.random.PRNGKey(1), 4)
-    weights = [jax.random.normal(key, (1024, 1024)) / 32 for key in keys]
-    x = jax.random.normal(keys[0], (256, 1024))
-
-    def loss_of(parameters):
-        h = x
-        for w in parameters:
-            h = jnp.tanh(h @ w)
-        return (h * h).mean()
+    from jax_network import network  # pylint: disable=import-outside-toplevel
+    weights, loss_of = network()
 
     @jax.jit
     def update(parameters):

@@ -20,6 +20,7 @@
 #include "pool-manager/cli/holder_process.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/service.h"
+#include "serve_at.h"
 #include "support.h"
 
 namespace gpupool::test {
@@ -62,10 +63,7 @@ struct Fixture {
     limits.tick = 10 * kj::MILLISECONDS;
     limits.call = 500 * kj::MILLISECONDS;
     service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
-    ::unlink((folder.path + "/manager").c_str());
-    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
-    service->serve(parsed->listen(), true);
-    housekeeping = service->run().eagerlyEvaluate(nullptr);
+    housekeeping = serveAt(io, *service, folder.path + "/manager");
   }
   void stopManager() {
     housekeeping = nullptr;

@@ -5,6 +5,7 @@
 #include "fake_server.h"
 #include "pool-manager/convert.h"
 #include "pool-manager/service.h"
+#include "serve_at.h"
 #include "support.h"
 
 namespace gpupool::test {
@@ -20,9 +21,7 @@ struct ServiceFixture {
     limits.call = 300 * kj::MILLISECONDS;
     limits.tick = 10 * kj::MILLISECONDS;
     service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, [this] { return now; });
-    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
-    service->serve(parsed->listen(), true);
-    housekeeping = service->run();
+    housekeeping = serveAt(io, *service, folder.path + "/manager");
   }
   kj::Own<ManagerConnection> connect() {
     return connectManager(*io.provider, address, 2 * kj::SECONDS).wait(io.waitScope);

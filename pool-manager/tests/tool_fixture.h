@@ -12,6 +12,7 @@
 #include "catch.h"
 #include "fake_server.h"
 #include "pool-manager/service.h"
+#include "serve_at.h"
 #include "support.h"
 
 namespace gpupool::test {
@@ -68,10 +69,7 @@ struct ToolFixture {
     ServiceLimits limits;
     limits.tick = 10 * kj::MILLISECONDS;
     service = kj::heap<Service>(io.provider->getTimer(), *store, times, limits, bootTimeMs);
-    ::unlink((folder.path + "/manager.sock").c_str());
-    auto parsed = io.provider->getNetwork().parseAddress(address.c_str()).wait(io.waitScope);
-    service->serve(parsed->listen(), true);
-    housekeeping = service->run().eagerlyEvaluate(nullptr);
+    housekeeping = serveAt(io, *service, folder.path + "/manager.sock");
   }
   void stopManager() {
     housekeeping = nullptr;

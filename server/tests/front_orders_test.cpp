@@ -5,14 +5,26 @@ using namespace gpupool;
 using namespace gpupool::server;
 using namespace gpupool::server::test;
 
-TEST_CASE("sessions of one lease share its memory, and a worker that dies gives back what it had") {
+namespace {
+
+// A lease with two sessions.
+struct Two {
+  explicit Two(uint64_t memory = 0) {
+    two.session = {2, 3};
+    bench.until([this] { return bench.seen.beats > 0; });
+    bench.grant({1, 1}, 1, memory);
+    REQUIRE(bench.open(one).empty());
+    REQUIRE(bench.open(two).empty());
+  }
   Bench bench;
-  bench.until([&] { return bench.seen.beats > 0; });
-  bench.grant({1, 1}, 1, 1000 << 20);
   Opening one, two;
-  two.session = {2, 3};
-  REQUIRE(bench.open(one).empty());
-  REQUIRE(bench.open(two).empty());
+};
+
+}  // namespace
+
+TEST_CASE("sessions of one lease share its memory, and a worker that dies gives back what it had") {
+  Two all(1000 << 20);
+  auto& [bench, one, two] = all;
   // Each order takes 600 MiB.
   CHECK(one.order('m').wait(bench.io.waitScope) == "taken, others have 0 MiB");
   CHECK(two.order('m').wait(bench.io.waitScope) == "refused, others have 600 MiB");
@@ -24,13 +36,8 @@ TEST_CASE("sessions of one lease share its memory, and a worker that dies gives 
 }
 
 TEST_CASE("each beat says why the sessions of a lease could not be moved") {
-  Bench bench;
-  bench.until([&] { return bench.seen.beats > 0; });
-  bench.grant({1, 1}, 1);
-  Opening one, two;
-  two.session = {2, 3};
-  REQUIRE(bench.open(one).empty());
-  REQUIRE(bench.open(two).empty());
+  Two all;
+  auto& [bench, one, two] = all;
   const auto told = [&] { return bench.seen.hindrances[{1, 1}]; };
   // They share memory with the server, which is said once.
   const std::string shared =
@@ -50,13 +57,8 @@ TEST_CASE("each beat says why the sessions of a lease could not be moved") {
 }
 
 TEST_CASE("each beat says what the programs of a lease have done, also those that have ended") {
-  Bench bench;
-  bench.until([&] { return bench.seen.beats > 0; });
-  bench.grant({1, 1}, 1);
-  Opening one, two;
-  two.session = {2, 3};
-  REQUIRE(bench.open(one).empty());
-  REQUIRE(bench.open(two).empty());
+  Two all;
+  auto& [bench, one, two] = all;
   const auto told = [&](uint64_t times) {
     const std::vector<uint64_t> all = {10 * times, 4 * times, 1000 * times, 500 * times};
     bench.until([&] { return bench.seen.counts[{1, 1}] == all; });
