@@ -277,6 +277,16 @@ TEST_CASE("virtual memory: reserve at a hint, map, share, unmap") {
   OK(cuMemAddressFree(window, 64 * grain));
 }
 
+TEST_CASE("virtual memory: addresses that were given back are reserved again, however often") {
+  Session session;
+  constexpr size_t kBytes = size_t{64} << 30;  // more than a process's addresses hold so many of
+  for (int i = 0; i < 4000; ++i) {
+    CUdeviceptr address = 0;
+    REQUIRE(cuMemAddressReserve(&address, kBytes, 0, 0, 0) == CUDA_SUCCESS);
+    REQUIRE(cuMemAddressFree(address, kBytes) == CUDA_SUCCESS);
+  }
+}
+
 TEST_CASE("stream-ordered memory and pools") {
   Session session;
   CUstream stream;
