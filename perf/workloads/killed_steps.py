@@ -1,9 +1,9 @@
 """A training or another loop, which prints what it computes, every tenth step and at the end: what `perf/killed` runs, and
 kills the worker of.
 
-    killed_steps.py WORKLOAD STEPS
+    killed_steps.py WORKLOAD STEPS [PAUSE,...]
 
-Its stdout has nothing that differs from run to run if the loop does not. Its stderr has, at the end, the longest step and
+Before each step that is a PAUSE it waits for a line on stdin. Its stdout has nothing that differs from run to run if the loop does not. Its stderr has, at the end, the longest step and
 the median one, in milliseconds.
 """
 import hashlib
@@ -27,10 +27,10 @@ def torch_digest(tensors):
     return hashed.hexdigest()[:16]
 
 
-def trained(model, data, loss_of, bf16=False):
+def trained(model, data, loss_of, bf16=False, optimizer=None):
     """A step that trains the model, and what is told of it at the end."""
     import torch  # pylint: disable=import-outside-toplevel
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step():
         optimizer.zero_grad(set_to_none=True)
@@ -95,6 +95,34 @@ def gpt2_train():
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().train()
     tokens = torch.randint(0, 50000, (4, 256), device="cuda")
     return trained(model, (tokens,), lambda net, ids: net(ids, labels=ids).loss, bf16=True)
+
+
+@workload
+def gpt2_adamw():
+    """The training that differs from itself natively: kernels of attention add up floats in the order of their arrival."""
+    import torch  # pylint: disable=import-outside-toplevel
+    import transformers  # pylint: disable=import-outside-toplevel
+    torch.manual_seed(1)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).cuda().train()
+    tokens = torch.randint(0, 50000, (8, 1024), device="cuda")
+    return trained(model, (tokens,), lambda net, ids: net(ids, labels=ids).loss, bf16=True,
+                   optimizer=torch.optim.AdamW(model.parameters(), lr=3e-4))
+
+
+@workload
+def atomic_sums():
+    """Sums whose order no two runs share, each of which is read."""
+    import torch  # pylint: disable=import-outside-toplevel
+    torch.manual_seed(1)
+    values, places = torch.randn(1 << 20, device="cuda"), torch.randint(0, 4, (1 << 20,), device="cuda")
+    kept = torch.zeros(4, device="cuda")
+
+    def step():
+        for _ in range(20):
+            kept.mul_(0.5).index_add_(0, places, values)
+        return kept.abs().sum()
+
+    return step, lambda: torch_digest([kept])
 
 
 @workload
@@ -187,9 +215,13 @@ def jax_train():
 
 def main():
     name, steps = sys.argv[1], int(sys.argv[2])
+    pauses = [int(number) for number in sys.argv[3].split(",")] if len(sys.argv) > 3 else []
     step, digest = WORKLOADS[name]()
     times = []
     for number in range(steps):
+        if number in pauses:
+            print(f"pause {number}", flush=True)
+            sys.stdin.readline()
         began = time.perf_counter()
         value = float(step())
         times.append(1000 * (time.perf_counter() - began))
