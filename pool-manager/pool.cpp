@@ -315,6 +315,8 @@ std::string Pool::describeHolder(const LeaseRecord& record, const Principal& who
   if (record.state == LeaseState::suspended) text += ", suspended";
   if (record.state == LeaseState::moving) text += ", moving";
   if (record.runs() && record.hold) text += ", being restored";
+  if (record.runs() && now < record.preemptNotBeforeMs && !record.notice.empty())
+    text += ", could not be suspended for a request of a higher class: " + record.notice;
   if (record.state == LeaseState::lost) text += ", ended; its server has not said that nothing of it runs";
   return text + ")";
 }

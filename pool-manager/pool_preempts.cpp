@@ -179,9 +179,9 @@ void Pool::preemptStored(const Id& id, const std::string& why) {
 
 // It could not be suspended: it goes on, or has notice.
 void Pool::notPreempted(LeaseRecord& record, const std::string& why, uint64_t now) {
+  record.notice = why;
   if (times_.preempt.what == Preemption::revoke) {
     record.noticeEndsMs = now + times_.preempt.noticeMs;
-    record.notice = why;
     const std::string text = "notice of " + age(times_.preempt.noticeMs) + ": " + preemptText(record) +
                              ", and could not be suspended: " + why;
     return write({}, {entryOf(AuditEvent::preempting, record, "", text)}, [](const std::string&) {});

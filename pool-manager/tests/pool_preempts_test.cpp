@@ -206,11 +206,18 @@ TEST_CASE_METHOD(Preempts, "what cannot be suspended goes on where the site does
   ask(2, Priority::high);
   pool->suspendFailed({1, 1}, events.suspends[0].number, "a kernel runs", now);
   CHECK(state(1) == LeaseState::active);
+  const auto seen = [&](const Principal& who) {
+    return pool->explain(who, request(3), now).servers.at(0).devices.at(0).reason;
+  };
+  const std::string told = "could not be suspended for a request of a higher class: server a: a kernel runs";
+  CHECK(contains(seen(kAdmin), told));
+  CHECK(seen({.role = Principal::Role::user, .tenant = "other"}) == "is in use");
   pass(30'000);
   CHECK(events.suspends.size() == 1);
   CHECK(listed(1).why.empty());
   pass(31'000);
   CHECK(events.suspends.size() == 2);
+  CHECK_FALSE(contains(seen(kAdmin), told));
 }
 
 TEST_CASE_METHOD(Preempts, "and else it has notice, and ends") {
