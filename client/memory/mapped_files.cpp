@@ -70,19 +70,24 @@ std::optional<Mapping> parseMapping(std::string_view line) {
   return mapping;
 }
 
-std::optional<MappedFile> mappedFile(uint64_t address, size_t bytes) {
+std::optional<Mapping> mappingAt(uint64_t address) {
   std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const auto mapping = parseMapping(line);
-    if (!mapping || address >= mapping->end) continue;
-    // By address: the first one that ends behind it holds it, or none does.
-    if (address < mapping->start || bytes > mapping->end - address || mapping->inode == 0 ||
-        !mapping->shared || !mapping->readable || !mapping->writable)
-      return std::nullopt;
-    MappedFile file{openMapped(*mapping), mapping->offset + (address - mapping->start)};
-    return file.descriptor ? std::optional(std::move(file)) : std::nullopt;
-  }
+  for (std::string line; std::getline(maps, line);)
+    if (auto mapping = parseMapping(line); mapping && address < mapping->end) return mapping;
   return std::nullopt;
+}
+
+bool isSegmentOfNccl(const Mapping& mapping) {
+  return mapping.shared && mapping.path.starts_with("/dev/shm/nccl-");
+}
+
+std::optional<MappedFile> mappedFile(uint64_t address, size_t bytes) {
+  const auto mapping = mappingAt(address);
+  if (!mapping || address < mapping->start || bytes > mapping->end - address || mapping->inode == 0 ||
+      !mapping->shared || !mapping->readable || !mapping->writable)
+    return std::nullopt;
+  MappedFile file{openMapped(*mapping), mapping->offset + (address - mapping->start)};
+  return file.descriptor ? std::optional(std::move(file)) : std::nullopt;
 }
 
 }  // namespace gpupool::client

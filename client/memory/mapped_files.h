@@ -23,6 +23,13 @@ struct Mapping {
 };
 std::optional<Mapping> parseMapping(std::string_view line);
 
+// The first mapping of this process that ends behind `address`: it holds it, or none does.
+std::optional<Mapping> mappingAt(uint64_t address);
+
+// Of NCCL's shared-memory transport: memory through which kernels of several processes, or of several GPUs,
+// wait for one another. By its name, /dev/shm/nccl-… (NCCL's src/misc/shmutils.cc; seen with 2.28).
+bool isSegmentOfNccl(const Mapping& mapping);
+
 struct MappedFile {
   transport::Descriptor descriptor;  // open for reading and writing
   uint64_t offset = 0;

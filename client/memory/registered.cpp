@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "client/memory/allocations.h"
 #include "client/memory/host.h"
 #include "client/memory/mapped_files.h"
@@ -25,6 +26,19 @@ Carrier::Range part(Carrier::Range whole, size_t at, size_t bytes) {
   return whole;
 }
 
+// A mirror is exchanged at launches, and a kernel that waits for another one's write would wait for ever.
+bool waitsForOthers(uint64_t host) {
+  if (Session::get().mapsMemory()) return false;
+  const auto mapping = mappingAt(host);
+  if (!mapping || host < mapping->start || !isSegmentOfNccl(*mapping)) return false;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true))
+    GPUPOOL_ERROR(
+        "NCCL's shared-memory transport, which it uses between GPUs without peer access, does not work over "
+        "a network: use --transport shm on the GPUs' server, or GPUs with peer access");
+  return true;
+}
+
 }  // namespace
 
 RegisteredMemory& registeredMemory() {
@@ -33,6 +47,7 @@ RegisteredMemory& registeredMemory() {
 }
 
 CUresult RegisteredMemory::add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device) {
+  if (waitsForOthers(host)) return CUDA_ERROR_NOT_SUPPORTED;
   Registration fresh;
   fresh.bytes = bytes;
   fresh.context = context;

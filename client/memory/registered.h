@@ -24,6 +24,7 @@ namespace gpupool::client {
 
 class RegisteredMemory {
  public:
+  // CUDA_ERROR_NOT_SUPPORTED, with a line that says why: a segment of NCCL's, over a network.
   CUresult add(CUcontext context, uint64_t host, size_t bytes, unsigned flags, int device);
   // Waits for its copies under way.
   CUresult remove(uint64_t host);

@@ -75,6 +75,11 @@ TEST_CASE("lines of the kernel's table") {
   CHECK(file->device == makedev(0, 0x1a));
   CHECK(file->inode == 4711);
   CHECK(file->path == "/dev/shm/two words (deleted)");
+  CHECK_FALSE(isSegmentOfNccl(*file));
+  file->path = "/dev/shm/nccl-5vXy7a (deleted)";
+  CHECK(isSegmentOfNccl(*file));
+  file->shared = false;
+  CHECK_FALSE(isSegmentOfNccl(*file));
   auto code = parseMapping("400000-401000 r-xp 00000000 103:02 18446744073709551615 /bin/cat");
   REQUIRE(code);
   CHECK_FALSE(code->writable);

@@ -62,6 +62,17 @@ remedy="shared memory: [0-9]* bytes: File too large; raise the limit of file siz
 GPUPOOL_WAIT=10s says 2 "cannot connect to the worker: $remedy" limited 1024
 GPUPOOL_WAIT=10s says 2 "no pinned memory of [0-9]* bytes: $remedy" limited 32768 --pinned 64
 
+case_of "NCCL's segments of shared memory: kernels would wait for one another for ever"
+segment=/dev/shm/nccl-gpupool-test-$$
+over_network() { GPUPOOL_TRANSPORT=ucx LD_LIBRARY_PATH=$library "${first_error[@]}" "$@"; }
+GPUPOOL_WAIT=10s says 801 "NCCL's shared-memory transport, .*, does not work over a network: use --transport shm" \
+  over_network --segment "$segment"
+check "as registering memory, and at once: $out" grep -q "^cudaHostRegister: cudaErrorNotSupported (801)" <<<"$out"
+GPUPOOL_WAIT=10s run over_network --segment "/dev/shm/gpupool-test-$$"
+check "another shared file can be registered there: $out$err" has "$out" "no call failed"
+GPUPOOL_WAIT=10s run alone --segment "$segment"
+check "and NCCL's over shm: $out$err" test "$out$err" = "no call failed"
+
 case_of "the processes of one lease share its memory"
 cat >"$folder/sharing" <<'EOF'
 folder=$1

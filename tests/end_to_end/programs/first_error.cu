@@ -7,6 +7,7 @@
 //     --device MIB  allocates so much device memory first, and keeps it
 //     --array MIB   the same as a CUDA array
 //     --free yes    says then how much is free
+//     --segment FILE  makes the file, maps it to be shared, and registers it, as NCCL does with its segments
 // Exit status: 0 no call failed, 3 one did, 4 a result is wrong.
 #include <chrono>
 #include <cstdio>
@@ -16,6 +17,8 @@
 #include <vector>
 
 #include <cuda_runtime.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 namespace {
@@ -57,6 +60,22 @@ int keep(size_t device, size_t array, bool sayFree) {
   return 0;
 }
 
+int registerSegment(const char* path) {
+  constexpr size_t kBytes = 1 << 20;
+  const int file = open(path, O_RDWR | O_CREAT, 0600);
+  void* memory = MAP_FAILED;
+  if (file >= 0 && ftruncate(file, kBytes) == 0)
+    memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  unlink(path);
+  if (memory == MAP_FAILED) {
+    std::perror(path);
+    return 3;
+  }
+  TRY(cudaHostRegister, memory, kBytes, cudaHostRegisterMapped);
+  TRY(cudaHostUnregister, memory);
+  return 0;
+}
+
 int round(size_t pinned) {
   int count = 0;
   TRY(cudaGetDeviceCount, &count);
@@ -92,9 +111,11 @@ int main(int count, char** words) {
   size_t pinned = 0, device = 0, array = 0;
   bool sayFree = false;
   const char* until = nullptr;
+  const char* segment = nullptr;
   for (int i = 1; i + 1 < count; i += 2) {
     if (std::strcmp(words[i], "--seconds") == 0) seconds = std::atof(words[i + 1]);
     if (std::strcmp(words[i], "--until") == 0) until = words[i + 1];
+    if (std::strcmp(words[i], "--segment") == 0) segment = words[i + 1];
     if (std::strcmp(words[i], "--device") == 0) device = std::strtoul(words[i + 1], nullptr, 10);
     if (std::strcmp(words[i], "--array") == 0) array = std::strtoul(words[i + 1], nullptr, 10);
     if (std::strcmp(words[i], "--free") == 0) sayFree = true;
@@ -102,6 +123,7 @@ int main(int count, char** words) {
   }
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   int status = keep(device, array, sayFree);
+  if (status == 0 && segment != nullptr) status = registerSegment(segment);
   if (status == 0) status = round(pinned);
   const auto goesOn = [&] {
     return until != nullptr ? access(until, F_OK) != 0 : std::chrono::steady_clock::now() < end;
