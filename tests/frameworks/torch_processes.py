@@ -1,5 +1,6 @@
-"""Several processes: tensors through queues in both directions, events, a tensor that outlives its sender, DDP by NCCL
-with a process for each GPU where there are two. Prints the same natively and through a pool."""
+"""Several processes: tensors through queues in both directions, events, a tensor that outlives its sender, DDP and FSDP by
+NCCL with a process for each GPU where there are two. Prints the same natively and through a pool."""
+import copy
 import os
 import socket
 import sys
@@ -101,9 +102,30 @@ def train(rank, world, port, losses):
     sums = [torch.zeros(1, device="cuda") for _ in range(world)]
     dist.all_gather(sums, sum(p.detach().abs().sum() for p in model.parameters()).reshape(1))
     assert all(torch.equal(one, sums[0]) for one in sums)
+    sharded(rank)
     if rank == 0:
         losses.put(loss.item())
     dist.destroy_process_group()
+
+
+def sharded(rank):
+    """FSDP: each rank has a part of the parameters. It learns what DDP learns from the same batches."""
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP  # pylint: disable=import-outside-toplevel
+    torch.manual_seed(2)
+    whole = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)).cuda()
+    models = [FSDP(copy.deepcopy(whole), use_orig_params=True),
+              torch.nn.parallel.DistributedDataParallel(whole, device_ids=[rank])]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    torch.manual_seed(rank)
+    for _ in range(20):
+        batch = torch.randn(32, 64, device="cuda")
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    with FSDP.summon_full_params(models[0]):
+        gathered = [p.detach().clone() for p in models[0].parameters()]
+    assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in zip(gathered, whole.parameters(), strict=True))
 
 
 def data_parallel(context, world):
@@ -118,7 +140,7 @@ def data_parallel(context, world):
     for process in processes:
         process.join(120)
         assert process.exitcode == 0
-    say(f"DDP with a process for each GPU: {world} of them agree, loss {loss:.4f}")
+    say(f"DDP and FSDP with a process for each GPU: {world} of them agree, loss {loss:.4f}")
 
 
 def main():

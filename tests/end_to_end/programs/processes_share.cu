@@ -115,7 +115,7 @@ static std::vector<int> counted(int count, int from) {
 static void refuses(cudaError_t status, const char* what) {
   if (status == cudaSuccess) check::fail("%s was not refused", what);
   cudaGetLastError();
-  check::say("%s: refused", what);
+  check::say("%s: refused, error %d", what, static_cast<int>(status));
 }
 
 static CUdeviceptr mapPiece(CUmemGenericAllocationHandle piece, int owner, int user) {
@@ -281,7 +281,7 @@ static int* openMemory(int count, cudaIpcMemHandle_t& handle) {
   REQUIRE(base == reinterpret_cast<CUdeviceptr>(values) && bytes >= count * sizeof(int));
   cudaPointerAttributes attributes;
   CUDA(cudaPointerGetAttributes(&attributes, values));
-  REQUIRE(attributes.type == cudaMemoryTypeDevice && attributes.device == 0);
+  check::say("opened: memory of type %d, of device %d", static_cast<int>(attributes.type), attributes.device);
   REQUIRE(contents(values, count) == counted(count, 0));
   add<<<32, 256>>>(values, count, 5);
   CUDA(cudaDeviceSynchronize());
@@ -428,12 +428,14 @@ static void guest(int device, int owner, pid_t other, const char* pauseFile) {
   void* opened = nullptr;
   refuses(cudaIpcOpenMemHandle(&opened, cudaIpcMemHandle_t{}, cudaIpcMemLazyEnablePeerAccess),
           "an empty handle");
+  refuses(cudaIpcOpenMemHandle(&opened, handles[0], cudaIpcMemLazyEnablePeerAccess), "the handle of freed memory");
   kill(other, SIGKILL);
   int status = 0;
   REQUIRE(waitpid(other, &status, 0) == other && WIFSIGNALED(status));
   add<<<32, 256>>>(large, kLarge, 1);
   check::same("after the owner's death", contents(large, kLarge), counted(kLarge, 6));
   CUDA(cudaIpcCloseMemHandle(large));
+  refuses(cudaIpcOpenMemHandle(&opened, handles[1], cudaIpcMemLazyEnablePeerAccess), "a dead process's handle");
 }
 
 // The one of that place among those that this process would see. Before CUDA.
