@@ -6,6 +6,7 @@
 
 #include <new>
 
+#include "client/accepted_settings.h"
 #include "client/contexts.h"
 #include "client/process.h"
 #include "client/session.h"
@@ -34,6 +35,16 @@ struct Policy;
 #include "schema/calls/all.h"
 #undef CALL
 #undef SESSION_CALL
+
+// Of a graph, and not of an executable one; captures make graphs, too.
+constexpr bool mayChangeGraphs(std::string_view name) {
+  if (name.starts_with("cuStreamBeginCapture") || name.starts_with("cuStreamEndCapture") ||
+      name.starts_with("cuStreamUpdateCapture"))
+    return true;
+  return name.starts_with("cuGraph") && !name.starts_with("cuGraphExec") &&
+         !name.starts_with("cuGraphLaunch") && !name.starts_with("cuGraphUpload") &&
+         name.find("Get") == std::string_view::npos;
+}
 
 CUresult notSupported(const char* name, std::atomic<bool>& said);
 void traceCall(std::string_view name, CUresult result);
@@ -123,6 +134,7 @@ struct Entry<Symbol, PerThread, R, CUresult(A...)> {
       result = CUDA_ERROR_UNKNOWN;
     }
     if constexpr (PerThread) perThreadDefault = before;
+    if constexpr (mayChangeGraphs(R::name.view())) graphRevision.fetch_add(1, std::memory_order_acq_rel);
     if (__builtin_expect(tracing, 0)) traceCall(Symbol.view(), result);
     return result;
   }

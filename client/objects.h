@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "client/accepted_settings.h"
 #include "client/functions.h"
 #include "client/handles.h"
 #include "schema/frame.h"
@@ -71,6 +72,7 @@ struct Library {
 
 struct GraphExec {
   std::atomic<bool> accepted{false};              // launched once: later launches may be posted
+  AcceptedSettings settings;                      // of its nodes
   std::atomic<WordMark> carried{WordMark{0, 0}};  // of its last launch that copied the program's own memory
 };
 

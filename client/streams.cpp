@@ -19,6 +19,7 @@ HandleTable<Library> modules{Kind::module};
 HandleTable<Plain> graphs{Kind::graph};
 HandleTable<Plain> graphNodes{Kind::graphNode};
 HandleTable<GraphExec> graphExecs{Kind::graphExec};
+std::atomic<uint64_t> graphRevision{0};
 HandleTable<Plain> arrays{Kind::array};
 HandleTable<Plain> mipmaps{Kind::mipmap};
 HandleTable<Plain> links{Kind::linkState};

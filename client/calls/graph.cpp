@@ -52,6 +52,7 @@ CUresult update(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo& in
   status = Session::get().await<"sessionGraphUpdate">(context, exec, graph, &result, &info.errorNode,
                                                       &info.errorFromNode);
   info.result = static_cast<CUgraphExecUpdateResult>(result);
+  if (GraphExec* known = graphExecs.find(toId(exec)); known != nullptr) known->settings.forget();
   if (status == CUDA_SUCCESS) holdForGraph(toId(exec), holdsOf(toId(graph)));
   return status;
 }

@@ -63,6 +63,19 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode* out, CUgraph graph, const CUgraph
                                   CUgraph child) {
   return addChild(out, {graph, before, n}, child);
 }
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  CUresult status;
+  Context* context = currentContext(status);
+  GraphExec* known = graphExecs.find(toId(exec));
+  if (status != CUDA_SUCCESS) return status;
+  if (known == nullptr || node == nullptr || child == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t key = mix(mix(toId(child), graphRevision.load()), context->version.load());
+  if (known->settings.accepted(toId(node), key))
+    return Session::get().post<"cuGraphExecChildGraphNodeSetParams">(context->handle, exec, node, child);
+  status = Session::get().await<"cuGraphExecChildGraphNodeSetParams">(context->handle, exec, node, child);
+  if (status == CUDA_SUCCESS) known->settings.accept(toId(node), key);
+  return status;
+}
 CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph graph, CUcontext context,
                                         unsigned value, unsigned flags) {
   return Generated<schema::RowOf<"cuGraphConditionalHandleCreate">>::call(

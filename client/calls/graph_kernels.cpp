@@ -78,16 +78,39 @@ CUresult addKernel(CUgraphNode* out, const Place& place, const KernelParams* par
   });
 }
 
+namespace {
+
+// All of a setting that the driver judges.
+uint64_t settingKey(const KernelNode& kernel, const Context& context) {
+  const LaunchShape& shape = kernel.shape;
+  uint64_t key = mix(0x6e, shape.block[0] | uint64_t{shape.block[1]} << 32);
+  key = mix(key, shape.block[2] | uint64_t{shape.sharedBytes} << 32);
+  key = mix(key, shape.grid[0] | uint64_t{shape.grid[1]} << 32);
+  key = mix(key, shape.grid[2] | uint64_t{kernel.packed.size()} << 32);
+  key = mix(mix(key, toId(kernel.handle)), toId(kernel.info->context));
+  key = mix(mix(key, toId(context.handle)), context.version.load());
+  return mix(key, findFunction(kernel.handle)->state->revision());
+}
+
+}  // namespace
+
 CUresult setKernel(CUgraphExec exec, CUgraphNode node, const KernelParams* params) {
   CUresult status;
   Context* context = currentContext(status);
   KernelNode kernel;
   if (status == CUDA_SUCCESS) status = kernel.read(params, *context);
   if (status != CUDA_SUCCESS) return status;
+  GraphExec* settings = exec != nullptr ? graphExecs.find(toId(exec)) : nullptr;
+  const uint64_t key = settings != nullptr ? settingKey(kernel, *context) : 0;
+  if (settings != nullptr && settings->settings.accepted(toId(node), key))
+    return Session::get().post<"sessionGraphSetKernelNode">(context->handle, exec, node, kernel.handle,
+                                                            kernel.info->context, kernel.shape, kernel.data(),
+                                                            kernel.packed.size());
   status = Session::get().await<"sessionGraphSetKernelNode">(context->handle, exec, node, kernel.handle,
                                                              kernel.info->context, kernel.shape,
                                                              kernel.data(), kernel.packed.size());
   if (status == CUDA_SUCCESS && exec == nullptr) rememberNode(0, node, kernel.info);
+  if (status == CUDA_SUCCESS && settings != nullptr) settings->settings.accept(toId(node), key);
   return status;
 }
 

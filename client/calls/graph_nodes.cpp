@@ -108,8 +108,7 @@ CUresult setAny(CUgraphExec exec, CUgraphNode node, const CUgraphNodeParams* par
       return setMemoryOperations(exec, node, &operations);
     }
     case CU_GRAPH_NODE_TYPE_GRAPH:
-      return exec != nullptr ? Generated<schema::RowOf<"cuGraphExecChildGraphNodeSetParams">>::call(
-                                   exec, node, params->graph.graph)
+      return exec != nullptr ? custom::cuGraphExecChildGraphNodeSetParams(exec, node, params->graph.graph)
                              : CUDA_ERROR_NOT_SUPPORTED;
     default:
       return CUDA_ERROR_NOT_SUPPORTED;

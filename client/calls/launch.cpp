@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "client/accepted_settings.h"
 #include "client/entry.h"
 #include "client/functions.h"
 #include "client/memory/host.h"
@@ -14,12 +15,6 @@ namespace gpupool::client {
 namespace {
 
 using schema::LaunchShape;
-
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash ^= value;
-  hash *= 0x9e3779b97f4a7c15ull;
-  return hash ^ hash >> 29;
-}
 
 // How much of an attribute's value means something: programs leave the rest as the stack had it.
 size_t meaningfulBytes(CUlaunchAttributeID id) {

@@ -41,7 +41,7 @@ CUresult attribute(void* data, CUpointer_attribute what, CUdeviceptr pointer, co
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
       return give<unsigned>(data, isManaged(a));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-      return give<int>(data, a.device);
+      return give<int>(data, a.openedOn >= 0 ? a.openedOn : a.device);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
       return give<unsigned>(data, a.kind == Where::device && a.pool == nullptr);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:

@@ -105,6 +105,7 @@ CUresult openShared(const ShareToken& token, CUmemoryPool pool, CUdeviceptr* out
   Allocation entry{
       address, opened.length, Allocation::Kind::mapped, opened.device, context->handle, 0, address, 0, pool};
   entry.readers = entry.writers = 1u << opened.device | 1u << context->device;
+  if (pool == nullptr) entry.openedOn = context->device;
   allocations().add(entry);
   all.byAddress[address] = {token, context->handle, opened.device, mapped, opened.bytes};
   *out = address;

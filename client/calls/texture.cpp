@@ -2,6 +2,8 @@
 // surfaces are rows.
 #include <algorithm>
 #include <array>
+#include <mutex>
+#include <unordered_map>
 
 #include "client/entry.h"
 
@@ -27,6 +29,48 @@ struct Padded : std::array<T, kMaxRank> {
 CUcontext currentContext() {
   CUcontext context = contexts().working();
   return context;
+}
+
+// A tensor map is made of the arguments alone, for the GPU of the current context: the driver is asked once.
+// XLA makes dozens before each step, of a few addresses that come again and again.
+class TensorMaps {
+ public:
+  using Question = std::array<uint64_t, 8 + 4 * kMaxRank>;
+
+  template <class Ask>
+  CUresult find(const Question& question, CUtensorMap* out, Ask&& ask) {
+    {
+      std::lock_guard lock(mutex_);
+      const auto known = answers_.find(question);
+      if (known != answers_.end()) {
+        *out = known->second;
+        return CUDA_SUCCESS;
+      }
+    }
+    const CUresult status = ask();
+    if (status != CUDA_SUCCESS) return status;
+    std::lock_guard lock(mutex_);
+    if (answers_.size() >= kMost) answers_.clear();
+    answers_[question] = *out;
+    return status;
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const Question& question) const {
+      uint64_t hash = 0;
+      for (const uint64_t word : question) hash = mix(hash, word);
+      return hash;
+    }
+  };
+  static constexpr size_t kMost = 4096;  // 350 bytes each
+  std::mutex mutex_;
+  std::unordered_map<Question, CUtensorMap, Hash> answers_;
+};
+
+TensorMaps& tensorMaps() {
+  static auto* maps = new TensorMaps;
+  return *maps;
 }
 
 }  // namespace
@@ -75,10 +119,25 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* out, CUtensorMapDataType type, cuui
   if (out == nullptr || rank == 0 || rank > kMaxRank || dimensions == nullptr || box == nullptr ||
       elementStrides == nullptr)
     return CUDA_ERROR_INVALID_VALUE;
-  Padded<cuuint64_t> steps(strides, rank - 1);
-  return Session::get().await<"cuTensorMapEncodeTiled">(currentContext(), out, type, rank, address,
-                                                        dimensions, steps.data(), box, elementStrides,
-                                                        interleave, swizzle, promotion, fill);
+  Padded<cuuint64_t> steps(strides, rank - 1), extent(dimensions, rank);
+  Padded<cuuint32_t> sides(box, rank), every(elementStrides, rank);
+  const CUcontext context = currentContext();
+  const Context* known = contexts().find(context);
+  const CUdevice device = known != nullptr ? known->device : -1;
+  TensorMaps::Question question{reinterpret_cast<uint64_t>(address), rank,
+                                static_cast<uint64_t>(device),       static_cast<uint64_t>(type),
+                                static_cast<uint64_t>(interleave),   static_cast<uint64_t>(swizzle),
+                                static_cast<uint64_t>(promotion),    static_cast<uint64_t>(fill)};
+  auto rest = question.begin() + 8;
+  rest = std::copy(steps.begin(), steps.end(), rest);
+  rest = std::copy(extent.begin(), extent.end(), rest);
+  rest = std::copy(sides.begin(), sides.end(), rest);
+  std::copy(every.begin(), every.end(), rest);
+  return tensorMaps().find(question, out, [&] {
+    return Session::get().await<"cuTensorMapEncodeTiled">(context, out, type, rank, address, dimensions,
+                                                          steps.data(), box, elementStrides, interleave,
+                                                          swizzle, promotion, fill);
+  });
 }
 
 CUresult cuTensorMapEncodeIm2col(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t rank, void* address,

@@ -31,6 +31,7 @@ struct Allocation {
   CUmemoryPool pool = nullptr;
   // mapped: the devices (bits) that may read it and write it; everybody the other kinds.
   uint32_t readers = ~0u, writers = ~0u;
+  int openedOn = -1;     // a handle of another process (cuIpcOpenMemHandle): the device that it was opened on
   bool ofGraph = false;  // lives as long as the graphs that hold it: freeing it gives nothing back
 };
 

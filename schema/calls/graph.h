@@ -42,7 +42,7 @@ CALL(cuGraphConditionalHandleCreate, Policy, Generated, DeviceValue<"pHandle_out
 CALL(cuGraphCreate, Await, Generated, Mints<"phGraph">, In<"flags">)
 CALL(cuGraphDebugDotPrint, Policy, None)
 CALL(cuGraphDestroy, Policy | Cleanup, Checked, Frees<"hGraph">)
-CALL(cuGraphExecChildGraphNodeSetParams, Await, Generated | Setting, Handle<"hGraphExec">, Handle<"hNode">, Handle<"childGraph">)
+CALL(cuGraphExecChildGraphNodeSetParams, Policy, Generated | Setting, Handle<"hGraphExec">, Handle<"hNode">, Handle<"childGraph">)
 CALL(cuGraphExecDestroy, Policy | Cleanup, Generated, Frees<"hGraphExec">)
 CALL(cuGraphExecHostNodeSetParams, Policy, None)
 CALL(cuGraphExecKernelNodeSetParams, Policy, None)

@@ -61,6 +61,7 @@ gpupool_program(graph_nodes SOURCES graph_nodes.cpp FLAGS -cudart none -lcuda NE
 gpupool_program(graph_conditional)
 gpupool_program(graph_kernel_params FLAGS -lcuda NEEDS driver)
 gpupool_program(graph_inner SOURCES graph_inner.cpp FLAGS -cudart none -lcuda NEEDS driver)
+gpupool_program(graph_updates SOURCES graph_updates.cpp FLAGS -cudart none -lcuda NEEDS driver)
 gpupool_program(capture_modes)
 gpupool_program(per_thread_stream FLAGS --default-stream per-thread)
 gpupool_program(deep_queue TIMEOUT 120)
