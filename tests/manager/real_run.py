@@ -144,6 +144,7 @@ class Run:
         self.disturbed = {fault.member.name for fault in self.faults}
         self.wishes, self.notes, self.counts = {}, [], {"right": 0, "error": 0, "unsure": 0}
         self.errors, self.late, self.listing, self.judged = [], 0.0, Listing(pool), 0
+        self.restarted_at, self.back = None, 0.0  # of the manager; the longest until it answered again
 
     def __str__(self):
         return f"{self.kind}: " + ", ".join(str(fault) for fault in self.faults)
@@ -193,6 +194,8 @@ class Run:
             client.step(now)
         self.look_at_sessions()
         if found := self.listing.step():
+            if self.restarted_at:
+                self.back, self.restarted_at = max(self.back, pace.seconds(self.restarted_at)), None
             self.look_at_devices(*found)
 
     def strike(self, now):
@@ -202,7 +205,10 @@ class Run:
                 fault.begin()
                 busy.add(fault.member)
             elif fault.struck_at and not fault.over and time.monotonic() >= fault.struck_at + fault.lasts:
+                lives = self.pool.manager.lives
                 fault.end()
+                if self.pool.manager.lives != lives:
+                    self.restarted_at = time.monotonic()
 
     def end_all(self):
         for fault in self.faults:
