@@ -383,7 +383,8 @@ void Pool::born(const Id& id, const std::string& why) {
   record.unborn = false;
   if (record.state != LeaseState::granting) return;  // released meanwhile
   if (why.empty()) return sendGrant(record);
-  events_.failed(id, {Failure::Kind::refused, "the manager cannot write its store: " + why});
+  record.stillborn = true;
+  events_.failed(id, {Failure::Kind::noDevice, "the manager cannot write its store: " + why});
   beginEnd(record, LeaseState::revoked, "the manager could not write its store", latestMs_);
   end(id, LeaseState::revoked, record.reason, latestMs_);
 }

@@ -118,7 +118,13 @@ void World::checkModel(const Lease& lease) {
 // After whatever the pool has done: the leases that are new.
 void World::noteCreated() {
   if (!pool_ || !choosy_ || probing_) return;
+  // One that the store has refused may be asked for again, by the same id.
+  std::erase_if(created_, [&](const auto& one) {
+    const auto at = pool_->leases().find(one.first.second);
+    return at == pool_->leases().end() || at->second.stillborn;
+  });
   for (const auto& [id, record] : pool_->leases()) {
+    if (record.stillborn) continue;
     if (!created_.try_emplace({stores_, id}, Created{now_}).second) continue;
     const auto request = waiting_.find(id);
     if (request == waiting_.end()) continue;
