@@ -16,7 +16,7 @@ using server::Membership;
 
 namespace {
 
-constexpr uint32_t kBeatMs = 1000;
+constexpr int64_t kBeatMs = 1000;
 
 // Where everybody joins, and whose beats are noted.
 struct FakeManager final : schema::Manager::Server {
@@ -28,7 +28,7 @@ struct FakeManager final : schema::Manager::Server {
     return kj::READY_NOW;
   }
   kj::Promise<void> join(JoinContext context) override {
-    context.getResults().setBeatMs(kBeatMs);
+    context.getResults().setBeatMs(static_cast<uint32_t>(kBeatMs));
     return kj::READY_NOW;
   }
   kj::Promise<void> beat(BeatContext context) override {
@@ -95,6 +95,7 @@ TEST_CASE("servers that join together do not beat together") {
   std::map<std::string, std::vector<int64_t>> beatsMs;
   PipeNetwork network(kj::heap<FakeManager>(timer, beatsMs));
   std::vector<std::unique_ptr<Membership>> servers;
+  servers.reserve(kServers);
   Membership::Settings settings;
   settings.manager = "unix:/manager";
   for (size_t i = 0; i < kServers; ++i)
