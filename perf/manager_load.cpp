@@ -1,9 +1,11 @@
 // perf-manager: simulated servers and holders of a real manager, over its real protocol; perf/manager starts
 // both.
 //
-// Servers join, beat, and take every lease. Holders keep `leases` leases at a time, `rate` times a second
-// release the oldest one and ask for another. One thread, one KJ loop; each server has a connection of its
-// own, as real ones do, and the holders share some.
+// Servers join, beat, and take every lease. Their beats have what those of real servers have whose leases are
+// all in use: samples of the devices, counts and use of each lease, texts of some. Holders keep `leases`
+// leases at a time, `rate` times a second release the oldest one and ask for another. One thread, one KJ
+// loop; each server has a connection of its own, as real ones do, and the holders share some. Half-open peers
+// are silent or have sent a part of a message; those that the manager sends away come again.
 
 #include <fcntl.h>
 #include <kj/async-io.h>
@@ -24,16 +26,22 @@
 
 #include "pool-manager/convert.h"
 #include "pool-manager/rpc.h"
+#include "schema/device_sample.h"
 
 namespace gpupool::perf {
 namespace {
 
 constexpr size_t kHolderConnections = 16;
 constexpr kj::Duration kAnswerWithin = 30 * kj::SECONDS;
+constexpr unsigned kOneIsHindered = 10;
+constexpr double kMostMiB = 300, kLeastOfRate = 0.995;
 
 struct Wanted {
   std::string address;
   unsigned servers = 100, devices = 8, leases = 400, rate = 200, seconds = 30;
+  unsigned halfOpen = 0;
+  std::string halfOpenAddress;
+  double mostP99Ms = 25;
   int manager = 0;  // its process
 };
 
@@ -112,14 +120,55 @@ class LoadedServer {
     unsigned at = 0;
     for (const Id& id : leases_) pool::write(id, list[at++]);
     request.initProblems(static_cast<unsigned>(facts_.devices.size()));
+    ++beats_;
+    writeUse(request);
     return request.send().then([this, sent = timer_.now()](auto&& answer) {
       ++figures_.beats;
       if (msBetween(sent, timer_.now()) > beatMs_ || !answer.getKnown()) ++figures_.lateBeats;
     });
   }
 
+  // As server/front/membership.cpp: all of it, in each beat.
+  void writeUse(schema::Manager::BeatParams::Builder beat) {
+    const auto count = static_cast<unsigned>(leases_.size());
+    auto counts = beat.initCounts(count);
+    auto uses = beat.initUses(count);
+    std::vector<Id> hindered;
+    unsigned at = 0;
+    for (const Id& id : leases_) {
+      if (std::hash<std::string>()(id.text()) % kOneIsHindered == 0) hindered.push_back(id);
+      pool::write(id, counts[at].initId());
+      counts[at].setCalls(beats_ * 40'000);
+      counts[at].setAwaited(beats_ * 300);
+      counts[at].setToDeviceBytes(beats_ << 24);
+      counts[at].setFromDeviceBytes(beats_ << 20);
+      pool::write(id, uses[at].initId());
+      uses[at].setSessions(1);
+      uses[at].setWanted(true);
+      ++at;
+    }
+    auto hindrances = beat.initHindrances(static_cast<unsigned>(hindered.size()));
+    for (unsigned i = 0; i < hindrances.size(); ++i) {
+      pool::write(hindered[i], hindrances[i].initId());
+      hindrances[i].initReasons(1).set(0, "cannot be moved: process 4711 has a green context");
+      hindrances[i].initProtection(1).set(0, "is protected for 5m: the last checkpoint is 12 s old");
+    }
+    auto samples = beat.initSamples(static_cast<unsigned>(facts_.devices.size()));
+    for (unsigned i = 0; i < samples.size(); ++i) {
+      DeviceSample sample;
+      sample.gpuPercent = static_cast<int32_t>((beats_ + i) % 100);
+      sample.memoryPercent = sample.gpuPercent / 2;
+      sample.usedBytes = uint64_t{8} << 30;
+      sample.totalBytes = uint64_t{80} << 30;
+      sample.temperatureC = 60;
+      sample.powerMw = 400'000;
+      schema::write(sample, samples[i]);
+    }
+  }
+
   kj::Timer& timer_;
   Figures& figures_;
+  uint64_t beats_ = 0;
   pool::Server facts_;
   std::set<Id> leases_;
   kj::Own<pool::ManagerConnection> connection_;
@@ -132,7 +181,8 @@ class Load final : private kj::TaskSet::ErrorHandler {
       : io_(io), timer_(io.provider->getTimer()), wanted_(wanted), tasks_(*this) {}
   ~Load() noexcept {}
 
-  void run() {
+  // False: a target is not met.
+  bool run() {
     for (unsigned i = 0; i < wanted_.servers; ++i) {
       servers_.push_back(std::make_unique<LoadedServer>(io_, wanted_, i, figures_));
       LoadedServer& server = *servers_.back();
@@ -148,15 +198,42 @@ class Load final : private kj::TaskSet::ErrorHandler {
       kj::joinPromises(batch.finish()).wait(io_.waitScope);
       if (held_.size() == before) throw std::runtime_error("the manager grants nothing");
     }
+    if (wanted_.halfOpen != 0) {
+      halfOpenAddress_ = io_.provider->getNetwork().parseAddress(wanted_.halfOpenAddress).wait(io_.waitScope);
+      for (unsigned i = 0; i < wanted_.halfOpen; ++i) tasks_.add(halfOpen(i));
+      timer_.afterDelay(kj::SECONDS).wait(io_.waitScope);
+    }
+    return measure();
+  }
+
+ private:
+  bool measure() {
     figures_ = {};
     const double cpuBefore = cpuSeconds();
     const kj::TimePoint begin = timer_.now();
     tasks_.add(churn(begin, 0));
     timer_.afterDelay(wanted_.seconds * kj::SECONDS).wait(io_.waitScope);
-    print(msBetween(begin, timer_.now()) / 1000, cpuSeconds() - cpuBefore);
+    return print(msBetween(begin, timer_.now()) / 1000, cpuSeconds() - cpuBefore);
   }
 
- private:
+  // Silent, or with a part of a message: its header says that there is one segment of 64 words, none of which
+  // follows. When the manager closes the connection, the peer comes again.
+  kj::Promise<void> halfOpen(unsigned number) {
+    return halfOpenAddress_->connect()
+        .then([number](kj::Own<kj::AsyncIoStream> stream) {
+          static constexpr kj::byte kHeader[] = {0, 0, 0, 0, 64, 0, 0, 0};
+          static kj::byte answer[64];
+          kj::Promise<void> sent =
+              number % 2 == 0 ? kj::Promise<void>(kj::READY_NOW) : stream->write(kHeader, sizeof kHeader);
+          auto& current = *stream;
+          return sent.then([&current] { return current.tryRead(answer, 1, sizeof answer).ignoreResult(); })
+              .attach(kj::mv(stream));
+        })
+        .catch_([](kj::Exception&&) {})
+        .then([this] { return timer_.afterDelay(100 * kj::MILLISECONDS); })
+        .then([this, number] { return halfOpen(number); });
+  }
+
   schema::Manager::Client holder() { return holders_[next_++ % holders_.size()]->manager(); }
 
   kj::Promise<void> lease() {
@@ -164,6 +241,7 @@ class Load final : private kj::TaskSet::ErrorHandler {
     wish.id = Id::random();
     wish.memoryBytes = uint64_t{8} << 30;
     wish.ttlMs = 3'600'000;
+    wish.turns.idleMs = 3'600'000;
     wish.holder = "load";
     auto request = holder().leaseRequest();
     pool::write(wish, request.initRequest());
@@ -223,7 +301,7 @@ class Load final : private kj::TaskSet::ErrorHandler {
     return ticks / static_cast<double>(::sysconf(_SC_CLK_TCK));
   }
 
-  void print(double seconds, double cpu) {
+  bool print(double seconds, double cpu) {
     auto& times = figures_.grantMs;
     std::sort(times.begin(), times.end());
     const auto part = [&](double p) {
@@ -231,12 +309,22 @@ class Load final : private kj::TaskSet::ErrorHandler {
                            : times[std::min(times.size() - 1,
                                             static_cast<size_t>(p * static_cast<double>(times.size())))];
     };
-    std::printf(
-        "| %u | %u | %u | %llu | %llu | %.1f | %.1f | %.1f | %.1f | %llu | %.0f | %.1f | %.0f |\n",
-        wanted_.servers, wanted_.devices, wanted_.leases, static_cast<unsigned long long>(figures_.beats),
-        static_cast<unsigned long long>(figures_.lateBeats), static_cast<double>(figures_.grants) / seconds,
-        static_cast<double>(figures_.releases) / seconds, part(0.5), part(0.99),
-        static_cast<unsigned long long>(figures_.failures), memoryMiB(), cpu, figures_.ownDelayMs);
+    const double grants = static_cast<double>(figures_.grants) / seconds,
+                 releases = static_cast<double>(figures_.releases) / seconds, p99 = part(0.99),
+                 memory = memoryMiB();
+    std::printf("| %u | %u | %u | %llu | %llu | %.1f | %.1f | %.1f | %.1f | %llu | %.0f | %.1f | %.0f |\n",
+                wanted_.servers, wanted_.devices, wanted_.leases,
+                static_cast<unsigned long long>(figures_.beats),
+                static_cast<unsigned long long>(figures_.lateBeats), grants, releases, part(0.5), p99,
+                static_cast<unsigned long long>(figures_.failures), memory, cpu, figures_.ownDelayMs);
+    const double least = wanted_.rate * kLeastOfRate;
+    const bool met = figures_.lateBeats == 0 && figures_.failures == 0 && grants >= least &&
+                     releases >= least && p99 <= wanted_.mostP99Ms && memory <= kMostMiB;
+    if (!met)
+      std::printf(
+          "not met: no late beats, no failures, %.1f grants and releases/s, p99 of %.0f ms, %.0f MiB\n",
+          least, wanted_.mostP99Ms, kMostMiB);
+    return met;
   }
 
   void taskFailed(kj::Exception&& error) override {
@@ -252,6 +340,7 @@ class Load final : private kj::TaskSet::ErrorHandler {
   std::vector<kj::Own<pool::ManagerConnection>> holders_;
   std::deque<Id> held_;
   size_t next_ = 0;
+  kj::Own<kj::NetworkAddress> halfOpenAddress_;
   kj::TaskSet tasks_;
 };
 
@@ -272,6 +361,12 @@ Wanted wantedOf(int count, char** words) {
       wanted.rate = number;
     else if (name == "--seconds")
       wanted.seconds = number;
+    else if (name == "--half-open")
+      wanted.halfOpen = number;
+    else if (name == "--half-open-address")
+      wanted.halfOpenAddress = words[i + 1];
+    else if (name == "--most-p99")
+      wanted.mostP99Ms = std::strtod(words[i + 1], nullptr);
     else if (name == "--manager")
       wanted.manager = static_cast<int>(number);
     else
@@ -290,9 +385,9 @@ int main(int count, char** words) {
   try {
     const auto wanted = gpupool::perf::wantedOf(count, words);
     auto io = kj::setupAsyncIo();
-    gpupool::perf::Load(io, wanted).run();
+    const bool met = gpupool::perf::Load(io, wanted).run();
     std::fflush(stdout);
-    ::_exit(0);  // the connections of a thousand servers need not be taken down one by one
+    ::_exit(met ? 0 : 1);  // the connections of a thousand servers need not be taken down one by one
   } catch (const kj::Exception& error) {
     std::fprintf(stderr, "perf-manager: %s\n", gpupool::pool::errorText(error).c_str());
   } catch (const std::exception& error) {

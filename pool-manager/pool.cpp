@@ -10,7 +10,7 @@ namespace gpupool::pool {
 namespace {
 
 constexpr uint64_t kSettleMs = 10'000;  // after its restart a manager's servers are back within this
-constexpr uint64_t kForgetServerMs = 3'600'000;
+constexpr uint64_t kForgetServerMs = 3'600'000, kLookAtServersMs = 10'000;
 constexpr uint64_t kChargeMs = 1000, kWriteUsageMs = 60'000;
 constexpr size_t kLeasesOfTick = 1000, kTicksForAll = 10;
 
@@ -201,6 +201,7 @@ void Pool::setState(LeaseRecord& record, LeaseState to) {
                            std::string(name(to)));
   charge(record, latestMs_);
   record.state = to;
+  noVictims_.clear();  // this one may be preempted now
   leases_.touch(record);
   if (to == LeaseState::revoking)
     revoking_.insert(record.id);
@@ -224,12 +225,18 @@ void Pool::tick(uint64_t now) {
   tickLeases(now);
   forgetTombstones(now);
   writeUsage(now);
+  forgetServers(now);
+  serveWaiters(now);
+}
+
+void Pool::forgetServers(uint64_t now) {
+  if (now < forgotServersMs_ + kLookAtServersMs) return;
+  forgotServersMs_ = now;
   std::erase_if(servers_, [&](const auto& one) {
     const bool forgotten = !one.second.connected && now > one.second.beatMs + kForgetServerMs;
     if (forgotten) inventory_.touch(one.first);
     return forgotten;
   });
-  serveWaiters(now);
 }
 
 // A part of a large pool's leases in each tick, and so all of them in a second: requests wait for a tick.

@@ -40,33 +40,15 @@
 #include "pool-manager/pool_events.h"
 #include "pool-manager/pool_times.h"
 #include "pool-manager/principal.h"
+#include "pool-manager/queue.h"
 #include "pool-manager/quotas.h"
 #include "pool-manager/records.h"
+#include "pool-manager/server_record.h"
 #include "pool-manager/tenants.h"
 #include "pool-manager/usage.h"
 #include "schema/device_sample.h"
 
 namespace gpupool::pool {
-
-struct ServerRecord {
-  Server facts;
-  bool connected = false;
-  bool reported = false;  // has named its leases since it joined, and so lives
-  uint64_t beatMs = 0;    // last sign of life
-  uint64_t joined = 0;    // the number of its latest join, of all servers' joins
-  uint32_t warmWorkers = 0;
-  std::string suspect;  // why grants failed; until the next beat
-  fabric::Fabric fabric;
-  std::vector<Adapter> adapters;      // by device: the nearest one of the fabric; empty: it has told of none
-  std::vector<DeviceSample> samples;  // of each device, as of samplesMs; empty: it takes none
-  uint64_t samplesMs = 0;
-  // Leases that it runs and this pool does not know, or has ended: where, by index into facts.devices (empty:
-  // it did not say). Nothing is placed there until the server has confirmed their end.
-  std::map<Id, std::set<size_t>> strangers;
-  // What it said when it joined, until its first beat: leases of its earlier lives that still run, and where.
-  std::map<Id, std::set<size_t>> running;
-  std::vector<std::string> duplicates;  // by device: the device of another server that it is; empty: none
-};
 
 std::string age(uint64_t ms);  // for people
 
@@ -235,35 +217,6 @@ class Pool {
   uint32_t beatMs() const { return times_.beatMs; }
 
  private:
-  struct Waiter {
-    LeaseRequest request;
-    Principal who;
-    uint64_t untilMs = 0;
-    bool resumes = false;         // request.id is a suspended lease, and nothing else of the request counts
-    uint64_t number = 0;          // grows with every request
-    Wish wish = {};               // what the request names; its endsMs when it is looked at
-    bool noted = false;           // the audit log says that it waits
-    std::string folder = {};      // resumes: it is held in these files; empty: its server keeps it
-    MoveTarget to = {};           // with a folder: where to
-    uint64_t sinceMs = 0;         // it waits
-    uint64_t preemptTriedMs = 0;  // leases to preempt for it were looked for then; 0: never
-    bool preempts = false;        // some were found
-  };
-  // A wish that was not served in this round: nor is an equal one behind it.
-  struct Unserved {
-    Wish wish;
-    bool never = false;
-    uint64_t claims = 0;  // Queue::claims, when it had claimed its own
-  };
-  // What those who are before the next one leave, while the queue is served. At most one at a time.
-  struct Queue {
-    std::vector<ServerUse>& servers;  // the inventory's, with their claims; without the holders' names
-    std::set<Id>& resuming;  // leases that wait to be resumed: what they need is not for those behind
-    size_t length = 0;
-    std::map<std::string, Held> held = {};  // by tenant; only where there are quotas
-    uint64_t claims = 0;                    // grows with each that claims more than was
-    std::vector<Unserved> unserved = {};
-  };
   // What inventory() counts otherwise than it is.
   struct Unlike {
     const Id* without = nullptr;            // this lease is not there
@@ -281,6 +234,7 @@ class Pool {
   void charge(LeaseRecord& record, uint64_t now);
   void writeUsage(uint64_t now);
   void tickLeases(uint64_t now);
+  void forgetServers(uint64_t now);
   void setState(LeaseRecord& record, LeaseState to);
   // Who may not touch what: throws.
   void demandOwner(const Principal& who, const Id& id) const;
@@ -328,12 +282,13 @@ class Pool {
                         size_t ahead, uint64_t now) const;
 
   // pool_quotas.cpp
-  std::map<std::string, Held> held() const;
-  QuotaUse quotaUse(const std::string& tenant, const std::map<std::string, Held>& held) const;
+  Held held(const std::string& tenant) const;
+  const Held& held(const std::string& tenant, HeldCounts& counted) const;
+  QuotaUse quotaUse(const std::string& tenant) const;
   std::string neverByQuota(const LeaseRequest& request, const Wish& wish,
                            const std::vector<ServerUse>& servers) const;
   Quotas::Hindrance quotaHinders(const LeaseRequest& request, const Choice& choice,
-                                 const std::map<std::string, Held>& held) const;
+                                 HeldCounts& counted) const;
   std::string quotaHindersResume(const LeaseRecord& record, const Queue& before) const;
   bool waitForQuota(const Waiter& waiter, const Quotas::Hindrance& hindrance, uint64_t now);
 
@@ -389,7 +344,8 @@ class Pool {
     Priority highest = Priority::low;
   };
   bool preempt(Waiter& waiter, const Queue& before, Priority priority, const Fits& fits, uint64_t now);
-  bool isPreempting(const Id& request) const;
+  bool hadNoVictims(const Waiter& waiter, Priority priority, uint64_t now);
+  bool isPreempting(const Waiter& waiter) const;
   bool mayPreempt(const LeaseRecord& record, Priority priority, uint64_t now) const;
   ServerUse without(const std::set<Id>& away, const ServerUse& server, const Queue& before, const Id& waiter,
                     const std::vector<const LeaseRecord*>& there) const;
@@ -490,6 +446,7 @@ class Pool {
   std::set<Id> revoking_;                            // the leases in that state
   std::map<std::pair<int, uint64_t>, bool> gone_;    // processes of this machine, as of this tick
   std::vector<Waiter> waiters_;                      // as they came
+  std::vector<NoVictims> noVictims_;                 // lately
   std::deque<Id> unknownReleased_;                   // the latest: their requests may still arrive
   uint64_t settledMs_ = 0;                           // from then on the servers that this pool has are there
   uint64_t epoch_ = 0;
@@ -499,7 +456,7 @@ class Pool {
   uint64_t stoodStillMs_ = 0;  // PoolEvents::stoodStillMs, as leases' time limits have it
   bool forgetting_ = false;    // tombstones are being erased
   uint64_t requests_ = 0;      // the number of the latest one
-  uint64_t usageWrittenMs_ = 0;
+  uint64_t usageWrittenMs_ = 0, forgotServersMs_ = 0;
   Id visited_;  // the lease that a tick has looked at last
   Usage usage_;
   Quotas quotas_;

@@ -34,8 +34,9 @@ Id Pool::claimNamed(const Principal& who, const std::string& tenant, const std::
     throw std::invalid_argument("tenant '" + who.tenant + "' names its own claims alone");
   const std::string& owner = who.role != Role::user && !tenant.empty() ? tenant : who.tenant;
   if (submittedAt(name) == 0) {
-    for (const auto& [id, record] : leases_.all())
-      if (record.runs() && record.tenant == owner && numberOf(record.job) == name) return id;
+    for (const Id& id : leases_.of(owner))
+      if (const LeaseRecord& record = leases_.all().at(id); record.runs() && numberOf(record.job) == name)
+        return id;
     for (const Waiter& waiter : waiters_)
       if (!waiter.resumes && waiter.request.tenant == owner && numberOf(waiter.request.job) == name)
         return waiter.request.id;

@@ -199,7 +199,7 @@ void Pool::close(LeaseRecord& record, uint64_t now, bool givenUp) {
   std::vector<Write> writes;
   std::vector<AuditEntry> entries;
   if (!isEnd(record.state)) {
-    writes.push_back({kEndedPrefix + record.id.text(), record.reason});
+    if (!record.stillborn) writes.push_back({kEndedPrefix + record.id.text(), record.reason});
     entries.push_back(entryOf(eventOf(forgotten ? record.ending : LeaseState::lost), record, record.endedBy,
                               record.reason));
   }
@@ -218,7 +218,7 @@ void Pool::closed(const Id& id, const std::set<uint64_t>& gone, bool forgotten, 
   if (!why.empty()) return;  // tick() tries again
   if (!isEnd(record.state)) {
     setState(record, forgotten ? record.ending : LeaseState::lost);
-    bury(id, record.reason, latestMs_);
+    if (!record.stillborn) bury(id, record.reason, latestMs_);
     events_.ended(id);
   }
   answerAdopters(record);

@@ -110,6 +110,10 @@ void Pool::refreshInventory(uint64_t now) {
 // By every lease, and not by what is known of where they are. Texts may tell of another time.
 std::string Pool::inventoryFault(uint64_t now) {
   refreshInventory(now);
+  std::map<std::string, std::set<Id>> owners;
+  for (const auto& [id, record] : leases_.all()) owners[record.tenant].insert(id);
+  for (const auto& [tenant, owned] : owners)
+    if (owned != leases_.of(tenant)) return "tenant " + tenant + " has other leases";
   const auto& kept = inventory_.servers();
   if (kept.size() != servers_.size()) return "there are more or fewer servers";
   size_t at = 0;

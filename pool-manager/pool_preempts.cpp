@@ -60,10 +60,11 @@ bool Pool::mayPreempt(const LeaseRecord& record, Priority priority, uint64_t now
 }
 
 // Leases are on their way off their devices for this request.
-bool Pool::isPreempting(const Id& request) const {
-  return std::any_of(leases_.all().begin(), leases_.all().end(), [&](const auto& one) {
-    const LeaseRecord& record = one.second;
-    if (record.preemptor != request) return false;
+bool Pool::isPreempting(const Waiter& waiter) const {
+  return std::any_of(waiter.victims.begin(), waiter.victims.end(), [&](const Id& id) {
+    const auto at = leases_.all().find(id);
+    if (at == leases_.all().end() || at->second.preemptor != waiter.request.id) return false;
+    const LeaseRecord& record = at->second;
     return record.change == Change::preempting || record.change == Change::suspending ||
            record.change == Change::storing || record.noticeEndsMs != 0 ||
            record.state == LeaseState::revoking;
@@ -72,17 +73,14 @@ bool Pool::isPreempting(const Id& request) const {
 
 // True: devices are being taken for the waiter. Called when it has found none.
 bool Pool::preempt(Waiter& waiter, const Queue& before, Priority priority, const Fits& fits, uint64_t now) {
-  const Id& id = waiter.request.id;
   if (times_.preempt.what == Preemption::off || priority == Priority::low) return false;
-  if (waiter.preempts && isPreempting(id)) return true;
+  if (isPreempting(waiter)) return true;
   if (waiter.preemptTriedMs != 0 && now < waiter.preemptTriedMs + kLookAgainMs) return false;
   waiter.preemptTriedMs = std::max<uint64_t>(1, now);
-  std::set<std::string> candidates;
-  for (const auto& [lease, record] : leases_.all())
-    if (mayPreempt(record, priority, now)) candidates.insert(record.server().name);
+  if (hadNoVictims(waiter, priority, now)) return false;
   Victims best;
   for (const ServerUse& server : before.servers) {
-    if (!server.unusable.empty() || !candidates.contains(server.name)) continue;
+    if (!server.unusable.empty()) continue;
     std::vector<const LeaseRecord*> there;
     for (const Id& lease : leases_.on(server.name)) there.push_back(&leases_.all().at(lease));
     const Victims victims = victimsOn(server, before, waiter, there, priority, fits, now);
@@ -92,8 +90,20 @@ bool Pool::preempt(Waiter& waiter, const Queue& before, Priority priority, const
       best = victims;
   }
   for (const Id& lease : best.leases) beginPreempt(leases_.at(lease), waiter, now);
-  waiter.preempts = waiter.preempts || !best.leases.empty();
+  if (best.leases.empty())
+    noVictims_.push_back({waiter.wish, waiter.request.tenant, priority, now});
+  else
+    waiter.victims = best.leases;
   return !best.leases.empty();
+}
+
+// An equal request has looked for leases to preempt just now: each look takes all servers.
+bool Pool::hadNoVictims(const Waiter& waiter, Priority priority, uint64_t now) {
+  std::erase_if(noVictims_, [&](const NoVictims& one) { return now >= one.atMs + kLookAgainMs; });
+  if (waiter.resumes) return false;  // it wants its own devices
+  return std::any_of(noVictims_.begin(), noVictims_.end(), [&](const NoVictims& one) {
+    return one.wish == waiter.wish && one.tenant == waiter.request.tenant && one.priority == priority;
+  });
 }
 
 // As few as are enough, of the lowest classes, the latest first.

@@ -47,11 +47,18 @@ uint64_t toMilli(double devices) { return static_cast<uint64_t>(std::llround(dev
 }  // namespace
 
 // A lost lease has nothing that its tenant could use, or give back.
-std::map<std::string, Held> Pool::held() const {
-  std::map<std::string, Held> all;
-  for (const auto& [id, record] : leases_)
-    if (record.state != LeaseState::lost) all[record.tenant] += heldBy(record, false);
+Held Pool::held(const std::string& tenant) const {
+  Held all;
+  for (const Id& id : leases_.of(tenant))
+    if (const LeaseRecord& record = leases_.all().at(id); record.state != LeaseState::lost)
+      all += heldBy(record, false);
   return all;
+}
+
+const Held& Pool::held(const std::string& tenant, HeldCounts& counted) const {
+  const auto [at, isNew] = counted.try_emplace(tenant);
+  if (isNew) at->second = held(tenant);
+  return at->second;
 }
 
 // Of what it has, since that was charged last.
@@ -85,16 +92,14 @@ std::string Pool::neverByQuota(const LeaseRequest& request, const Wish& wish,
 
 // choice: what it would get now. Where that is nothing, only what its tenant has used already counts.
 Quotas::Hindrance Pool::quotaHinders(const LeaseRequest& request, const Choice& choice,
-                                     const std::map<std::string, Held>& held) const {
+                                     HeldCounts& counted) const {
   if (quotas_.of(request.tenant) == nullptr) return {};
   Held wanted;
   for (const LeasedDevice& device : choice.devices) wanted += heldBy(countedBytes({device}), device.info);
   if (choice.devices.empty() && request.memoryBytes == 0) wanted.devices = request.deviceCount;
   if (choice.devices.empty()) wanted.bytes = request.memoryBytes * request.deviceCount;
   wanted.seconds = secondsOf(request, wanted.devices);
-  const auto has = held.find(request.tenant);
-  return quotas_.hinders(request.tenant, has == held.end() ? Held{} : has->second, wanted,
-                         events_.calendarMs() / 1000);
+  return quotas_.hinders(request.tenant, held(request.tenant, counted), wanted, events_.calendarMs() / 1000);
 }
 
 // It has had its grant: what its tenant has used counts no more.
@@ -105,8 +110,7 @@ std::string Pool::quotaHindersResume(const LeaseRecord& record, const Queue& bef
   if (const std::string never = quotas_.never(record.tenant, whole); !never.empty())
     return never + ": its quota has to grow first";
   const Held wanted{whole.devices - now.devices, whole.bytes - now.bytes};
-  const auto has = before.held.find(record.tenant);
-  return quotas_.hindersAtOnce(record.tenant, has == before.held.end() ? Held{} : has->second, wanted);
+  return quotas_.hindersAtOnce(record.tenant, held(record.tenant, before.held), wanted);
 }
 
 // It claims nothing meanwhile: those behind it need not wait for its tenant. True: it has been answered.
@@ -142,28 +146,26 @@ void Pool::setQuota(const Principal& who, const Quota& quota, const std::string&
 
 std::vector<QuotaUse> Pool::quotas(const Principal& who) const {
   const bool all = who.role == Role::admin || who.role == Role::scheduler;
-  const auto held = this->held();
   std::set<std::string> tenants;
   for (const auto& [tenant, quota] : quotas_.all()) tenants.insert(tenant);
   for (const std::string& tenant : quotas_.tenants()) tenants.insert(tenant);
-  for (const auto& [tenant, has] : held)
-    if (!tenant.empty()) tenants.insert(tenant);
+  for (const auto& [id, record] : leases_)
+    if (!record.tenant.empty() && record.state != LeaseState::lost) tenants.insert(record.tenant);
   if (!all) tenants = {who.tenant};
   std::vector<QuotaUse> uses;
   for (const std::string& tenant : tenants)
-    if (tenant != kEveryTenant || quotas_.of(tenant) != nullptr) uses.push_back(quotaUse(tenant, held));
+    if (tenant != kEveryTenant || quotas_.of(tenant) != nullptr) uses.push_back(quotaUse(tenant));
   return uses;
 }
 
-QuotaUse Pool::quotaUse(const std::string& tenant, const std::map<std::string, Held>& held) const {
+QuotaUse Pool::quotaUse(const std::string& tenant) const {
   const uint64_t nowS = events_.calendarMs() / 1000;
   QuotaUse use;
   if (const Quota* quota = quotas_.of(tenant)) use.quota = *quota;
   use.quota.tenant = tenant;
-  if (const auto has = held.find(tenant); has != held.end()) {
-    use.milliDevices = toMilli(has->second.devices);
-    use.memoryBytes = has->second.bytes;
-  }
+  const Held has = held(tenant);
+  use.milliDevices = toMilli(has.devices);
+  use.memoryBytes = has.bytes;
   use.deviceSeconds = static_cast<uint64_t>(quotas_.used(tenant, use.quota.window, nowS));
   use.windowEndsS = windowAt(use.quota.window, nowS).endS;
   return use;

@@ -131,8 +131,9 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
       return submittedAt(job) < submittedAt(request.job);
     };
     bool latest = true;
-    for (const auto& [id, record] : leases_.all())
-      if (record.runs()) latest = compare(id, record.tenant, record.job) && latest;
+    for (const Id& id : leases_.of(request.tenant))
+      if (const LeaseRecord& record = leases_.all().at(id); record.runs())
+        latest = compare(id, record.tenant, record.job) && latest;
     for (const Waiter& waiter : waiters_)
       if (!waiter.resumes)
         latest = compare(waiter.request.id, waiter.request.tenant, waiter.request.job) && latest;
@@ -187,7 +188,8 @@ std::string Pool::whyQueued(const Waiter& waiter, const Principal& who, const st
     why = missingToResume(lease->second, who, {}, now);
   } else {
     const Choice choice = place(waiter.wish, servers);
-    why = waiter.resumes ? "" : quotaHinders(waiter.request, choice, held()).text;
+    HeldCounts counted;
+    why = waiter.resumes ? "" : quotaHinders(waiter.request, choice, counted).text;
     if (why.empty()) why = choice.missing;
   }
   if (!why.empty()) return why;
@@ -383,7 +385,8 @@ void Pool::born(const Id& id, const std::string& why) {
   record.unborn = false;
   if (record.state != LeaseState::granting) return;  // released meanwhile
   if (why.empty()) return sendGrant(record);
-  events_.failed(id, {Failure::Kind::refused, "the manager cannot write its store: " + why});
+  record.stillborn = true;
+  events_.failed(id, {Failure::Kind::noDevice, "the manager cannot write its store: " + why});
   beginEnd(record, LeaseState::revoked, "the manager could not write its store", latestMs_);
   end(id, LeaseState::revoked, record.reason, latestMs_);
 }

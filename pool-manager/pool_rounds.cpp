@@ -11,7 +11,6 @@ namespace {
 constexpr size_t kMostUnserved = 64;           // wishes that are remembered in a round
 constexpr uint64_t kUnclaimed = ~uint64_t{0};  // Unserved::claims of one that has claimed nothing yet
 
-template <class Unserved>
 auto findWish(std::vector<Unserved>& all, const Wish& wish) {
   return std::find_if(all.begin(), all.end(), [&](const Unserved& one) { return one.wish == wish; });
 }
@@ -19,7 +18,7 @@ auto findWish(std::vector<Unserved>& all, const Wish& wish) {
 }  // namespace
 
 // By class; then by what the tenant has used, least first; then as they came.
-std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t now) const {
+std::vector<Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t now) const {
   struct Rank {
     Priority priority;
     double share;
@@ -52,10 +51,10 @@ std::vector<Pool::Waiter> Pool::inOrder(std::vector<Waiter> waiters, uint64_t no
 void Pool::refresh(Queue& queue, uint64_t now) {
   refreshInventory(now);
   for (Unserved& one : queue.unserved) one.claims = kUnclaimed;  // its devices may be free at another time
-  if (!quotas_.empty()) queue.held = held();
+  queue.held.clear();
 }
 
-Pool::Queue Pool::beginRound(uint64_t now) {
+Queue Pool::beginRound(uint64_t now) {
   if (std::exchange(inRound_, true)) endRound(true, now);  // the last one has ended with an exception
   inRound_ = true;
   Queue queue{inventory_.servers(), resuming_};

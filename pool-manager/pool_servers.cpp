@@ -188,8 +188,8 @@ std::string Pool::whoseElse(const std::string& uuid, const ServerRecord& server)
     return at != servers_.end() && at->second.facts.bootId == there.bootId &&
            isOfLaterBoot(at->second, server);
   };
-  for (const auto& [id, record] : leases_.all())
-    for (const Placement& placement : record.placements)
+  for (const Id& id : leases_.elsewhere(uuid, server.facts.name))
+    for (const Placement& placement : leases_.all().at(id).placements)
       if (placement.server.name != server.facts.name && uses(placement, uuid) && mayRun(placement.server))
         return whichGpu(placement.server, uuid);
   return "";
@@ -217,9 +217,8 @@ std::string Pool::strangerOn(const ServerRecord& server, size_t device) const {
 // The GPU has come up in another server: on another boot of its machine, or in another machine.
 void Pool::endElsewhere(const std::string& uuid, const std::string& server, uint64_t now) {
   std::vector<std::pair<Id, std::string>> over;
-  if (!leases_.hasElsewhere(uuid, server)) return;
-  for (const auto& [id, record] : leases_.all())
-    for (const Placement& placement : record.placements)
+  for (const Id& id : leases_.elsewhere(uuid, server))
+    for (const Placement& placement : leases_.all().at(id).placements)
       if (placement.server.name != server && uses(placement, uuid))
         over.emplace_back(id, placement.server.name);
   for (const auto& [id, was] : over) vacate(id, was, "its GPU is now one of server " + server, now);

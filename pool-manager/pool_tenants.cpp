@@ -28,10 +28,9 @@ std::vector<TenantUse> Pool::tenants(const Principal& who, const std::map<std::s
     TenantUse* use = find(lease == leases_.end() ? waiter.request.tenant : lease->second.tenant);
     if (use != nullptr) ++use->queued;
   }
-  const auto held = this->held();
   std::vector<TenantUse> list;
   for (auto& [tenant, use] : all) {
-    use.quota = quotaUse(tenant, held);
+    use.quota = quotaUse(tenant);
     use.usage = usage_.deviceSeconds(tenant, now);
     list.push_back(std::move(use));
   }

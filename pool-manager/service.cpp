@@ -21,7 +21,7 @@ namespace {
 
 constexpr uint32_t kDrainMs =
     30'000;  // of a server that is drained: what runs on its devices has so long to finish
-constexpr kj::Duration kLastWords = 100 * kj::MILLISECONDS;
+constexpr kj::Duration kLastWords = 100 * kj::MILLISECONDS, kLookAtMissed = 10 * kj::SECONDS;
 
 constexpr size_t kMostUnfinished = 256;                           // calls of one connection
 constexpr uint64_t kMostWords = (1 << 20) / sizeof(capnp::word);  // of a message, and of calls under way
@@ -258,8 +258,11 @@ kj::Promise<void> Service::housekeeping() {
     counters_.delays.observe(timer_.now() - due);
     try {
       pool_.tick(clock_.now());
-      std::erase_if(counters_.missedBeats,
-                    [&](const auto& one) { return !pool_.servers().contains(one.first); });
+      if (due > missedSeenAt_ + kLookAtMissed) {
+        missedSeenAt_ = due;
+        std::erase_if(counters_.missedBeats,
+                      [&](const auto& one) { return !pool_.servers().contains(one.first); });
+      }
       for (const std::string& token : tokens_.tick()) endConnections(token);
     } catch (const std::exception& error) {
       GPUPOOL_ERROR("housekeeping failed: %s", error.what());

@@ -180,6 +180,7 @@ class Service final : private PoolEvents, private kj::TaskSet::ErrorHandler {
   PeerCount connections_, unproven_{"connections that have not proven a token yet", 64};
   std::map<std::string, Controlled> controls_;
   Counters counters_;
+  kj::TimePoint missedSeenAt_ = timer_.now();  // whether their servers are there still
   Answers<Lease> waiting_;
   Answers<void> ending_, resuming_;
   Answers<SuspendResult> suspending_;

@@ -7,10 +7,10 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 packages=(g++ cmake ninja-build pkg-config procps python3 ca-certificates capnproto libcapnp-dev libucx-dev
   libyaml-cpp-dev nlohmann-json3-dev catch2 libsqlite3-dev libssl-dev liblz4-dev libzstd-dev zlib1g-dev libibverbs-dev
   libxxhash-dev libseccomp-dev libslurm-dev)
-# What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces, made-up requests, a Slurm cluster. A test whose tool is not there
+# What tests take beyond that: a virtual machine with Soft-RoCE, network namespaces, clocks that can be set, a Slurm cluster. A test whose tool is not there
 # is skipped with the reason. clang with its fuzzer's runtime comes in LLVM's version (installTestPackages).
 testPackages=(qemu-system-x86 busybox-static kmod cpio iproute2 rdma-core ibverbs-providers ibverbs-utils librdmacm1
-  strace git dpkg-dev python3-venv python3-hypothesis python3-jsonschema munge slurmctld slurmd slurm-client)
+  strace git dpkg-dev python3-venv python3-jsonschema faketime munge slurmctld slurmd slurm-client)
 # The web page is looked at in a headless Chromium, without the desktop that the whole browser brings. Ubuntu has none
 # as a package: there, Google's Chrome is taken if it is installed.
 browserPackage=chromium-headless-shell

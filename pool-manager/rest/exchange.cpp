@@ -10,9 +10,12 @@ constexpr std::string_view kMark = "rest problem ";
 
 const char kAsk[] = "`gpupool leases` and GET /v1/leases show what the pool holds";
 
-// What the pool says of its store may name its file.
-bool isOfStore(const std::string& text) {
-  return text.starts_with("not stored") || text.find("cannot write its store") != std::string::npos;
+// What the pool says of its store, but for why: that may name its file. "": it is about something else.
+std::string ofStore(const std::string& text) {
+  constexpr std::string_view kStore = "write its store";
+  if (text.starts_with("not stored")) return "the manager cannot write its store";
+  const size_t at = text.find(kStore);
+  return at == std::string::npos ? "" : text.substr(0, at + kStore.size());
 }
 
 }  // namespace
@@ -34,18 +37,17 @@ void demand(const Principal& who, Operation operation) {
 }
 
 Problem toProblem(const kj::Exception& error) {
-  const std::string_view said = error.getDescription().cStr();
-  if (said.starts_with(kMark)) {
-    const Json json = Json::parse(said.substr(kMark.size()), nullptr, false);
+  const std::string_view description = error.getDescription().cStr();
+  if (description.starts_with(kMark)) {
+    const Json json = Json::parse(description.substr(kMark.size()), nullptr, false);
     if (json.is_array() && json.size() == 4)
       return {json[0].get<unsigned>(), json[1].get<std::string>(), json[2].get<std::string>(),
               json[3].get<std::string>()};
   }
   const std::string text = errorText(error);
-  if (isOfStore(text)) {
+  if (const std::string said = ofStore(text); !said.empty()) {
     GPUPOOL_ERROR("a REST request failed: %s", text.c_str());
-    return {503, "store_failed", "the manager cannot write its store",
-            "look into the manager's log, and ask again"};
+    return {503, "store_failed", said, "look into the manager's log, and ask again"};
   }
   switch (error.getType()) {
     case kj::Exception::Type::OVERLOADED:

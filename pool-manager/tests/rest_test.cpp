@@ -318,6 +318,11 @@ TEST_CASE("what a store says of itself stays with the manager") {
   CHECK(problem.status == 503);
   CHECK(problem.code == "store_failed");
   CHECK(!contains(problem.message, "/var/x"));
+  const auto suspended = rest::toProblem(
+      rpcError(kj::Exception::Type::FAILED,
+               "it is suspended, but not free before the manager can write its store: /var/x"));
+  CHECK(suspended.code == "store_failed");
+  CHECK(suspended.message == "it is suspended, but not free before the manager can write its store");
   const kj::Exception own(kj::Exception::Type::FAILED, "source.c++", 7, kj::heapString("expected x"));
   CHECK(rest::toProblem(own).code == "unavailable");
   CHECK(!contains(rest::toProblem(own).message, "expected"));

@@ -4,13 +4,17 @@ import json
 import os
 import re
 import signal
+import sys
 import time
 
 import pace
 import processes
+from real_faults import FAKETIME
 
+HERE = os.path.dirname(os.path.realpath(__file__))
 NAMES = ("north", "south")
 DEVICE_BYTES = 2 << 30
+USUAL_TTL = 15
 BEGAN = re.compile(rb"session \w+: began, worker (\d+), client (\d+)")
 GRANTED = re.compile(rb"lease (\w+) granted to \S+ pid (\d+)")
 REVOKED = re.compile(rb"lease (\w+) revoked: (.*)")
@@ -38,7 +42,13 @@ class Member:
         return self.started.pid
 
     def lives_still(self):
-        return self.reaper.end_of(self.pid) is None
+        return self.started is not None and self.reaper.end_of(self.pid) is None
+
+    def beside(self, name):
+        """A folder for what is started because of it."""
+        path = os.path.join(self.folder, name)
+        os.makedirs(path, exist_ok=True)
+        return path
 
     def send(self, number):
         if self.lives_still():
@@ -49,8 +59,15 @@ class Member:
         while self.lives_still():
             time.sleep(0.002)
 
+    def stop(self, bound=30):
+        """As systemctl does."""
+        if wrong := self.end(bound):
+            raise Broken("; ".join(wrong))
+
     def new_log(self):
         """Whole lines since the last call, of this life."""
+        if self.started is None:
+            return b""
         with open(self.started.errors, "rb") as file:
             file.seek(self.log_at)
             text = file.read()
@@ -73,8 +90,26 @@ class Member:
         return [] if status == 0 else [f"{self.name} ended with status {status}"]
 
 
+class Clock:
+    """The manager's calendar, by libfaketime. Other clocks are the machine's: nobody can set them."""
+    name = "clock"
+
+    def __init__(self, folder):
+        self.path = os.path.join(folder, "clock")
+        self.set(0)
+        self.environment = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": self.path, "FAKETIME_NO_CACHE": "1",
+                            "DONT_FAKE_MONOTONIC": "1"}
+
+    def set(self, seconds):
+        with open(self.path + ".new", "w", encoding="ascii") as file:
+            file.write(f"{seconds:+d}\n")
+        os.rename(self.path + ".new", self.path)
+
+
 class RealPool:
-    def __init__(self, build, folder, reaper, ttl):
+    """faked: the manager's calendar can be set."""
+
+    def __init__(self, build, folder, reaper, ttl, faked=False):
         self.build, self.folder, self.reaper, self.ttl = build, folder, reaper, ttl
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.locks, self.runtime, self.cache = (os.path.join(folder, name) for name in ("locks", "run", "cache"))
@@ -87,8 +122,11 @@ class RealPool:
         self.environment.update(GPUPOOL_STATE=f"{folder}/state", GPUPOOL_MANAGER=self.address, XDG_RUNTIME_DIR=self.runtime,
                                 XDG_CACHE_HOME=self.cache, GPUPOOL_SOFT_MEMORY=f"{DEVICE_BYTES >> 30}GiB",
                                 GPUPOOL_SOFT_DEVICES="2", GPUPOOL_LOG="info")
+        self.clock = Clock(folder) if faked else None
         self.manager = self.make_manager()
-        self.servers = [self.make_server(name) for name in NAMES]
+        self.wires = [self.make_wire(name) for name in NAMES]
+        self.servers = [self.make_server(name, self.wire_to(name), self.locks) for name in NAMES]
+        self.twin = self.make_twin()
         self.clients = {}  # of workers' sessions, by worker: the client
         self.granted = {}  # by lease: the program, or its `gpupool run`
         self.revoked = []  # (lease, why) that nobody has looked at
@@ -96,22 +134,41 @@ class RealPool:
     def make_manager(self):
         def seconds(part):
             return f"{round(self.ttl * part * 1000)}ms"
+        store = f"{self.folder}/manager.db"
         words = [os.path.join(self.build, "bin", "gpupool-manager"), "--config", "/dev/null",
-                 "--socket", f"{self.folder}/manager.sock", "--store", f"{self.folder}/manager.db", "--min-ttl", "100ms",
-                 "--beat", "200ms", "--silent", seconds(0.5), "--drift", seconds(0.15), "--kill", seconds(1),
-                 "--call", seconds(1.5)]
-        return Member("manager", words, self.environment, self.folder, self.reaper)
+                 "--socket", f"{self.folder}/manager.sock", "--store", store]
+        if self.ttl < USUAL_TTL:  # else all bounds are the manager's own
+            words += ["--min-ttl", "100ms", "--beat", "200ms", "--silent", seconds(0.5), "--drift", seconds(0.15),
+                      "--kill", seconds(1), "--call", seconds(1.5)]
+        environment = {**self.environment, **(self.clock.environment if self.clock else {})}
+        manager = Member("manager", words, environment, self.folder, self.reaper)
+        manager.store = store
+        return manager
 
-    def make_server(self, name):
-        words = [os.path.join(self.build, "bin", "gpupool-server"), "--config", "/dev/null", "--manager", self.address,
-                 "--name", name, "--state", f"{self.folder}/state-{name}", "--device-locks", self.locks,
+    def wire_to(self, name):
+        return f"{self.folder}/wire-{name}.sock"
+
+    def make_wire(self, name):
+        words = [sys.executable, os.path.join(HERE, "relay.py"), self.wire_to(name), f"{self.folder}/manager.sock"]
+        return Member(f"wire-{name}", words, self.environment, self.folder, self.reaper)
+
+    def make_server(self, name, manager, locks, **environment):
+        words = [os.path.join(self.build, "bin", "gpupool-server"), "--config", "/dev/null", "--manager", f"unix:{manager}",
+                 "--name", name, "--state", f"{self.folder}/state-{name}", "--device-locks", locks,
                  "--listen", "127.0.0.1:0", "--driver", os.path.join(self.build, "lib", "libcuda-soft.so"),
                  "--warm", "1", "--fabric", "none", "--handshake-time", "60s"]
         os.makedirs(f"{self.folder}/state-{name}", mode=0o700)
-        return Member(name, words, self.environment, self.folder, self.reaper)
+        return Member(name, words, {**self.environment, **environment}, self.folder, self.reaper)
+
+    def make_twin(self):
+        """Offers the GPUs of the first server, as if on another machine: it does not see that one's locks."""
+        locks = os.path.join(self.folder, "locks-twin")
+        os.makedirs(locks, mode=0o700)
+        return self.make_server("twin", f"{self.folder}/manager.sock", locks,
+                                GPUPOOL_SOFT_IDENTITY=f"{self.folder}/state-{NAMES[0]}/server-{NAMES[0]}")
 
     def members(self):
-        return [self.manager, *self.servers]
+        return [self.manager, *self.wires, *self.servers]
 
     # --- up and down ---
 
@@ -152,7 +209,7 @@ class RealPool:
 
     def workers(self):
         """Of living and of dead servers: orphans are ours."""
-        parents = [server.pid for server in self.servers] + [os.getpid()]
+        parents = [server.pid for server in [*self.servers, self.twin] if server.started] + [os.getpid()]
         return [pid for parent in parents for pid in processes.children(parent)
                 if processes.executable(pid) == "gpupool-worker"]
 
@@ -162,7 +219,7 @@ class RealPool:
         try:
             for number in os.listdir(f"/proc/{worker}/fd"):
                 target = os.readlink(f"/proc/{worker}/fd/{number}")
-                if target.startswith(self.locks + "/"):
+                if os.path.dirname(target) in (self.locks, self.locks + "-twin"):
                     found.add(os.path.basename(target).removesuffix(" (deleted)"))
         except OSError:
             pass  # it ends, or closed one just now
@@ -178,7 +235,7 @@ class RealPool:
         return found
 
     def read_logs(self):
-        for server in self.servers:
+        for server in [*self.servers, self.twin]:
             text = server.new_log()
             for match in BEGAN.finditer(text):
                 self.clients[int(match.group(1))] = int(match.group(2))
@@ -196,11 +253,13 @@ class RealPool:
         found = set()
         for folder, _, names in os.walk(self.folder):
             found.update(os.path.join(folder, name) for name in names)
-        own = [f"{self.folder}/{name}/" for name in ("programs", "cache/gpupool/modules", *(one.name for one in self.members()))]
+        own = [f"{self.folder}/{name}/" for name in ("programs", "cache/gpupool/modules", "state-twin", "locks-twin", "twin",
+                                                  *(one.name for one in self.members()))]
         found = {path for path in found if not any(path.startswith(folder) for folder in own) or ".new" in path}
         found.discard(f"{self.folder}/cache/gpupool/modules.key")  # of the caches' names, for ever
         # SQLite's own, which come and go with the manager; the output of `listed`.
         found -= {f"{self.folder}/manager.db{suffix}" for suffix in ("-wal", "-shm", "-journal")}
+        found.discard(f"{self.folder}/clock")
         found -= {f"{self.runtime}/out", f"{self.runtime}/err"}
         return found | (self.segments() - self.segments_before)
 

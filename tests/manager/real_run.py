@@ -9,44 +9,16 @@ import time
 
 import pace
 import processes
+from real_faults import FORGETTING, plan
 from real_pool import DEVICE_BYTES, NAMES, Broken
 from plans import is_clear_error
 
-KINDS = ("stop-manager", "kill-manager", "stop-server", "kill-server", "mixed")
 PROGRAMS = {"vector_add": [], "async_copies": [], "reduction": [], "managed_memory": [], "host_callbacks": []}
 ON_TWO = ("two_devices", ["--devices", "2"])
 CLIENTS = 5
 SHARE = 768 << 20  # of a device, where a program does not lease it whole
 STEP = 0.02
 PATIENCE = 90.0  # after the last fault, as pace.py counts: a program that has not ended then never will
-
-
-class Fault:
-    """Of one member: it stops, or it is killed and started again."""
-
-    def __init__(self, dice, kind, member, ttl, span):
-        self.member, self.at = member, dice.random() * span
-        self.kills = dice.random() < 0.5 if kind == "mixed" else kind.startswith("kill")
-        long = dice.random() < 0.4
-        self.lasts = ttl * (1.3 + dice.random()) if long else dice.random() ** 2 * ttl * 0.5
-        self.struck_at = self.over = None
-
-    def __str__(self):
-        return f"{self.member.name} {'killed' if self.kills else 'stopped'} at {self.at:.2f} s for {self.lasts:.2f} s"
-
-    def strike(self):
-        self.struck_at = time.monotonic()
-        if self.kills:
-            self.member.kill()
-        else:
-            self.member.send(signal.SIGSTOP)
-
-    def heal(self):
-        self.over = True
-        if self.kills:
-            self.member.start()
-        else:
-            self.member.send(signal.SIGCONT)
 
 
 class Wish:
@@ -167,19 +139,12 @@ class Run:
         self.pool, self.options, self.kind, self.seed, self.ttl = pool, options, kind, seed, pool.ttl
         dice = random.Random(f"{kind} {seed}")
         self.span = 1.5 + 1.5 * self.ttl
-        self.faults = sorted((self.make_fault(dice) for _ in range(dice.choice((1, 2, 2, 3)))), key=lambda one: one.at)
+        self.faults = plan(dice, kind, pool, self.ttl, self.span)
         self.clients = [Client(random.Random(f"{kind} {seed} {number}"), self, number) for number in range(CLIENTS)]
         self.disturbed = {fault.member.name for fault in self.faults}
         self.wishes, self.notes, self.counts = {}, [], {"right": 0, "error": 0, "unsure": 0}
         self.errors, self.late, self.listing, self.judged = [], 0.0, Listing(pool), 0
-
-    def make_fault(self, dice):
-        pool = self.pool
-        if self.kind == "mixed":
-            member = dice.choice([pool.manager, pool.manager, *pool.servers])
-        else:
-            member = pool.manager if self.kind.endswith("manager") else dice.choice(pool.servers)
-        return Fault(dice, self.kind, member, self.ttl, self.span)
+        self.restarted_at, self.back = None, 0.0  # of the manager; the longest until it answered again
 
     def __str__(self):
         return f"{self.kind}: " + ", ".join(str(fault) for fault in self.faults)
@@ -229,21 +194,26 @@ class Run:
             client.step(now)
         self.look_at_sessions()
         if found := self.listing.step():
+            if self.restarted_at:
+                self.back, self.restarted_at = max(self.back, pace.seconds(self.restarted_at)), None
             self.look_at_devices(*found)
 
     def strike(self, now):
         busy = {fault.member for fault in self.faults if fault.struck_at and not fault.over}
         for fault in self.faults:
             if fault.struck_at is None and now >= fault.at and fault.member not in busy:
-                fault.strike()
+                fault.begin()
                 busy.add(fault.member)
             elif fault.struck_at and not fault.over and time.monotonic() >= fault.struck_at + fault.lasts:
-                fault.heal()
+                lives = self.pool.manager.lives
+                fault.end()
+                if self.pool.manager.lives != lives:
+                    self.restarted_at = time.monotonic()
 
     def end_all(self):
         for fault in self.faults:
             if fault.struck_at and not fault.over:
-                fault.heal()
+                fault.end()
         self.listing.end()
         for client in self.clients:
             client.end()
@@ -281,7 +251,7 @@ class Run:
 
     def look_at_devices(self, devices, before):
         """What the manager says of them."""
-        names = [device["uuid"] for device in devices]
+        names = [device["uuid"] for device in devices if device["freeBytes"] or device["leases"]]
         if len(set(names)) != len(names):
             self.note(f"OFFERED TWICE: {sorted(names)}")
         for device in devices:
@@ -311,7 +281,9 @@ class Run:
         if not is_clear_error(status, output, errors, expected):
             self.note("WRONG: " + line)
             return
-        servers = self.disturbed - {"manager"}
+        servers = self.disturbed & set(NAMES)
+        if self.kind in FORGETTING:
+            return False
         if wish.server and wish.server not in servers or not servers:
             # Nothing but the manager stood still or died: whoever had a session keeps it.
             if re.search(r"session|lease has ended|GPU server|gpupool-server", errors):
@@ -323,6 +295,8 @@ class Run:
         programs = {client.started.pid for client in self.clients if client.started} - self.pool.reaper.ended.keys()
         for lease, why in self.pool.revoked:
             if self.pool.granted.get(lease) not in programs or not re.search("not renewed|was killed|not know", why):
+                continue
+            if self.kind in FORGETTING and "not know" in why:
                 continue
             if self.late > self.ttl / 4:  # this machine stood still, and perhaps a holder with it
                 self.counts["unsure"] += 1

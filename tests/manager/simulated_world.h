@@ -216,6 +216,7 @@ class World final : private PoolEvents {
     uint64_t atMs;
   };
   std::map<std::pair<int, Id>, Created> created_;  // leases, by store
+  std::set<Id> refused_;                           // by a store, that may have them all the same
   std::set<Id> limited_;
   std::optional<Holder> lastJob_;  // as it was asked for
   Pipe toManager_;

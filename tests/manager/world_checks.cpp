@@ -77,7 +77,7 @@ void World::checkExpiries() {
       continue;
     const auto created = created_.find({stores_, holder.id});
     if (holder.limitMs != 0 && created != created_.end() &&
-        now_ + kStep >= created->second.atMs + holder.limitMs)
+        (refused_.contains(holder.id) || now_ + kStep >= created->second.atMs + holder.limitMs))
       continue;  // its time is over
     if (!holder.job.empty()) {
       checkUnused(holder);
@@ -118,7 +118,10 @@ void World::checkModel(const Lease& lease) {
 // After whatever the pool has done: the leases that are new.
 void World::noteCreated() {
   if (!pool_ || !choosy_ || probing_) return;
+  // One that the store has refused may be asked for again, by the same id.
+  std::erase_if(created_, [&](const auto& one) { return !pool_->leases().contains(one.first.second); });
   for (const auto& [id, record] : pool_->leases()) {
+    if (record.stillborn) refused_.insert(id);
     if (!created_.try_emplace({stores_, id}, Created{now_}).second) continue;
     const auto request = waiting_.find(id);
     if (request == waiting_.end()) continue;
@@ -156,6 +159,7 @@ void World::checkLimits() {
     const auto created = created_.find({stores_, id});
     const Holder* holder = holderOf(id);
     if (created == created_.end() || holder == nullptr || holder->limitMs == 0) continue;
+    if (refused_.contains(id)) continue;  // asked for again, or the store had it all the same: since when?
     if (record.runs() && now_ > created->second.atMs + holder->limitMs + 2 * kStep)
       fault("a lease outlives its time limit");
     if (record.runs() || record.reason.find("time limit") == std::string::npos) continue;

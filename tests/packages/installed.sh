@@ -1,5 +1,5 @@
 #!/bin/bash
-# What is installed works where it is installed: the Debian packages and the client's archive are made, unpacked into
+# What is installed works where it is installed (as services, where systemd runs: ./services): the Debian packages and the client's archive are made, unpacked into
 # folders of the test, and a pool is started from there with the configuration that the packages bring.
 #   installed.sh BUILD CPACK VECTOR_ADD
 set -u
@@ -40,6 +40,13 @@ check "the packages" "${make[@]}" -G DEB \
   -D "CPACK_COMPONENTS_ALL=client;client-system;server;server-system;manager;manager-system$slurm"
 check "the client's archive" "${make[@]}" -G TXZ
 root=$folder/root
+# verified UNIT: with the executables where they are unpacked.
+verified() {
+  command -v systemd-analyze >/dev/null && [ -e /usr/lib/systemd/system/sysinit.target ] || return 0
+  local copy=$folder/${1##*/}
+  sed "s|^ExecStart=/|ExecStart=$root/|" "$1" >"$copy"
+  check "systemd has nothing to say of ${1##*/}" test -z "$(systemd-analyze verify "$copy" 2>&1 | tee /dev/stderr)"
+}
 for part in client server manager; do
   package=$(echo "$folder"/made/gpupool-${part}_*.deb)
   check "gpupool-$part unpacks" dpkg-deb -x "$package" "$root"
@@ -49,6 +56,7 @@ for part in client server manager; do
   for script in "$folder/control-$part"/{pre,post}*; do [ ! -e "$script" ] || check "$script" sh -n "$script"; done
   [ "$part" = client ] && continue
   unit=$root/usr/lib/systemd/system/gpupool-$part.service
+  verified "$unit"
   read -r executable words < <(sed -n 's/^ExecStart=//p' "$unit")
   check "$unit starts what is there: $executable" test -x "$root$executable"
   check "$executable $words" env GPUPOOL_MANAGER_STORE=memory "$root$executable" ${words/\/etc/$root/etc} --check-config
@@ -65,6 +73,7 @@ if [ -n "$slurm" ]; then
     /usr/share/gpupool/slurm/{prolog,epilog}_slurmctld; do
     check "$file is there" test -x "$root$file" -o "${file%.so}" != "$file" -a -s "$root$file"
   done
+  verified "$root/usr/lib/systemd/system/gpupool-slurm-reap.service"
   check "a job without GPUs has nothing to do in the prolog" env -i "$root/usr/share/gpupool/slurm/prolog_slurmctld"
   check "nor in the epilog" env -i "$root/usr/share/gpupool/slurm/epilog_slurmctld"
 fi
