@@ -1,0 +1,70 @@
+"""What can be switched off (tests/mutations/mutations), by name:
+    off       what it is, for people
+    changes   [(file, text that is there once, text instead)]
+    source    what is compiled with that; else the first of these files
+    artefact  what is linked, as ninja calls it
+    program   the part of program.sh that runs with that client library; else the artefact itself is a test, and
+    cases     its arguments
+    red       what the failing test says
+"""
+CLIENT = "lib/gpupool/libcuda.so.1"
+RESULT = r"FAILED .*: the result: "
+
+ROWS = {
+    # ---- replay (client/call_log.h, client/replay.h)
+    "payloads": {
+        "off": "the log keeps the bytes of copies to the GPUs",
+        "changes": [("client/call_log.cpp",
+                     "  }\n  add(entry);\n}\n\nvoid CallLog::got(",
+                     "  }\n  std::ranges::fill(entry.bytes, std::byte{});\n  add(entry);\n}\n\nvoid CallLog::got(")],
+        "artefact": CLIENT, "program": "uploads", "red": RESULT},
+    "answers": {
+        "off": "answers of a replay are compared with what the program has seen",
+        "changes": [("client/replay.cpp", "  const bool polls = (call.traits & CallLog::kPolls) != 0;\n",
+                     "  return;\n  const bool polls = (call.traits & CallLog::kPolls) != 0;\n")],
+        "artefact": CLIENT, "program": "clock", "red": RESULT},
+    "order": {
+        "off": "the log records what the program had seen before it made a call",
+        "changes": [("client/call_log.cpp", "  seeLandings(word, value);\n  Entry entry;", "  seeLandings(word, value);\n  return;\n  Entry entry;")],
+        "artefact": CLIENT, "program": "queries", "red": RESULT},
+    "functions": {
+        "off": "a host function that has run does not run again",
+        "changes": [("client/replay.cpp", "  callbacks_.erase(message);\n", "")],
+        "artefact": CLIENT, "program": "functions", "red": RESULT},
+    "words": {
+        "off": "a completion word never goes back",
+        "changes": [("client/words.cpp", "while (known < value && !words_[index]", "while (!words_[index]")],
+        "artefact": "bin/client_words_test", "red": "never goes back"},
+    # ---- the fence: of two workers of a session one reaches the program
+    "fence-client": {
+        "off": "the connection to the old worker is closed before the session goes on",
+        "changes": [("client/failover.cpp", "  link()->close();  // nothing that the old worker has sent arrives any more\n", "")],
+        "artefact": "bin/client_move_test", "red": "nothing of the old one arrives"},
+    "fence-holder": {
+        "off": "what a server says of a session counts no more when the lease has left it",
+        "changes": [("pool-manager/cli/holder_failover.cpp", "        if (left) *look = {};\n", "")],
+        "artefact": "bin/holder_test", "red": "a lease leaves a server"},
+    "fence-manager": {
+        "off": "a server that a lease has left is told so when it comes back",
+        "changes": [("pool-manager/pool_failovers.cpp", "  left.role = PlacementRole::left;", "  (void)left;")],
+        "artefact": "bin/pool_test", "red": "what it has left is told so"},
+    # ---- moves (docs/sessions.md)
+    "epoch": {
+        "off": "a worker takes frames of its session's epoch alone",
+        "changes": [("server/worker/session.cpp", "if (call.frame.epoch != start_.epoch || call.frame.seq != expected)",
+                     "if (call.frame.seq != expected)")],
+        "artefact": "bin/worker_session_test", "cases": "'*malformed*'", "red": "of another epoch"},
+    "placement": {
+        "off": "code is loaded by one call at a time",
+        "changes": [("server/worker/serve.h", "    if constexpr (R::loads) placing_ = session_.holdPlacing();\n", "")],
+        "source": "server/worker/calls/module.cpp",
+        "artefact": "bin/worker_session_test", "red": "code is loaded by one call at a time"},
+    "digests": {
+        "off": "tests of moves compare digests of all contents",
+        "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
+        "artefact": "bin/worker_stream_test", "red": "where tests compare contents"},
+    "adoption": {
+        "off": "the next worker adopts the session's pinned memory",
+        "changes": [("server/worker/space_move.cpp", "    auto memory = descriptor >= 0 ?", "    auto memory = descriptor < -1 ?")],
+        "artefact": "bin/worker_moving_test", "red": "pinned memory"},
+}
