@@ -188,27 +188,6 @@ TEST_CASE(
   pool.settleDial();
 }
 
-// It is thought dead, and is not: its server says so, or it was only cut off.
-TEST_CASE("when a session goes over to another worker, nothing of the old one arrives") {
-  Pool pool(0, true, true);
-  pool.lead(Stage::quiet);  // a checkpoint
-  pool.stay();
-  REQUIRE(eventually([&] { return !pool.seam->moving(); }));
-  std::atomic<bool> shut{false};
-  pool.onDial = [&] {
-    shut = eventually([&] { return pool.old->peer() != Peer::alive; });
-    pool.old->say(NoticeType::words, schema::WordUpdate{3, 1000});
-  };
-  transport::sayLastWords(pool.bootstraps.front(), std::string(transport::kFailoverWords) + "it was killed");
-  REQUIRE(eventually([&] { return pool.seam->moves() == 1; }));
-  CHECK(shut);
-  CHECK(pool.session().words().value(3) == 0);
-  CHECK(pool.session().await<"cuCtxGetCacheConfig">(client::fromId<CUcontext>(740),
-                                                    static_cast<CUfunc_cache*>(nullptr)) ==
-        static_cast<CUresult>(740));
-  pool.settleDial();
-}
-
 TEST_CASE("a session whose new worker cannot be reached, or does not fit, stays and says so") {
   Pool pool;
   const auto staysPut = [&] {

@@ -47,7 +47,7 @@ __global__ void compare(const unsigned* words, size_t count, unsigned factor, un
 
 __global__ void readClock(long long* clock) { *clock = clock64(); }
 
-__global__ void addUploaded(unsigned* sum, const unsigned* uploaded) { *sum += *uploaded; }
+__global__ void add(unsigned* sum, const unsigned* value) { *sum += *value; }
 
 // Takes some milliseconds before it writes.
 __global__ void writeLate(unsigned* to, unsigned value, unsigned* scratch) {
@@ -61,17 +61,18 @@ __global__ void writeLate(unsigned* to, unsigned value, unsigned* scratch) {
 class Uploads {
  public:
   void round() {
-    sent_ = ++rounds_;
-    CUDA(cudaMemcpyAsync(uploaded_, &sent_, sizeof sent_, cudaMemcpyHostToDevice));
-    addUploaded<<<1, 1>>>(sum_, uploaded_);
-    sent_ = 0;
+    sent_.back() = ++rounds_;
+    CUDA(cudaMemcpyAsync(uploaded_, sent_.data(), sent_.size() * sizeof(unsigned), cudaMemcpyHostToDevice));
+    add<<<1, 1>>>(sum_, static_cast<unsigned*>(uploaded_) + sent_.size() - 1);
+    sent_.back() = 0;
     expected_ += rounds_;
   }
   void look() { REQUIRE(sum_.read()[0] == expected_); }
 
  private:
-  unsigned sent_ = 0, rounds_ = 0, expected_ = 0;
-  check::Device<unsigned> uploaded_{std::vector<unsigned>{0}}, sum_{std::vector<unsigned>{0}};
+  std::vector<unsigned> sent_ = std::vector<unsigned>(1 << 18);  // more than a frame carries
+  unsigned rounds_ = 0, expected_ = 0;
+  check::Device<unsigned> uploaded_{sent_}, sum_{std::vector<unsigned>{0}};
 };
 
 // One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that the other
@@ -88,7 +89,7 @@ class Queries {
     expected_ += ++rounds_;
     writeLate<<<1, 1, 0, streams_[0]>>>(written_, rounds_, scratch_);
     await(0);
-    addUploaded<<<1, 1, 0, streams_[1]>>>(sum_, written_);
+    add<<<1, 1, 0, streams_[1]>>>(sum_, written_);
     await(1);
   }
   void look() { REQUIRE(sum_.read()[0] == expected_); }
