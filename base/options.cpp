@@ -36,15 +36,17 @@ std::string format(const Slot& slot) {
     std::string operator()(uint32_t* v) const { return std::to_string(*v); }
     std::string operator()(std::chrono::milliseconds* v) const { return formatTime(*v); }
     std::string operator()(Bytes* v) const { return formatBytes(*v); }
-    std::string operator()(const SwitchWithTime& v) const { return (*this)(v.on); }
+    std::string operator()(const SwitchWithTime& v) const {
+      return !v.on->has_value() ? "" : **v.on ? "true" : "false";
+    }
   };
   return std::visit(Visitor{}, slot);
 }
 
 // Words first: "1" and "0" are on and off, as of any switch.
 void assignTimed(const SwitchWithTime& slot, const std::string& text) {
-  if (const auto known = knownBool(text)) {
-    *slot.on = *known;
+  if (const auto known = knownBool(text); known || text.empty()) {
+    *slot.on = known;
     return;
   }
   try {
@@ -313,7 +315,7 @@ std::string Set::yaml(std::string_view introduction) const {
   for (const Row& row : rows_) {
     if (row.option.commandOnly) continue;
     out += "\n" + comment(row.option.help + (row.option.unit.empty() ? "" : " [" + unitOf(row.option) + "]"));
-    const bool text = std::holds_alternative<std::string*>(row.option.slot);
+    const bool text = std::holds_alternative<std::string*>(row.option.slot) || row.fallback.empty();
     out += replaced(row.option.name, '-', '_') + ": " + (text ? "\"" + row.fallback + "\"" : row.fallback) +
            "\n";
   }

@@ -39,7 +39,7 @@ struct Bytes {
 // A switch that may name a time with it: "--protect", "--protect=10s", "protect: 10s". The time is another
 // option's member, so that of the two the later source wins.
 struct SwitchWithTime {
-  bool* on;
+  std::optional<bool>* on;  // none, and "": nobody has said
   std::chrono::milliseconds* time;
 };
 

@@ -76,6 +76,10 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
     request.holder =
         printable("claim " + request.job + (asked.holder.empty() ? "" : " of " + asked.holder), kMostHolder);
   }
+  if (const Quota* quota = quotas_.of(request.tenant);
+      request.turns.protectByTenant && request.turns.protectMs == 0 && quota != nullptr)
+    request.turns.protectMs = quota->protectMs;
+  request.turns.protectByTenant = false;
   // The programs of a claim have a holder each, and a server sends its checkpoints to one.
   request.turns.holderKeeps =
       request.turns.holderKeeps && request.turns.protectMs != 0 && request.job.empty();

@@ -72,7 +72,9 @@ std::vector<options::Option> ClientOptions::table() {
        "The program goes on when the process dies on the server that has its GPU memory, or the whole server "
        "does: from its last checkpoint, and the CUDA calls that it has made since are made again. The server "
        "checkpoints it by itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it "
-       "is protected. Over ucx only; see docs/failover.md. A time is that of --protect-interval."},
+       "is protected. Over ucx only; see docs/failover.md. A time is that of --protect-interval. Empty: as "
+       "the pool's operator has set up the tenant "
+       "(`gpupool quota set --protect`), usually not."},
       {"protect-interval", protectInterval, "TIME",
        "With --protect: how often the program is checkpointed, if it has made calls since. At least 1s."},
       {"protect-log", protectLog, "SIZE",

@@ -172,6 +172,29 @@ touch "$folder/end"
 ends sent
 check "it is right: $status $out $err" right
 
+case_of "as the tenant is set up, where the program's user says nothing"
+protect=()
+wish=(--tenant alice)
+run gpupool quota set --protect 1s alice
+check "it is set: $out $err" has "$out" "its leases are protected, every 1s"
+check "and shown: $(gpupool tenants -o wide)" grep -Eq '^alice .* 1s ' <<<"$(gpupool tenants -o wide)"
+steady tenant --rounds 2
+check "it is protected: $(said)" until_true says_of_it 'is protected .* checkpoint is'
+kill_worker
+check "another worker has it: $(said)" until_true says_of_it "restored 1 time"
+go
+ends tenant
+check "it is right: $status $out $err" right
+protect=(--no-protect)
+steady tenant --rounds 2
+sleep 2 # two of the server's beats
+check "what it says itself counts more: $(said)" test -z "$(said)"
+go
+ends tenant
+check "it is right: $status $out $err" right
+run gpupool quota set --none alice
+wish=()
+
 case_of "what is not protected, and what is without a checkpoint"
 protect=()
 steady plain --rounds 2
