@@ -100,6 +100,16 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   return request;
 }
 
+// By a holder that asks for a lease that there is: the same one again, or the one after it.
+void Pool::takeOver(LeaseRecord& record, const LocalProcess& process) {
+  if (process.pid == 0 ||
+      (process.pid == record.process.pid && process.startTicks == record.process.startTicks))
+    return;
+  record.process = process;
+  record.killedMs = 0;
+  storePlacements(record);
+}
+
 void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now) {
   latestMs_ = now;
   demandOwner(who, asked.id);
@@ -119,7 +129,10 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
     const LeaseState state = at->second.state;
-    if (at->second.runs() && state != LeaseState::granting) events_.granted(tell(at->second));
+    if (at->second.runs() && state != LeaseState::granting) {
+      takeOver(at->second, request.process);
+      events_.granted(tell(at->second));
+    }
     if (state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
     return;  // granting: the answer follows
   }

@@ -160,7 +160,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       onEnding_(std::move(onEnding)),
       figures_(io, {settings_.transport}),
       tasks_(*this) {
-  settings_.request.id = Id::random();
+  if (settings_.request.id == Id{}) settings_.request.id = Id::random();
   if (settings_.request.turns.holderKeeps && !adopts())
     keeper_.emplace(
         io, CheckpointKeeper::Settings{settings_.keepFolder, settings_.keepBytes, settings_.transport});

@@ -21,7 +21,7 @@ namespace gpupool::cli {
 struct HolderSettings {
   std::vector<std::string> addresses;                           // of managers
   CredentialSource credentials = [] { return Credentials{}; };  // shown to them
-  pool::LeaseRequest request;                                   // without its id
+  pool::LeaseRequest request;  // without its id; with one: a holder before this one has asked, and is gone
   std::string transport, networkDevice;
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
   // Of a lease that is protected; schema/holder.h: OpenReply.
