@@ -97,4 +97,4 @@ until_true holder_alone >/dev/null
 kill -KILL "$(holder_alone)"
 ends alone
 check "it ends: $status $out $err" test "$status" -ne 0
-check "and says why: $err" grep -q "the lease has ended: its holder has not renewed it for 2 s; start the program again" <<<"$err"
+check "and says why: $err" grep -Eq "the lease has ended: its holder(, process [0-9]+, was killed| has not renewed it for 2 s); start the program again" <<<"$err"
