@@ -60,8 +60,4 @@ ROWS = {
         "off": "tests of moves compare digests of all contents",
         "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
         "artefact": "bin/worker_stream_test", "cases": "'stream: where tests compare*'", "red": "where tests compare contents"},
-    "adoption": {
-        "off": "the next worker adopts the session's pinned memory",
-        "changes": [("server/worker/space_move.cpp", "    auto memory = descriptor >= 0 ?", "    auto memory = descriptor < -1 ?")],
-        "artefact": "bin/worker_moving_test", "red": "pinned memory"},
 }
