@@ -23,6 +23,12 @@ std::string variableName(const std::string& prefix, const std::string& name) {
   return upper;
 }
 
+std::optional<bool> knownBool(std::string_view text) {
+  if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
+  if (text == "false" || text == "no" || text == "off" || text == "0") return false;
+  return std::nullopt;
+}
+
 std::string format(const Slot& slot) {
   struct Visitor {
     std::string operator()(std::string* v) const { return *v; }
@@ -30,8 +36,25 @@ std::string format(const Slot& slot) {
     std::string operator()(uint32_t* v) const { return std::to_string(*v); }
     std::string operator()(std::chrono::milliseconds* v) const { return formatTime(*v); }
     std::string operator()(Bytes* v) const { return formatBytes(*v); }
+    std::string operator()(const SwitchWithTime& v) const {
+      return !v.on->has_value() ? "" : **v.on ? "true" : "false";
+    }
   };
   return std::visit(Visitor{}, slot);
+}
+
+// Words first: "1" and "0" are on and off, as of any switch.
+void assignTimed(const SwitchWithTime& slot, const std::string& text) {
+  if (const auto known = knownBool(text); known || text.empty()) {
+    *slot.on = known;
+    return;
+  }
+  try {
+    *slot.time = parseTime(text);
+  } catch (const OptionError&) {
+    throw OptionError("'" + text + "' is neither true, nor false, nor a time (examples: 10s, 2m)");
+  }
+  *slot.on = true;
 }
 
 void assign(const Slot& slot, const std::string& text) {
@@ -42,11 +65,20 @@ void assign(const Slot& slot, const std::string& text) {
     void operator()(uint32_t* v) const { *v = parseCount(text); }
     void operator()(std::chrono::milliseconds* v) const { *v = parseTime(text); }
     void operator()(Bytes* v) const { *v = parseBytes(text); }
+    void operator()(const SwitchWithTime& v) const { assignTimed(v, text); }
   };
   std::visit(Visitor{text}, slot);
 }
 
-bool isSwitch(const Option& option) { return std::holds_alternative<bool*>(option.slot); }
+bool takesTime(const Option& option) { return std::holds_alternative<SwitchWithTime>(option.slot); }
+// No value has to follow it.
+bool isSwitch(const Option& option) {
+  return std::holds_alternative<bool*>(option.slot) || takesTime(option);
+}
+
+std::string unitOf(const Option& option) {
+  return takesTime(option) ? "true|false|" + option.unit : option.unit;
+}
 
 // A decimal number and the letters behind it.
 std::pair<double, std::string_view> numberAndUnit(std::string_view text, const char* what) {
@@ -100,8 +132,7 @@ uint32_t parseCount(std::string_view text) {
 }
 
 bool parseBool(std::string_view text) {
-  if (text == "true" || text == "yes" || text == "on" || text == "1") return true;
-  if (text == "false" || text == "no" || text == "off" || text == "0") return false;
+  if (const auto known = knownBool(text)) return *known;
   throw OptionError("'" + std::string(text) + "' is neither true nor false");
 }
 
@@ -253,7 +284,9 @@ std::vector<std::string> Set::readArguments(const std::vector<std::string>& word
 std::string Set::help() const {
   std::string out;
   for (const Row& row : rows_) {
-    out += "  --" + row.option.name + (isSwitch(row.option) ? "" : " " + row.option.unit) + "\n";
+    const std::string& unit = row.option.unit;
+    out += "  --" + row.option.name;
+    out += (takesTime(row.option) ? "[=" + unit + "]" : isSwitch(row.option) ? "" : " " + unit) + "\n";
     std::string text = row.option.help;
     if (!isSwitch(row.option)) text += row.fallback.empty() ? "" : " Default: " + row.fallback + ".";
     if (isSwitch(row.option) && row.fallback == "true")
@@ -281,8 +314,8 @@ std::string Set::yaml(std::string_view introduction) const {
   std::string out = comment(introduction);
   for (const Row& row : rows_) {
     if (row.option.commandOnly) continue;
-    out += "\n" + comment(row.option.help + (row.option.unit.empty() ? "" : " [" + row.option.unit + "]"));
-    const bool text = std::holds_alternative<std::string*>(row.option.slot);
+    out += "\n" + comment(row.option.help + (row.option.unit.empty() ? "" : " [" + unitOf(row.option) + "]"));
+    const bool text = std::holds_alternative<std::string*>(row.option.slot) || row.fallback.empty();
     out += replaced(row.option.name, '-', '_') + ": " + (text ? "\"" + row.fallback + "\"" : row.fallback) +
            "\n";
   }

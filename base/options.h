@@ -36,7 +36,14 @@ struct Bytes {
   bool operator==(const Bytes&) const = default;
 };
 
-using Slot = std::variant<std::string*, bool*, uint32_t*, std::chrono::milliseconds*, Bytes*>;
+// A switch that may name a time with it: "--protect", "--protect=10s", "protect: 10s". The time is another
+// option's member, so that of the two the later source wins.
+struct SwitchWithTime {
+  std::optional<bool>* on;  // none, and "": nobody has said
+  std::chrono::milliseconds* time;
+};
+
+using Slot = std::variant<std::string*, bool*, uint32_t*, std::chrono::milliseconds*, Bytes*, SwitchWithTime>;
 
 struct Option {
   template <class Value>
@@ -46,6 +53,8 @@ struct Option {
         unit(std::move(unit)),
         help(std::move(help)),
         commandOnly(commandOnly) {}
+  Option(std::string name, SwitchWithTime slot, std::string unit, std::string help)
+      : name(std::move(name)), slot(slot), unit(std::move(unit)), help(std::move(help)), commandOnly(false) {}
   std::string name;  // lower case, words joined by '-'
   Slot slot;
   std::string unit;  // for people: "TIME", "SIZE", "PATH" ...; empty for a switch
@@ -65,8 +74,8 @@ class Set {
   // False if there is no such file.
   bool readYamlFile(const std::string& path);
   void readEnvironment(const Environment& environment);
-  // Reads "--name value", "--name=value", "--switch" and "--no-switch" up to the first word that is no
-  // option, or past
+  // Reads "--name value", "--name=value", "--switch", "--switch=time" and "--no-switch" up to the first word
+  // that is no option, or past
   // "--"; returns the rest. "--help" and "-h" set *help.
   std::vector<std::string> readArguments(const std::vector<std::string>& words, bool* help = nullptr);
 

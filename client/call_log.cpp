@@ -165,7 +165,6 @@ std::shared_ptr<const CallLog::Code> CallLog::keepCode(const schema::ImageName& 
   code->address = reinterpret_cast<uint64_t>(bytes.data());
   code->bytes = bytes.size();
   if (!stays && bytes.size() <= limits_.payloadBytes) code->copy.assign(bytes.begin(), bytes.end());
-  if (omits_ == Omits::payloads) std::ranges::fill(code->copy, std::byte{});
   std::lock_guard lock(mutex_);
   std::erase_if(codes_, [](const auto& known) { return known.second.expired(); });
   codes_[code->digest] = code;
@@ -218,7 +217,6 @@ void CallLog::put(Place place, uint64_t at, const void* from, size_t bytes) {
     if (!recording()) return entries_.giveBack(std::move(piece));
     entry.bytes = entries_.adopt(std::move(piece), bytes);
   }
-  if (omits_ == Omits::payloads) std::ranges::fill(entry.bytes, std::byte{});
   add(entry);
 }
 
@@ -319,7 +317,6 @@ void CallLog::answered(uint64_t seq, uint32_t status, std::span<const std::byte>
   if (!recorded()) return;
   Entry entry;
   entry.kind = EntryKind::reply;
-  entry.compared = omits_ != Omits::answers;
   entry.status = status;
   entry.number = seq;
   entry.digest = contentDigest(outputs);

@@ -59,8 +59,8 @@ class CallLog {
     Place place{};       // of a put, a get
     uint8_t traits = 0;  // of a frame, an aside call
     bool seen = false;   // of a frame that has the worker put bytes into pinned memory: they came
-    // Of such a frame: nothing else was on its way to the same place, so that `digest` is of what came. Of it
-    // and of a reply: replay compares that.
+    // Of such a frame: nothing else was on its way to the same place, so that `digest` is of what came, and
+    // replay compares that.
     bool compared = false;
     bool mixed = false;   // of such a frame: a host function may have changed what it brings
     uint32_t status = 0;  // of a reply; what a host function was told
@@ -73,11 +73,7 @@ class CallLog {
     const Code* code = nullptr;  // of a sessionImageData without bytes
   };
 
-  // Tests (GPUPOOL_DISTURB_LOG): what the log leaves out, so that a test can show that it would be missed:
-  // the bytes of puts, or what answers were (they are awaited, for the order of calls depends on that).
-  enum class Omits : uint8_t { nothing, payloads, answers };
-
-  explicit CallLog(Limits limits, Omits omits = Omits::nothing) : limits_(limits), omits_(omits) {}
+  explicit CallLog(Limits limits) : limits_(limits) {}
 
   // A message that is sent next. traits: of its call (Trait).
   void sent(bool aside, std::span<const std::byte> message, uint8_t traits);
@@ -167,7 +163,6 @@ class CallLog {
   Entry* entryOf(const Landing& landing);
 
   const Limits limits_;
-  const Omits omits_;
   mutable std::mutex mutex_;
   LogStore<Entry> entries_;
   Size ever_, dropped_;

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/descriptor_passing.h"
@@ -219,9 +220,14 @@ CUresult openSession(uint64_t rowsHash, OpenedSession& out, std::string& text) {
   return result;
 }
 
-CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
-                       std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
-                       std::string& text) {
+namespace {
+
+constexpr std::chrono::seconds kNextHolderBound{10};  // `gpupool run` starts it at once
+
+// `gone`: nobody is there any more.
+CUresult askNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
+                      std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
+                      std::string& text, bool& gone) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + bound;
   holder::OpenRequest request = requestOf(rowsHash, wish.transport.c_str());
@@ -231,14 +237,17 @@ CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedS
   request.left = wish.lost ? 2 : wish.left ? 1 : 0;
   if (fd < 0 || send(fd, &request, sizeof request, MSG_NOSIGNAL | MSG_DONTWAIT) != ssize_t{sizeof request}) {
     text = "the lease holder is gone";
+    gone = fd >= 0 && (errno == EPIPE || errno == ECONNRESET);
     return CUDA_ERROR_DEVICE_UNAVAILABLE;
   }
   ++owed;
   while (true) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
     if (!awaitDatagram(fd, left, cancelled, text)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    const CUresult result = acceptReply(out, receiveDatagram(fd, out), text);
+    const ssize_t bytes = receiveDatagram(fd, out);
+    const CUresult result = acceptReply(out, bytes, text);
     if (result != CUDA_SUCCESS) {
+      gone = bytes <= 0;
       dropBootstrap(out);
       return result;
     }
@@ -257,6 +266,41 @@ CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedS
   }
   if (result != CUDA_SUCCESS) dropBootstrap(out);
   return result;
+}
+
+// The one that has taken the place of the holder at `fd`: it has the same name.
+bool findNextHolder(int& fd, std::chrono::steady_clock::time_point end,
+                    const std::function<bool()>& cancelled) {
+  constexpr std::chrono::milliseconds kPause{50};
+  const char* path = std::getenv("GPUPOOL_HOLDER");
+  if (path == nullptr || *path == 0) return false;
+  std::string ignored;
+  for (int next = -1; !cancelled() && std::chrono::steady_clock::now() < end;
+       std::this_thread::sleep_for(kPause)) {
+    next = connectTo(path, ignored);
+    if (next < 0) continue;
+    close(std::exchange(fd, next));
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+CUresult openNextEpoch(int& fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
+                       std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
+                       std::string& text) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + bound;
+  for (;;) {
+    bool gone = false;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    const CUresult result = askNextEpoch(fd, rowsHash, wish, out, owed, left, cancelled, text, gone);
+    if (!gone || !findNextHolder(fd, std::min(end, Clock::now() + kNextHolderBound), cancelled))
+      return result;
+    owed = 0;
+    text.clear();
+  }
 }
 
 }  // namespace gpupool::client

@@ -38,10 +38,11 @@ struct NextEpoch {
   bool left = false;  // it is nowhere until it is restored
   bool lost = false;  // for it has lost its server
 };
-// Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. Bounded by `bound`, and
-// given up when `cancelled` says so, which is asked several times a second. `owed` counts the answers to
-// requests that were given up: the holder still gives them, in order, and they are passed over.
-CUresult openNextEpoch(int fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
+// Asks the holder at `fd` for that epoch; out.bootstrap is connected to its worker. A holder that was killed
+// is replaced by `gpupool run`: then `fd` is a connection to that one. Bounded by `bound`, and given up when
+// `cancelled` says so, which is asked several times a second. `owed` counts the answers to requests that were
+// given up: the holder still gives them, in order, and they are passed over.
+CUresult openNextEpoch(int& fd, uint64_t rowsHash, const NextEpoch& wish, OpenedSession& out, int& owed,
                        std::chrono::milliseconds bound, const std::function<bool()>& cancelled,
                        std::string& text);
 

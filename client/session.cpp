@@ -63,13 +63,6 @@ bool isFree(uint64_t address, uint64_t bytes) {
   return true;
 }
 
-CallLog::Omits omitted() {
-  const char* text = std::getenv("GPUPOOL_DISTURB_LOG");
-  const std::string_view what = text != nullptr ? text : "";
-  if (what == "payloads") return CallLog::Omits::payloads;
-  return what == "answers" ? CallLog::Omits::answers : CallLog::Omits::nothing;
-}
-
 std::string whySilent(const transport::Connection& connection) {
   const std::string reason = connection.reason();
   return !reason.empty() ? reason : "nothing came within " + std::to_string(patience.setup.count()) + " ms";
@@ -102,7 +95,7 @@ Session* Session::open(CUresult& status, std::string& text) {
     patience.set(opened.reply.stallMs, opened.reply.keeps != 0 ? opened.reply.silenceMs : 0);
     if (opened.reply.logFrameBytes != 0)
       session->log_ = std::make_unique<CallLog>(
-          CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes}, omitted());
+          CallLog::Limits{opened.reply.logFrameBytes, opened.reply.logPayloadBytes});
     if (session->log_ != nullptr) session->log_->cut(0, 0);  // until it has a checkpoint, it may begin anew
     session->goesOnDifferent_ = opened.reply.goOnDifferent != 0;
     session->holderKeeps_ = opened.reply.keeps != 0;

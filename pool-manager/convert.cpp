@@ -101,8 +101,9 @@ Adopter read(schema::Adopter::Reader from) {
 }
 
 TurnTerms read(schema::TurnTerms::Reader from) {
-  return {from.getSharePercent(), static_cast<Priority>(from.getPriority()), from.getProtectMs(),
-          from.getIdleMs(), from.getHolderKeeps()};
+  return {from.getSharePercent(), static_cast<Priority>(from.getPriority()),
+          from.getProtectMs(),    from.getIdleMs(),
+          from.getHolderKeeps(),  from.getProtectByTenant()};
 }
 
 LeaseUse read(schema::LeaseUse::Reader from) {
@@ -268,6 +269,7 @@ void write(const TurnTerms& from, schema::TurnTerms::Builder to) {
   to.setProtectMs(from.protectMs);
   to.setIdleMs(from.idleMs);
   to.setHolderKeeps(from.holderKeeps);
+  to.setProtectByTenant(from.protectByTenant);
 }
 
 void write(const LeaseTurn& from, schema::LeaseTurn::Builder to) {
@@ -430,8 +432,12 @@ void write(const StoredToken& from, schema::TokenInfo::Builder to) {
 }
 
 Quota read(schema::Quota::Reader from) {
-  return {text(from.getTenant()), from.getMilliDevices(), from.getMemoryBytes(), from.getDeviceSeconds(),
-          static_cast<QuotaWindow>(from.getWindow())};
+  return {text(from.getTenant()),
+          from.getMilliDevices(),
+          from.getMemoryBytes(),
+          from.getDeviceSeconds(),
+          static_cast<QuotaWindow>(from.getWindow()),
+          from.getProtectMs()};
 }
 
 void write(const Quota& from, schema::Quota::Builder to) {
@@ -440,6 +446,7 @@ void write(const Quota& from, schema::Quota::Builder to) {
   to.setMemoryBytes(from.memoryBytes);
   to.setDeviceSeconds(from.deviceSeconds);
   to.setWindow(static_cast<schema::QuotaWindow>(from.window));
+  to.setProtectMs(from.protectMs);
 }
 
 QuotaUse read(schema::QuotaUse::Reader from) {

@@ -66,6 +66,7 @@ struct LeaseRecord : StoredLease {
   std::string notResumed;    // storing: why it is suspended again; empty: it was to be suspended
   bool writing = false;      // storing: the write is on its way
   uint64_t writtenMs = 0;    // storing: when that was tried last
+  uint64_t killedMs = 0;     // since then its holder's process is known to be gone; 0: it is not
   bool unheard = false;      // the server may still have an order to resume before it
   std::string idleReason;    // suspending, storing: why by the pool itself; empty: by order
   uint64_t idleNotBeforeMs = 0;  // it is not tried again to suspend it because it is idle

@@ -104,6 +104,7 @@ json toJson(const Lease& lease) {
   if (!lease.job.empty()) entry["claim"] = {{"job", lease.job}, {"usedBy", lease.adopters}};
   if (!lease.hindrances.empty()) entry["hindrances"] = lease.hindrances;
   if (!lease.protection.empty()) entry["protection"] = lease.protection;
+  if (lease.terms.protectMs != 0) entry["protectMs"] = lease.terms.protectMs;
   if (lease.held) entry["held"] = {{"folder", lease.held.folder}, {"server", lease.held.server}};
   if (!lease.why.empty()) entry["why"] = lease.why;
   if (lease.terms.idleMs != 0) entry["idleReleaseMs"] = lease.terms.idleMs;
@@ -196,11 +197,9 @@ json toJson(const AuditEntry& entry) {
 }
 
 json toJson(const Quota& quota) {
-  return {{"tenant", quota.tenant},
-          {"milliDevices", quota.milliDevices},
-          {"memoryBytes", quota.memoryBytes},
-          {"deviceSeconds", quota.deviceSeconds},
-          {"per", name(quota.window)}};
+  return {{"tenant", quota.tenant},           {"milliDevices", quota.milliDevices},
+          {"memoryBytes", quota.memoryBytes}, {"deviceSeconds", quota.deviceSeconds},
+          {"per", name(quota.window)},        {"protectMs", quota.protectMs}};
 }
 
 json toJson(const QuotaUse& use) {

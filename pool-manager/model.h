@@ -67,9 +67,10 @@ enum class TurnPlace : uint32_t { resident, aside, waiting };
 struct TurnTerms {
   uint32_t sharePercent = 0;  // of a device's time; 0: an equal part of what others leave
   Priority priority = Priority::normal;
-  uint32_t protectMs = 0;    // its sessions are checkpointed so often; 0: it is not protected
-  uint32_t idleMs = 0;       // it is given back when it has not been used for so long; 0: it is not
-  bool holderKeeps = false;  // its holder keeps the checkpoints: it may go on when its server dies
+  uint32_t protectMs = 0;        // its sessions are checkpointed so often; 0: it is not protected
+  uint32_t idleMs = 0;           // it is given back when it has not been used for so long; 0: it is not
+  bool holderKeeps = false;      // its holder keeps the checkpoints: it may go on when its server dies
+  bool protectByTenant = false;  // of a request: protectMs, if it is 0, is its tenant's
 };
 
 // A lease whose sessions are in files, as in pool.capnp.

@@ -417,6 +417,7 @@ class Pool {
   uint64_t timeLeftMs(const StoredLease& lease, uint64_t bootMs) const;
   void countStandstill();
   bool hasEnded(const LocalProcess& process);
+  void takeOver(LeaseRecord& record, const LocalProcess& process);
   void bury(const Id& id, const std::string& reason, uint64_t now);
   void forgetTombstones(uint64_t now);
 

@@ -248,8 +248,10 @@ void Pool::expire(LeaseRecord& record, uint64_t now) {
   } else if (runs && now >= record.endsMs) {
     startRevoke(record, LeaseState::expired, "its time limit of " + age(record.limitMs) + " is over", now);
   } else if (runs && record.process.pid != 0 && hasEnded(record.process)) {
-    startRevoke(record, LeaseState::expired,
-                "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
+    if (record.killedMs == 0) record.killedMs = now;
+    if (now >= record.killedMs + times_.takeOverMs)
+      startRevoke(record, LeaseState::expired,
+                  "its holder, process " + std::to_string(record.process.pid) + ", was killed", now);
   }
   const bool tooLate = record.state == LeaseState::revoking &&
                        now > std::max(record.deadlineMs, record.revokingMs) + times_.driftMs + times_.killMs;

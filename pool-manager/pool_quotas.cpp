@@ -131,6 +131,9 @@ void Pool::setQuota(const Principal& who, const Quota& quota, const std::string&
     throw std::invalid_argument("a quota's hours are of a day, week or month");
   if (quota.milliDevices > kMostMilliDevices || quota.deviceSeconds > kMostDeviceSeconds)
     throw std::invalid_argument("a quota has at most a million GPUs, each for a year");
+  if (quota.protectMs != 0 && (quota.protectMs < kLeastProtectMs || quota.protectMs > kMostProtectMs))
+    throw std::invalid_argument(
+        "a tenant's leases are checkpointed once a second at most, and once a day at least");
   if (quotas_.all().size() >= kMostQuotas && !quotas_.all().contains(quota.tenant))
     throw std::invalid_argument("there are too many quotas: take some away");
   AuditEntry entry;

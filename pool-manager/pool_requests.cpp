@@ -76,6 +76,10 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
     request.holder =
         printable("claim " + request.job + (asked.holder.empty() ? "" : " of " + asked.holder), kMostHolder);
   }
+  if (const Quota* quota = quotas_.of(request.tenant);
+      request.turns.protectByTenant && request.turns.protectMs == 0 && quota != nullptr)
+    request.turns.protectMs = quota->protectMs;
+  request.turns.protectByTenant = false;
   // The programs of a claim have a holder each, and a server sends its checkpoints to one.
   request.turns.holderKeeps =
       request.turns.holderKeeps && request.turns.protectMs != 0 && request.job.empty();
@@ -94,6 +98,16 @@ LeaseRequest Pool::checked(const Principal& who, const LeaseRequest& asked) cons
   if (request.limitMs > kMostLimitMs) refuse("a lease's time limit is at most 366 days");
   parseDeviceFilter(request.gpu);
   return request;
+}
+
+// By a holder that asks for a lease that there is: the same one again, or the one after it.
+void Pool::takeOver(LeaseRecord& record, const LocalProcess& process) {
+  if (process.pid == 0 ||
+      (process.pid == record.process.pid && process.startTicks == record.process.startTicks))
+    return;
+  record.process = process;
+  record.killedMs = 0;
+  storePlacements(record);
 }
 
 void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now) {
@@ -115,7 +129,10 @@ void Pool::request(const Principal& who, const LeaseRequest& asked, uint64_t now
     return refuse("this lease has ended: " + dead->second.reason);
   if (const auto at = leases_.find(request.id); at != leases_.end()) {
     const LeaseState state = at->second.state;
-    if (at->second.runs() && state != LeaseState::granting) events_.granted(tell(at->second));
+    if (at->second.runs() && state != LeaseState::granting) {
+      takeOver(at->second, request.process);
+      events_.granted(tell(at->second));
+    }
     if (state == LeaseState::revoking) refuse("this lease is ending: " + at->second.reason);
     return;  // granting: the answer follows
   }

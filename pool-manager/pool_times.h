@@ -26,8 +26,9 @@ struct PoolTimes {
   uint32_t sampleMs = 30'000;  // an older sample says nothing
   uint32_t silentMs = 5000;    // and are not placed on after this long without
   uint32_t minTtlMs = 1000, maxTtlMs = 3'600'000;
-  uint32_t driftMs = 500;  // clocks and message delays, added to every deadline
-  uint32_t killMs = 3000;  // what a server needs to end a lease's sessions
+  uint32_t driftMs = 500;      // clocks and message delays, added to every deadline
+  uint32_t killMs = 3000;      // what a server needs to end a lease's sessions
+  uint32_t takeOverMs = 1500;  // another holder takes a lease over whose holder was killed, or it ends
   uint32_t tombstoneMs = 3'600'000;
   uint64_t halfLifeMs = 86'400'000;     // half of what a tenant has used is forgotten after this
   uint32_t idleMs = 0, mostIdleMs = 0;  // TurnTerms::idleMs of leases that name none; at most; 0: none

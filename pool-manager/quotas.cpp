@@ -56,7 +56,10 @@ std::string describe(const Quota& quota) {
   if (quota.memoryBytes != 0) add(gib(quota.memoryBytes));
   if (quota.deviceSeconds != 0)
     add(hours(static_cast<double>(quota.deviceSeconds)) + " GPU-hours a " + name(quota.window));
-  return text.empty() ? "as much as there is" : text;
+  if (text.empty()) text = "as much as there is";
+  if (quota.protectMs == 0) return text;
+  return text + "; its leases are protected, every " +
+         options::formatTime(std::chrono::milliseconds(quota.protectMs));
 }
 
 WindowTimes windowAt(QuotaWindow window, uint64_t nowS) {
@@ -81,12 +84,14 @@ void Quotas::load(const std::vector<Entry>& quotas, const std::vector<Entry>& ho
   for (const Entry& entry : quotas) {
     Quota quota{entry.key.substr(kQuotaPrefix.size())};
     unsigned long long devices = 0, bytes = 0, seconds = 0;
-    unsigned window = 0;
-    if (std::sscanf(entry.value.c_str(), "%llu %llu %llu %u", &devices, &bytes, &seconds, &window) != 4)
+    unsigned window = 0, protect = 0;  // an earlier manager's has no protection
+    if (std::sscanf(entry.value.c_str(), "%llu %llu %llu %u %u", &devices, &bytes, &seconds, &window,
+                    &protect) < 4)
       continue;
     if (window >= kQuotaWindows) continue;
     quota.milliDevices = devices, quota.memoryBytes = bytes, quota.deviceSeconds = seconds;
     quota.window = static_cast<QuotaWindow>(window);
+    quota.protectMs = protect;
     set(quota);
   }
   for (const Entry& entry : hours) {
@@ -121,7 +126,8 @@ Write Quotas::writeOf(const Quota& quota) {
   if (quota.none()) return {key, std::nullopt};
   return {key, std::to_string(quota.milliDevices) + " " + std::to_string(quota.memoryBytes) + " " +
                    std::to_string(quota.deviceSeconds) + " " +
-                   std::to_string(static_cast<uint32_t>(quota.window))};
+                   std::to_string(static_cast<uint32_t>(quota.window)) + " " +
+                   std::to_string(quota.protectMs)};
 }
 
 void Quotas::charge(const std::string& tenant, double deviceSeconds, uint64_t nowS) {

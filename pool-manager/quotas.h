@@ -26,10 +26,13 @@ struct Quota {
   std::string tenant;
   uint64_t milliDevices = 0, memoryBytes = 0, deviceSeconds = 0;
   QuotaWindow window = QuotaWindow::month;
+  uint32_t protectMs = 0;  // no limit: how its leases are protected that name nothing else; 0: they are not
 
-  bool none() const { return milliDevices == 0 && memoryBytes == 0 && deviceSeconds == 0; }
+  bool none() const { return milliDevices == 0 && memoryBytes == 0 && deviceSeconds == 0 && protectMs == 0; }
 };
-// "2 GPUs, 100 GiB, 50 GPU-hours a month"; for people.
+inline constexpr uint32_t kLeastProtectMs = 1000, kMostProtectMs = 24 * 3600 * 1000;  // between checkpoints
+
+// "2 GPUs, 100 GiB, 50 GPU-hours a month; its leases are protected, every 30s"; for people.
 std::string describe(const Quota& quota);
 
 struct QuotaUse {

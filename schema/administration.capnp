@@ -34,6 +34,7 @@ struct Quota {
   memoryBytes @2 :UInt64;     # of devices, at once
   deviceSeconds @3 :UInt64;   # in each window
   window @4 :QuotaWindow;
+  protectMs @5 :UInt32;       # no limit: TurnTerms.protectMs of those of its leases that name nothing else; 0: none
 }
 enum QuotaWindow { day @0; week @1; month @2; }  # of the calendar, in UTC; weeks begin on Monday
 
@@ -68,7 +69,7 @@ interface Administration {
   tokens @1 () -> (tokens :List(TokenInfo));
   # Returns when the store has it; the token is good for nothing before. Idempotent.
   revokeToken @2 (id :Text, by :Text) -> (token :TokenInfo);
-  # Operators. Replaces the tenant's quota; one that is all zero takes it away. Idempotent.
+  # Operators. Replaces the tenant's quota, and how its leases are protected; one that is all zero takes it away. Idempotent.
   setQuota @3 (quota :Quota, by :Text) -> ();
   # All, to operators and schedulers; to others their own tenant's.
   quotas @4 () -> (quotas :List(QuotaUse));

@@ -73,6 +73,8 @@ struct TurnTerms {
   idleMs @3 :UInt32;          # when it has not been used for so long, it is suspended, or without a session released; 0: no
   holderKeeps @4 :Bool;       # with protectMs: the lease's holder keeps the checkpoints (SessionHello.keeps), and brings them to
                               # another server when this one dies
+  protectByTenant @5 :Bool;   # in a request: where protectMs is 0, it is what the tenant has (Quota.protectMs), and holderKeeps
+                              # counts then
 }
 enum Priority { low @0; normal @1; high @2; }  # who has a higher one goes first, and those with a lower one wait
 

@@ -211,11 +211,48 @@ TEST_CASE("a request that was given up is answered late, and not taken for the n
   close(third);
 }
 
+// `gpupool run` starts it under the same name.
+TEST_CASE("a holder that is gone is replaced by the next one of its name") {
+  MovingHolder holder;
+  const std::string name = "@gpupool-holder-test-" + std::to_string(getpid());
+  sockaddr_un address{};
+  const socklen_t size = holder::socketAddress(name.c_str(), address);
+  const int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  REQUIRE(bind(listening, reinterpret_cast<sockaddr*>(&address), size) == 0);
+  REQUIRE(listen(listening, 4) == 0);
+  setenv("GPUPOOL_HOLDER", name.c_str(), 1);
+  const bool asked = GENERATE(false, true);  // it dies before it is asked, or while it is
+  int end = -1;
+  std::thread next([&] {
+    if (asked) holder.request();
+    close(holder.ends[1]);
+    holder.ends[1] = accept4(listening, nullptr, nullptr, SOCK_CLOEXEC);
+    holder.request();
+    end = holder.give(holder.reply(holder::Status::ok));
+  });
+  while (!asked && !MovingHolder::isClosed(holder.ends[0])) {
+  }
+  CHECK(holder.ask() == CUDA_SUCCESS);
+  next.join();
+  CHECK(holder.text == "");
+  CHECK(holder.owed == 0);
+  CHECK(holder.opened.bootstrap >= 0);
+  // And still answers.
+  close(holder.opened.bootstrap);
+  close(end);
+  end = holder.give(holder.reply(holder::Status::ok));
+  CHECK(holder.ask() == CUDA_SUCCESS);
+  CHECK(holder.owed == 0);
+  unsetenv("GPUPOOL_HOLDER");
+  for (const int one : {holder.opened.bootstrap, end, listening}) close(one);
+}
+
 TEST_CASE("a holder that is gone opens no epoch, and does not signal") {
   MovingHolder holder;
   shutdown(holder.ends[1], SHUT_RDWR);
   CHECK(holder.ask() == CUDA_ERROR_DEVICE_UNAVAILABLE);
+  int none = -1;
   CHECK(openNextEpoch(
-            -1, 1, holder.wish, holder.opened, holder.owed, milliseconds(100), [] { return false; },
+            none, 1, holder.wish, holder.opened, holder.owed, milliseconds(100), [] { return false; },
             holder.text) == CUDA_ERROR_DEVICE_UNAVAILABLE);
 }

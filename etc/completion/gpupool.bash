@@ -1,5 +1,6 @@
 # Bash completion of gpupool, gpupool-manager and gpupool-server. What they take is what their --help lists.
-_gpupool_options() { "$@" --help 2>/dev/null | sed -n 's/^  \(--[a-z-]*\)/\1/p'; } # "--gpus N" a line
+# "--gpus N", "--spread" or "--protect[=TIME]" a line; a value that may be missing is never the next word.
+_gpupool_options() { "$@" --help 2>/dev/null | sed -n 's/^  \(--[a-z-]*\)\(\[.*\]\)\{0,1\}/\1/p'; }
 
 # What a value may be, by its unit's name in the help.
 _gpupool_value() { # UNIT

@@ -68,11 +68,13 @@ std::vector<options::Option> ClientOptions::table() {
        "The class. Of those who wait for GPUs, a higher one is served first. Where leases take turns, one of "
        "a "
        "higher priority goes first, and those of a lower one wait while it has something to do."},
-      {"protect", protect, "",
+      {"protect", options::SwitchWithTime{&protect, &protectInterval}, "TIME",
        "The program goes on when the process dies on the server that has its GPU memory, or the whole server "
        "does: from its last checkpoint, and the CUDA calls that it has made since are made again. The server "
        "checkpoints it by itself, at moments in which its GPUs are idle. `gpupool leases -v` says whether it "
-       "is protected. Over ucx only; see docs/failover.md."},
+       "is protected. Over ucx only; see docs/failover.md. A time is that of --protect-interval. Empty: as "
+       "the pool's operator has set up the tenant "
+       "(`gpupool quota set --protect`), usually not."},
       {"protect-interval", protectInterval, "TIME",
        "With --protect: how often the program is checkpointed, if it has made calls since. At least 1s."},
       {"protect-log", protectLog, "SIZE",

@@ -16,7 +16,7 @@ struct ClientOptions {
   std::string transport;
   std::string networkDevice;
   std::string server;
-  bool protect = false;
+  std::optional<bool> protect;  // none: as the tenant's leases are
   std::chrono::milliseconds protectInterval{30000};
   options::Bytes protectLog{uint64_t{2} << 30};
   options::Bytes protectLogData{uint64_t{4} << 30};

@@ -160,7 +160,7 @@ Holder::Holder(kj::AsyncIoProvider& io, kj::UnixEventPort& port, HolderSettings 
       onEnding_(std::move(onEnding)),
       figures_(io, {settings_.transport}),
       tasks_(*this) {
-  settings_.request.id = Id::random();
+  if (settings_.request.id == Id{}) settings_.request.id = Id::random();
   if (settings_.request.turns.holderKeeps && !adopts())
     keeper_.emplace(
         io, CheckpointKeeper::Settings{settings_.keepFolder, settings_.keepBytes, settings_.transport});
@@ -208,43 +208,44 @@ kj::Promise<void> Holder::open(Peer& peer, const OpenRequest& request) {
     peer.sessions[wish.session] = wish;
     peer.away.insert(wish.session);
   }
-  auto opening = openPatiently(peer, wish)
-                     .then(
-                         [this, &peer, wish, client](OpenSession&& session) {
-                           if (std::find(clients_.begin(), clients_.end(), client) == clients_.end() &&
-                               clients_.size() < pool::kMostClients)
-                             clients_.push_back(client);
-                           OpenReply reply;
-                           reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
-                           reply.sessionHigh = session.id.high;
-                           reply.sessionLow = session.id.low;
-                           reply.epoch = session.epoch;
-                           setField(reply.transport, session.transport);
-                           setField(reply.networkDevice, settings_.networkDevice);
-                           reply.stallMs = settings_.stallMs;
-                           if (!isSameHost(session.transport)) {  // else it is not protected
-                             reply.logFrameBytes = settings_.logFrameBytes;
-                             reply.logPayloadBytes = settings_.logPayloadBytes;
-                           }
-                           reply.goOnDifferent = settings_.goOnDifferent;
-                           reply.keeps = keeper_ ? 1 : 0;
-                           // Where leases take turns, none goes on elsewhere.
-                           const bool turns = lease_ && lease_->server.overcommitPercent > 100;
-                           reply.silenceMs = turns ? 0 : settings_.silenceMs;
-                           setField(reply.server, session.server);
-                           opened_ = true;
-                           peer.away.erase(session.id);
-                           SessionWish& next = peer.sessions[session.id];
-                           next = wish;
-                           next.session = session.id;
-                           next.epoch = session.epoch + 1;
-                           next.transport = session.transport;
-                           next.left = true;
-                           sendReply(peer.socket, reply, session.socket);
-                         },
-                         [&peer, moving = Moving{wish.session, wish.epoch}](kj::Exception&& error) {
-                           sendReply(peer.socket, failureReply(toFailure(error), moving), -1);
-                         });
+  auto opening =
+      openPatiently(peer, wish)
+          .then(
+              [this, &peer, wish, client](OpenSession&& session) {
+                if (std::find(clients_.begin(), clients_.end(), client) == clients_.end() &&
+                    clients_.size() < pool::kMostClients)
+                  clients_.push_back(client);
+                OpenReply reply;
+                reply.deviceCount = lease_ ? static_cast<uint32_t>(lease_->devices.size()) : 0;
+                reply.sessionHigh = session.id.high;
+                reply.sessionLow = session.id.low;
+                reply.epoch = session.epoch;
+                setField(reply.transport, session.transport);
+                setField(reply.networkDevice, settings_.networkDevice);
+                reply.stallMs = settings_.stallMs;
+                if (isProtected() && !isSameHost(session.transport)) {  // else there is no use for it
+                  reply.logFrameBytes = settings_.logFrameBytes;
+                  reply.logPayloadBytes = settings_.logPayloadBytes;
+                }
+                reply.goOnDifferent = settings_.goOnDifferent;
+                reply.keeps = keeper_ ? 1 : 0;
+                // Where leases take turns, none goes on elsewhere.
+                const bool turns = lease_ && lease_->server.overcommitPercent > 100;
+                reply.silenceMs = turns || !isProtected() ? 0 : settings_.silenceMs;
+                setField(reply.server, session.server);
+                opened_ = true;
+                peer.away.erase(session.id);
+                SessionWish& next = peer.sessions[session.id];
+                next = wish;
+                next.session = session.id;
+                next.epoch = session.epoch + 1;
+                next.transport = session.transport;
+                next.left = true;
+                sendReply(peer.socket, reply, session.socket);
+              },
+              [&peer, moving = Moving{wish.session, wish.epoch}](kj::Exception&& error) {
+                sendReply(peer.socket, failureReply(toFailure(error), moving), -1);
+              });
   return opening.exclusiveJoin(sayWaiting(peer));
 }
 

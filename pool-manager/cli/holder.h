@@ -21,11 +21,12 @@ namespace gpupool::cli {
 struct HolderSettings {
   std::vector<std::string> addresses;                           // of managers
   CredentialSource credentials = [] { return Credentials{}; };  // shown to them
-  pool::LeaseRequest request;                                   // without its id
+  pool::LeaseRequest request;  // without its id; with one: a holder before this one has asked, and is gone
   std::string transport, networkDevice;
   uint32_t stallMs = 30'000;  // after this a client gives a worker up that shows no sign of life; 0: never
-  uint32_t silenceMs = 0;     // schema/holder.h: OpenReply
-  uint64_t logFrameBytes = 0, logPayloadBytes = 0;  // likewise
+  // Of a lease that is protected; schema/holder.h: OpenReply.
+  uint32_t silenceMs = 0;
+  uint64_t logFrameBytes = 0, logPayloadBytes = 0;
   bool goOnDifferent = false;
   // Of a lease whose holder keeps the checkpoints (request.turns.holderKeeps): where, how much of it, and how
   // long another server is waited for.
@@ -88,6 +89,8 @@ class Holder final : private kj::TaskSet::ErrorHandler {
   kj::Promise<void> renewOnce();
   kj::Promise<void> releaseOnce(Id id);
   kj::Promise<void> releaseLoop(Id id, kj::TimePoint until);
+  // As the grant says: its tenant may have decided.
+  bool isProtected() const { return lease_ && lease_->terms.protectMs != 0; }
   bool adopts() const { return !settings_.request.adopts.empty(); }  // a claim, instead of leasing
   kj::Promise<void> serveNext(Peer& peer);
   kj::Promise<void> open(Peer& peer, const holder::OpenRequest& request);

@@ -1,5 +1,6 @@
 #include "pool-manager/cli/holder_child.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/log.h"
 #include "pool-manager/cli/command.h"
@@ -37,8 +39,8 @@ constexpr char kSmallFifoBytes[] = "65536";
 }  // namespace
 
 HolderChild::HolderChild(HolderSettings settings, int status)
-    : name_("@gpupool-run-" + Id::random().text()), status_(status) {
-  start(std::move(settings));
+    : name_("@gpupool-run-" + Id::random().text()), settings_(std::move(settings)), status_(status) {
+  start();
 }
 
 HolderChild::~HolderChild() {
@@ -58,7 +60,7 @@ std::string HolderChild::hear() const {
   return size <= 0 ? "" : std::string(text, static_cast<size_t>(size));
 }
 
-HolderChild::Leased HolderChild::awaitLease() const {
+HolderChild::Leased HolderChild::awaitLease() {
   const std::string first = hear();
   if (first.starts_with(kFailed)) throw CommandError(status_, first.substr(sizeof kFailed - 1));
   if (!first.starts_with(kLeased))
@@ -66,7 +68,21 @@ HolderChild::Leased HolderChild::awaitLease() const {
                        "the process that holds the lease ended unexpectedly; GPUPOOL_LOG=debug may say why");
   char* end = nullptr;
   const auto devices = static_cast<uint32_t>(std::strtoul(first.c_str() + sizeof kLeased - 1, &end, 10));
-  return {devices, *end == '\0' ? "" : end + 1};
+  Leased leased{devices, *end == '\0' ? "" : end + 1};
+  // It may have asked more than once, each time for another lease.
+  if (const auto id = Id::parse(leased.id)) settings_.request.id = *id;
+  return leased;
+}
+
+bool HolderChild::replace() {
+  constexpr unsigned kMostReplaced = 3;
+  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+  if (replaced_++ == kMostReplaced || settings_.request.id == Id{}) return false;
+  // A lease that has ended meanwhile is not asked for anew: nobody waits for GPUs here.
+  settings_.request.waitMs = 0;
+  start();
+  return true;
 }
 
 void HolderChild::keep() const { say(kKeep); }
@@ -95,7 +111,7 @@ void HolderChild::release() {
   pid_ = -1;
 }
 
-void HolderChild::start(HolderSettings settings) {
+void HolderChild::start() {
   const int listening = listenForApplications(name_);
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0)
@@ -104,12 +120,17 @@ void HolderChild::start(HolderSettings settings) {
   if (pid_ < 0) throw CommandError(status_, std::string("fork: ") + std::strerror(errno));
   if (pid_ == 0) {
     detachFromCaller({listening, pair[1]});
-    if (settings.request.holder.empty()) settings.request.holder = holderName(::getpid(), "gpupool lease");
-    ::_exit(runHolderProcess({std::move(settings), listening, -1, pair[1]}));
+    if (settings_.request.holder.empty()) settings_.request.holder = holderName(::getpid(), "gpupool lease");
+    ::_exit(runHolderProcess({std::move(settings_), listening, -1, pair[1]}));
   }
   ::close(listening);
   ::close(pair[1]);
-  control_ = pair[0];
+  if (control_ < 0) {
+    control_ = pair[0];
+    return;
+  }
+  ::dup3(pair[0], control_, O_CLOEXEC);  // who waits for the first one's words waits for this one's
+  ::close(pair[0]);
 }
 
 std::string clientLibrary(int status) {

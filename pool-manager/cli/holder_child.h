@@ -32,17 +32,23 @@ class HolderChild {
     uint32_t devices = 0;
     std::string id;
   };
-  Leased awaitLease() const;
+  Leased awaitLease();
+  // It is gone (`hear` said so), and its lease is not: another one takes that over, under the same name. What
+  // the first one had in its memory is lost. False: so many have been killed already that there is a reason
+  // for it.
+  bool replace();
   // It goes on without this process, until the lease ends.
   void keep() const;
   // Asks for the release and waits for it, within a bound.
   void release();
 
  private:
-  void start(HolderSettings settings);
+  void start();
 
   std::string name_;
+  HolderSettings settings_;
   int status_;
+  unsigned replaced_ = 0;
   int control_ = -1;
   pid_t pid_ = -1;
 };

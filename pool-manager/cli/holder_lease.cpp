@@ -81,6 +81,7 @@ kj::Promise<void> Holder::requestLease(int attempts) {
             lease_ = pool::read(response.getLease());
             tasks_.add(renewLoop(kUsual));
             if (lease_->endsInMs != 0) tasks_.add(announceEnd());
+            if (!lease_->terms.holderKeeps) keeper_.reset();
             if (keeper_) tasks_.add(keepLoop());
             return kj::READY_NOW;
           },

@@ -82,7 +82,8 @@ HolderSettings leaseWish(const ClientOptions& options) {
     throw options::OptionError("--ttl: 1s to 1h");
   if (options.protectInterval.count() < 1000 || options.protectInterval > std::chrono::hours(24))
     throw options::OptionError("--protect-interval: 1s to 24h");
-  if (options.protect && (options.protectLog.value == 0 || options.protectLogData.value == 0))
+  const bool mayBeProtected = options.protect.value_or(true);
+  if (mayBeProtected && (options.protectLog.value == 0 || options.protectLogData.value == 0))
     throw options::OptionError("--protect-log and --protect-log-data: at least 1");
   if (options.protectKeep != "holder" && options.protectKeep != "server")
     throw options::OptionError("--protect-keep: '" + options.protectKeep + "' is not holder or server");
@@ -90,7 +91,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   if (options.protectSilence.count() != 0 &&
       (options.protectSilence.count() < 1000 || options.protectSilence > std::chrono::hours(24)))
     throw options::OptionError("--protect-silence: 0, or 1s to 24h");
-  if (options.protect && options.protectKeep == "holder" && options.protectSize.value == 0)
+  if (mayBeProtected && options.protectKeep == "holder" && options.protectSize.value == 0)
     throw options::OptionError("--protect-size: at least 1");
   if (options.onDivergence != "stop" && options.onDivergence != "continue")
     throw options::OptionError("--on-divergence: '" + options.onDivergence + "' is not stop or continue");
@@ -110,10 +111,14 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.addresses = managerAddresses(options.manager);
   settings.request.deviceCount = options.gpus;
   settings.request.memoryBytes = options.memory.value;
-  const auto protect = options.protect ? static_cast<uint32_t>(options.protectInterval.count()) : 0;
-  settings.request.turns = {parseShare(options.share), parsePriority(options.priority), protect,
+  const auto protect =
+      options.protect.value_or(false) ? static_cast<uint32_t>(options.protectInterval.count()) : 0;
+  settings.request.turns = {parseShare(options.share),
+                            parsePriority(options.priority),
+                            protect,
                             static_cast<uint32_t>(options.idleRelease.count()),
-                            options.protect && options.protectKeep == "holder"};
+                            mayBeProtected && options.protectKeep == "holder",
+                            !options.protect.has_value()};
   settings.keepFolder = options.protectDir;
   settings.keepBytes = options.protectSize.value;
   settings.failOverWaitMs = static_cast<uint32_t>(options.protectWait.count());
@@ -129,7 +134,7 @@ HolderSettings leaseWish(const ClientOptions& options) {
   settings.request.waitMs = static_cast<uint32_t>(options.wait.count());
   settings.transport = options.transport;
   settings.networkDevice = options.networkDevice;
-  if (options.protect) {
+  if (mayBeProtected) {
     settings.logFrameBytes = options.protectLog.value;
     settings.logPayloadBytes = options.protectLogData.value;
     settings.silenceMs = static_cast<uint32_t>(options.protectSilence.count());

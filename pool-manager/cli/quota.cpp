@@ -24,13 +24,16 @@ const char* const kStatus =
 
 const Help kSetHelp = {
     "gpupool quota set [options] TENANT",
-    "Says how much of the pool a tenant may have; what is not named is not limited. It replaces the quota "
+    "Says how much of the pool a tenant may have, and whether its leases are protected; what is not named is "
+    "not "
+    "limited. It replaces the quota "
     "that "
     "the tenant has. The tenant '*' stands for each that has none of its own. A request that is beyond the "
     "quota for good is refused at once; one that fits when leases of the tenant have ended waits for that, "
     "with --wait. Leases that run are left alone. Only the pool's operator can.",
     kEnvironment, kStatus,
     "  gpupool quota set --devices 2 --memory 160GiB --device-hours 500 --per month alice\n"
+    "  gpupool quota set --protect 30s '*'\n"
     "  gpupool quota set --none alice\n"};
 const Help kListHelp = {
     "gpupool quota list [options]",
@@ -65,11 +68,11 @@ void print(const std::vector<QuotaUse>& uses, bool wide) {
   std::vector<std::vector<std::string>> rows = {{"TENANT"}};
   const auto heading = quotaHeading();
   rows[0].insert(rows[0].end(), heading.begin(), heading.end());
-  if (wide) rows[0].push_back("BEGINS AGAIN");
+  if (wide) rows[0].insert(rows[0].end(), {"BEGINS AGAIN", "PROTECT"});
   for (const QuotaUse& use : uses) {
     auto& row = rows.emplace_back(std::vector<std::string>{use.quota.tenant});
     for (std::string& cell : quotaCells(use)) row.push_back(std::move(cell));
-    if (wide) row.push_back(pool::utcText(use.windowEndsS));
+    if (wide) row.insert(row.end(), {pool::utcText(use.windowEndsS), protectCell(use)});
   }
   printTable(rows);
 }
@@ -79,6 +82,7 @@ int set(const Words& words) {
   std::string devices, hours, per = "month";
   options::Bytes memory;
   bool none = false;
+  std::chrono::milliseconds protect{0};
   const Parsed parsed = parseCommand(
       words, kSetHelp, &client, kAskingOptions,
       {{"devices", devices, "N", "So many GPUs at once; a part of a GPU's memory is that part of a GPU.",
@@ -86,6 +90,11 @@ int set(const Words& words) {
        {"memory", memory, "SIZE", "So much memory of GPUs at once: 160GiB.", true},
        {"device-hours", hours, "N", "So many GPU-hours in each --per: one GPU for an hour is one.", true},
        {"per", per, "day|week|month", "Of the calendar, in UTC; weeks begin on Monday.", true},
+       {"protect", protect, "TIME",
+        "No limit: the tenant's leases that name nothing else are protected as `gpupool run --protect=TIME` "
+        "does it. "
+        "--no-protect of `gpupool run`, and protect: false in client.yaml, count more. 0: they are not.",
+        true},
        {"none", none, "", "Take the tenant's quota away.", true}});
   if (parsed.helped) return 0;
   if (parsed.rest.size() != 1 || parsed.rest[0].empty())
@@ -94,9 +103,13 @@ int set(const Words& words) {
   if (!devices.empty()) quota.milliDevices = decimal("devices", devices, 1000);
   if (!hours.empty()) quota.deviceSeconds = decimal("device-hours", hours, 3600);
   quota.memoryBytes = memory.value;
+  if (protect > std::chrono::milliseconds(pool::kMostProtectMs))
+    throw options::OptionError("--protect: at most 24h");
+  quota.protectMs = static_cast<uint32_t>(protect.count());
   if (none != quota.none())
-    throw options::OptionError(none ? "--none goes with no other limit"
-                                    : "what is the limit? --devices, --memory or --device-hours; or --none");
+    throw options::OptionError(
+        none ? "--none goes with no other limit"
+             : "what is it? --devices, --memory, --device-hours or --protect; or --none");
   const auto window = pool::windowOf(per);
   if (!window) throw options::OptionError("--per: '" + per + "' is not day, week or month");
   quota.window = *window;
@@ -125,6 +138,10 @@ std::vector<std::string> quotaCells(const QuotaUse& use) {
              quota.memoryBytes != 0),
           of(hours(use.deviceSeconds), hours(quota.deviceSeconds), quota.deviceSeconds != 0),
           name(quota.window)};
+}
+
+std::string protectCell(const QuotaUse& use) {
+  return use.quota.protectMs == 0 ? "-" : options::formatTime(std::chrono::milliseconds(use.quota.protectMs));
 }
 
 std::string hoursText(double deviceSeconds) { return number(deviceSeconds / 3600); }

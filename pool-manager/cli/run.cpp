@@ -38,6 +38,14 @@ const Help kRunHelp = {
     "  gpupool run --claim alps:4711:0 -- python train.py\n"
     "  GPUPOOL_MANAGER=head:4780 gpupool run ./a.out\n"};
 
+// Its programs go on meanwhile: they ask the holder for nothing but what is new.
+bool takeOver(HolderChild& holder) {
+  const bool taken = holder.replace();
+  GPUPOOL_WARNING(taken ? "the process that holds the lease was killed: another one takes the lease over"
+                        : "the process that holds the lease was killed; the lease ends");
+  return taken;
+}
+
 int runLeased(HolderSettings settings, const Words& program) {
   settings.request.holder = holderName(::getpid(), program[0].substr(program[0].rfind('/') + 1));
   const bool sharesMemory = settings.transport == "shm";
@@ -59,8 +67,11 @@ int runLeased(HolderSettings settings, const Words& program) {
       if (text.starts_with(kLost))
         GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kLost - 1);
       if (text.starts_with(kEnding)) GPUPOOL_WARNING("%s", text.c_str() + sizeof kEnding - 1);
-      if (text.empty()) GPUPOOL_WARNING("the process that holds the lease was killed; the lease ends");
-      return !text.empty();
+      // The one that has taken the lease over.
+      if (text.starts_with(kLeased)) holder.say(kProgram + std::to_string(child.pid()));
+      if (text.starts_with(kFailed))
+        GPUPOOL_WARNING("the lease has ended: %s", text.c_str() + sizeof kFailed - 1);
+      return !text.empty() || takeOver(holder);
     });
     holder.release();
   }

@@ -21,7 +21,8 @@ std::vector<std::vector<std::string>> deviceRows(const std::vector<pool::ListedD
 // What a tenant has of its quota, in the tables of `gpupool quota list` and `gpupool tenants`.
 std::vector<std::string> quotaHeading();
 std::vector<std::string> quotaCells(const pool::QuotaUse& use);
-std::string hoursText(double deviceSeconds);  // GPU-hours
+std::string protectCell(const pool::QuotaUse& use);  // "30s", "-"
+std::string hoursText(double deviceSeconds);         // GPU-hours
 
 // The table of `gpupool leases`.
 std::vector<std::string> leaseHeading(bool verbose);

@@ -45,13 +45,15 @@ void print(const std::vector<TenantUse>& tenants, bool wide) {
   std::vector<std::vector<std::string>> rows = {{"TENANT", "TOKENS", "LEASES", "QUEUED"}};
   const auto quota = quotaHeading();
   rows[0].insert(rows[0].end(), quota.begin(), quota.end());
-  if (wide) rows[0].insert(rows[0].end(), {"CLAIMS", "USAGE", "STATES"});
+  if (wide) rows[0].insert(rows[0].end(), {"CLAIMS", "USAGE", "PROTECT", "STATES"});
   for (const TenantUse& use : tenants) {
     auto& row =
         rows.emplace_back(std::vector<std::string>{use.quota.quota.tenant, std::to_string(use.tokens),
                                                    std::to_string(leases(use)), std::to_string(use.queued)});
     for (std::string& cell : quotaCells(use.quota)) row.push_back(std::move(cell));
-    if (wide) row.insert(row.end(), {std::to_string(use.claims), hoursText(use.usage), states(use)});
+    if (wide)
+      row.insert(row.end(),
+                 {std::to_string(use.claims), hoursText(use.usage), protectCell(use.quota), states(use)});
   }
   printTable(rows);
 }

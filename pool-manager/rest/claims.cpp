@@ -68,6 +68,7 @@ LeaseRequest leaseWish(const Request& request, const std::string& job) {
   wish.policy = flag(request, "spread") ? Policy::spread : Policy::pack;
   wish.reason = text(request, "reason");
   wish.turns = {static_cast<uint32_t>(count("sharePercent")), priorityOf(text(request, "priority")), 0};
+  wish.turns.protectByTenant = true;
   wish.limitMs = count("limitMs");
   if (job.empty()) return wish;  // nobody leases: it is explained
   wish.ttlMs = static_cast<uint32_t>(count("unusedMs"));

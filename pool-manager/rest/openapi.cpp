@@ -108,6 +108,7 @@ const char kSchemas[] = R"json({
       "movesTo": {"type": "string"},
       "hindrances": {"type": "array", "items": {"type": "string"}},
       "protection": {"type": "array", "items": {"type": "string"}},
+      "protectMs": {"type": "integer", "minimum": 1},
       "reason": {"type": "string"}, "endsInMs": {"type": "integer", "minimum": 1},
       "claim": {"type": "object", "required": ["job", "usedBy"], "properties": {
         "job": {"type": "string"}, "usedBy": {"type": "array", "items": {"type": "string"}}}},
@@ -187,13 +188,14 @@ const char kSchemas[] = R"json({
     "properties": {"token": {"type": "string"}, "certificates": {"type": "array", "items": {"type": "string"}}}},
   "TokenList": {"type": "object", "required": ["tokens"], "properties": {
     "tokens": {"type": "array", "items": {"$ref": "#/components/schemas/Token"}}}},
-  "Quota": {"type": "object", "required": ["tenant", "milliDevices", "memoryBytes", "deviceSeconds", "per"],
+  "Quota": {"type": "object", "required": ["tenant", "milliDevices", "memoryBytes", "deviceSeconds", "per", "protectMs"],
     "properties": {
       "tenant": {"type": "string"},
       "milliDevices": {"type": "integer", "minimum": 0},
       "memoryBytes": {"$ref": "#/components/schemas/Bytes"},
       "deviceSeconds": {"$ref": "#/components/schemas/Seconds"},
-      "per": {"enum": ["day", "week", "month"]}}},
+      "per": {"enum": ["day", "week", "month"]},
+      "protectMs": {"type": "integer", "minimum": 0}}},
   "QuotaUse": {"type": "object",
     "required": ["tenant", "quota", "milliDevices", "memoryBytes", "deviceSeconds", "windowEndsS"],
     "properties": {

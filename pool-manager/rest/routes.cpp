@@ -248,7 +248,12 @@ std::vector<Route> makeRoutes() {
        {{Kind::count, "milliDevices", "GPUs at once, in thousandths; 0: no limit.", 1'000'000'000, 0},
         {Kind::count, "memoryBytes", "Of GPUs' memory at once; 0: no limit.", uint64_t{1} << 60, 0},
         {Kind::count, "deviceSeconds", "In each window; 0: no limit.", uint64_t{1} << 40, 0},
-        {Kind::text, "per", "The window: day, week or month. Empty: month.", 8}}},
+        {Kind::text, "per", "The window: day, week or month. Empty: month.", 8},
+        {Kind::count, "protectMs",
+         "No limit: the tenant's leases that name nothing else are protected, with a checkpoint so often; 0: "
+         "they are "
+         "not.",
+         kMostProtectMs, 0}}},
       {kGet, "/v1/tenants", "listTenants",
        "The tenants: their tokens, quotas, and what they have of the pool; to users and viewers their own.",
        listTenants, "TenantList", Operation::seeTenants},

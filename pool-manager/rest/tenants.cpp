@@ -88,6 +88,7 @@ kj::Promise<Answer> setQuota(const Context& context, const Request& request) {
   const auto window = windowOf(per.empty() ? name(QuotaWindow::month) : per);
   if (!window) refuse({400, "bad_field", "'per' is not day, week or month"});
   quota.window = *window;
+  quota.protectMs = static_cast<uint32_t>(request.counts.at("protectMs"));
   auto order = administration(context, request).setQuotaRequest();
   write(quota, order.initQuota());
   order.setBy(by(request));

@@ -18,6 +18,8 @@ struct Sample {
   milliseconds time{1500};
   Bytes size{uint64_t{5} << 30};
   std::string once;
+  std::optional<bool> guarded;
+  milliseconds pause{4000};
 
   std::vector<Option> table() {
     return {{"path", path, "PATH", "Where."},
@@ -26,7 +28,9 @@ struct Sample {
             {"a-count", count, "N", "How many."},
             {"time", time, "TIME", "How long."},
             {"size", size, "SIZE", "How much."},
-            {"once", once, "TEXT", "This time.", true}};
+            {"once", once, "TEXT", "This time.", true},
+            {"guard", SwitchWithTime{&guarded, &pause}, "TIME", "Keep it."},
+            {"pause", pause, "TIME", "Between."}};
   }
 };
 
@@ -90,6 +94,31 @@ TEST_CASE("what follows -- is not ours") {
   CHECK(set.readArguments({"--loud", "--", "--loud", "x"}) == std::vector<std::string>{"--loud", "x"});
 }
 
+TEST_CASE("a switch may name a time, and the next word is never its value") {
+  const auto read = [](const std::vector<std::string>& words, const std::string& file = "") {
+    Sample sample;
+    Set set(sample.table(), "SAMPLE_");
+    set.readYaml(file, "f.yaml");
+    const auto rest = set.readArguments(words);
+    const std::string said = !sample.guarded.has_value() ? "nothing" : *sample.guarded ? "on" : "off";
+    return said + " " + std::to_string(sample.pause.count()) + " " + std::to_string(rest.size());
+  };
+  CHECK(read({}) == "nothing 4000 0");
+  CHECK(read({"--guard", "10s"}) == "on 4000 1");
+  CHECK(read({"--guard=10s", "x"}) == "on 10000 1");
+  CHECK(read({"--guard=1"}) == "on 4000 0");
+  CHECK(read({"--no-guard"}, "guard: 3s\n") == "off 3000 0");
+  CHECK(read({"--guard=yes"}, "guard: 3s\n") == "on 3000 0");
+  CHECK(read({"--pause", "5s"}, "guard: 3s\n") == "on 5000 0");
+  CHECK(read({"--pause=5s", "--guard=6s"}) == "on 6000 0");
+  CHECK(read({"--guard="}, "guard: yes\n") == "nothing 4000 0");
+  CHECK(read({}, "guard: \"\"\n") == "nothing 4000 0");
+  Sample sample;
+  Set set(sample.table(), "SAMPLE_");
+  CHECK(message([&] { set.readArguments({"--guard=soon"}); }) ==
+        "--guard: 'soon' is neither true, nor false, nor a time (examples: 10s, 2m)");
+}
+
 TEST_CASE("errors name the source, the option and what is wrong") {
   Sample sample;
   Set set(sample.table(), "SAMPLE_");
@@ -134,6 +163,7 @@ TEST_CASE("the generated file gives every default back") {
   CHECK(changed.size == sample.size);
   CHECK(file.find("once") == std::string::npos);
   CHECK(file.find("# How much. [SIZE]\nsize: 5GiB\n") != std::string::npos);
+  CHECK(file.find("# Keep it. [true|false|TIME]\nguard: \"\"\n") != std::string::npos);
 }
 
 TEST_CASE("the help names every option with its default") {
@@ -142,4 +172,5 @@ TEST_CASE("the help names every option with its default") {
   CHECK(help.find("--size SIZE\n      How much. Default: 5GiB.\n") != std::string::npos);
   CHECK(help.find("--no-fast turns it off") != std::string::npos);
   CHECK(help.find("--once TEXT") != std::string::npos);
+  CHECK(help.find("--guard[=TIME]\n      Keep it.\n") != std::string::npos);
 }

@@ -435,8 +435,9 @@ TEST_CASE_METHOD(Fixture,
   CHECK(events.revokes[0].reason == "server a did not answer");
 }
 
-TEST_CASE_METHOD(Fixture,
-                 "a holder of this machine that was killed loses its lease at once, another one not") {
+TEST_CASE_METHOD(
+    Fixture,
+    "a holder of this machine that was killed loses its lease if no other one takes it over at once") {
   joinAndBeat(server("a", 1));
   LeaseRequest local = request(1, 0, 20 * kGiB), remote = request(2, 0, 20 * kGiB);
   local.process = {4711, 99};
@@ -454,6 +455,29 @@ TEST_CASE_METHOD(Fixture,
   events.dead.insert(4711);
   events.dead.insert(0);  // never asked for: nothing is known of such a holder
   pool->tick(now += 100);
+  pool->tick(now += 1400);
+  CHECK(events.revokes.empty());
+  SECTION("another one does") {
+    local.process = {4712, 100};
+    events.leases.clear();
+    pool->request(kAdmin, local, now);
+    CHECK(events.leases.contains(local.id));
+    pool->tick(now += 100);
+    pool->tick(now += 1600);
+    CHECK(events.revokes.empty());
+    restart();  // the store knows it, too
+    joinAndBeat(server("a", 1), {{1, 1}, {2, 2}});
+    pool->tick(now += 100);
+    pool->tick(now += 1600);
+    CHECK(events.revokes.empty());
+    events.dead.insert(4712);
+    pool->tick(now += 100);
+    pool->tick(now += 1600);
+    REQUIRE(events.revokes.size() == 1);
+    CHECK(events.revokes[0].reason == "its holder, process 4712, was killed");
+    return;
+  }
+  pool->tick(now += 200);
   REQUIRE(events.revokes.size() == 1);
   CHECK(events.revokes[0].id == Id{1, 1});
   CHECK(events.revokes[0].reason == "its holder, process 4711, was killed");

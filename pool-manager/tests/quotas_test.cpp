@@ -2,6 +2,7 @@
 #include "pool-manager/quotas.h"
 
 #include "catch.h"
+#include "pool-manager/claims.h"
 #include "pool-manager/roles.h"
 #include "pool_fixture.h"
 
@@ -50,6 +51,25 @@ TEST_CASE("what is used counts in its window, and outlives the manager") {
   CHECK(describe(*later.of("alice")) == "1.5 GPUs, 20 GiB, 10 GPU-hours a month");
   CHECK(later.used("alice", QuotaWindow::month, kNov24 + kDay) == 9 * kHour);
   CHECK_FALSE(quotas.changes(kNov24 + 40 * kDay).front().value.has_value());
+}
+
+TEST_CASE("how a tenant's leases are protected is stored with its quota") {
+  Quota alone{"alice"};
+  alone.protectMs = 30'000;
+  CHECK_FALSE(alone.none());
+  CHECK(describe(alone) == "as much as there is; its leases are protected, every 30s");
+  Quota both = quota("bob", 2);
+  both.protectMs = 1500;
+  Quotas later;
+  later.load({{kQuotaPrefix + "alice", *Quotas::writeOf(alone).value},
+              {kQuotaPrefix + "bob", *Quotas::writeOf(both).value},
+              {kQuotaPrefix + "carol", "2000 0 0 1"}},  // an earlier manager's
+             {});
+  CHECK(later.of("alice")->protectMs == 30'000);
+  CHECK(describe(*later.of("bob")) == "2 GPUs; its leases are protected, every 1500ms");
+  CHECK(later.of("carol")->protectMs == 0);
+  CHECK(later.of("carol")->window == QuotaWindow::week);
+  CHECK(later.never("alice", {1000, 1000 * kGiB, 1e9}) == "");
 }
 
 TEST_CASE("refusals have the figures") {
@@ -149,6 +169,42 @@ TEST_CASE_METHOD(Quoted, "beyond the quota for good: refused at once, whatever i
   ask(kBob, request(4, 0, 0, 3));
   CHECK(has(4));
   CHECK(pool->explain(kAlice, timed, now).outlook == Outlook::never);
+}
+
+TEST_CASE_METHOD(Quoted, "leases that name nothing else are protected as their tenant is set up") {
+  Quota protects = quota("alice", 0);
+  protects.protectMs = 20'000;
+  set(protects);
+  const auto terms = [&](const Principal& who, uint64_t id, TurnTerms wanted, const std::string& job = "") {
+    LeaseRequest wish = request(id);
+    wish.turns = wanted;
+    wish.job = job;
+    if (!job.empty()) wish.id = claimId("alice", job);
+    ask(who, wish);
+    const auto at = pool->leases().find(wish.id);
+    REQUIRE(at != pool->leases().end());
+    return at->second.terms;
+  };
+  const TurnTerms open{.holderKeeps = true, .protectByTenant = true};
+  CHECK(terms(kAlice, 1, open).protectMs == 20'000);
+  CHECK(terms(kAlice, 2, open).holderKeeps);
+  CHECK(terms(kAlice, 3, {.protectMs = 5000, .protectByTenant = true}).protectMs == 5000);
+  release(kAlice, 1), release(kAlice, 2), release(kAlice, 3);
+  const TurnTerms none =
+      terms(kAlice, 4, {.holderKeeps = true});  // --no-protect; or a client that knows of no tenant's
+  CHECK(none.protectMs == 0);
+  CHECK_FALSE(none.holderKeeps);
+  CHECK(terms(kBob, 5, open).protectMs == 0);
+  const TurnTerms claimed = terms(kAlice, 6, open, "alps:1:0");
+  CHECK(claimed.protectMs == 20'000);
+  CHECK_FALSE(claimed.holderKeeps);
+  const auto refused = [&](uint32_t protectMs) {
+    Quota wrong = quota("alice", 1);
+    wrong.protectMs = protectMs;
+    return thrown([&] { pool->setQuota(kAdmin, wrong, "", [](const std::string&) {}); });
+  };
+  CHECK(contains(refused(999), "once a second at most"));
+  CHECK(contains(refused(kMostProtectMs + 1), "once a day at least"));
 }
 
 TEST_CASE_METHOD(Quoted, "what fits when its own leases have ended waits for them, and holds nobody back") {

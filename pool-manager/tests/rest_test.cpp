@@ -458,7 +458,9 @@ TEST_CASE_METHOD(WithMade, "operators set quotas, and others see their own") {
     CHECK(set.json["milliDevices"] == 2000);
     CHECK(set.json["per"] == "week");
   }
-  post("/v1/quotas/bob", R"({"memoryBytes": 1})", bearer(admin));
+  post("/v1/quotas/bob", R"({"memoryBytes": 1, "protectMs": 2000})", bearer(admin));
+  CHECK(get("/v1/tenants/bob", bearer(admin)).json["quota"]["protectMs"] == 2000);
+  CHECK(post("/v1/quotas/bob", R"({"protectMs": 999})", bearer(admin)).status == 409);
   CHECK(get("/v1/quotas", bearer(admin)).json["quotas"].size() == 2);
   const auto own = get("/v1/quotas", bearer(alice)).json["quotas"];
   REQUIRE(own.size() == 1);

@@ -217,18 +217,21 @@ TEST_CASE_METHOD(Fixture, "the tool killed, the program keeps its lease to its e
   CHECK(until([&] { return free(); }));
 }
 
-TEST_CASE_METHOD(Fixture, "the holder killed, the program runs on and the user is told") {
+TEST_CASE_METHOD(Fixture, "the holder killed, the program runs on with its lease and the user is told") {
   Program tool;
-  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 1; exit 5"});
+  start(tool, {TOOL, "run", "sh", "-c", "echo ready 1; sleep 4; exit 5"});
   sleeper(tool);
   std::ifstream children("/proc/" + std::to_string(tool.pid) + "/task/" + std::to_string(tool.pid) +
                          "/children");
   pid_t holder = 0;  // the first child
   REQUIRE(children >> holder);
   ::kill(holder, SIGKILL);
+  pause(3000);  // past the TTL, and what the manager waits
+  CHECK_FALSE(free());
   finish(tool);
   CHECK(tool.exitStatus() == 5);
-  CHECK(contains(tool.text, "the process that holds the lease was killed"));
+  CHECK(contains(tool.text, "the process that holds the lease was killed: another one takes the lease over"));
+  CHECK(soonFree());
 }
 
 TEST_CASE_METHOD(Fixture, "a lease lost under the program is reported") {

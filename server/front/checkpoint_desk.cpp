@@ -3,6 +3,7 @@
 #include <capnp/message.h>
 #include <capnp/serialize-async.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
@@ -58,8 +59,25 @@ std::shared_ptr<CheckpointDesk::File> writeFile(const KeptPages& pages, std::sha
 void CheckpointDesk::keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease) {
   auto holder = kj::refcounted<Holder>();
   holder->stream = kj::mv(stream);
+  holder->connection = ++connections_;
   holders_.erase(lease);
   holders_.emplace(lease, kj::mv(holder));
+}
+
+void CheckpointDesk::keepOnly(const LeaseTable& leases) {
+  std::erase_if(holders_,
+                [&](const auto& one) { return !leases.contains(one.first) || hasEnded(*one.second); });
+}
+
+// While one is sent, that meets the end itself.
+bool CheckpointDesk::hasEnded(const Holder& holder) {
+  if (holder.busy) return false;
+  KJ_IF_MAYBE (descriptor, holder.stream->getFd()) {
+    char byte;  // it says nothing unasked
+    const ssize_t got = ::recv(*descriptor, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    return got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR);
+  }
+  return false;
 }
 
 kj::Promise<uint64_t> CheckpointDesk::offer(const SessionFacts& facts,

@@ -43,15 +43,20 @@ class CheckpointDesk {
   void keep(kj::Own<kj::AsyncIoStream> stream, const Id& lease);
   // It is there, as far as is known.
   bool has(const Id& lease) const { return holders_.contains(lease); }
+  // Its connection: another one after each time that it was gone, and what it has kept over an earlier one it
+  // may have no more. 0: none.
+  uint64_t connection(const Id& lease) const {
+    const auto at = holders_.find(lease);
+    return at == holders_.end() ? 0 : at->second->connection;
+  }
   // It takes one now.
   bool ready(const Id& lease) const {
     const auto at = holders_.find(lease);
     return at != holders_.end() && !at->second->busy;
   }
-  // Of leases that are not here any more: the holder looks for where its lease is.
-  void keepOnly(const LeaseTable& leases) {
-    std::erase_if(holders_, [&](const auto& one) { return !leases.contains(one.first); });
-  }
+  // Drops those of leases that are not here any more: the holder looks for where its lease is; and those that
+  // have ended.
+  void keepOnly(const LeaseTable& leases);
 
   // Sends it to the lease's holder. Fulfilled when the holder keeps all of it, with the bytes that had to
   // travel; else rejected, for people.
@@ -75,6 +80,7 @@ class CheckpointDesk {
   };
   struct Holder : kj::Refcounted {
     kj::Own<kj::AsyncIoStream> stream;
+    uint64_t connection = 0;
     uint64_t number = 0;  // of the last one
     bool busy = false;
     std::map<Id, Taken> taken;  // by session, the last one
@@ -93,11 +99,13 @@ class CheckpointDesk {
   static std::vector<Span> tellBlocks(const Taken* base, const std::vector<FileBlock>& blocks,
                                       schema::SessionCheckpoint::Builder head);
   kj::Promise<std::string> hear(Holder& holder);
+  static bool hasEnded(const Holder& holder);
 
   kj::Timer& timer_;
   const std::shared_ptr<KeepBudget> budget_;
   const Settings settings_;
   std::map<Id, kj::Own<Holder>> holders_;  // by lease
+  uint64_t connections_ = 0;
 };
 
 }  // namespace gpupool::server

@@ -89,6 +89,7 @@ class Front final : private kj::TaskSet::ErrorHandler {
   void describe(schema::Manager::JoinParams::Builder join);
   std::shared_ptr<const fabric::Fabric> fabric();
   void deviceLost(uint32_t ordinal, const std::string& error);
+  void leaveDevice(uint32_t ordinal, const std::string& error);
   // Takes devices out of service that NVML calls broken.
   void lookAtHealth();
   // Of each device: why nothing can run on it; empty: it can.

@@ -1,6 +1,7 @@
 // What the pool's manager hears of this server, and what it may order.
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -146,6 +147,29 @@ void Front::deviceLost(uint32_t ordinal, const std::string& error) {
   if (leases_->setBroken(ordinal, problem))
     GPUPOOL_ERROR("device %u is lost: %s; until then nothing is placed on it (see nvidia-smi and dmesg)",
                   ordinal, problem.c_str());
+  leaveDevice(ordinal, error);
+}
+
+// What is protected goes on elsewhere, also what has not met the loss yet. The leases are closed first: the
+// manager, which is told at once, places them anew, and not on this device; their holders find them gone from
+// here.
+void Front::leaveDevice(uint32_t ordinal, const std::string& error) {
+  if (membership_.get() == nullptr || keeper_.get() == nullptr) return;
+  std::vector<Id> leaving;
+  for (const auto& [id, grant] : leases_->all())
+    if (!grant.closing && !grant.suspended &&
+        std::ranges::count(leases_->ordinals(grant), static_cast<int>(ordinal)) != 0 &&
+        keeper_->anyLeaves(id))
+      leaving.push_back(id);
+  if (leaving.empty()) return;
+  for (const Id& id : leaving) leases_->close(id);
+  const std::string reason = "GPU " + std::to_string(ordinal) + " is lost: " + error;
+  accepting_->add(
+      membership_->beatNow(kStoppingBound).then([this, leaving = std::move(leaving), reason](bool heard) {
+        if (!heard)
+          GPUPOOL_WARNING("no pool manager has heard that a device is lost: what was on it waits for one");
+        for (const Id& id : leaving) sessions_->leave(id, reason);
+      }));
 }
 
 void Front::lookAtHealth() {

@@ -168,6 +168,9 @@ std::shared_ptr<PageStore> Keeper::makeStore() const {
 void Keeper::lookToOffer(const Name& name, uint64_t number) {
   Kept& kept = kept_[name];
   const SessionFacts* facts = sessions_.facts(number);
+  // Over another connection than the last one: the holder may be another process, which has nothing.
+  const uint64_t connection = desk_.connection(name.first);
+  if (connection != 0 && connection != kept.shippedOver) kept.shipped = {};
   if (stopped_ || kept.offering || kept.writing || kept.pages == nullptr || facts == nullptr) return;
   if (kept.shipped == kept.pages->id || timer_.now() < kept.offerNext) return;
   if (!desk_.ready(name.first)) {
@@ -178,14 +181,15 @@ void Keeper::lookToOffer(const Name& name, uint64_t number) {
   const auto pages = kept.pages;
   const kj::TimePoint made = kept.at;
   tasks_.add(kj::evalNow([&] { return desk_.offer(*facts, pages); })
-                 .then([this, name, pages, made](uint64_t bytes) { offered(name, *pages, made, "", bytes); },
+                 .then([this, name, pages, made,
+                        connection](uint64_t bytes) { offered(name, *pages, made, "", bytes, connection); },
                        [this, name, pages, made](kj::Exception&& error) {
                          offered(name, *pages, made, error.getDescription().cStr());
                        }));
 }
 
 void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why,
-                     uint64_t bytes) {
+                     uint64_t bytes, uint64_t connection) {
   const auto at = kept_.find(name);
   if (at == kept_.end()) return;
   Kept& kept = at->second;
@@ -197,6 +201,7 @@ void Keeper::offered(const Name& name, const KeptPages& pages, kj::TimePoint mad
     return;
   }
   kept.shipped = pages.id;
+  kept.shippedOver = connection;
   kept.shippedAt = made;
   kept.beginning = false;
   GPUPOOL_INFO(
@@ -425,12 +430,15 @@ bool Keeper::leaves(const SessionFacts& facts) const {
 }
 
 bool Keeper::anyLeaves() const {
-  return std::any_of(kept_.begin(), kept_.end(), [this](const auto& entry) {
-    const auto numbers = sessions_.numbers(entry.first.first);
-    return std::any_of(numbers.begin(), numbers.end(), [this](uint64_t number) {
-      const SessionFacts* facts = sessions_.facts(number);
-      return facts != nullptr && leaves(*facts);
-    });
+  return std::any_of(kept_.begin(), kept_.end(),
+                     [this](const auto& entry) { return anyLeaves(entry.first.first); });
+}
+
+bool Keeper::anyLeaves(const Id& lease) const {
+  const auto numbers = sessions_.numbers(lease);
+  return std::any_of(numbers.begin(), numbers.end(), [this](uint64_t number) {
+    const SessionFacts* facts = sessions_.facts(number);
+    return facts != nullptr && leaves(*facts);
   });
 }
 

@@ -86,6 +86,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   // Can it go on at another server: from a checkpoint that its lease's holder has, or from its beginning?
   bool leaves(const SessionFacts& facts) const;
   bool anyLeaves() const;
+  bool anyLeaves(const Id& lease) const;
   // No session is written or restored any more.
   void stop() {
     stopped_ = true;
@@ -116,6 +117,7 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
     std::shared_ptr<CheckpointDesk::File> brought;  // from which it began here, until there is a later one
     bool offering = false;
     Id shipped;                                             // KeptPages.id of what the holder has
+    uint64_t shippedOver = 0;                               // CheckpointDesk.connection
     kj::TimePoint shippedAt = kj::origin<kj::TimePoint>();  // when that was made
     kj::TimePoint offerNext = kj::origin<kj::TimePoint>();  // not before
     std::string notShipped;                                 // why the last one is not there
@@ -134,13 +136,13 @@ class Keeper final : private kj::TaskSet::ErrorHandler {
   std::shared_ptr<PageStore> makeStore() const;
   void lookToOffer(const Name& name, uint64_t number);
   void offered(const Name& name, const KeptPages& pages, kj::TimePoint made, const std::string& why,
-               uint64_t bytes = 0);
+               uint64_t bytes = 0, uint64_t connection = 0);
   kj::Promise<void> receive(kj::Own<kj::AsyncIoStream> stream, BroughtSession brought);
   std::string refusesBrought(const SessionFacts& facts) const;
   void write(const Name& name, uint64_t number);
   kj::Promise<void> writeNow(Name name, uint64_t number);
   void written(const Name& name, uint64_t number, const Writing& writing, uint64_t seen);
-  std::string describe(const Kept& kept, bool holderKeeps) const;
+  std::string describe(const Kept& kept, bool holderKeeps, bool holderAway) const;
   std::string describeBeginning(const Kept& kept, const std::string& why) const;
   static std::optional<kj::TimePoint> madeAt(const Kept& kept, bool holderKeeps);
   static std::string restoredTimes(const Kept& kept);

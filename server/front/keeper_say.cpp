@@ -21,7 +21,11 @@ std::string callsTake(const ClientLog& log) {
 
 }  // namespace
 
-std::string Keeper::describe(const Kept& kept, bool holderKeeps) const {
+std::string Keeper::describe(const Kept& kept, bool holderKeeps, bool holderAway) const {
+  if (holderAway)
+    return "not protected: " + kept.who +
+           ": its holder, which keeps its checkpoints, is gone; the death of its worker alone it survives" +
+           restoredTimes(kept);
   const kj::TimePoint now = timer_.now();
   const bool replays = kept.log.obstacle.empty();
   if (holderKeeps && kept.shipped == Id{})
@@ -83,7 +87,7 @@ std::map<Id, std::vector<std::string>> Keeper::say() const {
     else if (kept.pages == nullptr)
       text += describeBeginning(kept, kept.why.empty() ? "it has no checkpoint yet" : kept.why);
     else
-      text += describe(kept, holderKeeps);
+      text += describe(kept, holderKeeps, holderKeeps && !desk_.has(name.first));
     all[name.first].push_back(std::move(text));
   }
   for (const auto& [id, grant] : leases_.all())

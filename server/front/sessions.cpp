@@ -195,16 +195,25 @@ kj::Promise<void> SessionTable::endAll(const std::string& reason,
   kj::Vector<kj::Promise<void>> gone;
   for (auto* list : {&living_, &next_, &old_})
     for (auto& session : *list) {
-      if (list == &living_ && !session->ordered && leaves && leaves(session->facts)) {
-        // At once, as if it had died: its client makes the calls since its checkpoint again, and what the
-        // worker would still answer only differs from that.
-        session->ordered = true;
-        session->text = transport::kLeavingWords + reason;
-        session->worker->kill();
-      }
+      if (list == &living_ && !session->ordered && leaves && leaves(session->facts))
+        leaveAtOnce(*session, reason);
       gone.add(end(*session, reason));
     }
   return kj::joinPromises(gone.releaseAsArray());
+}
+
+// As if it had died: its client makes the calls since its checkpoint again, and what the worker would still
+// answer only differs from that.
+void SessionTable::leaveAtOnce(Session& session, const std::string& reason) {
+  session.ordered = true;
+  session.text = transport::kLeavingWords + reason;
+  session.worker->kill();
+}
+
+void SessionTable::leave(const Id& lease, const std::string& reason) {
+  for (auto& session : living_)
+    if (session->facts.lease == lease && !session->ordered) leaveAtOnce(*session, reason);
+  tasks_.add(end(lease, reason));
 }
 
 size_t SessionTable::living(const Id& lease) const {

@@ -113,6 +113,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
   kj::Promise<void> endAll(const std::string& reason,
                            const std::function<bool(const SessionFacts&)>& leaves = {});
+  // Ends all sessions of the lease: their clients go on at another server, or find that they cannot.
+  void leave(const Id& lease, const std::string& reason);
   size_t living() const { return living_.size(); }
   size_t living(const Id& lease) const;
   // Those that come from another server, and have no client here yet.
@@ -305,6 +307,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
                              std::span<const int> descriptors, bool toSuspend, kj::Duration bound);
   void answered(Session& session, schema::SuspendReport::Reader report);
   kj::Promise<void> end(Session& session, const std::string& reason);
+  void leaveAtOnce(Session& session, const std::string& reason);
   void killAfter(Session& session, kj::Duration bound, const char* why);
   void finish(Session& session, const WorkerChild::Exit& exit);
   void finishServing(Session& session, const WorkerChild::Exit& exit);

@@ -20,6 +20,7 @@ namespace {
 
 constexpr size_t kMostBeside = 64;
 constexpr std::chrono::microseconds kPoll{100};
+constexpr std::chrono::seconds kLeavingBound{5};
 constexpr size_t kMostQueued =
     4096;  // a client's thread waits for its call, so it has no more threads than that
 
@@ -78,6 +79,7 @@ Session::Session(const Driver& driver, const SessionStart& start,
             if (!mapsMemory()) tellWords(reached);
           },
           [this](CUresult status) {
+            awaitLeaving(status, "");
             sendErrors(status);
             schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
             const std::string loss = lossOf(driver_, start_, status, "");
@@ -87,6 +89,19 @@ Session::Session(const Driver& driver, const SessionStart& start,
       sharedEvents_(driver, *account_) {
   space_.onFull([this] { return reclaimSpare(); });
   adoptContextAhead();
+}
+
+// The server ends this process, and the client hears nothing of the loss but that: it makes its calls again
+// on another device. Where the session has nothing to go on from, the server lets it be.
+void Session::awaitLeaving(CUresult status, std::string_view call) {
+  if (!start_.holderKeeps || !isLoss(status, call)) return;
+  const std::string told = lossOf(driver_, start_, status, call);
+  for (const auto until = std::chrono::steady_clock::now() + kLeavingBound;
+       !stopping_ && std::chrono::steady_clock::now() < until;)
+    std::this_thread::sleep_for(kPoll);
+  if (told.empty()) return;
+  schema::FailedBody body{completed_, static_cast<uint32_t>(status), 0};
+  notice(NoticeType::failed, &body, sizeof body, told);
 }
 
 void Session::adoptContextAhead() {
@@ -268,6 +283,7 @@ void Session::execute(Call& call) {
   }
   if (call.malformed != nullptr || call.deferred) return;
   if (__builtin_expect(call.status != CUDA_SUCCESS, 0)) {
+    awaitLeaving(call.status, handler->name);
     // Ahead of the reply: who sees the error may end at once.
     if (const std::string loss = lossOf(driver_, start_, call.status, handler->name); !loss.empty()) {
       schema::FailedBody body{call.frame.seq, static_cast<uint32_t>(call.status), 0};

@@ -267,6 +267,7 @@ class Session {
   std::string makeContextAhead(uint32_t told);
   // The session has the context that its views were made with, if any.
   void adoptContextAhead();
+  void awaitLeaving(CUresult status, std::string_view call);
   // Behind the hello of a session that has moved here.
   bool nameHostRegions();
   void hearMove(const schema::Notice& said, uint64_t last);

@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import subprocess
 import time
 
 import pace
@@ -240,6 +241,92 @@ def unreachable(bench):
             check(took < bound, f"{what}: cuInit took {took:.1f} s, the bound is {bound} s")
 
 
+def went_on(program, epoch):
+    return program.find("err", f"server is gone, and it goes on at another one as epoch {epoch}: ")
+
+
+def on_server(pool, name):
+    return [line for line in pool.ask("leases").splitlines() if re.match(r"[0-9a-f]{8} ", line) and f" {name} " in line]
+
+
+def workers_of(server):
+    """Processes below it that have a session: they capture what kernels print."""
+    found = subprocess.run(["pgrep", "-P", str(server)], text=True, stdout=subprocess.PIPE).stdout.split()
+    return [pid for pid in found if "gpupool-output" in link_of(f"/proc/{pid}/fd/1")]
+
+
+def link_of(path):
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def protected_on_far(bench, pool):
+    """A program on the server `far`, whose holder has a checkpoint and which works since."""
+    program = pool.run([bench.load, "watched", "0"], input=True, environment={"GPUPOOL_LOG": "info"},
+                       options=["--server", "far", "--protect=1h", "--protect-silence", "2s"])
+    program.await_line("out", "round", 30)
+    wait_until(lambda: re.search(r"is protected for .*checkpoint is .*the calls since then take", pool.ask("leases", "-v")),
+               30, "it is protected")
+    check(on_server(pool, "far"), f"it is not on that server: {pool.ask('leases')}")
+    return program
+
+
+def goes_on_near(bench, pool, program, cut, what):
+    wait_until(lambda: went_on(program, 2), 30, f"{what}: it goes on\n{program.everything()}")
+    took = pace.seconds(cut, went_on(program, 2)[0])
+    check(on_server(pool, "node"), f"{what}: the lease is not on the other server: {pool.ask('leases')}")
+    at = time.monotonic()
+    wait_until(lambda: any(when > at for when, line in program.lines["out"] if line.startswith("round")), 20,
+               f"{what}: it works there")
+    return took
+
+
+def ends_right(bench, pool, program, what):
+    program.say("")
+    status, _ = program.end(60)
+    check(status == 0 and "right:" in program.text("out"), f"{what}: exit status {status}\n{program.everything()}")
+    check(not went_on(program, 3), f"{what}: it went on more than once\n{program.everything()}")
+    wait_until(lambda: not pool.leases(), 20, f"{what}: the lease given back")
+
+
+def failover(bench):
+    """A protected program whose server is cut off from it and from the manager goes on at another one; so it does when that
+    server's whole machine stops. What comes back has nothing of it, and does not reach the program."""
+    network, pool = bench.network(), bench.pool(part="client")
+    free = pool.free()
+    far = pool.join("far")
+    server = far.process.pid  # `ip netns exec` has become it
+    wait_until(lambda: len(pool.free()) == len(free) + 2, 10, "both servers' GPUs")
+    program = protected_on_far(bench, pool)
+    old = workers_of(server)
+    check(len(old) == 1, f"there must be one session on it, there are {old}")
+    cut = network.cut()
+    took = goes_on_near(bench, pool, program, cut, "partition")
+    network.heal()
+    wait_until(lambda: all(gone(pid) for pid in old), 30, "partition: what is left there ends")
+    wait_until(lambda: not on_server(pool, "far"), 20, "partition: the lease has left it for good")
+    wait_until(lambda: "far" in pool.ask("servers") and sum(pool.free()) >= sum(free) + 2 * free[0] - (1 << 30), 30,
+               "partition: its GPUs are free")
+    ends_right(bench, pool, program, "partition")
+    bench.row("server cut off, the partition heals", f"went on after {took:.1f} s; nothing is left on the old server")
+
+    program = protected_on_far(bench, pool)
+    cut = network.cut()
+    # Its machine has no time to say anything: no connection of it ends.
+    for pid in [*workers_of(server), server]:
+        os.kill(int(pid), signal.SIGKILL)
+    took = goes_on_near(bench, pool, program, cut, "machine stops")
+    network.heal()
+    far.end(20)
+    far = pool.join("far")
+    wait_until(lambda: not on_server(pool, "far"), 20, "machine stops: its next life has nothing of the lease")
+    ends_right(bench, pool, program, "machine stops")
+    bench.row("server's machine stops, and comes back", f"went on after {took:.1f} s")
+    far.kill()
+
+
 CASES = {name: conditions_case(name) for name in CONDITIONS}
 CASES.update({
     "drawn": drawn_conditions,
@@ -249,4 +336,5 @@ CASES.update({
     "manager-cut": manager_cut,
     "half-open": half_open,
     "unreachable": unreachable,
+    "failover": failover,
 })

@@ -4,10 +4,10 @@
 //   network_load check SECONDS [MIB] round after round: copies there and back, pageable and pinned, a kernel
 //                                  between them, a memset, a host function; everything compared; until so
 //                                  many MiB have moved, too
-//   network_load idle SECONDS      holds a session and calls nothing; then one check
-//   network_load wait SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used)
-//   network_load held SECONDS      round after round, once a line came on stdin: what a slow host function
-//   wrote, copied
+//   network_load watched SECONDS   the same, but fifty rounds a second at most, and until a line comes on
+//   stdin network_load idle SECONDS      holds a session and calls nothing; then one check network_load wait
+//   SECONDS      waits in cuStreamSynchronize for what never comes (SECONDS are not used) network_load held
+//   SECONDS      round after round, once a line came on stdin: what a slow host function wrote, copied
 //                                  there and back behind it
 //   network_load KIND SECONDS [MIB] posts as fast as it can, when a line comes on stdin: launches, pageable,
 //                                  pinned, downloads, memsets, callbacks; then waits for all and compares;
@@ -16,6 +16,7 @@
 // Exit status: 0 all was right; 3 a call failed (its error is printed); 4 bytes are not what they must be.
 
 #include <cuda.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -173,8 +174,13 @@ class Rounds {
   uint64_t moved_ = 0;
 };
 
-// For so long, and until so much has moved, however slow the machine is.
-void checkRounds(double seconds, uint64_t leastBytes) {
+bool toldToEnd() {
+  pollfd input{STDIN_FILENO, POLLIN, 0};
+  return poll(&input, 1, 20) > 0;
+}
+
+// For so long, and until so much has moved, however slow the machine is; watched: and until a line comes.
+void checkRounds(double seconds, uint64_t leastBytes, bool watched = false) {
   Rounds rounds;
   say("ready");
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
@@ -186,7 +192,7 @@ void checkRounds(double seconds, uint64_t leastBytes) {
       told = Clock::now();
       say("round " + std::to_string(round));
     }
-  } while (Clock::now() < end || rounds.moved() < leastBytes);
+  } while (Clock::now() < end || rounds.moved() < leastBytes || (watched && !toldToEnd()));
   say("right: " + std::to_string(round) + " rounds, " + std::to_string(rounds.moved()) + " bytes");
 }
 
@@ -329,6 +335,7 @@ int main(int count, char** words) {
     return (count == 4 ? std::strtoull(words[3], nullptr, 10) : otherwise) << 20;
   };
   if (kind == "check") return checkRounds(seconds, mib(0)), 0;
+  if (kind == "watched") return checkRounds(seconds, 0, true), 0;
   if (kind == "idle") return idle(seconds), 0;
   if (kind == "wait") return waitForever(), 0;
   if (kind == "held") return held(seconds), 0;

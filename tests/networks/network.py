@@ -150,10 +150,12 @@ class Local:
 
 
 class Pool:
-    """A pool of software GPUs: in the server's namespace, or on this host."""
+    """A pool of software GPUs: in the server's namespace, or on this host; or with the client, where another server may
+    join it from the server's namespace (`join`)."""
 
-    def __init__(self, build, state, network, memory="4GiB", environment=None):
-        self.network, self.state = network, state
+    def __init__(self, build, state, network, memory="4GiB", environment=None, part="server"):
+        self.network, self.state, self.build = network, state, build
+        self.address = CLIENT if part == "client" else SERVER
         self.gpupool = os.path.join(build, "bin", "gpupool")
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("GPUPOOL_", "CUDA_", "UCX_"))}
@@ -161,19 +163,32 @@ class Pool:
                                 XDG_CACHE_HOME=state + ".cache", **(environment or {}))
         words = [self.gpupool, "up", "--detach", "--software", "2", "--transport", "ucx", "--name", "node"]
         if isinstance(network, Network):
-            words += ["--listen", SERVER, "--port", str(PORT)]
+            words += ["--listen", self.address, "--port", str(PORT)]
         else:
             words[words.index("ucx")] = "shm"
         self.log = open(state + ".log", "w+")
         atexit.register(self.down)
-        done = subprocess.run(network.inside("server", words), env=self.environment, stdout=self.log,
+        done = subprocess.run(network.inside(part, words), env=self.environment, stdout=self.log,
                               stderr=self.log)
         check(done.returncode == 0, f"the pool did not come up; see {state}.log")
+
+    def join(self, name):
+        """One more server, in the server's namespace, with software GPUs of its own, as a process."""
+        folder = os.path.join(self.state + ".servers", name)
+        os.makedirs(folder, exist_ok=True)
+        words = [os.path.join(self.build, "bin", "gpupool-server"), "--config", "/dev/null", "--name", name, "--manager",
+                 f"{self.address}:{PORT}", "--listen", f"{SERVER}:0", "--state", folder, "--device-locks", folder,
+                 "--module-cache", os.path.join(folder, "cache"), "--driver", os.path.realpath(os.path.join(self.build, "lib", "libcuda-soft.so"))]
+        environment = dict(self.environment, GPUPOOL_SOFT_IDENTITY=name, GPUPOOL_SOFT_DEVICES="2", GPUPOOL_LOG="info")
+        server = Program(self.network.inside("server", words), environment)
+        server.await_line("err", "joined the pool manager", 30)
+        return server
 
     def down(self):
         if os.path.exists(self.state):
             subprocess.run([self.gpupool, "down"], env=self.environment, stdout=subprocess.DEVNULL)
-        shutil.rmtree(self.state + ".cache", ignore_errors=True)
+        for folder in (".cache", ".servers"):
+            shutil.rmtree(self.state + folder, ignore_errors=True)
 
     def ask(self, *words):
         """The tool on the pool's own host, over its Unix socket: no wire between."""
@@ -214,7 +229,7 @@ class Pool:
     def run(self, words, transport="ucx", options=(), environment=None, input=False):
         everywhere = dict(self.environment, **(environment or {}))
         if isinstance(self.network, Network):
-            everywhere["GPUPOOL_MANAGER"] = f"{SERVER}:{PORT}"
+            everywhere["GPUPOOL_MANAGER"] = f"{self.address}:{PORT}"
         lease = [self.gpupool, "run", "--transport", transport, "--memory", "1GiB", "--wait", "60s", *options]
         return Program(self.network.inside("client", [*lease, "--", *words]), everywhere, input)
 

@@ -101,6 +101,7 @@ completes() {
 check "completion of a command" completes cla claim
 check "of a command's word" completes tokens "" revoke
 check "of an option" completes tokens create --ro --role
+check "of an option whose value may be missing" completes run --protec --protect
 check "of a value" completes run --gpus 2 --transport "" ucx
 check "of a program" completes run --protect bas bash
 check "nothing of the packages is on the loader's path" test -z "$(find "$root/usr/lib" -maxdepth 1 -name '*.so*')"

@@ -6,6 +6,9 @@
 //   --pause MS    between two rounds
 //   --host-function  has the stream call a host function in each round
 //   --clock       reads a clock of the device in each round, which no two runs show alike
+//   --upload      uploads a number in each round, from memory that is overwritten at once; looks at their sum in the end
+//   --by-query    in each round two streams whose work is ordered by queries of events alone; looks at the sum in
+//                 the end
 //   --ready       says "ready" and waits for a line on standard input before the first round. Says how many
 //                 milliseconds the rounds took, on standard error.
 //   --load        before the first round loads code that lies in the program's file, and code that it then
@@ -43,6 +46,67 @@ __global__ void compare(const unsigned* words, size_t count, unsigned factor, un
 }
 
 __global__ void readClock(long long* clock) { *clock = clock64(); }
+
+__global__ void add(unsigned* sum, const unsigned* value) { *sum += *value; }
+
+// Takes some milliseconds before it writes.
+__global__ void writeLate(unsigned* to, unsigned value, unsigned* scratch) {
+  unsigned x = value;
+  for (int i = 0; i < 2'000'000; ++i) x = kFactor * x + kStep;
+  *scratch = x;
+  *to = value;
+}
+
+// Uploads and adds 1, 2, 3, ...
+class Uploads {
+ public:
+  void round() {
+    sent_.back() = ++rounds_;
+    CUDA(cudaMemcpyAsync(uploaded_, sent_.data(), sent_.size() * sizeof(unsigned), cudaMemcpyHostToDevice));
+    add<<<1, 1>>>(sum_, static_cast<unsigned*>(uploaded_) + sent_.size() - 1);
+    sent_.back() = 0;
+    expected_ += rounds_;
+  }
+  void look() { REQUIRE(sum_.read()[0] == expected_); }
+
+ private:
+  std::vector<unsigned> sent_ = std::vector<unsigned>(1 << 18);  // more than a frame carries
+  unsigned rounds_ = 0, expected_ = 0;
+  check::Device<unsigned> uploaded_{sent_}, sum_{std::vector<unsigned>{0}};
+};
+
+// One stream writes 1, 2, 3, ..., another one adds what it finds; that the first one has written, and that the other
+// one has read, only the host knows.
+class Queries {
+ public:
+  Queries() {
+    for (int i = 0; i < 2; ++i) {
+      CUDA(cudaStreamCreateWithFlags(&streams_[i], cudaStreamNonBlocking));
+      CUDA(cudaEventCreateWithFlags(&events_[i], cudaEventDisableTiming));
+    }
+  }
+  void round() {
+    expected_ += ++rounds_;
+    writeLate<<<1, 1, 0, streams_[0]>>>(written_, rounds_, scratch_);
+    await(0);
+    add<<<1, 1, 0, streams_[1]>>>(sum_, written_);
+    await(1);
+  }
+  void look() { REQUIRE(sum_.read()[0] == expected_); }
+
+ private:
+  void await(int i) {
+    CUDA(cudaEventRecord(events_[i], streams_[i]));
+    cudaError_t status;
+    while ((status = cudaEventQuery(events_[i])) == cudaErrorNotReady) std::this_thread::yield();
+    CUDA(status);
+  }
+  cudaStream_t streams_[2];
+  cudaEvent_t events_[2];
+  unsigned rounds_ = 0, expected_ = 0;
+  check::Device<unsigned> written_{std::vector<unsigned>{0}}, scratch_{std::vector<unsigned>{0}},
+      sum_{std::vector<unsigned>{0}};
+};
 
 // Adds 1 to a counter.
 static const char kCounts[] = R"(.version 7.0
@@ -124,6 +188,10 @@ int main(int argc, char** argv) {
   const bool calls = check::flag(argc, argv, "--host-function");
   int called = 0;
   if (check::flag(argc, argv, "--clock")) clock.emplace(std::vector<long long>{0});
+  std::optional<Uploads> uploads;
+  if (check::flag(argc, argv, "--upload")) uploads.emplace();
+  std::optional<Queries> queries;
+  if (check::flag(argc, argv, "--by-query")) queries.emplace();
   std::vector<cudaKernel_t> loaded;
   if (check::flag(argc, argv, "--load")) loaded = loadBoth();
   check::Device<unsigned> counted(std::vector<unsigned>{0});
@@ -139,6 +207,8 @@ int main(int argc, char** argv) {
     for (auto [words, count] : pieces) advance<<<1024, 256>>>(words, count);
     if (calls) CUDA(cudaLaunchHostFunc(nullptr, [](void* count) { ++*static_cast<int*>(count); }, &called));
     if (clock) readClock<<<1, 1>>>(*clock);
+    if (uploads) uploads->round();
+    if (queries) queries->round();
     for (cudaKernel_t kernel : loaded) {
       unsigned* counter = counted;
       void* parameters[] = {&counter};
@@ -159,6 +229,8 @@ int main(int argc, char** argv) {
   CUDA(cudaDeviceSynchronize());
   REQUIRE(wrong.read()[0] == 0);
   REQUIRE(counted.read()[0] == counts);
+  if (uploads) uploads->look();
+  if (queries) queries->look();
   if (check::flag(argc, argv, "--ready")) std::fprintf(stderr, "%lld\n", static_cast<long long>(took));
   for (auto [words, count] : pieces) CUDA(cudaFree(words));
   return check::pass();

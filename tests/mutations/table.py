@@ -1,0 +1,63 @@
+"""What can be switched off (tests/mutations/mutations), by name:
+    off       what it is, for people
+    changes   [(file, text that is there once, text instead)]
+    sources   what is compiled with that; else these files
+    artefact  what is linked, as ninja calls it
+    program   the part of program.sh that runs with that client library; else the artefact itself is a test, and
+    cases     its arguments
+    red       what the failing test says
+"""
+CLIENT = "lib/gpupool/libcuda.so.1"
+RESULT = r"FAILED .*: the result: "
+
+ROWS = {
+    # ---- replay (client/call_log.h, client/replay.h)
+    "payloads": {
+        "off": "the log keeps the bytes of copies to the GPUs",
+        "changes": [("client/call_log.cpp",
+                     "  }\n  add(entry);\n}\n\nvoid CallLog::got(",
+                     "  }\n  std::ranges::fill(entry.bytes, std::byte{});\n  add(entry);\n}\n\nvoid CallLog::got(")],
+        "artefact": CLIENT, "program": "uploads", "red": RESULT},
+    "answers": {
+        "off": "answers of a replay are compared with what the program has seen",
+        "changes": [("client/replay.cpp", "  const bool polls = (call.traits & CallLog::kPolls) != 0;\n",
+                     "  return;\n  const bool polls = (call.traits & CallLog::kPolls) != 0;\n")],
+        "artefact": CLIENT, "program": "clock", "red": RESULT},
+    "order": {
+        "off": "the log records what the program had seen before it made a call",
+        "changes": [("client/call_log.cpp", "  seeLandings(word, value);\n  Entry entry;", "  seeLandings(word, value);\n  return;\n  Entry entry;")],
+        "artefact": CLIENT, "program": "queries", "red": RESULT},
+    "functions": {
+        "off": "a host function that has run does not run again",
+        "changes": [("client/replay.cpp", "  callbacks_.erase(message);\n", ""),
+                    ("client/session_notices.cpp", "  if (known && function.once) {\n", "  if (known && function.once && log_ == nullptr) {\n")],
+        "artefact": CLIENT, "program": "functions", "red": RESULT},
+    "words": {
+        "off": "a completion word never goes back",
+        "changes": [("client/words.cpp", "while (known < value && !words_[index]", "while (!words_[index]")],
+        "artefact": "bin/client_words_test", "red": "never goes back"},
+    # ---- the fence: of two servers that may have a session, one has it
+    "fence-life": {
+        "off": "a lease leaves the server that its holder has lost, and no later one",
+        "changes": [("pool-manager/pool_failovers.cpp", "record.isPlaced() && record.server().life() != lost)", "record.isPlaced() && false)")],
+        "artefact": "bin/pool_test", "cases": "'asked again*'", "red": "asked again"},
+    "fence-manager": {
+        "off": "a server that a lease has left is told so when it comes back",
+        "changes": [("pool-manager/pool_failovers.cpp", "  left.role = PlacementRole::left;", "  (void)left;")],
+        "artefact": "bin/pool_test", "cases": "'what it has left*'", "red": "what it has left is told so"},
+    # ---- moves (docs/sessions.md)
+    "epoch": {
+        "off": "a worker takes frames of its session's epoch alone",
+        "changes": [("server/worker/session.cpp", "if (call.frame.epoch != start_.epoch || call.frame.seq != expected)",
+                     "if (call.frame.seq != expected)")],
+        "artefact": "bin/worker_session_test", "cases": "'*malformed*'", "red": "of another epoch"},
+    "placement": {
+        "off": "code is loaded by one call at a time",
+        "changes": [("server/worker/serve.h", "    if constexpr (R::loads) placing_ = session_.holdPlacing();\n", "")],
+        "sources": ["server/worker/calls/module.cpp"],
+        "artefact": "bin/worker_session_test", "cases": "'*one call at a time*'", "red": "code is loaded by one call at a time"},
+    "digests": {
+        "off": "tests of moves compare digests of all contents",
+        "changes": [("server/worker/rebuild.cpp", "  if (theirs.size() == 0) return \"\";\n  Contents contents;", "  return \"\";\n  Contents contents;")],
+        "artefact": "bin/worker_stream_test", "cases": "'stream: where tests compare*'", "red": "where tests compare contents"},
+}
