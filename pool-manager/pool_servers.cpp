@@ -92,7 +92,7 @@ AuditEntry cordonEntry(AuditEvent event, const std::string& server, const std::s
 }  // namespace
 
 void Pool::join(const Principal& who, const Server& facts, const std::vector<DeviceReport>& reports,
-                uint64_t now) {
+                uint64_t now, const std::map<Id, uint64_t>& readopted) {
   latestMs_ = now;
   if (!who.mayServe()) throw std::invalid_argument(refusalOf(who, Operation::serve));
   checkServer(facts, reports);
@@ -116,6 +116,7 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
   inventory_.touch(facts.name);
   server.suspect.clear();
   server.running.clear();
+  server.readopted = readopted;
   for (size_t i = 0; i < reports.size(); ++i) {
     epoch_ = std::max(epoch_, reports[i].highestEpoch);
     for (const Id& id : reports[i].running) server.running[id].insert(i);
@@ -128,13 +129,13 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
 // Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
 // those before it do not. A join alone does not say that: it may have been under way for longer than its
 // process lived, and arrive behind the join of the process after that.
-void Pool::settle(ServerRecord& server, uint64_t now) {
+void Pool::settle(ServerRecord& server, const std::set<Id>& has, uint64_t now) {
   const std::string restarted = "its server " + server.facts.name + " was restarted";
   std::vector<Id> lost;
   for (const Id& id : std::set<Id>(leases_.on(server.facts.name))) {
     LeaseRecord& record = leases_.at(id);
     const Placement* there = record.on(server.facts.name);
-    if (there->server.incarnation != server.facts.incarnation) {
+    if (there->server.incarnation != server.facts.incarnation && !goesOn(server, record, has)) {
       if (server.running.contains(id) && there->server.bootId == server.facts.bootId)
         outlive(record, server.facts.name, restarted, now);
       else
@@ -144,6 +145,26 @@ void Pool::settle(ServerRecord& server, uint64_t now) {
   }
   server.strangers = std::exchange(server.running, {});
   for (const Id& id : lost) vacate(id, server.facts.name, restarted, now);
+}
+
+// The process has what one before it had of the lease: then it is as if that one had gone on, and had lost its
+// connection. It has to be that very placement: the store may be older than the lease is.
+bool Pool::goesOn(const ServerRecord& server, LeaseRecord& record, const std::set<Id>& has) {
+  const Server& facts = server.facts;
+  const auto said = server.readopted.find(record.id);
+  if (said == server.readopted.end() || !has.contains(record.id)) return false;
+  const bool known = std::any_of(
+      record.placements.begin(), record.placements.end(), [&](const Placement& one) {
+        return one.server.name == facts.name && one.server.bootId == facts.bootId && !one.gone &&
+               one.epoch == said->second;
+      });
+  if (!known) return false;
+  for (Placement& one : record.placements)
+    if (one.server.name == facts.name) one.server = facts;
+  GPUPOOL_INFO("lease %s goes on at server %s, which was started again", record.id.text().c_str(),
+               facts.name.c_str());
+  if (record.runs()) storePlacements(record);
+  return true;
 }
 
 // One UUID is one device. It stays with the server that offered it first while that one is connected, or
@@ -255,7 +276,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   const std::set<Id> has{leases.begin(), leases.end()};
   noteFound(server, has, suspended, now);
   if (!server.reported) {
-    settle(server, now);
+    settle(server, has, now);
     noteFound(server, has, suspended, now);  // for it knows other strangers now
   }
   compareLeases(server, has, suspended, now);
@@ -274,7 +295,8 @@ void Pool::compareLeases(ServerRecord& server, const std::set<Id>& reported,
   const std::string& name = server.facts.name;
   for (const Id& id : reported) {
     const auto lease = leases_.find(id);
-    if (lease != leases_.end() && lease->second.on(name) != nullptr) continue;
+    const Placement* there = lease == leases_.end() ? nullptr : lease->second.on(name);
+    if (there != nullptr && there->server.incarnation == server.facts.incarnation) continue;
     if (server.strangers.try_emplace(id).second)
       GPUPOOL_WARNING("server %s holds a lease that this manager does not know; revoking it", name.c_str());
   }

@@ -108,6 +108,11 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   void withdraw();
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
+  // Of an earlier life of this server, whose worker has lived on. taken: what it has of the lease's memory,
+  // by device; counts: what its program has done up to now. False, and the worker is killed: the lease has no
+  // such memory.
+  bool readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
+               const std::vector<uint64_t>& taken, const SessionCounts& counts);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);
   // leaves: of a session whose client goes on at another server (transport::kLeavingWords).
@@ -288,6 +293,7 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   using AccountName = std::pair<Id, uint64_t>;  // lease, and the epoch of its placement
   static AccountName accountOf(const SessionFacts& facts) { return {facts.lease, facts.deviceEpoch}; }
 
+  static StoredWorker stored(const SessionFacts& facts, pid_t worker, uint64_t startTicks);
   Session* find(uint64_t number) const;
   Session* next(uint64_t number) const;
   // The next worker that waits for this session, whoever has it now.
