@@ -64,6 +64,8 @@ int Doors::knock(pid_t worker, std::span<const std::byte> bytes, int descriptor)
   return sendWithDescriptors(from, bytes, std::span(&descriptor, 1), MSG_DONTWAIT) < 0 ? errno : 0;
 }
 
+void Doors::remove() const { rmdir(folder_.c_str()); }
+
 void Doors::sweep(const std::set<pid_t>& but) const {
   std::error_code error;
   for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {

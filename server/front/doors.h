@@ -28,6 +28,8 @@ class Doors {
   kj::Own<void> nameOf(pid_t worker) const;
   // Sends the bytes with a descriptor to the worker's door. The error: errno; 0: done.
   int knock(pid_t worker, std::span<const std::byte> bytes, int descriptor) const;
+  // The folder; there are no doors any more.
+  void remove() const;
   // Of workers that are no more.
   void sweep(const std::set<pid_t>& but) const;
 

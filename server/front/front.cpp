@@ -490,6 +490,7 @@ kj::Promise<void> Front::stop() {
       .then([this] { return copier_->stop(); })
       .then([this]() -> kj::Promise<void> {
         claims_->release();
+        Doors(options_.doors()).remove();
         if (membership_.get() == nullptr) return kj::READY_NOW;
         return membership_->leave();
       });

@@ -158,6 +158,7 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   facts.command = worker.session->command;
   facts.transport = worker.session->transport;
   facts.rowsHash = worker.session->rowsHash;
+  facts.readopted = true;
   facts.place(*placement, leases_.devices());
   auto readopted = claims_.readopt(worker.pid, kj::mv(answer.locks));
   KJ_IF_MAYBE (process, readopted) {

@@ -60,6 +60,7 @@ struct SessionFacts {
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
   uint64_t rowsHash = 0;  // its client's: which program its workers are of
+  bool readopted = false;  // it began in an earlier life of this server
 
   // It is, or is to be, on these.
   void place(const Placement& placement, const std::vector<Device>& inventory);
