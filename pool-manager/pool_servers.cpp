@@ -129,13 +129,13 @@ void Pool::join(const Principal& who, const Server& facts, const std::vector<Dev
 // Its first beat since it joined, which it sent when it had the answer: this process of the server lives, so
 // those before it do not. A join alone does not say that: it may have been under way for longer than its
 // process lived, and arrive behind the join of the process after that.
-void Pool::settle(ServerRecord& server, const std::set<Id>& has, uint64_t now) {
+void Pool::settle(ServerRecord& server, uint64_t now) {
   const std::string restarted = "its server " + server.facts.name + " was restarted";
   std::vector<Id> lost;
   for (const Id& id : std::set<Id>(leases_.on(server.facts.name))) {
     LeaseRecord& record = leases_.at(id);
     const Placement* there = record.on(server.facts.name);
-    if (there->server.incarnation != server.facts.incarnation && !goesOn(server, record, has)) {
+    if (there->server.incarnation != server.facts.incarnation && !goesOn(server, record)) {
       if (server.running.contains(id) && there->server.bootId == server.facts.bootId)
         outlive(record, server.facts.name, restarted, now);
       else
@@ -147,14 +147,15 @@ void Pool::settle(ServerRecord& server, const std::set<Id>& has, uint64_t now) {
   for (const Id& id : lost) vacate(id, server.facts.name, restarted, now);
 }
 
-// The process has what one before it had of the lease: then it is as if that one had gone on, and had lost its
-// connection. It has to be that very placement: the store may be older than the lease is.
-bool Pool::goesOn(const ServerRecord& server, LeaseRecord& record, const std::set<Id>& has) {
+// The process has what one before it had of the lease: then it is as if that one had gone on, and had lost
+// its connection: if it has been told since it joined that the lease is to end, it is heard about that. It
+// has to be that very placement: the store may be older than the lease is.
+bool Pool::goesOn(const ServerRecord& server, LeaseRecord& record) {
   const Server& facts = server.facts;
   const auto said = server.readopted.find(record.id);
-  if (said == server.readopted.end() || !has.contains(record.id)) return false;
-  const bool known = std::any_of(
-      record.placements.begin(), record.placements.end(), [&](const Placement& one) {
+  if (said == server.readopted.end()) return false;
+  const bool known =
+      std::any_of(record.placements.begin(), record.placements.end(), [&](const Placement& one) {
         return one.server.name == facts.name && one.server.bootId == facts.bootId && !one.gone &&
                one.epoch == said->second;
       });
@@ -276,7 +277,7 @@ bool Pool::beat(const std::string& name, const Id& incarnation, const std::vecto
   const std::set<Id> has{leases.begin(), leases.end()};
   noteFound(server, has, suspended, now);
   if (!server.reported) {
-    settle(server, has, now);
+    settle(server, now);
     noteFound(server, has, suspended, now);  // for it knows other strangers now
   }
   compareLeases(server, has, suspended, now);

@@ -34,8 +34,10 @@ constexpr const char* kUsage =
     "usage: gpupool-server [OPTION...]\n"
     "Offers this machine's GPUs to a pool, and starts a worker process for each session.\n"
     "After SIGTERM or SIGINT it leaves the pool. Its sessions end; those of protected programs (gpupool run\n"
-    "--protect) go on at another server. After SIGUSR2, as after its death, sessions go on for a while, and the\n"
-    "next gpupool-server with the same state folder goes on with them (--restart-time). After SIGHUP it looks\n"
+    "--protect) go on at another server. After SIGUSR2, as after its death, sessions go on for a while, and "
+    "the\n"
+    "next gpupool-server with the same state folder goes on with them (--restart-time). After SIGHUP it "
+    "looks\n"
     "at the folder --workers again.\n\n";
 constexpr const char* kConfig = "/etc/gpupool/server.yaml";
 

@@ -100,11 +100,11 @@ struct SessionStart {
   std::string networkWire;
   uint64_t moduleCacheBytes = 0;
   uint32_t clientPid = 0;
-  bool reportActivity = false;  // reportActivity is wanted: the lease takes turns
-  bool rebuild = false;         // the session moves here from another worker, as `epoch`
-  bool stream = false;          // with rebuild: from one of another server
-  bool isProtected = false;     // checkpoints of it will be made, in pages
-  bool holderKeeps = false;     // it goes on elsewhere when the server dies
+  bool reportActivity = false;        // reportActivity is wanted: the lease takes turns
+  bool rebuild = false;               // the session moves here from another worker, as `epoch`
+  bool stream = false;                // with rebuild: from one of another server
+  bool isProtected = false;           // checkpoints of it will be made, in pages
+  bool holderKeeps = false;           // it goes on elsewhere when the server dies
   std::chrono::milliseconds away{0};  // with a door: so long it goes on without a server
   // The receiver's to close; all close-on-exec.
   int socket = -1;       // the client's bootstrap socket, blocking; -1 with rebuild
@@ -336,8 +336,8 @@ class WorkerProcess {
 
   mutable std::mutex controlMutex_;
   std::shared_ptr<const Control> control_;  // under controlMutex_
-  int done_ = -1;  // eventfd: ends the watcher
-  int news_ = -1;  // eventfd: clientGone_ has been set
+  int done_ = -1;                           // eventfd: ends the watcher
+  int news_ = -1;                           // eventfd: clientGone_ has been set
   std::atomic<int> clientGone_{-1};
   uint64_t rowsHash_;
   std::atomic<bool> stopping_{false};
@@ -355,8 +355,8 @@ class WorkerProcess {
     bool abandoned = false;  // nobody waits any more: what is granted late is given back
     std::optional<MemoryAnswer> answer;
   };
-  std::map<uint64_t, Asked> asked_;    // by ticket
-  std::map<uint32_t, uint64_t> owed_;  // by place: to be given back with the next request
+  std::map<uint64_t, Asked> asked_;     // by ticket
+  std::map<uint32_t, uint64_t> owed_;   // by place: to be given back with the next request
   std::map<uint32_t, uint64_t> taken_;  // by place: what the session has, without what it owes
   uint64_t generation_ = 0;             // of servers
   bool away_ = false;                   // there is none now

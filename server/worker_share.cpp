@@ -43,8 +43,8 @@ void write(const ShareReport& from, uint64_t ticket, schema::ShareReport::Builde
 
 }  // namespace
 
-bool WorkerProcess::sendShare(const Control& control, const ShareReport& said, uint64_t ticket, int descriptor,
-                              int flags) const {
+bool WorkerProcess::sendShare(const Control& control, const ShareReport& said, uint64_t ticket,
+                              int descriptor, int flags) const {
   capnp::MallocMessageBuilder message;
   auto report = message.initRoot<schema::WorkerReport>();
   report.setRowsHash(rowsHash_);

@@ -22,7 +22,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kServerPatience{8000}, kManagerPatience{3000};
-constexpr int kMostQuickDeaths = 5;            // each within ten seconds of its start
+constexpr int kMostQuickDeaths = 5;  // each within ten seconds of its start
 // Only the first server says at once that it has no driver; one that is started again waits for the repair.
 constexpr const char* kFirstServer = "GPUPOOL_SERVER_DRIVER_WAIT=2s";
 

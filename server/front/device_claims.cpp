@@ -89,8 +89,10 @@ void DeviceClaims::watchEarlier(std::vector<StoredWorker> workers) {
     settings_.parent->spare(process);
     survivors_.push_back(kj::heap<Survivor>(port_, std::move(worker), kj::mv(process)));
     Survivor& survivor = *survivors_.back();
-    survivor.task = (survivor.spared ? watch(survivor) : end(survivor))
-                        .eagerlyEvaluate([this](kj::Exception&& error) { taskFailed(kj::mv(error)); });
+    survivor.task =
+        (survivor.spared ? watch(survivor) : end(survivor)).eagerlyEvaluate([this](kj::Exception&& error) {
+          taskFailed(kj::mv(error));
+        });
   }
 }
 

@@ -68,7 +68,8 @@ void Doors::remove() const { rmdir(folder_.c_str()); }
 
 void Doors::sweep(const std::set<pid_t>& but) const {
   std::error_code error;
-  for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end; at.increment(error)) {
+  for (std::filesystem::directory_iterator at(folder_, error), end; !error && at != end;
+       at.increment(error)) {
     const std::string name = at->path().filename();
     char* rest = nullptr;
     const long pid = std::strtol(name.c_str(), &rest, 10);

@@ -74,8 +74,15 @@ std::vector<StoredGrant> LeaseTable::readoptable() const {
   std::vector<StoredGrant> list;
   for (const auto& [id, lease] : leases_) {
     if (!outlives(lease) || lease.closing || lease.paused || lease.target) continue;
-    StoredGrant& one = list.emplace_back(StoredGrant{id, lease.epoch, lease.key, {}, lease.holder, lease.tenant,
-                                                     lease.sharePercent, lease.priority, lease.protectMs,
+    StoredGrant& one = list.emplace_back(StoredGrant{id,
+                                                     lease.epoch,
+                                                     lease.key,
+                                                     {},
+                                                     lease.holder,
+                                                     lease.tenant,
+                                                     lease.sharePercent,
+                                                     lease.priority,
+                                                     lease.protectMs,
                                                      lease.idleMs});
     for (const GrantedDevice& device : lease.devices)
       one.devices.emplace_back(devices_[device.index].uuid, device.memoryBytes);
@@ -90,7 +97,8 @@ std::vector<std::pair<Id, uint64_t>> LeaseTable::readopted() const {
   return list;
 }
 
-std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease, std::map<Id, uint64_t> sessionEpochs) {
+std::optional<std::string> LeaseTable::readopt(const StoredGrant& lease,
+                                               std::map<Id, uint64_t> sessionEpochs) {
   Grant grant;
   grant.id = lease.id;
   grant.epoch = lease.epoch;

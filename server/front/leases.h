@@ -76,8 +76,8 @@ struct Grant : Placement {
   uint32_t idleMs = 0;       // TurnTerms; 0: nobody asks whether it is used
   bool closing = false;
   bool paused = false;
-  bool aside = false;   // paused, so that others have their turn, and not by order
-  bool moving = false;  // paused, while its sessions move to other workers
+  bool aside = false;      // paused, so that others have their turn, and not by order
+  bool moving = false;     // paused, while its sessions move to other workers
   bool readopted = false;  // an earlier life of this server has granted it
   std::optional<Suspended> suspended;
   // Suspended, and its sessions are in files: none of them is here, and none comes before it is restored. So

@@ -56,7 +56,7 @@ struct ServerOptions {
   // Where files of this server lie, to which each adds its ending; the same in every life of it.
   std::string identity() const { return state + "/server-" + name; }
   std::string doors() const { return identity() + ".doors"; }  // front/doors.h
-  server::walls::Mode wallsMode() const;       // --walls, taken apart; after complete
+  server::walls::Mode wallsMode() const;                       // --walls, taken apart; after complete
   std::optional<UserRange> userRange() const;  // --worker-users, taken apart; none: it is empty
   uint64_t suspendBytes = 0;                   // --suspend-memory, by complete
   uint32_t overcommitPercent = 100;            // --overcommit, by complete

@@ -70,7 +70,8 @@ void Readoption::adoptLeases(const std::vector<StoredGrant>& leases,
                          ? leases_.readopt(lease, std::move(epochs))
                          : std::optional<std::string>("its key is damaged");
     if (why)
-      GPUPOOL_WARNING("lease %s of this server's earlier life ends: %s", lease.id.text().c_str(), why->c_str());
+      GPUPOOL_WARNING("lease %s of this server's earlier life ends: %s", lease.id.text().c_str(),
+                      why->c_str());
     else
       GPUPOOL_INFO("lease %s of this server's earlier life goes on", lease.id.text().c_str());
   }
@@ -92,8 +93,8 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
            order.setEpoch(worker.session->epoch);
            const auto words = capnp::messageToFlatArray(message);
            const auto bytes = words.asBytes();
-           if (const int error = doors_.knock(
-                   worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs))
+           if (const int error =
+                   doors_.knock(worker.pid, std::as_bytes(std::span(bytes.begin(), bytes.size())), theirs))
              refuse(std::string("its door: ") + strerror(error));
            auto observer = kj::heap<kj::UnixEventPort::FdObserver>(
                port_, ours, kj::UnixEventPort::FdObserver::OBSERVE_READ);
@@ -145,8 +146,7 @@ kj::Promise<kj::Own<Readoption::Answer>> Readoption::hear(kj::Own<kj::UnixEventP
 // Anything may have happened to its lease meanwhile.
 void Readoption::take(const StoredWorker& worker, Answer& answer) {
   const Grant* lease = leases_.admissible(worker.lease);
-  const Placement* placement =
-      lease == nullptr ? nullptr : lease->placement(worker.session->deviceEpoch);
+  const Placement* placement = lease == nullptr ? nullptr : lease->placement(worker.session->deviceEpoch);
   if (placement == nullptr) refuse("its lease has ended");
   if (answer.taken.size() != placement->devices.size() || answer.rowsHash != worker.session->rowsHash)
     refuse(kNonsense);
@@ -160,14 +160,17 @@ void Readoption::take(const StoredWorker& worker, Answer& answer) {
   facts.rowsHash = worker.session->rowsHash;
   facts.readopted = true;
   facts.place(*placement, leases_.devices());
+  for (uint32_t place = 0; place < answer.taken.size(); ++place) {
+    const uint64_t used = sessions_.used(facts.lease, facts.deviceEpoch, place);
+    if (answer.taken[place] > facts.memoryLimits[place] - used) refuse("it has more memory than its lease");
+  }
   auto readopted = claims_.readopt(worker.pid, kj::mv(answer.locks));
   KJ_IF_MAYBE (process, readopted) {
     int again;
     KJ_SYSCALL(again = fcntl(*process, F_DUPFD_CLOEXEC, 0));
     settings_.parent->adopt(worker.pid, kj::AutoCloseFd(again));
-    auto child = kj::heap<WorkerChild>(port_, *settings_.parent,
-                                       WorkerParent::Process{worker.pid, kj::mv(*process)},
-                                       kj::mv(answer.socket));
+    auto child = kj::heap<WorkerChild>(
+        port_, *settings_.parent, WorkerParent::Process{worker.pid, kj::mv(*process)}, kj::mv(answer.socket));
     child->outlive(doors_.nameOf(worker.pid));
     sessions_.readopt(std::move(facts), kj::mv(child), kj::mv(answer.client), answer.taken, answer.counts);
     return;

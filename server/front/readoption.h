@@ -2,11 +2,11 @@
 // What this life of the server does with the sessions of the one before, whose workers have lived on.
 //
 // The leases come from the state file (server_state.h), and so does what each session is: a worker is not
-// trusted. It is reached by its door (doors.h), gets the end of a new socket pair, and tells on that what only
-// it knows: how much of its lease's memory it has, and it hands back its client's socket and the locks of its
-// devices. A worker that lies about its memory gains nothing that it would not have by using more. One that
-// does not answer within `bound`, or has another session than was noted, ends as workers of an earlier life
-// do (device_claims.h). Belongs to the event loop's thread.
+// trusted. It is reached by its door (doors.h), gets the end of a new socket pair, and tells on that what
+// only it knows: how much of its lease's memory it has, and it hands back its client's socket and the locks
+// of its devices. A worker that lies about its memory gains nothing that it would not have by using more. One
+// that does not answer within `bound`, or has another session than was noted, ends as workers of an earlier
+// life do (device_claims.h). Belongs to the event loop's thread.
 
 #include <kj/async-io.h>
 #include <kj/async-unix.h>

@@ -21,9 +21,12 @@ namespace {
 std::optional<StoredSession> readSession(schema::StoredWorker::Reader worker) {
   if (!worker.hasSession()) return std::nullopt;
   const auto from = worker.getSession();
-  return StoredSession{schema::read(from.getId()),        from.getEpoch(),
-                       from.getDeviceEpoch(),             from.getClientPid(),
-                       schema::text(from.getCommand()),   schema::text(from.getTransport()),
+  return StoredSession{schema::read(from.getId()),
+                       from.getEpoch(),
+                       from.getDeviceEpoch(),
+                       from.getClientPid(),
+                       schema::text(from.getCommand()),
+                       schema::text(from.getTransport()),
                        from.getRowsHash()};
 }
 

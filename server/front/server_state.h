@@ -2,8 +2,8 @@
 // What a server's next life must know, in a file of its state folder: the highest epoch that each device was
 // granted with, which workers run, so that one that outlives its server is known by its lease, which leases
 // go into files (held_notes.h), and with which leases and sessions it is to go on (readoption.h). It has
-// their keys: it is the server's user's alone (0600). Written whole and renamed; not synced: workers and leases that go into
-// files do not outlive the machine.
+// their keys: it is the server's user's alone (0600). Written whole and renamed; not synced: workers and
+// leases that go into files do not outlive the machine.
 
 #include <sys/types.h>
 
@@ -31,7 +31,7 @@ struct StoredWorker {
   pid_t pid = 0;
   uint64_t startTicks = 0;
   Id lease;
-  std::vector<std::string> devices;              // uuids
+  std::vector<std::string> devices;           // uuids
   std::optional<StoredSession> session = {};  // with which the next life may go on
   bool operator==(const StoredWorker&) const = default;
 };

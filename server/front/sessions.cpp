@@ -67,18 +67,12 @@ void SessionTable::add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::Auto
   changed_();
 }
 
-bool SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
+void SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
                            const std::vector<uint64_t>& taken, const SessionCounts& counts) {
-  const auto name = accountOf(facts);
   const uint64_t number = nextNumber_++;
-  auto& account = accounts_.try_emplace(name, facts.memoryLimits).first->second;
-  for (uint32_t place = 0; place < taken.size(); ++place) {
-    if (account.take(number, place, taken[place])) continue;
-    GPUPOOL_ERROR("session %s: its worker %d has more of device %u than its lease", facts.session.text().c_str(),
-                  worker->pid(), place);
-    leaveAccount(name, number);
-    return false;
-  }
+  auto& account = accounts_.try_emplace(accountOf(facts), facts.memoryLimits).first->second;
+  for (uint32_t place = 0; place < taken.size(); ++place)
+    KJ_REQUIRE(account.take(number, place, taken[place]), "a session has more than its lease");
   auto session = kj::refcounted<Session>();
   session->facts = std::move(facts);
   session->worker = kj::mv(worker);
@@ -91,7 +85,6 @@ bool SessionTable::readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::
   watch(*session);
   living_.push_back(kj::mv(session));
   changed_();
-  return true;
 }
 
 void SessionTable::watch(Session& session) {

@@ -59,7 +59,7 @@ struct SessionFacts {
   std::vector<std::string> devices;    // uuids of its devices
   std::vector<uint64_t> memoryLimits;  // of each, the lease's
   std::string transport;
-  uint64_t rowsHash = 0;  // its client's: which program its workers are of
+  uint64_t rowsHash = 0;   // its client's: which program its workers are of
   bool readopted = false;  // it began in an earlier life of this server
 
   // It is, or is to be, on these.
@@ -110,9 +110,8 @@ class SessionTable final : private kj::TaskSet::ErrorHandler {
   // From here the worker is the session's; the client's socket was handed over. `client`: the same socket.
   void add(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client);
   // Of an earlier life of this server, whose worker has lived on. taken: what it has of the lease's memory,
-  // by device; counts: what its program has done up to now. False, and the worker is killed: the lease has no
-  // such memory.
-  bool readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
+  // by device, and no more than that; counts: what its program has done up to now.
+  void readopt(SessionFacts facts, kj::Own<WorkerChild> worker, kj::AutoCloseFd client,
                const std::vector<uint64_t>& taken, const SessionCounts& counts);
   // Ends all sessions of the lease; resolves when their processes are gone.
   kj::Promise<void> end(const Id& lease, const std::string& reason);

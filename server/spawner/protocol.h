@@ -23,7 +23,7 @@ enum class SpawnerOperation : uint32_t {
   reap,         // the worker `pid` is gone (its pidfd says so): the answer has its status as of wait(2)
   killEarlier,  // SIGKILL to a worker of an earlier life of the server. Descriptor: its pidfd
   outlive,      // the worker `pid` is not killed when the server's end closes
-  spare,        // nothing is started under the user id of such a worker before it is gone. Descriptor: its pidfd
+  spare,  // nothing is started under the user id of such a worker before it is gone. Descriptor: its pidfd
 };
 
 struct SpawnerRequest {

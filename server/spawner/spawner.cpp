@@ -88,7 +88,8 @@ uid_t userOf(int process, const UserRange& users) {
   unsigned real = 0, effective = 0, saved = 0;
   for (std::string line; std::getline(status, line);)
     if (std::sscanf(line.c_str(), "Uid: %u %u %u", &real, &effective, &saved) == 3) break;
-  const bool lives = syscall(SYS_pidfd_send_signal, process, 0, nullptr, 0) == 0;  // so the id was not another's
+  const bool lives =
+      syscall(SYS_pidfd_send_signal, process, 0, nullptr, 0) == 0;  // so the id was not another's
   return lives && users.has(real) && effective == real && saved == real ? real : 0;
 }
 

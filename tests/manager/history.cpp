@@ -116,8 +116,7 @@ int main(int count, char** words) {
       number(sum.twins), number(sum.suspends), number(sum.resumes), number(sum.cordons),
       number(sum.migrations), number(sum.arrivals), number(sum.ordered), number(sum.limited),
       number(sum.checkpoints), number(sum.holds), number(sum.restores), number(sum.adoptions),
-      number(sum.unused), number(sum.preempted), number(sum.noticed), number(sum.readopted),
-      number(faults),
+      number(sum.unused), number(sum.preempted), number(sum.noticed), number(sum.readopted), number(faults),
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return faults == 0 && (one || findsPlantedBugs()) ? 0 : 1;
 }

@@ -77,7 +77,7 @@ struct SimulatedServer {
   uint64_t stalledUntil = 0;  // SIGSTOP
   std::map<Id, Running> leases;
   std::vector<Orphan> orphans;
-  std::map<Id, uint64_t> readopted;  // with which this life goes on, and the epochs of their placements
+  std::map<Id, uint64_t> readopted;        // with which this life goes on, and the epochs of their placements
   std::map<std::string, uint64_t> epochs;  // highest by UUID; kept in the server's state folder
   int connection = -1;                     // index into the world's; -1: none
   bool joined = false;                     // over this connection

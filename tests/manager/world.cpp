@@ -152,7 +152,8 @@ void World::killServer(SimulatedServer& server) {
     if (one.held != Id{} && one.moving.is == Moving::Is::suspended) continue;  // no worker is here
     server.orphans.push_back({one.lease, one.moving, now_ + pick(4000)});
     // Where leases take turns, where it moves and where it ends, nothing goes on.
-    const bool rests = one.moving.is == Moving::Is::running && !one.target && one.orders.empty() && !one.closing;
+    const bool rests =
+        one.moving.is == Moving::Is::running && !one.target && one.orders.empty() && !one.closing;
     if (rests && server.overcommitPercent == 100 && pickReturn(100) < 60) {
       Orphan& orphan = server.orphans.back();
       orphan.comesBack = true;
