@@ -193,7 +193,9 @@ int serve(const server::WorkerArguments& arguments) {
          [&](uint64_t number) { session.sharedEvents().gone(number); },
          [&]() -> std::string {
            if (!served) return "its client has not come yet";
-           return session.shared() != 0 ? session.whyShared() : suspender.apart();
+           // The server has the descriptors of what is shared, and its next life has not.
+           const bool shares = session.space().shared() + session.sharedEvents().shared() != 0;
+           return shares ? "it shares memory or events with other processes of its lease" : suspender.apart();
          }});
     session.onClientLog([&](const server::ClientLog& log) { process.reportLog(log); });
     if (arguments.disturb) suspender.compareContents();
