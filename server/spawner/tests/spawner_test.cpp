@@ -295,7 +295,7 @@ TEST_CASE("a worker that is to outlive the spawner does, and keeps its user id u
   Started worker;
   {
     SpawnerParent parent(SPAWNER, own);
-    worker = start(parent, "trap '' HUP; echo up >&3; while :; do sleep 1000; done");
+    worker = start(parent, "trap '' HUP; echo up >&3; exec sleep 1000");
     CHECK(worker.said() == "up\n");
     parent.outlive(worker.process.pid);
   }
