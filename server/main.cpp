@@ -125,11 +125,18 @@ int serve(ServerOptions options) {
   // Failing to start ends the process, and the end of the spawner; having started, only a signal does.
   auto started = front.start().then([]() -> kj::Promise<void> { return kj::NEVER_DONE; });
   if (spawner) started = started.exclusiveJoin(spawner->ended(io.unixEventPort));
-  signalled.ignoreResult()
-      .exclusiveJoin(kj::mv(started))
-      .exclusiveJoin(kj::mv(left))
-      .exclusiveJoin(onEachHangup(io.unixEventPort, front))
-      .wait(io.waitScope);
+  try {
+    signalled.ignoreResult()
+        .exclusiveJoin(kj::mv(started))
+        .exclusiveJoin(kj::mv(left))
+        .exclusiveJoin(onEachHangup(io.unixEventPort, front))
+        .wait(io.waitScope);
+  } catch (const kj::Exception& error) {
+    if (!front.started()) throw;
+    std::fprintf(stderr, "gpupool-server: %s\n", gpupool::schema::plainText(error).c_str());
+    front.leaveRunning();
+    _exit(1);
+  }
   front.stop().wait(io.waitScope);
   return 0;
 }

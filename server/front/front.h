@@ -50,10 +50,12 @@ class Front final : private kj::TaskSet::ErrorHandler {
   // Looks at the folder --workers again, and says in the log what there is now; sessions and the manager are
   // told what they have to know.
   void lookAgain();
-  // Before this process ends without `stop`: writes down what the next one is to know.
+  // Before this process ends without `stop`, and without its destructors, which would end the sessions:
+  // writes down what the next one is to know.
   void leaveRunning() {
     if (leases_.get() != nullptr) store();
   }
+  bool started() const { return readopted_; }  // it has sessions, or may have
   // Ends the sessions, leaves the pool, ends the workers and closes the sockets. Resolves when nothing is
   // left. Sessions of which their lease's holder has a checkpoint are told to go on elsewhere.
   kj::Promise<void> stop();

@@ -105,6 +105,9 @@ kj::Promise<void> Readoption::adopt(StoredWorker worker) {
         const bool late = error.getType() == kj::Exception::Type::OVERLOADED;
         GPUPOOL_WARNING("worker %d of this server's earlier life is not readopted: %s", pid,
                         late ? "it does not answer" : error.getDescription().cStr());
+        {
+          const auto door = doors_.nameOf(pid);
+        }  // nobody knocks there again
         claims_.end(pid);
       });
 }
